@@ -198,9 +198,7 @@ bench-zoo: $(BENCH_VENV)/.installed-zoo
 
 bench-time: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.phase_times
-	$(BENCH_VENV)/bin/python -m benchmarks.slow_loader
 	$(BENCH_VENV)/bin/python -m benchmarks.step_cost
-	$(BENCH_VENV)/bin/python -m benchmarks.trace_cost
 
 # Writes benchmarks/results/advice.md anew; RUNS=6 ONLY=quiet takes up to twenty minutes on two cores.
 bench-advice: RUNS ?= 20

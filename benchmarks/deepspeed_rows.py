@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import mean, median
 from typing import Any
 
 import torch
@@ -104,46 +103,6 @@ def root_module() -> None:
 def accumulation() -> None:
     """Four micro-steps to a step."""
     train(engine_for(mlp(), accumulate=4), 40)
-
-
-@row(
-    2 * 2 * LAYER, *SUMMARY, r"^(world|data parallel|model parallel|batch) size", r"^iter latency", r"^samples/second:",
-    ranks=2,
-)  # fmt: skip
-def samples_per_second() -> None:
-    """Two tensor-parallel ranks read the same data, in two micro-steps to a step."""
-
-    class Grid:
-        """Both ranks form one tensor-parallel group; each is a data-parallel group of its own."""
-
-        def __init__(self) -> None:
-            ranks = range(torch.distributed.get_world_size())
-            self.alone = [torch.distributed.new_group([rank]) for rank in ranks][torch.distributed.get_rank()]
-            self.together = torch.distributed.new_group(list(ranks))
-
-        def get_data_parallel_group(self) -> Any:
-            return self.alone
-
-        def get_data_parallel_rank(self) -> int:
-            return 0
-
-        def get_data_parallel_world_size(self) -> int:
-            return 1
-
-        def get_model_parallel_group(self) -> Any:
-            return self.together
-
-        def get_model_parallel_rank(self) -> int:
-            return torch.distributed.get_rank()
-
-        def get_model_parallel_world_size(self) -> int:
-            return torch.distributed.get_world_size()
-
-        get_tensor_model_parallel_group = get_model_parallel_group
-        get_tensor_model_parallel_rank = get_model_parallel_rank
-        get_tensor_model_parallel_world_size = get_model_parallel_world_size
-
-    train(engine_for(mlp(), accumulate=2, mpu=Grid()), 32)
 
 
 @row(2 * LAYER)
@@ -239,24 +198,6 @@ def compiled() -> None:
     print("steps of more than half a second:", *slow, sep="\n  ")
 
 
-@row(2 * LAYER, *SUMMARY, r"^fwd latency:", r"Other time during profiling", r"user's own clock")
-def evaluation() -> None:
-    """An evaluation on a batch many times as large before every step."""
-    engine = engine_for(mlp(), timing_steps=20)
-    seconds = []
-    for _ in range(40):
-        engine.eval()
-        with torch.no_grad():
-            engine(torch.ones(200 * BATCH, WIDTH))
-        engine.train()
-        start = time.perf_counter()
-        loss = engine(torch.ones(BATCH, WIDTH)).square().mean()
-        seconds.append(time.perf_counter() - start)
-        engine.backward(loss)
-        engine.step()
-    print(f"forward of a step by the user's own clock, median: {median(seconds) * 1e3:.2f} ms")
-
-
 def _calls(call: Callable[[Tensor], Tensor]) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -287,13 +228,6 @@ def einsum_of_a_list() -> None:
     _calls(lambda x: torch.einsum("ab,cb->ac", [x, x]))
 
 
-@row(LAYER + 2 * (3 * 6 * 254) * 9, *TRAINED)
-def convolution_of_one_image() -> None:
-    """A convolution of an image without a batch dimension."""
-    kernel = torch.ones(3, 1, 3, 3)
-    _calls(lambda x: nn.functional.conv2d(x.view(1, BATCH, WIDTH), kernel))
-
-
 @row(7 * 2 * (256 + 256) * 4 * 256, *TRAINED)
 def packed_sequence() -> None:
     """A recurrent layer on sequences of several lengths."""
@@ -309,13 +243,6 @@ def packed_sequence() -> None:
             return hidden
 
     train(engine_for(Net()))
-    print("trained to the end")
-
-
-@row(2 * LAYER, *TRAINED)
-def scripted_child() -> None:
-    """A child that torch.jit.script made."""
-    train(engine_for(nn.Sequential(torch.jit.script(nn.Linear(WIDTH, WIDTH)), nn.Linear(WIDTH, WIDTH))))
     print("trained to the end")
 
 
@@ -376,22 +303,6 @@ def tensorboard() -> None:
 def module_depth() -> None:
     """A report down to depth 1: the root and its children."""
     train(engine_for(nn.Sequential(mlp(), mlp()), module_depth=1, detailed=True))
-
-
-@row(60 * 2 * 8 * 64 * 64, *SUMMARY, r"^fwd latency:", r"user's own clock")
-def latency() -> None:
-    """The time of the forward as the profiler reports it, beside that of the same forward in other steps."""
-    engine = engine_for(mlp(64, 60), profile_step=40, timing_steps=40)
-    seconds = []
-    for _ in range(100):
-        start = time.perf_counter()
-        loss = engine(torch.ones(BATCH, 64)).square().mean()
-        seconds.append(time.perf_counter() - start)
-        engine.backward(loss)
-        engine.step()
-    for first, last in ((10, 37), (43, 82)):
-        own_ms = 1e3 * mean(seconds[first : last + 1])
-        print(f"forward by the user's own clock, mean of steps {first} to {last}: {own_ms:.2f} ms")
 
 
 def main() -> None:

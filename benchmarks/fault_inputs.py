@@ -1,13 +1,11 @@
-"""Hostile input: settings, trace files, ranks' records, saved profiles and names that are not written in good faith."""
+"""Hostile input: settings, trace files, ranks' records and saved profiles that are not written in good faith."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
-import importlib
 import io
 import json
-import logging
 import math
 import random
 import re
@@ -337,82 +335,9 @@ def _judge_reading(answer: Answer, where: str, *, bound: int, errors: tuple[type
     return []
 
 
-# ---- names
-
-
-def try_names(draw: random.Random) -> list[Fault]:
-    """Modules with hostile names and classes: no text of a report or the console shows them as they are."""
-    names = [draw.choice([*HOSTILE[:-1], "plain"]) for _ in range(3)]
-    kind = draw.choice(HOSTILE[:-1])
-    where = draw.choice(["FlopsProfilerCallback", "get_model_profile"])
-    shows = _show_standalone if where == "get_model_profile" else _show_fit
-    answer = answer_of(partial(shows, names, kind), timeout_sec=120.0)
-    if answer.words:
-        return [Fault("no clean end", where, answer.words)]
-    found = {stream: unsafe_in(text) for stream, text in answer.value.items()}
-    return [Fault(f"shown: {why.partition(':')[0]}", f"{where}: {stream}", why) for stream, why in found.items() if why]
-
-
-def _hostile_net(names: list[str], kind: str) -> nn.Module:
-    class Plain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            for number, name in enumerate(names):
-                layer = type(kind.replace("\x00", "").replace("\ud800", "") or "Odd", (nn.Linear,), {})(4, 4)
-                self.add_module(f"{name.replace('.', '')}{number}", layer)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in self.children():
-                x = layer(x)
-            return x
-
-    return Plain()
-
-
-def _show_standalone(names: list[str], kind: str) -> dict[str, str]:
-    from lightning_flops import get_model_profile
-
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
-        get_model_profile(_hostile_net(names, kind), input_shape=(2, 4), print_profile=True, detailed=True)
-    return {"printed": shown.getvalue()}
-
-
-def _show_fit(names: list[str], kind: str) -> dict[str, str]:
-    from tests.lightning.nets import ROOTS, Rows, new_trainer
-
-    root = ROOTS[0]
-    base: Any = importlib.import_module(root).LightningModule
-
-    class Net(base):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = _hostile_net(names, kind)
-
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            loss: torch.Tensor = self.net(batch[0]).sum()
-            return loss
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=1e-6)
-
-    said = io.StringIO()
-    handler = logging.StreamHandler(said)
-    package = logging.getLogger("lightning_flops")
-    package.addHandler(handler)
-    package.setLevel(logging.INFO)
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        callback = FlopsProfilerCallback(timing_steps=1, output_file=f"{folder}/report.txt")
-        loader: Any = torch.utils.data.DataLoader(Rows(20), batch_size=2)
-        new_trainer(root, folder, callback).fit(Net(), loader)
-        text = Path(folder, "report.txt").read_text(errors="surrogateescape")
-    return {"console": said.getvalue(), "report": text}
-
-
 TRIALS: dict[str, Trial] = {
     "settings": try_settings,
     "traces": try_trace,
     "records": try_record,
     "profiles": try_profile,
-    "names": try_names,
 }

@@ -1,8 +1,8 @@
 """Campaigns against both promises, and their figures.
 
 ``make bench-faults`` runs them again. Failures are raised at random lines of this package that run inside its hooks in
-a training (``benchmarks/fault_lines.py``); random settings, mutated trace files, ranks' records and profiles, and
-hostile names are tried (``benchmarks/fault_inputs.py``). Each trial draws from a generator seeded by its number, and
+a training (``benchmarks/fault_lines.py``); random settings, mutated trace files, ranks' records and profiles are
+tried (``benchmarks/fault_inputs.py``). Each trial draws from a generator seeded by its number, and
 each fault is printed with the arguments that show it again. The figures say what is, not what should be.
 """
 
@@ -32,7 +32,6 @@ CAMPAIGNS = {
     "traces": "mutated files for `lightning-flops trace`: a report, or a line naming the file; bounded time and memory",
     "records": "mutated records of ranks: read, or an error of zlib or msgspec; bounded time and memory",
     "profiles": "mutated profile.json: read, or a ProfileFormatError; bounded time and memory",
-    "names": "modules of hostile names: nothing that a terminal obeys, and no forged line, in report and console",
 }
 """Each campaign, and what a trial without fault shows."""
 

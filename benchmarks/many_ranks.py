@@ -22,7 +22,7 @@ from typing import Any
 
 from lightning_flops import records
 from lightning_flops.analysis.profile import build_profile
-from lightning_flops.analysis.rank_record import RECORD_LIMIT_BYTES, make_rank_record, pack, unpack
+from lightning_flops.analysis.rank_record import RECORD_LIMIT_BYTES, RankRecord, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.report.document import draw
@@ -30,9 +30,8 @@ from lightning_flops.report.layout import VIEW
 from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.schema.communication import CollectiveCalls, Overlap
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import RankAbsence
-from lightning_flops.schema.trace import TracedPart
+from lightning_flops.schema.trace import TracedPart, TracedStep
 
 from .machine import RESULTS
 from .page import described, met, table, write_page
@@ -88,39 +87,31 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
     draw = random.Random(seed)
     base = make_rank_record(profile)
     names = tuple(module.name for module in profile.modules)
-    timing = base.summary.timing
+    timing = base.profile.timing
     assert timing is not None
     for rank in range(ranks):
         late = rank == ranks - 2
         waits = {"data wait": LATE_SEC if late else 0.0}
         means = {part.name: part.mean_sec * draw.uniform(0.98, 1.02) + waits.get(part.name, 0) for part in timing.parts}
-        parts = tuple(replace(part, mean_sec=means[part.name], median_sec=means[part.name]) for part in timing.parts)
+        parts = tuple(replace(part, mean_sec=means[part.name]) for part in timing.parts)
         waited_us = 0 if late else 1e6 * LATE_SEC
         exposed = {"backward": 1e-6 * waited_us + 0.01}
-        summary = replace(
-            base.summary,
-            context=replace(base.summary.context, rank=rank, host=f"node-{rank // 8:06}"),
-            timing=replace(timing, parts=parts),
-            traced_step=TRACED_STEP,
-            traced_steps=1,
-            traced_parts=tuple(
-                TracedPart(name=name.replace(" ", "_"), wall_sec=seconds, exposed_sec=exposed.get(name, 0.0))
-                for name, seconds in means.items()
-            ),
-            overlap=Overlap(
-                wall_us=1e6 * STEP_SEC, computation_us=draw.uniform(199e3, 201e3), overlap_us=50e3, other_us=90e3,
-                communication_us=draw.uniform(59e3, 61e3) + waited_us, overlap_ratio=0.5,
-            ),
-            modules_clock="device",
+        overlap = Overlap(
+            wall_us=1e6 * STEP_SEC, computation_us=draw.uniform(199e3, 201e3), overlap_us=50e3, other_us=90e3,
+            communication_us=draw.uniform(59e3, 61e3) + waited_us, overlap_ratio=0.5,
         )  # fmt: skip
         latency_ns = _nanoseconds(draw, CALLS)
         latency_ns[-1] += int(1_000 * waited_us)
-        yield replace(
-            base,
-            summary=summary,
-            module_names=names,
-            own_forward_ns=_nanoseconds(draw, len(names)),
-            own_backward_ns=_nanoseconds(draw, len(names)),
+        traced = TracedStep(
+            index=TRACED_STEP,
+            like_counted=True,
+            files=(),
+            tables=None,
+            own_forward_sec=None,
+            parts=tuple(
+                TracedPart(name=name.replace(" ", "_"), wall_sec=seconds, exposed_sec=exposed.get(name, 0.0))
+                for name, seconds in means.items()
+            ),
             collectives=tuple(
                 CollectiveCalls(
                     name=name, group="world", group_size=ranks, step=TRACED_STEP, calls=CALLS // 3,
@@ -129,6 +120,21 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
                 for place, name in enumerate(("all_gather", "reduce_scatter", "allreduce"))
             ),
         )  # fmt: skip
+        mine = replace(
+            base.profile,
+            context=replace(base.profile.context, rank=rank, host=f"node-{rank // 8:06}"),
+            timing=replace(timing, parts=parts),
+            traced=traced,
+        )
+        yield replace(
+            base,
+            profile=mine,
+            overlap=overlap,
+            module_names=names,
+            own_forward_ns=_nanoseconds(draw, len(names)),
+            own_backward_ns=_nanoseconds(draw, len(names)),
+            clock="device",
+        )
 
 
 def _nanoseconds(draw: random.Random, number: int) -> array[int]:
@@ -161,7 +167,7 @@ def _merge(path: Path, ranks: int, send: Callable[[Any], None]) -> dict[str, flo
     wall, cpu = time.perf_counter(), time.process_time()
     answers: list[RankRecord | RankAbsence] = [unpack(one) for one in packed]
     unpacked = time.process_time()
-    merged = with_ranks(profile, answers, waited_sec=0.0)
+    merged = with_ranks(profile, answers)
     found: dict[str, float] = {
         "cpu_sec": time.process_time() - cpu,
         "wall_sec": time.perf_counter() - wall,

@@ -11,7 +11,6 @@ import re
 from pathlib import Path
 
 from lightning_flops.analysis.advice import LEAST_WAIT_SEC, RULES, Rule
-from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.step import FEW_STEPS
 from lightning_flops.units import duration, percent
@@ -29,7 +28,7 @@ Waiting for data has three rules: below {duration(LEAST_WAIT_SEC)} a batch no wo
 advised as would keep up, and never more than there are idle cores. Advice on modules rests on medians over the traced
 steps, and is not given where these took over twice, or under half, of a typical step.
 
-Rules that were tried by `make bench-advice` have a small program with that cause planted, and the remedy applied:
+`make bench-advice` tries those that a CPU can show, by small programs with that cause planted, and the remedy applied:
 [benchmarks/results/advice.md](../benchmarks/results/advice.md) says how often the first advice named it, and what
 obeying it saved. ⟨Names⟩ stand for what was measured.
 """
@@ -53,13 +52,11 @@ def _section(rule: Rule) -> str:
 | saves at most | {_ceiling(rule)} |
 | not | {rule.unless} |
 | source | {rule.source} |
-| tried by | {rule.shown_by} |
 """
 
 
 def _ceiling(rule: Rule) -> str:
-    measured = rule.saves(Evidence(), 1.0) is not None
-    return rule.ceiling or ("the share that was measured" if measured else "not known")
+    return rule.ceiling or ("the share that was measured" if rule.saves else "not known")
 
 
 def _filled(text: str) -> str:

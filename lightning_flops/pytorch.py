@@ -123,7 +123,7 @@ def flops_formula(
 def _described_later(model: nn.Module) -> Callable[[], tuple[ModuleRecord, ...]]:
     """Describes the modules when a caller asks, which few do; does not hold the model."""
     reference = weakref.ref(model)
-    return lambda: () if (found := reference()) is None else describe_modules(found, settings=False)
+    return lambda: () if (found := reference()) is None else describe_modules(found)
 
 
 @takes_settings

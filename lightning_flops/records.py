@@ -5,6 +5,8 @@ Nothing here knows torch or a training framework. Counts are ints, seconds are f
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
@@ -189,6 +191,12 @@ class StepSignature:
     backwards: int
     updates: int
 
+    @property
+    def elements(self) -> int:
+        """Elements of all tensors of its batches whose shapes are known; at least 1."""
+        shapes = re.findall(r"\[([\d, ]+)\]", " ".join(self.batches))
+        return max(1, sum(math.prod(map(int, shape.split(","))) for shape in shapes))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
@@ -306,7 +314,7 @@ class TracedStepRecord:
     """Steps that ran under torch.profiler, in one trace file."""
 
     index: int  # steps of this fit before the first of them
-    signature: StepSignature
+    signatures: tuple[StepSignature, ...]  # of each
     process: int  # number of the process
     path: str  # local trace file, plain JSON, there as long as what recorded it
 

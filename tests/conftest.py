@@ -20,7 +20,7 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 _LONG = (
     "tests/corpus/test_corpus.py",
-    "tests/deepspeed/test_failures.py",
+    "tests/deepspeed/test_engine.py",
     "tests/page/test_page.py",
     "tests/deepspeed/test_run_command.py",
     "tests/lightning/test_seams.py",
@@ -42,7 +42,7 @@ _LONG = (
     "tests/lightning/test_launchers.py",
     "tests/lightning/test_evaluation.py",
     "tests/test_packaging.py",
-    "tests/deepspeed/test_pipeline.py",
+    "tests/deepspeed/test_parallel.py",
 )
 """Files that take long, the longest first.
 

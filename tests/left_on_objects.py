@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from operator import is_
 from types import NoneType
 from typing import Any
 
 _PLAIN = frozenset({NoneType, bool, int, float, str, bytes, tuple, list, dict, set})
 """Types whose values are never ours: nobody can write an attribute on them."""
-
-_NOT_OURS: dict[type, list[Any]] = {}
-"""Values of a class's attributes when none of them was ours: as long as they are the same objects, none is."""
 
 
 def left_on_object(thing: Any) -> list[str]:
@@ -22,22 +17,12 @@ def left_on_object(thing: Any) -> list[str]:
 
 def left_on_classes(thing: Any) -> list[str]:
     """Names of the attributes of *thing*'s classes that are ours, for whichever instance."""
-    return [f"{kind.__name__}.{name}" for kind in type(thing).__mro__ for name in _ours_of(kind)]
-
-
-def _ours_of(kind: type) -> list[str]:
-    values, before = list(vars(kind).values()), _NOT_OURS.get(kind)
-    if before is not None and len(before) == len(values) and all(map(is_, before, values)):
-        return []
-    found = [name for name, value in vars(kind).items() if is_ours(value)]
-    if not found and _is_of_its_module(kind):
-        _NOT_OURS[kind] = values
-    return found
-
-
-def _is_of_its_module(kind: type) -> bool:
-    """Whether *kind* stays as long as its module: to remember one that a test has made would keep it."""
-    return getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
+    return [
+        f"{kind.__name__}.{name}"
+        for kind in type(thing).__mro__
+        for name, value in vars(kind).items()
+        if is_ours(value)
+    ]
 
 
 def is_ours(value: Any) -> bool:

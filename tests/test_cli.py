@@ -2,15 +2,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lightning_flops import __version__
 from lightning_flops.cli import main
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
@@ -102,22 +99,6 @@ def test_two_files_of_one_rank_are_refused(tmp_path: Path, capsys: pytest.Captur
     )
 
 
-def test_a_file_given_twice_is_refused_by_whatever_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    real = str(TRACES / "resnet50_num_workers_0.pt.trace.json.gz")  # which does not say its rank
-    link = tmp_path / "link.json.gz"
-    link.symlink_to(real)
-    assert main(["trace", real, str(link)]) == 2
-    assert capsys.readouterr() == ("", f"lightning-flops: {link}: given twice; give one trace for each rank\n")
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
-def test_a_trace_may_come_through_a_pipe() -> None:
-    command = f"{shlex.join(COMMAND)} trace <(gzip -c {RANKS[0]}) <(cat {RANKS[1]})"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.findall(r"^-+ Trace of (.+?) -+$", done.stdout, re.MULTILINE) == ["rank 0", "rank 1"]
-
-
 @pytest.mark.parametrize(
     "arguments", [[], ["trace"], ["unknown"], ["trace", "--rows", "-1", "x"], ["trace", "--rows", "few", "x"]]
 )
@@ -128,31 +109,11 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
     assert "usage: lightning-flops" in capsys.readouterr().err
 
 
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--version"])
-    assert caught.value.code == 0
-    assert capsys.readouterr().out == f"lightning-flops {__version__}\n"
-
-
 def test_the_module_is_the_command() -> None:
     done = run_fork(["-m", "lightning_flops", "trace", RANKS[0]], folder=Path.cwd())
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == render_traces(analyze_traces([load_trace(RANKS[0])], formulas=recorded_work))
     assert run("trace", "/nowhere/trace.json").returncode == 2
-
-
-def test_traces_are_read_without_torch_or_a_framework() -> None:
-    blocked = ("torch", "lightning", "pytorch_lightning", "deepspeed", "tensorboard")
-    program = (
-        "import sys\n"
-        f"sys.modules.update(dict.fromkeys({blocked!r}))\n"  # importing one raises
-        "from lightning_flops.cli import main\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    done = run("trace", *RANKS, program=program)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "computes longest:" in done.stdout
 
 
 def test_a_reader_that_closes_early_is_no_error() -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from docs import site_hooks
 from lightning_flops import cli, entry_points
 from tests.forks import run_fork
 from tests.golden_files import REWRITE_VARIABLE
@@ -157,13 +156,6 @@ def test_the_programs_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path
         assert without_times(output.text) == without_times(now), str(output)
 
 
-def test_a_program_that_fails_fails_its_page(tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text("```python\nfrom lightning_flops import no_such_name\n```\n")
-    (block,) = blocks(tmp_path / "page.md")
-    (tmp_path / "program.py").write_text(block.text)
-    assert run_fork(["program.py"], folder=tmp_path, imports=LIGHTNING).returncode == 1
-
-
 # ---- what stands for itself
 
 
@@ -175,21 +167,6 @@ def test_every_block_says_what_it_is_and_every_output_whose_it_is(page: Path) ->
     assert (outputs > 0) == (page.name in OUTPUT_OF), page.name
     if "the program above" in OUTPUT_OF.get(page.name, ""):
         assert outputs == len(list(programs_with_output(page)))
-
-
-def test_figures_of_time_and_nothing_else_are_masked() -> None:
-    assert without_times("fwd latency:      33.8 ms") == "fwd latency: ~"
-    assert (
-        without_times("bwd FLOPS per GPU = 2 * fwd:  (measured) 1.2 GFLOPS")
-        == "bwd FLOPS per GPU = ~ * fwd: (measured) ~"
-    )
-    assert (
-        without_times("A typical step: 6.35 ms; 5,042.1 samples/s over the wall clock. MFU n/a: no")
-        == "A typical step: ~; ~ samples/s over the wall clock."
-    )
-    assert without_times("optimizer    0.8    1.29%   0.5") == "optimizer ~ ~ ~"
-    assert without_times("optimizer       0      0    249.74 KB") == "optimizer       0      0    249.74 KB"
-    assert without_times("fwd flops per GPU:      2.49 M") == "fwd flops per GPU:      2.49 M"
 
 
 def test_what_is_shown_is_found_by_the_first_and_last_line_of_each_part() -> None:
@@ -271,22 +248,6 @@ def refused(arguments: list[str]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "make no-such-target",
-        "lightning-flops compare --no-such-option a b",
-        "lightning-flops run --no-such-setting 3 train.py",
-        "torchrun examples/no_such_example.py",
-        "torchrun examples/train_ddp.py --no-such-flag",
-        "LIGHTNING_FLOP=1 python train.py",
-        "curl example.org",
-    ],
-)
-def test_a_command_that_would_not_run_is_found(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert problem_of(command) is not None
-
-
 # ---- links, and the site
 
 
@@ -294,21 +255,6 @@ def test_a_command_that_would_not_run_is_found(command: str, capsys: pytest.Capt
 def test_links_and_pictures_of_a_page_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).is_file(), target
-
-
-def test_links_in_the_site_lead_to_where_it_has_the_file() -> None:
-    links = "[a](docs/loops.md#x) [b](benchmarks/results/zoo.md) ![c](docs/images/page.png) [d](https://e.org/f)"
-    assert site_hooks.links_within_the_site(links, "README.md") == (
-        "[a](loops.md#x) [b](repository/benchmarks/results/zoo.md) ![c](images/page.png) [d](https://e.org/f)"
-    )
-    within = "[a](../README.md) [b](../examples/train_ddp.py) [c](limits.md) [d](#here)"
-    assert site_hooks.links_within_the_site(within, "docs/loops.md") == (
-        "[a](index.md) [b](repository/examples/train_ddp.py) [c](limits.md) [d](#here)"
-    )
-    result = "[a](zoo.md) [b](../../docs/limits.md)"
-    assert (
-        site_hooks.links_within_the_site(result, "benchmarks/results/time.md") == "[a](zoo.md) [b](../../../limits.md)"
-    )
 
 
 def test_every_public_name_is_on_the_page_of_functions() -> None:

@@ -88,31 +88,6 @@ def test_the_demo_of_a_loop_of_ones_own_reports(tmp_path: Path) -> None:
     assert EventAccumulator(str(tmp_path / "logs" / "plain")).Reload().Scalars("flops_profiler/fwd_flops")
 
 
-@pytest.mark.slow
-def test_the_transformer_demo_takes_every_flag(tmp_path: Path) -> None:
-    flags = ("--model", "vit", "--profile-step", "3", "--max-steps", "30", "--precision", "bf16-mixed")
-    train_digits(tmp_path, *flags, "--accumulate", "2", "--seed", "1", "--log-dir", "logs")
-    profile = profile_of(tmp_path)
-    assert profile.profile_step == 3
-    assert profile.context.precision == "bf16-mixed"
-    assert profile.micro_steps == 2
-
-    tokens, width, layers = 2 * BATCH * 16, 64, 2
-    patches = 2 * tokens * width * 4
-    # Query, key, value and output projections, then scores and their product with the values.
-    attention = 2 * tokens * width * width * 4 + 2 * 2 * tokens * 16 * width
-    feed_forward = 2 * 2 * tokens * width * 4 * width
-    head = 2 * (2 * BATCH) * width * 10
-    assert profile.flops.forward == patches + layers * (attention + feed_forward) + head
-
-
-def test_the_demo_refuses_what_the_profiler_refuses(tmp_path: Path) -> None:
-    arguments = [str(REPOSITORY / "examples" / "train_digits.py"), "--profile-step", "-1"]
-    run = run_fork(arguments, folder=tmp_path, imports=LIGHTNING)
-    assert run.returncode == 1
-    assert "ConfigError: flops_profiler.profile_step must be an integer >= 0, or a list of such, got -1" in run.stderr
-
-
 @pytest.mark.parametrize("network", ["VisionTransformer", "ConvNet"])
 def test_the_digits_train_to_the_same_bits_with_and_without_the_profiler(network: str, tmp_path: Path) -> None:
     """Real images, dropout, batch norm, shuffling, a schedule and validation inside: 25 steps."""

@@ -12,7 +12,6 @@ from torch import nn
 
 from lightning_flops import ConfigError, flops_formula
 from lightning_flops.cli import main
-from lightning_flops.schema.formula import FormulaReport
 from tests.corpus.transformers_parts import above_the_diagonal, attention_scores, convolution, linear, tokens
 from tests.models_by_hand import model_named
 
@@ -163,12 +162,9 @@ def test_the_command_prints_the_formula(tmp_path: Path, capsys: pytest.CaptureFi
     assert "backward = B·24·S\n" in printed  # of the weight alone
     assert "1,344" in printed  # 8 x 7 x 24
     assert main(["formula", where, "--vary", "0=0:batch,1:length", "--at", "batch=8,length=7", "--json"]) == 0
-    report = FormulaReport.from_json(capsys.readouterr().out)
-    assert report.holds
-    assert (report.asked[0].forward, report.asked[0].backward) == (1344, 1344)
-    assert json.loads(report.to_json())["sums"][0]["terms"] == [
-        {"numerator": 24, "denominator": 1, "powers": {"batch": 1, "length": 1}}
-    ]
+    report = json.loads(capsys.readouterr().out)
+    assert (report["reason"], report["asked"][0]["forward"], report["asked"][0]["backward"]) == (None, 1344, 1344)
+    assert report["sums"][0]["terms"] == [{"numerator": 24, "denominator": 1, "powers": {"batch": 1, "length": 1}}]
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,15 +182,3 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     ]:
         assert main(["formula", f"{tmp_path}/{given[0]}", *given[1:]]) == 2
         assert words in capsys.readouterr().err
-
-
-def test_asking_twice_counts_once_and_keeps_one_answer() -> None:
-    formula = flops_formula(strided(), torch.randn(2, 3, 41), vary={0: {0: "batch", 2: "frames"}})
-    before = formula.report().counted
-    answers = [formula(batch=2, frames=77) for _ in range(100)]
-    assert len(set(map(repr, answers))) == 1
-    report = formula.report()
-    assert (report.counted, len(report.asked)) == (before + 1, 1)
-    for frames in range(100, 400):
-        formula(batch=2, frames=77 + frames % 2)
-    assert len(formula.report().asked) == 2

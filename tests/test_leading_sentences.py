@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_flops import ConfigError, LightningFlopsError, ProfilerConfig, flops_formula, profile_training
+from lightning_flops import ConfigError, ProfilerConfig, profile_training
 from lightning_flops.cli import main
 from lightning_flops.config import BLOCK
 
@@ -53,11 +53,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, caplog: pyt
     assert len(told) == 1 and told[0].startswith("the FLOPs report was not written: [Errno 20] Not a directory")
 
 
-def test_a_tensor_that_is_not_in_the_batch_is_answered_with_those_that_are() -> None:
-    with pytest.raises(LightningFlopsError, match=r"vary names 'labels'; the batch's tensors are 0$"):
-        flops_formula(torch.nn.Linear(4, 2), torch.ones(3, 4), vary={"labels": (0,)})
-
-
 def test_a_misspelt_option_or_dtype_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--profile-steps", "3", "train.py"])
@@ -75,11 +70,3 @@ def test_all_wrong_values_are_named() -> None:
     )
     taken = ProfilerConfig.taken_over({"enabled": True, "profile_step": "five"}, given={}, enabled=True)
     assert taken.wrong is not None and "profile_step must be an integer" in taken.wrong and not taken.settings.enabled
-
-
-def test_a_function_that_is_not_in_the_file_is_answered_with_those_that_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "model.py").write_text("def small():\n    pass\n")
-    assert main(["formula", f"{tmp_path}/model.py:nope", "--vary", "0=0"]) == 2
-    assert capsys.readouterr().err.endswith("model.py has no function nope, but small\n")

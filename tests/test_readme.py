@@ -65,11 +65,6 @@ def test_the_shown_counts_are_those_of_the_programs_layers(printed: str) -> None
     assert "{} MFLOPs a step: forward {} M, backward {} M. {:,} parameters.".format(*millions, params) in printed
 
 
-def test_the_first_rate_a_reader_meets_is_over_the_wall_clock() -> None:
-    first, *_ = re.finditer(r"samples(/s|/second| a second)", README.read_text().split("```text", 1)[1])
-    assert first.string[first.end() :].startswith(" over the wall clock")
-
-
 def test_the_readme_is_short_and_so_is_its_program() -> None:
     ((program, _),) = programs_with_output(README)
     assert len([line for line in program.text.splitlines() if line]) <= 10

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import pairwise
-from statistics import median
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from lightning.pytorch import Callback
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from lightning_flops import FlopsProfilerCallback
 
-from .. import step_cost
 from . import nets
-from .checks import Check, Here, Row, exactly, holds, reported, unjudged
-from .nets import Fit, Net, fit, forget, profiler
+from .checks import Check, Here, Row, exactly, holds, reported
+from .nets import Fit, Net, fit, profiler
 
 # Counted, settling, timed, warmed up and traced, and a few afterwards.
 _STEPS = nets.FIRST_STEP + 1 + nets.SETTLES + 3 + 2 + 4
@@ -154,90 +149,7 @@ def _waits(here: Here, callback: FlopsProfilerCallback | None) -> Counter[int]:
     return Counter({index: number for index, number in found.items() if 0 <= index < _STEPS - 1})
 
 
-def _error_mode(here: Here) -> Iterator[Row]:
-    """Where torch raises at a synchronization, the training and the profiler both come to their end."""
-    try:
-        done = _gpt_fit(here, _watched(here), _SyncMode("error"))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    yield holds('set_sync_debug_mode("error"): counted, timed and traced', *_did_it_all(done))
-    yield exactly('set_sync_debug_mode("error"): what the profiler warned of', done.log, [])
-
-
-# ---- cost
-
-
-def _cost_outside(here: Here) -> Iterator[Row]:
-    """Host time of a step when the window has closed, over a bare Trainer; and that the same work runs."""
-    rounds, arms = here.pick(12, 1), (step_cost.BARE, step_cost.BARE_AGAIN, step_cost.MONITOR)
-    samples = step_cost.measure(
-        step_cost.lightning,
-        rounds=rounds,
-        folder=here.folder,
-        accelerator="gpu" if here.on_gpu else "cpu",
-        arms={arm: step_cost.ARMS[arm] for arm in arms},
-    )
-    over, noise = (step_cost.over_bare(samples, arm) for arm in (step_cost.MONITOR, step_cost.BARE_AGAIN))
-    bare = median(one.cpu for one in samples[step_cost.BARE])
-    claim = f"host time of a step outside of the window over a bare Trainer, {rounds} rounds"
-    seen = f"{over.text(1)} µs of {bare:.0f}; a bare one over another: {noise.text(1)} µs"
-    yield from unjudged(here, holds(claim, over.value <= step_cost.OVER_BARE.limit, seen))
-    plain, watched = _work(here, None), _work(here, profiler(here, profile_step=0, timing_steps=1, monitor=True))
-    yield reported("operators and kernels of three steps of a bare Trainer", sum(plain.values()))
-    claim = "three steps outside of the window: operators and kernels that they"
-    yield exactly(f"{claim} have more", dict(watched - plain), {})
-    yield exactly(f"{claim} lack", dict(plain - watched), {})
-
-
-class _Recorded(Callback):
-    """What runs in three steps, long after the window has closed."""
-
-    FIRST, LAST = 12, 14
-
-    def __init__(self, here: Here) -> None:
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * here.on_gpu
-        self.profiler: Any = profile(activities=activities)
-        self.names: Counter[str] = Counter()
-
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == self.FIRST:
-            self.profiler.__enter__()  # a profiler that is only started stays set up
-
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == self.LAST:
-            self.profiler.__exit__(None, None, None)
-            # What runs on the device or for it; how often the driver is asked whether an event is over varies.
-            events = self.profiler.events() or ()
-            ours = (e for e in events if e.name.startswith("aten::") or "cuda" in str(e.device_type).lower())
-            self.names.update(event.name for event in ours)
-
-
-def _work(here: Here, callback: FlopsProfilerCallback | None) -> Counter[str]:
-    torch.manual_seed(0)
-    seen = _Recorded(here)
-    fit(here, Net(nets.layers(here, 64, 2)), [torch.randn(16, 64, device=here.device)] * 16, callback, seen)
-    return seen.names
-
-
-def _cost_inside(here: Here) -> Iterator[Row]:
-    """What the counted and the traced step take, waiting for the device at each step's end."""
-    ends: list[float] = []
-
-    class Walls(Callback):
-        def on_train_batch_end(self, *args: Any) -> None:
-            here.settle()
-            ends.append(time.perf_counter())
-
-    callback = profiler(here, timing_steps=3, trace=True)
-    done = nets.gpt_fit(here, nets.size_for(here), _STEPS, callback, Walls())
-    seconds = [after - before for before, after in pairwise(ends)]
-    plain = median(seconds[-3:])  # batch i ends at seconds[i - 1]
-    yield reported("a plain step of the GPT", f"{1e3 * plain:.2f} ms")
-    yield reported("its counted step", f"{seconds[nets.FIRST_STEP - 1] / plain:.2f} × a plain one")
-    if done.profile.traced is not None:
-        times = seconds[done.profile.traced.index - 1] / plain
-        yield reported("its traced step, with starting and reading the trace", f"{times:.2f} × a plain one")
-    forget(here)
+# ---- memory
 
 
 def _memory(here: Here) -> Iterator[Row]:
@@ -295,9 +207,6 @@ def _compiled(here: Here) -> Iterator[Row]:
 CHECKS = (
     Check("the same training", _same_training),
     Check("synchronizations", _synchronizations, "it is never waited for"),
-    Check('set_sync_debug_mode("error")', _error_mode, "it is never waited for"),
-    Check("cost outside of the window", _cost_outside),
-    Check("cost of counting and tracing", _cost_inside),
     Check("memory afterwards", _memory, "it has no allocator with totals"),
     Check("captured CUDA graph", _captured_graph, "it has no graphs"),
     Check("torch.compile", _compiled),

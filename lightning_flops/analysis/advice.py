@@ -14,16 +14,15 @@ from lightning_flops.analysis.device_abilities import DeviceAbilities
 from lightning_flops.analysis.evidence import Cost, Evidence, with_trace
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.straggler_words import straggler_action, straggler_evidence
+from lightning_flops.analysis.stragglers import straggler_action, straggler_evidence
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.budget import BudgetKey
 from lightning_flops.schema.communication import RankComparison, RankRow
 from lightning_flops.schema.ranks import Straggler
+from lightning_flops.schema.step import BudgetKey
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.units import duration, percent, plain
 
-STARVED = "starved"
 ON_COMMUNICATION = ("exposed_communication", "waiting", "straggler")
 """Rules whose answer changes once the other ranks are known."""
 
@@ -49,16 +48,14 @@ class Rule:
     remedy: str
     unless: str
     """When not to follow it."""
-    saves: Callable[[Evidence, float], float | None] = lambda evidence, measured: measured
-    """The ceiling: the share of a step that the remedy can save at most."""
+    saves: Callable[[Evidence, float], float | None] | None = lambda evidence, measured: measured
+    """The ceiling: the share of a step that the remedy can save at most; None if that is not known."""
     ceiling: str = ""
     """That limit in words, where it is neither the share that was measured nor unknown."""
     source: str = _OWN
     words: Callable[[Evidence], Mapping[str, str]] = lambda evidence: {}
     rows: tuple[BudgetKey, ...] = ()
     """Rows of the step time breakdown that the remedy lowers."""
-    shown_by: str = "`make gpu`"
-    """Where the rule was tried."""
 
     def advice(self, evidence: Evidence, limits: AdviceThresholds) -> Advice | None:
         """What this rule says; None if it says nothing."""
@@ -66,7 +63,7 @@ class Rule:
         if measured is None or measured <= getattr(limits, self.limit, -math.inf):
             return None
         words = {"measured": percent(measured), **self.words(evidence)}
-        saves = self.saves(evidence, measured)
+        saves = self.saves(evidence, measured) if self.saves else None
         return Advice(
             rule=self.name,
             fact=self.fact.format(**words),
@@ -100,12 +97,7 @@ def advise_on_traces(
 ) -> tuple[Advice, ...]:
     """Advice from traces alone; of several ranks to which a rule applies, the one with the largest possible saving.
 
-    Args:
-        traces: the tables of each rank's trace.
-        ranks: the ranks side by side, in the same order; None for a single one.
-        straggler: the rank that the others wait for longest, by its place in *traces*; None if there is none.
-        devices: what each rank's device can do, in the same order.
-        thresholds: None for the defaults.
+    *ranks* and *devices* are in the order of *traces*, and *straggler* has the place of its rank there.
     """
     limits = AdviceThresholds() if thresholds is None else thresholds
     files = name_files([trace.source for trace in traces])
@@ -123,13 +115,13 @@ def advise_on_traces(
             device=device,
         )
         whose = "" if len(traces) == 1 else f"{file}: " if trace.rank is None else f"Rank {trace.rank}: "
-        for one in advise(with_trace(evidence, trace, limits), limits):
+        for one in advise(with_trace(evidence, trace), limits):
             if straggler is None or one.rule != "waiting":  # the others wait for the straggler
                 every.append(replace(one, fact=f"{whose}{one.fact}"))
     if straggler is not None:
-        rank = traces[straggler.rank].rank
-        named = Evidence(straggler=straggler, straggler_name=files[straggler.rank])
-        every += advise(named if rank is None else Evidence(straggler=replace(straggler, rank=rank)), limits)
+        rank, file = traces[straggler.rank].rank, files[straggler.rank]
+        known = replace(straggler, rank=straggler.rank if rank is None else rank)
+        every += advise(Evidence(straggler=known, straggler_name=file if rank is None else None), limits)
     ordered = advise(Evidence(), limits, known=every)
     return tuple({one.rule: one for one in reversed(ordered)}.values())[::-1]
 
@@ -187,30 +179,15 @@ def _some(cost: Cost | None) -> Mapping[str, str]:
     return {"modules": f"{', '.join(name or 'the root' for name in names[:_NAMED])}{more}"}
 
 
-def _of_idle(evidence: Evidence) -> Mapping[str, str]:
-    memory, short = evidence.peak_memory_share, evidence.short_kernel_ratio
-    return {
-        "host": percent(evidence.host_idle_share),
-        "gaps": percent(evidence.kernel_gap_share),
-        "short": "" if short is None else f" {percent(short)} of the kernels take under 10 us.",
-        "memory": "" if memory is None else f" (memory in use: {percent(memory)})",
-    }
+def _of_memory(evidence: Evidence) -> Mapping[str, str]:
+    used = evidence.peak_memory_share
+    return {"memory": "" if used is None else f" (memory in use: {percent(used)})"}
 
 
 def _of_optimizer(evidence: Evidence) -> Mapping[str, str]:
     single = [one for one in evidence.facts.optimizers or () if one.faster_with]
     ways = [way for way in (single[0].faster_with if single else ()) if all(way in one.faster_with for one in single)]
     return {"names": " and ".join(dict.fromkeys(one.type_name for one in single)), "ways": ", or with ".join(ways)}
-
-
-def _of_energy(evidence: Evidence) -> Mapping[str, str]:
-    energy = evidence.energy
-    known = energy is not None and energy.clock_mhz is not None and energy.highest_clock_mhz is not None
-    return {
-        "clock": f", on average at {plain(round(energy.clock_mhz))} of at most {plain(energy.highest_clock_mhz)} MHz"  # type: ignore[union-attr,arg-type]
-        if known
-        else ""
-    }
 
 
 def _of_straggler(evidence: Evidence) -> Mapping[str, str]:
@@ -221,21 +198,11 @@ def _of_straggler(evidence: Evidence) -> Mapping[str, str]:
 
 
 def _of_communication(evidence: Evidence) -> Mapping[str, str]:
-    hidden = "" if evidence.overlap_ratio is None else f"; computation hides {percent(evidence.overlap_ratio)} of it"
     transfer = f", {percent(evidence.transfer_share)} without waiting for other ranks" if evidence.waiting_share else ""
-    return {"all": percent(evidence.exposed_communication_share), "transfer": transfer, "hidden": hidden}
-
-
-def _of_kernels(evidence: Evidence, measured: float) -> float | None:
-    return None if evidence.kernel_share is None else measured * evidence.kernel_share
-
-
-def _none(evidence: Evidence, measured: float) -> None:
-    """No ceiling is known."""
+    return {"all": percent(evidence.exposed_communication_share), "transfer": transfer}
 
 
 _KERNELS: tuple[BudgetKey, ...] = ("compute", "operators")
-_BENCH, _RANKS = "`make bench-advice`", "tests with several processes"
 
 RULES: tuple[Rule, ...] = (
     *(
@@ -249,7 +216,6 @@ RULES: tuple[Rule, ...] = (
             unless=unless,
             source=_PROFILER if name == "data_wait" else _OWN,
             rows=("data",),
-            shown_by=_BENCH,
         )
         for name, remedy, unless in (
             (
@@ -284,14 +250,13 @@ RULES: tuple[Rule, ...] = (
         saves=lambda one, measured: None if one.compute_share is None else measured * one.compute_share,
         ceiling="that share of forward and backward; of attention, whose work grows with the square, more",
         rows=("model", *_KERNELS),
-        shown_by=_BENCH,
     ),
     Rule(
         name="exposed_communication",
         measured=lambda one: one.transfer_share,
         limit="exposed_communication",
         words=_of_communication,
-        fact="Communication that no computation hides takes {all} of the step{transfer}{hidden}.",
+        fact="Communication that no computation hides takes {all} of the step{transfer}.",
         # Sharded gradients (ZeRO-2 and -3, FSDP) are reduced in every micro-step: accumulation saves nothing there.
         remedy="Raise the batch size, or, where gradients are reduced once a step (DDP, ZeRO-0 and -1), accumulate "
         "them over more batches; let communication begin earlier (DDP: a smaller bucket_cap_mb; DeepSpeed: "
@@ -299,7 +264,6 @@ RULES: tuple[Rule, ...] = (
         unless="where a larger batch changes how the model learns",
         source=_PROFILER,
         rows=("communication",),
-        shown_by=_RANKS,
     ),
     Rule(
         name="waiting",
@@ -310,7 +274,6 @@ RULES: tuple[Rule, ...] = (
         remedy="Even out what ranks do in a step: lengths of samples, sizes of batches, what else runs on their hosts.",
         unless="where another rank is late in each step for a reason outside of the program",
         rows=("communication",),
-        shown_by=_RANKS,
     ),
     Rule(
         name="straggler",
@@ -324,7 +287,6 @@ RULES: tuple[Rule, ...] = (
         saves=lambda one, _: None if one.straggler is None else one.straggler.share,
         ceiling="what the others wait for it",
         rows=("communication",),
-        shown_by=_RANKS,
     ),
     Rule(
         name="backend",
@@ -347,7 +309,7 @@ RULES: tuple[Rule, ...] = (
         fact="torch.nn.DataParallel spreads the batch over {devices} GPUs from one process.",
         remedy="Use DistributedDataParallel, with a process for each GPU.",
         unless="where the program cannot run as several processes",
-        saves=_none,
+        saves=None,
         source=_PROFILER,
         rows=("communication", "idle"),
     ),
@@ -361,7 +323,6 @@ RULES: tuple[Rule, ...] = (
         unless="where its results must stay the same to the last bit",
         source=_MATCHER,
         rows=("operators", "idle"),
-        shown_by=_BENCH,
     ),
     Rule(
         name="norm",
@@ -372,7 +333,6 @@ RULES: tuple[Rule, ...] = (
         remedy="Take torch's own, which are one operator: nn.LayerNorm, nn.RMSNorm, nn.BatchNorm.",
         unless="where torch has none that computes the same",
         rows=("operators",),
-        shown_by=_BENCH,
     ),
     Rule(
         name="dropout",
@@ -383,7 +343,6 @@ RULES: tuple[Rule, ...] = (
         remedy="Set its p to 0.",
         unless="where the data overfit without it",
         rows=("operators",),
-        shown_by=_BENCH,
     ),
     Rule(
         name="starved",
@@ -395,43 +354,27 @@ RULES: tuple[Rule, ...] = (
         remedy="Give it cores of its own, or fewer threads and workers, and profile again: all times, rates and shares "
         "here are those of a starved run.",
         unless="where the run will always share its cores",
-        shown_by=_BENCH,
     ),
     Rule(
         name="idle",
         measured=lambda one: one.idle_share,
         limit="idle",
-        words=_of_idle,
-        fact="The device is idle for {measured} of the step, not counting the wait for data: {host} until the host "
-        "launches work, {gaps} between kernels.{short}",
+        words=_of_memory,
+        fact="The device is idle for {measured} of the step, not counting the wait for data.",
         remedy="Raise the batch size{memory}, and take .item(), print and other synchronizations out of the step.",
         unless="where memory is full, or a larger batch changes how the model learns",
         source="Holistic Trace Analysis",
         rows=("idle",),
     ),
     Rule(
-        name="blocks_per_sm",
-        measured=lambda one: one.low_blocks_kernel_share,
-        limit="blocks_per_sm_share",
-        fact="Kernels that are too small for the device take {measured} of the kernel time.",
-        remedy="Give each kernel more to do: a larger batch, larger layers.",
-        unless="where a larger batch changes how the model learns",
-        saves=_of_kernels,
-        ceiling="that share of the kernels",
-        source=_PROFILER,
-        rows=_KERNELS,
-    ),
-    Rule(
         name="tensor_core_eligible",
-        measured=lambda one: (
-            one.tensor_core_eligible_ratio if one.device.tensor_core_dtypes and one.tensor_core_ratio == 0 else None
-        ),
+        measured=lambda one: one.tensor_core_eligible_ratio if one.device.tensor_core_dtypes else None,
         limit="tensor_core_eligible",
         words=lambda one: {"dtype": one.device.tensor_core_dtypes[0]},
         fact="No kernel runs on tensor cores, but {measured} of the kernel time could.",
         remedy="Train with automatic mixed precision in {dtype}.",
         unless="where the model needs more digits",
-        saves=_of_kernels,
+        saves=lambda one, measured: None if one.kernel_share is None else measured * one.kernel_share,
         ceiling="that share of the kernels",
         source=_PROFILER,
         rows=("compute",),
@@ -443,7 +386,7 @@ RULES: tuple[Rule, ...] = (
         fact="{measured} of the model FLOPs are float32, with TF32 off.",
         remedy='Call torch.set_float32_matmul_precision("high").',
         unless="where the model needs more digits",
-        saves=_none,
+        saves=None,
         source=_MATCHER,
         rows=("compute",),
     ),
@@ -455,7 +398,7 @@ RULES: tuple[Rule, ...] = (
         fact="{measured} of the FLOPs are 16-bit products with a dimension that is not a multiple of 8: {modules}.",
         remedy="Pad the dimension (vocabulary, hidden size) to a multiple of 8.",
         unless="where a checkpoint fixes it",
-        saves=_none,
+        saves=None,
         source="NVIDIA's matrix multiplication guide",
         rows=("compute",),
     ),
@@ -468,30 +411,15 @@ RULES: tuple[Rule, ...] = (
         unless="where host memory is short",
         rows=("idle", "data"),
     ),
-    *(
-        Rule(
-            name=f"{cause}_limited",
-            measured=share,
-            limit=f"{cause}_limited",
-            words=_of_energy,
-            fact=f"While steps were timed, {cause} held the GPU's clock down for {{measured}} of the time{{clock}}.",
-            remedy=remedy,
-            unless="where that is the speed that the GPU has for such work",
-            saves=_none,
-            source=f"NVML; the share is of {_OWN}",
-        )
-        for cause, share, remedy in (
-            (
-                "heat",
-                lambda one: one.energy and one.energy.heat_limited_share,
-                "Look after its cooling, or what else heats its host.",
-            ),
-            (
-                "power",
-                lambda one: one.energy and one.energy.power_limited_share,
-                "See whether its power limit was lowered (nvidia-smi -q -d POWER); compare runs at the same limit.",
-            ),
-        )
+    Rule(
+        name="heat_limited",
+        measured=lambda one: one.heat_limited_share,
+        limit="heat_limited",
+        fact="While steps were timed, heat held the GPU's clock down for {measured} of the time.",
+        remedy="Look after its cooling, or what else heats its host.",
+        unless="where that is the speed that the GPU has for such work",
+        saves=None,
+        source="NVML",
     ),
 )
 """Every rule, in the order of docs/advice.md."""

@@ -16,7 +16,7 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from lightning_flops.analysis.compare_modules import match_modules
-from lightning_flops.analysis.compare_noise import CONFIDENCE, LEAST_STEPS, Floats, noise_interval, too_few
+from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, noise_interval, too_few
 from lightning_flops.analysis.compare_rules import WALL, figure_difference, setting_differences
 from lightning_flops.analysis.compare_split import CauseSums, Work, apportioned, split
 from lightning_flops.analysis.module_names import parent_name
@@ -34,7 +34,7 @@ from lightning_flops.schema.comparison import (
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import TimingProfile, phases_text
-from lightning_flops.units import percent
+from lightning_flops.units import percent, plural
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _COMPUTING: tuple[TimePhase, ...] = ("forward", "backward", "optimizer")
@@ -102,14 +102,13 @@ class _Run:
 
     def identity(self) -> ComparedRun:
         """Which run it is."""
-        modules, share = self.profile.modules, self.timing.starved_share or 0.0
+        profile, steps, share = self.profile, self.timing.timed_steps, self.timing.starved_share or 0.0
+        model = f"{profile.modules[0].type_name} on " if profile.modules else ""
+        where = f"{model}{profile.context.device_name or 'unknown device'}"
         starved = f"for {percent(share)} of the time in which its steps were timed it was ready to run and had to wait"
         return ComparedRun(
             source=self.source,
-            profile_step=self.profile.profile_step,
-            timed_steps=self.timing.timed_steps,
-            model=modules[0].type_name if modules else "",
-            device=self.profile.context.device_name,
+            about=f"{where}, step {profile.profile_step} counted, {steps} timed {plural('step', steps)}",
             starved=f"{starved} for a processor." if share > _STARVED else "",
         )
 
@@ -124,8 +123,10 @@ class _Run:
 
     def work(self, phases: _Phases) -> Work:
         """FLOPs and bytes of one step in *phases*."""
-        totals = (self.profile.flops_total, self.profile.bytes_total)
-        return Work(*(self.profile.per_step(sum(_amount(one, phase) for phase in phases)) for one in totals))
+        flops, moved = (
+            sum(_amount(one, phase) for phase in phases) for one in (self.profile.flops, self.profile.bytes_total)
+        )
+        return Work(flops, self.profile.per_step(moved))
 
     def works(self, phase: TimePhase) -> dict[str, Work]:
         """FLOPs and bytes of one step in *phase*, by module, without those below it."""
@@ -161,26 +162,18 @@ class _Run:
         times = {module.name: module.times for module in self.profile.modules if module.times is not None}
         if traced is None or not times:
             return {}, f"{self.source} has no times of modules"
-        if not traced.like_counted:
-            return {}, f"the traced step of {self.source} is not like its counted one"
-        table = None if traced.tables is None else traced.tables.modules
         walls = {part.name: part for part in traced.parts}
         idles = {} if traced.filling is None else {part.name: part.idle_ns for part in traced.filling.parts}
         on_device = next(iter(times.values())).clock == "device"
         found: dict[TimePhase, _Filled] = {}
         for phase in _COMPUTING:
             seconds = {name: getattr(one, f"own_{phase}_sec", 0.0) for name, one in times.items()}
-            if None in seconds.values():
-                continue  # a clock at module hooks sees the forward alone
+            if phase not in walls or None in seconds.values():
+                continue
             modules, scale = {name: _ns(sec) for name, sec in seconds.items()}, getattr(traced, f"{phase}_scale", 1.0)
-            own, communication = sum(modules.values()), 0
-            if phase in walls:
-                communication = _ns(scale * walls[phase].exposed_sec)
-                computing = max(0, _ns(scale * walls[phase].wall_sec) - communication)
-            else:
-                whole = self.ns((phase,)) if table is None else _ns(scale * getattr(table, f"{phase}_us") / 1e6)
-                computing = max(own, whole)
-            idle = min(computing, idles.get(phase, 0)) if on_device else 0
+            own, communication = sum(modules.values()), _ns(scale * walls[phase].exposed_sec)
+            computing = max(0, _ns(scale * walls[phase].wall_sec) - communication)
+            idle = min(computing, round(scale * idles.get(phase, 0))) if on_device else 0
             computing -= idle
             if own > computing:  # a module's time has what ran at once on several streams, and its own communication
                 modules = dict(zip(modules, apportioned(computing, list(modules.values())), strict=True))
@@ -231,13 +224,11 @@ def _compared(runs: tuple[_Run, _Run]) -> Comparison:
         schema_version=SCHEMA_VERSION,
         a=a.identity(),
         b=b.identity(),
-        step_name=b.profile.step_name,
         settings=setting_differences(a.profile, b.profile),
         figures=tuple(_figures(runs, step)),
         step=_part(runs, b.profile.step_name, step, whole),
         parts=tuple(parts),
         modules=tuple(_modules(runs, rows, of_rows)),
-        confidence=CONFIDENCE,
         notes=(*notes, *_limits(runs)),
     )
 

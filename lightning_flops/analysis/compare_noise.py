@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from lightning_flops.schema.comparison import NoiseInterval
 
-CONFIDENCE = 0.99
-"""A step has some thirty parts and modules: at 95% one or two of them would seem to differ in any two runs."""
 LEAST_STEPS = 4
 """Timed steps of each run, below which nothing is said of noise."""
 _T = (5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.98, 2.95, 2.92, 2.90, 2.88, 2.86, 2.85)

@@ -16,7 +16,6 @@ from typing import Any, get_args
 import numpy as np
 
 from lightning_flops.analysis.compare_noise import (
-    CONFIDENCE,
     LEAST_STEPS,
     Floats,
     noise_interval,
@@ -25,7 +24,7 @@ from lightning_flops.analysis.compare_noise import (
 from lightning_flops.analysis.compare_rules import figure_difference
 from lightning_flops.analysis.no_mfu import NO_FLOPS, why_no_flops, why_no_mfu
 from lightning_flops.errors import ComparisonError
-from lightning_flops.schema.comparison import FigureDifference, SettingDifference
+from lightning_flops.schema.comparison import FigureDifference
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_comparison import (
     SCHEMA_VERSION,
@@ -53,12 +52,7 @@ _NS_PER_US, _NS_PER_SEC = 1000, 1e9
 def compare_traces(
     a: Sequence[AnalyzedTrace], b: Sequence[AnalyzedTrace], *, sources: tuple[str, str] = ("A", "B")
 ) -> TraceComparison:
-    """What the traced steps of run *b* take longer than those of run *a*.
-
-    Args:
-        a: a trace of each rank of the run that is compared with, analyzed step by step.
-        b: the same of the run that is compared.
-        sources: what the user calls them.
+    """What the traced steps of run *b* take longer than those of run *a*: traces of each rank, analyzed step by step.
 
     Raises:
         ComparisonError: a run's traces are not of one run, have no step that all ranks have, or only one run's traces
@@ -87,12 +81,10 @@ def compare_traces(
         kind="traces",
         a=a_is,
         b=b_is,
-        settings=tuple(_settings(*runs)),
         step=replace(whole, a_ns=ends[0], b_ns=ends[1], difference_ns=ends[1] - ends[0]),
         parts=tuple(parts),
         tables=tuple(tables),
         figures=tuple(_figures(runs)),
-        confidence=CONFIDENCE,
         notes=tuple(_notes(*runs)),
     )
 
@@ -233,15 +225,6 @@ def _figures(runs: tuple[_Run, _Run]) -> Iterator[FigureDifference]:
         absolute = any(run.most_memory(kind, absolute=True) is not None for run in runs)
         why = f"the trace shows no allocations on the {kind}" + (", or their change alone" if absolute else "")
         yield figure(name, [run.most_memory(kind, absolute=absolute) for run in runs], (why, why))
-
-
-def _settings(a: _Run, b: _Run) -> Iterator[SettingDifference]:
-    """What is set up differently, as far as traces show."""
-    flops = [run.reports[0].flops for run in (a, b)]
-    dtypes = [", ".join(sorted({row.dtype for row in one.operators})) if one else "" for one in flops]
-    for name, pair in {"device": (a.identity.device, b.identity.device), "dtypes": tuple(dtypes)}.items():
-        if all(pair) and pair[0] != pair[1]:
-            yield SettingDifference(name=name, a=pair[0], b=pair[1])
 
 
 def _notes(a: _Run, b: _Run) -> Iterator[str]:

@@ -6,21 +6,13 @@ import math
 
 from lightning_flops.analysis.rates import per_second, ratio
 from lightning_flops.records import GpuRecord
-from lightning_flops.schema.energy import Energy
-from lightning_flops.schema.step import TimingProfile
+from lightning_flops.schema.step import Energy, TimingProfile
 
 _OUTSIDE_SHARE = 0.05
 """If validation, checkpoints and the like take this share of the time or more, the mean power is not that of steps."""
 
 
-def build_energy(
-    gpu: GpuRecord | None,
-    *,
-    timing: TimingProfile | None,
-    hardware_flops: int,
-    samples: float | None,
-    tokens: float | None,
-) -> Energy | None:
+def build_energy(gpu: GpuRecord | None, timing: TimingProfile | None) -> Energy | None:
     """The energy of a step, from what the GPU's counters measured in all timed ones.
 
     The host runs ahead of the GPU, by about the same time at the first reading and at the last. So the readings say
@@ -29,9 +21,6 @@ def build_energy(
     Args:
         gpu: what was read; None if nothing was.
         timing: means over the timed steps; None if none was timed.
-        hardware_flops: of one step of this rank.
-        samples: of one step of this rank; None if not known.
-        tokens: in them.
 
     Returns:
         None if nothing was read.
@@ -39,38 +28,20 @@ def build_energy(
     if gpu is None:
         return None
     watts = per_second(amount=gpu.joules, seconds=gpu.seconds)
-    missing = gpu.no_joules_because
-    outside = 0.0 if timing is None else ratio(part=math.fsum(timing.excluded_sec.values()), whole=gpu.seconds) or 0.0
     per_step = None if timing is None or watts is None else watts * timing.global_step_sec
-    if per_step is not None and outside > _OUTSIDE_SHARE:
-        per_step = None
-        missing = f"{', '.join(timing.excluded_sec) if timing else ''} took part of the time in which it was measured"
-    figures = {
-        "joules": gpu.joules,
-        "watts": watts,
-        "joules_per_step": per_step,
-        "flops_per_joule": ratio(part=hardware_flops, whole=per_step),
-        "joules_per_sample": ratio(part=per_step, whole=samples),
-        "joules_per_token": ratio(part=per_step, whole=tokens),
-    }
-    reasons = {
-        "joules_per_sample": "" if per_step is None else "the number of samples is not known",
-        "joules_per_token": "" if per_step is None else "the number of tokens is not known",
-    }
-    unavailable = {
-        name: why
-        for name, value in figures.items()
-        if value is None and (why := reasons.get(name) or missing or "no step was timed")
-    }
+    missing = "" if per_step is not None else gpu.no_joules_because or "no step was timed"
+    outside = {} if timing is None else timing.excluded_sec
+    if per_step is not None and math.fsum(outside.values()) > _OUTSIDE_SHARE * gpu.seconds:
+        per_step, missing = None, f"{', '.join(outside)} took part of the time in which it was measured"
     return Energy(
         measured_sec=gpu.seconds,
-        **figures,
+        watts=watts,
+        joules_per_step=per_step,
+        no_joules_because=missing,
         clock_mhz=ratio(part=sum(gpu.clock_mhz), whole=len(gpu.clock_mhz)),
-        clock_readings=len(gpu.clock_mhz),
         highest_clock_mhz=gpu.highest_clock_mhz,
         power_limited_share=_share(gpu.power_limited_sec, gpu.seconds),
         heat_limited_share=_share(gpu.heat_limited_sec, gpu.seconds),
-        unavailable=unavailable,
     )
 
 

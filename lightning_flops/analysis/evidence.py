@@ -6,17 +6,16 @@ Every field of ``Evidence`` is None where it was not measured, and a rule whose 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import ModuleRecord, OperatorCell, RunFacts, TimePhase, WindowRecord
-from lightning_flops.schema.energy import Energy
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.step import DtypeFlops, TimingProfile
+from lightning_flops.schema.step import DtypeFlops, Energy, TimingProfile
 from lightning_flops.schema.trace import TracedStep, TraceReport
 
 _ALIGNMENT_16_BITS = 8
@@ -55,15 +54,10 @@ class Evidence:
     """Communication that no computation hides."""
     waiting_share: float | None = None
     """At most this much of it is waiting for other ranks; None where their calls are not known."""
-    overlap_ratio: float | None = None
-    """Communication that computation hides ÷ communication."""
-    low_blocks_kernel_share: float | None = None
-    """Time in kernels with fewer blocks per SM than the threshold ÷ time in all kernels that compute."""
     kernel_share: float | None = None
     """Kernels that compute."""
-    tensor_core_ratio: float | None = None
-    """Time in kernels on tensor cores ÷ time in all kernels that compute."""
     tensor_core_eligible_ratio: float | None = None
+    """Time in kernels that could run on tensor cores ÷ time in all that compute; None where any kernel does."""
     device: DeviceAbilities = UNKNOWN_DEVICE
     facts: RunFacts = _NO_FACTS
     """How the run is set up."""
@@ -76,13 +70,8 @@ class Evidence:
     misaligned: Cost | None = None
     """FLOPs in modules with a weight dimension that is no multiple of 8, and in a 16-bit dtype of the device's tensor
     cores ÷ all FLOPs; None without tensor cores."""
-    host_idle_share: float | None = None
-    """The device waits for the host to launch work, waiting for data left out."""
-    kernel_gap_share: float | None = None
     idle_share: float | None = None
     """The device runs nothing, for whatever reason but data."""
-    short_kernel_ratio: float | None = None
-    """Kernels under 10 µs ÷ kernels."""
     straggler: Straggler | None = None
     """The rank that the others wait for longest; None if all keep pace, or the other ranks are not known."""
     straggler_name: str | None = None
@@ -95,7 +84,8 @@ class Evidence:
     """Cores of the machine that had nothing to do while steps were timed."""
     processor_share: float | None = None
     """Processor time that this process had, or was ready for, while steps were timed ÷ their time."""
-    energy: Energy | None = None
+    heat_limited_share: float | None = None
+    """Of the time of the timed steps, how long heat held the GPU's clock down."""
     dropout: Cost | None = None
     """Modules that drop elements."""
     norm: Cost | None = None
@@ -129,20 +119,8 @@ def gather_evidence(
     times: Mapping[str, ModuleTimes],
     traced: TracedStep | None,
     energy: Energy | None,
-    thresholds: AdviceThresholds,
 ) -> Evidence:
-    """What *window* knows that a rule can use.
-
-    Args:
-        window: what was measured.
-        timing: of the timed steps; None if none was timed.
-        batches: in a step.
-        dtypes: FLOPs by dtype.
-        times: of the modules in a traced step.
-        traced: the traced steps; None if there are none.
-        energy: by the GPU's counters, of the timed steps.
-        thresholds: the one for a kernel's blocks per SM is used here.
-    """
+    """What *window*, and the figures that were made of it, know that a rule can use."""
     context, processor = window.context, window.processor
     facts = window.facts or _NO_FACTS
     device = device_abilities(
@@ -176,12 +154,12 @@ def gather_evidence(
         processor_share=None
         if processor is None or processor.waited_share is None or not processor.seconds
         else math.fsum(processor.batches_sec) / processor.seconds + processor.waited_share,
-        energy=energy,
+        heat_limited_share=None if energy is None else energy.heat_limited_share,
     )
     if traced is None or traced.is_apart or step_sec is None:
         return evidence
     if traced.tables is not None:
-        evidence = with_trace(evidence, traced.tables, thresholds)
+        evidence = with_trace(evidence, traced.tables)
     operators: dict[str, set[str]] = {}
     for cell in window.flops.cells:
         if cell.phase == "forward":
@@ -213,57 +191,39 @@ def _misaligned(
     cells: Iterable[OperatorCell], modules: Iterable[ModuleRecord], *, dtypes: Collection[str]
 ) -> Cost | None:
     odd = {module.name: [size for size in module.weight_sizes if size % _ALIGNMENT_16_BITS] for module in modules}
-    whole, by_module = 0, dict[str, int]()
+    cells = list(cells)
+    by_module: Counter[str] = Counter()
     for cell in cells:
-        whole += cell.flops
         if cell.flops and cell.dtype in dtypes and odd.get(cell.module):
-            by_module[cell.module] = by_module.get(cell.module, 0) + cell.flops
-    ordered = sorted(by_module, key=lambda name: (-by_module[name], name))
-    share = ratio(part=sum(by_module.values()), whole=whole)
+            by_module[cell.module] += cell.flops
+    share = ratio(part=by_module.total(), whole=sum(cell.flops for cell in cells))
     if share is None or not by_module:
         return None
-    names = tuple(f"{name or 'the root'} ({', '.join(map(str, dict.fromkeys(odd[name])))})" for name in ordered)
-    return Cost(share=share, names=names)
+    names = (
+        f"{name or 'the root'} ({', '.join(map(str, dict.fromkeys(odd[name])))})" for name, _ in by_module.most_common()
+    )
+    return Cost(share=share, names=tuple(names))
 
 
-def with_trace(evidence: Evidence, trace: TraceReport, thresholds: AdviceThresholds) -> Evidence:
-    """*evidence* and what the tables of *trace* show; *thresholds* say which kernels are small."""
+def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
+    """*evidence* and what the tables of *trace* show."""
     mean = trace.step_times.mean
     wall_us = mean.wall_us
-    # Of the traced step itself: the timed steps' wait for data may be another.
-    waiting = ratio(part=mean.data_loader_us or 0.0, whole=wall_us) or 0.0
     found: dict[str, float | None] = {}
     if trace.overlap is not None:
         exposed_us = trace.overlap.communication_us - trace.overlap.overlap_us
         found["exposed_communication_share"] = ratio(part=exposed_us, whole=trace.overlap.wall_us)
-        found["overlap_ratio"] = trace.overlap.overlap_ratio
     if mean.kernel_us is not None:
         found["kernel_share"] = ratio(part=mean.kernel_us, whole=wall_us)
-    if trace.kernels:
-        found["low_blocks_kernel_share"] = _low_blocks_share(trace, thresholds)
-    if trace.kernel_summary is not None:
-        found["tensor_core_ratio"] = trace.kernel_summary.tensor_core_ratio
+        # The parts of a step exclude one another, so what no device event and no wait for data fills is idle. The wait
+        # is that of the traced step itself: the timed steps' may be another.
+        others = (mean.memcpy_us, mean.memset_us, mean.communication_us, mean.data_loader_us)
+        busy = ratio(part=mean.kernel_us + sum(part or 0.0 for part in others), whole=wall_us)
+        found["idle_share"] = max(0.0, 1.0 - (busy or 0.0))
+    if trace.kernel_summary is not None and trace.kernel_summary.tensor_core_ratio == 0:
         found["tensor_core_eligible_ratio"] = trace.kernel_summary.tensor_core_eligible_ratio
-        found["short_kernel_ratio"] = trace.kernel_summary.short_calls_ratio
-    if mean.kernel_us is not None:
-        # The parts of a step exclude one another, so what no device event and no wait for data fills is idle. Pauses
-        # are known between device events alone: before a step's first and after its last the host launches nothing.
-        busy_us = mean.kernel_us + sum(part or 0.0 for part in (mean.memcpy_us, mean.memset_us, mean.communication_us))
-        idle = max(0.0, 1.0 - (ratio(part=busy_us, whole=wall_us) or 0.0) - waiting)
-        whole_us = wall_us * len(trace.step_times.steps)
-        busiest = max(trace.idle or (), key=lambda one: one.busy_us, default=None)
-        gaps = 0.0 if busiest is None else ratio(part=busiest.kernel_gap_us, whole=whole_us) or 0.0
-        other = 0.0 if busiest is None else ratio(part=busiest.other_us, whole=whole_us) or 0.0
-        found["idle_share"], found["kernel_gap_share"] = idle, gaps
-        found["host_idle_share"] = max(0.0, idle - gaps - other)
     if trace.transfers is not None and trace.device_metrics:
         pageable = [row for row in trace.transfers if "Pageable -> Device" in row.name]
         pageable_us = sum(row.device.total_us for row in pageable if row.device is not None)
         found["pageable_copy_share"] = ratio(part=pageable_us, whole=wall_us * len(trace.step_times.steps))
     return replace(evidence, **found)  # type: ignore[arg-type]  # every field named here is a float or None
-
-
-def _low_blocks_share(trace: TraceReport, thresholds: AdviceThresholds) -> float | None:
-    rows = [row for row in trace.kernels or () if not row.collective and row.blocks_per_sm is not None]
-    low_us = sum(row.device.total_us for row in rows if (row.blocks_per_sm or 0.0) < thresholds.blocks_per_sm)
-    return ratio(part=low_us, whole=sum(row.device.total_us for row in rows))

@@ -74,12 +74,7 @@ class FlopCounts:
     def __repr__(self) -> str:
         """The four phases, and whether they are all."""
         total, uncounted = self.total, len(self.uncounted)
-        parts = [
-            f"forward={total.forward:,}",
-            f"backward={total.backward:,}",
-            f"recompute={total.recompute:,}",
-            f"optimizer={total.optimizer:,}",
-        ]
+        parts = [f"{phase}={getattr(total, phase):,}" for phase in ("forward", "backward", "recompute", "optimizer")]
         if uncounted:
             parts.append(f"uncounted={uncounted} operators" if uncounted > 1 else "uncounted=1 operator")
         if self.is_lower_bound:
@@ -136,8 +131,7 @@ class FlopCounts:
     @property
     def hardware_flops(self) -> int:
         """All four phases less what fused masked attention skips: what the kernels execute, the numerator of HFU."""
-        record = self.record
-        return flops_by_phase(record.cells).total - sum(cell.skipped for cell in record.cells)
+        return sum(cell.flops - cell.skipped for cell in self.record.cells)
 
     @property
     def bytes_read(self) -> int:
@@ -197,11 +191,11 @@ class FlopCounts:
 
     def by_operator(self) -> dict[str, PhaseFlops]:
         """FLOPs of each operator, such as ``aten.mm``; operators without FLOPs are left out."""
-        return _flops_by(self.record.cells, lambda cell: cell.operator)
+        return flops_by(self.record.cells, lambda cell: cell.operator)
 
     def by_dtype(self) -> dict[str, PhaseFlops]:
         """FLOPs by the dtype of the arithmetic, such as ``bfloat16`` or ``tf32``."""
-        return _flops_by(self.record.cells, lambda cell: cell.dtype)
+        return flops_by(self.record.cells, lambda cell: cell.dtype)
 
     def estimated_backward(self, recompute_fwd_factor: float = 0.0) -> int:
         """Backward FLOPs by the rule of thumb: twice the forward, plus *recompute_fwd_factor* times the forward.
@@ -229,7 +223,7 @@ def grouped(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -
     return groups
 
 
-def _flops_by(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -> dict[str, PhaseFlops]:
+def flops_by(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -> dict[str, PhaseFlops]:
     """FLOPs of the cells that have the same *key*; those without are left out."""
     groups = grouped((cell for cell in cells if cell.flops), key)
     return {name: flops_by_phase(group) for name, group in groups.items()}

@@ -5,20 +5,15 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
-from lightning_flops.analysis.budget import SecondsAtPeak, build_budget
-from lightning_flops.analysis.impossible import possible_operators, possible_times
-from lightning_flops.analysis.measured_peaks import COPY, measured_peaks
-from lightning_flops.analysis.peak_flops import peak_for
-from lightning_flops.analysis.rates import impossible, mean, per_second
-from lightning_flops.analysis.step_rates import seconds_at_peak
-from lightning_flops.schema.budget import Budget
+from lightning_flops.analysis.budget import build_budget
+from lightning_flops.analysis.peak_flops import COPY, measured_peaks, peak_for
+from lightning_flops.analysis.profile import peak_seconds_of_step
+from lightning_flops.analysis.rates import MOST_OF_PEAK, impossible, per_second
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import Roofline
-
-_NUMERATORS: Mapping[str, Literal["model", "hardware"]] = {"mfu": "model", "hfu": "hardware"}
+from lightning_flops.schema.step import Budget
 
 
 def with_measured_peaks(profile: Profile) -> Profile:
@@ -26,13 +21,12 @@ def with_measured_peaks(profile: Profile) -> Profile:
     measured = measured_peaks(profile.context.host, profile.context.device_name)
     if not measured or profile.peaks_flops_per_sec or profile.context.host != platform.node():
         return profile
-    given = profile.settings
     held = with_given_peaks(
         profile,
         flops_per_sec={name: rate for name, rate in measured.items() if name != COPY},
         memory_bytes_per_sec=profile.memory_bytes_per_sec or measured.get(COPY),
     )
-    return replace(held, settings=replace(given, measured=True))
+    return replace(held, settings=replace(profile.settings, peaks_from="measured", memory_from="measured"))
 
 
 def with_given_peaks(
@@ -40,7 +34,7 @@ def with_given_peaks(
 ) -> Profile:
     """*profile* with MFU, HFU, breakdown, shares of the peak and rooflines of these figures; advice is still the run's.
 
-    What the profile does not keep by dtype is n/a where several dtypes have FLOPs: shares, rooflines, the breakdown.
+    Shares of modules are n/a where several dtypes have FLOPs, and what modules and operators can attain always.
 
     Args:
         profile: as it was read.
@@ -50,98 +44,77 @@ def with_given_peaks(
     if flops_per_sec is None and memory_bytes_per_sec is None:
         return profile
     bandwidth, known = memory_bytes_per_sec or profile.memory_bytes_per_sec, dict(profile.peaks_flops_per_sec)
-    for dtype in {*known, *(flops_per_sec if isinstance(flops_per_sec, Mapping) else ()), *_dtypes(profile)}:
-        peak = peak_for(device_name="", dtype=dtype, given=flops_per_sec)
-        known |= {} if peak is None else {dtype: peak}
+    dtypes = tuple(one.dtype for one in profile.dtypes)
+    for dtype in {*known, *dtypes, *(flops_per_sec if isinstance(flops_per_sec, Mapping) else ())}:
+        if (peak := peak_for("", dtype, flops_per_sec)) is not None:
+            known[dtype] = peak
+    alone = known.get(dtypes[0]) if len(dtypes) == 1 else None
 
-    def roofline(old: Roofline | None, dtypes: tuple[str, ...]) -> Roofline | None:
-        peak = known.get(dtypes[0]) if len(dtypes) == 1 else None
-        if old is None or old.flops_per_byte is None or peak is None or bandwidth is None:
-            return None if old is None else replace(old, attainable_flops_per_sec=None)
-        return replace(old, attainable_flops_per_sec=min(peak, old.flops_per_byte * bandwidth))
+    def held(module: ModuleProfile) -> ModuleProfile:
+        if module.times is None:
+            return replace(module, attainable_flops_per_sec=None)
+        rates: dict[str, Any] = {}
+        for name in ("forward", "backward"):
+            rate = getattr(module.times, f"{name}_flops_per_sec")
+            share = per_second(amount=rate, seconds=alone)
+            if share is not None and share > MOST_OF_PEAK:  # time is missing in the trace, or this is not its peak
+                rate, share = None, None
+            rates |= {f"{name}_flops_per_sec": rate, f"{name}_utilization": share}
+        return replace(module, times=replace(module.times, **rates), attainable_flops_per_sec=None)
 
-    shares, notes = possible_times(
-        {one.name: replace(one.times, **_shares(one, known, _dtypes(profile))) for one in profile.modules if one.times}
+    rates, unavailable = _rates(profile, known)
+    settings = replace(
+        profile.settings,
+        peaks_from=profile.settings.peaks_from if flops_per_sec is None else "given",
+        memory_from=profile.settings.memory_from if memory_bytes_per_sec is None else "given",
     )
-    operators, more = possible_operators(
-        [replace(one, roofline=roofline(one.roofline, one.dtypes)) for one in profile.operators], known.get
-    )
-    modules = [
-        replace(one, times=shares.get(one.name), roofline=roofline(one.roofline, _dtypes(profile)))
-        for one in profile.modules
-    ]
-    given: dict[str, Any] = {"peak_given": flops_per_sec is not None, "memory_given": memory_bytes_per_sec is not None}
+    ranks = profile.ranks
+    if ranks is not None:  # the job's change as those of this rank do
+        job = {}
+        for name in ("mfu", "hfu"):
+            before, own, here = getattr(ranks.rates, name), getattr(profile.rates, name), rates[name]
+            job[name] = None if before is None or not own or here is None else before * here / own
+        ranks = replace(ranks, rates=replace(ranks.rates, **job))
     return replace(
         profile,
-        **_rates(profile, known),
+        rates=replace(profile.rates, **rates),
+        unavailable=unavailable,
+        ranks=ranks,
         peaks_flops_per_sec=known,
         memory_bytes_per_sec=bandwidth,
         budget=_budget(profile, known, bandwidth),
-        settings=replace(profile.settings, **{name: here for name, here in given.items() if here}),
-        modules=tuple(modules),
-        operators=operators,
-        notes=(*profile.notes, *notes, *more),
+        settings=settings,
+        modules=tuple(map(held, profile.modules)),
+        operators=tuple(replace(one, attainable_flops_per_sec=None) for one in profile.operators),
     )
 
 
-def _budget(profile: Profile, peaks: Mapping[str, float], bandwidth: float | None) -> Budget | None:
-    """The breakdown of a step at the peak of the one dtype that has FLOPs; padding is not separated from others."""
-    dtypes, flops = _dtypes(profile), profile.flops_total
-    peak = peaks.get(dtypes[0]) if len(dtypes) == 1 else None
-    if profile.budget is None or peak is None:
-        return None
+def _peak_sec(profile: Profile, peaks: dict[str, float]) -> tuple[float | None, float | None]:
+    return peak_seconds_of_step(profile.dtypes, peaks, steps=max(1, len(profile.counted_steps)))
 
-    def seconds(amount: int) -> float:
-        return profile.per_step(amount) / peak
 
-    moved = sum(one.bytes_read + one.bytes_written for one in profile.operators if not one.flops.total)
+def _budget(profile: Profile, peaks: dict[str, float], bandwidth: float | None) -> Budget | None:
+    moved = sum(one.bytes for one in profile.operators if not one.flops.total)
     found = build_budget(
         timing=profile.timing,
         traced=profile.traced,
-        at_peak=SecondsAtPeak(
-            model=seconds(flops.model),
-            others=seconds(flops.recompute + flops.optimizer - flops.skipped),
-        ),
+        peak_sec=_peak_sec(profile, peaks),
         memory_sec=None if bandwidth is None else profile.per_step(moved) / bandwidth,
-        advice=profile.advice,
         lower_bound=profile.lower_bound,
         step_word=profile.context.step_word,
     )
-    return None if found is None else replace(found, run=profile.budget.run)
+    return None if found is None or profile.budget is None else replace(found, run_ns=profile.budget.run_ns)
 
 
-def _dtypes(profile: Profile) -> tuple[str, ...]:
-    return tuple(one.dtype for one in profile.dtypes if one.hardware)
-
-
-def _shares(module: ModuleProfile, peaks: Mapping[str, float], dtypes: tuple[str, ...]) -> dict[str, Any]:
-    peak = peaks.get(dtypes[0]) if len(dtypes) == 1 else None
-    return {
-        f"{phase}_utilization": per_second(amount=getattr(module.times, f"{phase}_flops_per_sec"), seconds=peak)
-        for phase in ("forward", "backward")
-    }
-
-
-def _rates(profile: Profile, peaks: Mapping[str, float]) -> dict[str, Any]:
-    """The fields that follow from the peak of each dtype; a job's MFU and HFU change as those of this rank do."""
-    dtypes = tuple(replace(one, peak_flops_per_sec=peaks.get(one.dtype)) for one in profile.dtypes)
-    steps = max(1, len(profile.counted_steps))
-    at_peak = {name: mean(total=seconds_at_peak(dtypes, of), steps=steps) for name, of in _NUMERATORS.items()}
+def _rates(profile: Profile, peaks: dict[str, float]) -> tuple[dict[str, float | None], dict[str, str]]:
+    """MFU and HFU at these peaks, and why rates are not known."""
     sec = None if profile.timing is None else profile.timing.global_step_sec
-    shares = {name: per_second(amount=seconds, seconds=sec) for name, seconds in at_peak.items()}
+    shares = {
+        name: per_second(amount=amount, seconds=sec)
+        for name, amount in zip(("mfu", "hfu"), _peak_sec(profile, peaks), strict=True)
+    }
     reasons = {name: why for name, why in profile.unavailable.items() if shares.get(name) is None}
     for name, share in tuple(shares.items()):
         if reason := impossible(name.upper(), share):
             shares[name], reasons[name] = None, reason
-    found: dict[str, Any] = {
-        "dtypes": dtypes,
-        "rates": replace(profile.rates, **shares),
-        "unavailable": reasons,
-    }
-    if profile.ranks is not None:
-        job = {}
-        for name, share in shares.items():
-            before, own = getattr(profile.ranks.rates, name), getattr(profile.rates, name)
-            job[name] = None if before is None or not own or share is None else before * share / own
-        found["ranks"] = replace(profile.ranks, rates=replace(profile.ranks.rates, **job))
-    return found
+    return shares, reasons

@@ -10,7 +10,6 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import parent_name, with_those_below
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops, UncountedOperator
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
-from lightning_flops.schema.step import Roofline
 
 _NONE = PhaseFlops()
 _NO_BYTES = PhaseBytes()
@@ -20,7 +19,7 @@ def build_modules(
     records: Iterable[ModuleRecord],
     counts: FlopCounts,
     times: Mapping[str, ModuleTimes] | None = None,
-    rooflines: Mapping[str, Roofline] | None = None,
+    attainable: Mapping[str, float | None] | None = None,
 ) -> tuple[ModuleProfile, ...]:
     """Every module in tree order: each before those below it, siblings in the model's own order.
 
@@ -31,9 +30,9 @@ def build_modules(
         records: the model's modules.
         counts: their FLOPs.
         times: what each took in the traced step.
-        rooflines: of each with FLOPs.
+        attainable: FLOP/s that each with FLOPs can reach.
     """
-    times, rooflines = times or {}, rooflines or {}
+    times, attainable = times or {}, attainable or {}
     by_name: dict[str, ModuleRecord] = {}
     for record in records:
         by_name.setdefault(record.name, record)
@@ -53,17 +52,14 @@ def build_modules(
             name=name,
             type_name=by_name[name].type_name,
             extra_repr=by_name[name].extra_repr,
-            depth=name.count(".") + 1 if name else 0,
             params=by_name[name].params,
-            trainable_params=by_name[name].trainable_params,
-            local_params=by_name[name].local_params,
             calls=flops_record.module_calls.get(name, 0),
             own=own.get(name, _NONE),
             total=total.get(name, _NONE),
             total_bytes=total_bytes.get(name, _NO_BYTES),
             alias_of=by_name[name].alias_of,
             times=times.get(name),
-            roofline=rooflines.get(name),
+            attainable_flops_per_sec=attainable.get(name),
         )
         for name in ordered
     )
@@ -191,7 +187,6 @@ def _what_shows(module: ModuleProfile) -> object:
         module.type_name,
         module.extra_repr,
         module.params,
-        module.trainable_params,
         module.calls,
         module.total,
         module.alias_of,

@@ -94,18 +94,16 @@ class FlopsFormula:
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise TypeError(f"{name} must be an integer >= 1, got {size!r}")
         values = tuple(sizes[name] for name in self._names)
-        if (answer := self._asked.pop(values, None)) is None or values not in self._counted:
-            answer = self._answer(values)
-        self._asked[values] = answer
-        if len(self._asked) > _KEPT:
-            del self._asked[next(iter(self._asked))]
+        self._asked.pop(values, None)
+        answer = self._asked[values] = self._answer(values)
         return answer
 
     def _answer(self, values: tuple[int, ...]) -> SizedFlops:
-        predicted = None
-        if values not in self._counted and self._formula.covers(Sizes((values,))):
+        predicted, counted = None, self._counted.get(values)
+        if counted is None and self._formula.covers(Sizes((values,))):
             predicted = self._formula.flops(Sizes((values,)))
-        flops = self._take(values, self._formula) if predicted is None else predicted
+        flops = predicted if counted is None else counted.flops
+        flops = self._take(values, self._formula) if flops is None else flops
 
         def bucket(name: str) -> int:
             return sum(value for (its, _), value in flops.items() if its == name)
@@ -127,7 +125,6 @@ class FlopsFormula:
         sums = sorted(solved.sums.items(), key=lambda item: (item[0][1], item[0][0] != "forward")) if solved else []
         return FormulaReport(
             schema_version=SCHEMA_VERSION,
-            holds=self.holds,
             reason=self.reason,
             sizes=tuple(
                 FormulaSize(name=name, least=one[0], greatest=one[-1], apart=one.step) for name, one in ranges.items()
@@ -147,7 +144,7 @@ class FlopsFormula:
             counted=len(self._counted),
             checks=formula.checks,
             lower_bound=any(one.lower_bound for one in self._counted.values()),
-            asked=tuple(self._asked.values()),
+            asked=tuple(self._asked.values())[-_KEPT:],
         )
 
     def to_json(self) -> str:

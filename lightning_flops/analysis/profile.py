@@ -5,28 +5,28 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from lightning_flops.analysis.advice import advise
-from lightning_flops.analysis.budget import build_budget, own_seconds, seconds_at_peak
+from lightning_flops.analysis.budget import build_budget, own_seconds
 from lightning_flops.analysis.devices import device_named, memory_bytes_per_sec
 from lightning_flops.analysis.energy import build_energy
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
-from lightning_flops.analysis.flop_tables import flops_by_dtype, flops_by_operator, mean_flops, total_flops
-from lightning_flops.analysis.impossible import possible_operators, possible_times
-from lightning_flops.analysis.measured_peaks import COPY, measured_peaks
 from lightning_flops.analysis.module_tree import build_modules
-from lightning_flops.analysis.peak_flops import peak_for
-from lightning_flops.analysis.rates import mean, per_second
-from lightning_flops.analysis.roofline import Roof, module_rooflines, operator_rooflines
+from lightning_flops.analysis.peak_flops import COPY, measured_peaks, peak_for
+from lightning_flops.analysis.rates import mean, peak_seconds, per_second
+from lightning_flops.analysis.roofline import Roof, build_operators, work_of_modules
 from lightning_flops.analysis.step_rates import build_rates
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
-from lightning_flops.records import OUTSIDE, ModuleRecord, OperatorCell, PhaseFlops, WindowRecord
+from lightning_flops.records import OUTSIDE, OperatorCell, PhaseFlops, RunContext, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
-from lightning_flops.schema.profile import SCHEMA_VERSION, Profile, ReportSettings
+from lightning_flops.schema.profile import SCHEMA_VERSION, Origin, Profile, ReportSettings
+from lightning_flops.schema.step import DtypeFlops, StepFlops
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import plural
 
@@ -40,45 +40,34 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             tables of devices.
         traced: the window's traced step, analysed.
     """
-
-    def peak_of(dtype: str) -> float | None:
-        context, given = window.context, config.peak_flops_per_sec
-        return peak_for(device_name=context.device_name, dtype=dtype, given=given, host=context.host)
-
-    measured = measured_peaks(window.context.host, window.context.device_name)
-    counts = FlopCounts(window.flops)
+    context, counts, cells = window.context, FlopCounts(window.flops), window.flops.cells
     timed = [step for step in window.timed_steps if is_timed(step)]
     steps = max(1, len(window.counted_steps))
-    total = total_flops(counts, recompute_fwd_factor=config.recompute_fwd_factor)
-    timing = build_timing(
-        timed, mixed_phases=window.mixed_phases, trains=window.context.trains, processor=window.processor
-    )
-    dtypes = flops_by_dtype(window.flops.cells, peak_of=peak_of)
+    total = _total_flops(counts, recompute_fwd_factor=config.recompute_fwd_factor)
+    timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=context.trains, processor=window.processor)
+    dtypes = _flops_by_dtype(cells)
+    roof, origins = _roof(context, config, dtypes)
     samples = _mean_amount([step.samples for step in timed or window.counted_steps])
     tokens = _mean_amount([step.tokens for step in timed or window.counted_steps])
+    peak_sec = peak_seconds_of_step(dtypes, roof.peaks, steps=steps)
     rates, unavailable = build_rates(
         flops=total,
         counted_steps=steps,
-        dtypes=dtypes,
+        peak_sec=peak_sec,
+        no_peak_of=tuple(one.dtype for one in dtypes if one.dtype not in roof.peaks),
         timing=timing,
         samples=samples,
         tokens=tokens,
-        context=window.context,
+        context=context,
     )
-    root = _root(window.modules)
-    lower_bound = counts.is_lower_bound
-    times: Mapping[str, ModuleTimes] = {}
+    times: dict[str, ModuleTimes] = {}
+    notes: tuple[str, ...] = ()
+    works = work_of_modules(cells)
     if traced is not None:
-        times = module_times(
-            traced,
-            counts,
-            counted_steps=steps,
-            peak_of=peak_of,
-            has_backward=window.context.trains or total.hardware + total.skipped > total.forward,
-        )
-    times, notes = possible_times(times)
-    flops = mean_flops(total, steps=steps)
-    energy = build_energy(window.gpu, timing=timing, hardware_flops=flops.hardware, samples=samples, tokens=tokens)
+        trains = context.trains or total.backward + total.recompute + total.optimizer > 0
+        times, notes = module_times(traced, works, roof.peaks, counted_steps=steps, has_backward=trains)
+    operators, more = build_operators(cells, traced, roof, counted_steps=steps)
+    energy = build_energy(window.gpu, timing)
     evidence = gather_evidence(
         window,
         timing=timing,
@@ -87,34 +76,21 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         times=times,
         traced=traced,
         energy=energy,
-        thresholds=config.thresholds,
     )
-    advice = () if timing is None or timing.few_steps else advise(evidence, config.thresholds)
-    bandwidth = config.memory_bytes_per_sec
-    if bandwidth is None:
-        bandwidth = memory_bytes_per_sec(window.context.device_name) or measured.get(COPY)
-    roof = Roof(peak_of=peak_of, memory_bytes_per_sec=bandwidth)
-    operators, more = possible_operators(
-        flops_by_operator(
-            window.flops.cells, operator_rooflines(window.flops.cells, traced, roof, counted_steps=steps)
-        ),
-        peak_of,
-    )
+    root = next((module for module in window.modules if module.name == ""), None)
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
         report_step=window.profile_step,  # who shows it says when
-        context=window.context,
+        context=context,
         settings=ReportSettings(
             module_depth=config.module_depth,
             top_modules=config.top_modules,
             detailed=config.detailed,
             recompute_fwd_factor=float(config.recompute_fwd_factor),
             causal_attention=config.causal_attention,
-            timing_steps=window.timing_steps,
-            peak_given=config.peak_flops_per_sec is not None,
-            memory_given=config.memory_bytes_per_sec is not None,
-            measured=device_named(window.context.device_name) is None and bool(measured),
+            peaks_from=origins[0],
+            memory_from=origins[1],
         ),
         counted_steps=tuple(step.index for step in window.counted_steps),
         timed_steps=tuple(step.index for step in timed),
@@ -126,36 +102,29 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         micro_steps=sum(step.micro_steps for step in window.counted_steps) / steps,
         samples=samples,
         tokens=tokens,
-        flops=flops,
-        flops_total=total,
-        bytes_total=bytes_by_phase(window.flops.cells),
+        flops=_mean_flops(total, steps=steps),
+        bytes_total=bytes_by_phase(cells),
         dtypes=dtypes,
-        peaks_flops_per_sec={
-            dtype: peak
-            for dtype in dict.fromkeys((*DTYPE_NAMES, *(one.dtype for one in dtypes)))
-            if (peak := peak_of(dtype)) is not None
-        },
+        peaks_flops_per_sec=roof.peaks,
         timing=timing,
         budget=build_budget(
             timing=timing,
             traced=traced,
-            at_peak=seconds_at_peak(window.flops.cells, peak_of=peak_of, counted_steps=steps),
-            memory_sec=mean(total=per_second(amount=_other_bytes(window.flops.cells), seconds=bandwidth), steps=steps),
-            advice=advice,
-            lower_bound=lower_bound,
-            step_word=window.context.step_word,
+            peak_sec=peak_sec,
+            memory_sec=mean(
+                total=per_second(amount=_other_bytes(cells), seconds=roof.memory_bytes_per_sec), steps=steps
+            ),
+            lower_bound=counts.is_lower_bound,
+            step_word=context.step_word,
             own_sec=own_seconds(window, timing),
         ),
-        memory_bytes_per_sec=bandwidth,
+        memory_bytes_per_sec=roof.memory_bytes_per_sec,
         energy=energy,
         rates=rates,
         unavailable=unavailable,
-        lower_bound=lower_bound,
+        lower_bound=counts.is_lower_bound,
         modules=build_modules(
-            window.modules,
-            counts,
-            times,
-            module_rooflines(window.flops.cells, times, roof, counted_steps=steps),
+            window.modules, counts, times, {name: work.attainable(roof) for name, work in works.items()}
         ),
         outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
         operators=operators,
@@ -163,13 +132,72 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         memory=window.memory,
         traced=traced,
         ranks=None,
-        advice=advice,
+        advice=() if timing is None or timing.few_steps else advise(evidence, config.thresholds),
         notes=(*_notes(window, timed=len(timed)), *notes, *more),
     )
 
 
-def _root(modules: Sequence[ModuleRecord]) -> ModuleRecord | None:
-    return next((module for module in modules if module.name == ""), None)
+def _total_flops(counts: FlopCounts, *, recompute_fwd_factor: float) -> StepFlops:
+    """FLOPs of all counted steps together."""
+    total = counts.total
+    return StepFlops(
+        forward=total.forward,
+        backward=total.backward,
+        recompute=total.recompute,
+        optimizer=total.optimizer,
+        skipped=counts.skipped,
+        without_backward=counts.without_backward,
+        backward_estimated=counts.estimated_backward(recompute_fwd_factor),
+    )
+
+
+def _mean_flops(total: StepFlops, *, steps: int) -> StepFlops:
+    """*total* over *steps* counted steps as that of one, each figure to the nearest whole FLOP."""
+    return StepFlops(**{one.name: (2 * getattr(total, one.name) + steps) // (2 * steps) for one in fields(StepFlops)})
+
+
+def _flops_by_dtype(cells: Sequence[OperatorCell]) -> tuple[DtypeFlops, ...]:
+    """FLOPs in each dtype that has any, most first."""
+    model: defaultdict[str, int] = defaultdict(int)
+    hardware: defaultdict[str, int] = defaultdict(int)
+    for cell in cells:
+        if cell.flops:
+            hardware[cell.dtype] += cell.flops - cell.skipped
+            model[cell.dtype] += cell.flops if cell.phase in ("forward", "backward") else 0
+    return tuple(
+        DtypeFlops(dtype=dtype, model=model[dtype], hardware=hardware[dtype])
+        for dtype in sorted(hardware, key=lambda dtype: (-hardware[dtype], dtype))
+    )
+
+
+def peak_seconds_of_step(
+    dtypes: Sequence[DtypeFlops], peaks: Mapping[str, float], *, steps: int
+) -> tuple[float | None, float | None]:
+    """Seconds that one step's model FLOPs, and its hardware FLOPs, take at the device's peaks; None: one is unknown."""
+    model = peak_seconds({one.dtype: one.model for one in dtypes}, peaks)
+    hardware = peak_seconds({one.dtype: one.hardware for one in dtypes}, peaks)
+    return mean(total=model, steps=steps), mean(total=hardware, steps=steps)
+
+
+def _roof(
+    context: RunContext, config: ProfilerConfig, dtypes: Sequence[DtypeFlops]
+) -> tuple[Roof, tuple[Origin, Origin]]:
+    """What the device can do, and whose figures its peaks and its bandwidth are."""
+    measured = measured_peaks(context.host, context.device_name)
+    peaks = {
+        dtype: peak
+        for dtype in dict.fromkeys((*DTYPE_NAMES, *(one.dtype for one in dtypes)))
+        if (peak := peak_for(context.device_name, dtype, config.peak_flops_per_sec, measured)) is not None
+    }
+    bandwidth = config.memory_bytes_per_sec
+    if bandwidth is None:
+        bandwidth = memory_bytes_per_sec(context.device_name) or measured.get(COPY)
+    otherwise: Origin = "measured" if device_named(context.device_name) is None and measured else "vendor"
+    origins: tuple[Origin, Origin] = (
+        otherwise if config.peak_flops_per_sec is None else "given",
+        otherwise if config.memory_bytes_per_sec is None else "given",
+    )
+    return Roof(peaks=peaks, memory_bytes_per_sec=bandwidth), origins
 
 
 def _other_bytes(cells: Sequence[OperatorCell]) -> int:

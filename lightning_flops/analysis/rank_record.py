@@ -1,20 +1,45 @@
-"""What one rank sends to the rank that reports: its profile in few numbers, as compressed msgpack."""
+"""What one rank sends to the rank that reports: its profile without its long tables, as compressed msgpack."""
 
 from __future__ import annotations
 
 import zlib
 from array import array
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import msgspec
 
+from lightning_flops.schema.communication import Integers, Overlap
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.rank_record import RankRecord, RankSummary
 from lightning_flops.schema.ranks import RankAbsence
 
 RECORD_LIMIT_BYTES, INFLATED_LIMIT_BYTES = 65_536, 4 << 20
 """Most bytes of a packed record, and of one before it is compressed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """What one rank sends to the one that reports."""
+
+    profile: Profile
+    """Without what has a part for each module or operator."""
+    overlap: Overlap | None
+    """Of the traced step; None without collectives."""
+    module_names: tuple[str, ...] = ()
+    """Modules with times, in tree order."""
+    own_forward_ns: Integers
+    """Of each of them in the traced step, without the modules below it."""
+    own_backward_ns: Integers
+    """Of their backwards; empty if backwards were not timed."""
+    clock: str = ""
+    """Of these times."""
+    left_out: tuple[str, ...] = ()
+    """What did not fit, in sentences."""
+
+    @property
+    def rank(self) -> int:
+        """Number of the rank in the job."""
+        return self.profile.context.rank
 
 
 def _plain(value: object) -> bytes | float | str:  # of ``torch.__version__``, whose class is its own, the text
@@ -30,34 +55,25 @@ def make_rank_record(profile: Profile) -> RankRecord:
     """The record of the rank that *profile* is of."""
     timed = [(module.name, module.times) for module in profile.modules if module.times is not None]
     backward_sec = [times.own_backward_sec for _, times in timed]
-    traced, memory = profile.traced, profile.memory
-    tables = None if traced is None else traced.tables
-    alike = "context profile_step samples tokens params trainable_params local_params flops dtypes lower_bound timing"
+    traced, tables = profile.traced, None if profile.traced is None else profile.traced.tables
+    if traced is not None:
+        traced = replace(traced, tables=None, own_forward_sec=None, filling=None, operators={})
+    none: dict[str, tuple[()]] = dict.fromkeys(("modules", "operators", "advice", "notes"), ())
     return RankRecord(
-        summary=RankSummary(
-            **{name: getattr(profile, name) for name in alike.split()},
-            peaks_flops_per_sec=profile.peaks_flops_per_sec,
-            counted_steps=len(profile.counted_steps),
-            peak_memory_bytes=None if memory is None else memory.run_peak_bytes,
-            traced_step=None if traced is None else traced.index,
-            traced_steps=0 if tables is None else len(tables.step_times.steps),
-            traced_parts=() if traced is None else traced.parts,
-            overlap=None if tables is None else tables.overlap,
-            modules_clock=timed[0][1].clock if timed else None,
-            notes=len(profile.notes),
-        ),
+        profile=replace(profile, traced=traced, ranks=None, budget=None, uncounted={}, **none),  # type: ignore[arg-type]
+        overlap=None if tables is None else tables.overlap,
         module_names=tuple(name for name, _ in timed),
         own_forward_ns=array("q", [round(1e9 * times.own_forward_sec) for _, times in timed]),
         own_backward_ns=array("q", [round(1e9 * (sec or 0)) for sec in backward_sec if {*backward_sec} != {None}]),
-        collectives=() if traced is None else traced.collectives,
+        clock=timed[0][1].clock if timed else "",
     )
 
 
 def pack(answer: RankRecord | RankAbsence) -> bytes:
-    """*answer* in at most ``RECORD_LIMIT_BYTES``, which may leave out modules and collective calls, or ValueError."""
-    sent = (answer.rank, answer.reason[:500]) if isinstance(answer, RankAbsence) else answer
-    for halvings in range(20):
-        encoded = _encoder.encode(_halved(sent, times=halvings) if halvings and isinstance(sent, RankRecord) else sent)
+    """*answer* in at most ``RECORD_LIMIT_BYTES``, without modules and single calls where it must, or ValueError."""
+    tries = [answer, _shortened(answer)] if isinstance(answer, RankRecord) else [(answer.rank, answer.reason[:500])]
+    for sent in tries:
+        encoded = _encoder.encode(sent)
         packed = zlib.compress(encoded, 1)
         if len(packed) <= RECORD_LIMIT_BYTES and len(encoded) <= INFLATED_LIMIT_BYTES:
             return packed
@@ -76,19 +92,15 @@ def unpack(data: bytes) -> RankRecord | RankAbsence:
     return replace(answer, module_names=_shared(answer.module_names))
 
 
-def _halved(record: RankRecord, *, times: int) -> RankRecord:
-    """*record* with the slowest of its modules, and the first calls of each collective, halved so many *times*."""
-    forward, backward = record.own_forward_ns, record.own_backward_ns
-    spent = [sum(pair) for pair in zip(forward, backward, strict=True)] if backward else forward
-    modules = sorted(sorted(range(len(spent)), key=lambda place: -spent[place])[: len(spent) >> times])
-    calls = [one.latency_ns[: len(one.latency_ns) >> times] for one in record.collectives]
-    kept, total = sum(map(len, calls)), sum(len(one.latency_ns) for one in record.collectives)
-    left = f"the {len(modules):,} slowest of {len(spent):,} modules and {kept:,} of {total:,} collective calls"
+def _shortened(record: RankRecord) -> RankRecord:
+    none, traced = array("q"), record.profile.traced
+    if traced is not None:
+        traced = replace(traced, collectives=tuple(replace(one, latency_ns=none) for one in traced.collectives))
     return replace(
         record,
-        module_names=tuple(record.module_names[place] for place in modules),
-        own_forward_ns=array("q", [forward[place] for place in modules]),
-        own_backward_ns=array("q", [backward[place] for place in modules] if backward else []),
-        collectives=tuple(replace(one, latency_ns=few) for one, few in zip(record.collectives, calls, strict=True)),
-        left_out=(f"all but {left}",),
+        profile=replace(record.profile, traced=traced),
+        module_names=(),
+        own_forward_ns=none,
+        own_backward_ns=none,
+        left_out=("the times of its modules and of each single call of a collective",),
     )

@@ -33,7 +33,7 @@ def ratio(*, part: float | None, whole: float | None) -> float | None:
     return per_second(amount=part, seconds=whole)
 
 
-def peak_seconds(*, flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str, float | None]) -> float | None:
+def peak_seconds(flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str, float]) -> float | None:
     """Seconds one device needs for *flops* at its dense peak: the sum over dtypes of FLOPs / peak of that dtype.
 
     Divided by the measured seconds this is MFU (of model FLOPs) or HFU (of executed FLOPs); it is how a run whose
@@ -41,20 +41,18 @@ def peak_seconds(*, flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str
 
     Args:
         flops: FLOPs by the dtype of the arithmetic.
-        peaks_flops_per_sec: dense peak in FLOP/s by dtype; None or missing where it is not known.
+        peaks_flops_per_sec: dense peak in FLOP/s by dtype, where it is known.
 
     Returns:
-        None if a dtype with FLOPs has no known peak.
+        None if a dtype with FLOPs has no known peak, or a float cannot hold it.
     """
-    total = 0.0
-    for dtype, spent in flops.items():
-        if spent == 0:
-            continue
-        seconds = per_second(amount=spent, seconds=peaks_flops_per_sec.get(dtype))
-        if seconds is None:
-            return None
-        total += seconds
-    return total if math.isfinite(total) else None
+    spending = {dtype: spent for dtype, spent in flops.items() if spent}
+    if not all(peaks_flops_per_sec.get(dtype) for dtype in spending):
+        return None
+    try:
+        return sum(spent / peaks_flops_per_sec[dtype] for dtype, spent in spending.items())
+    except OverflowError:
+        return None
 
 
 def impossible(name: str, value: float | None) -> str:
@@ -78,13 +76,6 @@ def padding_ratio(tokens: BatchTokens) -> float | None:
     if processed is None or real is None or not 0 < real <= processed:
         return None
     return (processed - real) / processed
-
-
-def over_ranks(*, amount: float | None, ranks: int) -> float | None:
-    """What all *ranks* did together, if each did *amount*; None when that is not known or there are no ranks."""
-    if amount is None or ranks < 1 or not 0 <= amount < math.inf:
-        return None
-    return amount * ranks
 
 
 def mean(*, total: float | None, steps: int) -> float | None:

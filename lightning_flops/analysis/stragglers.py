@@ -3,32 +3,28 @@
 In synchronous training every rank's step is as long as the slowest rank's. What separates the ranks is their *own*
 time: a part of a step without the communication in the traced step that no computation hides, in which a rank may be
 waiting for others. A rank is a straggler if its own time is longer than the median of the others' by more than the
-thresholds and by more than four standard errors of these means. Parts in which a rank's traced step shows no
-communication rest on all timed steps; so do waits for data and transfers where nothing was traced, and other parts are
-left out there, as work cannot be separated from waiting. Where a trace is all there is, the thresholds alone decide.
+thresholds and by more than four standard errors of these means. Unless all ranks were traced, waits for data and
+transfers alone are compared: elsewhere work cannot be separated from waiting.
 """
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.communication import RankComparison
-from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.step import TimingProfile
 from lightning_flops.schema.trace import TracedPart
-
-_NS_PER_SEC = 1e9
+from lightning_flops.units import duration, percent
 
 _MAIN_SHARE = 0.5
 """A part, or a module, is named if it has at least this share of what a rank is late by."""
-
-_WITH_MODULES = 8
-"""So many stragglers, the latest ones, are looked into module by module."""
 
 _STANDARD_ERRORS = 4.0
 """A difference of means that is less than so many standard errors may be by chance."""
@@ -36,21 +32,18 @@ _STANDARD_ERRORS = 4.0
 _NEVER_WAITS = {"data_wait", "transfer"}
 """Phases in which no rank waits for another."""
 
+_NO_NAMED_PART = "other"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rank:
+
+class _Rank(NamedTuple):
     """What is compared of one rank."""
 
     rank: int
     step_sec: float
     own_sec: Mapping[str, float]
-    """By part; parts are left out if without a trace the rank may have waited in them."""
-    variance: float = 0.0
-    """Of the mean of all these parts together."""
-    exposed_sec: float | None = None
-    """Communication that no computation hides; None without a trace."""
-    record: RankRecord | None = None
-    """None where a trace is all there is."""
+    variance: float
+    """Of the mean of all these parts together; 0 where a trace is all there is."""
+    record: RankRecord | None
 
 
 def find_stragglers(
@@ -62,12 +55,15 @@ def find_stragglers(
         records: of the ranks of one job. Of a pipeline, each is held against the ranks of its own stage.
         thresholds: how late is late; None for the defaults.
     """
-    stages: defaultdict[int, list[_Rank]] = defaultdict(list)
+    stages: defaultdict[int, list[RankRecord]] = defaultdict(list)
     for record in records:
-        if record.summary.timing is not None:
-            stages[record.summary.context.pp_rank].append(_of_record(record, record.summary.timing))
-    found = [one for peers in stages.values() for one in _of_peers(peers, thresholds or AdviceThresholds())]
-    return tuple(sorted(found, key=_latest_first))
+        if record.profile.timing is not None:
+            stages[record.profile.context.pp_rank].append(record)
+    found: list[Straggler] = []
+    for peers in stages.values():
+        traced = all(one.profile.traced is not None and one.profile.traced.parts for one in peers)
+        found += _of_peers([_of_record(one, traced=traced) for one in peers], thresholds or AdviceThresholds())
+    return tuple(sorted(found, key=lambda one: -one.late_sec))
 
 
 def find_stragglers_in_traces(
@@ -78,15 +74,10 @@ def find_stragglers_in_traces(
     Returns:
         Stragglers whose ``rank`` is a place in *ranks*.
     """
-    peers = [
-        _Rank(
-            rank=place,
-            step_sec=sum(part.wall_sec for part in parts),
-            own_sec={part.name.replace("_", " "): part.wall_sec - part.exposed_sec for part in parts},
-            exposed_sec=sum(part.exposed_sec for part in parts),
-        )
-        for place, parts in enumerate(ranks)
-    ]
+    peers = []
+    for place, parts in enumerate(ranks):
+        own_sec = {part.name.replace("_", " "): part.wall_sec - part.exposed_sec for part in parts}
+        peers.append(_Rank(place, sum(part.wall_sec for part in parts), own_sec, 0.0, None))
     return tuple(_of_peers(peers, thresholds or AdviceThresholds()))
 
 
@@ -97,117 +88,103 @@ def are_compared(comparison: RankComparison) -> bool:
 
 def longest_own_time(comparison: RankComparison) -> int:
     """The place of the rank whose own time in a step is longest: if there are stragglers, it is the first of them."""
-    own_us = [
-        (row.overlap.wall_us - (row.overlap.communication_us - row.overlap.overlap_us)) / row.steps
-        for row in comparison.ranks
-    ]
+    own_us = [(row.overlap.wall_us - row.overlap.exposed_us) / row.steps for row in comparison.ranks]
     return own_us.index(max(own_us))
 
 
-def _latest_first(straggler: Straggler) -> tuple[float, int]:
-    return -straggler.late_sec, straggler.rank
-
-
-def _of_record(record: RankRecord, timing: TimingProfile) -> _Rank:
-    traced = {part.name: part for part in record.summary.traced_parts}
-    own_sec, variance = {}, 0.0
-    for part in timing.parts:
+def _of_record(record: RankRecord, *, traced: bool) -> _Rank:
+    profile, own_sec, variance = record.profile, dict[str, float](), 0.0
+    assert profile.timing is not None
+    trace = {part.name: part for part in profile.traced.parts} if traced and profile.traced is not None else {}
+    for part in profile.timing.parts:
         if not traced and not _NEVER_WAITS.issuperset(part.phases):
             continue
-        inside = [traced[phase] for phase in part.phases if phase in traced]
-        own = part.mean_sec
+        inside = [trace[phase] for phase in part.phases if phase in trace]
+        own_sec[part.name] = part.mean_sec
         if any(one.exposed_sec for one in inside):  # of a traced step that was late by chance, no more than usual
-            own = min(own, sum(one.wall_sec - one.exposed_sec for one in inside))
-        own_sec[part.name] = own
-        variance += part.deviation_sec**2 / timing.timed_steps
-    return _Rank(
-        rank=record.rank,
-        step_sec=timing.global_step_sec,
-        own_sec=own_sec,
-        variance=variance,
-        exposed_sec=sum(part.exposed_sec for part in traced.values()) if traced else None,
-        record=record,
-    )
+            own_sec[part.name] = min(part.mean_sec, sum(one.wall_sec - one.exposed_sec for one in inside))
+        if len(part.steps_sec) > 1:
+            variance += statistics.variance(part.steps_sec) / len(part.steps_sec)
+    return _Rank(record.rank, profile.timing.global_step_sec, own_sec, variance, record)
 
 
 def _of_peers(peers: Sequence[_Rank], limits: AdviceThresholds) -> list[Straggler]:
     """The stragglers among ranks that do the same work, the latest first; none of a rank alone."""
     if len(peers) < 2:
         return []
-    delays: list[dict[str, float]] = [{} for _ in peers]
-    for name in {name: None for one in peers for name in one.own_sec}:
-        having = [place for place, one in enumerate(peers) if name in one.own_sec]
-        mine = [peers[place].own_sec[name] for place in having]
-        for place, own_sec, others_sec in zip(having, mine, _medians_of_others(mine), strict=True):
-            delays[place][name] = own_sec - others_sec
-    steps = _medians_of_others([one.step_sec for one in peers])
-    variances = _medians_of_others([one.variance for one in peers])
-    exposed = {one.rank: one.exposed_sec for one in peers if one.exposed_sec is not None}
-    others_exposed = dict(zip(exposed, _medians_of_others(list(exposed.values())), strict=True))
-    found: list[tuple[Straggler, _Rank]] = []
-    for one, by_part, others_sec, others_variance in zip(peers, delays, steps, variances, strict=True):
-        late_sec, chance_sec = sum(by_part.values()), _STANDARD_ERRORS * math.sqrt(one.variance + others_variance)
-        if late_sec <= max(limits.straggler_sec, (limits.straggler - 1.0) * others_sec, chance_sec):
+    names = list(dict.fromkeys(name for one in peers for name in one.own_sec))
+    table = np.array([[one.step_sec, one.variance, *(one.own_sec.get(name, 0.0) for name in names)] for one in peers])
+    others = _medians_of_others(table)
+    delays = (table - others)[:, 2:]
+    late_sec, others_sec = delays.sum(axis=1), others[:, 0]
+    chance_sec = _STANDARD_ERRORS * np.sqrt(table[:, 1] + others[:, 1])
+    least_sec = np.maximum(np.maximum(limits.straggler_sec, (limits.straggler - 1.0) * others_sec), chance_sec)
+    found = []
+    for place in np.argsort(-late_sec, kind="stable").tolist():
+        if late_sec[place] <= least_sec[place]:
             continue
-        part, part_sec = _main(by_part, late_sec)
+        part, part_sec = _main(names, delays[place], late_sec[place])
         straggler = Straggler(
-            rank=one.rank,
-            late_sec=late_sec,
-            share=late_sec / others_sec,
+            rank=peers[place].rank,
+            late_sec=float(late_sec[place]),
+            share=float(late_sec[place] / others_sec[place]),
             part=part,
             part_sec=part_sec,
-            module=None,
-            exposed_sec=one.exposed_sec,
-            others_exposed_sec=others_exposed.get(one.rank) if len(exposed) > 1 else None,
+            module=None if part_sec is None else _module(part, part_sec, peers[place], peers),
         )
-        found.append((straggler, one))
-    found.sort(key=lambda pair: _latest_first(pair[0]))
-    return [
-        replace(straggler, module=_module(straggler, one, peers)) if number < _WITH_MODULES else straggler
-        for number, (straggler, one) in enumerate(found)
-    ]
+        found.append(straggler)
+    return found
 
 
-def _main(delays: Mapping[str, float], total_sec: float) -> tuple[str | None, float | None]:
+def _main(names: Sequence[str], delays: Any, total_sec: float) -> tuple[str | None, float | None]:
     """The name with most of *total_sec*, and how much; None if that is less than half."""
-    name = max(delays, key=delays.__getitem__, default=None)
-    if name is None or delays[name] < _MAIN_SHARE * total_sec:
+    place = int(np.argmax(delays)) if len(names) else 0
+    if not len(names) or delays[place] < _MAIN_SHARE * total_sec:
         return None, None
-    return name, delays[name]
+    return names[place], float(delays[place])
 
 
-def _module(straggler: Straggler, one: _Rank, peers: Sequence[_Rank]) -> str | None:
+def _module(part: str | None, part_sec: float, one: _Rank, peers: Sequence[_Rank]) -> str | None:
     """The module that stands out against the same module of the other ranks, if there is one."""
-    mine, field = one.record, f"own_{straggler.part}_ns"
-    if mine is None or straggler.part_sec is None or straggler.part not in ("forward", "backward"):
+    mine, field = one.record, f"own_{part}_ns"
+    if mine is None or part not in ("forward", "backward") or not getattr(mine, field):
         return None
+    alike = (mine.module_names, mine.clock, len(getattr(mine, field)))
     others = [
-        getattr(peer.record, field)
-        for peer in peers
-        if peer is not one
-        and peer.record is not None
-        and peer.record.module_names == mine.module_names
-        and peer.record.summary.modules_clock == mine.summary.modules_clock
-        and getattr(peer.record, field)
+        getattr(record, field)
+        for record in (peer.record for peer in peers if peer is not one)
+        if record is not None and (record.module_names, record.clock, len(getattr(record, field))) == alike
     ]
-    if not others or not getattr(mine, field):
+    if not others:
         return None
-    import numpy as np  # here, as reports are read without it
-
     delays_ns = np.array(getattr(mine, field)) - np.median(np.array(others), axis=0)
-    delays = dict(zip(mine.module_names, (delays_ns / _NS_PER_SEC).tolist(), strict=True))
-    return _main(delays, straggler.part_sec)[0]
+    return _main(mine.module_names, delays_ns * 1e-9, part_sec)[0]
 
 
-def _medians_of_others(values: Sequence[float]) -> list[float]:
-    """For each value the median of all others, of a single one its own; sorted once, for jobs of thousands."""
-    if len(values) < 2:
-        return list(values)
-    ordered = sorted(values)
-    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
-    left, after_left, right, after_right = (ordered[place] for place in (low, low + 1, high, high + 1))
+def _medians_of_others(table: Any) -> Any:
+    """For each value the median of all others in its column; sorted once, for jobs of thousands."""
+    others, ordered = len(table) - 1, np.sort(table, axis=0)
     # Where a value is left out, what stands behind it in the order moves up by one place.
-    return [
-        ((after_left if value < after_left else left) + (after_right if value < after_right else right)) / 2
-        for value in values
-    ]
+    middle = [np.where(table <= ordered[at], ordered[at + 1], ordered[at]) for at in ((others - 1) // 2, others // 2)]
+    return (middle[0] + middle[1]) / 2
+
+
+def straggler_evidence(straggler: Straggler, *, name: str | None = None) -> str:
+    """Who waits for whom, how long, and where that comes from, in a sentence; *name* stands for its number."""
+    late = f"The other ranks wait {duration(straggler.late_sec)} a step ({percent(straggler.share)} of it) for "
+    late += name or f"rank {straggler.rank}"
+    if straggler.part is None:
+        return f"{late}: no part of its step stands out alone."
+    part = "what is in no named part of its step" if straggler.part == _NO_NAMED_PART else f"its {straggler.part}"
+    # Not by how much in the module: that is of the traced step, and the part's figure may be of all timed ones.
+    module = "" if straggler.module is None else f", mostly in {straggler.module or 'the root module'}"
+    return f"{late}: {part} takes {duration(straggler.part_sec)} longer than theirs{module}."
+
+
+def straggler_action(straggler: Straggler) -> str:
+    """What to try, in a sentence."""
+    if straggler.part == "data wait":
+        return "Look at how that rank gets its data: its storage, its workers, the lengths of its samples."
+    if straggler.module is not None:
+        return f"Look at what {straggler.module or 'the root module'} is given there, and at that rank's device."
+    return "Balance the work between ranks, and look at that rank's device."

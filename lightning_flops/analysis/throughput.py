@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lightning_flops.analysis.rates import impossible, over_ranks, padding_ratio, per_second, ratio
+from lightning_flops.analysis.rates import impossible, padding_ratio, per_second, ratio
 from lightning_flops.analysis.step_rates import GIVE_PEAK
 from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes, StepSums
 from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, ThroughputSummary
@@ -81,15 +81,14 @@ def build_throughput(
         steps_by_formula=0 if flops is None else flops.steps_by_formula,
         steps_estimated=0 if flops is None else flops.steps_estimated,
         checks=0 if flops is None else flops.checks,
-        model_flops_per_sec=per_second(
-            amount=None if flops is None else sum(flops.unprofiled.by_dtype.values()), seconds=seconds.total
-        ),
         mfu=shares["mfu"],
         useful_mfu=shares["useful_mfu"],
         tokens=tokens.processed,
         real_tokens=tokens.real,
         padding_ratio=padding_ratio(tokens),
-        tokens_per_sec=per_second(amount=over_ranks(amount=timed_tokens, ranks=dp_size), seconds=seconds.total),
+        tokens_per_sec=per_second(
+            amount=None if timed_tokens is None else timed_tokens * dp_size, seconds=seconds.total
+        ),
         unavailable=unavailable,
     )
 

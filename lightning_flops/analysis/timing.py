@@ -7,7 +7,6 @@ all parts, so the parts still add up. One hiccup of the machine is in none of th
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import get_args
@@ -78,8 +77,6 @@ def build_timing(
         typical_sec=math.fsum(part.typical_sec for part in parts),
     )
     return TimingProfile(
-        timed_steps=len(seconds),
-        typical_steps=len(middle),
         stalls=_stalls(parts, step, middle),
         parts=parts,
         global_step=step,
@@ -103,10 +100,6 @@ def _part(phases: tuple[TimePhase, ...], times: Sequence[float], middle: Sequenc
         phases=phases,
         mean_sec=math.fsum(times) / len(times),
         typical_sec=math.fsum(times[place] for place in middle) / len(middle),
-        minimum_sec=min(times),
-        median_sec=statistics.median(times),
-        maximum_sec=max(times),
-        deviation_sec=statistics.stdev(times) if len(times) > 1 else 0.0,
         steps_sec=tuple(times),
     )
 

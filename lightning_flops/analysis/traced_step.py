@@ -8,30 +8,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_names import with_those_above, with_those_below
-from lightning_flops.analysis.rates import mean, per_second, ratio
+from lightning_flops.analysis.module_names import with_those_below
+from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, peak_seconds, per_second, ratio
+from lightning_flops.analysis.roofline import Work, beyond_peak
 from lightning_flops.analysis.timing import build_timing, is_timed
-from lightning_flops.records import (
-    OUTSIDE,
-    PhaseFlops,
-    RunContext,
-    StepSignature,
-    TracedStepRecord,
-    WindowRecord,
-)
-from lightning_flops.schema.communication import CollectiveCalls
+from lightning_flops.records import StepSignature, TracedStepRecord, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
-from lightning_flops.schema.trace import StepFilling, TracedOperator, TracedPart, TracedStep, TraceReport
+from lightning_flops.schema.trace import StepFilling, TracedOperator, TracedStep
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 
 if TYPE_CHECKING:
-    from lightning_flops.trace.counters import CounterTrack
     from lightning_flops.trace.intervals import Ints
 
 _US_PER_SEC = 1e6
@@ -57,38 +47,68 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         LightningFlopsError: the trace cannot be read.
     """
 
-    def is_like_counted(signature: StepSignature) -> bool:
-        return not window.variable and signature == window.counted_steps[0].signature
+    def is_like_counted(record: TracedStepRecord) -> bool:
+        return not window.variable and set(record.signatures) == {window.counted_steps[0].signature}
 
     if not window.traces:
         return None
-    best = next((one for one in reversed(window.traces) if is_like_counted(one.signature)), window.traces[-1])
-    like_counted = is_like_counted(best.signature)
+    from lightning_flops.trace import (
+        analyze_trace,
+        collective_calls,
+        load_trace,
+        module_table,
+        step_filling,
+        step_parts,
+        typical_operators,
+    )
+
+    best, context = next(filter(is_like_counted, reversed(window.traces)), window.traces[-1]), window.context
+    like_counted = is_like_counted(best)
+    trace = load_trace(best.path)
+    tables = replace(analyze_trace(trace), rank=context.rank, source="(this run)")
+    of_steps = [table for step in range(len(trace.steps)) if (table := module_table(trace, step)) is not None]
+    if len(of_steps) > 1:
+        tables = replace(tables, modules=_medians(of_steps))
     counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
-    read = _read(best, window.context, counted=counted)
-    forward_scale, backward_scale, is_apart = _scales(read.tables.modules, window)
+    filling: StepFilling | None = step_filling(trace, counted=counted)
+    if context.device_type != "cpu" and not trace.has_device:
+        # The host only launches the device's work: its time is neither the modules' nor the step's.
+        tables, filling = replace(tables, modules=None), None
+    if context.world_size == 1:
+        # Some frameworks run their collectives all the same: a rank alone waits for none.
+        tables = replace(tables, overlap=None)
+    work = (
+        1.0 if like_counted else _elements(step.signature for step in window.counted_steps) / _elements(best.signatures)
+    )
+    forward_scale, backward_scale, is_apart = _scales(tables.modules, window, work=work)
     return TracedStep(
         index=best.index,
         like_counted=like_counted,
         files=(),
-        tables=read.tables,
+        tables=tables,
         own_forward_sec=None,
-        parts=read.parts,
-        filling=read.filling,
-        steps=len(read.tables.step_times.steps),
-        operators=traced_operators(read.operators, forward_scale, backward_scale),
+        parts=step_parts(trace),
+        filling=filling,
+        steps=len(tables.step_times.steps),
+        operators=traced_operators(typical_operators(trace), forward_scale, backward_scale),
         forward_scale=forward_scale,
         backward_scale=backward_scale,
         is_apart=is_apart,
-        collectives=read.collectives,
+        collectives=() if context.world_size == 1 else collective_calls(trace),
     )
 
 
-def _scales(table: ModuleTable | None, window: WindowRecord) -> tuple[float, float, bool]:
+def _elements(signatures: Iterable[StepSignature]) -> float:
+    """Elements of the batches of a step, on average."""
+    return statistics.fmean(one.elements for one in signatures)
+
+
+def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> tuple[float, float, bool]:
     """Factors of times in forward and backward, and whether these are far from a typical step's.
 
-    1 where that is not known, or times are the device's. The medians of what a phase consists of add up to less than
-    the phase where the system interrupts each step somewhere else.
+    Times of the device are scaled to the counted steps' *work*, which is 1 for traced steps like them; so are the
+    host's where no step was timed. The medians of what a phase consists of add up to less than the phase where the
+    system interrupts each step somewhere else.
     """
     timing = build_timing(
         [step for step in window.timed_steps if is_timed(step)],
@@ -96,25 +116,17 @@ def _scales(table: ModuleTable | None, window: WindowRecord) -> tuple[float, flo
         trains=window.context.trains,
     )
     if timing is None or table is None or table.clock == "device":
-        return 1.0, 1.0, False
+        return work, work, False
+    rows, accumulation_us = table.rows, table.gradient_accumulation_us
     inside_us = (
-        math.fsum((*(row.own_forward_us for row in table.rows), table.unattributed_forward_us)),
-        math.fsum(
-            (
-                *(row.own_backward_us for row in table.rows),
-                table.gradient_accumulation_us,
-                table.unattributed_backward_us,
-            )
-        ),
+        math.fsum((*(row.own_forward_us for row in rows), table.unattributed_forward_us)),
+        math.fsum((*(row.own_backward_us for row in rows), table.unattributed_backward_us, accumulation_us)),
     )
-    whole_us = (table.forward_us, table.backward_us)
     timed = (timing.seconds_of("forward", typical=True), timing.seconds_of("backward", typical=True))
     if timed == (None, None):  # the two are not separated
-        timed = (timing.seconds_of("forward", "backward", typical=True),) * 2
-        inside_us, whole_us = (sum(inside_us),) * 2, (sum(whole_us),) * 2
+        timed, inside_us = (timing.seconds_of("forward", "backward", typical=True),) * 2, (sum(inside_us),) * 2
     scales = [ratio(part=one, whole=us / _US_PER_SEC) or 1.0 for one, us in zip(timed, inside_us, strict=True)]
-    wholes = [ratio(part=one, whole=us / _US_PER_SEC) or 1.0 for one, us in zip(timed, whole_us, strict=True)]
-    return scales[0], scales[1], any(not 1 / _FAR <= one <= _FAR for one in wholes)
+    return scales[0], scales[1], any(not 1 / _FAR <= one <= _FAR for one in scales)
 
 
 def traced_operators(
@@ -176,201 +188,57 @@ def with_files(traced: TracedStep, files: Mapping[int, str]) -> TracedStep:
     return replace(traced, files=tuple(file for _, file in kept), tables=tables)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
-    """What a trace yields."""
-
-    tables: TraceReport
-    parts: tuple[TracedPart, ...]
-    filling: StepFilling | None
-    operators: Sequence[tuple[str, Ints, Ints, Ints]]
-    collectives: tuple[CollectiveCalls, ...]
-
-
-def _read(record: TracedStepRecord, context: RunContext, *, counted: Collection[str]) -> _Read:
-    from lightning_flops.trace import (
-        analyze_trace,
-        collective_calls,
-        load_trace,
-        module_table,
-        step_filling,
-        step_parts,
-        typical_operators,
-    )
-
-    trace = load_trace(record.path)
-    tables = replace(analyze_trace(trace), rank=context.rank, source="(this run)")
-    of_steps = [table for step in range(len(trace.steps)) if (table := module_table(trace, step)) is not None]
-    if len(of_steps) > 1:
-        tables = replace(tables, modules=_medians(of_steps))
-    filling: StepFilling | None = step_filling(trace, counted=counted)
-    if context.device_type != "cpu" and not trace.has_device:
-        # The host only launches the device's work: its time is neither the modules' nor the step's.
-        tables, filling = replace(tables, modules=None), None
-    if context.world_size == 1:
-        # Some frameworks run their collectives all the same: a rank alone waits for none.
-        tables = replace(tables, overlap=None)
-    return _Read(
-        tables=tables,
-        parts=step_parts(trace),
-        filling=filling,
-        operators=typical_operators(trace),
-        collectives=() if context.world_size == 1 else collective_calls(trace),
-    )
-
-
-def counter_tracks_of(record: TracedStepRecord) -> tuple[CounterTrack, ...]:
-    """Memory and use of the device over the time of a trace file.
-
-    Raises:
-        LightningFlopsError: the file cannot be read.
-    """
-    from lightning_flops.trace import load_trace
-    from lightning_flops.trace.counters import counter_tracks
-
-    return counter_tracks(load_trace(record.path))
-
-
 def module_times(
     traced: TracedStep,
-    counts: FlopCounts,
+    works: Mapping[str, Work],
+    peaks: Mapping[str, float],
     *,
     counted_steps: int,
-    peak_of: Callable[[str], float | None],
     has_backward: bool = True,
-) -> dict[str, ModuleTimes]:
-    """Times of each module in one step, by qualified name; empty if no module was marked.
+) -> tuple[dict[str, ModuleTimes], tuple[str, ...]]:
+    """Times of each module in one step, by qualified name, and notes on rates that cannot be; empty without times.
 
     Args:
         traced: the traced step.
-        counts: what was counted, for the rates.
-        counted_steps: how many steps *counts* are of.
-        peak_of: dense peak in FLOP/s for a dtype's name, None where it is not known.
+        works: what each module did in all counted steps.
+        peaks: dense peak in FLOP/s by dtype, where it is known.
+        counted_steps: how many these are.
         has_backward: the steps may have one. If not, the times of one are not known, instead of 0 s.
     """
     table = None if traced.tables is None else traced.tables.modules
-    spent = _by_trace(traced, table) if table is not None else _by_module_clock(traced.own_forward_sec or {})
-    flops = counts.by_module() if traced.like_counted else {}
-    at_peak = _seconds_at_peak(counts, peak_of)
-    steps = max(1, counted_steps)
-
-    def rate(amount: int, seconds: float | None) -> float | None:
-        return per_second(amount=mean(total=amount, steps=steps), seconds=seconds) if amount else None
-
-    def utilization(amount: int, peak_sec: float | None, seconds: float | None) -> float | None:
-        return ratio(part=mean(total=peak_sec, steps=steps), whole=seconds) if amount else None
-
-    times = {}
-    for name, one in spent.items():
-        if not has_backward:
-            one = replace(one, own_backward_sec=None, backward_sec=None, backward_kernels=None)
-        of_module = flops.get(name, PhaseFlops())
-        forward, backward = of_module.forward, of_module.backward + of_module.recompute
-        forward_peak_sec, backward_peak_sec = at_peak.get(name, (0.0, 0.0))
-        times[name] = replace(
-            one,
-            forward_flops_per_sec=rate(forward, one.forward_sec),
-            backward_flops_per_sec=rate(backward, one.backward_sec),
-            forward_utilization=utilization(forward, forward_peak_sec, one.forward_sec),
-            backward_utilization=utilization(backward, backward_peak_sec, one.backward_sec),
+    own = traced.own_forward_sec or {}
+    seconds: dict[str, tuple[float, float, float | None, float | None]]
+    seconds = {name: (sec, own.get(name, 0.0), None, None) for name, sec in with_those_below(own, 0.0).items()}
+    if table is not None:
+        forward, backward = traced.forward_scale / _US_PER_SEC, traced.backward_scale / _US_PER_SEC
+        seconds = {
+            row.name: (
+                row.forward_us * forward,
+                row.own_forward_us * forward,
+                row.backward_us * backward if has_backward else None,
+                row.own_backward_us * backward if has_backward else None,
+            )
+            for row in table.rows
+        }
+    times, beyond = {}, {}
+    for name, (forward_sec, own_forward_sec, backward_sec, own_backward_sec) in seconds.items():
+        work = works.get(name, Work())
+        rates: dict[str, float | None] = {}
+        for phase, flops, sec in (("forward", work.forward, forward_sec), ("backward", work.backward, backward_sec)):
+            amount = mean(total=flops.total() or None, steps=counted_steps)
+            share = ratio(part=mean(total=peak_seconds(flops, peaks), steps=counted_steps), whole=amount and sec)
+            if share is not None and share > MOST_OF_PEAK:
+                beyond[f"{name or 'the root'}'s {phase}"], share, amount = share, None, None
+            rates |= {
+                f"{phase}_flops_per_sec": per_second(amount=amount, seconds=sec),
+                f"{phase}_utilization": share,
+            }
+        times[name] = ModuleTimes(
+            clock="borders" if table is None else table.clock,
+            forward_sec=forward_sec,
+            own_forward_sec=own_forward_sec,
+            backward_sec=backward_sec,
+            own_backward_sec=own_backward_sec,
+            **rates,
         )
-    return times
-
-
-def mean_times(times: Sequence[ModuleTimes | None]) -> ModuleTimes | None:
-    """Mean times of several modules that are alike; None if one of them has no times."""
-    known = [one for one in times if one is not None]
-    if not known or len(known) < len(times):
-        return None
-    if len(known) == 1:
-        return known[0]
-
-    def average(of: Callable[[ModuleTimes], float | None]) -> float | None:
-        values = [value for value in map(of, known) if value is not None]
-        return sum(values) / len(values) if len(values) == len(known) else None
-
-    def over_all(
-        rate: Callable[[ModuleTimes], float | None], seconds: Callable[[ModuleTimes], float | None]
-    ) -> float | None:
-        """A rate of all of them: the sum of what was done / the sum of the time. Rates are not averaged."""
-        done = total = 0.0
-        for one in known:
-            value, spent = rate(one), seconds(one)
-            if value is None or spent is None:
-                return None
-            done, total = done + value * spent, total + spent
-        return done / total if total else None
-
-    return ModuleTimes(
-        clock=known[0].clock,
-        forward_sec=math.fsum(one.forward_sec for one in known) / len(known),
-        own_forward_sec=math.fsum(one.own_forward_sec for one in known) / len(known),
-        backward_sec=average(lambda one: one.backward_sec),
-        own_backward_sec=average(lambda one: one.own_backward_sec),
-        forward_kernels=average(lambda one: one.forward_kernels),
-        backward_kernels=average(lambda one: one.backward_kernels),
-        forward_flops_per_sec=over_all(lambda one: one.forward_flops_per_sec, lambda one: one.forward_sec),
-        backward_flops_per_sec=over_all(lambda one: one.backward_flops_per_sec, lambda one: one.backward_sec),
-        forward_utilization=over_all(lambda one: one.forward_utilization, lambda one: one.forward_sec),
-        backward_utilization=over_all(lambda one: one.backward_utilization, lambda one: one.backward_sec),
-    )
-
-
-_NO_RATES = {
-    "forward_flops_per_sec": None,
-    "backward_flops_per_sec": None,
-    "forward_utilization": None,
-    "backward_utilization": None,
-}
-
-
-def _by_trace(traced: TracedStep, table: ModuleTable) -> dict[str, ModuleTimes]:
-    forward_sec, backward_sec = traced.forward_scale / _US_PER_SEC, traced.backward_scale / _US_PER_SEC
-    return {
-        row.name: ModuleTimes(
-            clock=table.clock,
-            forward_sec=row.forward_us * forward_sec,
-            own_forward_sec=row.own_forward_us * forward_sec,
-            backward_sec=row.backward_us * backward_sec,
-            own_backward_sec=row.own_backward_us * backward_sec,
-            forward_kernels=row.forward_kernels,
-            backward_kernels=row.backward_kernels,
-            **_NO_RATES,
-        )
-        for row in table.rows
-    }
-
-
-def _by_module_clock(own_forward_sec: Mapping[str, float]) -> dict[str, ModuleTimes]:
-    return {
-        name: ModuleTimes(
-            clock="borders",
-            forward_sec=seconds,
-            own_forward_sec=own_forward_sec.get(name, 0.0),
-            backward_sec=None,
-            own_backward_sec=None,
-            forward_kernels=None,
-            backward_kernels=None,
-            **_NO_RATES,
-        )
-        for name, seconds in with_those_below(own_forward_sec, 0.0).items()
-    }
-
-
-def _seconds_at_peak(
-    counts: FlopCounts, peak_of: Callable[[str], float | None]
-) -> dict[str, tuple[float | None, float | None]]:
-    """Seconds that each module's FLOPs, forward and then backward with recomputation, take at the peak."""
-    sums: defaultdict[str, list[float | None]] = defaultdict(lambda: [0.0, 0.0])
-    peaks: dict[str, float | None] = {}
-    for cell in counts.record.cells:
-        if not cell.flops or cell.phase == "optimizer" or cell.module == OUTSIDE:
-            continue
-        if cell.dtype not in peaks:
-            peaks[cell.dtype] = peak_of(cell.dtype)
-        seconds = per_second(amount=cell.flops, seconds=peaks[cell.dtype])
-        side = int(cell.phase != "forward")
-        for name in with_those_above(cell.module):
-            before = sums[name][side]
-            sums[name][side] = None if before is None or seconds is None else before + seconds
-    return {name: (forward, backward) for name, (forward, backward) in sums.items()}
+    return times, beyond_peak(beyond)

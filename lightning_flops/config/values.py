@@ -29,8 +29,6 @@ class AdviceThresholds:
 
     data_wait: float = 0.05  # waiting for data above this share
     exposed_communication: float = 0.10  # communication that no computation hides above this share
-    blocks_per_sm: float = 1.0  # kernels with fewer blocks per SM
-    blocks_per_sm_share: float = 0.10  # ... holding more than this share of the kernels' time
     tensor_core_eligible: float = 0.05
     """No tensor cores in use, though more than this share of the kernels' time could use them."""
     float32: float = 0.05  # float32 products, TF32 off, above this share of the model FLOPs
@@ -46,7 +44,6 @@ class AdviceThresholds:
     dropout: float = 0.10  # dropout above this share
     norm: float = 0.10  # norms that are written out in Python above this share
     heat_limited: float = 0.05  # heat held the GPU's clock down above this share of the timed steps
-    power_limited: float = 0.20  # power held it down above this share of the timed steps
     starved: float = 0.05
     """A thread of this process was ready to run and had no processor above this share of the timed steps."""
 

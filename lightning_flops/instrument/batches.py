@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.dispatch import modes_off
 from lightning_flops.records import Shapes
 from lightning_flops.text.printable import shown
@@ -59,15 +58,8 @@ def _shapes_of(leaf: Any) -> Shapes:
 
 def shapes_text(shapes: Shapes) -> str:
     """*shapes* as a report prints them: ``[32, 1, 8, 8] [32]``."""
-    return " ".join(map(_shape_text, shapes))
-
-
-def _shape_text(shape: tuple[int, ...]) -> str:
-    if shape[:1] == (_FROM_LOADER,):
-        return f"loader {shape[1]}:"
-    if shape[:1] == (_PACKED,):
-        return f"{shape[1]} packed:"
-    return "[?]" if shape == HIDDEN_SHAPE else str(list(shape))
+    special = {_FROM_LOADER: "loader {}:", _PACKED: "{} packed:", HIDDEN_SHAPE[0]: "[?]"}
+    return " ".join(special.get(one[0], str(list(one))).format(*one[1:]) if one else "[]" for one in shapes)
 
 
 def from_loader(shapes: Shapes, index: int) -> Shapes:
@@ -141,8 +133,7 @@ class BatchMeter:
     def _ask(self, setting: str, function: Callable[[Any], int], batch: Any) -> int | None:
         """What the user's *function* says of *batch*; if it fails, its figure is gone, not the run."""
         try:
-            with random_state_kept():
-                answer = int(function(batch))
+            answer = int(function(batch))
         except Exception as error:  # a user's function in the middle of training: whatever it raises stays here
             self._note(f"{setting} raised {type(error).__name__}: {error}; what needs it is n/a.")
             return None

@@ -124,11 +124,7 @@ def _silence_hook_warning(undo: ExitStack) -> None:
     functions of ``warnings`` that change filters make Python forget which warnings it has shown: the user would see
     each of them again. A filter that ignores something needs no forgetting.
     """
-    own, filters = ("ignore", _IGNORED, Warning, None, 0), warnings.filters
-
-    def remove() -> None:
-        # The user may have put others in the place of the list.
-        warnings.filters[:] = [one for one in warnings.filters if one is not own]  # type: ignore[index]
-
-    filters.insert(0, own)  # type: ignore[attr-defined]
-    undo.callback(remove)
+    own: Any = ("ignore", _IGNORED, Warning, None, 0)
+    filters: Callable[[], Any] = lambda: warnings.filters  # the user may put others in the place of the list
+    filters().insert(0, own)
+    undo.callback(_take_out, lambda one: filters().remove(one), own)

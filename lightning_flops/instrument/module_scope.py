@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import nn
 
 from lightning_flops.instrument.parameter_sizes import Held, Parameters
-from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.modules import children_of, wraps
-from lightning_flops.records import OUTSIDE, ModuleRecord
+from lightning_flops.records import ModuleRecord
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
@@ -69,7 +67,6 @@ class ModuleNames:
         self._known: dict[nn.Module, tuple[str, ...]] = {}
         """Each module's names: several if it is shared."""
         self._strangers: set[nn.Module] = set()
-        self._owners: dict[int, str] | None = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -81,7 +78,6 @@ class ModuleNames:
                 names[module] = (*known, name)
         self._known = names
         self._strangers = set()
-        self._owners = None
 
     def name_for(self, module: nn.Module, caller: str) -> str | None:
         """Name of a module that the module named *caller* calls; None if it is not one of the root's.
@@ -106,15 +102,6 @@ class ModuleNames:
         """The modules that have names, each once."""
         return self._known.keys()
 
-    def owner_of(self, parameter: Any) -> str:
-        """Name of the first module that holds *parameter*; ``(outside)`` if none does."""
-        if self._owners is None:
-            self._owners = {}
-            for module, known in self._known.items():
-                for held in module.parameters(recurse=False):
-                    self._owners.setdefault(id(held), known[0])
-        return OUTSIDE if parameter is None else self._owners.get(id(parameter), OUTSIDE)
-
 
 def _shared_depth(name: str, caller: str) -> int:
     """How many leading parts the two names share."""
@@ -126,7 +113,6 @@ def describe_modules(
     root: nn.Module,
     *,
     whole: nn.Module | None = None,
-    settings: bool = True,
     note: Callable[[str], object] = logger.warning,
 ) -> tuple[ModuleRecord, ...]:
     """What each module of *root* is and how many parameters it holds, in ``named_modules`` order.
@@ -137,7 +123,6 @@ def describe_modules(
     Args:
         root: the model.
         whole: *root* with all its wrappers, which may know more about its parameters; None if it has none.
-        settings: whether each module is asked for its ``extra_repr``, which may be the user's code.
         note: gets a sentence about anything that cannot be known.
     """
     parameters = Parameters(root if whole is None else whole, note=note)
@@ -152,10 +137,6 @@ def describe_modules(
         if own[module]:
             for above in _with_those_above(name):
                 below[above].update(own[module])
-    extra_reprs: dict[nn.Module, str] = {}
-    if settings:
-        with random_state_kept():
-            extra_reprs = {module: _extra_repr(module) for module in described.values()}
     first_name: dict[nn.Module, str] = {}
     records = []
     for name, module in described.items():
@@ -167,7 +148,7 @@ def describe_modules(
             ModuleRecord(
                 name=name,
                 type_name=type(module).__name__,
-                extra_repr=extra_reprs.get(module, ""),
+                extra_repr=_extra_repr(module),
                 params=sum(held.size for held in all_held),
                 trainable_params=sum(held.size for held in all_held if held.trainable),
                 local_params=sum(held.local for held in all_held),

@@ -44,6 +44,10 @@ class Notes:
             self.add(sentence)
             self._speak(sentence)
 
+    def say(self, sentence: str) -> None:
+        """Say *sentence*, which no report has."""
+        self._speak(sentence)
+
     def begin_window(self) -> None:
         """The report that comes next is of a new window."""
         self._of_window = list(self._of_run)

@@ -10,6 +10,7 @@ counted, which are timed, and when the window is over::
 
 from __future__ import annotations
 
+import math
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -27,7 +28,7 @@ from lightning_flops.instrument.counting.part_counter import PartCounter
 from lightning_flops.instrument.module_scope import describe_modules
 from lightning_flops.instrument.notes import Notes, notes_on_times
 from lightning_flops.instrument.timing.clocks import WallClock
-from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
+from lightning_flops.instrument.timing.phase_timer import PhaseTimer, StepMarks
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import (
     BucketFlops,
@@ -42,10 +43,12 @@ from lightning_flops.records import (
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
-_FEW_MATCHES = 10
-"""Signatures "keep changing" when fewer than one in this many of the steps that were watched has the counted step's.
-That is asked whenever as many more were watched as are to be timed, and at least so many. So it is known at the latest
-when this many times ``timing_steps`` were watched."""
+_LEAST_WATCHED = 10
+"""Signatures "keep changing" when none of as many steps as are to be timed, and at least so many, has the counted
+step's, or when twice as many steps did not have enough of them."""
+
+
+_LEAST_SETTLE_STEPS = 2
 
 
 class Phase(Enum):
@@ -62,11 +65,14 @@ class Phase(Enum):
     TRACING = "tracing"
     CLOSED = "closed"
 
-    def __init__(self, word: str) -> None:
-        # Plain attributes, because these are asked at every step of a run.
-        self.idle = word in ("waiting", "settling")
-        """Whether steps pass by, neither counted, timed nor traced."""
-        self.counts = word in ("counting", "sampling")
+
+def steps_to_settle(*, batches_ahead: int, batches_a_step: int) -> int:
+    """Steps to leave alone after a counted one, until the *batches_ahead* that a loader fetches meanwhile are used up.
+
+    While a step is counted, the loader's workers run ahead, and the next steps find batches ready. If those were timed,
+    they would show less waiting than there is in the long run.
+    """
+    return max(_LEAST_SETTLE_STEPS, math.ceil(batches_ahead / batches_a_step))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +214,12 @@ class Recorder:
     @property
     def counting(self) -> bool:
         """Whether the running step is counted; its time is then not usable."""
-        return self.state.counts
+        return self.state in (Phase.COUNTING, Phase.SAMPLING)
+
+    @property
+    def idle(self) -> bool:
+        """Whether steps pass by, neither counted, timed nor traced."""
+        return self.state in (Phase.WAITING, Phase.SETTLING)
 
     @property
     def timer(self) -> PhaseTimer | None:
@@ -294,7 +305,7 @@ class Recorder:
         says whether it is a forward, a backward or an update by itself, and not only a part of one.
         """
         if (timer := self.timer) is not None:
-            timer.enter(Mark(part, counts))
+            timer.enter(part, counts=counts)
             return
         if self.counting and self._counter is not None:
             self._counter.enter(part)
@@ -404,9 +415,13 @@ class Recorder:
         measured.watched.append((record, marks))
         measured.matches += measured.is_comparable(record.signature)
         wanted, watched = self._timing_steps, len(measured.watched)
+        enough = max(wanted, _LEAST_WATCHED)
         if measured.matches >= wanted:
             self._traces_or_closes(measured)
-        elif watched % max(wanted, _FEW_MATCHES) == 0 and measured.matches * _FEW_MATCHES < watched:
+        elif watched == enough and measured.matches:
+            counted = measured.counted[0].index
+            self._notes.say(f"Waiting for steps like step {counted}: {measured.matches} of {watched} were.")
+        elif watched in (enough, 2 * enough):
             measured.variable = True
             del measured.watched[:-wanted]
             if len(measured.counted) < len(measured.watched):

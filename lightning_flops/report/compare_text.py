@@ -1,15 +1,24 @@
-"""Two runs compared, as text: what differs, why, by part and by module."""
+"""Two runs compared, as text: what differs, why, by part and by module; and what two traces compared say alike."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from lightning_flops.report.compare_words import Scale, difference_sentence, figures_section, settings_table
 from lightning_flops.report.document import Figure, Section, Table, cells, draw
 from lightning_flops.report.layout import View, shortened
-from lightning_flops.schema.comparison import Causes, ComparedRun, Comparison, Detail, ModuleDifference, ModuleSide
+from lightning_flops.schema.comparison import (
+    CONFIDENCE,
+    Causes,
+    Comparison,
+    FigureDifference,
+    ModuleDifference,
+    ModuleSide,
+    NoiseInterval,
+    SettingDifference,
+)
 from lightning_flops.text.printable import page
-from lightning_flops.units import NOT_AVAILABLE, plain, plural, si
+from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, si
 
 _MODULES_SHOWN = 12
 _NAMES_SHOWN = 8
@@ -18,10 +27,7 @@ _NAME_CHARS = 48
 _WORDS = {"work": ("more work", "less work"), "efficiency": ("worse efficiency", "better efficiency")} | {
     "waiting": ("more waiting", "less waiting")
 }
-_DETAILS: dict[str, dict[Detail, str]] = {
-    "work": {"flops": "FLOPs", "bytes": "bytes", "modules": "new or gone modules"},
-    "waiting": {"data": "data", "communication": "communication", "idle": "idle device", "loop": "the loop"},
-}
+_WORK = ("flops", "bytes", "modules")
 _HEAD = ("A", "B", "B - A", "work", "efficiency", "waiting")
 _BY_MODULE = ("forward", "backward")
 
@@ -40,15 +46,8 @@ def render_comparison(comparison: Comparison, *, width: int | None = None) -> st
 
 def comparison_headline(comparison: Comparison) -> str:
     """The difference, and what of it is noise, in one sentence."""
-    causes = comparison.step.causes
-    return difference_sentence(
-        f"One {comparison.step_name}",
-        a_ns=causes.a_ns,
-        b_ns=causes.b_ns,
-        noise=comparison.step.difference,
-        confidence=comparison.confidence,
-        scale=Scale.of_steps(causes.a_ns, causes.b_ns),
-    )
+    step = comparison.step
+    return difference_sentence(f"One {step.name}", step.causes.a_ns, step.causes.b_ns, step.difference)
 
 
 def comparison_sections(comparison: Comparison) -> list[Section]:
@@ -56,7 +55,7 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
     step = comparison.step
     scale = Scale.of_steps(step.causes.a_ns, step.causes.b_ns)
     sides = (("A", comparison.a), ("B", comparison.b))
-    items: list[Figure | Table | str] = [f"{letter}: {_where(run)}" for letter, run in sides]
+    items: list[Figure | Table | str] = [f"{letter}: {run.source} ({run.about})" for letter, run in sides]
     if comparison.settings:
         items.append(settings_table(comparison.settings))
     else:
@@ -79,15 +78,14 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
 
 
 def _causes(causes: Causes, scale: Scale) -> Table:
+    details: dict[str, list[str]] = {"work": [], "efficiency": [], "waiting": []}
+    for name, ns in causes.details.items():
+        words = f"{'FLOPs' if name == 'flops' else name} {scale.signed(ns)}"
+        details["work" if name in _WORK else "waiting"].append(words)
     rows = []
-    for kind, words in _WORDS.items():
+    for kind, (more, less) in _WORDS.items():
         value = getattr(causes, f"{kind}_ns")
-        about = [
-            f"{name} {scale.signed(causes.details[detail])}"
-            for detail, name in _DETAILS.get(kind, {}).items()
-            if detail in causes.details
-        ]
-        rows.append((words[value < 0], scale.signed(value), "; ".join(about)))
+        rows.append((less if value < 0 else more, scale.signed(value), "; ".join(details[kind])))
     return cells(["B - A by cause", "", ""], rows, left=(0, 2), least_width=0)
 
 
@@ -165,17 +163,11 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
         "Work: what goes with more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest "
         "of the time that computes. Waiting: for data, for other ranks, of the device for the host, and what the loop "
         "does around the model. The three causes of a line add up to its B - A, and the lines to the whole.",
-        f"Noise is the spread of the timed steps ({plain(100 * comparison.confidence)}% by Welch's t), of a module "
+        f"Noise is the spread of the timed steps ({CONFIDENCE:.0%} by Welch's t), of a module "
         "four standard errors of its traced steps. What changes from one start of a program to the next, or with what "
         "else the machine does, is not in it: compare two runs of A to see that.",
         *comparison.notes,
     )
-
-
-def _where(run: ComparedRun) -> str:
-    model = f"{run.model} on " if run.model else ""
-    steps = f"{plain(run.timed_steps)} timed {plural('step', run.timed_steps)}"
-    return f"{run.source} ({model}{run.device or 'unknown device'}, step {run.profile_step} counted, {steps})"
 
 
 def _main_cause(causes: Causes) -> str:
@@ -211,3 +203,75 @@ def _names(label: str, names: Sequence[str]) -> Iterator[str]:
         more = len(names) - _NAMES_SHOWN
         words = ", ".join(names[:_NAMES_SHOWN]) + (f" and {plain(more)} more" if more > 0 else "")
         yield f"{label}: {words}."
+
+
+_UNITS = ((10_000_000_000, 1e9, "s"), (1_000_000, 1e6, "ms"), (0, 1e3, "us"))
+"""From which length of a step on, nanoseconds in one unit, and its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The one unit in which all times of a report are."""
+
+    per_unit: float
+    """Nanoseconds."""
+    unit: str
+
+    @classmethod
+    def of_steps(cls, *steps_ns: int) -> Scale:
+        """The unit that fits the longest of these steps."""
+        longest = max(steps_ns)
+        return next(cls(per, name) for least, per, name in _UNITS if longest >= least)
+
+    def number(self, ns: int, *, signed: bool = False) -> str:
+        """Without its unit, as it stands in a table."""
+        text = f"{ns / self.per_unit:+,.3f}" if signed else f"{ns / self.per_unit:,.3f}"
+        return "0" if not ns else text
+
+    def signed(self, ns: int) -> str:
+        """With its sign and its unit."""
+        return f"{self.number(ns, signed=True)} {self.unit}"
+
+
+def difference_sentence(step: str, a_ns: int, b_ns: int, noise: NoiseInterval | None) -> str:
+    """What the difference of two steps comes to; *step* begins the sentence: "One global step"."""
+    difference, scale = b_ns - a_ns, Scale.of_steps(a_ns, b_ns)
+    share = f" ({'+' if difference > 0 else ''}{percent(difference / a_ns)})" if a_ns else ""
+    of_a, of_b = (f"{scale.number(ns)} {scale.unit}" for ns in (a_ns, b_ns))
+    words = f"{step} takes {of_b} in B and {of_a} in A: {scale.signed(difference)}{share}"
+    if noise is None:
+        return f"{words}; what of it is noise is not known."
+    ends = f"{scale.signed(noise.low_ns)} to {scale.signed(noise.high_ns)}"
+    verdict = "more than noise explains" if noise.beyond else "within noise"
+    return f"{words}, {verdict} ({CONFIDENCE:.0%}: {ends})."
+
+
+def settings_table(settings: Sequence[SettingDifference]) -> Table:
+    """What is set up differently."""
+    rows = [(one.name.removeprefix("context."), one.a, one.b) for one in settings]
+    return cells(["set up differently", "A", "B"], rows, left=(0, 1, 2), least_width=0)
+
+
+def figures_section(figures: Sequence[FigureDifference]) -> Section:
+    """The figures of both runs."""
+    rows = []
+    reasons: dict[str, list[str]] = {}
+    for one in figures:
+        ratio = NOT_AVAILABLE if one.ratio is None else f"{one.ratio:.4f}"
+        if one.reason:
+            reasons.setdefault(one.reason, []).append(one.name)
+        if one.ratio_low is None or one.ratio_high is None:
+            noise = NOT_AVAILABLE
+        elif one.ratio_low == one.ratio_high:
+            noise = "exact"
+        else:
+            noise = f"{one.ratio_low:.4f} to {one.ratio_high:.4f}"
+        rows.append([one.name, _figure(one.a), _figure(one.b), ratio, noise])
+    why = [f"{NOT_AVAILABLE}: {', '.join(names)}: {reason}." for reason, names in reasons.items()]
+    return Section("Figures of both", "", [cells(["figure", "A", "B", "B / A", "by noise"], rows, left=(0, 4)), *why])
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return NOT_AVAILABLE
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_flops.analysis.rank_names import name_files
-from lightning_flops.report.compare_words import Scale, difference_sentence, figures_section, settings_table
-from lightning_flops.report.document import Column, Figure, Section, Table, draw, table
+from lightning_flops.report.compare_text import Scale, difference_sentence, figures_section
+from lightning_flops.report.document import Column, Section, Table, draw, table
 from lightning_flops.report.layout import View, shortened_apart
+from lightning_flops.schema.comparison import CONFIDENCE
 from lightning_flops.schema.trace_comparison import (
     ComparedTraces,
     TableName,
@@ -35,12 +36,7 @@ _CAUSES_IN = {
 
 
 def render_trace_comparison(comparison: TraceComparison, *, width: int | None = None) -> str:
-    """The report on *comparison*, for people, ending in a line break.
-
-    Args:
-        comparison: what to print.
-        width: columns of the terminal, into which tables are made to fit; None for no limit.
-    """
+    """The report on *comparison*, for people, in a terminal of *width* columns."""
     view = View(rows=ROWS_SHOWN, width=width)
     lines = [line for section in trace_comparison_sections(comparison) for line in draw(section, view)]
     return page([*lines[1:], view.rule()])
@@ -54,10 +50,8 @@ def trace_comparison_headline(comparison: TraceComparison) -> str:
 def trace_comparison_sections(comparison: TraceComparison) -> list[Section]:
     """What in a step takes longer, the most first; all times in the unit that fits its step."""
     scale, mean = _scale(comparison), f"mean, {_scale(comparison).unit}"
-    items: list[Figure | Table | str] = [f"A: {_where(comparison.a)}", f"B: {_where(comparison.b)}"]
-    if comparison.settings:
-        items.append(settings_table(comparison.settings))
-    found = [Section("Two traces compared", "", [*items, "", *_said(comparison, scale)])]
+    runs = [f"A: {_where(comparison.a)}", f"B: {_where(comparison.b)}", ""]
+    found = [Section("Two traces compared", "", [*runs, *_said(comparison, scale)])]
     by_noise = Column("by noise", lambda row: _interval(row, scale), str, left=True)
     parts = table((*comparison.parts, comparison.step), [*_numbers(mean, scale), by_noise], whole=True)
     found.append(Section("By part of the step", "", [parts]))
@@ -74,12 +68,7 @@ def _said(comparison: TraceComparison, scale: Scale) -> Iterator[str]:
     """What the difference comes to, and the parts that changed most, each with what in it did, if that is no noise."""
     step = comparison.step
     yield difference_sentence(
-        "One step" if comparison.a.marked else "The whole trace",
-        a_ns=step.a_ns,
-        b_ns=step.b_ns,
-        noise=step.noise,
-        confidence=comparison.confidence,
-        scale=scale,
+        "One step" if comparison.a.marked else "The whole trace", step.a_ns, step.b_ns, step.noise
     )
     words = []
     for part in sorted(filter(_is_beyond, comparison.parts), key=lambda part: -abs(part.difference_ns))[:_NAMED]:
@@ -151,7 +140,7 @@ def _notes(comparison: TraceComparison) -> tuple[str, ...]:
         "Each moment of a step counts under the first part from the top that ran then, so the parts add up to the "
         "step. All other tables are sums of what was launched or began in the step; they may overlap. Longer calls may "
         "have other inputs.",
-        f"Noise is the spread of the traced steps ({plain(100 * comparison.confidence)}% by Welch's t). Of a "
+        f"Noise is the spread of the traced steps ({CONFIDENCE:.0%} by Welch's t). Of a "
         "hundred rows that do not differ, one seems to. What changes from one start of a program to the next is "
         "not in it: compare two traces of A to see that.",
         "Steps under torch.profiler are slower than others, above all on the host, where shapes, memory and Python's "

@@ -17,24 +17,24 @@ def energy_section(profile: Profile) -> Section | None:
     energy = profile.energy
     if energy is None:
         return None
-    bound = " (lower bound)" if profile.lower_bound and energy.flops_per_joule is not None else ""
+    joules = energy.joules_per_step
+    bound = " (lower bound)" if profile.lower_bound and joules is not None else ""
     clock = NOT_AVAILABLE
     if energy.clock_mhz is not None:
         highest = "" if energy.highest_clock_mhz is None else f" of at most {plain(energy.highest_clock_mhz)}"
-        readings = f"{energy.clock_readings} {plural('reading', energy.clock_readings)}"
-        clock = f"{plain(round(energy.clock_mhz))}{highest} MHz (mean of {readings})"
+        clock = f"{plain(round(energy.clock_mhz))}{highest} MHz"
     figures = {
         "mean power in this time": si(energy.watts, "W"),
-        f"energy of a {profile.step_name} = mean power x its time": si(energy.joules_per_step, "J"),
-        "hardware FLOPs per joule": f"{si(energy.flops_per_joule, 'FLOP/J')}{bound}",
-        "energy per sample": si(energy.joules_per_sample, "J"),
-        "energy per token": si(energy.joules_per_token, "J"),
+        f"energy of a {profile.step_name} = mean power x its time": si(joules, "J"),
+        "hardware FLOPs per joule": f"{si(ratio(part=profile.flops.hardware, whole=joules), 'FLOP/J')}{bound}",
+        "energy per sample": si(ratio(part=joules, whole=profile.samples), "J"),
         "clock of the multiprocessors": clock,
         "clock held down by power, share of the time": percent(energy.power_limited_share),
         "clock held down by heat, share of the time": percent(energy.heat_limited_share),
     }
     items: list[Item] = [Figure(label, value) for label, value in figures.items()]
-    items += [f"{NOT_AVAILABLE}: {reason}." for reason in dict.fromkeys(energy.unavailable.values())]
+    if energy.no_joules_because:
+        items.append(f"{NOT_AVAILABLE}: {energy.no_joules_because}.")
     note = (
         "By the counters of the whole GPU, whoever used it, read where the timed steps began and ended: "
         f"{duration(energy.measured_sec)}."
@@ -95,7 +95,7 @@ def _kept(memory: MemoryRecord, traced: TracedStep | None) -> str:
     if kept is None and tables is not None and tables.modules is not None:
         calls = next((row.calls for row in tables.modules.rows if not row.name), 0)
         for row in tables.module_memory or ():
-            if (row.name, row.part, row.device) == ("", "forward", -1) and calls:
+            if (row.name, row.device) == ("", -1) and calls:
                 return f"{si(row.size_increase_bytes / calls, 'B')} (of the traced step)"
     return _or_why_not(kept, "set profile_memory to know it")
 
@@ -114,5 +114,8 @@ def traced_section(profile: Profile) -> Section | None:
     if traced.steps > 1:
         about += f" Times of modules and operators are medians over these {plain(traced.steps)}."
     if not traced.like_counted:
-        about += " Its batch shapes, or its numbers of forwards, backwards and updates, are not the counted step's."
+        about += (
+            " Its batch shapes, or its numbers of forwards, backwards and updates, are not the counted step's: FLOP/s "
+            "of modules and operators are estimates, by the elements of the batches."
+        )
     return Section(f"Traced {word}", about, [f"Every table: lightning-flops trace {file}" for file in traced.files])

@@ -16,7 +16,7 @@ _LETTERS = {"batch": "B", "sequence": "S", "height": "H", "width": "W"}
 def formula_section(report: FormulaReport) -> Section:
     """The formula, the sizes that it holds for, and what was asked of it."""
     items: list[Item] = [f"No formula: {report.reason}."]
-    if report.holds:
+    if report.reason is None:
         letters = {one.name: _LETTERS.get(one.name, one.name) for one in report.sizes}
         several = len({one.dtype for one in report.sums}) > 1
         items = [

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from lightning_flops.report.document import at
 from lightning_flops.report.layout import VIEW, View, some_of
-from lightning_flops.report.profile_document import NO_ADVICE, missing_rates, saving, top_modules
+from lightning_flops.report.profile_document import (
+    NO_ADVICE,
+    ORIGIN_WORDS,
+    missing_rates,
+    saving,
+    top_modules,
+)
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
@@ -126,7 +132,7 @@ def _step(profile: Profile) -> str:
 
 
 def _utilization(profile: Profile) -> str:
-    mfu, hfu, settings = profile.job_rates.mfu, profile.job_rates.hfu, profile.settings
+    mfu, hfu = profile.job_rates.mfu, profile.job_rates.hfu
     if profile.timing is None:
         return ""
     if mfu is None or hfu is None:
@@ -134,12 +140,13 @@ def _utilization(profile: Profile) -> str:
         known = "" if mfu is None else f"MFU {percent(mfu)}, "
         return f"{known}{'MFU and HFU' if mfu is None else 'HFU'} {NOT_AVAILABLE}: {reason}."
     least = "at least " if profile.lower_bound else ""
+    given = ORIGIN_WORDS[profile.settings.peaks_from]
     if profile.ranks is not None:
         peaks = f"{si(profile.ranks.peak_flops_per_sec, 'FLOP/s')} of all ranks"
     else:
-        known_peaks = [(one.peak_flops_per_sec, one.dtype) for one in profile.dtypes if one.peak_flops_per_sec]
-        peaks = ", ".join(f"{si(peak, 'FLOP/s')} ({dtype})" for peak, dtype in known_peaks)
-    given = ", as given" if settings.peak_given else ", measured" if settings.measured else ""
+        of_dtypes = profile.peaks_flops_per_sec
+        spending = [one.dtype for one in profile.dtypes if one.dtype in of_dtypes]
+        peaks = ", ".join(f"{si(of_dtypes[dtype], 'FLOP/s')} ({dtype})" for dtype in spending)
     return f"MFU {least}{percent(mfu)}, HFU {least}{percent(hfu)} of {peaks}{given}."
 
 

@@ -12,7 +12,6 @@ from lightning_flops.analysis.module_tree import (
     module_tree,
 )
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.traced_step import mean_times
 from lightning_flops.report.document import at
 from lightning_flops.report.layout import TITLE_WIDTH, VIEW
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
@@ -142,15 +141,19 @@ class _Tree:
 
     def _times_text(self, all_times: Sequence[ModuleTimes | None]) -> str:
         """Times of one module, or the means of several and how far they differ."""
-        times = mean_times(all_times)
-        if times is None or self._root.times is None:
+        known = [one for one in all_times if one is not None]
+        if len(known) < len(all_times) or self._root.times is None:
             return ""
         parts = []
         for name, phase in (("fwd", "forward"), ("bwd", "backward")):
-            seconds, rate, share = (getattr(times, f"{phase}_{of}") for of in ("sec", "flops_per_sec", "utilization"))
-            if seconds is None:
+            each = [getattr(one, f"{phase}_sec") for one in known]
+            if None in each:
                 continue
-            each = [getattr(one, f"{phase}_sec") or 0.0 for one in all_times]
+            seconds = sum(each) / len(each)
+            rate, share = (
+                _over_all([getattr(one, f"{phase}_{of}") for one in known], each)
+                for of in ("flops_per_sec", "utilization")
+            )
             part = f"{name} latency {duration(seconds)}"
             if duration(min(each)) != duration(max(each)):
                 part += f" ({duration(min(each))} to {duration(max(each))})"
@@ -199,6 +202,12 @@ def _leaf_lines(opening: str, parts: Sequence[str], *, indent: str) -> Iterator[
     yield f"{opening}{first}" if fits else opening
     for part in rest if fits else (first, *rest):
         yield from VIEW.paragraph(part, first=f"{indent}    ", rest=f"{indent}    ")
+
+
+def _over_all(rates: Sequence[float | None], seconds: Sequence[float]) -> float | None:
+    """A rate of all modules together; None if that of one of them is not known."""
+    done = [rate * sec for rate, sec in zip(rates, seconds, strict=True) if rate is not None]
+    return ratio(part=sum(done), whole=sum(seconds)) if len(done) == len(rates) else None
 
 
 def _names_below(names: Sequence[str], child: ModuleNode) -> list[str]:

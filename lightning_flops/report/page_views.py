@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.rank_names import name_files
+from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import Column, Section, as_data, at, quantity, share, table
 from lightning_flops.report.headline import answer, step_parts
 from lightning_flops.report.layout import WHOLE
@@ -74,11 +75,8 @@ def profile_view(profile: Profile) -> View:
     if rows:
         sections += [_all_modules(profile), Picture("modules"), modules_section(profile)]
     if points["modules"] or points["operators"]:
-        note = "How fast, over how many FLOPs a byte; areas are in proportion to time."
+        note = "How fast, over how many FLOPs a byte; areas are in proportion to time." + _estimated(profile)
         sections += [Section("Roofline", note, []), Picture("roofline")]
-    elif profile.traced is not None and not profile.traced.like_counted:
-        note = f"n/a: the shapes of the traced {context.step_word}s are not those of the counted ones."
-        sections.append(Section("Roofline", note, []))
     sections += [one for one in detailed_sections(profile) if one.title not in ("Advice", "Notes")]
     if tables is not None:
         sections += _traced(tables, f"Traced {context.step_word}: ")
@@ -119,7 +117,7 @@ def traces_views(report: TracesReport) -> list[tuple[str, View]]:
     together: list[Section] = []
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
-        together.append(rank_section(report.ranks, files, straggles=straggles))
+        together.append(rank_section(report.ranks, straggles=straggles))
     summary = "\n".join(traces_answer(report, files, WHOLE)[1:]).replace("\n  ", " ").split("\n")
     views = []
     for trace, file in zip(report.traces, files, strict=True):
@@ -150,6 +148,13 @@ def _steps(profile: Profile) -> Any:
     }
 
 
+def _estimated(profile: Profile) -> str:
+    """What is said of rates of modules where the traced steps are not like the counted ones."""
+    if profile.traced is None or profile.traced.like_counted:
+        return ""
+    return " FLOP/s are estimates: the traced steps' shapes are not those of the counted ones."
+
+
 def _all_modules(profile: Profile) -> Section:
     word, timed = profile.context.step_word, any(one.times is not None for one in profile.modules)
 
@@ -176,8 +181,10 @@ def _all_modules(profile: Profile) -> Section:
         per_step("calls", lambda one: one.calls),
         Column("", lambda one: one.extra_repr, str, left=True),
     ]
-    note = f"FLOPs and bytes are of the counted {word}" + (f", times of the traced {word}." if timed else ".")
-    return Section("Modules", note, [table(profile.modules, columns, whole=True)])
+    steps = len(profile.counted_steps)
+    counted = f"the mean of {steps} counted {word}s" if steps > 1 else f"of the counted {word}"
+    note = f"FLOPs and bytes are {counted}" + (f", times of the traced {word}." if timed else ".")
+    return Section("Modules", note + _estimated(profile), [table(profile.modules, columns, whole=True)])
 
 
 def _profile_modules(profile: Profile) -> list[list[Any]]:
@@ -203,7 +210,7 @@ def _profile_modules(profile: Profile) -> list[list[Any]]:
                 place.get(parent_name(module.name)) if module.name else None,
                 [own_sec, per_step(module.own.total), own_bytes, own_params, memory[1]],
                 [seconds, per_step(module.total.total), per_step(moved), module.params, memory[0]],
-                at("roofline.achieved_flops_per_sec")(module),
+                _achieved(profile, module),
                 share_of_peak([module]),
                 per_step(module.calls),
             ]
@@ -211,9 +218,18 @@ def _profile_modules(profile: Profile) -> list[list[Any]]:
     return rows
 
 
+def _achieved(profile: Profile, module: ModuleProfile) -> float | None:
+    """FLOP/s of a module's forward and backward in the traced step; None where that was no such step."""
+    times = module.times
+    if times is None or (times.forward_flops_per_sec is None and times.backward_flops_per_sec is None):
+        return None
+    spent = profile.per_step(module.total.total - module.total.optimizer)
+    return ratio(part=spent, whole=times.forward_sec + (times.backward_sec or 0.0))
+
+
 def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
     """Bytes that each module's forward keeps in one step, with and without the modules inside."""
-    rows = [] if tables is None else [one for one in tables.module_memory or () if one.part == "forward"]
+    rows = () if tables is None else tables.module_memory or ()
     on_device = any(one.device >= 0 for one in rows)
     steps = 1 if tables is None else max(1, len(tables.step_times.steps))
     return {
@@ -225,9 +241,10 @@ def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
 
 def _profile_points(profile: Profile, rows: Sequence[list[Any]]) -> dict[str, Any]:
     """The roofline: what modules and operators reach over how many FLOPs a byte."""
-    known = {one.dtype: one.peak_flops_per_sec for one in profile.dtypes if one.peak_flops_per_sec and one.hardware}
-    found = _roofline(known, profile.memory_bytes_per_sec)
-    if profile.traced is None or not profile.traced.like_counted:
+    known = profile.peaks_flops_per_sec
+    peaks = {one.dtype: known[one.dtype] for one in profile.dtypes if one.dtype in known}
+    found = _roofline(peaks, profile.memory_bytes_per_sec)
+    if profile.traced is None:
         return found
     limits = [peak for _, peak in found["peaks"][:1]]
 
@@ -239,14 +256,14 @@ def _profile_points(profile: Profile, rows: Sequence[list[Any]]) -> dict[str, An
             names = (printable(name), printable(words))
             found[kind].append([*names, flops / moved, flops / seconds, seconds, flops, moved, limit or at_most])
 
-    attainable = at("roofline.attainable_flops_per_sec")
     for module, row in zip(profile.modules, rows, strict=True):
-        limit = attainable(module) if module.own == module.total else None
+        limit = module.attainable_flops_per_sec if module.own == module.total else None
         add("modules", module.name or "(root)", module.type_name, row[5][:3], limit)
     seconds_of = {name.replace("::", "."): one.self_sec for name, one in profile.traced.operators.items()}
     for spent in profile.operators:
-        flops, moved = profile.per_step(spent.flops.total), profile.per_step(spent.bytes_read + spent.bytes_written)
-        add("operators", spent.operator, "operator", (seconds_of.get(spent.operator), flops, moved), attainable(spent))
+        flops, moved = profile.per_step(spent.flops.total), profile.per_step(spent.bytes)
+        amounts = (seconds_of.get(spent.operator), flops, moved)
+        add("operators", spent.operator, "operator", amounts, spent.attainable_flops_per_sec)
     return found
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
+from lightning_flops.analysis.advice import ROWS_OF_RULE
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.step_rates import RATES_OF_TRAINING
 from lightning_flops.report.document import Column, Figure, Item, Section, at, quantity, share, table
 from lightning_flops.report.layout import some_of
 from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.budget import Budget, BudgetKey
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
-from lightning_flops.schema.step import FEW_STEPS
+from lightning_flops.schema.step import FEW_STEPS, Budget, BudgetKey
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
 
 NO_ADVICE = "Nothing that was measured is above its threshold."
@@ -26,6 +27,9 @@ _NAME_CHARS = 40
 _CLASS_CHARS = 18
 _NS = 1e-9
 
+ORIGIN_WORDS = {"vendor": "", "given": ", as given", "measured": ", measured"}
+"""Whose a figure of the device is."""
+
 _RATE_WORDS = {
     "forward_flops_per_sec": "fwd FLOP/s",
     "backward_flops_per_sec": "bwd FLOP/s",
@@ -34,7 +38,6 @@ _RATE_WORDS = {
     "samples_per_sec": "samples/second",
     "iter_samples_per_sec": "samples/second",
     "tokens_per_sec": "tokens/second",
-    "tokens_per_sec_per_device": "tokens/second",
     "mfu": "MFU",
     "hfu": "HFU",
     "data_wait_ratio": "data wait",
@@ -69,17 +72,21 @@ def times_section(profile: Profile, *, spread: bool = False) -> Section:
     title = f"Time of a {'' if spread else 'typical '}{profile.step_name}"
     if timing is None:
         return Section(title, "", [f"No {word} was timed."])
-    parts = [part for part in timing.parts if part.maximum_sec]
+    parts = [part for part in timing.parts if any(part.steps_sec)]
     columns = [
         Column("", lambda part: profile.step_name if part is timing.global_step else part.name, str),
         quantity("typical", at("typical_sec"), "s"),
         share("share", lambda part: ratio(part=part.typical_sec, whole=timing.global_step.typical_sec)),
     ]
     if spread:
-        figures = {"mean": "mean_sec", "min": "minimum_sec", "median": "median_sec", "max": "maximum_sec"}
-        columns[2:] = [quantity(label, at(name), "s") for label, name in figures.items()]
+        columns[2:] = [
+            quantity("mean", at("mean_sec"), "s"),
+            quantity("min", lambda part: min(part.steps_sec), "s"),
+            quantity("median", lambda part: median(part.steps_sec), "s"),
+            quantity("max", lambda part: max(part.steps_sec), "s"),
+        ]
     words = f"Over {plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}"
-    words += "." if spread else f"; typical is the mean of the middle {plain(timing.typical_steps)} by wall time."
+    words += "." if spread else "; typical is the mean of the middle half by wall time."
     if timing.reader_sec is not None:
         words += f" The data loader ran {duration(timing.reader_sec)} per {word}, whether other work hid it or not."
     if spread and timing.cpu_process_ratio is not None:
@@ -98,19 +105,24 @@ _ROWS: Mapping[BudgetKey, str] = {
     "data": "data wait and transfer",
     "other": "other: callbacks, logging, schedulers",
 }
+_OF_TRACE: tuple[BudgetKey, ...] = ("operators", "communication", "idle")
 _UNDIVIDED = "all phases beyond these"  # ``compute`` where no trace divides it
 
 
 def breakdown_section(profile: Profile, budget: Budget) -> Section:
     """What the time of a step went to; the rows add up to the step."""
-    number = {one.rule: str(place) for place, one in enumerate(profile.advice, start=1)}
-    undivided = any(row.time_ns is None for row in budget.rows if row.key == "operators")
+    undivided = budget.rows_ns["operators"] is None
     rows: list[tuple[str, int | None, str]] = []
-    for one in budget.rows:
-        links = ", ".join(number[rule] for rule in one.advice if rule in number)
-        rows.append((_UNDIVIDED if one.key == "compute" and undivided else _ROWS[one.key], one.time_ns, links))
-        if one.memory_ns:
-            rows.append(("  of it moving bytes at the memory's bandwidth, at most", one.memory_ns, ""))
+    for key, label in _ROWS.items():
+        lowered = {key, *(_OF_TRACE if key == "compute" and undivided else ())} if budget.rows_ns[key] else set()
+        numbers = [
+            str(number)
+            for number, one in enumerate(profile.advice, start=1)
+            if lowered & ROWS_OF_RULE.get(one.rule, frozenset())
+        ]
+        rows.append((_UNDIVIDED if key == "compute" and undivided else label, budget.rows_ns[key], ", ".join(numbers)))
+        if key == "operators" and budget.memory_ns:
+            rows.append(("  of it moving bytes at the memory's bandwidth, at most", budget.memory_ns, ""))
     rows.append((profile.step_name, budget.wall_ns, ""))
     columns = [
         Column("", lambda row: row[0], str),
@@ -119,11 +131,12 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
         *([Column("advice", lambda row: row[2], str, left=True)] if any(row[2] for row in rows) else []),
     ]
     about = []
-    if profile.traced is not None and budget.traced_step is not None:
+    if profile.traced is not None and profile.traced.filling is not None:
         about.append(f"Phases are divided as in the traced {profile.traced.named(profile.context.step_word)}.")
-    if beside := [f"{one.label} {duration(one.time_ns * _NS)}" for one in budget.run[1:]]:
-        about.append(f"Other time during profiling: {', '.join(beside)}.")
-    if budget.rows[0].time_ns is None and "mfu" in profile.unavailable:
+    beside = [f"{label} {duration(time_ns * _NS)}" for label, time_ns in budget.run_ns.items()]
+    if len(beside) > 1:
+        about.append(f"Other time during profiling: {', '.join(beside[1:])}.")
+    if budget.rows_ns["model"] is None and "mfu" in profile.unavailable:
         about.append(f"FLOPs at the peak are {NOT_AVAILABLE}: {profile.unavailable['mfu']}.")
     after = [" ".join((*about, *budget.notes))]
     return Section("Step time breakdown", "", [table(rows, columns, whole=True, after=after)])
@@ -281,7 +294,7 @@ _PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed"}
 
 def flops_section(profile: Profile) -> Section:
     """Every bucket of FLOPs that has any, to the last one."""
-    mean, total = profile.flops, profile.flops_total
+    mean = profile.flops
     half = profile.settings.causal_attention == "half"
     factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
     rows: list[tuple[str, str]] = [
@@ -295,13 +308,12 @@ def flops_section(profile: Profile) -> Section:
         ("model FLOPs = fwd + bwd", "model"),
         ("hardware FLOPs = all of these phases - skipped", "hardware"),
     ]
-    rows = [row for row in rows if row[1] in ("forward", "model", "hardware") or getattr(total, row[1])]
-    moved, several = profile.bytes_total, len(profile.counted_steps) > 1
-    steps = f"{len(profile.counted_steps)} {plural(profile.context.step_word, 2)}"
+    rows = [row for row in rows if row[1] in ("forward", "model", "hardware") or getattr(mean, row[1])]
+    moved = profile.bytes_total
     columns = [
         Column("", lambda row: row[0], str),
         Column("FLOPs", lambda row: getattr(mean, row[1]), si),
-        Column(f"all {steps}" if several else "exact", lambda row: getattr(total, row[1])),
+        Column("exact", lambda row: getattr(mean, row[1])),
     ]
     note = "Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. Attention " + (
         "that is flagged causal counts half the score matrix."
@@ -326,6 +338,7 @@ def throughput_section(profile: Profile) -> Section:
     """What the run achieves, and what share of the device's peak that is."""
     rates, job, name, context = profile.rates, profile.job_rates, profile.step_name, profile.context
     device, bound = context.device_word, " (lower bound)" if profile.lower_bound else ""
+    ranks = context.world_size if profile.ranks is None else profile.ranks.answered
     whole = sum(one.model for one in profile.dtypes)
     figures = {}
     for what, value in (("MFU = model", rates.mfu), ("HFU = hardware", rates.hfu)):
@@ -333,14 +346,14 @@ def throughput_section(profile: Profile) -> Section:
         figures[f"{what} FLOPs per {device} / peak FLOP/s / {name} time"] = shown
     for one in profile.dtypes:
         label = f"  peak for {one.dtype}, {percent(ratio(part=one.model, whole=whole))} of the model FLOPs"
-        figures[label] = si(one.peak_flops_per_sec, "FLOP/s")
+        figures[label] = si(profile.peaks_flops_per_sec.get(one.dtype), "FLOP/s")
     figures |= {
         f"samples/second over the {name}": plain(job.samples_per_sec),
         f"samples/second over the {'iter' if context.trains else 'fwd'} latency (as DeepSpeed)": plain(
             job.iter_samples_per_sec
         ),
         f"tokens/second over the {name}": plain(job.tokens_per_sec),
-        f"tokens/second per {device}": plain(job.tokens_per_sec_per_device),
+        f"tokens/second per {device}": plain(ratio(part=job.tokens_per_sec, whole=ranks)),
         f"data wait, share of the {name}": percent(rates.data_wait_ratio),
     }
     items: list[Item] = [Figure(label, value) for label, value in figures.items()]
@@ -370,7 +383,7 @@ def operators_section(profile: Profile) -> Section | None:
     phases = [
         quantity(label, per_step(f"flops.{phase}"), "FLOPs")
         for phase, label in (*_PHASES.items(), ("optimizer", "optimizer"))
-        if getattr(profile.flops_total, phase)
+        if getattr(profile.flops, phase)
     ]
     columns = [
         Column("operator", at("operator"), str, chars=_NAME_CHARS),

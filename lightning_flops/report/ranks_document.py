@@ -8,17 +8,15 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from lightning_flops.analysis.rank_names import name_ranks
+from lightning_flops.analysis.rank_names import RankSpread, name_ranks, part_names, spread_over
 from lightning_flops.analysis.rates import sum_if_all_known
-from lightning_flops.analysis.spreads import spread_over
-from lightning_flops.analysis.straggler_words import straggler_evidence
-from lightning_flops.analysis.stragglers import are_compared, longest_own_time
-from lightning_flops.report.document import Column, Figure, Item, Section, Table, at, field, quantity, short, table, us
+from lightning_flops.analysis.stragglers import are_compared, longest_own_time, straggler_evidence
+from lightning_flops.report.document import Column, Figure, Item, Section, Table, at, field, quantity, table, us
 from lightning_flops.report.profile_document import missing_rates, whose
 from lightning_flops.schema.communication import RankCollectiveRow, RankComparison
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RankSpread, RanksProfile, StageProfile
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
+from lightning_flops.schema.ranks import RanksProfile, StageProfile
+from lightning_flops.units import NOT_AVAILABLE, percent, plain, si
 
 _REASONS_SHOWN = 3
 _DEVICES_SHOWN = 4
@@ -34,7 +32,7 @@ def ranks_section(profile: Profile) -> Section | None:
     if ranks is None:
         return None
     items: list[Item] = [
-        *_who(profile, ranks),
+        *_who(ranks),
         *_stragglers(ranks),
         *_rates(profile, ranks),
         *_spreads(profile, ranks),
@@ -42,20 +40,14 @@ def ranks_section(profile: Profile) -> Section | None:
         *([] if ranks.communication is None else _communication(ranks.communication)),
         *_first([f"Left out of the record of {sentence}." for sentence in ranks.left_out]),
     ]
-    if noting := [one.rank for one in ranks.ranks if one.notes > len(profile.notes)]:
-        which = name_ranks(noting)
-        items.append(f"- More notes than this report: {which}; with all_ranks=True every rank writes its own.")
     return Section("All ranks", "", items)
 
 
-def _who(profile: Profile, ranks: RanksProfile) -> Items:
-    waited = (
-        f"Rank {profile.context.rank} waited {duration(ranks.waited_sec)} for the others' records after its own window."
-    )
+def _who(ranks: RanksProfile) -> Items:
     if not ranks.absences:
-        yield f"All {plain(ranks.world_size)} ranks answered. {waited}"
+        yield f"All {plain(ranks.world_size)} ranks answered."
         return
-    yield f"{whose(ranks).upper()} ANSWERED, and every figure here is of those. {waited}"
+    yield f"{whose(ranks).upper()} ANSWERED, and every figure here is of those."
     by_reason: defaultdict[str, list[int]] = defaultdict(list)
     for absence in ranks.absences:
         by_reason[absence.reason].append(absence.rank)
@@ -68,11 +60,11 @@ def _who(profile: Profile, ranks: RanksProfile) -> Items:
 
 def _stragglers(ranks: RanksProfile) -> Items:
     """Whom the others wait for, or in which parts of the step it is known that there is no such rank."""
-    if ranks.answered < 2 or ranks.global_step is None:
+    if ranks.answered < 2 or not any(one.parts_sec for one in ranks.ranks):
         return
     stages: defaultdict[int, list[bool]] = defaultdict(list)
     for one in ranks.ranks:
-        if one.global_step_sec is not None:
+        if one.parts_sec:
             stages[one.stage].append(one.traced)
     alike = [traced for peers in stages.values() if len(peers) > 1 for traced in peers]
     if not alike:
@@ -111,18 +103,27 @@ def _rates(profile: Profile, ranks: RanksProfile) -> Items:
 
 def _spreads(profile: Profile, ranks: RanksProfile) -> Items:
     """Each figure of a rank over the ranks."""
-    parts: dict[str, RankSpread | None] = {part.name: part.seconds for part in ranks.parts}
-    if ranks.global_step is not None:
-        parts[profile.step_name] = ranks.global_step.seconds
+    timed = [one for one in ranks.ranks if one.parts_sec]
+    parts: dict[str, RankSpread | None] = {}
+    for name in part_names(timed):
+        known = [one for one in timed if name in (*one.parts_sec, "bubble")]
+        parts[name] = spread_over({one.rank: one.parts_sec.get(name, 0.0) for one in known})
+    if timed:
+        parts[profile.step_name] = spread_over({one.rank: sum(one.parts_sec.values()) for one in timed})
         yield _spread_table(f"of each rank, a {profile.step_name}", parts, of=ranks.answered, unit="s")
+
+    def over_ranks(name: str) -> RankSpread | None:
+        known = {one.rank: getattr(one, name) for one in ranks.ranks}
+        return spread_over({rank: value for rank, value in known.items() if value is not None})
+
     kind = "" if profile.memory is None else f" ({profile.memory.kind})"
     others = {
-        "model FLOPs": ranks.model_flops,
-        "params on the rank": ranks.local_params,
-        f"peak memory{kind}, B": ranks.peak_memory_bytes,
+        "model FLOPs": over_ranks("model_flops"),
+        "params on the rank": over_ranks("local_params"),
+        f"peak memory{kind}, B": over_ranks("peak_memory_bytes"),
     }
     yield _spread_table("of each rank", others, of=ranks.answered)
-    if ranks.global_step is None:
+    if not timed:
         yield "No rank timed a step."
 
 
@@ -152,11 +153,15 @@ def _stages(ranks: RanksProfile) -> Table:
     """The stages of a pipeline."""
 
     def median_of(part: str) -> Callable[[StageProfile], float | None]:
-        return lambda stage: next((one.seconds.median for one in stage.parts if one.name == part), None)
+        def seconds(stage: StageProfile) -> float | None:
+            known = [one.parts_sec[part] for one in ranks.ranks if one.stage == stage.stage and part in one.parts_sec]
+            return median(known) if known else None
+
+        return seconds
 
     columns = [
         field("stage", "stage"),
-        field("ranks", "answered"),
+        Column("ranks", lambda stage: sum(one.stage == stage.stage for one in ranks.ranks)),
         field("params", "params", si),
         quantity("fwd", at("flops.forward"), "FLOPs"),
         quantity("bwd", at("flops.backward"), "FLOPs"),
@@ -231,22 +236,16 @@ def _first(notes: Sequence[str]) -> Items:
         yield f"- And {len(notes) - _NOTES_SHOWN} more such notes, in profile.json."
 
 
-def rank_section(comparison: RankComparison, files: Sequence[str], *, straggles: bool) -> Section:
-    """Ranks side by side, or traces that name none."""
-    names = [
-        short(file) if row.rank is None else str(row.rank) for row, file in zip(comparison.ranks, files, strict=True)
-    ]
-    known = any(row.rank is not None for row in comparison.ranks)
+def rank_section(comparison: RankComparison, *, straggles: bool) -> Section:
+    """Ranks side by side."""
+    names = [str(row.rank) for row in comparison.ranks]
     note = (
         "A straggler is a rank that the others wait for: without communication that no computation hides, its step is "
         "longer than theirs by more than the advice's thresholds."
-        if known
-        else "Of separate runs, as none of these files says its rank; no rank waited here for another."
     )
-    called = {id(row): name for row, name in zip(comparison.ranks, names, strict=True)}
     columns = [
         # Ranks are in order.
-        Column("rank" if known else "trace", lambda row: called[id(row)], str, "" if known else "name"),
+        field("rank", "rank", str),
         field("steps", "steps"),
         field("wall", "overlap.wall_us", us, "total"),
         field("compute", "overlap.computation_us", us),
@@ -259,12 +258,11 @@ def rank_section(comparison: RankComparison, files: Sequence[str], *, straggles:
     ]
     items: list[Item] = [table(comparison.ranks, columns, whole=True, least_width=6)]
     if any(rank.collectives for rank in comparison.ranks):
-        items.append(_collectives(comparison, [f"rank {name}" for name in names] if known else names))
+        items.append(_collectives(comparison, [f"rank {name}" for name in names]))
     longest = straggler = NOT_AVAILABLE
     if are_compared(comparison):
         by = comparison.computes_longest
         longest = "several alike" if by is None else f"rank {by}"
         straggler = f"rank {names[longest_own_time(comparison)]}" if straggles else "none"
-    if known:
-        items += ["", Figure("computes longest", longest), Figure("straggler", straggler)]
-    return Section("Ranks" if known else "Traces side by side", note, [*items, *comparison.notes])
+    items += ["", Figure("computes longest", longest), Figure("straggler", straggler)]
+    return Section("Ranks", note, [*items, *comparison.notes])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lightning_flops.analysis.rates import mean
+from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import at
 from lightning_flops.schema.profile import Profile
 
@@ -23,14 +23,12 @@ _OF_TRAINING = (
 )
 """Tags that a loop without training does not have; its rates of a backward are n/a."""
 
-_FLOPS = {
-    "fwd_flops": "forward",
-    "bwd_flops": "backward",
-    "bwd_flops_estimated": "backward_estimated",
-    "recompute_flops": "recompute",
-    "iter_flops": "hardware",
-}
 _PATHS = {
+    "fwd_flops": "flops.forward",
+    "bwd_flops": "flops.backward",
+    "bwd_flops_estimated": "flops.backward_estimated",
+    "recompute_flops": "flops.recompute",
+    "iter_flops": "flops.hardware",
     "fwd_flops_per_sec": "rates.forward_flops_per_sec",
     "bwd_flops_per_sec": "rates.backward_flops_per_sec",
     "bwd_flops_per_sec_estimated": "rates.backward_flops_per_sec_estimated",
@@ -49,14 +47,12 @@ _PATHS = {
     "hfu": "job_rates.hfu",
     "power_watts": "energy.watts",
     "joules_per_step": "energy.joules_per_step",
-    "joules_per_sample": "energy.joules_per_sample",
-    "flops_per_joule": "energy.flops_per_joule",
     "clock_mhz": "energy.clock_mhz",
     "power_limited_ratio": "energy.power_limited_share",
     "heat_limited_ratio": "energy.heat_limited_share",
     "params": "job_params",
 }
-"""Where a profile has what is logged under each tag; FLOPs are those of ``flops_total`` per counted step."""
+"""Where a profile has what is logged under each tag."""
 
 
 def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[str, float]:
@@ -67,14 +63,17 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
     Units: FLOPs, FLOP/s, seconds, samples or tokens per second, fractions of one (mfu, hfu, …_ratio), parameters; where
     a GPU's counters were read, watts, joules, FLOPs per joule, MHz.
     """
-    steps, totals = max(1, len(profile.counted_steps)), profile.flops_total
-    values = {tag: mean(total=getattr(totals, name), steps=steps) for tag, name in _FLOPS.items()}
-    values |= {tag: at(path)(profile) for tag, path in _PATHS.items()}
+    values = {tag: at(path)(profile) for tag, path in _PATHS.items()}
+    joules = values["joules_per_step"]
+    values["joules_per_sample"] = ratio(part=joules, whole=profile.samples)
+    values["flops_per_joule"] = ratio(part=profile.flops.hardware, whole=joules)
     # This tag exists only when FLOPs, and so MFU, HFU and FLOP/s, are lower bounds.
     values["heavy_operators_uncounted"] = sum(one.heavy for one in profile.uncounted.values()) or None
     without = () if profile.context.trains else _OF_TRAINING
     return {
-        f"{prefix}/{tag}": float(value) for tag, value in values.items() if value is not None and tag not in without
+        f"{prefix}/{tag}": float(value)
+        for tag, value in values.items()
+        if value is not None and value < _MOST and tag not in without
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import Figure, Item, Section
 from lightning_flops.report.profile_document import whose
 from lightning_flops.schema.profile import Profile
@@ -74,12 +75,17 @@ def _training(profile: Profile) -> Iterator[Figure]:
     if flops.without_backward:  # DeepSpeed's formulas would not give these figures
         bwd_flops, fwd_bwd_flops = f"{2 + factor:g} * fwd flops with bwd", f"(fwd + {2 + factor:g} * fwd with bwd)"
     ran = "bwd+recomputed flops" if flops.recompute else "bwd flops per GPU"
+
+    spent = flops.forward + flops.backward_estimated
+    both = ratio(part=spent, whole=timing.forward_backward_sec if timing else None)
+    whole = ratio(part=spent, whole=timing.iter_sec if timing else None)
+
     lines = {
         f"bwd FLOPS per GPU = {bwd_flops} / bwd latency": rates.backward_flops_per_sec_estimated,
         f"bwd FLOPS per GPU = {ran} / bwd latency": rates.backward_flops_per_sec,
-        f"fwd+bwd FLOPS per GPU = {fwd_bwd_flops} / (fwd+bwd latency)": rates.forward_backward_flops_per_sec_estimated,
+        f"fwd+bwd FLOPS per GPU = {fwd_bwd_flops} / (fwd+bwd latency)": both,
         f"fwd+bwd FLOPS per GPU = fwd+{ran} / (fwd+bwd latency)": rates.forward_backward_flops_per_sec,
-        f"FLOPS per GPU = {fwd_bwd_flops} / iter latency": rates.iter_flops_per_sec_estimated,
+        f"FLOPS per GPU = {fwd_bwd_flops} / iter latency": whole,
         "FLOPS per GPU = hardware flops per GPU / iter latency": rates.iter_flops_per_sec,
     }
     shown = [
@@ -147,7 +153,7 @@ def _about_rates(profile: Profile) -> str:
 def _when(profile: Profile) -> str:
     word, timed = profile.context.step_word, profile.timed_steps
     many = plural(word, 2)
-    timing = f"{len(timed)} of {profile.settings.timing_steps} {many}, {step_numbers(timed)}" if timed else f"no {word}"
+    timing = f"{len(timed)} {many}, {step_numbers(timed)}" if timed else f"no {word}"
     counted = f"no whole {word}"
     if profile.counted_steps:
         counted = f"{plural(word, len(profile.counted_steps))} {step_numbers(profile.counted_steps)}"

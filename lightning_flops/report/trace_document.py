@@ -29,8 +29,6 @@ from lightning_flops.units import NOT_AVAILABLE, percent, si
 MEMORY_TITLES = ("Memory over time", "Memory (bytes)", "Memory by module (bytes)")
 """Sections of which a trace has what it needs with ``profile_memory`` alone."""
 
-_PHASES = {"forward": "fwd", "backward": "bwd"}
-
 
 def trace_sections(report: TraceReport) -> Iterator[Section]:
     """All that one trace says, in the order of a report; what it has nothing for is left out."""
@@ -201,19 +199,16 @@ def _memory(report: TraceReport) -> Iterator[Section]:
     if report.memory is not None:
         yield _sizes("Memory (bytes)", notes, "operator", report.memory)
     if report.module_memory:
-        notes = "As above, by the module whose forward or backward was running. Self: without the modules inside."
+        notes = "As above, by the module whose forward was running. Self: without the modules inside."
         yield _sizes("Memory by module (bytes)", notes, "module", report.module_memory)
 
 
 def _sizes(title: str, note: str, of: str, rows: Sequence[MemoryRow]) -> Section:
     def name(row: Any) -> str:
-        known = f"({row.part or 'outside operators'})" if row.name is None else row.name or "(root)"
-        return shortened(known, chars=NAME_CHARS)
+        return shortened("(outside operators)" if row.name is None else row.name or "(root)", chars=NAME_CHARS)
 
-    phase = Column("", lambda row: _PHASES.get(row.part, ""), str, left=True)
     columns = [
         Column(of, name, str, "name"),
-        *([phase] if of == "module" else []),
         Column("where", lambda row: "host" if row.device < 0 else f"device {row.device}", str, left=True),
         CALLS,
         field("size increase", "size_increase_bytes"),

@@ -32,21 +32,14 @@ def render_traces(
     sort: SortKey | None = None,
     width: int | None = None,
 ) -> str:
-    """The answer, every table of every trace, and the ranks side by side; ends with a line break.
-
-    Args:
-        report: what ``analyze_files`` returned.
-        top_rows: rows shown of each long table; None for all.
-        sort: what long tables are sorted by, where they have it; None for each table's own order.
-        width: columns of the terminal, which everything is made to fit; None for no limit.
-    """
+    """The answer, *top_rows* or all rows of every table of every trace, and the ranks side by side."""
     view = View(rows=top_rows, sort=sort, width=width)
     files = name_files([trace.source for trace in report.traces])
     lines = [*answer_lines(report, files, view), ""]
     lines += [line for trace, file in zip(report.traces, files, strict=True) for line in _trace(trace, view, file=file)]
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
-        lines += draw(rank_section(report.ranks, files, straggles=straggles), view)
+        lines += draw(rank_section(report.ranks, straggles=straggles), view)
     lines += draw(advice_section(report.advice, rules=True), view)
     return page([*lines, view.rule()])
 
@@ -71,13 +64,7 @@ def _steps(report: TraceReport) -> str:
 
 
 def answer_lines(report: TracesReport, files: Sequence[str], view: View) -> list[str]:
-    """The section that a report of traces begins with.
-
-    Args:
-        report: what ``analyze_files`` returned.
-        files: a name for each trace.
-        view: how wide it is.
-    """
+    """The section that a report of traces begins with; *files* are their names."""
     lines = [view.title("The answer")]
     alone = len(report.traces) == 1
     for trace, file in list(zip(report.traces, files, strict=True))[:_TRACES]:

@@ -25,12 +25,11 @@ import torch
 from torch import distributed
 
 from lightning_flops import host_clock
-from lightning_flops.analysis.rank_record import make_rank_record, pack, unpack
+from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.instrument.torch_private.loading import store_getter
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import RankAbsence
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
@@ -196,10 +195,9 @@ class Ranks:
             words = "; ".join([*missing[:8], *([f"and {len(missing) - 8} more"] if len(missing) > 8 else [])])
             there, step = self._world_size - len(missing), profile.profile_step
             logger.warning("the report of step %d is of %d of %d ranks; %s", step, there, self._world_size, words)
-        waited_sec, limits = self._clock() - window.began, self._config.thresholds
         try:
             answers.insert(0, make_rank_record(profile))
-            return with_ranks(profile, answers, waited_sec=waited_sec, thresholds=limits)
+            return with_ranks(profile, answers, thresholds=self._config.thresholds)
         except Exception as error:  # a report of rank 0 alone is still a report
             note = f"What the ranks sent could not be put together: {words_of(error)}."
             logger.warning(note, exc_info=logger.isEnabledFor(logging.DEBUG))

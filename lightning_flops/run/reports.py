@@ -12,12 +12,11 @@ from typing import TypeVar
 
 from lightning_flops import host_clock
 from lightning_flops.analysis.budget import with_report_sec
-from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.peak_flops import measured_peaks, peak_for
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.notes import Notes
-from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.records import BatchTokens, RunContext, StepSums, UnprofiledFlops, WindowRecord
 from lightning_flops.report.headline import headline
@@ -109,21 +108,20 @@ class Reports:
     def report(self, record: WindowRecord, window: Window, *, all_tokens: BatchTokens) -> None:
         """Make the report of *record*, which *window* has measured."""
         facts = self._facts
-        with random_state_kept():  # the questions call methods of the user's modules and optimizers
-            optimizers = self._answer(facts.optimizers, "the optimizers could not be asked for")
-            run_facts = self._answer(
-                lambda: gather_run_facts(
-                    facts.root,
-                    device=facts.device,
-                    optimizers=optimizers,
-                    loader_workers=facts.loader_workers(),
-                    padding_ratio=padding_ratio(all_tokens),
-                ),
-                "how the run is set up could not be read",
-            )
-            memory = self._answer(
-                lambda: window.memory.record(optimizers=optimizers), "what the memory is for could not be read"
-            )
+        optimizers = self._answer(facts.optimizers, "the optimizers could not be asked for")
+        run_facts = self._answer(
+            lambda: gather_run_facts(
+                facts.root,
+                device=facts.device,
+                optimizers=optimizers,
+                loader_workers=facts.loader_workers(),
+                padding_ratio=padding_ratio(all_tokens),
+            ),
+            "how the run is set up could not be read",
+        )
+        memory = self._answer(
+            lambda: window.memory.record(optimizers=optimizers), "what the memory is for could not be read"
+        )
         record = replace(window.watched(record), facts=run_facts, memory=memory)
         step = facts.x_axis()
         self.analyzing = self._has_closed_a_window = True
@@ -175,8 +173,7 @@ class Reports:
         self._worker.submit(written, what)
 
     def _to_loggers(self, show: Callable[[int], None]) -> None:
-        with random_state_kept():
-            show(self._logged_at())
+        show(self._logged_at())
 
     def deliver(self) -> bool:
         """Give what is ready to the loggers, and report what all ranks have sent; whether there was anything."""
@@ -223,7 +220,10 @@ class Reports:
             if dtype not in self._peaks:
                 context, given = self._facts.context(), self._config.peak_flops_per_sec
                 self._peaks[dtype] = peak_for(
-                    device_name=context.device_name, dtype=dtype, given=given, host=context.host
+                    device_name=context.device_name,
+                    dtype=dtype,
+                    given=given,
+                    measured=measured_peaks(context.host, context.device_name),
                 )
             if (peak := self._peaks[dtype]) is None:
                 return None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_flops.analysis.profile import build_profile
-from lightning_flops.analysis.traced_step import build_traced_step, counter_tracks_of, with_files
+from lightning_flops.analysis.traced_step import build_traced_step, with_files
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import WindowRecord
 from lightning_flops.schema.profile import Profile
@@ -65,12 +65,15 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
     profile = build_profile(window, config=config, traced=traced)
     files: dict[int, str] = {}
     keeps = window.context.rank == 0 or config.all_ranks
+    if window.traces:
+        from lightning_flops.trace import load_trace
+        from lightning_flops.trace.counters import counter_tracks
     for record in window.traces:
         if config.trace_dir is None or not keeps:
             continue
         counters: tuple[Any, ...] = ()
         try:
-            counters = counter_tracks_of(record)
+            counters = counter_tracks(load_trace(record.path))
         except Exception as error:  # a trace without them is still a trace
             notes.append(f"The kept trace has no counter tracks: {error}.")
         kept_as = {"rank": window.context.rank, "step": record.index, "process": record.process}

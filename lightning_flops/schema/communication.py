@@ -62,11 +62,10 @@ class CollectiveCalls:
     name: str
     """Name of the collective."""
     group: str | None
-    """A text that all ranks of the group share and no other group has; None if it is not known."""
+    """A text that all ranks of the group share and no other group has; None if it is not known, and for what goes from
+    one rank to another."""
     group_size: int | None
     """Ranks that take part; None where the trace does not say."""
-    channel: str | None = None
-    """Sender and receiver, for what goes from one rank to another; None for collectives."""
     step: int | None
     """The profiler's number of the step in which they were started; None in a trace without steps."""
     calls: int

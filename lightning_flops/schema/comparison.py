@@ -11,6 +11,9 @@ from lightning_flops.schema import codec, shown
 SCHEMA_VERSION = 3
 """Version of the JSON that ``Comparison.to_json`` writes; it goes up whenever a field changes."""
 
+CONFIDENCE = 0.99
+"""Of noise intervals. A step has some thirty parts and kernels: at 95% one or two would seem to differ in any runs."""
+
 Detail = Literal["flops", "bytes", "modules", "data", "communication", "idle", "loop"]
 """What work and waiting consist of. Work: FLOPs changed, bytes changed, modules are new or gone. Waiting: for the next
 batch; for communication that no computation hides, and a pipeline's bubble; of the device, for the host that prepares;
@@ -139,14 +142,8 @@ class ComparedRun:
 
     source: str
     """File, folder or URL it was read from, or ``A`` and ``B``."""
-    profile_step: int
-    """Of its profile."""
-    timed_steps: int
-    """How many steps its times are means over."""
-    model: str
-    """Class of its root module; empty if it was not described."""
-    device: str
-    """Name of its device."""
+    about: str
+    """Its model, device, counted and timed steps, in words."""
     starved: str
     """What was measured if it had too little processor time, so that its times say little; empty if it had enough."""
 
@@ -161,20 +158,16 @@ class Comparison:
     """What is compared with."""
     b: ComparedRun
     """What is compared."""
-    step_name: str
-    """What a step is: ``global step``, or ``batch`` in runs that do not train."""
     settings: tuple[SettingDifference, ...]
-    """Device, ranks, batch, versions and settings that differ; what bears most on speed first."""
+    """Versions, device, ranks, batch and settings that differ."""
     figures: tuple[FigureDifference, ...]
     """Each number of ``Profile.summary()``."""
     step: PartDifference
-    """The whole step: the sum of its parts."""
+    """The whole step, ``global step``, or ``batch`` in runs that do not train: the sum of its parts."""
     parts: tuple[PartDifference, ...]
     """Every part of a step."""
     modules: tuple[ModuleDifference, ...]
     """In B's tree order, the root first, each module that is gone behind those of B; last what no module owns."""
-    confidence: float
-    """Of the noise intervals."""
     notes: tuple[str, ...]
     """What is not known, or was joined to something else, in sentences."""
 

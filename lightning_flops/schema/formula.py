@@ -8,7 +8,7 @@ from typing import Literal
 
 from lightning_flops.schema import codec
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of the JSON that ``FormulaReport.to_json`` writes; it goes up whenever a field changes."""
 
 
@@ -85,10 +85,8 @@ class FormulaReport:
 
     schema_version: int
     """Of the JSON: ``SCHEMA_VERSION``."""
-    holds: bool
-    """Whether there is a formula; without one every size is counted by itself."""
     reason: str | None
-    """Why there is none."""
+    """Why there is no formula, and every size is counted by itself; None if there is one."""
     sizes: tuple[FormulaSize, ...]
     """Empty without a formula."""
     sums: tuple[FormulaSum, ...]
@@ -105,12 +103,3 @@ class FormulaReport:
     def to_json(self) -> str:
         """The report as indented JSON."""
         return codec.dump(self)
-
-    @staticmethod
-    def from_json(text: str) -> FormulaReport:
-        """The report that ``to_json`` wrote as *text*.
-
-        Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
-        """
-        return codec.load(FormulaReport, text, version=SCHEMA_VERSION)

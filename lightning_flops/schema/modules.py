@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_flops.records import PhaseBytes, PhaseFlops
-from lightning_flops.schema.step import Roofline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +23,8 @@ class ModuleTimes:
     """With what the backward repeats of the forward, without gradient accumulation. None without a trace."""
     own_backward_sec: float | None
     """Without the modules below it; None without a trace."""
-    forward_kernels: float | None
-    """Kernels that its forward launched; None without a device."""
-    backward_kernels: float | None
-    """Kernels that its backward launched; None without a device."""
     forward_flops_per_sec: float | None
-    """Forward FLOPs of the counted step / seconds; None where there are none, or the two steps differ."""
+    """Forward FLOPs of the counted step / seconds, an estimate where the traced step is not like it; None without."""
     backward_flops_per_sec: float | None
     """Backward and recomputed FLOPs / seconds."""
     forward_utilization: float | None
@@ -48,14 +43,8 @@ class ModuleProfile:
     """Class of the module; ``""`` if it did work but the model does not list it."""
     extra_repr: str
     """What the module says of itself, such as ``in_features=8, out_features=4``."""
-    depth: int
-    """Levels below the root, which has 0."""
     params: int
     """Unique logical parameters of the module and all below it."""
-    trainable_params: int
-    """Parameters that need a gradient."""
-    local_params: int
-    """Parameters that this rank holds in memory."""
     calls: int
     """How often its forward was entered, recomputation left out."""
     own: PhaseFlops
@@ -68,8 +57,13 @@ class ModuleProfile:
     """Name under which the same module object stands earlier in the tree."""
     times: ModuleTimes | None = None
     """Times in the traced step; None if no step was traced, or it was not called there."""
-    roofline: Roofline | None = None
-    """With the modules below it; None if it has no FLOPs."""
+    attainable_flops_per_sec: float | None = None
+    """With the modules below it: the least of the peak of its dtypes and FLOPs / bytes x the memory's bandwidth."""
+
+    @property
+    def depth(self) -> int:
+        """Levels below the root, which has 0."""
+        return self.name.count(".") + 1 if self.name else 0
 
     @property
     def short_name(self) -> str:

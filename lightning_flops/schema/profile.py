@@ -10,18 +10,19 @@ from typing import Literal
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
 from lightning_flops.schema import codec, shown
 from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.budget import Budget
-from lightning_flops.schema.energy import Energy
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.ranks import JobRates, RanksProfile
-from lightning_flops.schema.step import DtypeFlops, OperatorProfile, Rates, StepFlops, TimingProfile
+from lightning_flops.schema.step import Budget, DtypeFlops, Energy, OperatorProfile, Rates, StepFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Version of the JSON that ``Profile.to_json`` writes.
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
 """
+
+
+Origin = Literal["vendor", "given", "measured"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +39,10 @@ class ReportSettings:
     """Forwards repeated in the backward, for the estimated backward alone."""
     causal_attention: Literal["full", "half"]
     """Whether causal attention counts its whole score matrix or half of it."""
-    timing_steps: int
-    """How many timed steps were asked for."""
-    peak_given: bool = False
-    """Whether the user gave ``peak_flops_per_sec``; if not, peaks are the vendors'."""
-    memory_given: bool = False
-    """Whether the user gave ``memory_bytes_per_sec``; if not, it is the vendor's."""
-    measured: bool = False
-    """Whether peaks and bandwidth that were not given were measured by ``lightning-flops peak``, for want of a vendor's
-    figures."""
+    peaks_from: Origin = "vendor"
+    """Whose the peaks are: the user's ``peak_flops_per_sec``, or those that ``lightning-flops peak`` measured."""
+    memory_from: Origin = "vendor"
+    """Whose the bandwidth of the memory is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -84,9 +80,7 @@ class Profile:
     tokens: float | None
     """Tokens of this rank in one step, of the same steps as samples."""
     flops: StepFlops
-    """FLOPs of one step; if several were counted, their mean, rounded to whole FLOPs."""
-    flops_total: StepFlops
-    """FLOPs of all counted steps together, exact."""
+    """FLOPs of one step, exact; if several were counted, their mean, rounded to whole FLOPs."""
     bytes_total: PhaseBytes
     """Read and written by all operators, elementwise ones too, over all counted steps."""
     dtypes: tuple[DtypeFlops, ...]
@@ -149,7 +143,7 @@ class Profile:
     @property
     def has_backward(self) -> bool:
         """Whether there is anything to say of a backward and an optimizer: the run trains, or one of them ran in it."""
-        flops = self.flops_total
+        flops = self.flops
         return self.context.trains or flops.backward + flops.recompute + flops.optimizer > 0
 
     @property

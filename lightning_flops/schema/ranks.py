@@ -5,27 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lightning_flops.records import TimePhase
 from lightning_flops.schema.communication import RankComparison
-from lightning_flops.schema.step import StepFlops, phases_text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSpread:
-    """One figure over ranks: the least, the median and the greatest. If ranks tie, the lowest number is named."""
-
-    ranks: int
-    """Ranks that have the figure."""
-    least: float
-    """The figure of the rank that has the least."""
-    least_rank: int
-    """Which rank that is."""
-    median: float
-    """Median of all ranks that have the figure."""
-    greatest: float
-    """The figure of the rank that has the most."""
-    greatest_rank: int
-    """Which rank that is."""
+from lightning_flops.schema.step import StepFlops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,23 +35,6 @@ class JobRates:
     """Samples per second over iter_sec instead: DeepSpeed's figure."""
     tokens_per_sec: float | None
     """Sum over the ranks that see different data of tokens / global_step_sec."""
-    tokens_per_sec_per_device: float | None
-    """tokens_per_sec / ranks that answered."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksPart:
-    """One part of a step over ranks."""
-
-    phases: tuple[TimePhase, ...]
-    """Phases of this part, as in ``PartTiming``."""
-    seconds: RankSpread
-    """Spread of the ranks' means over their timed steps."""
-
-    @property
-    def name(self) -> str:
-        """The phases for people."""
-        return phases_text(self.phases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,47 +43,37 @@ class RankFigures:
 
     rank: int
     """Number of the rank."""
-    host: str
-    """Name of its machine."""
     stage: int
     """Stage of the pipeline, the first being 0."""
     model_flops: int
     """Forward + backward of one step on this rank."""
-    hardware_flops: int
-    """What its kernels execute in one step."""
     parts_sec: Mapping[str, float]
-    """Mean of each part of a step; empty if no step was timed."""
-    global_step_sec: float | None
-    """Mean wall time of its steps; None if none was timed."""
+    """Mean of each part of a step, which add up to it; empty if no step was timed."""
+    local_params: int | None
+    """Parameters that the rank holds in memory."""
     peak_memory_bytes: int | None
     """Peak memory of tensors on its device, or of its process on the host; None if it was not looked at."""
     traced: bool
     """Whether its traced step separates its own work from waiting for other ranks."""
-    notes: int
-    """How many notes its own report has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProfile:
-    """One stage of a pipeline; FLOPs and parameters are those of one copy of the model."""
+    """One stage of a pipeline, of one copy of the model."""
 
     stage: int
     """Number of the stage in the pipeline, the first being 0."""
-    answered: int
-    """Ranks of the stage that the figures are of."""
     params: int | None
     """Unique logical parameters of the stage; None if not known."""
     trainable_params: int | None
     """Parameters that need a gradient."""
     flops: StepFlops
-    """FLOPs of one step and one copy of the model."""
-    parts: tuple[RanksPart, ...]
-    """Every part of a step over the stage's ranks."""
+    """FLOPs of one step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """A rank that the others wait for, and what shows it; seconds are of one step."""
+    """A rank that the others wait for; seconds are of one step."""
 
     rank: int
     """Number of the rank."""
@@ -133,10 +87,6 @@ class Straggler:
     """How much longer that part takes than on the median of the other ranks."""
     module: str | None
     """Qualified name of the module that has at least half of that, children left out; None if there is none."""
-    exposed_sec: float | None
-    """Communication of the rank that no computation hides, in the traced step; None if the step was not traced."""
-    others_exposed_sec: float | None
-    """Median of the other ranks' exposed communication: the longer it is, the longer they wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +105,8 @@ class RanksProfile:
 
     world_size: int
     """Ranks of the job."""
-    answered: int
-    """Ranks whose measurements are in here."""
     absences: tuple[RankAbsence, ...]
     """Every other rank, by number."""
-    waited_sec: float
-    """How long the rank that reports waited for the others' answers."""
     flops: StepFlops
     """FLOPs of all ranks, added up."""
     flops_of_model: StepFlops | None
@@ -172,20 +118,6 @@ class RanksProfile:
     """Unique logical parameters of the whole model, the stages of a pipeline added up; None if a stage is missing."""
     trainable_params: int | None
     """Parameters that need a gradient."""
-    samples: float | None
-    """Samples of all ranks that see different data; None if the samples of one are not known."""
-    tokens: float | None
-    """Tokens of all ranks that see different data."""
-    parts: tuple[RanksPart, ...]
-    """Every part of a step."""
-    global_step: RanksPart | None
-    """None if no rank timed a step."""
-    model_flops: RankSpread
-    """Model FLOPs of each rank."""
-    local_params: RankSpread | None
-    """Parameters that each rank holds in memory."""
-    peak_memory_bytes: RankSpread | None
-    """Peak memory of tensors on each device, or of each process on the host."""
     devices: tuple[DeviceGroup, ...]
     """Most ranks first."""
     peak_flops_per_sec: float | None
@@ -204,3 +136,8 @@ class RanksProfile:
     """What did not fit into the records, in sentences."""
     ranks: tuple[RankFigures, ...]
     """Each rank that answered, by number."""
+
+    @property
+    def answered(self) -> int:
+        """Ranks whose measurements are in here."""
+        return len(self.ranks)

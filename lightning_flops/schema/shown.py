@@ -13,17 +13,10 @@ from typing import Any, Protocol
 class Renderers(Protocol):
     """What shows a report, by its class."""
 
-    def html(self, report: Any, /) -> str:
-        """Tables for a notebook, no longer than a screen."""
-
-    def whole_page(self, report: Any, /) -> str:
-        """A profile, or a comparison, as an HTML file of its own."""
-
-    def line(self, report: Any, /) -> str:
-        """One line, for ``repr``."""
-
-    def text(self, report: Any, /) -> str:
-        """The report as text, for ``print``."""
+    line: Callable[[Any], str]
+    text: Callable[[Any], str]
+    html: Callable[[Any], str]
+    whole_page: Callable[[Any], str]
 
 
 def _nowhere(path: str = "") -> Any:

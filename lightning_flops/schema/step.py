@@ -1,9 +1,10 @@
-"""One step of one rank: its FLOPs, its times and its rates."""
+"""One step of one rank: its FLOPs, its times, its rates, where its time went and its energy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from lightning_flops.records import PhaseFlops, TimePhase
 
@@ -26,10 +27,16 @@ class StepFlops:
     """Forward FLOPs that no backward can follow: no_grad FLOPs."""
     backward_estimated: int
     """(2 + recompute_fwd_factor) x (forward - without_backward): stands for backward and recompute together."""
-    model: int
-    """Forward + backward: the numerator of MFU."""
-    hardware: int
-    """All four phases - skipped: what the kernels execute, the numerator of HFU."""
+
+    @property
+    def model(self) -> int:
+        """Forward + backward: the numerator of MFU."""
+        return self.forward + self.backward
+
+    @property
+    def hardware(self) -> int:
+        """All four phases - skipped: what the kernels execute, the numerator of HFU."""
+        return self.forward + self.backward + self.recompute + self.optimizer - self.skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +49,6 @@ class DtypeFlops:
     """Forward + backward."""
     hardware: int
     """What the kernels execute."""
-    peak_flops_per_sec: float | None
-    """Dense peak of one device in this dtype; None if it is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
-    """One module or operator in the roofline model: forward, backward and recomputation together."""
-
-    flops_per_byte: float | None
-    """Arithmetic intensity: FLOPs / bytes that its operators read and write, each counted by itself. None where no
-    bytes were seen."""
-    achieved_flops_per_sec: float | None
-    """FLOPs of the counted step / seconds of the traced step; None where the two differ, or without a trace."""
-    attainable_flops_per_sec: float | None
-    """The least of the peak of its dtypes and flops_per_byte x the memory's bandwidth; None where one of them is not
-    known. What stays in a cache or is fused moves fewer bytes, so more than this can be achieved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +63,13 @@ class OperatorProfile:
     """By phase; a multiply-add is two."""
     dtypes: tuple[str, ...]
     """Dtypes of its arithmetic, sorted."""
-    bytes_read: int
-    """Bytes of the inputs."""
-    bytes_written: int
-    """Bytes of the outputs."""
-    roofline: Roofline | None = None
-    """None if it has no FLOPs."""
+    bytes: int
+    """Bytes of the inputs and outputs of its calls, each call by itself."""
+    achieved_flops_per_sec: float | None = None
+    """FLOPs of the counted step / seconds of the traced step; None where the two differ, or without a trace."""
+    attainable_flops_per_sec: float | None = None
+    """The least of the peak of its dtypes and FLOPs / bytes x the memory's bandwidth; None where one of them is not
+    known. What stays in a cache or is fused moves fewer bytes, so more than this can be achieved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +81,8 @@ class PartTiming:
     mean_sec: float
     """Total over the timed steps / their number."""
     typical_sec: float
-    """Mean over the typical steps: see ``TimingProfile.typical_steps``."""
-    minimum_sec: float
-    """Shortest of a single step."""
-    median_sec: float
-    """Median of the timed steps."""
-    maximum_sec: float
-    """Longest of a single step."""
-    deviation_sec: float
-    """Standard deviation of the timed steps; 0 for a single one."""
-    steps_sec: tuple[float, ...] = ()
+    """Mean over the typical steps: the middle half of the timed ones by their wall time."""
+    steps_sec: tuple[float, ...]
     """Seconds in each timed step, in the order of ``Profile.timed_steps``."""
 
     @property
@@ -132,10 +116,6 @@ FEW_STEPS = 8
 class TimingProfile:
     """Where the time of a step goes on this rank, over the timed steps."""
 
-    timed_steps: int
-    """Number of steps that the means are over."""
-    typical_steps: int
-    """Number of typical steps: the middle half of the timed ones by their wall time. A typical step is their mean."""
     stalls: Stalls | None
     """None if no step took much longer than a typical one."""
     parts: tuple[PartTiming, ...]
@@ -171,6 +151,11 @@ class TimingProfile:
         inside = [part for part in self.parts if not set(phases).isdisjoint(part.phases)]
         known = bool(inside) and all(set(part.phases) <= set(phases) for part in inside)
         return sum(part.typical_sec if typical else part.mean_sec for part in inside) if known else None
+
+    @property
+    def timed_steps(self) -> int:
+        """Number of steps that the means are over."""
+        return len(self.global_step.steps_sec)
 
     @property
     def few_steps(self) -> bool:
@@ -228,23 +213,68 @@ class Rates:
     """estimated backward / backward_sec"""
     forward_backward_flops_per_sec: float | None
     """(forward + backward + recompute) / (forward_sec + backward_sec)"""
-    forward_backward_flops_per_sec_estimated: float | None
-    """(forward + estimated backward) / (forward_sec + backward_sec)"""
     iter_flops_per_sec: float | None
     """hardware FLOPs / iter_sec"""
-    iter_flops_per_sec_estimated: float | None
-    """(forward + estimated backward) / iter_sec"""
     samples_per_sec: float | None
     """samples / global_step_sec"""
     iter_samples_per_sec: float | None
     """samples / iter_sec: DeepSpeed's figure"""
     tokens_per_sec: float | None
     """tokens / global_step_sec"""
-    tokens_per_sec_per_device: float | None
-    """tokens_per_sec / world_size"""
     mfu: float | None
     """Sum over dtypes of model FLOPs / peak of that dtype, / global_step_sec; 1 is the peak."""
     hfu: float | None
     """Hardware FLOPs utilization: what the kernels executed, as a share of the peak."""
     data_wait_ratio: float | None
     """data_wait_sec / global_step_sec"""
+
+
+BudgetKey = Literal["model", "other_flops", "compute", "operators", "communication", "idle", "data", "other"]
+"""The eight rows of the breakdown, in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """One account of a typical step of this rank: its rows add up to ``wall_ns`` exactly."""
+
+    wall_ns: int
+    """Wall time of a typical step: that of its parts, each to the nearest nanosecond."""
+    rows_ns: Mapping[BudgetKey, int | None]
+    """Nanoseconds of a step by row; None: the peak, or what filled the phases, is not known. ``model``: model FLOPs at
+    the peak; its share of a typical step is that step's MFU. ``other_flops``: recomputed FLOPs and the optimizer's at
+    the peak, less what fused masked attention skips of all of them, which can be more. ``compute``: what matmul-like
+    operators take beyond these two rows, all of their time if the peak is not known; without a trace all of forward,
+    backward and optimizer beyond them. ``operators``: all other operators. ``communication``: what no computation
+    hides. ``idle``: nothing computes, while the host prepares, or copies that nothing hides run. ``data``: wait for
+    data, and transfer of the batch. ``other``: callbacks, logging, schedulers, a pipeline's bubble, and phases that
+    cannot be separated from these."""
+    memory_ns: int | None
+    """At most so much of ``operators`` is explained by moving their bytes at the memory's bandwidth; None where the
+    bandwidth is not known."""
+    run_ns: Mapping[str, int]
+    """What the run did while the window was open, by words for it: timed steps, what some took beyond a typical one
+    (stalls), what came between them, and what the profiler took for itself."""
+    notes: tuple[str, ...]
+    """Why rows are not known, in sentences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """Energy of this rank's GPU while steps were timed, and its clock: of the whole GPU, whoever used it."""
+
+    measured_sec: float
+    """Over which the GPU's counters were read, on the host."""
+    watts: float | None
+    """Joules by the GPU's own counter / measured_sec"""
+    joules_per_step: float | None
+    """watts x global_step_sec"""
+    no_joules_because: str
+    """Why one of these is None, in a few words; empty if none is."""
+    clock_mhz: float | None
+    """Mean of what the multiprocessors' clock was between timed steps."""
+    highest_clock_mhz: int | None
+    """The highest that this GPU can have."""
+    power_limited_share: float | None
+    """Share of measured_sec in which power held the clock below what was asked for."""
+    heat_limited_share: float | None
+    """Share of measured_sec in which heat did."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from lightning_flops.schema import codec, shown
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version of the JSON that ``ThroughputSummary.to_json`` writes; it goes up whenever a field changes."""
 
 
@@ -66,10 +66,8 @@ class ThroughputSummary:
     """All other steps: estimated by counted ones."""
     checks: int = 0
     """Steps that were counted at random and compared with what was predicted."""
-    model_flops_per_sec: float | None = None
-    """Model FLOPs over the batches' time, both of this rank, without the steps that were counted or traced."""
     mfu: float | None = None
-    """Model FLOP/s over the device's peak, each dtype by its own."""
+    """Model FLOPs over the batches' time, over the device's peak, each dtype by its own; without profiled steps."""
     useful_mfu: float | None = None
     """MFU of the model FLOPs that these steps would have without padding: the formula with the real tokens in the
     place of B·S, and their sequences' squared lengths in that of B·S²."""

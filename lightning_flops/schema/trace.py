@@ -160,7 +160,7 @@ class TracedStep:
     index: int
     """Steps of the fit before the first of them."""
     like_counted: bool
-    """Whether it has the counted step's signature, so FLOPs of the one over seconds of the other is a rate."""
+    """Whether it has the counted step's signature. If not, rates of modules and operators are estimates."""
     files: tuple[str, ...]
     """Paths or URLs where traces were kept, the one that *tables* is of first; empty if none was to be."""
     tables: TraceReport | None
@@ -176,8 +176,8 @@ class TracedStep:
     operators: Mapping[str, TracedOperator] = field(default_factory=dict)
     """By name; empty if there is no trace."""
     forward_scale: float = 1.0
-    """Typical seconds of the forward / the sum of what is in the traced one; 1 where times are the device's, or no step
-    was timed."""
+    """Typical seconds of the forward / the sum of what is in the traced one. Where times are the device's, or no step
+    was timed, elements of the counted steps' batches / of the traced ones', which is 1 for traced steps like them."""
     backward_scale: float = 1.0
     """Typical seconds of the backward, divided in the same way."""
     is_apart: bool = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_flops.schema import codec
-from lightning_flops.schema.comparison import FigureDifference, NoiseInterval, SettingDifference
+from lightning_flops.schema.comparison import FigureDifference, NoiseInterval
 
 SCHEMA_VERSION = 2
 """Version of the JSON that ``TraceComparison.to_json`` writes; it goes up whenever a field changes."""
@@ -73,8 +73,6 @@ class TraceComparison:
     """What is compared with."""
     b: ComparedTraces
     """What is compared."""
-    settings: tuple[SettingDifference, ...]
-    """Devices, ranks and what was recorded, where they differ."""
     step: TimeDifference
     """The whole step: the sum of its parts."""
     parts: tuple[TimeDifference, ...]
@@ -83,20 +81,9 @@ class TraceComparison:
     """By kernel, operator and collective, as far as one of the runs shows them."""
     figures: tuple[FigureDifference, ...]
     """Step time, MFU, FLOPs, waiting and memory."""
-    confidence: float
-    """Of the noise intervals."""
     notes: tuple[str, ...]
     """What is not known, in sentences."""
 
     def to_json(self) -> str:
         """The comparison as indented JSON, the same text for equal comparisons."""
         return codec.dump(self)
-
-    @staticmethod
-    def from_json(text: str) -> TraceComparison:
-        """The comparison that ``to_json`` wrote as *text*.
-
-        Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
-        """
-        return codec.load(TraceComparison, text, version=SCHEMA_VERSION)

@@ -76,24 +76,18 @@ class OperatorRow(Row):
     its function. Empty where the trace was taken without ``with_stack``, or does not say, and by shapes."""
 
 
-MemoryPart = Literal["", "forward", "backward", "elsewhere"]
-"""Where in a step a module's memory is allocated or freed; ``elsewhere`` is no module's. Empty for operators."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """What one operator, or one module in its forward or its backward, allocated and freed on one device."""
+    """What one operator, or one module in its forward, allocated and freed on one device."""
 
     name: str | None
-    """None: outside any operator, or no module's."""
-    part: MemoryPart = ""
-    """``backward``: with what it repeats of the forward."""
+    """None: outside any operator."""
     device: int
     """-1 for the host."""
     calls: int
     """Calls of the operator in which memory was allocated or freed; for all else such events."""
     size_increase_bytes: int
-    """Allocated less freed, with what it called or the modules inside: what a forward keeps, what a backward leaves."""
+    """Allocated less freed, with what it called or the modules inside: what a forward keeps."""
     self_size_increase_bytes: int
     """Without these; the sum over all rows of a device is what the trace changed."""
     allocation_bytes: int

@@ -8,21 +8,37 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracedStepFlops:
+class Buckets:
+    """FLOPs by what they are for."""
+
+    forward: int = 0
+    """Model FLOPs of what no autograd node ran; attention over the full score matrix."""
+    backward: int = 0
+    """Model FLOPs of what autograd's nodes ran."""
+    recompute: int = 0
+    """What checkpointing ran again, and what a fused attention's backward repeats of its forward."""
+    optimizer: int = 0
+    """What ran in an optimizer's step, or where a gradient was accumulated."""
+    skipped: int = 0
+    """Of all these, what fused attention leaves out because its mask rules it out."""
+
+    @property
+    def counted(self) -> int:
+        """All four buckets together."""
+        return self.forward + self.backward + self.recompute + self.optimizer
+
+    @property
+    def hardware(self) -> int:
+        """What the kernels executed: the numerator of HFU."""
+        return self.counted - self.skipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStepFlops(Buckets):
     """FLOPs of one step on this rank, and how well it used the peak of its device."""
 
     step: int | None
     """The profiler's number; None where the whole trace is one step."""
-    forward: int
-    """Model FLOPs of what no autograd node ran; attention over the full score matrix."""
-    backward: int
-    """Model FLOPs of what autograd's nodes ran."""
-    recompute: int
-    """What checkpointing ran again, and what a fused attention's backward repeats of its forward."""
-    optimizer: int
-    """What ran in an optimizer's step, or where a gradient was accumulated."""
-    skipped: int
-    """Of all these, what fused attention leaves out because its mask rules it out."""
     wall_us: float
     """The step's wall time, as in the table of step times."""
     mfu: float | None
@@ -32,15 +48,13 @@ class TracedStepFlops:
     lower_bound: bool
     """Something in the step was not counted, so that all its figures are at least these."""
 
-    @property
-    def hardware(self) -> int:
-        """What the kernels executed: the numerator of HFU."""
-        return self.forward + self.backward + self.recompute + self.optimizer - self.skipped
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlopRow:
-    """FLOPs of the counted calls of an operator in a dtype, of a shape, of a kernel, or of a module and those below."""
+class FlopRow(Buckets):
+    """FLOPs of the counted calls of an operator in a dtype, of a shape, of a kernel, or of a module and those below.
+
+    A kernel is not separated by phase: its five buckets are 0.
+    """
 
     name: str
     """Of an operator as the counter has it, ``aten.mm``; else as in the table of operators, kernels or modules."""
@@ -57,16 +71,6 @@ class FlopRow:
     """What part of that time they take at the peak of their dtypes; None where a peak is not known."""
     estimated: bool = False
     """Whether several kernels multiplied in an operator: its FLOPs are divided among these by their time."""
-    forward: int = 0
-    """Model FLOPs of the forward. A kernel is not separated by phase: all five are 0."""
-    backward: int = 0
-    """Model FLOPs of the backward."""
-    recompute: int = 0
-    """What was run again."""
-    optimizer: int = 0
-    """What optimizers ran."""
-    skipped: int = 0
-    """Of all these, what a mask let the kernel leave out."""
     own: int = 0
     """Of a module's FLOPs, those outside of the modules below it."""
     dtype: str = ""
@@ -81,11 +85,6 @@ class FlopRow:
     """Arithmetic intensity: executed FLOPs ÷ bytes."""
     attainable_flops_per_sec: float | None = None
     """An operator's roof: the lower of the peak and intensity × the memory's bandwidth; None where one is not known."""
-
-    @property
-    def counted(self) -> int:
-        """All four buckets together."""
-        return self.forward + self.backward + self.recompute + self.optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,18 +129,16 @@ class TraceFlops:
     @property
     def mfu(self) -> float | None:
         """MFU of all steps together, as if they were one; None where that of one of them is not known."""
-        return of_all([(step.mfu, step.wall_us) for step in self.steps])
+        return _of_all([(step.mfu, step.wall_us) for step in self.steps])
 
     @property
     def hfu(self) -> float | None:
         """HFU of all steps together, as if they were one; None where that of one of them is not known."""
-        return of_all([(step.hfu, step.wall_us) for step in self.steps])
+        return _of_all([(step.hfu, step.wall_us) for step in self.steps])
 
 
-def of_all(shares: Sequence[tuple[float | None, float]]) -> float | None:
+def _of_all(shares: Sequence[tuple[float | None, float]]) -> float | None:
     """Shares of the peak, each over its own wall time, as one over the time of all."""
-    known = [(share, wall_us) for share, wall_us in shares if share is not None]
-    whole_us = math.fsum(wall_us for _, wall_us in known)
-    if len(known) < len(shares) or not whole_us:
-        return None
-    return math.fsum(share * wall_us for share, wall_us in known) / whole_us
+    at_peak = [share * wall_us for share, wall_us in shares if share is not None]
+    whole_us = math.fsum(wall_us for _, wall_us in shares)
+    return math.fsum(at_peak) / whole_us if whole_us and len(at_peak) == len(shares) else None

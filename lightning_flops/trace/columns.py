@@ -36,9 +36,6 @@ class CollectiveArguments:
     group: str | None = None
     """The group's name and the ranks that take part, as far as they are written."""
     group_size: int | None = None
-    source: int | None = None
-    """The rank that sent what this event received; ``destination`` the one to which it sends."""
-    destination: int | None = None
 
 
 class DeviceProperties(
@@ -127,10 +124,8 @@ class Trace:
     memory: MemoryEvents | None
     devices: tuple[DeviceProperties, ...]
     rank: int | None = None
-    world_size: int | None = None
-    backend: str | None = None
-    groups: tuple[tuple[int, ...], ...] | None = None
-    """The ranks of each process group that this one is in; None where the trace does not say."""
+    only_group: tuple[int, ...] | None = None
+    """The ranks of the only process group there is, to which all communication belongs; None if it is not known."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Other keys at the top of the file."""
     notes: tuple[str, ...] = ()
@@ -186,17 +181,6 @@ class Trace:
         return structure.collective_rows(self)
 
     @cached_property
-    def only_group(self) -> tuple[int, ...] | None:
-        """The ranks of the only process group there is, to which all communication belongs; None if it is not known.
-
-        Groups of the same members, as frameworks make them, are one, and a group of this rank alone is none.
-        """
-        if self.groups is None:
-            return None if self.world_size is None else tuple(range(self.world_size))
-        groups = {group for group in self.groups if len(group) > 1}
-        return groups.pop() if len(groups) == 1 else None
-
-    @cached_property
     def links(self) -> structure.Links:
         """Who called and who launched whom."""
         return structure.link(self)
@@ -235,6 +219,13 @@ class Trace:
         known = {one.index: one for one in self.devices}
         return known.get(device) or (self.devices[0] if len(alike) == 1 else None)
 
+    @cached_property
+    def used_device(self) -> DeviceProperties | None:
+        """What ran the kernels; None where several kinds of devices did, or one that the head does not describe."""
+        found = [self.described(index) for index in distinct(self.device[self.kind == Kind.KERNEL]).tolist()]
+        kinds = {one and (one.name, one.compute_capability, one.sm_count) for one in found}
+        return found[0] if len(kinds) == 1 else None
+
     def of(self, kind: Kind) -> Ints:
         """Rows of one kind."""
         return np.flatnonzero(self.kind == kind)
@@ -257,12 +248,12 @@ class Trace:
         indices = _indices(rows)
         return merge(self.start_ns[indices], self.end_ns[indices])
 
-    def where(self, holds: Callable[[str], bool], *kinds: Kind) -> Mask:
-        """Rows of these *kinds* whose name *holds* accepts; it is called once for each name that they have."""
+    def where(self, holds: Callable[[str], object], *kinds: Kind) -> Mask:
+        """Rows of these *kinds* for whose name *holds* returns anything true; it is called once for each name."""
         rows = np.flatnonzero(np.isin(np.arange(len(Kind)), kinds)[self.kind])
         used = distinct(self.name[rows])
         accepted = np.zeros(len(self.names), dtype=bool)
-        accepted[used] = [holds(self.names[name]) for name in used.tolist()]
+        accepted[used] = [bool(holds(self.names[name])) for name in used.tolist()]
         found = np.zeros(len(self), dtype=bool)
         found[rows] = accepted[self.name[rows]]
         return found

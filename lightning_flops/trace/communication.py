@@ -102,49 +102,34 @@ def collective_table(trace: Trace) -> tuple[CollectiveRow, ...] | None:
 
 
 def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
-    """The collectives of *trace*, grouped by name, process group and the step in which they were started."""
-    found: dict[tuple[str, str | None, str | None, int | None], list[int]] = {}
+    """The collectives of *trace*, grouped by name, process group and the step in which they were started.
+
+    What goes from one rank to another is of no known group.
+    """
+    found: dict[tuple[str, str | None, int | None], list[int]] = {}
+    default_group = None if trace.only_group is None else str(list(trace.only_group))
     every, steps = trace.by_start(trace.is_collective), trace.steps
     for row, index in zip(every.tolist(), steps.of(launched_at(trace, every)).tolist(), strict=True):
         if steps.marked and index < 0:
             continue
-        arguments, name = trace.collectives.get(row, _NOTHING), collective_name(trace, row)
-        group, channel = arguments.group or _default_group(trace), None
+        name = collective_name(trace, row)
+        group = trace.collectives.get(row, _NOTHING).group or default_group
         if is_point_to_point(name, trace.name_of(row)):
-            channel = _channel(trace, arguments)
-            group = group if channel is not None else None
-        number = steps.numbers[index] if steps.marked else None
-        found.setdefault((name, group, channel, number), []).append(row)
+            group = None
+        found.setdefault((name, group, steps.numbers[index] if steps.marked else None), []).append(row)
     return tuple(
         CollectiveCalls(
             name=name,
             group=None if group is None else _short(group),
             group_size=trace.collectives.get(rows[0], _NOTHING).group_size,
-            channel=channel,
             step=number,
             calls=len(rows),
             bytes=collective_bytes(trace, rows),
             total_ns=int(trace.duration_ns[rows].sum()),
             latency_ns=array("q", trace.duration_ns[rows].tolist()),
         )
-        for (name, group, channel, number), rows in found.items()
+        for (name, group, number), rows in found.items()
     )
-
-
-def _channel(trace: Trace, arguments: CollectiveArguments) -> str | None:
-    """Sender and receiver; None if the trace does not say one of them."""
-    source = trace.rank if arguments.source is None else arguments.source
-    destination = trace.rank if arguments.destination is None else arguments.destination
-    if source is None or destination is None or arguments.source is arguments.destination:
-        return None
-    return f"{source} to {destination}"
-
-
-def _default_group(trace: Trace) -> str | None:
-    """The group of calls that name none; None if this rank is in several."""
-    if trace.only_group is not None:
-        return str(list(trace.only_group))
-    return "" if trace.groups is None else None
 
 
 def _short(group: str) -> str:

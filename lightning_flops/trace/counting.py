@@ -16,12 +16,12 @@ from enum import IntEnum
 import numpy as np
 
 from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.events import are_integers
 from lightning_flops.trace.intervals import Ints, Mask, inside
 from lightning_flops.trace.names import ELEMENT_BYTES, Kind
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from lightning_flops.trace.structure import NODE, nearest
 from lightning_flops.trace.tables import with_callees
-from lightning_flops.trace.values import are_integers
 
 Formulas = Callable[[str, RecordedInputs], RecordedWork]
 """FLOPs of one recorded call. ``instrument.counting.recorded_calls`` has the one there is; it needs torch."""
@@ -108,8 +108,8 @@ def count_trace(trace: Trace, works: Sequence[RecordedWork], work: Ints) -> Coun
 def _captured(trace: Trace) -> Mask:
     """Operators that only recorded a graph, in a thread between the begin and the end of a stream capture: none ran."""
     found = np.zeros(len(trace), dtype=bool)
-    ends = trace.by_start(trace.where(lambda name: _CAPTURE_ENDS.match(name) is not None, Kind.RUNTIME))
-    for row in np.flatnonzero(trace.where(lambda name: _CAPTURE_BEGINS.match(name) is not None, Kind.RUNTIME)):
+    ends = trace.by_start(trace.where(_CAPTURE_ENDS.match, Kind.RUNTIME))
+    for row in np.flatnonzero(trace.where(_CAPTURE_BEGINS.match, Kind.RUNTIME)):
         here = trace.lane == trace.lane[row]
         after = ends[here[ends] & (trace.start_ns[ends] > trace.start_ns[row])]
         until = trace.start_ns[after[0]] if len(after) else np.iinfo(np.int64).max
@@ -209,7 +209,7 @@ def _parts(trace: Trace) -> Ints:
     operator that a node calls has them on. One with a sequence number elsewhere repeats a part of the forward.
     """
     links, rows, parent = trace.links, trace.links.operators, trace.links.parent
-    is_node = trace.where(lambda name: NODE.match(name) is not None, Kind.OPERATOR) | (trace.forward_thread > 0)
+    is_node = trace.where(NODE.match, Kind.OPERATOR) | (trace.forward_thread > 0)
     is_node &= links.is_backward
     with_gradients = links.is_backward & (trace.sequence >= 0) & ~is_node
     called = links.called[~is_node[links.called] & ~with_gradients[links.called]]

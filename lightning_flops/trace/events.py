@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from functools import cache, lru_cache
 from itertools import compress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,11 +24,16 @@ from lightning_flops.trace.names import (
     KIND_OF_CATEGORY,
     Kind,
     host_collective,
-    is_scope_written_as_operator,
+    is_users_scope,
 )
 from lightning_flops.trace.recorded import RecordedInputs
-from lightning_flops.trace.values import ABSENT, are_integers, converted, fractions, integers, nanoseconds, packed
 
+T = TypeVar("T")
+
+_ABSENT = -1
+_LARGEST = 2**63 - 1
+_LONGEST_US = 2**62 / 1000
+_NOT_AS_EXPECTED = (struct.error, OverflowError)
 _FOREIGN = 255
 _CATEGORIES_NAMED = 5
 _FEW, _LONGER = 3, 10
@@ -41,20 +48,20 @@ _MOST_RANKS = 1 << 20
 """No job has as many, and its ranks are listed."""
 _RAW = msgspec.Raw(b"")
 _ARGUMENTS: dict[str, tuple[str, Any]] = {
-    "external_id": ("External id", ABSENT), "old_external_id": ("external id", ABSENT),
-    "sequence": ("Sequence number", ABSENT), "forward_thread": ("Fwd thread id", ABSENT),
+    "external_id": ("External id", _ABSENT), "old_external_id": ("external id", _ABSENT),
+    "sequence": ("Sequence number", _ABSENT), "forward_thread": ("Fwd thread id", _ABSENT),
     "concrete": ("Concrete Inputs", _RAW), "types": ("Input type", _RAW), "strides": ("Input Strides", _RAW),
     "dims": ("Input Dims", _RAW), "old_dims": ("Input dims", _RAW), "stack": ("Call stack", _RAW),
-    "device": ("device", None), "stream": ("stream", ABSENT), "correlation": ("correlation", ABSENT),
-    "bytes": ("bytes", ABSENT), "registers": ("registers per thread", ABSENT),
-    "shared_memory": ("shared memory", ABSENT), "blocks_per_sm": ("blocks per SM", math.nan), "grid": ("grid", _RAW),
+    "device": ("device", None), "stream": ("stream", _ABSENT), "correlation": ("correlation", _ABSENT),
+    "bytes": ("bytes", _ABSENT), "registers": ("registers per thread", _ABSENT),
+    "shared_memory": ("shared memory", _ABSENT), "blocks_per_sm": ("blocks per SM", math.nan), "grid": ("grid", _RAW),
     "block": ("block", _RAW), "occupancy_percent": ("est. achieved occupancy %", math.nan),
     "collective": ("Collective name", None), "in_elements": ("In msg nelems", None),
     "out_elements": ("Out msg nelems", None), "group_size": ("Group size", None), "dtype": ("dtype", None),
     "group_name": ("Process Group Name", None), "group_ranks": ("Process Group Ranks", None),
-    "source": ("Src Rank", None), "destination": ("Dst Rank", None), "total_reserved": ("Total Reserved", ABSENT),
-    "total_allocated": ("Total Allocated", ABSENT), "allocated_bytes": ("Bytes", 0), "address": ("Addr", ABSENT),
-    "device_index": ("Device Id", ABSENT), "device_type": ("Device Type", 0),
+    "total_reserved": ("Total Reserved", _ABSENT), "total_allocated": ("Total Allocated", _ABSENT),
+    "allocated_bytes": ("Bytes", 0), "address": ("Addr", _ABSENT), "device_index": ("Device Id", _ABSENT),
+    "device_type": ("Device Type", 0),
 }  # fmt: skip
 """Of an event's ``args`` those that are read, and what stands for one that is not there; in the order of torch's files.
 
@@ -80,8 +87,7 @@ class _Distributed(msgspec.Struct):
 
     rank: int | None = None
     world_size: int | None = None
-    backend: str | None = None
-    pg_config: Any = msgspec.field(default_factory=lambda: [{}])
+    pg_config: Any = None
 
 
 class Event(msgspec.Struct, gc=False):
@@ -120,6 +126,67 @@ def _numbers() -> defaultdict[Any, int]:
     return found
 
 
+def _packed(code: str, values: list[Any]) -> npt.NDArray[Any]:
+    """*values* as a column; ``struct`` converts faster than numpy, and refuses what is of another type."""
+    return np.frombuffer(struct.pack(f"{len(values)}{code}", *values), dtype=code)
+
+
+def _nanoseconds(times_us: list[Any]) -> Ints:
+    """Whole nanoseconds of times in microseconds: files give three decimals, so that sums are exact.
+
+    Raises:
+        ValueError: one of them is no time.
+    """
+    try:
+        times = _packed("d", times_us)
+    except _NOT_AS_EXPECTED:  # some are text
+        return np.array([round(Decimal(time or 0) * 1000) for time in times_us], dtype=np.int64)
+    if len(times) and not max(float(times.max()), -float(times.min())) < _LONGEST_US:  # nor is one that is no number
+        raise ValueError("an event has no time that a clock shows")
+    whole_us = np.floor(times)
+    rest_ns: Ints = np.rint((times - whole_us) * 1000).astype(np.int64)
+    rest_ns += whole_us.astype(np.int64) * 1000
+    return rest_ns
+
+
+def _integers(values: list[Any]) -> Ints:
+    """Integer arguments; -1 for one that the event does not have, that reads "N/A", or that needs more than 64 bits."""
+    try:
+        return _packed("q", values)
+    except _NOT_AS_EXPECTED:
+        return _packed("q", list(map(_integer, values)))
+
+
+def _integer(value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return _ABSENT
+    return number if abs(number) <= _LARGEST else _ABSENT
+
+
+def _fractions(values: list[Any]) -> Floats:
+    """Float arguments; NaN for one that the event does not have."""
+    try:
+        found = _packed("d", values)
+    except _NOT_AS_EXPECTED:
+        found = _packed("d", [float(value) if isinstance(value, (int, float)) else math.nan for value in values])
+    return np.where(np.isinf(found), np.nan, found)
+
+
+def are_integers(values: Any) -> bool:
+    """Whether *values* is a list of integers."""
+    return isinstance(values, list) and all(type(one) is int for one in values)
+
+
+def converted(value: Any, to: type[T]) -> T | None:
+    """*value* as what it should be; None if it is something else."""
+    try:
+        return msgspec.convert(value, to)
+    except msgspec.ValidationError:
+        return None
+
+
 class Columns:
     """Columns that grow by one list of events after another."""
 
@@ -151,9 +218,9 @@ class Columns:
             kinds = kinds.translate(None, bytes([_FOREIGN]))
         kind = np.frombuffer(kinds, dtype=np.uint8)
         self._parts["kind"].append(kind)
-        self._parts["name"].append(packed("i", [self._names[span.name] for span in spans]))
-        self._parts["lane"].append(packed("i", [self._lanes[span.pid, span.tid] for span in spans]))
-        times = nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
+        self._parts["name"].append(_packed("i", [self._names[span.name] for span in spans]))
+        self._parts["lane"].append(_packed("i", [self._lanes[span.pid, span.tid] for span in spans]))
+        times = _nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
         self._parts["start_ns"].append(times[: len(spans)])
         self._parts["duration_ns"].append(times[len(spans) :])
         for mask, reader in self._readers:
@@ -167,18 +234,18 @@ class Columns:
     def _of_host(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
         arguments = [span.args for span in spans]
         self._find_collectives(arguments, rows)
-        yield "sequence", integers([one.sequence for one in arguments])
-        yield "forward_thread", integers([one.forward_thread for one in arguments])
+        yield "sequence", _integers([one.sequence for one in arguments])
+        yield "forward_thread", _integers([one.forward_thread for one in arguments])
         yield "external_id", _external_ids(arguments)
         if any(dims := [one.dims or one.old_dims for one in arguments]):
             others = ([getattr(one, name) for one in arguments] for name in ("types", "concrete", "strides"))
             keys = zip(*(map(bytes, column) for column in (dims, *others)), strict=True)
-            yield "inputs", packed("i", [self._inputs[key] if key[0] else ABSENT for key in keys])
+            yield "inputs", _packed("i", [self._inputs[key] if key[0] else _ABSENT for key in keys])
         if any(stacks := [one.stack for one in arguments]):
-            yield "stack", packed("i", [self._stacks[one] if one else ABSENT for one in map(bytes, stacks)])
+            yield "stack", _packed("i", [self._stacks[one] if one else _ABSENT for one in map(bytes, stacks)])
 
     def _of_launches(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
-        yield "correlation", integers([span.args.correlation for span in spans])
+        yield "correlation", _integers([span.args.correlation for span in spans])
 
     def _of_device(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
         arguments = [span.args for span in spans]
@@ -188,13 +255,13 @@ class Columns:
                 self._without_occupancy[row] = (
                     bytes(one.grid), bytes(one.block), one.registers, one.shared_memory
                 )  # fmt: skip
-        yield "stream", integers([one.stream for one in arguments])
-        yield "correlation", integers([one.correlation for one in arguments])
-        yield "bytes", integers([one.bytes for one in arguments])
+        yield "stream", _integers([one.stream for one in arguments])
+        yield "correlation", _integers([one.correlation for one in arguments])
+        yield "bytes", _integers([one.bytes for one in arguments])
         yield "external_id", _external_ids(arguments)
-        yield "device", integers([span.pid if span.args.device is None else span.args.device for span in spans])
-        yield "blocks_per_sm", fractions([one.blocks_per_sm for one in arguments])
-        yield "occupancy_percent", fractions([one.occupancy_percent for one in arguments])
+        yield "device", _integers([span.pid if span.args.device is None else span.args.device for span in spans])
+        yield "blocks_per_sm", _fractions([one.blocks_per_sm for one in arguments])
+        yield "occupancy_percent", _fractions([one.occupancy_percent for one in arguments])
 
     def _find_collectives(self, arguments: list[Any], rows: Ints) -> None:
         for row, one in zip(rows.tolist(), arguments, strict=True):
@@ -203,10 +270,10 @@ class Columns:
 
     def _add_memory(self, events: list[Event]) -> None:
         arguments = [event.args for event in events]
-        self._parts["memory_lane"].append(packed("i", [self._lanes[event.pid, event.tid] for event in events]))
-        self._parts["time_ns"].append(nanoseconds([event.ts for event in events]))
+        self._parts["memory_lane"].append(_packed("i", [self._lanes[event.pid, event.tid] for event in events]))
+        self._parts["time_ns"].append(_nanoseconds([event.ts for event in events]))
         for name in _OF_MEMORY:
-            self._parts[name].append(integers([getattr(one, name) for one in arguments]))
+            self._parts[name].append(_integers([getattr(one, name) for one in arguments]))
 
     def _whole(self, name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
         parts = self._parts.pop(name, [])
@@ -214,7 +281,7 @@ class Columns:
 
     def _column(self, name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
         """A column of all rows, of which only some events have the values that were kept."""
-        column = np.full(self._rows, np.nan if dtype is np.float64 else ABSENT, dtype=dtype)
+        column = np.full(self._rows, np.nan if dtype is np.float64 else _ABSENT, dtype=dtype)
         if name in self._spread:
             rows, values = zip(*self._spread.pop(name), strict=True)
             column[np.concatenate(rows)] = np.concatenate(values)
@@ -235,7 +302,7 @@ class Columns:
         columns: dict[str, Any] = {name: self._column(name, np.int64) for name in integers_of}
         columns |= {name: self._column(name, np.int32) for name in ("inputs", "stack")}
         columns |= {name: self._column(name, np.float64) for name in ("blocks_per_sm", "occupancy_percent")}
-        scopes = np.array([is_scope_written_as_operator(text) for text in names], dtype=bool)
+        scopes = np.array([not is_users_scope(text) for text in names], dtype=bool)
         kind = np.where((kind == Kind.OPERATOR) & scopes[name_of], np.int8(Kind.ANNOTATION), kind)
         duration_ns, recorded = self._whole("duration_ns", np.int64), tuple(map(_recorded_inputs, self._inputs))
         # Scopes on the host that communicate say what they send as any operator does.
@@ -302,19 +369,18 @@ def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
     found = converted(metadata.get("distributedInfo"), _Distributed) or _Distributed()
     own = converted(metadata.get(METADATA_KEY), _Distributed) or _Distributed()
     world_size = found.world_size if 0 < (found.world_size or 0) <= _MOST_RANKS else None
-    listed, everyone = converted(found.pg_config, list[_Group]), range(world_size or 0)
+    # A group of all may be written as none, and frameworks make several of the same members, and of one rank alone.
+    listed, everyone = converted(found.pg_config, list[_Group]) or [_Group()], range(world_size or 0)
+    groups = {ranks for one in listed if len(ranks := tuple(sorted(one.ranks or everyone))) > 1}
     return {
         # torch names no rank in a run of one process, this package always does
         "rank": own.rank if found.rank is None else found.rank,
-        "world_size": world_size,
-        "backend": found.backend,
-        # a group of all may be written as none
-        "groups": None if listed is None else tuple(tuple(sorted(one.ranks or everyone)) for one in listed),
+        "only_group": groups.pop() if len(groups) == 1 else None,
     }
 
 
 def _external_ids(arguments: list[Any]) -> Ints:
-    return integers([one.old_external_id if one.external_id == ABSENT else one.external_id for one in arguments])
+    return _integers([one.old_external_id if one.external_id == _ABSENT else one.external_id for one in arguments])
 
 
 def _value(text: bytes) -> Any:
@@ -350,8 +416,6 @@ def _collective(arguments: Any) -> CollectiveArguments:
         bytes=max(known) * element_bytes if known and element_bytes is not None else None,
         group=" ".join(group) if group else None,
         group_size=converted(arguments.group_size, int),
-        source=converted(arguments.source, int),
-        destination=converted(arguments.destination, int),
     )
 
 

@@ -17,7 +17,7 @@ from lightning_flops.schema.trace_flops import FlopRow, TracedStepFlops, TraceFl
 from lightning_flops.schema.trace_steps import ModuleTable
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.counting import Counted, FlopPart, Formulas, count_trace, works_of
-from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, group_by, ratio, sums_by, table
+from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, distinct, group_by, ratio, sums_by, table
 from lightning_flops.trace.modules import modules_above, with_below
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
 from lightning_flops.trace.structure import nearest
@@ -114,26 +114,25 @@ class _Calls:
         return dtypes
 
     def _find_device(self, peaks: Peaks) -> None:
-        trace = self.trace
-        used = np.unique(trace.device[trace.kind == Kind.KERNEL]).tolist()
-        found = [trace.described(index) for index in used]
-        kinds = {(one.name, one.compute_capability, one.sm_count) if one else ("", None, None) for one in found}
-        name, capability, sm_count = kinds.pop() if len(kinds) == 1 else ("", None, None)
+        used = self.trace.used_device
+        name, capability, sm_count = (used.name, used.compute_capability, used.sm_count) if used else ("", None, None)
         alike = device_like(name, capability, sm_count)
-        self.device, self.devices = name or alike or None, len(used)
+        self.devices = len(distinct(self.trace.device[self.trace.kind == Kind.KERNEL]))
+        self.device = name or alike or None
         self.notes: tuple[str, ...] = ()
         if alike is not None:
             self.notes = (
                 f"No figures are known for a device called {name!r}: by its compute capability and its {sm_count} "
                 f"multiprocessors it is taken for {alike}, so its peak and all shares of it are a guess.",
             )
+        given = peaks.flops_per_sec if self.devices else None
         self._peak = {
-            dtype: peak_for(device_name=alike or name, dtype=dtype, given=peaks.flops_per_sec if used else None)
+            dtype: peak_for(device_name=alike or name, dtype=dtype, given=given)
             for dtype in {*self.dtypes, "tf32", "float32"}
         }
-        here = sorted({self.dtypes[index] for index in np.unique(self.dtype).tolist()})
+        here = sorted(self.dtypes[index] for index in distinct(self.dtype).tolist())
         self.peaks = {dtype: peak for dtype in here if (peak := self._peak[dtype]) is not None}
-        self.bandwidth = peaks.memory_bytes_per_sec or memory_bytes_per_sec(alike or name)
+        self.bandwidth = peaks.memory_bytes_per_sec or memory_bytes_per_sec(name)
 
     def impossible(self) -> dict[int, str]:
         """Works whose calls would have run beyond what the device can do, and why they cannot have."""

@@ -23,7 +23,6 @@ from lightning_flops.trace.report import AnalyzedTrace, analyze_file
 
 WORTH_PROCESSES_BYTES = 4 << 20
 """Files of more bytes than these, together, are read side by side: a process takes a third of a second to start."""
-_APART = "The traces do not say their ranks: they are taken for separate runs, side by side."
 _UNMARKED = (
     "No rank is named a straggler: not every trace has the profiler's marks of steps, so what its rank did in a step "
     "is not known."
@@ -75,7 +74,8 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     ordered = sorted(analyzed, key=lambda one: -1 if one.report.rank is None else one.report.rank)
     reports = tuple(one.report for one in ordered)
     refuse_mixed_ranks(reports)
-    traced = [one.traced for one in analyzed if one.traced is not None]
+    # Traces that do not say their ranks are of separate runs.
+    traced = [one.traced for one in analyzed if one.traced is not None and one.traced.rank is not None]
     comparison = straggler = None
     if traced:
         comparison = compare_ranks(traced, marked=all(one.step_times.marked for one in reports))
@@ -99,13 +99,9 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
 def compare_ranks(traced: Sequence[TracedRank], *, marked: bool) -> RankComparison:
     """Computation, communication and waiting of several ranks of one run, a trace each, as ``refuse_mixed_ranks`` asks.
 
-    Traces that do not say their ranks are separate runs, and none is held against another. Of ranks whose steps are not
-    all *marked* no rank is said to compute longest.
+    Of ranks whose steps are not all *marked* no rank is said to compute longest.
     """
     refuse_mixed_ranks(traced)
-    if len(traced) > 1 and all(one.rank is None for one in traced):
-        alone = tuple(compare([one]).ranks[0] for one in traced)
-        return RankComparison(ranks=alone, computes_longest=None, notes=(_APART,))
     comparison = compare(traced)
     if len(traced) == 1 or marked:
         return comparison

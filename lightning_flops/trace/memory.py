@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lightning_flops.schema.trace_events import HeldMemory, MemoryCurve, MemoryPart, MemoryRow
+from lightning_flops.schema.trace_events import HeldMemory, MemoryCurve, MemoryRow
 from lightning_flops.trace.columns import MemoryEvents, Trace
 from lightning_flops.trace.intervals import NS_PER_US, Ints, sums_by
 from lightning_flops.trace.modules import NO_MODULE, Phase, modules_above, with_below
@@ -16,7 +16,6 @@ from lightning_flops.trace.tables import with_callees
 MOST_POINTS = 500
 """Of one curve."""
 MOST_SPANS = 1000
-_PHASES: tuple[tuple[MemoryPart, Phase], ...] = (("forward", Phase.FORWARD), ("backward", Phase.BACKWARD))
 
 
 def _devices(memory: MemoryEvents) -> Iterator[tuple[int, Ints]]:
@@ -116,15 +115,15 @@ def memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
         calls = [with_callees(trace, values)[rows] for values in _amounts(of, sizes, len(trace))]
         calls[2] = np.minimum(calls[2], 1)
         total = [sums_by(trace.name[rows].astype(np.int64), values, count) for values in calls]
-        found += [*_rows(device, "", trace.names, own, total), *_rest(device, "", sizes[of < 0])]
+        rest = _amounts(np.minimum(-1 - of, 0), sizes, 1)
+        found += [*_rows(device, trace.names, own, total), *_rows(device, [None], rest, rest)]
     return tuple(sorted(found, key=_most_first))
 
 
 def module_memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
-    """Bytes by module, part of the step and device; None when no module is marked, or memory was not recorded.
+    """Bytes by module and device; None when no module is marked, or memory was not recorded.
 
-    An allocation or a free belongs to the innermost module whose forward ran in its thread then, or to the module of
-    the node that autograd ran.
+    An allocation or a free belongs to the innermost module whose forward ran in its thread then.
     """
     memory, frames = trace.memory, trace.frames
     if memory is None or frames is None:
@@ -132,11 +131,9 @@ def module_memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
     owner, phase = frames.owner_at(trace, memory.lane, memory.time_ns)
     above, found = modules_above(frames.modules), list[MemoryRow]()
     for device, here in _devices(memory):
-        of, sizes = np.where(phase[here] == Phase.NONE, NO_MODULE, owner[here]), memory.bytes[here]
-        for part, one in _PHASES:
-            own = _amounts(np.where(phase[here] == one, of, NO_MODULE), sizes, len(above))
-            found += _rows(device, part, frames.modules, own, [with_below(values, above) for values in own])
-        found += _rest(device, "elsewhere", sizes[of < 0])
+        of = np.where(phase[here] == Phase.FORWARD, owner[here], NO_MODULE)
+        own = _amounts(of, memory.bytes[here], len(above))
+        found += _rows(device, frames.modules, own, [with_below(values, above) for values in own])
     return tuple(sorted(found, key=_most_first))
 
 
@@ -146,14 +143,11 @@ def _amounts(owner: Ints, size: Ints, count: int) -> list[Ints]:
     return [sums_by(owner[known], values[known], count) for values in sizes]
 
 
-def _rows(
-    device: int, part: MemoryPart, names: Sequence[str | None], own: list[Ints], total: list[Ints]
-) -> Iterator[MemoryRow]:
+def _rows(device: int, names: Sequence[str | None], own: list[Ints], total: list[Ints]) -> Iterator[MemoryRow]:
     """A row for each name that has any calls in *total*."""
     for place in np.flatnonzero(total[2]).tolist():
         yield MemoryRow(
             name=names[place],
-            part=part,
             device=device,
             calls=int(total[2][place]),
             size_increase_bytes=int(total[0][place]),
@@ -163,12 +157,6 @@ def _rows(
         )
 
 
-def _rest(device: int, part: MemoryPart, sizes: Ints) -> Iterator[MemoryRow]:
-    """The row of what belongs to no operator or module, if there is any."""
-    amounts = _amounts(np.zeros(len(sizes), dtype=np.int64), sizes, 1)
-    return _rows(device, part, [None], amounts, amounts)
-
-
-def _most_first(row: MemoryRow) -> tuple[bool, int, int, str, str]:
+def _most_first(row: MemoryRow) -> tuple[bool, int, int, str]:
     """By device, what allocated most itself first."""
-    return row.device < 0, row.device, -row.self_allocation_bytes, row.name or "", row.part
+    return row.device < 0, row.device, -row.self_allocation_bytes, row.name or ""

@@ -123,13 +123,8 @@ def is_optimizer(name: str) -> bool:
 
 
 def is_users_scope(name: str) -> bool:
-    """Whether a scope of this name is neither torch's nor a mark of this package."""
+    """Whether a scope of this name is neither torch's nor a mark of this package; an operator, that it is no scope."""
     return not name.startswith(MARKS) and _OF_TORCH.match(name) is None
-
-
-def is_scope_written_as_operator(name: str) -> bool:
-    """Whether an operator of this name is a scope: a mark of this package, or any scope in a trace before 1.9."""
-    return name.startswith(MARKS) or _OF_TORCH.match(name) is not None
 
 
 def host_collective(name: str) -> str | None:
@@ -154,7 +149,6 @@ def own_name(kernel: str) -> str:
     return name if own in _LAUNCHERS else own
 
 
-@lru_cache(maxsize=4096)
 def is_collective_kernel(name: str) -> bool:
     """Whether a kernel of this name communicates with other ranks."""
     return _DEVICE_COLLECTIVE.search(own_name(name)) is not None
@@ -181,7 +175,6 @@ def is_point_to_point(collective: str, event: str) -> bool:
     return collective in _POINT_TO_POINT or ("SendRecv" in event and _ALL_TO_ALL.match(collective) is None)
 
 
-@lru_cache(maxsize=4096)
 def uses_tensor_cores(name: str) -> bool:
     """Whether a kernel's name says that it runs on tensor cores; one that Triton made has no name that says so."""
     return _POINTWISE.match(name) is None and _TENSOR_CORE.search(own_name(name)) is not None
@@ -192,13 +185,11 @@ def is_of_another_vendor(*, device: str = "", runtime_call: str = "") -> bool:
     return bool(_OTHER_DEVICE.search(device) or _OTHER_RUNTIME.match(runtime_call))
 
 
-@lru_cache(maxsize=4096)
 def may_use_tensor_cores(operator: str) -> bool:
     """Whether an operator is one of matrix products, convolutions, attention or recurrent layers."""
     return _TENSOR_CORE_OPERATOR.match(operator) is not None
 
 
-@lru_cache(maxsize=4096)
 def multiplies(kernel: str) -> bool:
     """Whether a kernel's name says that it is a matrix product, a convolution or attention."""
     if _POINTWISE.match(kernel):

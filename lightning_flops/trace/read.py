@@ -24,7 +24,7 @@ BLOCK_BYTES = 1 << 18
 """How much is decoded at once: what is made of it should stay in a processor's second cache."""
 _LONGEST_BYTES = 64 << 20
 """Most of a file that is searched for the end of one event, or of what stands beside the events."""
-_HEAD_KEYS = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", WITH_MODULES, METADATA_KEY)
+_HEAD_KEYS = ("deviceProperties", "distributedInfo", WITH_MODULES, METADATA_KEY)
 _EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\s*,?\s*")
 _END_OF_EVENT = re.compile(rb"\s*[,\]]")

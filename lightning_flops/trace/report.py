@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from lightning_flops.analysis.collectives import TracedRank
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.no_mfu import NO_FLOPS
@@ -45,8 +43,6 @@ class AnalyzedTrace:
     report: TraceReport
     abilities: DeviceAbilities
     """Of the device that ran the kernels; a trace lists all devices of its machine."""
-    world_size: int | None
-    """Ranks of its run; None where it does not say."""
     parts: tuple[TracedPart, ...]
     """Of its steps, as ``traced``: for a comparison with other ranks, empty where there is none."""
     traced: TracedRank | None
@@ -55,13 +51,7 @@ class AnalyzedTrace:
 
 
 def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peaks | None = None) -> TraceReport:
-    """Every table of *trace*.
-
-    Args:
-        trace: what to analyze.
-        formulas: FLOPs of a recorded call; without them the report has no FLOPs.
-        peaks: a user's own figures of the device.
-    """
+    """Every table of *trace*; FLOPs with *formulas* alone, shares of the peak by a user's own *peaks* if given."""
     collectives, modules = collective_table(trace), module_table(trace)
     flops, notes = (None, ()) if formulas is None else trace_flops(trace, formulas, modules, peaks)
     if not trace.has_device and (trace.kind == Kind.RUNTIME).any():
@@ -99,14 +89,9 @@ def analyze_one(
     formulas: Formulas | None = None,
     peaks: Peaks | None = None,
 ) -> AnalyzedTrace:
-    """What *trace* says by itself.
+    """What *trace* says by itself, and for a comparison with other ranks, or with another run step by step.
 
-    Args:
-        trace: what to analyze.
-        compared: whether it will be held against traces of other ranks.
-        stepwise: whether it will be held against another run's, step by step.
-        formulas: as for ``analyze_trace``; None where there is no torch, as the report then says.
-        peaks: as for ``analyze_trace``.
+    Without *formulas* there is no torch, as the report then says.
     """
     report = analyze_trace(trace, formulas=formulas, peaks=peaks)
     notes = report.notes
@@ -114,15 +99,13 @@ def analyze_one(
         notes += (_NO_TORCH if (trace.inputs >= 0).any() else _NO_SHAPES,)
     if report.modules is None and trace.metadata.get(WITH_MODULES):
         notes += (_NO_CALLS_OF_MODULES,)
-    used = [trace.described(device) for device in np.unique(trace.device[trace.on_device]).tolist()]
-    kinds = {(one.name, one.compute_capability) for one in used if one is not None}
-    name, capability = kinds.pop() if len(kinds) == 1 else ("", None)
+    used = trace.used_device
+    name, capability = (used.name, used.compute_capability) if used else ("", None)
     # A device without a name may be any vendor's.
     abilities = device_abilities(device_type="cuda", name=name, compute_capability=capability if name else None)
     return AnalyzedTrace(
         report=replace(report, notes=notes),
         abilities=abilities if trace.has_device else UNKNOWN_DEVICE,
-        world_size=trace.world_size,
         parts=step_parts(trace) if compared else (),
         traced=TracedRank(
             rank=trace.rank,

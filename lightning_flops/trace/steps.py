@@ -167,8 +167,8 @@ def step_times(trace: Trace) -> StepTimes:
     for name, rows in by_priority.items():
         covered = union(covered, trace.merged(rows))
         reached = covered_within(covered, steps.start_ns, steps.end_ns)
-        of_device = name in ("kernel_us", "memcpy_us", "memset_us", "runtime_us")
-        parts[name] = reached - before if (trace.has_device if of_device else rows.any()) else None
+        of_device = trace.has_device and name in ("kernel_us", "memcpy_us", "memset_us", "runtime_us")
+        parts[name] = reached - before if of_device or rows.any() else None
         before = reached
     parts["other_us"] = wall - before
     nothing = [None] * len(steps)
@@ -371,12 +371,7 @@ def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
 
 
 def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> StepFilling:
-    """What filled each part of the steps of *trace*, mean over the steps.
-
-    Args:
-        trace: with marks around the parts of its steps.
-        counted: operators with FLOPs, as ``aten.mm``: they are matmul-like, whatever their names say.
-    """
+    """What filled each part of the steps, mean over these; *counted* operators, as ``aten.mm``, are matmul-like."""
     pieces, covered, until = _pieces_on_device(trace), NOTHING, []
     for moments in _fillings(trace, frozenset(name.replace(".", "::", 1) for name in counted)):
         covered = union(covered, moments)

@@ -48,7 +48,7 @@ def collective_rows(trace: Trace) -> Mask:
     found = trace.where(is_collective_kernel, Kind.KERNEL)
     # A kernel that says which collective it is needs no known name.
     found[[row for row in trace.collectives if trace.kind[row] == Kind.KERNEL]] = True
-    return found | trace.where(lambda name: host_collective(name) is not None, Kind.ANNOTATION, Kind.OPERATOR)
+    return found | trace.where(host_collective, Kind.ANNOTATION, Kind.OPERATOR)
 
 
 def link(trace: Trace) -> Links:
@@ -70,7 +70,7 @@ def link(trace: Trace) -> Links:
     launcher[launched] = enclosing(trace, operators, parent, lanes=trace.lane[calls], moments_ns=trace.start_ns[calls])
     rows = np.flatnonzero(trace.on_device & (launch < 0) & (trace.external_id > 0))
     launcher[rows] = _matching(operators, trace.external_id, rows)
-    is_backward = trace.where(lambda name: NODE.match(name) is not None, Kind.OPERATOR)
+    is_backward = trace.where(NODE.match, Kind.OPERATOR)
     is_backward |= (trace.kind == Kind.OPERATOR) & (trace.forward_thread > 0)
     for rows in levels[1:]:
         is_backward[rows] |= is_backward[parent[rows]]

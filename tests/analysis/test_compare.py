@@ -240,15 +240,10 @@ def test_without_a_comparable_trace_the_parts_are_split_as_a_whole() -> None:
 
 
 def test_traces_that_cannot_be_compared_say_nothing_of_modules() -> None:
-    odd = on_device(forward_ms=5, busy_ms=3, exposed_ms=0, idle_ms=0, like_counted=False)
     device = on_device(forward_ms=5, busy_ms=3, exposed_ms=0, idle_ms=0)
-    for a, b, why in (
-        (odd, odd, "the traced step of A is not like its counted one"),
-        (run(context=windows.A100), device, "their clocks differ (device, host)"),
-    ):
-        comparison = compare_profiles(a, b)
-        assert why in comparison.notes[0]
-        assert not any(one.own.a_ns or one.noise_ns for one in comparison.modules[:-1])
+    comparison = compare_profiles(run(context=windows.A100), device)
+    assert "their clocks differ (device, host)" in comparison.notes[0]
+    assert not any(one.own.a_ns or one.noise_ns for one in comparison.modules[:-1])
 
 
 def test_parts_that_one_run_cannot_tell_apart_stand_together() -> None:
@@ -395,7 +390,7 @@ def test_ten_thousand_modules_are_compared(prefix: str) -> None:
         profile = run()
         like = next(one for one in profile.modules if one.name == "act")
         names = [below for i in range(2_500) for below in (f"{name}.{i}", *(f"{name}.{i}.{j}" for j in "abc"))]
-        layers = (replace(like, name=one, depth=one.count(".") + 1) for one in (name, *names))
+        layers = (replace(like, name=one) for one in (name, *names))
         return replace(profile, modules=(*profile.modules, *layers))
 
     comparison = compare_profiles(with_layers("layers"), with_layers(prefix))

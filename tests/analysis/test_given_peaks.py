@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from lightning_flops.analysis.given_peaks import with_given_peaks, with_measured_peaks
-from lightning_flops.analysis.impossible import possible_operators, possible_times
-from lightning_flops.analysis.measured_peaks import COPY, measured_file
+from lightning_flops.analysis.peak_flops import COPY, measured_file
 from lightning_flops.cli import main
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.schema.modules import ModuleTimes
-from lightning_flops.schema.step import OperatorProfile, Roofline
 from tests.analysis.test_profile import MLP, TICK, in_ticks
 from tests.report import windows
+from tests.report.traced_windows import mlp_traced
 from tests.report.windows import build_profile
 
 PLAIN = build_profile(MLP, config=ProfilerConfig())
@@ -30,10 +28,8 @@ def test_a_peak_given_after_the_run_gives_what_it_would_have_given_in_it() -> No
     given = with_given_peaks(PLAIN, flops_per_sec=peak, memory_bytes_per_sec=1e9)
     inside = build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=peak, memory_bytes_per_sec=1e9))
     assert given.rates == inside.rates and given.rates.mfu == 16 / 20
-    assert (given.dtypes, given.unavailable) == (inside.dtypes, inside.unavailable)
-    assert [one.roofline for one in given.operators] == [one.roofline for one in inside.operators]
-    assert [one.roofline for one in given.modules] == [one.roofline for one in inside.modules]
-    assert given.settings.peak_given and given.settings.memory_given
+    assert given.unavailable == inside.unavailable
+    assert (given.settings.peaks_from, given.settings.memory_from) == ("given", "given")
     assert given.budget == inside.budget is not None
     assert with_given_peaks(PLAIN, flops_per_sec=None, memory_bytes_per_sec=None) is PLAIN
 
@@ -50,7 +46,7 @@ def test_peaks_that_were_measured_on_the_machine_stand_in_where_no_vendors_are_k
     file.parent.mkdir()
     file.write_text(json.dumps({MLP.context.device_name: {"float32": peak, COPY: 1e9}}))
     inside = build_profile(window, config=ProfilerConfig())
-    assert (inside.rates.mfu, inside.memory_bytes_per_sec, inside.settings.measured) == (16 / 20, 1e9, True)
+    assert (inside.rates.mfu, inside.memory_bytes_per_sec, inside.settings.peaks_from) == (16 / 20, 1e9, "measured")
     since = with_measured_peaks(before)
     assert (since.rates, since.settings, since.budget) == (inside.rates, inside.settings, inside.budget)
     assert "MFU 80.00%, HFU 80.00% of 89.6 GFLOP/s (float32), measured." in str(inside).replace("\n  ", " ")
@@ -76,23 +72,18 @@ def test_a_share_beyond_twice_the_peak_is_no_figure() -> None:
         assert profile.unavailable["mfu"].startswith("MFU would be 7168%, which is impossible: the peak is too low")
 
 
-def test_modules_and_operators_beyond_twice_the_peak_are_left_out_and_listed() -> None:
-    times = ModuleTimes(
-        clock="device", forward_sec=1, own_forward_sec=1, backward_sec=1, own_backward_sec=1, forward_kernels=1,
-        backward_kernels=1, forward_flops_per_sec=5e9, backward_flops_per_sec=1e9, forward_utilization=5.0,
-        backward_utilization=1.0,
-    )  # fmt: skip
-    found, notes = possible_times({"head": times, "body": replace(times, forward_utilization=2.0)})
-    assert (found["head"].forward_flops_per_sec, found["head"].backward_flops_per_sec) == (None, 1e9)
-    assert found["body"].forward_flops_per_sec == 5e9
-    assert notes[0].startswith("Left out, as they would be beyond the device's peak: FLOP/s of head's forward (5.0 tim")
-    roofline = Roofline(flops_per_byte=1.0, achieved_flops_per_sec=3e9, attainable_flops_per_sec=1e9)
-    (cell,) = PLAIN.operators[:1]
-    operator: OperatorProfile = replace(cell, operator="aten.mm", dtypes=("float32",), roofline=roofline)
-    (left,), (note,) = possible_operators([operator], {"float32": 1e9}.get)
-    assert left.roofline is not None and left.roofline.achieved_flops_per_sec is None
-    assert "aten.mm (3.0 times)" in note
-    assert possible_operators([operator], {"float32": 2e9}.get) == ((operator,), ())
+def test_modules_beyond_twice_the_peak_are_left_out_and_listed() -> None:
+    window, traced = mlp_traced()
+    plain = build_profile(window, config=ProfilerConfig(), traced=traced)
+    # fc1 and fc2 reach 200 GFLOP/s forward, the root 120; backward fc1 133, the other two 100.
+    for profile in (
+        with_given_peaks(plain, flops_per_sec=90e9, memory_bytes_per_sec=None),
+        build_profile(window, config=ProfilerConfig(peak_flops_per_sec=90e9), traced=traced),
+    ):
+        rates = {one.name: one.times.forward_flops_per_sec for one in profile.modules if one.times is not None}
+        assert (rates["fc1"], rates["fc2"], rates[""]) == (None, None, 120e9)
+    note = next(one for one in profile.notes if one.startswith("Left out, as they would be beyond"))
+    assert "FLOP/s of fc1's forward (2.2 times), fc2's forward (2.2 times)" in note
 
 
 def test_the_commands_take_the_device_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

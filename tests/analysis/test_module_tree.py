@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_tree import build_modules, depth_shown, heaviest_types, module_tree
-from lightning_flops.records import FlopPhase, FlopRecord, ModuleRecord, OperatorCell, PhaseBytes, PhaseFlops
+from lightning_flops.analysis.module_tree import build_modules, heaviest_types, module_tree
+from lightning_flops.records import FlopPhase, FlopRecord, ModuleRecord, OperatorCell, PhaseFlops
 from lightning_flops.schema.modules import ModuleProfile
 
 
@@ -25,10 +23,6 @@ def test_modules_stand_before_those_below_them_and_siblings_in_the_models_order(
     assert [module.name for module in _modules(names)] == ["", "head", "body", "body.10", "body.10.a", "body.2"]
 
 
-def test_depth_is_the_number_of_modules_above() -> None:
-    assert [module.depth for module in _modules(["", "a", "a.b", "a.b.c"])] == [0, 1, 2, 3]
-
-
 def test_total_is_own_work_plus_that_of_the_modules_below() -> None:
     root, a, b = _modules(["", "a", "a.b"], (_cell("", 1), _cell("a", 10), _cell("a.b", 100, "backward")))
     assert root.own == PhaseFlops(forward=1)
@@ -42,15 +36,6 @@ def test_module_that_the_model_does_not_list_keeps_its_work_in_the_tree() -> Non
     assert [module.name for module in modules] == ["", "a", "a.late", "a.late.inner"]
     assert [module.type_name for module in modules] == ["Net", "Block", "", ""]
     assert [module.total.forward for module in modules] == [5, 5, 5, 5]
-
-
-def test_work_outside_the_model_is_no_module() -> None:
-    assert [module.name for module in _modules([""], (_cell("(outside)", 5, "optimizer"),))] == [""]
-
-
-def test_model_that_was_not_described_and_did_nothing_has_no_modules() -> None:
-    assert _modules([]) == ()
-    assert module_tree(()) is None
 
 
 @settings(deadline=None)  # a busy machine is no failure
@@ -97,29 +82,6 @@ def test_modules_fold_only_when_they_are_numbered_in_a_row() -> None:
     assert [(node.module.name, node.count) for node in root.children] == [("0", 1), ("2", 2), ("query", 1), ("key", 1)]
 
 
-def test_modules_with_other_params_or_settings_do_not_fold() -> None:
-    root, first, second, third = _modules(["", "0", "1", "2"])
-    tree = module_tree((root, first, replace(second, params=1), replace(third, params=1, extra_repr="p=0.1")))
-    assert tree is not None
-    assert [node.count for node in tree.children] == [1, 1, 1]
-
-
-def test_modules_that_differ_in_bytes_alone_fold() -> None:
-    root, first, second = _modules(["", "0", "1"])
-    tree = module_tree((root, first, replace(second, total_bytes=PhaseBytes(forward=1))))
-    assert tree is not None
-    assert [node.count for node in tree.children] == [2]
-
-
-def test_node_is_called_when_a_module_below_it_is() -> None:
-    records = [ModuleRecord(name=name, type_name="Block") for name in ("", "list", "list.a", "list.b")]
-    root = module_tree(build_modules(records, FlopCounts(FlopRecord(module_calls={"list.b": 2}))))
-    assert root is not None
-    (container,) = root.children
-    assert (root.called, container.called) == (True, True)
-    assert [child.called for child in container.children] == [False, True]
-
-
 def test_classes_of_one_level_are_added_up_and_the_heaviest_come_first() -> None:
     types = {"": "Net", "a": "Linear", "b": "Norm", "c": "Linear", "d": "Empty", "c.x": "Linear"}
     records = [ModuleRecord(name=name, type_name=of) for name, of in types.items()]
@@ -132,8 +94,3 @@ def test_classes_of_one_level_are_added_up_and_the_heaviest_come_first() -> None
     # Linear: 3 of a, 1 of c and 4 of what is inside c, which is a level deeper itself.
     assert heaviest(1) == [("Linear", 8), ("Norm", 5)]
     assert heaviest(2) == [("Linear", 4)]
-
-
-def test_a_limit_of_minus_one_shows_every_level() -> None:
-    modules = _modules(["", "a", "a.b"])
-    assert [depth_shown(modules, limit=limit) for limit in (-1, 0, 1, 2, 9)] == [2, 0, 1, 2, 2]

@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.rank_record import make_rank_record
-from lightning_flops.analysis.straggler_words import straggler_evidence
-from lightning_flops.analysis.stragglers import find_stragglers
+from lightning_flops.analysis.rank_record import RankRecord, make_rank_record
+from lightning_flops.analysis.stragglers import find_stragglers, straggler_evidence
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds, StepRecord, StepSignature
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.trace import TracedPart
+from lightning_flops.schema.trace import TracedPart, TracedStep
 from lightning_flops.trace.columns import Trace
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import kernel, launch, phase, step, trace
@@ -44,6 +42,20 @@ def timed_step(milliseconds: Mapping[str, float]) -> StepRecord:
         micro_steps=1,
         samples=1,
         seconds=PhaseSeconds(**{name: value * MS for name, value in milliseconds.items()}),
+    )
+
+
+def traced_step(parts: Mapping[str, float], exposed: Mapping[str, float]) -> TracedStep:
+    return TracedStep(
+        index=7,
+        like_counted=True,
+        files=(),
+        tables=None,
+        own_forward_sec=None,
+        parts=tuple(
+            TracedPart(name=name, wall_sec=value * MS, exposed_sec=exposed.get(name, 0.0) * MS)
+            for name, value in parts.items()
+        ),
     )
 
 
@@ -73,19 +85,11 @@ def record(
     parts = steps[0] if traced is None else traced
     return replace(
         blank,
-        summary=replace(
-            blank.summary,
-            context=replace(blank.summary.context, rank=rank, world_size=8, pp_rank=stage),
+        profile=replace(
+            blank.profile,
+            context=replace(blank.profile.context, rank=rank, world_size=8, pp_rank=stage),
             timing=build_timing([timed_step(one) for one in steps], mixed_phases=()),
-            traced_step=None if exposed is None else 7,
-            traced_steps=0 if exposed is None else 1,
-            traced_parts=()
-            if exposed is None
-            else tuple(
-                TracedPart(name=name, wall_sec=value * MS, exposed_sec=exposed.get(name, 0.0) * MS)
-                for name, value in parts.items()
-            ),
-            modules_clock="host" if own_forward else None,
+            traced=None if exposed is None else traced_step(parts, exposed),
         ),
         module_names=MODULES if own_forward else (),
         own_forward_ns=array("q", [round(one * 1e6) for one in own_forward]),
@@ -126,15 +130,6 @@ def test_a_slow_reader_is_named_by_its_waits_for_data() -> None:
     assert (found.rank, found.part, found.module) == (2, "data wait", None)
     assert (milliseconds(found.late_sec), milliseconds(found.part_sec)) == (40, 40)
     assert round(found.share, 6) == round(40 / 140, 6)
-    assert (milliseconds(found.exposed_sec), milliseconds(found.others_exposed_sec)) == (5, 45)
-
-
-def test_what_the_others_wait_for_a_rank_does_not_make_up_for_its_being_slow() -> None:
-    # Rank 1's backward is 40 ms shorter than the others', who wait for it there; 59 of it are work, of theirs 55.
-    others = [record(rank, HEALTHY | {"backward": 100}, exposed={"backward": 45}) for rank in (0, 2)]
-    mine = record(1, HEALTHY | {"data_wait": 41}, exposed={"backward": 1})
-    found = only(find_stragglers([*others, mine]))
-    assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "data wait", 40 + 4)
 
 
 def test_a_slow_module_is_named_with_its_forward() -> None:
@@ -144,26 +139,10 @@ def test_a_slow_module_is_named_with_its_forward() -> None:
     found = only(find_stragglers([mine, other]))
     assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "forward", 30)
     assert found.module == "second"
-    assert straggler_evidence(found).startswith(
+    assert straggler_evidence(found) == (
         "The other ranks wait 30 ms a step (23.08% of it) for rank 1: its forward takes 30 ms longer than theirs, "
-        "mostly in second. In the traced step"
+        "mostly in second."
     )
-
-
-def test_a_forward_that_is_slow_everywhere_names_no_module() -> None:
-    other = record(0, HEALTHY | {"backward": 90}, exposed={"backward": 35}, own_forward=(10, 10, 10))
-    mine = record(1, HEALTHY | {"forward": 60}, exposed=WAITING, own_forward=(20, 20, 20))
-    found = only(find_stragglers([mine, other]))
-    assert (found.part, found.module) == ("forward", None)
-
-
-def test_a_slow_backward_shows_only_in_what_the_others_wait_there() -> None:
-    # All backwards take 90 ms: on rank 1 all but 5 are work, on the others 35 are communication.
-    parts = HEALTHY | {"backward": 90}
-    others = [record(rank, parts, exposed={"backward": 35}) for rank in (0, 2, 3)]
-    found = only(find_stragglers([*others, record(1, parts, exposed=WAITING)]))
-    assert (found.rank, found.part) == (1, "backward")
-    assert (milliseconds(found.late_sec), milliseconds(found.part_sec)) == (30, 30)
 
 
 def test_a_slow_forward_under_sharding_is_told_from_the_waits_of_the_others_in_it() -> None:
@@ -173,13 +152,6 @@ def test_a_slow_forward_under_sharding_is_told_from_the_waits_of_the_others_in_i
         find_stragglers([record(0, parts, exposed={"forward": 40}), record(1, parts, exposed={"forward": 10})])
     )
     assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "forward", 30)
-
-
-def test_a_rank_that_is_slow_in_every_part_is_named_without_one() -> None:
-    slow = {"data_wait": 11, "forward": 40, "backward": 60, "optimizer": 19}
-    others = record(0, HEALTHY | {"backward": 90}, exposed={"backward": 35})
-    found = only(find_stragglers([others, record(1, slow, exposed=WAITING)]))
-    assert (found.rank, found.part, found.part_sec, milliseconds(found.late_sec)) == (1, None, None, 30)
 
 
 def test_several_slow_ranks_are_all_named_the_slowest_first() -> None:
@@ -202,27 +174,6 @@ def test_a_hiccup_of_the_traced_step_names_nobody() -> None:
     assert find_stragglers([record(0, HEALTHY, exposed={"backward": 55}, traced=waited), mine]) == ()
 
 
-def test_ranks_that_come_late_by_turns_are_not_named_for_the_turn_that_was_traced() -> None:
-    # One step rank 0 is 30 ms late, the next one rank 1; the other one waits for it in its backward. The traced step
-    # was rank 1's turn. All steps take 130 ms, yet in every second one rank 0 did not wait.
-    late, waits = HEALTHY | {"forward": 60.0}, HEALTHY | {"backward": 90.0}
-    first = record(0, [late, waits] * (TIMED // 2), exposed={"backward": 35}, traced=waits)
-    second = record(1, [waits, late] * (TIMED // 2), exposed=WAITING, traced=late)
-    assert find_stragglers([first, second]) == ()
-
-
-def test_one_long_wait_of_twenty_names_nobody() -> None:
-    steps: list[dict[str, float]] = [HEALTHY] * (TIMED - 1) + [HEALTHY | {"data_wait": 900.0}]
-    assert find_stragglers([healthy(0), record(1, steps, exposed=WAITING)]) == ()
-
-
-def test_a_wait_in_every_other_step_is_named() -> None:
-    steps: list[dict[str, float]] = [HEALTHY, HEALTHY | {"data_wait": 401.0}] * (TIMED // 2)
-    found = only(find_stragglers([healthy(0), record(1, steps, exposed=WAITING)]))
-    # Its waits differ by 205 ms, so four standard errors of their mean are 183 ms.
-    assert (found.rank, found.part, milliseconds(found.part_sec)) == (1, "data wait", 200)
-
-
 def test_parts_that_differ_by_chance_name_nobody() -> None:
     # Forwards of 10 and 60 ms in turn, on rank 1 one more of the long ones: its mean is 2.6 ms above the other's.
     def unsteady(long: int) -> list[dict[str, float]]:
@@ -235,65 +186,30 @@ def test_parts_that_differ_by_chance_name_nobody() -> None:
     assert only(find_stragglers(steady, thresholds=tight)).rank == 1
 
 
-def test_waiting_for_others_is_not_taken_for_being_slow() -> None:
-    # Rank 0 waits 40 ms for rank 1 in its forward, as sharded models do: its forward is the longest by far.
-    waits = record(0, HEALTHY | {"forward": 70}, exposed={"forward": 40, "backward": 5})
-    slow = record(1, HEALTHY | {"data_wait": 41}, exposed=WAITING)
-    assert [one.rank for one in find_stragglers([waits, slow])] == [1]
-
-
 @pytest.mark.parametrize(("late_ms", "named"), [(10.0, []), (12.0, [1])])
 def test_a_straggler_is_later_than_a_tenth_of_the_others_step(late_ms: float, named: list[int]) -> None:
     slow = record(1, HEALTHY | {"data_wait": 1.0 + late_ms}, exposed=WAITING)
     assert [one.rank for one in find_stragglers([healthy(0), slow])] == named
 
 
-def test_the_thresholds_are_settings() -> None:
-    ranks = [healthy(0), record(1, HEALTHY | {"data_wait": 5}, exposed=WAITING)]
-    assert find_stragglers(ranks) == ()
-    assert only(find_stragglers(ranks, thresholds=AdviceThresholds(straggler=1.03))).rank == 1
-    assert find_stragglers(ranks, thresholds=AdviceThresholds(straggler=1.03, straggler_sec=0.005)) == ()
-
-
-# ---- what is not known
-
-
 def test_without_traces_only_waits_for_data_and_transfers_tell() -> None:
     reads = [record(0, HEALTHY), record(1, HEALTHY | {"data_wait": 41})]
     found = only(find_stragglers(reads))
-    assert (found.rank, found.part, found.exposed_sec, found.others_exposed_sec) == (1, "data wait", None, None)
+    assert (found.rank, found.part) == (1, "data wait")
     # A long forward may well be a wait for the others.
     assert find_stragglers([record(0, HEALTHY), record(1, HEALTHY | {"forward": 70})]) == ()
-
-
-def test_a_rank_whose_trace_is_the_only_one_is_still_held_against_the_others_timed_steps() -> None:
-    found = only(find_stragglers([record(0, HEALTHY), record(1, HEALTHY | {"data_wait": 41}, exposed=WAITING)]))
-    assert found.rank == 1
-    assert (milliseconds(found.exposed_sec), found.others_exposed_sec) == (5, None)
 
 
 def test_parts_that_the_timed_steps_do_not_tell_apart_are_looked_at_together() -> None:
     # Forward and backward are one part of 90 ms, all of it work on rank 0; rank 1 waits 30 ms of 120 in it.
     def mixed(one: RankRecord) -> RankRecord:
         timing = build_timing([timed_step(timed_of[one.rank])] * TIMED, mixed_phases=("forward", "backward"))
-        return replace(one, summary=replace(one.summary, timing=timing))
+        return replace(one, profile=replace(one.profile, timing=timing))
 
     timed_of = {0: HEALTHY | {"data_wait": 31.0}, 1: HEALTHY | {"backward": 90.0}}
     ranks = [record(0, timed_of[0], exposed={}), record(1, timed_of[1], exposed={"backward": 30.0})]
     found = only(find_stragglers([mixed(one) for one in ranks]))
     assert (found.rank, found.part, milliseconds(found.late_sec)) == (0, "data wait", 30)
-
-
-def test_modules_of_the_latest_alone_are_looked_into_where_half_of_the_ranks_are_late() -> None:
-    usual, slow = (2, 8, 20), (2, 8, 50)
-    parts = HEALTHY | {"backward": 90}
-    others = [record(rank, parts, exposed={"backward": 35}, own_forward=usual) for rank in range(20)]
-    late = [
-        record(20 + rank, HEALTHY | {"forward": 60 + rank}, exposed=WAITING, own_forward=slow) for rank in range(10)
-    ]
-    found = find_stragglers([*others, *late])
-    assert [one.rank for one in found] == list(range(29, 19, -1))
-    assert [one.module for one in found] == ["second"] * 8 + [None] * 2
 
 
 def test_stages_of_a_pipeline_are_held_against_their_own_ranks() -> None:
@@ -307,13 +223,8 @@ def test_stages_of_a_pipeline_are_held_against_their_own_ranks() -> None:
 
 def test_a_rank_alone_or_untimed_is_held_against_nobody() -> None:
     slow = record(1, HEALTHY | {"data_wait": 41}, exposed=WAITING)
-    untimed = replace(healthy(0), summary=replace(healthy(0).summary, timing=None))
+    untimed = replace(healthy(0), profile=replace(healthy(0).profile, timing=None))
     assert find_stragglers([]) == find_stragglers([slow]) == find_stragglers([slow, untimed]) == ()
-
-
-def test_the_order_of_the_records_does_not_matter() -> None:
-    ranks = [healthy(0), healthy(1), healthy(2), record(3, HEALTHY | {"data_wait": 41}, exposed=WAITING)]
-    assert find_stragglers(ranks) == find_stragglers(ranks[::-1])
 
 
 # ---- the live report and the command that reads traces name the same rank
@@ -377,20 +288,6 @@ def test_records_and_traces_of_the_same_steps_name_the_same_rank(
     assert line.split()[1:] == ["rank", str(named)]
     said = f"The other ranks wait {late_ms} ms a step ({late_ms}.00% of it) for rank {named}: its {part} takes "
     assert only_advice(advice).fact.startswith(said)
-
-
-def test_records_and_traces_are_held_against_the_same_thresholds() -> None:
-    steps = [step_of_100_ms(*one) for one in [(1, 20, 30, 49), (1, 25, 30, 44)]]
-    for thresholds, named in [
-        (AdviceThresholds(straggler=1.04), True),
-        (AdviceThresholds(straggler=1.06), False),
-        (AdviceThresholds(straggler=1.04, straggler_sec=0.006), False),
-    ]:
-        records = [record(rank, parts, exposed={"backward": exposed}) for rank, (parts, exposed) in enumerate(steps)]
-        traces = [one_step(rank, parts, exposed, ranks=2) for rank, (parts, exposed) in enumerate(steps)]
-        advised = analyze_traces(traces, thresholds=thresholds).advice
-        assert bool(find_stragglers(records, thresholds=thresholds)) is named
-        assert any(one.rule == "straggler" for one in advised) is named
 
 
 def only_advice(found: Sequence[Advice]) -> Advice:

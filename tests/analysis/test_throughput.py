@@ -40,31 +40,11 @@ def test_averages_are_totals_over_totals() -> None:
     assert summary.ips_unit == "samples/s"
 
 
-def test_samples_of_all_ranks_that_see_different_data_count_together() -> None:
-    summary = run([(0.0, 2.0, 8)], ranks=4)
-    assert summary is not None
-    assert summary.ips == Spread(average=16.0, maximum=16.0, minimum=16.0)
-
-
 def test_without_known_samples_the_rate_is_of_batches() -> None:
     summary = run([(0.0, 1.0, 8), (0.0, 4.0, None)])
     assert summary is not None
     assert summary.ips_unit == "batches/s"
     assert summary.ips == Spread(average=0.4, maximum=1.0, minimum=0.25)
-
-
-def test_without_batches_there_is_nothing_to_sum_up() -> None:
-    assert run([]) is None
-
-
-def test_a_wait_that_was_not_seen_is_not_zero() -> None:
-    second = Extremes(number=2, total=3.0, least=1.0, greatest=2.0)
-    summary = build_throughput(
-        BatchTotals(batches=2, seconds=second, reader_sec=None, samples=None, samples_per_sec=None), dp_size=1
-    )
-    assert summary is not None
-    assert (summary.reader_ratio, summary.reader_cost_sec) == (None, None)
-    assert summary.batch_cost_sec.average == 1.5
 
 
 def test_flops_of_the_run_and_rates_of_its_unprofiled_steps() -> None:
@@ -85,7 +65,7 @@ def test_flops_of_the_run_and_rates_of_its_unprofiled_steps() -> None:
     tokens = BatchTokens(100, 80, 2_000)
     found = build_throughput(totals, dp_size=1, flops=flops, model_flops_peak_sec=2.0, tokens=tokens)
     assert found is not None
-    assert (found.model_flops, found.hardware_flops, found.model_flops_per_sec) == (1_100, 1_320, 250.0)
+    assert (found.model_flops, found.hardware_flops) == (1_100, 1_320)
     assert (found.mfu, found.flops_error, found.lower_bound) == (0.5, 0.02, True)
     assert (found.steps_counted, found.steps_estimated, found.checks) == (1, 10, 3)
     assert list(found.unavailable) == ["useful_mfu"]

@@ -236,13 +236,6 @@ def test_the_most_memory_is_a_figure_of_the_same_kind_in_both() -> None:
     assert (peak.a, peak.b) == (1000, 3000)
 
 
-def test_other_devices_are_a_setting() -> None:
-    comparison = compare_traces([A], [run(40, 40, 40, 40, shapes=True, device="NVIDIA H100 80GB HBM3")])
-    assert [(one.name, one.a, one.b) for one in comparison.settings] == [
-        ("device", "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"),
-    ]
-
-
 def test_collectives_are_compared_also_where_one_run_has_none() -> None:
     events = tuple(
         event

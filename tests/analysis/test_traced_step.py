@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.traced_step import build_traced_step, mean_times, module_times
+from lightning_flops.analysis.roofline import work_of_modules
+from lightning_flops.analysis.traced_step import build_traced_step, module_times
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import PhaseSeconds, TracedStepRecord, WindowRecord, module_mark, phase_mark
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import Profile
-from tests.analysis.trace_events import Event, operator, scope, step
+from tests.analysis.trace_events import Event, kernel, launch, operator, scope, step
 from tests.report.traced_windows import mlp_traced, transformer_traced
-from tests.report.windows import build_profile
+from tests.report.windows import A100, build_profile
 
 _NODE = "autograd::engine::evaluate_function: MmBackward0"
 PEAK = ProfilerConfig(peak_flops_per_sec=800e9)
@@ -45,24 +45,26 @@ def test_a_modules_rates_are_the_counted_flops_over_the_traced_seconds() -> None
     assert (root.forward_flops_per_sec, root.backward_flops_per_sec) == (120e9, 100e9)
 
 
-def test_a_module_without_flops_has_seconds_and_no_rate() -> None:
-    window, traced = mlp_traced()
-    act = times_of(build_profile(window, config=PEAK, traced=traced), "act")
-    assert (act.forward_sec, act.backward_sec) == (0.0005, 0.001)
-    assert (act.forward_flops_per_sec, act.backward_flops_per_sec, act.forward_utilization) == (None, None, None)
-
-
-def test_a_step_of_another_signature_gives_seconds_and_no_rates() -> None:
-    window, traced = mlp_traced()
-    profile = build_profile(window, config=PEAK, traced=replace(traced, like_counted=False))
-    assert times_of(profile, "fc1").forward_sec == 0.002
-    assert all(times_of(profile, name).forward_flops_per_sec is None for name in ("", "fc1", "act", "fc2"))
-
-
-def test_without_a_known_peak_there_is_a_rate_and_no_share() -> None:
-    window, traced = mlp_traced()
-    fc1 = times_of(build_profile(window, config=ProfilerConfig(), traced=traced), "fc1")
-    assert (fc1.forward_flops_per_sec, fc1.forward_utilization) == (200e9, None)
+def test_seconds_of_a_device_are_scaled_to_the_elements_of_the_counted_steps_batches(tmp_path: Path) -> None:
+    # fc's kernels take 40 us of two steps with 8 x 3 and 4 x 3 elements, 18 on average; the counted one has 9 x 3.
+    events: list[Event] = []
+    for place, length_us in enumerate((50, 30)):
+        at, mark = 200 * place, operator(module_mark("fc"), 200 * place + 1, 50)
+        events += [step(place, at, 100), operator(phase_mark("forward"), at, 60), mark]
+        events += [launch(place, at + 5, 2), kernel(place, at + 10, length_us)]
+    window = mlp_traced()[0]
+    like = window.counted_steps[0].signature
+    counted = replace(window.counted_steps[0], signature=replace(like, batches=("[9, 3]",)))
+    traces = replace(
+        record(8, written(tmp_path / "trace.json", *events)),
+        signatures=tuple(replace(like, batches=(f"loader 0: [{samples}, 3]",)) for samples in (8, 4)),
+    )
+    window = replace(window, context=A100, counted_steps=(counted,), traces=(traces,), variable=True)
+    traced = build_traced_step(window)
+    assert traced is not None and not traced.like_counted and not traced.is_apart
+    assert (traced.forward_scale, traced.backward_scale) == (1.5, 1.5)
+    times = module_times(traced, work_of_modules(window.flops.cells), {}, counted_steps=1)[0]
+    assert times["fc"].forward_sec == pytest.approx(60e-6)
 
 
 def test_modules_and_operators_have_medians_over_the_traced_steps_scaled_to_a_typical_one(tmp_path: Path) -> None:
@@ -87,14 +89,14 @@ def test_modules_and_operators_have_medians_over_the_traced_steps_scaled_to_a_ty
     window = mlp_traced()[0]
     seconds = PhaseSeconds(forward=80e-6, backward=10e-6)
     timed = tuple(replace(one, seconds=seconds) for one in window.timed_steps)
-    window = replace(window, timed_steps=timed, traces=(replace(record(8, "counted"), path=str(path)),))
+    window = replace(window, timed_steps=timed, traces=(record(8, str(path)),))
     traced = build_traced_step(window)
     assert traced is not None and traced.tables is not None and traced.tables.modules is not None
     # The forward's median is 40 us. In it fc has 20 us and the root, of 30, 20 and 30, 30: a typical one takes 80.
     assert (traced.steps, traced.tables.modules.steps, traced.tables.modules.forward_us) == (3, 1, 40.0)
     assert (round(traced.forward_scale, 9), round(traced.backward_scale, 9)) == (1.6, 0.25)
     assert traced.is_apart  # the backward took four times as long as it does
-    times = module_times(traced, FlopCounts(window.flops), counted_steps=1, peak_of=lambda dtype: None)
+    times = module_times(traced, work_of_modules(window.flops.cells), {}, counted_steps=1)[0]
     fc, root, product = times["fc"], times[""], traced.operators["aten::mm"]
     assert fc.backward_sec is not None
     found_us = [fc.forward_sec, fc.backward_sec, root.forward_sec, root.own_forward_sec, product.self_sec]
@@ -102,7 +104,7 @@ def test_modules_and_operators_have_medians_over_the_traced_steps_scaled_to_a_ty
     assert (product.calls, product.total_sec) == (1.0, product.self_sec)
 
 
-def test_recomputed_flops_are_the_backwards_and_kernels_are_counted() -> None:
+def test_recomputed_flops_are_the_backwards() -> None:
     window, traced = transformer_traced()
     profile = build_profile(window, config=ProfilerConfig(), traced=traced)
     attention = times_of(profile, "blocks.0.attn")
@@ -110,29 +112,11 @@ def test_recomputed_flops_are_the_backwards_and_kernels_are_counted() -> None:
     assert attention.forward_flops_per_sec == pytest.approx(40e9 / 0.0007)
     assert attention.backward_flops_per_sec == pytest.approx((80e9 + 4e9) / 0.0014)
     assert attention.own_forward_sec == pytest.approx(0.0002)
-    assert (attention.forward_kernels, attention.backward_kernels) == (3, 3)
-    assert times_of(profile, "").forward_kernels == 12 * 5 + 1
 
 
-def test_times_of_modules_that_are_alike_are_averaged_and_their_rates_weighted() -> None:
-    window, traced = mlp_traced()
-    fc1 = times_of(build_profile(window, config=PEAK, traced=traced), "fc1")
-    slow = replace(fc1, forward_sec=0.006, forward_flops_per_sec=400e6 / 0.006, forward_utilization=None)
-    both = mean_times([fc1, slow])
-    assert both is not None
-    assert both.forward_sec == 0.004
-    assert both.forward_flops_per_sec == pytest.approx(800e6 / 0.008)
-    assert both.forward_utilization is None
-    assert mean_times([fc1, None]) is None
-    assert mean_times([]) is None
-    assert mean_times([fc1]) is fc1
-
-
-def record(index: int, signature: str) -> TracedStepRecord:
-    window, _ = mlp_traced()
-    counted = window.counted_steps[0].signature
-    shapes = counted if signature == "counted" else replace(counted, batches=(signature,))
-    return TracedStepRecord(index=index, signature=shapes, process=1, path="no such file")
+def record(index: int, path: str = "no such file") -> TracedStepRecord:
+    signatures = (mlp_traced()[0].counted_steps[0].signature,)
+    return TracedStepRecord(index=index, signatures=signatures, process=1, path=path)
 
 
 def written(path: Path, *events: Event, **beside: Any) -> str:
@@ -141,13 +125,9 @@ def written(path: Path, *events: Event, **beside: Any) -> str:
     return str(path)
 
 
-def test_a_window_without_a_trace_has_no_traced_step() -> None:
-    assert build_traced_step(mlp_traced()[0]) is None
-
-
 def test_what_the_host_spent_on_launching_is_no_modules_time(tmp_path: Path) -> None:
     path = written(tmp_path / "trace.json", operator(module_mark("fc1"), 0, 0.1), operator("aten::addmm", 0.01, 0.02))
-    window = replace(mlp_traced()[0], traces=(replace(record(8, "counted"), path=path),))
+    window = replace(mlp_traced()[0], traces=(record(8, path),))
     on_host = build_traced_step(window)
     assert on_host is not None and on_host.tables is not None and on_host.tables.modules is not None
     window = replace(window, context=replace(window.context, device_type="cuda"))
@@ -161,7 +141,7 @@ def communicating(folder: Path, world_size: int) -> WindowRecord:
     place = {"rank": 1, "world_size": world_size, "pg_config": [{"ranks": list(range(world_size))}]}
     events = scope("gloo:all_reduce", 0.01, 0.03, thread=2), operator("aten::mm", 0, 0.02)
     path = written(folder / "trace.json", *events, distributedInfo=place)
-    one = replace(record(8, "counted"), path=path)
+    one = record(8, path)
     window = mlp_traced()[0]
     return replace(window, context=replace(window.context, rank=1, world_size=world_size), traces=(one,))
 
@@ -176,15 +156,7 @@ def test_a_traced_step_carries_each_call_of_each_collective_and_what_it_exposed(
     assert [(part.name, part.wall_sec, part.exposed_sec) for part in traced.parts] == [("other", 40e-9, 20e-9)]
 
 
-def test_the_report_of_a_rank_alone_does_not_speak_of_communication(tmp_path: Path) -> None:
-    for world_size, lines in ((1, 0), (2, 1)):
-        window = communicating(tmp_path, world_size)
-        traced = build_traced_step(window)
-        assert traced is not None and traced.tables is not None
-        assert (traced.tables.overlap is None, len(traced.collectives)) == (world_size == 1, lines)
-
-
 def test_a_trace_file_that_is_gone_is_an_error_in_words() -> None:
-    window = replace(mlp_traced()[0], traces=(record(8, "counted"),))
+    window = replace(mlp_traced()[0], traces=(record(8),))
     with pytest.raises(LightningFlopsError, match="no such file: cannot be read"):
         build_traced_step(window)

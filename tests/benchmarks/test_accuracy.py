@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.accuracy import Row, failures, ratio_table, ratio_text, summary_row
-from benchmarks.page import table
+from benchmarks.accuracy import Row, ratio_table, ratio_text
 from benchmarks.runner import Answer
 
 
@@ -38,20 +37,6 @@ def test_only_an_equal_integer_is_one(answer: Answer | None, truth: int | None, 
     assert ratio_text(answer, truth) == text
 
 
-def test_a_summary_counts_exact_wrong_and_failed_apart() -> None:
-    pairs: list[tuple[Answer | None, int | None]] = [
-        (counted(10), 10),
-        (counted(20), 10),
-        (counted(5), 10),
-        (RAISED, 10),
-        (LATE, 10),
-        (None, 10),
-        (counted(10), None),
-    ]
-    assert summary_row("peer", pairs) == ["peer", "1 of 5", 1, 1, 2, "0.5 … 2"]
-    assert summary_row("peer", [(RAISED, 10)]) == ["peer", "0 of 1", 0, 0, 1, "– … –"]
-
-
 ROWS = [
     Row(
         name="recurrent.lstm",
@@ -72,9 +57,3 @@ def test_each_table_divides_by_its_truth() -> None:
         "| recurrent.gru | 500 | – | – | raised |",
     ]
     assert ratio_table(ROWS, ["ours", "peer"], step=True)[2] == "| recurrent.lstm | 3,000 | 1 | 1.5 |"
-
-
-def test_reasons_for_not_answering_are_grouped_and_kept_inside_their_cell() -> None:
-    assert failures(ROWS, "ours") == []
-    lines = table(["tool", ">networks", "said"], failures(ROWS, "other"))
-    assert lines[2:] == ["| other | 2 | raised: TypeError: a \\| b |"]

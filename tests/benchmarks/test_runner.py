@@ -54,17 +54,6 @@ def test_what_hangs_is_ended_and_what_it_sent_is_kept() -> None:
     assert time.monotonic() - begin < 60
 
 
-def test_what_is_printed_is_not_seen(capfd: pytest.CaptureFixture[str]) -> None:
-    assert answer_of(lambda: print("a table"), timeout_sec=30) == Answer()  # noqa: T201
-    assert capfd.readouterr().out == ""
-
-
-def test_what_a_measurement_changes_stays_in_its_process() -> None:
-    changed: dict[str, int] = {}
-    assert answer_of(lambda: changed.setdefault("a", 1), timeout_sec=30) == Answer(value=1)
-    assert changed == {}
-
-
 def test_every_round_has_every_arm_and_the_first_is_in_no_figure() -> None:
     calls: list[str] = []
 

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
 from benchmarks.suite import (
-    FAILED,
     FAULTS,
     KNOWN,
-    LEFT,
     NONE,
-    ONE_WAY,
-    UNSTEADY,
     Known,
     Outcome,
     Suite,
     compare,
-    known_differences,
-    last_words,
     outcomes,
-    report,
 )
 from tests.forks import BEFORE_LIGHTNING, Fork, start_fork
 from tests.ranks import environment_of_ranks
@@ -32,13 +22,6 @@ NO_OTHER_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """Each process would import what the plugins that are installed need, for a second or two."""
 
 PASSED, FAILS = Outcome(how="passed"), Outcome(how="failed", words="E   AssertionError: 3 callbacks\n")
-
-
-def test_what_ends_alike_is_no_difference() -> None:
-    runs = {"a": PASSED, "b": FAILS, "c": Outcome(how="skipped")}
-    result = compare(runs, runs, {})
-    assert result.good
-    assert result.same == {"passed": 1, "failed": 1, "skipped": 1}
 
 
 def test_a_test_that_the_profiler_makes_fail_is_a_fault() -> None:
@@ -53,64 +36,6 @@ def test_a_listed_difference_counts_as_one_only_if_it_says_what_the_list_says() 
     assert compare({"a": PASSED}, {"a": FAILS}, {"a": callbacks}).lists[KNOWN] == {"a": "lists its callbacks"}
     assert compare({"a": PASSED}, {"a": FAILS}, {"a": Known("", "files")}).lists[FAULTS].keys() == {"a"}
     assert compare({"a": PASSED}, {"a": PASSED}, {"a": callbacks}).lists[NONE].keys() == {"a"}
-
-
-@pytest.mark.parametrize(
-    ("again", "steady"),
-    [([(PASSED, FAILS), (PASSED, FAILS)], True), ([(PASSED, PASSED)], False), ([(FAILS, FAILS)], False)],
-)
-def test_a_fault_differs_every_time(again: list[tuple[Outcome, Outcome]], steady: bool) -> None:
-    result = compare({"a": PASSED}, {"a": FAILS}, {}, again={"a": again})
-    assert (result.lists[FAULTS].keys() == {"a"}, result.lists[UNSTEADY].keys() == {"a"}) == (steady, not steady)
-
-
-def test_what_is_left_with_the_profiler_alone_is_a_leak() -> None:
-    plain = {"a": Outcome(how="passed", left=("torch: functions",))}
-    profiled = {"a": Outcome(how="passed", left=("torch: functions", "Trainer.fit"))}
-    result = compare(plain, profiled, {})
-    assert not result.good
-    assert result.lists[LEFT] == {"a": "`Trainer.fit`"}
-
-
-def test_a_profiler_that_failed_is_no_good_run_though_every_test_passed() -> None:
-    said = ("the FLOPs profiler failed and is off; the program goes on: KeyError: 3",)
-    result = compare({"a": PASSED}, {"a": Outcome(how="passed", said=said)}, {})
-    assert not result.good
-    assert result.lists[FAILED] == {"a": f"`{said[0]}`"}
-
-
-def test_a_test_that_ran_one_way_only_is_named() -> None:
-    result = compare({"a": PASSED, "b": PASSED}, {"a": PASSED}, {})
-    assert not result.good
-    assert result.lists[ONE_WAY].keys() == {"b"}
-
-
-def test_the_page_counts_and_names_what_differs() -> None:
-    known = {"b": Known("lists its callbacks", "3 callbacks")}
-    plain, profiled = dict.fromkeys("abcd", PASSED), {"a": PASSED, "b": FAILS, "c": FAILS, "d": PASSED}
-    page = "\n".join(report(compare(plain, profiled, known), title="T", about="h", ran="r"))
-    assert "| ran without and with the profiler | 4 |\n| ended alike (2 passed) | 2 |\n" in page
-    assert "## By construction: lists its callbacks (1)\n\n- `b`" in page
-    assert "- `c`: passed without, failed with the profiler: `AssertionError: 3 callbacks`\n" in page
-
-
-def test_the_list_of_known_differences_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "known.txt"
-    path.write_text("# one reason\n~ says\na\nb[x y]\n\n# another\n~ words\nc\n")
-    one = Known("one reason", "says")
-    assert known_differences(path) == {"a": one, "b[x y]": one, "c": Known("another", "words")}
-
-
-def test_a_test_without_a_reason_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "known.txt"
-    path.write_text("# one reason\na\n")
-    with pytest.raises(ValueError, match=r"known.txt:2: a test stands behind a reason and what it then says"):
-        known_differences(path)
-
-
-def test_the_words_of_a_failure_are_its_first_error() -> None:
-    words = "x.py:1: in f\nE   assert 1 == 2\nE    +  where 1\nlog\n"
-    assert last_words(Outcome(how="failed", words=words)) == "assert 1 == 2"
 
 
 # ---- a suite that passes, fails, leaks and dies
@@ -186,16 +111,3 @@ def test_every_test_of_a_run_has_an_outcome_also_behind_one_that_ends_the_proces
     before = (tmp_path / "plain").read_text()
     suite.run(["test_them.py"], tmp_path / "plain")
     assert (tmp_path / "plain").read_text() == before
-
-
-def test_a_test_on_several_ranks_ended_as_the_worst_of_them(tmp_path: Path) -> None:
-    lines = [
-        {"kind": "ended", "test": "a", "launched": True, "how": "failed", "words": "rank 1", "left": []},
-        {"kind": "profiled", "test": "a", "pid": 1, "timed": 2, "traced": True},
-        {"kind": "profiled", "test": "a", "pid": 2, "timed": 0, "traced": False},
-        {"kind": "ended", "test": "a", "launched": False, "how": "passed", "words": "", "left": ["x"]},
-    ]
-    (tmp_path / "records").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert outcomes(tmp_path / "records") == {
-        "a": Outcome(how="failed", words="rank 1", left=("x",), windows=2, traced=1)
-    }

@@ -5,10 +5,9 @@ from __future__ import annotations
 import warnings
 
 import pytest
-import torch
 
-from benchmarks.zoo import _held, results_of
-from benchmarks.zoo_table import WAYS, Result, Row, report, why_not
+from benchmarks.zoo import results_of
+from benchmarks.zoo_table import WAYS, Result, Row, report
 
 TWENTY = {
     "bert": 5,
@@ -77,48 +76,6 @@ def test_figures_that_agree_are_exact_and_others_wrong_by_name() -> None:
     assert one.verdict_of("eager") == ("exact", "")
     assert one.verdict_of("autocast") == ("wrong", "backward 5, expected 4; recompute 0, expected 3")
     assert one.verdict == "wrong"
-
-
-def test_figures_that_agree_are_wrong_if_they_are_called_lower_bounds() -> None:
-    said = Result(way="eager", counted=(1, 2, 0), expected=(1, 2, 0), said_at_least=("user::scan",))
-    verdict, reason = row(eager=said).verdict_of("eager")
-    assert (verdict, "user::scan" in reason) == ("wrong", True)
-
-
-def test_what_may_cost_and_has_no_formula_is_in_the_figures_result() -> None:
-    class Net(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            unknown: torch.Tensor = torch.ops.zoo_test.unknown(x.detach())
-            return torch.mm(x, x) + unknown
-
-    with torch.library._scoped_library("zoo_test", "DEF") as library:
-        library.define("unknown(Tensor x) -> Tensor")
-        library.impl("unknown", lambda x: torch.from_numpy(x.numpy() @ x.numpy()), "CPU")
-        result = _held(Net(), {"x": torch.ones(2, 2, requires_grad=True)})
-    assert result.said_at_least == ("zoo_test.unknown",)
-    assert _held(torch.nn.Linear(2, 2), {"input": torch.ones(2, 2)}).said_at_least == ()
-
-
-def test_an_operator_that_is_no_product_is_explained_only_if_all_else_agrees() -> None:
-    operators = {"aten.mm": (10, 20, 0), "aten._fft_c2c": (7, 7, 0)}
-    agreed = Result(way="eager", counted=(17, 27, 0), expected=(10, 20, 0), by_operator=operators)
-    verdict, reason = row(eager=agreed).verdict_of("eager")
-    assert (verdict, "Fourier" in reason) == ("explained", True)
-    other = Result(way="eager", counted=(17, 27, 0), expected=(10, 19, 0), by_operator=operators)
-    assert row(eager=other).verdict == "wrong"
-
-
-def test_count_offline_is_held_to_all_of_the_eager_count() -> None:
-    operators = {"aten.mm": (10, 20, 0), "aten._fft_c2c": (7, 7, 0)}
-    missing = Result(way="offline", counted=(17, 27, 0), expected=(10, 20, 0), by_operator=operators)
-    assert row(offline=missing).verdict == "wrong"
-
-
-def test_what_an_architecture_lacks_is_said_in_words() -> None:
-    assert why_not("ValueError: X is not compatible with gradient checkpointing. Make sure") == "has no checkpointing"
-    assert why_not("ImportError: X requires the natten library but it was not found") == "needs the package natten"
-    assert why_not("DataDependentOutputException: aten.x") == "its forward asks for a value that its weights decide"
-    assert why_not("ValueError: something else") == "ValueError: something else"
 
 
 def test_the_page_counts_ways_and_lists_what_did_not_run() -> None:

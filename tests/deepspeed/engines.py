@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import dataloader as torch_dataloader
 
 from lightning_flops.deepspeed import Handle, attach, install, uninstall
-from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from lightning_flops.schema.profile import Profile
 from tests.left_on_torch import global_hooks
 
 SAMPLES = 2
@@ -99,12 +99,39 @@ def weights(engine: Any) -> list[str]:
         return [value.hex() for one in engine.module.parameters() for value in one.detach().float().flatten().tolist()]
 
 
-def outcome(engine: Any, handle: Handle | None = None, **more: Any) -> dict[str, Any]:
-    """What most tests look at: the profile, and what is left on the engine once it is detached."""
+def profile_of(engine: Any, handle: Handle | None = None) -> Profile:
+    """The profile of a run that is over; nothing of ours is left on the engine then."""
     handle = attach(engine) if handle is None else handle
     handle.detach()  # the run is over: rank 0 waits for what the others still have to say
-    profile = handle.profile
-    return {"profile": None if profile is None else profile.to_json(), "left": left_on(engine), **more}
+    assert left_on(engine) == []
+    assert handle.profile is not None
+    return handle.profile
+
+
+def profiled(
+    micro_steps: int,
+    loss_of: Callable[[Any, Tensor], Tensor] = lambda engine, batch: engine(batch).square().sum(),
+    *,
+    model: nn.Module | None = None,
+    **settings: Any,
+) -> tuple[Any, Profile]:
+    """An engine with an enabled block that has trained, and its profile."""
+
+    def step(engine: Any, batch: Tensor) -> Tensor:
+        loss = loss_of(engine, batch)
+        engine.backward(loss)
+        engine.step()
+        return loss
+
+    with installed():
+        engine = engine_of(config(**settings), model)
+        train(engine, micro_steps, step=step)
+        return engine, profile_of(engine)
+
+
+def flops_of(profile: Profile) -> tuple[int, int]:
+    """Forward and backward."""
+    return profile.flops.forward, profile.flops.backward
 
 
 def left_on(engine: Any) -> list[str]:
@@ -160,12 +187,3 @@ def logged() -> Iterator[list[str]]:
         yield lines
     finally:
         package.removeHandler(handler)
-
-
-def counted_plainly(model: nn.Module, batch: Tensor) -> dict[str, int]:
-    """FLOPs of one forward and backward of *model*, without any engine."""
-    counter = FlopCounter(model)
-    with counter:
-        model(batch).square().sum().backward()
-    total = counter.total()
-    return {"forward": total.forward, "backward": total.backward}

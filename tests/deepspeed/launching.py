@@ -5,12 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
-from typing import Any
-
-import pytest
 
 from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU
-from tests.ranks.launching import Launched, launch_worker, profile_in
+from tests.ranks.launching import Launched, launch_worker
 
 INSTALLED = importlib.util.find_spec("deepspeed") is not None
 OLD = INSTALLED and importlib.metadata.version("deepspeed").startswith("0.16.")
@@ -23,20 +20,21 @@ NOT_IN_0_16 = {
 """What keeps a scenario from running under DeepSpeed 0.16."""
 
 
-class LaunchedDeepSpeed(Launched):
-    """What the scenarios returned; a test that asks for one that this DeepSpeed cannot run is skipped."""
-
-    def __call__(self, scenario: str) -> list[Any]:
-        """What *scenario* returned on each rank, rank 0 first."""
-        if OLD and scenario in NOT_IN_0_16:
-            pytest.skip(f"DeepSpeed 0.16 {NOT_IN_0_16[scenario]}")
-        return super().__call__(scenario)
+ON_FOUR = (
+    "a_stage_in_the_middle_knows_its_samples_though_it_sees_no_batch",
+    "ranks_that_see_different_data_are_no_stages_and_write_reports_of_their_own_where_asked",
+)
+ON_BOTH = (
+    "experts_count_the_tokens_that_were_routed_to_them_and_parameters_of_all",
+    "ranks_that_share_sequences_count_their_samples_once_and_their_own_tokens_and_heads",
+)
+"""Scenarios of pipelines and groups that run on four ranks, or on two and on four; all others run on two."""
 
 
 @functools.cache
-def launch(module: str, *, ranks: int, timeout_sec: float = 270.0) -> LaunchedDeepSpeed:
+def launch(module: str, *, ranks: int, timeout_sec: float = 270.0) -> Launched:
     """Run every scenario of *module* on *ranks* ranks of one process group."""
-    launched = launch_worker(
+    return launch_worker(
         "tests.deepspeed.worker",
         f"tests.deepspeed.{module}",
         ranks=ranks,
@@ -44,7 +42,3 @@ def launch(module: str, *, ranks: int, timeout_sec: float = 270.0) -> LaunchedDe
         environment=DEEPSPEED_ON_CPU,
         imports=DEEPSPEED,
     )
-    return LaunchedDeepSpeed(launched.results, launched.printed)
-
-
-__all__ = ["INSTALLED", "NOT_IN_0_16", "OLD", "LaunchedDeepSpeed", "launch", "profile_in"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +12,17 @@ from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_flops.config import ProfilerConfig
+from lightning_flops import Profile, ProfilerConfig, profile_training
 from lightning_flops.deepspeed import attach
 from tests.deepspeed.engines import installed, left_on, logged
+from tests.deepspeed.scenario import SCENARIOS, scenario
+
+__all__ = ["SCENARIOS"]
 
 ROWS, ACCUMULATED, STEPS = 8, 2, 16
+# Two micro-batches of eight rows through layers of 64·128 and 128·10; the rows need no gradient.
+FORWARD = 2 * 2 * 8 * (64 * 128 + 128 * 10)
+BACKWARD = 2 * 2 * 8 * (64 * 128 + 2 * 128 * 10)
 BLOCK: dict[str, Any] = {"enabled": True, "profile_step": 3, "timing_steps": 5, "output_file": "flops.txt"}
 
 
@@ -54,54 +59,57 @@ def train(accelerator: Any, model: Any, optimizer: Any, loader: Any) -> list[str
     return losses
 
 
-def outcome(engine: Any, profile: Any, losses: list[str], lines: list[str], **more: Any) -> dict[str, Any]:
-    stage = {"stage": int(engine.zero_optimization_stage())}
-    plain = train(*prepared(zero_optimization=stage))
-    return {
-        "profile": None if profile is None else profile.to_json(),
-        "every": str(engine.steps_per_print()),
-        "same": losses == plain,
-        "left": left_on(engine),
-        "logged": lines,
-        **more,
+def judge(engine: Any, profile: Profile | None, losses: list[str], lines: list[str]) -> None:
+    """It was counted exactly, and trained as without us."""
+    assert str(engine.steps_per_print()) == "inf"  # as accelerate sets it in every config
+    assert (left_on(engine), lines) == ([], [])
+    assert profile is not None and (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
+    assert (profile.counted_steps, len(profile.timed_steps)) == ((3,), 5)
+    assert (profile.micro_steps, profile.samples) == (2, 16)
+    assert profile.timing is not None
+    assert losses == train(*prepared(zero_optimization={"stage": int(engine.zero_optimization_stage())}))
+
+
+@scenario("plain", "auto", "zero 2")
+def by_block(kind: str) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "auto": {"train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto"},
+        "zero 2": {"zero_optimization": {"stage": 2}},
     }
-
-
-def by_block(**settings: Any) -> dict[str, Any]:
     with installed(), logged() as lines:
-        loop = prepared(flops_profiler=BLOCK, **settings)
+        loop = prepared(flops_profiler=BLOCK, **kinds[kind])
         losses = train(*loop)
     handle = attach(loop[1])
     handle.detach()
-    with open("flops.txt", encoding="utf-8") as file:
-        printed = file.read()
-    assert handle.throughput is not None
-    return outcome(loop[1], handle.profile, losses, lines, printed=printed, batches=handle.throughput.batches)
+    judge(loop[1], handle.profile, losses, lines)
+    printed = Path("flops.txt").read_text(encoding="utf-8")
+    assert "fwd flops per GPU:" in printed and "303.1 K" in printed
+    # A step was counted, two are for the trace, and more may have run while that was analyzed.
+    assert handle.throughput is not None and handle.throughput.batches in range(2, 2 * (16 - 3) + 1, 2)
 
 
-def attached() -> dict[str, Any]:
+@scenario()
+def attached() -> None:
     with logged() as lines:
         loop = prepared()
         handle = attach(loop[1], ProfilerConfig(profile_step=3, timing_steps=5))
         losses = train(*loop)
         handle.detach()
-    return outcome(loop[1], handle.profile, losses, lines)
+    judge(loop[1], handle.profile, losses, lines)
 
 
-def as_a_loop() -> dict[str, Any]:
-    from lightning_flops import profile_training
-
+@scenario()
+def as_a_loop() -> None:
     with logged() as lines:
         loop = accelerator, model, optimizer, _ = prepared()
         with profile_training(model, optimizer, accelerator=accelerator, profile_step=3, timing_steps=5) as profiler:
             losses = train(*loop)
-    return outcome(model, profiler.profile, losses, lines)
+    judge(model, profiler.profile, losses, lines)
 
 
-def beside_another_loop() -> dict[str, Any]:
-    """Another model trains in the same steps, under a profiler of its own that began first."""
-    from lightning_flops import profile_training
-
+@scenario()
+def beside_another_loop_with_a_profiler_of_its_own() -> None:
     other = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(other.parameters(), 0.01)
     with profile_training(other, optimizer, profile_step=3, timing_steps=5) as profiler, logged() as lines:
@@ -114,17 +122,6 @@ def beside_another_loop() -> dict[str, Any]:
                 other(torch.ones(5, 4)).sum().backward()
                 optimizer.step()
         handle.detach()
-    assert profiler.profile is not None and handle.profile is not None
-    backwards = [one.timing.backward_sec if one.timing else None for one in (handle.profile, profiler.profile)]
-    found = outcome(model, handle.profile, losses, lines, backwards=backwards)
-    return {**found, "other": [profiler.profile.flops.forward, profiler.profile.flops.backward]}
-
-
-SCENARIOS: dict[str, Callable[[], Any]] = {
-    "by_block": by_block,
-    "by_block_of_auto": functools.partial(by_block, train_micro_batch_size_per_gpu="auto", gradient_clipping="auto"),
-    "by_block_of_zero_2": functools.partial(by_block, zero_optimization={"stage": 2}),
-    "attached": attached,
-    "as_a_loop": as_a_loop,
-    "beside_another_loop": beside_another_loop,
-}
+    assert (losses == train(*prepared()), left_on(model), lines) == (True, [], [])
+    for profile in (handle.profile, profiler.profile):
+        assert profile is not None and profile.timing is not None and profile.timing.backward_sec

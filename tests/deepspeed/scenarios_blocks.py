@@ -1,4 +1,4 @@
-"""Blocks of every kind: what DeepSpeed says to each by itself, and what comes of it with the hook."""
+"""Every config that DeepSpeed takes, trains: what is wrong in a block that was taken over is said, not raised."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from deepspeed.runtime.config import DeepSpeedConfig
 
 from lightning_flops.deepspeed import attach
+from lightning_flops.errors import ConfigError
 from tests.deepspeed.engines import BLOCK, Net, config, engine_of, installed, left_on, logged, train
+from tests.deepspeed.scenario import SCENARIOS, scenario
+
+__all__ = ["SCENARIOS"]
 
 STEPS = 4
+UNKNOWN = "in the DeepSpeed config, flops_profiler.step is not a setting, did you mean profile_step?"
 
 
 VALUES: dict[str, Any] = {
@@ -62,53 +66,68 @@ def _read(block: Any) -> str:
     return f"read, {'on' if read.flops_profiler_config.enabled else 'off'}"
 
 
-def read_alike() -> list[tuple[str, str, str]]:
-    """Of each block, what DeepSpeed makes of it by itself and with the hook."""
+@scenario()
+def deepspeed_alone_says_which_blocks_are_refused_and_in_its_own_words() -> None:
     alone = {name: _read(block) for name, block in BLOCKS.items()}
     with installed():
-        return [(name, alone[name], _read(block)) for name, block in BLOCKS.items()]
+        for name, block in BLOCKS.items():
+            read = _read(block)
+            assert read == alone[name] or (alone[name].startswith("read") and read == "read, off"), name
+    assert sum(not one.startswith("read") for one in alone.values()) > 3
 
 
-def _trained(block: Any, *, hook: bool) -> dict[str, Any]:
-    """What training with *block* ends in: with the hook, or with DeepSpeed's own profiler."""
-    file = Path("report.txt")
-    file.unlink(missing_ok=True)
-    found: dict[str, Any] = {"made": False, "raised": None, "losses": None, "profiled": None, "left": []}
+def _trained(block: Any, *, hook: bool) -> tuple[bool, str | None, list[str], Any, list[str]]:
+    """Whether an engine was made, what was raised, the losses, the counted steps, and what was logged of the block."""
+    made, raised, losses, counted = False, None, list[str](), None
     with (
         installed() if hook else contextlib.nullcontext(),
         logged() as lines,
-        contextlib.redirect_stdout(io.StringIO()) as printed,
+        contextlib.redirect_stdout(io.StringIO()),
     ):
         try:
             engine = engine_of({**config(block=None), "flops_profiler": block})
-            found["made"] = True
-            found["losses"] = train(engine, STEPS)
+            made = True
+            losses = train(engine, STEPS)
             if hook and not any("not profiled" in line for line in lines):
                 handle = attach(engine)
                 handle.detach()
-                found["profiled"] = handle.profile is not None and handle.profile.counted_steps
-            found["left"] = left_on(engine)
-            found["builtin"] = hasattr(engine, "flops_profiler")
+                counted = handle.profile is not None and handle.profile.counted_steps
+            assert not hook or (left_on(engine) == [] and not hasattr(engine, "flops_profiler"))
+        except AssertionError:
+            raise
         except Exception as error:
-            found["raised"] = f"{type(error).__name__}: {error}"
-    text = printed.getvalue() + (file.read_text() if file.exists() else "")
-    said = [line for line in lines if "flops_profiler" in line]
-    return {**found, "logged": said, "printed": "Flops Profiler" in text}
+            raised = f"{type(error).__name__}: {error}"
+    return made, raised, losses, counted, [line for line in lines if "flops_profiler" in line]
 
 
-def trained() -> dict[str, Any]:
-    """Of each block, training with it: with DeepSpeed's own profiler, and with ours."""
-    return {
-        "plain": _trained({"enabled": False}, hook=False),
-        "blocks": {
-            name: {"ours": _trained(block, hook=True), "alone": _trained(block, hook=False)}
-            for name, block in BLOCKS.items()
-        },
-    }
+@scenario()
+def every_block_that_deepspeed_takes_trains_as_without_any_with_a_profile_or_a_word_of_why_not() -> None:
+    _, nothing, plain, _, _ = _trained({"enabled": False}, hook=False)
+    assert nothing is None and len(plain) == STEPS
+    said: dict[str, list[str]] = {}
+    for name, block in BLOCKS.items():
+        alone, _, _, _, _ = _trained(block, hook=False)
+        _, raised, losses, counted, said[name] = _trained(block, hook=True)
+        if not alone:
+            assert raised and "ConfigError" not in raised, name
+            continue
+        assert (raised, losses) == (None, plain), name
+        assert name.startswith("enabled=") or counted or said[name], name
+        assert name != "step=1" or counted == (1,)
+    unknown = "in the DeepSpeed config, flops_profiler.{} is not a setting, did you mean {}?"
+    not_profiled = "this engine is not profiled: flops_profiler."
+    assert said["profile_step='1'"] == [
+        f"{not_profiled}profile_step must be an integer >= 0, or a list of such, got '1'"
+    ]
+    assert said["timing_steps=0"] == [f"{not_profiled}timing_steps must be an integer >= 1, got 0"]
+    assert said["trace_dir without trace"] == [f"{not_profiled}trace must be true where trace_dir is given, got False"]
+    assert said["step=1"] == [unknown.format("step", "profile_step")]
+    assert said["off, enable=0"][0] == unknown.format("enable", "enabled")
+    assert max(len(line) for lines in said.values() for line in lines) < 400
 
 
-def in_every_form() -> dict[str, Any]:
-    """A block as DeepSpeed's own test has it, in every form in which DeepSpeed takes a config."""
+@scenario()
+def deepspeeds_own_test_config_is_profiled_in_every_form() -> None:
     block = {**BLOCK, "step": 1, "top_modules": 3}
     del block["profile_step"]
     settings = config(block=block)
@@ -126,38 +145,28 @@ def in_every_form() -> dict[str, Any]:
             "args": argparse.Namespace(deepspeed_config="ds_config.hjson", local_rank=0),
         },
     }
-    found = {}
     for form, more in given.items():
         with installed(), logged() as lines:
             engine = engine_of(**more)
             train(engine, STEPS)
             handle = attach(engine)
             handle.detach()
-            assert handle.profile is not None
-            found[form] = {
-                "counted": handle.profile.counted_steps,
-                "top_modules": handle.config.top_modules,
-                "logged": [line for line in lines if "flops_profiler" in line],
-            }
-    return found
+        assert handle.profile is not None
+        assert (handle.profile.counted_steps, handle.config.top_modules) == ((1,), 3), form
+        assert [line for line in lines if "flops_profiler" in line] == [UNKNOWN], form
 
 
-def attached_to_a_wrong_block() -> dict[str, Any]:
+@scenario()
+def an_engines_own_block_is_warned_of_and_one_handed_to_us_is_an_error() -> None:
     """An engine made without the hook, whose own block is wrong; and the same block handed to us."""
     block = {**FIRST, "top_modules": 0, "step": 1}
     engine = engine_of(config(block={**block, "enabled": False}), Net())
     with logged() as lines:
         handle = attach(engine)
+    assert handle.config.enabled is False
+    assert lines == [UNKNOWN, "this engine is not profiled: flops_profiler.top_modules must be an integer >= 1, got 0"]
     try:
         attach(engine_of(config(block=None)), block)
-    except Exception as error:
-        message = f"{type(error).__name__}: {error}"
-    return {"enabled": handle.config.enabled, "logged": lines, "raised": message}
-
-
-SCENARIOS: dict[str, Callable[[], Any]] = {
-    "read_alike": read_alike,
-    "trained": trained,
-    "in_every_form": in_every_form,
-    "attached_to_a_wrong_block": attached_to_a_wrong_block,
-}
+    except ConfigError as error:
+        message = str(error)
+    assert message.startswith("flops_profiler.step is not a setting")

@@ -1,4 +1,4 @@
-"""Engines whose ranks share experts, sequences or weights; each function says what its rank saw."""
+"""Engines whose ranks share experts, sequences or weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optim
 from torch import nn
 
 import lightning_flops.deepspeed
-from lightning_flops import ProfilerConfig
+from lightning_flops import Profile, ProfilerConfig
+from lightning_flops.report.text import render_text
 from tests.deepspeed.engines import config
+from tests.deepspeed.launching import NOT_IN_0_16, OLD
+from tests.deepspeed.scenario import Skipped, scenario
 
 STEPS = 8
 WINDOW: dict[str, Any] = {"profile_step": 1, "timing_steps": 3, "trace": False}
@@ -24,22 +27,28 @@ ROUTES = ((9, 4, 2, 1), (6, 6, 2, 2), (5, 5, 5, 1), (4, 4, 4, 4))
 SAMPLES, TOKENS, HEADS = 3, 6, 2
 
 
-def train(engine: Any, batch: Any, **settings: Any) -> dict[str, Any]:
-    """Steps on *batch*, profiled."""
-    handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**WINDOW, **settings))
+def trained(model: nn.Module, batch: Any, parameters: Any = None, **more: Any) -> Profile:
+    """The profile of steps of *model* on *batch*."""
+    given = {"tokens_per_sample": more.pop("tokens_per_sample", None)}
+    settings = config(block=None, train_micro_batch_size_per_gpu=len(batch), **more.pop("settings", {}))
+    optimizer = torch.optim.SGD(model.parameters() if parameters is None else parameters, lr=0.0)
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, **more)[0]
+    handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**WINDOW, **given))
     for _ in range(STEPS):
         engine.backward(engine(batch).sum())
         engine.step()
     handle.detach()
     assert handle.profile is not None
-    return {"profile": handle.profile.to_json()}
+    return handle.profile
 
 
-def _engine(model: nn.Module, parameters: Any = None, *, micro_batch: int, **more: Any) -> Any:
-    settings = more.pop("settings", {})
-    optimizer = torch.optim.SGD(model.parameters() if parameters is None else parameters, lr=0.0)
-    settings = config(block=None, train_micro_batch_size_per_gpu=micro_batch, **settings)
-    return deepspeed.initialize(model=model, optimizer=optimizer, config=settings, **more)[0]
+def ranks() -> int:
+    return int(torch.distributed.get_world_size())
+
+
+def skip_old(name: str) -> None:
+    if OLD:
+        raise Skipped(f"DeepSpeed 0.16 {NOT_IN_0_16[name]}")
 
 
 class _Routed(nn.Module):
@@ -66,14 +75,42 @@ class _Routed(nn.Module):
         return result
 
 
-def routed() -> dict[str, Any]:
+@scenario()
+def experts_count_the_tokens_that_were_routed_to_them_and_parameters_of_all() -> None:
     """Four experts on two ranks; every rank routes its tokens otherwise."""
     model = _Routed(ep_size=2)
     grouped = split_params_into_different_moe_groups_for_optimizer({"params": list(model.parameters()), "name": "all"})
-    engine = _engine(model, grouped, micro_batch=16)
-    route = torch.tensor(ROUTES[torch.distributed.get_rank()])
-    tokens = torch.eye(EXPERTS, WIDTH).repeat_interleave(route, dim=0)
-    return train(engine, tokens)
+    rank = torch.distributed.get_rank()
+    tokens = torch.eye(EXPERTS, WIDTH).repeat_interleave(torch.tensor(ROUTES[rank]), dim=0)
+    profile = trained(model, tokens, grouped)
+    # Most tokens that any rank of this rank's group sends to one expert: every expert's buffer.
+    busiest = {2: (9, 9), 4: (9, 9, 5, 5)}[ranks()][rank]
+    gate, head = 2 * 16 * WIDTH * EXPERTS, 2 * 16 * WIDTH * CLASSES
+    # DeepSpeed 0.16 sorts the tokens into the buffers, and back, by products with all places of all buffers.
+    sorting = 2 * 16 * (EXPERTS * busiest) * WIDTH if OLD else 0
+    # A rank computes two of the four experts, each on a buffer from either rank of its group.
+    expert = 2 * (2 * busiest) * WIDTH * WIDTH
+    # How many tokens came decides the buffers, so the window counts several steps, of the same batch.
+    steps = len(profile.counted_steps)
+    forwards = {module.name: module.total.forward / steps for module in profile.modules}
+    experts = "moe.deepspeed_moe.experts"
+    assert forwards[f"{experts}.deepspeed_experts.0"] == forwards[f"{experts}.deepspeed_experts.1"] == expert
+    assert forwards["moe.deepspeed_moe.gate"] == gate
+    assert profile.flops.forward == gate + head + 2 * expert + 2 * sorting
+    # The tokens need no gradient: neither the gate's product nor the experts' has one to send back.
+    assert profile.flops.backward == gate + 2 * head + 2 * expert + 2 * sorting
+    assert not profile.uncounted
+    of_expert, rest = WIDTH * WIDTH + WIDTH, EXPERTS * WIDTH + WIDTH * CLASSES + CLASSES
+    assert profile.params == profile.trainable_params == rest + EXPERTS * of_expert
+    assert {module.name: module.params for module in profile.modules}[experts] == EXPERTS * of_expert
+    assert profile.local_params == rest + EXPERTS // 2 * of_expert
+    context = profile.context
+    assert (context.world_size, context.dp_size, context.ep_size) == (ranks(), ranks(), 2)
+    assert profile.timing is not None and profile.samples == 16
+    assert profile.rates.samples_per_sec == ranks() * 16 / profile.timing.global_step_sec
+    text = render_text(profile, detailed=True)
+    assert f"rank {rank} of {ranks()} (dp {ranks()}, ep 2)" in text
+    assert f"params of model:{'':55} {rest + EXPERTS * of_expert}" in text
 
 
 class _Attention(nn.Module):
@@ -98,24 +135,51 @@ class _Sequences(nn.Module):
         return result
 
 
-def sequences() -> dict[str, Any]:
+def _share_sequences(profile: Profile) -> None:
+    context, pairs = profile.context, ranks() // 2
+    assert (context.world_size, context.dp_size, context.sp_size, context.tp_size) == (ranks(), pairs, 2, 1)
+    assert (profile.samples, profile.tokens) == (SAMPLES, SAMPLES * TOKENS)
+    assert profile.timing is not None
+    assert profile.rates.samples_per_sec == pairs * SAMPLES / profile.timing.global_step_sec
+    assert profile.rates.tokens_per_sec == pairs * SAMPLES * TOKENS / profile.timing.global_step_sec
+
+
+@scenario()
+def ranks_that_share_sequences_count_their_samples_once_and_their_own_tokens_and_heads() -> None:
     """Ulysses on pairs of ranks: each has half of its pair's sequences; two pairs see different data."""
+    skip_old("sequences")
     from deepspeed.runtime.sequence_parallel import parallel_state_sp
 
     parallel_state_sp.initialize_sequence_parallel(2)
-    engine = _engine(
-        _Sequences(parallel_state_sp.get_sequence_parallel_group()), micro_batch=SAMPLES, mpu=parallel_state_sp
-    )
-    return train(engine, torch.randn(SAMPLES, TOKENS // 2, WIDTH), tokens_per_sample=TOKENS)
+    model = _Sequences(parallel_state_sp.get_sequence_parallel_group())
+    batch = torch.randn(SAMPLES, TOKENS // 2, WIDTH)
+    profile = trained(model, batch, tokens_per_sample=TOKENS, mpu=parallel_state_sp)
+    _share_sequences(profile)
+    # Half of the tokens through the projection; the whole sequence for one of the two heads, four wide.
+    projection = 2 * (SAMPLES * TOKENS // 2) * WIDTH * 3 * WIDTH
+    attention = 2 * 2 * SAMPLES * 1 * TOKENS * TOKENS * 4
+    assert {module.name: module.total.forward for module in profile.modules if module.total.forward} == {
+        "": projection + attention,
+        "qkv": projection,
+        "attention": attention,
+        "attention.local_attn": attention,
+    }
+    assert profile.params == 3 * WIDTH * WIDTH
+    if ranks() == 2 and torch.distributed.get_rank() == 0:
+        lines = render_text(profile, detailed=True).splitlines()
+        assert any("rank 0 of 2 (sp 2)" in line for line in lines)
+        label = "fwd flops of model = fwd flops per GPU * mp_size * sp_size"
+        (whole,) = (line for line in lines if line.startswith(label))
+        assert f"{2 * profile.flops.forward / 1e3:.2f} K" in whole
 
 
-def mesh_of_sequences() -> dict[str, Any]:
-    """The same pairs, named by a mesh in place of a unit."""
-    world_size = torch.distributed.get_world_size()
-    mesh = (world_size // 2, 2)
+@scenario()
+def a_mesh_names_the_ranks_that_share_sequences() -> None:
+    mesh = (ranks() // 2, 2)
     settings = {"data_parallel_size": mesh[0], "sequence_parallel_size": mesh[1]}
-    engine = _engine(nn.Linear(WIDTH, CLASSES), micro_batch=SAMPLES, mesh_param=mesh, settings=settings)
-    return train(engine, torch.randn(SAMPLES, TOKENS // 2, WIDTH), tokens_per_sample=TOKENS)
+    batch = torch.randn(SAMPLES, TOKENS // 2, WIDTH)
+    model = nn.Linear(WIDTH, CLASSES)
+    _share_sequences(trained(model, batch, tokens_per_sample=TOKENS, mesh_param=mesh, settings=settings))
 
 
 class _Block(nn.Module):
@@ -141,8 +205,20 @@ class _Network(nn.Module):
         return result
 
 
-def automatic_tensor_parallel() -> dict[str, Any]:
+def _see_the_same_data(profile: Profile) -> None:
+    context = profile.context
+    assert (context.world_size, context.dp_size, context.tp_size) == (2, 1, 2)
+    assert profile.timing is not None
+    assert profile.rates.samples_per_sec == SAMPLES / profile.timing.global_step_sec
+    lines = render_text(profile, detailed=True).splitlines()
+    assert f"model parallel size:{'':51} 2" in lines and f"data parallel size:{'':52} 1" in lines
+    assert any("rank " in line and "(tp 2)" in line for line in lines)
+
+
+@scenario()
+def weights_that_deepspeed_cut_count_whole_and_the_others_once() -> None:
     """DeepSpeed cuts one block's weights over two ranks, and leaves the rest whole on both."""
+    skip_old("automatic_tensor_parallel")
     cut = [
         {"patterns": [".*up_proj.weight$"], "partition_type": "column"},
         {"patterns": [".*down_proj.weight$"], "partition_type": "row"},
@@ -154,12 +230,23 @@ def automatic_tensor_parallel() -> dict[str, Any]:
             "partition_config": {"use_default_specs": False, "layer_specs": cut},
         },
     }
-    engine = _engine(_Network(), micro_batch=SAMPLES, settings=settings)
-    torch.manual_seed(1)
-    return train(engine, torch.randn(SAMPLES, WIDTH))
+    profile = trained(_Network(), torch.ones(SAMPLES, WIDTH), settings=settings)
+    _see_the_same_data(profile)
+    block = (WIDTH * 4 * WIDTH + 4 * WIDTH) + (4 * WIDTH * WIDTH + WIDTH)
+    rest = 2 * WIDTH + (WIDTH * CLASSES + CLASSES)
+    params = {module.name: module.params for module in profile.modules}
+    assert (params["mlp"], params["norm"], params["head"]) == (block, 2 * WIDTH, WIDTH * CLASSES + CLASSES)
+    assert profile.params == profile.trainable_params == block + rest
+    # Each rank has half of both weights and of the first bias.
+    assert profile.local_params == rest + (2 * WIDTH * 4 * WIDTH + 4 * WIDTH) // 2 + WIDTH
+    shard = 2 * SAMPLES * WIDTH * 4 * WIDTH // 2
+    forwards = {module.name: module.total.forward for module in profile.modules}
+    assert forwards["mlp.up_proj"] == forwards["mlp.down_proj"] == shard
+    assert profile.flops.forward == 2 * shard + 2 * SAMPLES * WIDTH * CLASSES
 
 
-def tensor_parallel_unit() -> dict[str, Any]:
+@scenario()
+def a_shard_that_megatron_marked_counts_once_for_each_rank() -> None:
     """A client's own unit, as Megatron has one; its layer holds half of the weight's rows."""
     world_size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     alone = [torch.distributed.new_group([one]) for one in range(world_size)][rank]
@@ -177,4 +264,7 @@ def tensor_parallel_unit() -> dict[str, Any]:
     )
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, CLASSES // world_size + 1, bias=False))
     model[1].weight.tensor_model_parallel = True  # type: ignore[union-attr]
-    return train(_engine(model, micro_batch=SAMPLES, mpu=unit), torch.randn(SAMPLES, WIDTH))
+    profile = trained(model, torch.randn(SAMPLES, WIDTH), mpu=unit)
+    _see_the_same_data(profile)
+    shard = WIDTH * (CLASSES // 2 + 1)
+    assert (profile.params, profile.local_params) == (WIDTH * WIDTH + 2 * shard, WIDTH * WIDTH + shard)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from tests.deepspeed.scenarios_doors import SCENARIOS as DOORS
-from tests.deepspeed.scenarios_failures import SCENARIOS as FAILURES
-from tests.deepspeed.scenarios_steps import SCENARIOS as STEPS
-from tests.deepspeed.scenarios_zero import SCENARIOS as ZERO
+from tests.deepspeed import scenarios_attach, scenarios_failures, scenarios_steps, scenarios_zero
+from tests.deepspeed.scenario import SCENARIOS
 
-SCENARIOS = {**ZERO, **STEPS, **DOORS, **FAILURES}
+__all__ = ["SCENARIOS", "scenarios_attach", "scenarios_failures", "scenarios_steps", "scenarios_zero"]

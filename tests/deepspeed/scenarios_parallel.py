@@ -1,27 +1,22 @@
-"""What is launched on two and on four ranks; ``fresh_groups`` parts the scenarios, which share one process each."""
+"""What is launched on two and on four ranks, stages or ranks that share experts, sequences or weights."""
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from deepspeed.utils import groups
 
-from tests.deepspeed.launching import NOT_IN_0_16, OLD
+from tests.deepspeed import scenarios_groups, scenarios_pipeline
+from tests.deepspeed.launching import ON_BOTH, ON_FOUR
+from tests.deepspeed.scenario import SCENARIOS
 
 
-def possible(scenario: str) -> bool:
-    """Whether the DeepSpeed that is installed can run *scenario*."""
-    return not (OLD and scenario in NOT_IN_0_16)
-
-
-def fresh(scenario: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+def fresh(scenario: Callable[[], Any]) -> Callable[[], Any]:
     """*scenario* as if no engine had been made in this process; DeepSpeed keeps its groups for the process."""
 
-    @functools.wraps(scenario)
-    def run() -> dict[str, Any]:
+    def run() -> Any:
         for name, value in vars(groups).items():
             if isinstance(value, dict) and name.endswith(("_GROUP", "_GROUP_RANKS")):
                 value.clear()
@@ -33,3 +28,10 @@ def fresh(scenario: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]
         return scenario()
 
     return run
+
+
+ALL = {name: fresh(run) for name, run in SCENARIOS.items()}
+TWO = {name: run for name, run in ALL.items() if name not in ON_FOUR}
+FOUR = {name: ALL[name] for name in (*ON_FOUR, *ON_BOTH)}
+
+__all__ = ["FOUR", "TWO", "scenarios_groups", "scenarios_pipeline"]

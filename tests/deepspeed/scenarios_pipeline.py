@@ -1,12 +1,12 @@
-"""Pipelines that a rank trains for the tests; each function says what its rank saw."""
+"""Pipelines of stages: each stage's profile is exact and true of the stage, and the stages add up to the model."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from deepspeed import initialize  # bound before the hook is installed, as in many programs
@@ -15,15 +15,23 @@ from deepspeed.runtime.pipe import p2p
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
-import lightning_flops.deepspeed
-from lightning_flops import ProfilerConfig
+from lightning_flops import Profile, ProfilerConfig
+from lightning_flops.deepspeed import attach
 from lightning_flops.instrument.timing.clocks import WallClock
-from lightning_flops.run import run, window
-from tests.deepspeed.engines import config, installed, left_on
+from lightning_flops.report.text import render_text
+from lightning_flops.run.monitor import Monitor
+from lightning_flops.schema.throughput import Spread
+from tests.deepspeed.engines import config, installed, left_on, logged
+from tests.deepspeed.launching import NOT_IN_0_16, OLD
+from tests.deepspeed.scenario import Skipped, scenario
 from tests.fake_clock import FakeNow
 from tests.prompt_worker import NoChecks
 
 BATCH, MICRO_STEPS, IN, HIDDEN, OUT = 4, 3, 8, 16, 4
+ROWS = MICRO_STEPS * BATCH
+FIRST, SECOND, THIRD, FOURTH = (2 * ROWS * size for size in (IN * HIDDEN, HIDDEN**2, HIDDEN**2, HIDDEN * OUT))
+WHOLE = FIRST + SECOND + THIRD + FOURTH
+PARAMS = IN * HIDDEN + HIDDEN + 2 * (HIDDEN * HIDDEN + HIDDEN) + HIDDEN * OUT + OUT
 STEPS = 9
 WINDOW: dict[str, Any] = {"profile_step": 1, "timing_steps": 3, "trace": False}
 
@@ -32,7 +40,7 @@ LOSS_SEC, OPTIMIZER_SEC, BETWEEN_SEC = 1.0, 8.0, 0.125
 
 
 def net(stages: int, **settings: Any) -> PipelineModule:
-    """Four linear layers, shared out evenly over the stages."""
+    """Four linear layers, apportioned evenly over the stages."""
     torch.manual_seed(0)
     widths = (IN, HIDDEN, HIDDEN, HIDDEN, OUT)
     layers = [LayerSpec(nn.Linear, wide, high) for wide, high in zip(widths, widths[1:], strict=False)]
@@ -60,113 +68,135 @@ def own_names(engine: Any) -> list[str]:
     return [*sorted(name for name in vars(engine) if hasattr(type(engine), name)), *left_on(engine)]
 
 
-def attached() -> dict[str, Any]:
-    """Evaluates after every other step."""
-    engine = engine_of(net(2))
+def trained(model: PipelineModule, **settings: Any) -> Profile:
+    """The profile of some steps, with an evaluation after every other; nothing of ours is left."""
+    engine = engine_of(model)
     before = own_names(engine)
-    handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**WINDOW))
+    handle = attach(engine, ProfilerConfig(**WINDOW, **settings))
+    assert own_names(engine) != before
     data, evaluation = batches(), batches()
-    tapped = own_names(engine)
     for step in range(STEPS):
         engine.train_batch(data)
-        if step % 2:
+        if step % 2 and model.num_stages == 2:
             engine.eval_batch(evaluation)
     handle.detach()
-    assert handle.profile is not None
-    return {"profile": handle.profile.to_json(), "left": own_names(engine) == before, "tapped": tapped != before}
+    assert own_names(engine) == before
+    assert handle.profile is not None and handle.profile.timed_steps == (4, 5, 6)
+    return handle.profile
 
 
-def one_stage() -> dict[str, Any]:
-    """A pipeline module whose only stage is the whole model, on ranks that see different data."""
-    engine = engine_of(net(1))
-    handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**WINDOW))
-    data = batches()
-    for _ in range(STEPS):
-        engine.train_batch(data)
-    handle.detach()
-    assert handle.profile is not None
-    return {"profile": handle.profile.to_json()}
+def flops(profile: Profile) -> tuple[int, int, int, int]:
+    one = profile.flops
+    return one.forward, one.backward, one.recompute, one.optimizer
 
 
-def four_stages() -> dict[str, Any]:
-    """Two stages in the middle, which load no data."""
-    engine = engine_of(net(4))
-    before = own_names(engine)
-    handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**WINDOW, tokens_per_sample=7))
-    tapped = own_names(engine)
-    data = batches()
-    for _ in range(STEPS):
-        engine.train_batch(data)
-    handle.detach()
-    assert handle.profile is not None
-    return {"profile": handle.profile.to_json(), "left": own_names(engine) == before, "tapped": tapped != before}
+def rank() -> int:
+    return int(torch.distributed.get_rank())
 
 
-def two_pipelines() -> dict[str, Any]:
-    """Two stages, each on two ranks that see different data; a block in the config, which names a file."""
-    shared = Path("..", "shared").resolve()
-    block = {"enabled": True, **WINDOW, "output_file": f"{shared}/flops.txt", "all_ranks": True}
-    monitor = {"enabled": True, "output_path": str(shared), "job_name": "logs"}
-    with installed():
-        engine = engine_of(net(2), flops_profiler=block, csv_monitor=monitor)
-    data = batches()
-    for _ in range(STEPS):
-        engine.train_batch(data)
-    handle = lightning_flops.deepspeed.attach(engine)
-    handle.detach()  # the run is over
-    torch.distributed.barrier()  # until every rank has written
-    files = sorted(str(path.relative_to(shared)) for path in shared.rglob("*") if path.suffix in (".json", ".txt"))
-    assert handle.profile is not None
-    return {"profile": handle.profile.to_json(), "files": files}
+@scenario()
+def each_stage_counts_its_own_layers_of_all_micro_batches_and_no_evaluation() -> None:
+    profile, stage = trained(net(2)), rank()
+    # The data needs no gradient; the second stage sends its input's gradient back.
+    expected = (FIRST + SECOND, FIRST + 2 * SECOND, 0, 0), (THIRD + FOURTH, 2 * (THIRD + FOURTH), 0, 0)
+    assert flops(profile) == expected[stage]
+    forwards = {module.name: module.total.forward for module in profile.modules if module.total.forward}
+    assert stage == 0 or forwards == {"": THIRD + FOURTH, "2": THIRD, "3": FOURTH}
+    assert not profile.uncounted and profile.outside.total == 0
+    # The first stage reports on the model and the others on themselves.
+    lines = render_text(profile, detailed=True).splitlines()
+    of_stage = [line for line in lines if " of stage" in line.partition(":")[0] and ": " in line]
+    of_model = [line for line in lines if line.startswith(("params of model", "fwd flops of model"))]
+    assert any("(pp 2)" in line for line in lines) and any(line.startswith("bubble ") for line in lines)
+    if stage == 0:
+        values = [line.partition(": ")[2].split() for line in of_model]
+        assert (values, of_stage) == ([[f"{PARAMS}"], [f"{round(WHOLE / 1000, 2):g}", "K"]], [])
+    else:
+        labels = ["params of stage", "trainable params of stage", "fwd flops of stage"]
+        assert [line.partition(":")[0].partition(" =")[0] for line in of_stage] == labels
+        assert all(line.partition(":")[2].strip().startswith("(stage 1 of 2) ") for line in of_stage)
+        assert of_model == []
 
 
-def tied() -> dict[str, Any]:
-    """A weight that the first layer and the last one share."""
+@scenario()
+def a_stage_in_the_middle_knows_its_samples_though_it_sees_no_batch() -> None:
+    profile, stage = trained(net(4), tokens_per_sample=7), rank()
+    context = profile.context
+    assert (context.pp_size, context.dp_size, context.tp_size, context.world_size) == (4, 1, 1, 4)
+    assert (context.pp_rank, context.micro_batch_size, context.accumulate) == (stage, 4, 3)
+    assert (profile.micro_steps, profile.samples, profile.tokens) == (3, ROWS, 7 * ROWS)
+    layer = (FIRST, SECOND, THIRD, FOURTH)[stage]
+    assert flops(profile) == (layer, layer if stage == 0 else 2 * layer, 0, 0)
+    wide, high = ((IN, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, OUT))[stage]
+    assert profile.params == wide * high + high
+
+
+@scenario()
+def a_single_stage_is_the_model_and_waits_for_no_other() -> None:
+    profile = trained(net(1))
+    assert flops(profile) == (WHOLE, FIRST + 2 * (SECOND + THIRD + FOURTH), 0, 0)
+    assert (profile.params, profile.context.dp_size, profile.context.pp_size) == (PARAMS, 2, 1)
+    assert (profile.counted_steps, profile.notes) == ((1,), ())
+    assert profile.timing is not None
+    assert "bubble" not in [part.name for part in profile.timing.parts]
+    assert "stage" not in render_text(profile, detailed=True)
+
+
+@scenario()
+def a_tied_weight_counts_in_the_first_stage_that_has_it() -> None:
     layers = [TiedLayerSpec("shared", nn.Linear, IN, IN, bias=False), LayerSpec(nn.Linear, IN, IN)]
     layers += [LayerSpec(nn.Linear, IN, IN), TiedLayerSpec("shared", nn.Linear, IN, IN, bias=False)]
-    engine = engine_of(PipelineModule(layers, num_stages=2, loss_fn=_sum_of_squares, partition_method="uniform"))
-    handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**WINDOW))
-    data = batches()
+    model = PipelineModule(
+        layers, num_stages=2, loss_fn=lambda outputs, labels: outputs.square().sum(), partition_method="uniform"
+    )
+    engine = engine_of(model)
+    handle = attach(engine, ProfilerConfig(**WINDOW))
+    data, tied, layer = batches(), IN * IN, IN * IN + IN
     for _ in range(STEPS):
         engine.train_batch(data)
     handle.detach()
-    assert handle.profile is not None
-    return {"profile": handle.profile.to_json()}
+    profile = handle.profile
+    assert profile is not None
+    assert (profile.params, profile.local_params) == ((tied + layer, tied + layer), (layer, tied + layer))[rank()]
+    assert flops(profile) == (2 * 2 * ROWS * IN * IN, (3, 4)[rank()] * 2 * ROWS * IN * IN, 0, 0)
 
 
-def checkpointed() -> dict[str, Any]:
-    """Every layer recomputed in the backward, as DeepSpeed's pipelines do it."""
+@scenario()
+def what_a_stage_computes_again_for_its_backward_is_recompute() -> None:
+    if OLD:
+        raise Skipped(f"DeepSpeed 0.16: {NOT_IN_0_16['checkpointed']}")
     engine = engine_of(net(2, activation_checkpoint_interval=1))
-    handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**WINDOW))
+    handle = attach(engine, ProfilerConfig(**WINDOW))
     data = batches()
     for _ in range(STEPS):
         engine.train_batch(data)
     handle.detach()
     assert handle.profile is not None
-    return {"profile": handle.profile.to_json()}
+    # DeepSpeed lets the data need a gradient, or nothing behind a reentrant checkpoint would.
+    layers = (FIRST + SECOND, THIRD + FOURTH)[rank()]
+    assert flops(handle.profile) == (layers, 2 * layers, layers, 0)
 
 
-def same_bits() -> dict[str, Any]:
-    """Losses and weights of a run without the hook, with it and a block that is off, and with it on."""
-
+@scenario()
+def losses_and_weights_are_the_same_bits_with_the_hook_and_without() -> None:
     def train(**settings: Any) -> tuple[list[float], list[list[float]], list[str]]:
         engine = engine_of(net(2), **settings)
         data = batches()
         losses = [float(engine.train_batch(data)) for _ in range(STEPS)]
         if settings.get("flops_profiler", {}).get("enabled"):
-            lightning_flops.deepspeed.attach(engine).detach()
+            attach(engine).detach()
         return losses, [weight.flatten().tolist() for weight in engine.module.parameters()], own_names(engine)
 
-    runs = [train()]
+    without = train()
     with installed():
-        runs.append(train(flops_profiler={"enabled": False, **WINDOW}))
-        runs.append(train(flops_profiler={"enabled": True, **WINDOW, "trace": True}))
-    return {"losses": [run[0] for run in runs], "weights": [run[1] for run in runs], "names": [run[2] for run in runs]}
+        switched_off = train(flops_profiler={"enabled": False, **WINDOW})
+        profiled = train(flops_profiler={"enabled": True, **WINDOW, "trace": True})
+    assert without == switched_off and profiled[:2] == without[:2]
+    assert len(set(without[0])) == STEPS  # they train
 
 
-def interrupted() -> dict[str, Any]:
-    """An optimizer that raises in a step that is timed."""
-
+@scenario()
+def an_exception_in_a_step_leaves_nothing_behind_and_is_the_users() -> None:
     class Failing(torch.optim.SGD):
         steps = 0
 
@@ -179,17 +209,16 @@ def interrupted() -> dict[str, Any]:
     model = net(2)
     engine = engine_of(model, Failing(model.parameters(), lr=0.1))
     before = own_names(engine)
-    handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**WINDOW))
-    data = batches()
-    raised = ""
-    for _ in range(STEPS):
-        try:
+    handle = attach(engine, ProfilerConfig(**WINDOW))
+    data, raised = batches(), ""
+    try:
+        for _ in range(STEPS):
             engine.train_batch(data)
-        except FloatingPointError as error:
-            raised = str(error)
-            break
-    assert handle.profile is not None
-    return {"raised": raised, "left": own_names(engine) == before, "profile": handle.profile.to_json()}
+    except FloatingPointError as error:
+        raised = str(error)
+    assert (raised, own_names(engine)) == ("the user's own", before)
+    assert handle.profile is not None and handle.profile.counted_steps == (1,)
+    assert "Training was interrupted by FloatingPointError." in handle.profile.notes
 
 
 class _Slow(torch.autograd.Function):
@@ -205,8 +234,8 @@ class _Slow(torch.autograd.Function):
         return gradients[0], None
 
 
-def timed() -> dict[str, Any]:
-    """Every part of a step takes a time of its own, by a clock of the test's; an evaluation after every step."""
+@scenario()
+def every_part_of_a_step_has_its_time_and_the_exchange_with_the_other_stage_is_the_bubble() -> None:
     now = FakeNow()
 
     class Slow(nn.Linear):
@@ -219,60 +248,92 @@ def timed() -> dict[str, Any]:
             now.sleep(OPTIMIZER_SEC)
             return super().step(*args, **kwargs)
 
+    def slow(owner: Any, name: str, seconds: float) -> Any:
+        original = getattr(owner, name)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            now.sleep(seconds)
+            return original(*args, **kwargs)
+
+        return patch.object(owner, name, run)
+
     layers = [LayerSpec(Slow, IN, IN), LayerSpec(Slow, IN, OUT)]
     model = PipelineModule(layers, num_stages=2, loss_fn=nn.MSELoss(), partition_method="uniform")
-    with (
-        _replaced(window, "clock_for", lambda original: lambda device: WallClock(now)),
-        _replaced(run, "Monitor", lambda monitor: lambda: monitor(now)),
-        _replaced(run, "StepFlops", lambda original: NoChecks),
-        _replaced(p2p, "send", lambda send: _slow(send, now, SEND_SEC)),
-        _replaced(p2p, "recv", lambda receive: _slow(receive, now, RECEIVE_SEC)),
-        _replaced(PipelineEngine, "_aggregate_total_loss", lambda share: _slow(share, now, LOSS_SEC)),
-    ):
+    with contextlib.ExitStack() as patched:
+        patched.enter_context(patch("lightning_flops.run.window.clock_for", lambda device: WallClock(now)))
+        patched.enter_context(patch("lightning_flops.run.run.Monitor", lambda: Monitor(now)))
+        patched.enter_context(patch("lightning_flops.run.run.StepFlops", NoChecks))
+        patched.enter_context(slow(p2p, "send", SEND_SEC))
+        patched.enter_context(slow(p2p, "recv", RECEIVE_SEC))
+        patched.enter_context(slow(PipelineEngine, "_aggregate_total_loss", LOSS_SEC))
         engine = engine_of(model, SlowOptimizer(model.parameters(), lr=0.1))
-        handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**WINDOW))
+        handle = attach(engine, ProfilerConfig(**WINDOW))
         data, evaluation = batches(lambda: now.sleep(LOADER_SEC)), batches(lambda: now.sleep(LOADER_SEC))
         for _ in range(STEPS):
             engine.train_batch(data)
             engine.eval_batch(evaluation)
             now.sleep(BETWEEN_SEC)
         handle.detach()
-    assert handle.profile is not None and handle.throughput is not None
-    return {"profile": handle.profile.to_json(), "throughput": handle.throughput.to_json()}
+    profile, summary = handle.profile, handle.throughput
+    assert profile is not None and profile.timing is not None and summary is not None
+    # Three micro-batches, each loaded once, sent once and received once.
+    seconds = {
+        "data wait": 3 * LOADER_SEC,
+        "transfer": 0.0,
+        "forward": 3 * FORWARD_SEC,
+        "backward": 3 * BACKWARD_SEC,
+        "bubble": 3 * (SEND_SEC + RECEIVE_SEC) + LOSS_SEC,
+        "optimizer": OPTIMIZER_SEC,
+        "other": BETWEEN_SEC,
+    }
+    step_sec = sum(seconds.values())
+    parts = {part.name: (min(part.steps_sec), part.mean_sec, max(part.steps_sec)) for part in profile.timing.parts}
+    assert parts == {name: (value,) * 3 for name, value in seconds.items()}
+    assert (profile.timing.global_step_sec, profile.timing.reader_sec) == (step_sec, 12.0)
+    # An evaluation loads and computes as much, and sends or receives one way, after each of the three steps.
+    way = RECEIVE_SEC if rank() else SEND_SEC
+    assert profile.timing.excluded_sec == {"validation": 3 * 3 * (LOADER_SEC + FORWARD_SEC + way)}
+    assert (profile.counted_steps, profile.timed_steps) == ((1,), (4, 5, 6))
+    assert (profile.micro_steps, profile.samples, profile.rates.samples_per_sec) == (3, ROWS, ROWS / step_sec)
+    # Throughput of the whole run takes a train_batch for a batch.
+    assert summary.batches in range(1, 9)  # neither the counted one nor those beside the analysis
+    assert summary.batch_cost_sec.minimum == step_sec  # in the first step stages exchange their shapes, too
+    assert summary.reader_cost_sec == Spread(average=12.0, maximum=12.0, minimum=12.0)
+    assert summary.ips is not None and summary.ips.maximum == ROWS / step_sec
 
 
-def never_reached() -> dict[str, Any]:
-    """A run that ends before the step to profile."""
+@scenario()
+def a_step_that_is_never_reached_is_one_warning_of_the_first_rank() -> None:
     engine = engine_of(net(2))
-    warnings: list[str] = []
-    listener = logging.Handler()
-    listener.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
-    package = logging.getLogger("lightning_flops")
-    package.addHandler(listener)
-    handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(profile_step=50))
-    engine.train_batch(batches())
-    handle.detach()
-    package.removeHandler(listener)
-    return {"warnings": warnings, "profile": handle.profile}
+    with logged() as lines:
+        handle = attach(engine, ProfilerConfig(profile_step=50))
+        engine.train_batch(batches())
+        handle.detach()
+    assert handle.profile is None
+    assert [line[:46] for line in lines] == ["nothing was profiled: profile_step is 50, and "] * (rank() == 0)
 
 
-@contextlib.contextmanager
-def _replaced(target: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    original = getattr(target, name)
-    setattr(target, name, make(original))
-    try:
-        yield
-    finally:
-        setattr(target, name, original)
-
-
-def _slow(function: Callable[..., Any], now: FakeNow, seconds: float) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        now.sleep(seconds)
-        return function(*args, **kwargs)
-
-    return run
-
-
-def _sum_of_squares(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return outputs.square().sum()
+@scenario()
+def ranks_that_see_different_data_are_no_stages_and_write_reports_of_their_own_where_asked() -> None:
+    """Two stages, each on two ranks; a block in the config, which names a file."""
+    shared = Path("..", "shared").resolve()
+    block = {"enabled": True, **WINDOW, "output_file": f"{shared}/flops.txt", "all_ranks": True}
+    monitor = {"enabled": True, "output_path": str(shared), "job_name": "logs"}
+    with installed():
+        engine = engine_of(net(2), flops_profiler=block, csv_monitor=monitor)
+    data = batches()
+    for _ in range(STEPS):
+        engine.train_batch(data)
+    handle = attach(engine)
+    handle.detach()  # the run is over
+    torch.distributed.barrier()  # until every rank has written
+    profile = handle.profile
+    assert profile is not None and profile.timing is not None
+    context = profile.context
+    assert (context.rank, context.pp_rank) == (rank(), rank() // 2)
+    assert (context.dp_size, context.pp_size, context.tp_size) == (2, 2, 1)
+    assert profile.rates.samples_per_sec == 2 * ROWS / profile.timing.global_step_sec
+    files = {str(path.relative_to(shared)) for path in shared.rglob("*") if path.suffix in (".json", ".txt")}
+    names = ["", ".rank1", ".rank2", ".rank3"]
+    expected = {f"flops{name}.txt" for name in names} | {f"logs/lightning_flops/profile{name}.json" for name in names}
+    assert {name for name in files if "throughput" not in name} == expected

@@ -1,10 +1,8 @@
-"""What belongs to a step, and when its parts begin and end."""
+"""What belongs to a step under DeepSpeed, to which part of it, and when the parts begin and end."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -27,18 +25,23 @@ from tests.deepspeed.engines import (
     batches,
     config,
     engine_of,
+    flops_of,
     installed,
     left_on,
     logged,
-    outcome,
+    profile_of,
+    profiled,
     train,
 )
+from tests.deepspeed.engines_truth import BACKWARD, FORWARD, FORWARD_BY_MODULE
+from tests.deepspeed.scenario import Skipped, scenario
 from tests.fake_clock import FakeNow
 
 STEPS = 8
 
 
-def torch_style(stage: int) -> dict[str, Any] | None:
+@scenario(1, 2, 3)
+def a_backward_called_on_the_loss_is_the_steps(stage: int) -> None:
     def step(engine: Any, batch: Tensor) -> Tensor:
         loss: Tensor = engine(batch).square().sum()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -49,22 +52,18 @@ def torch_style(stage: int) -> dict[str, Any] | None:
         engine = engine_of(config(stage=stage, accumulate=2))
         if not getattr(engine, "_support_torch_style_backward", False):
             engine.destroy()
-            return None
+            raise Skipped("this DeepSpeed knows engine.backward alone")
         train(engine, 2 * STEPS, step=step)
-        return outcome(engine)
+        profile = profile_of(engine)
+    assert flops_of(profile) == (2 * FORWARD, 2 * BACKWARD)
+    assert profile.timing is not None and profile.timing.backward_sec is not None and profile.timing.backward_sec > 0
 
 
-def two_forwards_one_backward() -> dict[str, Any]:
-    def step(engine: Any, batch: Tensor) -> Tensor:
-        loss: Tensor = (engine(batch) * engine(batch + 1)).sum()
-        engine.backward(loss)
-        engine.step()
-        return loss
-
-    with installed():
-        engine = engine_of(config())
-        train(engine, STEPS, step=step)
-        return outcome(engine)
+@scenario()
+def two_forwards_with_one_backward_are_one_micro_step() -> None:
+    _, profile = profiled(STEPS, lambda engine, batch: (engine(batch) * engine(batch + 1)).sum())
+    assert flops_of(profile) == (2 * FORWARD, 2 * BACKWARD)
+    assert (profile.micro_steps, profile.samples) == (1, 2)
 
 
 class CallsItself(nn.Module):
@@ -79,185 +78,168 @@ class CallsItself(nn.Module):
         return result
 
 
-def root_called_inside_itself() -> dict[str, Any]:
-    with installed():
-        engine = engine_of(config(stage=1), CallsItself())
-        train(engine, STEPS)
-        return outcome(engine)
+@scenario()
+def a_root_that_calls_itself_is_counted_once() -> None:
+    _, profile = profiled(STEPS, stage=1, model=CallsItself())
+    assert flops_of(profile) == (FORWARD, BACKWARD)
+    totals = {module.name: module.total.forward for module in profile.modules}
+    assert totals == {"": FORWARD, **{f"net{'.' if name else ''}{name}": it for name, it in FORWARD_BY_MODULE.items()}}
 
 
-def no_sync() -> dict[str, Any]:
-    """Three micro-batches under no_sync, the fourth with the step; the config knows of no accumulation."""
+@scenario("no_sync", "set by hand", "left to the loop")
+def micro_steps_are_seen_without_a_call_of_step_for_each(how: str) -> None:
+    more = {"managed_gradient_accumulation": False} if how == "left to the loop" else {}
     with installed():
-        engine = engine_of(config(stage=1))
-        for index, batch in enumerate(batches(4 * STEPS)):
-            if index % 4 < 3:
+        engine = engine_of(config(stage=1, **more))
+        if more and not hasattr(type(engine), "managed_gradient_accumulation"):
+            engine.destroy()
+            raise Skipped("this DeepSpeed has no managed_gradient_accumulation")
+        for index, batch in enumerate(batches(3 * STEPS)):
+            last = index % 3 == 2
+            if how == "set by hand":
+                engine.set_gradient_accumulation_boundary(last)
+            if how == "no_sync" and not last:
                 with engine.no_sync():
                     engine.backward(engine(batch).square().sum())
             else:
                 engine.backward(engine(batch).square().sum())
-                engine.step()
-        return outcome(engine)
-
-
-def border_set_by_hand() -> dict[str, Any]:
-    with installed():
-        engine = engine_of(config(stage=1))
-        for index, batch in enumerate(batches(3 * STEPS)):
-            last = index % 3 == 2
-            engine.set_gradient_accumulation_boundary(last)
-            engine.backward(engine(batch).square().sum())
             if last:
                 engine.step()
-        return outcome(engine)
+        profile = profile_of(engine)
+    assert (profile.micro_steps, profile.samples) == (3, 6)
+    assert flops_of(profile) == (3 * FORWARD, 3 * BACKWARD)
 
 
-def border_left_to_the_loop() -> dict[str, Any] | None:
-    settings = config(stage=1, managed_gradient_accumulation=False)
-    with installed():
-        engine = engine_of(settings)
-        if not hasattr(type(engine), "managed_gradient_accumulation"):
-            engine.destroy()
-            return None
-        for index, batch in enumerate(batches(3 * STEPS)):
-            engine.backward(engine(batch).square().sum())
-            if index % 3 == 2:
-                engine.step()
-        return outcome(engine, global_samples=engine.global_samples)
-
-
-def skipped_updates(stage: int) -> dict[str, Any]:
-    """Loss scaling finds infinite gradients in every one of these steps, and skips the update."""
-
-    def step(engine: Any, batch: Tensor) -> Tensor:
-        loss: Tensor = engine(batch).square().sum()
-        engine.backward(loss)
-        engine.step()
-        return loss
-
+@scenario(1, 2)
+def a_step_whose_update_loss_scaling_skipped_is_a_step(stage: int) -> None:
     accelerator = get_accelerator()
-    with installed(), patch.object(accelerator, "is_fp16_supported", lambda: True):  # slow on a CPU, and right
-        engine = engine_of(config(stage=stage, fp16={"enabled": True, "initial_scale_power": 40, "hysteresis": 1}))
-        train(engine, STEPS, step=step)
-        return outcome(engine, skipped=engine.skipped_steps, steps=engine.global_steps)
+    with patch.object(accelerator, "is_fp16_supported", lambda: True):  # slow on a CPU, and right
+        fp16 = {"enabled": True, "initial_scale_power": 40, "hysteresis": 1}
+        engine, profile = profiled(STEPS, stage=stage, fp16=fp16)
+    assert (engine.global_steps, engine.skipped_steps) == (8, 8)  # gradients are infinite in every one
+    assert (profile.counted_steps, profile.timed_steps) == ((2,), (5, 6))
+    assert flops_of(profile) == (FORWARD, BACKWARD)
+    assert [one.dtype for one in profile.dtypes] == ["float16"]
 
 
-def frozen_helpers() -> dict[str, Any]:
-    """A teacher in evaluation mode before the engine's forward, and a no-grad forward of the engine itself after it."""
-    teacher = nn.Linear(8, 4).eval()
+def _plain_step(engine: Any, batch: Tensor) -> Tensor:
+    loss: Tensor = engine(batch).square().sum()
+    engine.backward(loss)
+    engine.step()
+    return loss
 
-    def step(engine: Any, batch: Tensor) -> Tensor:
+
+@scenario()
+def a_teacher_and_a_forward_without_gradients_belong_to_the_step() -> None:
+    teacher, spent = nn.Linear(8, 4).eval(), 2 * 2 * 8 * 4
+
+    def loss_of(engine: Any, batch: Tensor) -> Tensor:
         with torch.no_grad():
             wanted = teacher(batch)
         out = engine(batch)
         with torch.no_grad():
             out_before = engine(batch)
         loss: Tensor = (out - wanted).square().sum() + out_before.sum()
-        engine.backward(loss)
-        engine.step()
         return loss
 
-    with installed():
-        engine = engine_of(config())
-        train(engine, STEPS, step=step)
-        return outcome(engine)
+    _, profile = profiled(STEPS, loss_of)
+    assert flops_of(profile) == (2 * FORWARD + spent, BACKWARD)
+    assert (profile.flops.without_backward, profile.outside.forward) == (FORWARD + spent, spent)
+    # The teacher runs before the engine's forward, where its time is not separate from what else the loop does.
+    assert profile.timing is not None and profile.timing.forward_sec is None
+    assert profile.rates.samples_per_sec is not None
 
 
-def product_in_the_loss() -> dict[str, Any]:
-    """What runs between the engine's forward and the backward is forward time, and forward FLOPs."""
+@scenario()
+def the_loss_between_forward_and_backward_is_forward() -> None:
+    def loss_of(engine: Any, batch: Tensor) -> Tensor:
+        out: Tensor = engine(batch)
+        return (out @ out.T).square().sum()
 
+    product = 2 * 2 * 2 * 4
+    _, profile = profiled(STEPS, loss_of)
+    assert flops_of(profile) == (FORWARD + product, BACKWARD + 2 * product)
+    assert profile.timing is not None and profile.timing.forward_sec is not None
+
+
+@scenario("engine", "module")
+def an_evaluation_between_steps_is_in_no_figure(how: str) -> None:
     def step(engine: Any, batch: Tensor) -> Tensor:
-        out = engine(batch)
-        loss: Tensor = (out @ out.T).square().sum()
-        engine.backward(loss)
-        engine.step()
-        return loss
-
-    with installed():
-        engine = engine_of(config())
-        train(engine, STEPS, step=step)
-        return outcome(engine)
-
-
-def evaluation(how: str) -> dict[str, Any]:
-    """Three evaluation forwards after every step."""
-
-    def step(engine: Any, batch: Tensor) -> Tensor:
-        loss: Tensor = engine(batch).square().sum()
-        engine.backward(loss)
-        engine.step()
-        if how == "engine":
-            engine.eval()
-        else:
-            engine.module.eval()
+        loss = _plain_step(engine, batch)
+        evaluated = engine if how == "engine" else engine.module
+        evaluated.eval()
         with torch.no_grad():
             for _ in range(3):
                 engine(batch)
-        if how == "engine":
-            engine.train()
-        else:
-            engine.module.train()
+        evaluated.train()
         return loss
 
     with installed():
         engine = engine_of(config())
         train(engine, STEPS, step=step)
-        return outcome(engine)
+        profile = profile_of(engine)
+    assert (flops_of(profile), profile.samples) == ((FORWARD, BACKWARD), 2)
+    assert profile.timing is not None and profile.timing.excluded_sec["validation"] > 0
 
 
-def checkpoints() -> dict[str, Any]:
-    """One is saved after every step, and loaded once, which sets the engine's own number of steps back."""
+@scenario()
+def a_checkpoint_between_steps_is_in_no_figure() -> None:
     with installed():
         engine = engine_of(config(stage=1))
         for index, batch in enumerate(batches(STEPS)):
-            engine.backward(engine(batch).square().sum())
-            engine.step()
+            _plain_step(engine, batch)
             engine.save_checkpoint("checkpoints", tag=f"after_{index}")
             if index == 3:
                 engine.load_checkpoint("checkpoints", tag="after_0")
-        return outcome(engine, global_steps=engine.global_steps)
+        profile = profile_of(engine)
+    assert engine.global_steps == 8 - 3  # after step 3 it was set back to 1
+    assert (profile.counted_steps, profile.timed_steps) == ((2,), (5, 6))  # steps as they ran
+    assert flops_of(profile) == (FORWARD, BACKWARD)
+    assert profile.timing is not None and profile.timing.excluded_sec["checkpoint"] > 0
 
 
-def two_engines() -> dict[str, Any]:
-    """They take turns, as the two networks of a GAN do; each one's step holds a step of the other."""
+@scenario()
+def a_step_holds_what_another_engine_does_in_it() -> None:
+    """The two engines take turns, as the two networks of a GAN do."""
     with installed():
-        first, second = engine_of(config(stage=1)), engine_of(config(stage=2))
+        engines = [engine_of(config(stage=1)), engine_of(config(stage=2))]
         for batch in batches(STEPS):
-            for engine in (first, second):
-                engine.backward(engine(batch).square().sum())
-                engine.step()
-        handles = {"first": attach(first), "second": attach(second)}
-        attach(second).detach()
-        return {"first": outcome(first, handles["first"]), "second": outcome(second, handles["second"])}
+            for engine in engines:
+                _plain_step(engine, batch)
+        handles = [attach(engine) for engine in engines]
+        for handle in handles:
+            handle.detach()
+    for engine, handle in zip(engines, handles, strict=True):
+        profile = profile_of(engine, handle)
+        assert flops_of(profile) == (2 * FORWARD, 2 * BACKWARD)
+        assert (profile.modules[0].total.forward, profile.modules[0].total.backward) == (FORWARD, BACKWARD)
+        assert (profile.outside.forward, profile.outside.backward) == (FORWARD, BACKWARD)
 
 
-def trained_in_eval_mode() -> dict[str, Any]:
-    with installed():
-        engine = engine_of(config())
+@scenario()
+def step_0_can_be_counted_also_in_evaluation_mode() -> None:
+    def in_evaluation_mode(engine: Any, batch: Tensor) -> Tensor:
         engine.eval()
-        train(engine, STEPS)
-        return outcome(engine)
+        return engine(batch).square().sum()  # type: ignore[no-any-return]
+
+    _, profile = profiled(2 * STEPS, in_evaluation_mode, accumulate=2, block={**BLOCK, "profile_step": 0})
+    assert (profile.counted_steps, flops_of(profile)) == ((0,), (2 * FORWARD, 2 * BACKWARD))
+    assert profile.timing is not None and not profile.timing.excluded_sec
 
 
-def first_step() -> dict[str, Any]:
-    with installed():
-        engine = engine_of(config(accumulate=2, block={**BLOCK, "profile_step": 0}))
-        train(engine, 2 * STEPS)
-        return outcome(engine)
-
-
-def attached_in_the_middle() -> dict[str, Any]:
-    """Attached after one of two micro-steps: the step that is half over is nobody's."""
+@scenario()
+def a_step_that_was_half_over_at_the_start_is_left_out() -> None:
     engine = engine_of(config(accumulate=2, block=None))
     train(engine, 1)
     handle = attach(engine, {**BLOCK, "profile_step": 0})
     train(engine, 2 * STEPS + 1)
-    return outcome(engine, handle)
+    profile = profile_of(engine, handle)
+    assert (profile.counted_steps, profile.micro_steps, profile.samples) == ((0,), 2, 4)
+    assert flops_of(profile) == (2 * FORWARD, 2 * BACKWARD)
 
 
-def compiled() -> dict[str, Any]:
-    """The same run twice, without a block and with one; how often torch compiled something in each."""
-
+@scenario()
+def a_compiled_engine_counts_the_same_and_is_not_compiled_again() -> None:
     def graphs_of(block: Any) -> tuple[Any, int]:
         torch._dynamo.reset()
         counters.clear()
@@ -270,24 +252,31 @@ def compiled() -> dict[str, Any]:
     plain.destroy()
     with installed():
         engine, graphs = graphs_of(BLOCK)
-    return outcome(engine, compiled=engine.is_compiled, graphs=graphs, plain_graphs=plain_graphs)
+    assert engine.is_compiled and graphs == plain_graphs > 0
+    assert flops_of(profile_of(engine)) == (FORWARD, BACKWARD)
 
 
-def muon() -> dict[str, Any] | None:
-    """Its products run in the engine, behind the backward, and not in a torch optimizer's step."""
+@scenario()
+def what_the_engine_multiplies_for_the_update_is_the_optimizers() -> None:
+    """Muon's products run in the engine, behind the backward, and not in a torch optimizer's step."""
     if importlib.util.find_spec("deepspeed.runtime.zero.muon") is None:
-        return None
+        raise Skipped("this DeepSpeed has no Muon")
     model = Net()
     settings = config(stage=1, optimizer={"type": "Muon", "params": {"lr": 0.02, "ns_method": "standard"}})
     settings["zero_optimization"]["reduce_scatter"] = False
     with installed():
         engine = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=settings)[0]
         train(engine, STEPS)
-        return outcome(engine)
+        profile = profile_of(engine)
+    assert flops_of(profile) == (FORWARD, BACKWARD)
+    # Muon iterates five times over each matrix of m x n, m <= n: two products of m·m·n and one of m·m·m.
+    assert profile.flops.optimizer == sum(5 * (2 * (2 * m * m * n) + 2 * m**3) for m, n in ((8, 8), (8, 16), (4, 16)))
+    assert profile.flops.model == FORWARD + BACKWARD
 
 
-def on_a_fake_clock(loader: str) -> dict[str, Any]:
-    """Every part takes a time of its own: 1 to wait, 2 forward, 4 loss, 8 backward, 16 optimizer, 32 elsewhere."""
+@scenario("engine's", "user's", "none")
+def every_second_is_in_its_part(loader: str) -> None:
+    """Seconds: a batch 1, forward 2, loss 4, backward 8, optimizer 16, the rest of a micro-step 32; two micro-steps."""
     now = FakeNow()
 
     class Slow(Net):
@@ -335,14 +324,31 @@ def on_a_fake_clock(loader: str) -> dict[str, Any]:
                 now.sleep(128)
                 engine.train()
                 now.sleep(32)
-    profile = attach(engine).profile
-    timing = profile.timing if profile is not None else None
-    parts = {} if timing is None else {part.name: part.mean_sec for part in timing.parts}
-    return outcome(engine, parts=parts, excluded={} if timing is None else dict(timing.excluded_sec))
+        profile = profile_of(engine)
+    timing = profile.timing
+    assert timing is not None
+    # Every other step there is an evaluation, and 32 s more after it.
+    wait, elsewhere = 2 * 1, 2 * 32 + 32 / 2
+    expected: dict[str, float] = {"forward": 2 * (2 + 4), "backward": 2 * 8, "optimizer": 16}
+    if loader == "none":  # a wait that cannot be seen is not available
+        expected["data wait + transfer + other"] = elsewhere
+        assert (profile.rates.data_wait_ratio, timing.data_wait_sec, timing.reader_sec) == (None, None, None)
+        assert any("could not be seen" in note for note in profile.notes)
+    else:  # workers of the engine's are processes, whose clocks are theirs
+        expected |= {"data wait": wait if loader == "user's" else 0, "transfer + other": elsewhere}
+    assert {part.name: part.mean_sec for part in timing.parts} == expected
+    assert dict(timing.excluded_sec) == {"validation": 64 + 512 + 128}
+    if loader == "user's":
+        assert timing.iter_sec == 12 + 16 + 16
+        assert profile.rates.iter_samples_per_sec == 4 / 44
+        assert profile.rates.forward_flops_per_sec == 2 * FORWARD / 12
+        assert profile.rates.backward_flops_per_sec == 2 * BACKWARD / 16
+        assert profile.rates.samples_per_sec == 4 / (wait + 12 + 16 + 16 + elsewhere)
 
 
-def monitored_wait() -> dict[str, Any]:
-    """No window opens. A batch takes 1 s to wait for and 3 s to train; an evaluation waits 64 s for its own."""
+@scenario()
+def the_wait_for_a_loader_of_the_users_own_is_monitored_without_any_window() -> None:
+    """A batch takes 1 s to wait for and 3 s to train; an evaluation waits 64 s for its own."""
     now = FakeNow()
 
     class Slow(TensorDataset):
@@ -374,17 +380,16 @@ def monitored_wait() -> dict[str, Any]:
                 engine.train()
         handle = attach(engine)
         handle.detach()
-    assert handle.throughput is not None and handle.throughput.reader_cost_sec is not None
-    return {
-        "readings": readings,
-        "reader_sec": handle.throughput.reader_cost_sec.average,
-        "reader_ratio": handle.throughput.reader_ratio,
-        "left": left_on(engine),
-    }
+    assert [reading["flops_monitor/data_wait_ratio"] for reading in readings] == [1 / 4, 1 / 4]
+    summary = handle.throughput
+    assert summary is not None and summary.reader_cost_sec is not None
+    assert (summary.reader_cost_sec.average, summary.reader_ratio) == (1, 1 / 4)  # the end of the data is no batch
+    assert left_on(engine) == []
 
 
-def interrupted(where: str, *, at: int = 2) -> dict[str, Any]:
-    """Step *at* raises; the loop catches it and looks around. Step 2 is counted, the window is closed before step 8."""
+@scenario("forward", "backward", "optimizer")
+def after_an_exception_nothing_is_left(where: str) -> None:
+    """Step 2 is counted; the window is closed before step 8, when the monitor alone is on."""
     failing = SimpleNamespace(now=False)
 
     class Fails(Net):
@@ -402,54 +407,26 @@ def interrupted(where: str, *, at: int = 2) -> dict[str, Any]:
     def fail(grad: Tensor) -> Tensor:
         raise RuntimeError("backward")
 
-    model = Fails()
-    raised = None
-    with installed(), logged() as lines:
-        engine = deepspeed.initialize(
-            model=model,
-            optimizer=FailsSgd(model.parameters(), lr=0.1),
-            config=config(block={**BLOCK, "monitor": True}),
-        )[0]
-        handle = attach(engine)
-        try:
-            for batch in DataLoader(TensorDataset(torch.randn((at + 2) * SAMPLES, 8)), batch_size=SAMPLES):
-                failing.now = engine.global_steps == at
-                loss = engine(batch[0]).square().sum()
-                if failing.now and where == "backward":
-                    loss.register_hook(fail)
-                engine.backward(loss)
-                engine.step()
-                failing.now = engine.global_steps == at
-        except RuntimeError as error:
-            raised = str(error)
-    left = left_on(engine)
-    failing.now = False
-    return {"raised": raised, "left": left, "logged": lines, "no profile": handle.profile is None}
-
-
-SCENARIOS: dict[str, Callable[[], Any]] = {
-    **{f"torch_style_{stage}": functools.partial(torch_style, stage) for stage in (1, 2, 3)},
-    "two_forwards_one_backward": two_forwards_one_backward,
-    "root_called_inside_itself": root_called_inside_itself,
-    "no_sync": no_sync,
-    "border_set_by_hand": border_set_by_hand,
-    "border_left_to_the_loop": border_left_to_the_loop,
-    **{f"skipped_updates_{stage}": functools.partial(skipped_updates, stage) for stage in (1, 2)},
-    "frozen_helpers": frozen_helpers,
-    "product_in_the_loss": product_in_the_loss,
-    **{f"evaluation_{how}": functools.partial(evaluation, how) for how in ("engine", "module")},
-    "checkpoints": checkpoints,
-    "two_engines": two_engines,
-    "trained_in_eval_mode": trained_in_eval_mode,
-    "first_step": first_step,
-    "attached_in_the_middle": attached_in_the_middle,
-    "compiled": compiled,
-    "muon": muon,
-    **{f"clock_{loader}": functools.partial(on_a_fake_clock, loader) for loader in ("engine's", "user's", "none")},
-    "monitored_wait": monitored_wait,
-    **{f"interrupted_{where}": functools.partial(interrupted, where) for where in ("forward", "backward", "optimizer")},
-    **{
-        f"interrupted_later_{where}": functools.partial(interrupted, where, at=8)
-        for where in ("forward", "backward", "optimizer")
-    },
-}
+    for at in (2, 8):
+        model, raised = Fails(), None
+        failing.now = False
+        with installed(), logged() as lines:
+            engine = deepspeed.initialize(
+                model=model,
+                optimizer=FailsSgd(model.parameters(), lr=0.1),
+                config=config(block={**BLOCK, "monitor": True}),
+            )[0]
+            handle = attach(engine)
+            try:
+                for batch in DataLoader(TensorDataset(torch.randn((at + 2) * SAMPLES, 8)), batch_size=SAMPLES):
+                    failing.now = engine.global_steps == at
+                    loss = engine(batch[0]).square().sum()
+                    if failing.now and where == "backward":
+                        loss.register_hook(fail)
+                    engine.backward(loss)
+                    engine.step()
+                    failing.now = engine.global_steps == at
+            except RuntimeError as error:
+                raised = str(error)
+        assert (raised, left_on(engine), handle.profile is None) == (where, [], at == 2)
+        assert at == 8 or sum("RuntimeError" in line for line in lines) == 1, lines

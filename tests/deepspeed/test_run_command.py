@@ -178,20 +178,3 @@ def test_a_program_under_torchrun_is_profiled(tmp_path: Path) -> None:
     status, told = start(tmp_path / "run", *TORCHRUN, *OURS)
     assert (status, len(told)) == (0, 2)
     check_reports(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_the_installed_command_works_where_the_launcher_starts_no_python(tmp_path: Path, free_port: str) -> None:
-    status, told = start(tmp_path / "run", *LAUNCHER, free_port, "--no_python", "lightning-flops", *OURS[2:])
-    assert (status, len(told)) == (0, 2)
-    check_reports(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_module_is_profiled_like_a_script(tmp_path: Path, free_port: str) -> None:
-    place = {**ALONE, "MASTER_PORT": free_port}
-    status, told = start(
-        tmp_path / "run", "-m", "lightning_flops", "run", "-m", "train", *ARGUMENTS[1:], environment=place
-    )
-    assert (status, len(told)) == (0, 1)
-    check_reports(tmp_path / "run")

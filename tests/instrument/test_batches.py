@@ -37,10 +37,6 @@ def test_tensors_are_found_wherever_a_batch_keeps_them(batch: Any) -> None:
     assert samples_in(tensor_shapes(batch)) == 5
 
 
-def test_scalars_do_not_speak_for_the_batch() -> None:
-    assert samples_in(tensor_shapes([IMAGE, torch.tensor(1.0)])) == 5
-
-
 def test_a_batch_whose_tensors_disagree_has_no_known_size() -> None:
     assert samples_in(tensor_shapes({"a": torch.zeros(2, 3), "b": torch.zeros(4, 3)})) is None
 
@@ -48,12 +44,6 @@ def test_a_batch_whose_tensors_disagree_has_no_known_size() -> None:
 @pytest.mark.parametrize("batch", [None, "text", 3, object(), [], torch.tensor(1.0)])
 def test_a_batch_without_tensors_that_have_a_first_dimension_has_no_known_size(batch: Any) -> None:
     assert samples_in(tensor_shapes(batch)) is None
-
-
-def test_a_batch_that_contains_itself_is_described_too() -> None:
-    batch: list[Any] = [IMAGE]
-    batch.append(batch)
-    assert samples_in(tensor_shapes(batch)) == 5
 
 
 def test_shapes_read_as_text() -> None:

@@ -21,10 +21,6 @@ def eight_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
 
 
-def test_without_groups_there_is_one_rank_of_everything() -> None:
-    assert parallel_sizes(SimpleNamespace(mpu=None)) == ParallelSizes()
-
-
 @pytest.mark.usefixtures("eight_ranks")
 def test_without_a_unit_all_ranks_see_different_data() -> None:
     assert parallel_sizes(SimpleNamespace(mpu=None)) == ParallelSizes(dp_size=8)

@@ -86,37 +86,6 @@ def test_peak_inside_a_phase_belongs_to_the_innermost_one() -> None:
     assert peaks == {"forward": 150, "backward": None, "optimizer": 200}
 
 
-def test_micro_steps_count_with_the_largest_of_them() -> None:
-    books = Allocator(current=0, peak=1000)
-    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=True)
-    for kept in (30, 50, 40):
-        watch.enter("forward")
-        books.take(kept)
-        watch.leave()
-        books.free(kept)
-    record = record_of(watch)
-    assert record.kept_by_forward_bytes == 50
-    assert [phase.current_bytes for phase in record.phases] == [50]
-
-
-def test_parts_that_are_no_phase_are_followed_and_not_shown() -> None:
-    books = Allocator(current=0, peak=0)
-    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=True)
-    watch.enter("forward")
-    books.take(10)
-    watch.enter("checkpoint")
-    books.take(90)
-    books.free(90)
-    watch.leave()
-    watch.leave()
-    assert [(phase.name, phase.peak_bytes) for phase in record_of(watch).phases] == [("forward", 10)]
-
-
-def test_nothing_followed_is_no_record() -> None:
-    watch = MemoryWatch(nn.Linear(2, 2), read=Allocator(0, 0).read, on_device=True)
-    assert watch.record(optimizers=None) is None
-
-
 def trained(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], dtype: torch.dtype) -> MemoryRecord:
     model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7)).to(dtype)
     optimizer = make(list(model.parameters()))
@@ -146,13 +115,6 @@ def test_copies_that_an_optimizer_keeps_of_parameters_are_its_own() -> None:
         return torch.optim.SGD(copies, lr=0.1)
 
     assert trained(with_master_copies, torch.bfloat16).optimizer_bytes == 56 * 4
-
-
-def test_what_an_optimizer_updates_in_the_parameters_own_memory_is_no_copy() -> None:
-    def on_views(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD([nn.Parameter(parameter.detach().view(-1)) for parameter in parameters], lr=0.1)
-
-    assert trained(on_views, torch.float32).optimizer_bytes == 0
 
 
 def test_tied_parameters_take_memory_once() -> None:

@@ -16,11 +16,6 @@ def names_of(root: nn.Module) -> list[str]:
     return [record.name for record in describe_modules(root)]
 
 
-def test_names_are_in_named_modules_order() -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 4)))
-    assert names_of(model) == [name for name, _ in model.named_modules()]
-
-
 def test_wrappers_leave_their_prefix_out_and_the_wrapped_modules_type_in() -> None:
     inner = nn.Sequential(nn.Linear(2, 3), checkpoint_wrapper(nn.Linear(3, 4)))
     compiled: Any = torch.compile(inner, backend="eager")
@@ -59,24 +54,6 @@ def test_a_shared_module_is_listed_under_each_name_as_an_alias_of_the_first() ->
         ("b.0", "a.0"),
     ]
     assert records[""].params == 2 * 2 + 2
-
-
-def test_frozen_parameters_are_not_trainable() -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
-    model[0].requires_grad_(False)
-    root = describe_modules(model)[0]
-    assert (root.params, root.trainable_params, root.local_params) == (9 + 16, 16, 9 + 16)
-
-
-def test_a_partitioned_parameter_counts_with_its_full_size() -> None:
-    layer = nn.Linear(3, 4, bias=False)
-    # What ZeRO-3 makes of a parameter between uses: empty, with its size and its shard beside it.
-    weight: Any = nn.Parameter(torch.empty(0))
-    weight.ds_numel = 12
-    weight.ds_tensor = torch.empty(6)
-    layer.weight = weight
-    record = describe_modules(layer)[0]
-    assert (record.params, record.local_params) == (12, 6)
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.optim import optimizer as torchs
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.instrument.memory import MemoryReading, MemoryWatch
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks, remove_retired, with_inner
 
 
@@ -55,24 +53,6 @@ def nothing(*_: Any) -> None:
 
 def unexpected(error: Exception) -> None:
     raise AssertionError(error)
-
-
-def test_each_step_is_heard(optimizer: torch.optim.Optimizer) -> None:
-    heard: list[Any] = []
-    hooks = OptimizerHooks(
-        lambda one, args, kwargs: heard.append(("before", one)),
-        lambda one, args, kwargs: heard.append(("after", one)),
-        failed=unexpected,
-    )
-    remove_retired()
-    before = hooks_up()
-    hooks.put_up()
-    optimizer.step()
-    hooks.remove()
-    hooks.remove()
-    optimizer.step()
-    assert heard == [("before", optimizer), ("after", optimizer)]
-    assert hooks_up() == before
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
@@ -127,50 +107,6 @@ def test_what_fails_in_a_hook_is_told_and_the_step_goes_on(optimizer: torch.opti
     assert optimizer.param_groups[0]["params"][0].tolist() == [0.5, 0.5]
 
 
-def test_hooks_that_wait_for_their_removal_go_when_others_are_put_up(
-    optimizer: torch.optim.Optimizer, users: Users
-) -> None:
-    hooks = OptimizerHooks(nothing, lambda *_: hooks.remove(), failed=unexpected)
-    remove_retired()
-    before = hooks_up()
-    hooks.put_up()
-    users.put_up()
-    optimizer.step()
-    assert hooks_up() == before + 4
-    others = OptimizerHooks(nothing, nothing, failed=unexpected)
-    others.put_up()
-    others.remove()
-    assert hooks_up() == before + 2
-
-
-@pytest.mark.parametrize("where", ["before", "after"])
-def test_what_is_told_of_a_failure_may_remove_the_hooks(
-    where: str, optimizer: torch.optim.Optimizer, users: Users
-) -> None:
-    """Also if what failed is the hook itself, before it has called anybody."""
-
-    def fails(*_: Any) -> None:
-        raise ValueError
-
-    failed: list[Exception] = []
-
-    def told(error: Exception) -> None:
-        failed.append(error)
-        hooks.remove()
-
-    remove_retired()
-    before = hooks_up()
-    hooks = OptimizerHooks(*((fails, nothing) if where == "before" else (nothing, fails)), failed=told)
-    hooks.put_up()
-    users.put_up()
-    optimizer.step()
-    optimizer.step()
-    users.remove()
-    assert len(failed) == 1 and users.heard == ["before", "after"] * 2
-    remove_retired()
-    assert hooks_up() == before
-
-
 class Around:
     """An optimizer around another one."""
 
@@ -184,24 +120,3 @@ def test_an_optimizer_is_found_in_its_wrappers() -> None:
     outside = Around(middle)
     assert with_inner(outside) == [outside, middle, inside]
     assert with_inner(inside) == [inside]
-
-
-def test_wrappers_that_never_end_are_left_off_after_some() -> None:
-    asked: list[object] = []
-
-    class Endless:
-        @property
-        def optimizer(self) -> Endless:
-            asked.append(self)
-            assert len(asked) < 100
-            return Endless()
-
-    first, second = Around(), Around()
-    first.optimizer, second.optimizer = second, first
-    assert with_inner(first) == [first, second]
-    assert len(with_inner(Endless())) == 6
-    watch = MemoryWatch(nn.Linear(2, 2), read=lambda: MemoryReading(current=1, peak=1), on_device=False)
-    watch.enter("optimizer")
-    for one in (first, Endless()):
-        record = watch.record(optimizers=[one])
-        assert record is not None and record.optimizer_bytes is None

@@ -49,24 +49,9 @@ def test_an_uneven_shard_counts_with_the_whole_shape_that_deepspeed_kept() -> No
     assert parameter_sizes(shard) == (20, True, 12)
 
 
-@pytest.mark.usefixtures("two_tensor_parallel_ranks")
-def test_a_tensor_parallel_experts_shard_counts_for_both_groups() -> None:
-    shard = _parameter(3, 4, tensor_model_parallel=True, allreduce=False, group_name="ep_size_4")
-    assert parameter_sizes(shard) == (12 * 2 * 4, True, 12)
-
-
 def test_a_later_stages_copy_of_a_tied_weight_is_held_and_not_counted_again() -> None:
     assert parameter_sizes(_parameter(3, 4, ds_pipe_replicated=True)) == (0, True, 12)
     assert parameter_sizes(_parameter(3, 4, ds_pipe_replicated=False)) == (12, True, 12)
-
-
-def test_a_layer_of_experts_counts_with_all_ranks_experts_and_one_gate() -> None:
-    layer = nn.ModuleDict({"gate": nn.Linear(8, 4, bias=False), "experts": nn.ModuleList([nn.Linear(8, 8)])})
-    for parameter in layer["experts"].parameters():
-        parameter.allreduce = False  # type: ignore[attr-defined]
-        parameter.group_name = "ep_size_4"  # type: ignore[attr-defined]
-    root, *_ = describe_modules(layer)
-    assert (root.params, root.trainable_params, root.local_params) == (32 + 4 * 72, 32 + 4 * 72, 32 + 72)
 
 
 def _fsdp_around(module: nn.Module, flat: Any) -> Any:

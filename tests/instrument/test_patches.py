@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import pickle
 import sys
-import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from lightning_flops.instrument.patches import listening, replace
+from lightning_flops.instrument.patches import listen
 
 
 class Base:
@@ -35,22 +34,19 @@ def nothing_is_left() -> Iterator[None]:
         Base.run = RUN  # type: ignore[method-assign]
 
 
-def spying(spied: list[str], tag: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(self: Base, what: str) -> Any:
-            spied.append(tag + what)
-            return original(self, what)
+def spying(spied: list[str], tag: str = "") -> Callable[..., None]:
+    return lambda self, what: spied.append(tag + what)
 
-        return run
 
-    return make
+def unexpected(error: Exception) -> None:
+    raise AssertionError(error)
 
 
 def test_a_replaced_method_runs_around_the_original_and_keeps_its_name() -> None:
     spied: list[str] = []
     with ExitStack() as undo:
-        replace(undo, Base, "run", spying(spied))
-        replace(undo, Derived, "run", spying(spied, "derived "))
+        listen(undo, Base, "run", unexpected, before=spying(spied))
+        listen(undo, Derived, "run", unexpected, before=spying(spied, "derived "))
         assert (Base().run("a"), Derived().run("b")) == ("a", "b")
         assert spied == ["a", "derived b", "b"]
         assert (Base.run.__name__, Base.run.__doc__) == ("run", "Run it.")
@@ -60,7 +56,7 @@ def test_a_replaced_method_runs_around_the_original_and_keeps_its_name() -> None
 def test_somebody_who_wrapped_us_in_turn_is_left_alone_and_we_are_silent() -> None:
     spied: list[str] = []
     with ExitStack() as undo:
-        replace(undo, Base, "run", spying(spied))
+        listen(undo, Base, "run", unexpected, before=spying(spied))
         ours = Base.run
         theirs: Any = lambda self, what: ours(self, what).upper()  # noqa: E731
         Base.run = theirs  # type: ignore[method-assign]
@@ -73,8 +69,8 @@ def test_somebody_who_wrapped_us_in_turn_is_left_alone_and_we_are_silent() -> No
 def test_two_of_ours_on_one_method_leave_nothing_in_either_order(first_undone: int) -> None:
     spied: list[str] = []
     both = [ExitStack(), ExitStack()]
-    replace(both[0], Base, "run", spying(spied, "inner "))
-    replace(both[1], Base, "run", spying(spied, "outer "))
+    listen(both[0], Base, "run", unexpected, before=spying(spied, "inner "))
+    listen(both[1], Base, "run", unexpected, before=spying(spied, "outer "))
     Base().run("a")
     assert spied == ["outer a", "inner a"]
     both[first_undone].close()
@@ -82,15 +78,12 @@ def test_two_of_ours_on_one_method_leave_nothing_in_either_order(first_undone: i
 
 
 def test_a_function_of_a_module_is_left_as_it_was_found_and_pickled_by_its_name() -> None:
-    library = types.ModuleType("library")
-    vars(library)["size"] = len
-    plain = pickle.dumps(spying)
+    plain, before, heard = pickle.dumps(spying), spying, list[Any]()
     with ExitStack() as undo:
-        replace(undo, library, "size", lambda original: lambda value: original(value) + 1)
-        assert vars(library)["size"]("ab") == 3
-        replace(undo, sys.modules[__name__], "spying", lambda original: lambda *args: original(*args))
-        assert pickle.dumps(spying) == plain and pickle.loads(plain) is spying
-    assert vars(library)["size"] is len
+        listen(undo, sys.modules[__name__], "spying", unexpected, after=lambda *args: heard.append(args))
+        assert pickle.dumps(spying) == plain and pickle.loads(plain) is spying is not before
+        spying([])
+    assert spying is before and heard == [([],)]
 
 
 @pytest.mark.parametrize("broken", ["before", "ends", "after"])
@@ -102,17 +95,14 @@ def test_a_function_that_is_listened_to_does_what_it_does_whatever_fails_in_us(b
         if what == broken:
             raise LookupError(what)
 
-    def before(value: int) -> Any:
+    def before(*_: Any) -> Any:
         hear("before")
         return lambda: hear("ends")
 
-    double = listening(
-        lambda value: 2 * value,
-        before=before,
-        after=lambda value: hear("after"),
-        failed=lambda error: heard.append("told"),
-    )
-    assert double(4) == 8
+    with ExitStack() as undo:
+        failed = lambda error: heard.append("told")  # noqa: E731
+        listen(undo, Base, "run", failed, before=before, after=lambda *_: hear("after"))
+        assert Base().run("a") == "a"
     expected = {
         "before": ["before", "told", "after"],
         "ends": ["before", "ends", "told", "after"],
@@ -123,16 +113,8 @@ def test_a_function_that_is_listened_to_does_what_it_does_whatever_fails_in_us(b
 
 def test_an_error_of_the_function_that_is_listened_to_is_its_callers() -> None:
     heard: list[str] = []
-
-    def fails() -> None:
-        raise ValueError("the user's")
-
-    call = listening(
-        fails,
-        before=lambda: lambda: heard.append("ends"),
-        after=lambda: heard.append("after"),
-        failed=lambda error: heard.append("told"),
-    )
-    with pytest.raises(ValueError, match="the user's"):
-        call()
+    with ExitStack() as undo, pytest.raises(TypeError, match="missing 1 required"):
+        ends = lambda *_: lambda: heard.append("ends")  # noqa: E731
+        listen(undo, Base, "run", unexpected, before=ends, after=lambda *_: heard.append("after"))
+        Base().run()  # type: ignore[call-arg]
     assert heard == ["ends"]

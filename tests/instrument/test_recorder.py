@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -12,7 +10,7 @@ from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.torch_private.dispatch import depth
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
-from lightning_flops.records import PhaseFlops, PhaseSeconds
+from lightning_flops.records import FlopPhase, PhaseFlops, PhaseSeconds
 from tests.instrument.small_run import CONTEXT, SHAPES, FakeTracer, Run
 from tests.left_on_torch import torch_state
 
@@ -52,13 +50,6 @@ def test_batches_that_are_counted_or_traced_are_timed_as_a_whole_and_others_are_
     assert (window.slowed_batches, window.slowed_sec) == (3, 45.0)
 
 
-def test_step_zero_is_counted_from_the_first_batch_on() -> None:
-    run = Run(profile_step=0)
-    run.batch()
-    assert run.states == ["counting"]
-    assert [step.index for step in run.close().counted_steps] == [0]
-
-
 def test_micro_steps_add_up_to_one_step() -> None:
     run = Run(profile_step=0, timing_steps=1, settle_steps=1)
     for _ in range(3):
@@ -89,52 +80,19 @@ def test_only_steps_of_the_counted_signature_are_timed() -> None:
     )
 
 
-def test_steps_of_the_same_shapes_that_do_other_work_are_not_timed() -> None:
-    run = Run(profile_step=0, timing_steps=3, settle_steps=2)
-    for i in range(40):
-        if run.recorder.marking and i % 2:
-            run.recorder.enter("forward")  # every second step runs another forward
-            run.recorder.leave()
-        run.batch()
-    assert [step.index for step in run.close().timed_steps] == [4, 6, 8]
-
-
-def test_signatures_keep_changing_also_if_a_tenth_of_the_first_steps_were_like_the_counted_one() -> None:
+def test_signatures_keep_changing_if_too_few_of_twice_as_many_steps_are_like_the_counted_one() -> None:
     run = Run(profile_step=0, timing_steps=20, settle_steps=2)
+    said: list[str] = []
+    run.notes.goes_on(said.append)
     for i in range(70):
-        run.batch(shapes=SHAPES if i in (0, 7, 12) else ((4, 100 + i), (4,)))
+        run.batch(shapes=((4, 100 + i), (4,)) if i % 3 else SHAPES)
     window = run.close()
-    # Two of 20 are a tenth, and two of 40 are less. The last 20 of these are timed, and 19 more are counted.
+    # Of the 40 steps from 3 on, 14 are like step 0. The last 20 of these are timed, and 19 more are counted.
+    assert said == ["Waiting for steps like step 0: 7 of 20 were."]
     assert run.states.count("timing") == 40
     assert window.variable
     assert [step.index for step in window.timed_steps] == list(range(23, 43))
     assert [step.index for step in window.counted_steps] == [0, *range(43, 62)]
-
-
-def test_where_a_tenth_of_the_steps_is_like_the_counted_one_as_many_are_timed_as_were_asked_for() -> None:
-    run = Run(profile_step=0, timing_steps=3, settle_steps=2)
-    for i in range(60):
-        run.batch(shapes=SHAPES if i in (0, 5, 12, 22) else ((1, 3), (1,)))
-    window = run.close()
-    assert run.states.count("timing") == 20
-    assert [step.index for step in window.timed_steps] == [5, 12, 22]
-    assert window.notes == (
-        "Steps differ: only 3 of the 20 steps watched had the counted step's batch shapes and numbers of forwards, "
-        "backwards and updates. FLOPs, times and rates are of such steps.",
-    )
-
-
-def test_where_signatures_keep_changing_as_many_steps_are_counted_as_timed() -> None:
-    run = Run(profile_step=0, timing_steps=12, settle_steps=2)
-    for i in range(60):
-        run.batch(shapes=((4, i), (4,)))
-    window = run.close()
-    assert window.variable
-    assert [step.index for step in window.timed_steps] == list(range(3, 15))
-    assert [step.index for step in window.counted_steps] == [0, *range(15, 26)]
-    assert run.counter.flops["forward"] == 12 * 100
-    assert all(step.flops == PhaseFlops(forward=100, backward=200, optimizer=7) for step in window.counted_steps)
-    assert "keep changing" in window.notes[0]
 
 
 def test_a_run_that_ends_early_reports_the_steps_it_has_and_says_so() -> None:
@@ -161,21 +119,6 @@ def test_a_step_cut_off_in_the_middle_is_neither_counted_nor_timed() -> None:
     assert cut_off.recorder.close(context=CONTEXT) is None
 
 
-def test_a_run_that_never_reaches_the_step_has_no_window() -> None:
-    run = Run(profile_step=5)
-    for _ in range(3):
-        run.batch()
-    assert run.recorder.close(context=CONTEXT) is None
-    assert run.counter.entered == 0
-
-
-def test_settling_is_bounded_by_the_number_of_timed_steps() -> None:
-    run = Run(profile_step=0, timing_steps=4, settle_steps=64)
-    for _ in range(9):
-        run.batch()
-    assert run.states.count("settling") == 4
-
-
 def test_excluded_time_belongs_to_no_step() -> None:
     run = Run(profile_step=0, timing_steps=2, settle_steps=1)
     for _ in range(2):
@@ -189,30 +132,26 @@ def test_excluded_time_belongs_to_no_step() -> None:
     assert second.excluded_sec == {}
 
 
-def test_an_unknown_batch_makes_the_samples_of_its_step_unknown() -> None:
-    run = Run(profile_step=0)
-    run.batch(samples=4, ends_step=False)
-    run.batch(samples=None)
-    assert run.close().counted_steps[0].samples is None
-
-
-def test_gradients_computed_inside_the_forward_make_the_two_times_inseparable() -> None:
+@pytest.mark.parametrize(
+    ("part", "work", "mixed"),
+    [
+        ("forward", "backward", ("forward", "backward")),  # autograd.grad inside training_step
+        ("optimizer", "forward", ("forward", "optimizer")),  # a closure the loop does not see
+        ("backward", "backward", ()),
+    ],
+)
+def test_work_of_one_phase_in_the_part_of_another_makes_their_times_inseparable(
+    part: str, work: FlopPhase, mixed: tuple[str, ...]
+) -> None:
     run = Run(profile_step=0, timing_steps=1, settle_steps=1)
     with run.recorder.batch_scope():
-        run.part("forward", 2.0, "backward", 50)  # autograd.grad inside training_step
-        run.part("backward", 4.0, "backward", 200)
+        run.recorder.enter(part)
+        run.part(part, 2.0, work, 50)
+        run.recorder.leave()
         run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
     window = run.close()
-    assert window.mixed_phases == ("forward", "backward")
-    assert any("cannot be separated" in note for note in window.notes)
-
-
-def test_a_forward_inside_the_optimizers_part_makes_their_times_inseparable() -> None:
-    run = Run(profile_step=0, timing_steps=1, settle_steps=1)
-    with run.recorder.batch_scope():
-        run.part("optimizer", 8.0, "forward", 50)  # a closure the loop does not see
-        run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
-    assert run.close().mixed_phases == ("forward", "optimizer")
+    assert window.mixed_phases == mixed
+    assert any("cannot be separated" in note for note in window.notes) == bool(mixed)
 
 
 def test_work_after_the_batch_ended_is_still_the_steps() -> None:
@@ -227,16 +166,6 @@ def test_work_after_the_batch_ended_is_still_the_steps() -> None:
     assert window.mixed_phases == ("forward", "other")
 
 
-def test_a_nested_backward_is_one_backward() -> None:
-    run = Run(profile_step=0, timing_steps=1, settle_steps=1)
-    with run.recorder.batch_scope():
-        run.recorder.enter("backward")
-        run.part("backward", 4.0, "backward", 200)
-        run.recorder.leave()
-        run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
-    assert run.close().mixed_phases == ()
-
-
 def test_a_device_without_a_clock_is_counted_and_not_timed() -> None:
     run = Run(profile_step=0, clock=False)
     run.batch()
@@ -246,41 +175,20 @@ def test_a_device_without_a_clock_is_counted_and_not_timed() -> None:
     assert "no clock" in window.notes[0]
 
 
-@pytest.mark.parametrize("batches", [1, 3, 6])
-def test_closing_leaves_the_counter_as_it_was_entered(batches: int) -> None:
-    run = Run(profile_step=0)
-    for _ in range(batches):
-        run.batch()
-    run.recorder.enter("data_wait")
-    run.close()
-    assert (run.counter.entered, run.counter.paused, run.counter.roots) == (0, 0, 0)
-
-
-class LossOutside(Run):
-    """The loss is computed between forward and backward, for 32 s, and claimed for the forward."""
-
-    def batch(
-        self, *, shapes: Any = SHAPES, samples: int | None = 4, ends_step: bool = True, slow: float = 0.0
-    ) -> None:
-        with self.recorder.batch_scope():
-            self.now.sleep(64.0)
-            self.part("forward", 2.0, "forward", 100)
-            self.now.sleep(32.0)
-            self.counter.spend("forward", 10)
-            if self.recorder.marking:
-                self.recorder.claim("forward")
-            self.part("backward", 4.0, "backward", 200)
-            self.part("optimizer", 8.0, "optimizer", 7)
-            self.recorder.end_batch(shapes=shapes, samples=samples, tokens=None, ends_step=ends_step)
-
-
 def test_what_ran_since_a_part_was_left_can_be_claimed_for_it() -> None:
-    run = LossOutside(profile_step=0, timing_steps=1, settle_steps=0)
-    run.batch()
-    run.batch()
+    run = Run(profile_step=0, timing_steps=1, settle_steps=0)
+    for _ in range(2):  # counted, then timed
+        with run.recorder.batch_scope():
+            run.now.sleep(64.0)
+            run.part("forward", 2.0, "forward", 100)
+            run.now.sleep(32.0)  # the loss is computed between forward and backward
+            run.counter.spend("forward", 10)
+            run.recorder.claim("forward")
+            run.part("backward", 4.0, "backward", 200)
+            run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
     window = run.close()
     (step,) = window.timed_steps
-    assert step.seconds == PhaseSeconds(forward=2.0 + 32.0, backward=4.0, optimizer=8.0, other=64.0)
+    assert step.seconds == PhaseSeconds(forward=2.0 + 32.0, backward=4.0, other=64.0)
     assert window.mixed_phases == ()  # the loss's FLOPs are where its time is
 
 
@@ -292,17 +200,6 @@ def test_phases_that_a_front_door_cannot_see_apart_are_known_as_a_sum() -> None:
     window = run.close()
     assert window.mixed_phases == ("data_wait", "other")
     assert window.notes == ()  # nothing was seen to be in the wrong place
-
-
-def test_more_steps_are_left_alone_when_that_is_asked_for_meanwhile() -> None:
-    run = Run(profile_step=0, timing_steps=3, settle_steps=1)
-    run.recorder.settle_for(3)
-    run.recorder.settle_for(2)
-    for _ in range(5):
-        run.batch()
-    assert run.states == ["counting", "settling", "settling", "settling", "timing"]
-    run.recorder.settle_for(100)  # no more than are timed
-    assert run.close().settle_steps == 3
 
 
 def test_work_for_the_update_is_the_optimizers_in_whatever_part_it_runs() -> None:
@@ -351,15 +248,3 @@ def test_a_window_that_is_abandoned_inside_a_backward_leaves_no_dispatch_mode_be
     assert depth() == 1  # torch resets a thread's modes after every node
     scope.__exit__(None, None, None)
     assert torch_state() == before
-
-
-def test_a_window_that_is_abandoned_while_a_step_ends_stays_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(profile_step=0)
-
-    def abandoned(*args: Any, **kwargs: Any) -> Any:
-        run.recorder.abandon()  # as when what the user's modules say of themselves drops a loader's iterator
-        return ()
-
-    monkeypatch.setattr("lightning_flops.instrument.recorder.describe_modules", abandoned)
-    run.batch()
-    assert run.recorder.closed

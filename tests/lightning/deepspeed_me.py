@@ -183,17 +183,12 @@ def scenarios(root: str, stage: int, folder: str) -> dict[str, Facts]:
     found["wrong"] = fit(root, stage, folder, callback(), block={**BLOCK, "profile_step": "2"}, **short)
     whole = {**BLOCK, "profile_step": 1, "detailed": True, "step": 1}
     found["unknown"] = fit(root, stage, folder, callback(), block=whole, max_epochs=1)
-    found["no truth"] = fit(root, stage, folder, callback(), block={**BLOCK, "enabled": "true"}, **short)
     found["no object"] = fit(root, stage, folder, callback(), block=["profile_step"], **short)
-    found["two"] = fit(root, stage, folder, callback(), callback(profile_step=1), block=dict(BLOCK))
     found["block off"] = fit(root, stage, folder, callback(), block=off, **short)
-    found["not said"] = fit(root, stage, folder, callback(timing_steps=2), block={"profile_step": 2, "trace": False})
     os.environ["LIGHTNING_FLOPS"] = "1"
     found["switch"] = fit(root, stage, folder, block=dict(BLOCK))
-    found["switch, block off"] = fit(root, stage, folder, block=off, **short)
     found["switch, no block"] = fit(root, stage, folder, block=None)
     found["switch, own callback"] = fit(root, stage, folder, callback(profile_step=1), block=dict(BLOCK))
-    found["switch, wrong"] = fit(root, stage, folder, block={**BLOCK, "top_modules": 0, "enabled": False}, **short)
     del os.environ["LIGHTNING_FLOPS"]
     return found
 

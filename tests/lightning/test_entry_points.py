@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,6 @@ from tests.lightning.nets import ROOTS, batch_flops, loader, new_net
 from tests.ranks import LIGHTNING
 
 MakeTrainer = Callable[..., Any]
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(params=ROOTS)
@@ -58,14 +54,19 @@ def test_both_roots_know_the_factory() -> None:
 
 
 def test_with_the_switch_a_trainer_is_profiled_by_the_defaults(
-    root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+    root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LIGHTNING_FLOPS", "1")
-    run = trainer()
+    csv_logger = importlib.import_module(f"{root}.loggers").CSVLogger(tmp_path, name="run", version=0)
+    run = trainer(logger=csv_logger)
     run.fit(new_net(root), loader(40))
     (callback,) = ours(run)
     assert callback.profile is not None
     assert callback.profile.profile_step == 1
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.suffix in (".json", ".txt")}
+    assert found == {
+        f"run/version_0/lightning_flops/{name}" for name in ("profile.json", "profile.txt", "throughput.json")
+    }
     assert callback.profile.flops.forward == batch_flops().forward
     assert len(callback.profile.timed_steps) == 20
 
@@ -82,42 +83,17 @@ def test_a_callback_of_the_users_own_is_the_only_one_that_works(
     assert own.profile is not None and own.profile.profile_step == 3
 
 
-def test_any_other_value_is_a_warning(
+def test_any_other_value_and_a_failure_of_ours_are_a_warning(
     trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LIGHTNING_FLOPS", "yes")
-    with caplog.at_level(logging.WARNING, logger="lightning_flops"):
-        assert ours(trainer()) == []
+    assert ours(trainer()) == []
     assert "LIGHTNING_FLOPS must be 0 or 1, got 'yes': nothing is profiled" in caplog.text
-
-
-def test_a_trainer_is_made_also_where_we_fail(
-    trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
     monkeypatch.setenv("LIGHTNING_FLOPS", "1")
     monkeypatch.setattr(FlopsProfilerCallback, "for_any_trainer", lambda settings: 1 / 0)
     with caplog.at_level(logging.WARNING, logger="lightning_flops"):
         assert ours(trainer()) == []
     assert "could not be loaded; training goes on without it" in caplog.text
-
-
-def test_without_the_switch_the_factory_loads_nothing() -> None:
-    program = (
-        "import sys\n"
-        "from lightning_flops.entry_points import callbacks_factory\n"
-        "assert callbacks_factory() == []\n"
-        "print([name for name in ('torch', 'lightning', 'lightning_flops.lightning') if name in sys.modules])"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=REPOSITORY,
-        env={name: value for name, value in os.environ.items() if name != "LIGHTNING_FLOPS"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert run.stdout == "[]\n"
 
 
 class Listener(logging.Handler):
@@ -158,76 +134,27 @@ def test_who_did_not_write_the_callback_finds_no_files_without_a_logger_and_one_
     ]
 
 
-def test_who_did_not_write_the_callback_finds_its_files_beside_the_loggers(
-    root: str, trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LIGHTNING_FLOPS", "1")
-    csv_logger = importlib.import_module(f"{root}.loggers").CSVLogger(tmp_path, name="run", version=0)
-    trainer(logger=csv_logger).fit(new_net(root), loader(40))
-    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.suffix in (".json", ".txt")}
-    assert found == {
-        f"run/version_0/lightning_flops/{name}" for name in ("profile.json", "profile.txt", "throughput.json")
-    }
-
-
-@pytest.mark.parametrize("root", [ROOTS[0], pytest.param(ROOTS[1], marks=pytest.mark.slow)])
-def test_a_program_of_lightning_is_profiled_under_run(root: str, tmp_path: Path) -> None:
-    """No word of ours in the program; its one report lies beside its logs."""
-    (tmp_path / "train.py").write_text(
-        "import importlib, sys\n"
-        "from tests.lightning.nets import loader, new_net, new_trainer\n"
-        "root, folder = sys.argv[1:]\n"
-        "logs = importlib.import_module(f'{root}.loggers').CSVLogger(folder, name='run', version=0)\n"
-        "new_trainer(root, folder, logger=logs).fit(new_net(root), loader(30))\n"
-    )
-    arguments = ["-m", "lightning_flops", "run", "train.py", root, str(tmp_path)]
-    done = run_fork(arguments, folder=tmp_path, imports=LIGHTNING, environment={"CUDA_VISIBLE_DEVICES": ""})
-    assert done.returncode == 0, done.stderr
-    (report,) = tmp_path.rglob("profile.json")
-    assert report.parent == tmp_path / "run" / "version_0" / "lightning_flops"
-    assert Profile.from_json(report.read_text()).flops.forward == batch_flops().forward
-
-
 @pytest.mark.parametrize(
-    ("options", "expected"),
-    [([], "lightning_flops"), (["--log-dir", "reports"], "reports/lightning_flops")],
+    ("logger", "options", "expected"),
+    [
+        ("CSVLogger('logs', name='run', version=0)", [], "logs/run/version_0/lightning_flops"),
+        ("False", [], "lightning_flops"),
+        ("False", ["--log-dir", "reports"], "reports/lightning_flops"),
+    ],
 )
-def test_a_program_under_run_whose_trainer_has_no_logger_keeps_its_report(
-    options: list[str], expected: str, tmp_path: Path
+def test_a_program_under_run_keeps_its_report_beside_its_logs_or_in_a_folder(
+    logger: str, options: list[str], expected: str, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(
+        "from lightning.pytorch.loggers import CSVLogger\n"
         "from tests.lightning.nets import loader, new_net, new_trainer\n"
-        "new_trainer('lightning.pytorch', 'root').fit(new_net('lightning.pytorch'), loader(30))\n"
+        f"trainer = new_trainer('lightning.pytorch', 'root', logger={logger})\n"
+        "trainer.fit(new_net('lightning.pytorch'), loader(30))\n"
     )
     arguments = ["-m", "lightning_flops", "run", *options, "train.py"]
     done = run_fork(arguments, folder=tmp_path, imports=LIGHTNING, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stderr
     (report,) = tmp_path.rglob("profile.json")
     assert report.parent == tmp_path / expected
+    assert Profile.from_json(report.read_text()).flops.forward == batch_flops().forward
     assert f"Page: {expected}/profile.html\n" in done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_processes_that_lightning_starts_are_profiled_too(tmp_path: Path) -> None:
-    """Its launcher starts the second rank as ``python train.py``, which the environment reaches."""
-    (tmp_path / "train.py").write_text(
-        "from tests.lightning.nets import loader, new_net, new_trainer\n"
-        "from lightning_flops import FlopsProfilerCallback\n"
-        "trainer = new_trainer('lightning.pytorch', 'logs', strategy='ddp', devices=2)\n"
-        "trainer.fit(new_net('lightning.pytorch'), loader(80))\n"
-        "(callback,) = [one for one in trainer.callbacks if isinstance(one, FlopsProfilerCallback)]\n"
-        "open(f'rank{trainer.global_rank}.json', 'w').write(callback.profile.to_json())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_flops", "run", "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    for rank in (0, 1):
-        profile = Profile.from_json((tmp_path / f"rank{rank}.json").read_text())
-        assert (profile.context.rank, profile.context.world_size) == (rank, 2)
-        assert profile.flops.forward == batch_flops().forward

@@ -50,8 +50,8 @@ def test_two_ranks_train_and_rank_zero_reports(root: str, strategy: str, tmp_pat
     written_throughput = ThroughputSummary.from_json(path.with_name("throughput.json").read_text())
     assert ThroughputSummary.from_json(returned["throughput"]) == written_throughput
     assert list(temporary.glob("lightning_flops*")) == []
-    assert profile.flops_total.forward == batch_flops().forward
-    assert profile.flops_total.backward == batch_flops().backward
+    assert profile.flops.forward == batch_flops().forward
+    assert profile.flops.backward == batch_flops().backward
     assert json.loads(path.read_text())["context"]["strategy"]
     assert profile.ranks is not None
     assert (profile.ranks.world_size, profile.ranks.answered) == (2, 2)

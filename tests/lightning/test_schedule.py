@@ -12,16 +12,16 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.adapters.lightning import LightningRun
 from lightning_flops.report.text import render_text
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import BATCH, Rows, batch_flops, loader, new_net
 from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
-from tests.prompt_worker import NoChecks, PromptWorker
+from tests.prompt_worker import NoChecks
 
 MakeTrainer = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("prompt_reports")
 
 
 @pytest.fixture
@@ -32,16 +32,13 @@ def monitor_now(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     return now
 
 
-@pytest.fixture(autouse=True)
-def prompt_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports are there when the window has closed."""
-    monkeypatch.setattr("lightning_flops.run.reports.Worker", PromptWorker)
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    return [one for one in said if "profile" in one]
 
 
-def test_a_list_of_steps_opens_one_window_after_the_other(
-    root: str, trainer: MakeTrainer, now: FakeNow, tmp_path: Path
-) -> None:
-    net = new_net(root, now=now)
+def test_a_list_of_steps_opens_one_window_after_the_other(trainer: MakeTrainer, now: FakeNow, tmp_path: Path) -> None:
+    net = new_net(now=now)
     backward = net.backward
     steps: list[Any] = []
 
@@ -51,24 +48,28 @@ def test_a_list_of_steps_opens_one_window_after_the_other(
         steps.append(loss)
 
     net.backward = slower_each_step
-    callback = FlopsProfilerCallback(profile_step=[8, 1], timing_steps=2, trace=False, monitor=False)
-    trainer(callback, logger=tensorboard_logger(root, tmp_path)).fit(net, loader(16))
+    text = tmp_path / "flops.txt"
+    text.write_text("of another fit")
+    given: dict[str, Any] = {"timing_steps": 2, "trace": False, "monitor": False, "output_file": text}
+    callback = FlopsProfilerCallback(profile_step=[8, 1], **given)
+    trainer(callback, logger=tensorboard_logger(tmp_path)).fit(net, loader(16))
     first, second = callback.profiles
     assert callback.profile == second
     assert (first.profile_step, first.counted_steps, first.timed_steps) == (1, (1,), (4, 5))
     assert (second.profile_step, second.counted_steps, second.timed_steps) == (8, (8,), (11, 12))
-    assert first.flops_total.forward == second.flops_total.forward == batch_flops().forward
-    assert first.flops_total.backward == second.flops_total.backward == batch_flops().backward
+    assert first.flops.forward == second.flops.forward == batch_flops().forward
+    assert first.flops.backward == second.flops.backward == batch_flops().backward
     # Each report stands at its own step of the run, and the drift between them shows.
     drift = read_back(tmp_path).Scalars("flops_profiler/bwd_latency_sec")
     assert [(event.step, event.value) for event in drift] == [(5, 4.0 + 4.5), (12, 4.0 + 11.5)]
     kept = tmp_path / "run" / "version_0" / "lightning_flops" / "profile.json"
     assert Profile.from_json(kept.read_text()) == second
+    assert "Step 8 counted, " in text.read_text()
 
 
-def test_windows_open_again_and_again_and_nothing_is_marked_between_them(root: str, trainer: MakeTrainer) -> None:
+def test_windows_open_again_and_again_and_nothing_is_marked_between_them(trainer: MakeTrainer) -> None:
     callback = FlopsProfilerCallback(profile_step=1, every=6, timing_steps=1, trace=False, monitor=False)
-    run, net, marked = trainer(callback), new_net(root), []
+    run, net, marked = trainer(callback), new_net(), []
     step = net.training_step
 
     def training_step(batch: Any, batch_idx: int) -> Any:
@@ -83,83 +84,25 @@ def test_windows_open_again_and_again_and_nothing_is_marked_between_them(root: s
     assert [index for index, mark in enumerate(marked) if mark] == [1, 3, 7, 9, 13, 15, 19]
 
 
-def test_a_step_that_falls_into_a_window_is_passed_over_and_named(
-    root: str, trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
-) -> None:
-    callback = FlopsProfilerCallback(profile_step=[0, 2, 5], timing_steps=1, trace=False)
-    trainer(callback).fit(new_net(root), loader(12))
-    first, second = callback.profiles
-    assert (first.profile_step, second.profile_step) == (0, 5)
+def test_listed_steps_that_cannot_be_profiled_are_named(trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    callback = FlopsProfilerCallback(profile_step=[0, 2, 3, 50], timing_steps=1, trace=False)
+    trainer(callback).fit(new_net(), loader(12))
+    first, second = callback.profiles  # the second opens at the very step at which the first one closed
+    assert (first.profile_step, second.profile_step) == (0, 3)
     sentence = "profile_step lists 2, too: it was not profiled, because this window was still open."
     assert sentence in first.notes and not any("lists" in note for note in second.notes)
-    assert [record.getMessage() for record in caplog.records].count(sentence) == 1
+    assert warnings_of(caplog) == [sentence, "step 50 was not profiled: this fit ended after 12 step(s)"]
 
 
-def test_a_window_may_open_at_the_very_step_at_which_another_closed(root: str, trainer: MakeTrainer) -> None:
-    callback = FlopsProfilerCallback(profile_step=[0, 3], timing_steps=1, trace=False)
-    trainer(callback, accumulate_grad_batches=2).fit(new_net(root), loader(16))
-    assert [profile.counted_steps for profile in callback.profiles] == [(0,), (3,)]
-    assert [profile.timed_steps for profile in callback.profiles] == [(2,), (5,)]
-    assert [profile.flops_total.forward for profile in callback.profiles] == [batch_flops(times=2).forward] * 2
-
-
-def test_a_listed_step_beyond_the_run_is_one_warning(
-    root: str, trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+def test_timer_only_reports_times_alone(
+    trainer: MakeTrainer, monitor_now: FakeNow, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    callback = FlopsProfilerCallback(profile_step=[0, 50], timing_steps=1, trace=False)
-    trainer(callback).fit(new_net(root), loader(8))
-    assert len(callback.profiles) == 1
-    assert [
-        r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "profiled" in r.getMessage()
-    ] == ["step 50 was not profiled: this fit ended after 8 step(s)"]
-
-
-def test_repeated_windows_change_no_bit_of_the_training(root: str, trainer: MakeTrainer) -> None:
-    def train(*callbacks: Any) -> Any:
-        net = new_net(root)
-        torch.manual_seed(11)
-        trainer(*callbacks, max_epochs=2).fit(net, loader(12))
-        return net.losses, [parameter.detach().clone() for parameter in net.parameters()], torch.get_rng_state()
-
-    losses, weights, random_state = train()
-    profiled = train(FlopsProfilerCallback(profile_step=0, every=5, timing_steps=1))
-    assert profiled[0] == losses
-    assert all(torch.equal(one, other) for one, other in zip(profiled[1], weights, strict=True))
-    assert torch.equal(profiled[2], random_state)
-
-
-def test_the_text_of_a_later_window_replaces_the_first_ones(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
-    path = tmp_path / "flops.txt"
-    path.write_text("of another fit")
-    callback = FlopsProfilerCallback(profile_step=[0, 5], timing_steps=1, trace=False, output_file=path)
-    trainer(callback).fit(new_net(root), loader(12))
-    assert "Step 5 counted, " in path.read_text()
-
-
-def test_timer_only_counts_times_and_traces_nothing(
-    root: str,
-    trainer: MakeTrainer,
-    monitor_now: FakeNow,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def unwanted(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("not to be used")
-
-    for name in ("window.FlopCounter", "window.StepTracer", "results.build_profile"):
-        monkeypatch.setattr(f"lightning_flops.run.{name}", unwanted)
-    monkeypatch.setattr(LightningRun, "_mark", unwanted)
-    net = new_net(root, now=monitor_now)
+    net = new_net(now=monitor_now)
     callback = FlopsProfilerCallback(timer_only=True)
-    run = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=4)
+    run = trainer(callback, logger=tensorboard_logger(tmp_path), log_every_n_steps=4)
     with caplog.at_level(logging.INFO, logger="lightning_flops"):
         run.fit(net, loader(12, on_fetch=lambda: monitor_now.sleep(0.5)))
-    assert len(net.losses) == 12
-    assert callback.profiles == ()
-    assert [
-        r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "profile" in r.getMessage()
-    ] == []
+    assert (len(net.losses), callback.profiles, warnings_of(caplog)) == (12, (), [])
     # Each batch: six rows of half a second, then forward 2, backward 4 and optimizer 8.
     events = read_back(tmp_path)
     shares = events.Scalars("flops_monitor/data_wait_ratio")
@@ -167,61 +110,41 @@ def test_timer_only_counts_times_and_traces_nothing(
     assert [event.value for event in shares] == pytest.approx([3 / 17] * 3)
     assert not [tag for tag in events.Tags()["scalars"] if tag.startswith("flops_profiler/")]
     summary = callback.throughput
-    assert summary is not None
-    assert summary.batches == 12
+    assert summary is not None and summary.batches == 12
     assert summary.reader_cost_sec == Spread(average=3.0, maximum=3.0, minimum=3.0)
     assert summary.batch_cost_sec == Spread(average=17.0, maximum=17.0, minimum=17.0)
     assert summary.ips == Spread(average=BATCH / 17, maximum=BATCH / 17, minimum=BATCH / 17)
     assert render_text(summary) in [r.getMessage() for r in caplog.records]
     (text,) = events.Tensors("flops_monitor/summary/text_summary")
     assert render_text(summary) in text.tensor_proto.string_val[0].decode()
-    assert (
-        ThroughputSummary.from_json(
-            (tmp_path / "run" / "version_0" / "lightning_flops" / "throughput.json").read_text()
-        )
-        == summary
-    )
+    kept = tmp_path / "run" / "version_0" / "lightning_flops" / "throughput.json"
+    assert ThroughputSummary.from_json(kept.read_text()) == summary
 
 
 def test_the_summary_leaves_out_counted_and_traced_batches_and_what_is_no_training(
-    root: str, trainer: MakeTrainer, monitor_now: FakeNow
+    trainer: MakeTrainer, monitor_now: FakeNow
 ) -> None:
     callback = FlopsProfilerCallback(profile_step=2, timing_steps=2)
     run = trainer(callback, val_check_interval=4, max_epochs=2)
-    run.fit(new_net(root, now=monitor_now, validates=True), loader(8), loader(1))
+    run.fit(new_net(now=monitor_now, validates=True), loader(8), loader(1))
     summary = callback.throughput
     assert summary is not None
     assert summary.batches == 16 - 1 - 6  # one counted, one of warm-up, five traced
     assert summary.batch_cost_sec == Spread(average=14.0, maximum=14.0, minimum=14.0)
 
 
-def test_an_interrupted_run_has_its_summary_too(root: str, trainer: MakeTrainer, monitor_now: FakeNow) -> None:
-    net = new_net(root, now=monitor_now)
-    step = net.training_step
-
-    def training_step(batch: Any, batch_idx: int) -> Any:
-        if batch_idx == 5:
-            raise ValueError("the user's own")
-        return step(batch, batch_idx)
-
-    net.training_step = training_step
-    callback = FlopsProfilerCallback(timer_only=True)
-    with pytest.raises(ValueError, match="the user's own"):
-        trainer(callback).fit(net, loader(8))
-    assert callback.throughput is not None
-    assert callback.throughput.batches == 5
-
-
 @pytest.mark.parametrize("timer_only", [True, False], ids=["timer only", "with a window"])
-def test_samples_are_those_the_step_was_given_even_if_it_changes_its_batch(
-    root: str, trainer: MakeTrainer, monitor_now: FakeNow, timer_only: bool
+def test_an_interrupted_run_has_its_summary_of_the_samples_that_its_steps_were_given(
+    trainer: MakeTrainer, monitor_now: FakeNow, timer_only: bool
 ) -> None:
-    net = new_net(root, now=monitor_now)
+    net = new_net(now=monitor_now)
     step = net.training_step
 
     def training_step(batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 25:
+            raise ValueError("the user's own")
         x, y = batch.pop("x"), batch.pop("y")
-        batch["twice"] = torch.cat([x, x])
+        batch["twice"] = torch.cat([x, x])  # a batch that is changed
         return step((x, y), batch_idx)
 
     net.training_step = training_step
@@ -231,6 +154,11 @@ def test_samples_are_those_the_step_was_given_even_if_it_changes_its_batch(
         return {"x": torch.stack(x), "y": torch.stack(y)}
 
     callback = FlopsProfilerCallback(profile_step=1, timing_steps=1, trace=False, timer_only=timer_only)
-    trainer(callback).fit(net, DataLoader(Rows(30 * BATCH), batch_size=BATCH, collate_fn=collate))
-    assert callback.throughput is not None
-    assert callback.throughput.ips == Spread(average=BATCH / 14, maximum=BATCH / 14, minimum=BATCH / 14)
+    with pytest.raises(ValueError, match="the user's own"):
+        trainer(callback).fit(net, DataLoader(Rows(30 * BATCH), batch_size=BATCH, collate_fn=collate))
+    summary = callback.throughput
+    assert summary is not None
+    assert (summary.batches, summary.ips) == (
+        25 if timer_only else 24,
+        Spread(average=BATCH / 14, maximum=BATCH / 14, minimum=BATCH / 14),
+    )

@@ -1,12 +1,10 @@
-"""The traced step of a Lightning run: what it shows, and that the run does not notice."""
+"""The traced step of a Lightning run: what it shows, and what is said where there is none."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.text import render_text
-from lightning_flops.trace import analyze_trace, load_trace
-from lightning_flops.trace.memory import module_memory_table
+from lightning_flops.trace import load_trace
 from lightning_flops.trace.modules import module_table
-from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, loader, new_gan, new_net
+from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, ROOT, loader, new_net
 
 MakeTrainer = Callable[..., Any]
 
 # Step 0 waits, 1 is counted, 2 and 3 settle, 4 and 5 are timed, 6 warms up.
 TRACED = 7
-
 ONE_STEP = {"active": 1}
 """A trace schedule."""
 
@@ -36,17 +31,19 @@ def quiet_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
 
 
-def profile_of(trainer: MakeTrainer, net: Any, *, batches: int = 10, **settings: Any) -> Profile:
+def profile_of(
+    trainer: MakeTrainer, net: Any, *, batches: int = 10, of_trainer: Any = None, **settings: Any
+) -> Profile:
     if settings.get("trace", True):
         settings = {"trace_schedule": ONE_STEP, **settings}
     callback = FlopsProfilerCallback(timing_steps=2, peak_flops_per_sec=1e12, **settings)
-    trainer(callback).fit(net, loader(batches))
+    trainer(callback, **(of_trainer or {})).fit(net, loader(batches))
     assert callback.profile is not None
     return callback.profile
 
 
-def test_every_module_has_its_time_and_from_the_counted_flops_its_rates(root: str, trainer: MakeTrainer) -> None:
-    report = profile_of(trainer, new_net(root))
+def test_every_module_has_its_time_and_from_the_counted_flops_its_rates(trainer: MakeTrainer) -> None:
+    report = profile_of(trainer, new_net())
     traced = report.traced
     assert traced is not None and traced.tables is not None and traced.tables.modules is not None
     assert (traced.index, traced.like_counted, traced.files) == (TRACED, True, ())
@@ -66,17 +63,16 @@ def test_every_module_has_its_time_and_from_the_counted_flops_its_rates(root: st
     assert root_times.forward_sec == pytest.approx(traced.tables.modules.forward_us * 1e-6 * traced.forward_scale)
     assert traced.tables.modules.optimizer_us > 0
     text = render_text(report, detailed=True)
-    assert f"Step {TRACED} ran under torch.profiler" in text
-    assert "bwd latency - {'Net" in text
+    assert f"Step {TRACED} ran under torch.profiler" in text and "bwd latency - {'Net" in text
     assert report.notes == ()
 
 
-def test_the_trace_is_kept_with_modules_and_phases_as_annotations(
-    root: str, trainer: MakeTrainer, tmp_path: Path
+def test_a_kept_trace_has_modules_phases_and_counter_tracks_and_gives_the_same_figures(
+    trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     folder = tmp_path / "traces"
-    report = profile_of(trainer, new_net(root), trace_dir=folder, record_shapes=True, profile_memory=True)
-    assert report.traced is not None
+    report = profile_of(trainer, new_net(), trace_dir=folder, record_shapes=True, profile_memory=True)
+    assert report.traced is not None and report.traced.tables is not None and report.notes == ()
     (file,) = report.traced.files
     assert Path(file) == folder / f"rank0_step{TRACED}.pt.trace.json"
     events = json.loads(Path(file).read_text())["traceEvents"]
@@ -86,164 +82,73 @@ def test_the_trace_is_kept_with_modules_and_phases_as_annotations(
         "phase: optimizer",
     } <= annotations  # fmt: skip
     assert any("Input Dims" in event.get("args", {}) for event in events)
-    # What a viewer shows of a module: its FLOPs by hand, and the rates of the report.
-    (slice_,) = (event for event in events if event["name"] == "module: net.1")
-    times = next(module for module in report.modules if module.name == "net.1").times
-    assert times is not None
-    assert slice_["args"]["forward FLOPs of a step"] == 2 * BATCH * HIDDEN * OUT
-    assert slice_["args"]["backward FLOPs of a step"] == 2 * 2 * BATCH * HIDDEN * OUT
-    assert slice_["args"]["calls of a step"] == 1
-    assert slice_["args"]["forward FLOP/s"] == times.forward_flops_per_sec
-    assert slice_["args"]["backward share of peak"] == times.backward_utilization
-    assert {"External id", "Ev Idx"} & set(slice_["args"])  # beside what torch wrote there
     loaded = load_trace(file)
     assert loaded.rank == 0  # which torch says in runs of several processes only
     assert loaded.memory is not None
     assert report.traced.tables is not None
     assert module_table(loaded) == report.traced.tables.modules
-    assert module_memory_table(loaded) == report.traced.tables.module_memory
-    kept = {(row.name, row.part): row.self_size_increase_bytes for row in report.traced.tables.module_memory or ()}
-    assert kept["net.0.linear", "forward"] == BATCH * HIDDEN * 4  # its output in float32
+    kept = {row.name: row.self_size_increase_bytes for row in report.traced.tables.module_memory or ()}
+    assert kept["net.0.linear"] == BATCH * HIDDEN * 4  # its output in float32
     text = render_text(report, detailed=True)
-    assert "Memory by module" in text and "size increase" in text
     assert "net.0.linear" in text[text.index("size increase") :]
     assert "activations that a forward keeps, with its outputs:" in text and "(of the traced step)" in text
 
 
-def test_a_kept_trace_has_counter_tracks_and_is_read_to_the_same_figures(
-    root: str, trainer: MakeTrainer, tmp_path: Path
-) -> None:
-    report = profile_of(trainer, new_net(root), trace_dir=tmp_path, record_shapes=True, profile_memory=True)
-    assert report.traced is not None and report.traced.tables is not None and report.notes == ()
-    (file,) = report.traced.files
-    written = json.loads(Path(file).read_text())
-    counters = [event for event in written["traceEvents"] if event["ph"] == "C"]
-    tracks: dict[str, list[tuple[float, float]]] = {}
-    for event in counters:
-        assert event["name"].startswith("lightning_flops: ") and event["pid"] == os.getpid()
-        (value,) = event["args"].values()
-        tracks.setdefault(event["name"].removeprefix("lightning_flops: "), []).append((event["ts"], value))
-    assert tracks.keys() == {"memory allocated, host"}  # nothing ran on a device
-    curves = report.traced.tables.memory_curves
-    assert curves is not None
-    assert max(value for _, value in tracks["memory allocated, host"]) == curves[0].peak_bytes
-    # Without them the file gives the same figures.
-    written["traceEvents"] = [event for event in written["traceEvents"] if event["ph"] != "C"]
-    (tmp_path / "without.json").write_text(json.dumps(written))
-    with_them, without = (
-        replace(analyze_trace(load_trace(path), formulas=recorded_work), source="")
-        for path in (file, tmp_path / "without.json")
-    )
-    assert with_them == without and with_them.flops is not None
-
-
-def test_a_trace_is_kept_if_its_counter_tracks_cannot_be_made(
-    root: str, trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ArithmeticError("no track")
-
-    monkeypatch.setattr("lightning_flops.run.results.counter_tracks_of", fail)
-    report = profile_of(trainer, new_net(root), trace_dir=tmp_path)
-    assert report.notes == ("The kept trace has no counter tracks: no track.",)
-    assert report.traced is not None and len(load_trace(report.traced.files[0])) > 0
-
-
 def test_a_trace_that_cannot_be_kept_is_said_and_the_tables_are_there(
-    root: str, trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    report = profile_of(trainer, new_net(root), trace_dir=tmp_path / "file")
+    report = profile_of(trainer, new_net(), trace_dir=tmp_path / "file")
     assert report.traced is not None and report.traced.tables is not None
     assert report.traced.files == ()
     (note,) = report.notes
-    assert note.startswith("The trace was not kept: ")
-    assert note in caplog.messages
+    assert note.startswith("The trace was not kept: ") and note in caplog.messages
 
 
-@pytest.mark.parametrize("make", [new_net, new_gan], ids=["automatic", "manual"])
-def test_losses_weights_and_random_state_are_the_same_with_everything_recorded(
-    root: str, trainer: MakeTrainer, make: Callable[..., Any]
-) -> None:
-    def train(*callbacks: Any) -> tuple[Any, Any, Any]:
-        net = make(root)
-        torch.manual_seed(11)
-        trainer(*callbacks).fit(net, loader(10))
-        return [p.detach().clone() for p in net.parameters()], getattr(net, "losses", None), torch.get_rng_state()
-
-    weights, losses, random_state = train()
-    callback = FlopsProfilerCallback(
-        trace_schedule=ONE_STEP, timing_steps=2, record_shapes=True, profile_memory=True, with_stack=True
-    )
-    traced_weights, traced_losses, traced_random_state = train(callback)
-    assert callback.profile is not None and callback.profile.traced is not None
-    assert all(map(torch.equal, weights, traced_weights))
-    assert losses == traced_losses
-    assert torch.equal(random_state, traced_random_state)
+def test_with_accumulation_the_traced_step_holds_all_its_batches(trainer: MakeTrainer) -> None:
+    report = profile_of(trainer, new_net(), batches=30, of_trainer={"accumulate_grad_batches": 3})
+    assert report.traced is not None and report.traced.tables is not None and report.traced.tables.modules is not None
+    assert len(report.traced.tables.step_times.steps) == 1
+    assert {row.name: row.calls for row in report.traced.tables.modules.rows}["net.1"] == 3
 
 
-def test_with_accumulation_the_traced_step_holds_all_its_batches(root: str, trainer: MakeTrainer) -> None:
-    callback = FlopsProfilerCallback(trace_schedule=ONE_STEP, timing_steps=2)
-    trainer(callback, accumulate_grad_batches=3).fit(new_net(root), loader(30))
-    assert callback.profile is not None and callback.profile.traced is not None
-    tables = callback.profile.traced.tables
-    assert tables is not None and tables.modules is not None
-    assert len(tables.step_times.steps) == 1
-    assert {row.name: row.calls for row in tables.modules.rows}["net.1"] == 3
-
-
-@pytest.mark.parametrize("batches", [TRACED, TRACED + 1])
+@pytest.mark.parametrize(
+    ("batches", "trace", "notes"),
+    [
+        (TRACED, True, ("Training ended before all was traced that was to be.",)),
+        (TRACED + 1, True, ()),
+        (TRACED - 1, False, ()),
+    ],
+)
 def test_a_run_that_ends_before_or_in_the_traced_step_reports_what_there_is(
-    root: str, trainer: MakeTrainer, batches: int
+    trainer: MakeTrainer, batches: int, trace: bool, notes: tuple[str, ...]
 ) -> None:
-    report = profile_of(trainer, new_net(root), batches=batches)
+    report = profile_of(trainer, new_net(), batches=batches, trace=trace)
     assert report.timing is not None
-    if batches == TRACED:
-        assert report.traced is None
-        assert report.notes == ("Training ended before all was traced that was to be.",)
-    else:
-        assert report.traced is not None
-        assert report.notes == ()
+    assert (report.traced is not None, report.notes) == (batches > TRACED, notes)
     assert not torch._C._autograd._profiler_enabled()
 
 
-def test_beside_the_users_profiler_no_step_is_traced_and_the_report_says_so(
-    root: str, trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("lightnings", [False, True])
+def test_beside_a_profiler_of_the_users_no_step_is_traced(
+    trainer: MakeTrainer, tmp_path: Path, lightnings: bool
 ) -> None:
-    callback = FlopsProfilerCallback(trace_schedule=ONE_STEP, timing_steps=2)
-    with profile(activities=[ProfilerActivity.CPU]) as own:
-        trainer(callback).fit(new_net(root), loader(10))
-    assert own.key_averages()
-    report = callback.profile
-    assert report is not None and report.traced is None
-    assert report.notes == ("No step was traced: another profiler is running, and torch runs one profiler at a time.",)
-
-
-def test_lightnings_own_profiler_goes_before_ours(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
-    profilers = importlib.import_module(f"{root}.profilers")
-    own = profilers.PyTorchProfiler(dirpath=tmp_path, filename="own", export_to_chrome=False)
-    callback = FlopsProfilerCallback(trace_schedule=ONE_STEP, timing_steps=2)
-    trainer(callback, profiler=own).fit(new_net(root), loader(14))
-    assert callback.profile is not None and callback.profile.traced is None
-    assert [note for note in callback.profile.notes if "torch runs one profiler at a time" in note]
-
-
-def test_without_a_trace_the_window_closes_with_the_timed_steps(root: str, trainer: MakeTrainer) -> None:
-    report = profile_of(trainer, new_net(root), batches=6, trace=False)
+    if lightnings:
+        kind = importlib.import_module(f"{ROOT}.profilers").PyTorchProfiler
+        own = kind(dirpath=tmp_path, filename="own", export_to_chrome=False)
+        report = profile_of(trainer, new_net(), batches=14, of_trainer={"profiler": own})
+    else:
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            report = profile_of(trainer, new_net())
+        assert recorded.key_averages()
     assert report.traced is None
-    assert report.notes == ()
+    assert report.notes[-1].endswith("and torch runs one profiler at a time.")
 
 
-def test_a_schedule_of_several_cycles_keeps_every_trace(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+def test_a_schedule_of_several_cycles_keeps_every_trace(trainer: MakeTrainer, tmp_path: Path) -> None:
     schedule = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2}
-    report = profile_of(trainer, new_net(root), batches=16, trace_dir=tmp_path, trace_schedule=schedule)
+    report = profile_of(trainer, new_net(), batches=16, trace_dir=tmp_path, trace_schedule=schedule)
     assert report.traced is not None and report.traced.tables is not None
     # Timed up to step 5; the cycles are 6-9 and 10-13, their last two steps are kept.
-    assert sorted(Path(file).name for file in report.traced.files) == [
-        "rank0_step12.pt.trace.json", "rank0_step8.pt.trace.json"
-    ]  # fmt: skip
     assert [step.number for step in report.traced.tables.step_times.steps] == [12, 13]
     assert report.traced.index == 12
-    # The rates are those of the analysed trace, and stand in that one.
-    said = {Path(file).name: "forward FLOP/s" in Path(file).read_text() for file in report.traced.files}
-    assert said == {"rank0_step12.pt.trace.json": True, "rank0_step8.pt.trace.json": False}

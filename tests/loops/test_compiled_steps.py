@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -16,10 +15,8 @@ from torch._dynamo import utils as dynamo
 from torch.utils.data import DataLoader
 
 from lightning_flops import profile_training
-from lightning_flops.instrument.torch_private import dispatch
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
-from tests.loops.test_inference_modes import Counting
 
 ROWS, IN, HIDDEN, OUT, STEPS = 8, 16, 6, 4, 120
 FORWARD = 2 * ROWS * IN * HIDDEN + 2 * ROWS * HIDDEN * OUT
@@ -126,41 +123,3 @@ def test_the_step_in_which_the_model_is_compiled_is_like_the_others(in_place: bo
     _, profile, run = profiled(loop, told=False)
     assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
     assert (run.steps_estimated, run.model_flops) == (0, STEPS * STEP)
-
-
-# ---- torch's flag for dispatch modes, which the call of a compiled function restores
-
-
-def compiled(function: Callable[[], Any]) -> Callable[[], Any]:
-    """A function that was given to torch.compile, and runs *function* outside of what is compiled."""
-    outside = torch.compiler.disable(function)
-
-    def run() -> Any:
-        return outside()
-
-    return torch.compile(run, backend="eager")
-
-
-def test_a_mode_that_was_pushed_in_a_compiled_call_sees_what_comes_after_it() -> None:
-    mode, rows = Counting(), torch.ones(2)
-    inner = compiled(lambda: dispatch.push(mode))
-
-    def outer() -> None:
-        inner()
-        rows.neg()
-
-    compiled(outer)()
-    rows.neg()
-    dispatch.remove(mode)
-    rows.neg()
-    assert mode.operators == 2
-    assert vars(torch._dynamo.eval_frame)["_maybe_set_eval_frame"] is ENDS
-
-
-def test_a_mode_that_was_removed_in_a_compiled_call_leaves_operators_as_they_are() -> None:
-    mode = Counting()
-    dispatch.push(mode)
-    compiled(lambda: dispatch.remove(mode))()
-    assert torch.zeros(2).add(1).tolist() == [1, 1]  # torch failed here for want of a mode
-    assert mode.operators == 0
-    assert vars(torch._dynamo.eval_frame)["_maybe_set_eval_frame"] is ENDS

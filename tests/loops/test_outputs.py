@@ -61,12 +61,6 @@ def test_a_folder_gets_tensorboards_files_and_ours(now: FakeNow, tmp_path: Path)
     assert [event.step for event in events.Scalars("flops_monitor/samples_per_sec")] == [104, 108, 112]
 
 
-def test_without_a_place_there_are_no_files(now: FakeNow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    train(now)
-    assert files_in(tmp_path) == []
-
-
 class Calls:
     """A function of scalars and a step."""
 
@@ -139,19 +133,6 @@ def test_a_loop_of_accelerate_accumulates_and_its_trackers_get_the_scalars(
     accelerate.end_training()
     (folder,) = {one.parent for one in tmp_path.rglob("events.*") if "lightning_flops" not in str(one)}
     assert set(SCALARS) <= set(EventAccumulator(str(folder)).Reload().Tags()["scalars"])
-
-
-def test_the_precision_of_accelerate_is_named(now: FakeNow, accelerator: Callable[..., Accelerator]) -> None:
-    accelerate = accelerator(mixed_precision="bf16")
-    net = Net(now)
-    model, optimizer, data = accelerate.prepare(net, SlowSGD(net.parameters(), now), loader(8, now))
-    with profile_training(model, optimizer, accelerator=accelerate, **SETTINGS) as profiler:
-        for rows in data:
-            accelerate.backward(loss_of(model(rows), now))
-            optimizer.step()
-    assert profiler.profile is not None
-    assert profiler.profile.context.precision == "bf16 mixed, float32 parameters"
-    assert profiler.profile.flops.forward == FORWARD
 
 
 # ---- Fabric

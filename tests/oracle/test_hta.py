@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from lightning_flops.schema.trace_steps import Row
-from lightning_flops.sinks.trace_file import keep_trace
 from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.communication import overlap
-from lightning_flops.trace.counters import CounterTrack
 from lightning_flops.trace.tables import idle_times, kernel_table, transfer_table
 from tests.analysis.trace_events import Event, kernel, launch, on_device, operator, step
 
@@ -127,26 +125,3 @@ def test_calls_and_time_of_every_kernel_and_copy(both: Job) -> None:
         }
         for name, row in ours.items():
             assert row.mean_us == pytest.approx(theirs[name][3], rel=1e-12)
-
-
-def test_counter_tracks_of_a_kept_trace_change_nothing_that_they_read(tmp_path: Path) -> None:
-    # As torch writes them: no time is a whole number.
-    events = [{**one, "ts": float(one["ts"]), "dur": float(one["dur"])} for one in drawn_events(1)]
-    path = tmp_path / "from.json"
-    path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": 0}, "traceEvents": events}, indent=1))
-    track = CounterTrack(name="FLOP/s by operator", unit="FLOP/s", times_ns=(1_000, 5_000), values=(2e12, 0.0))
-    kept = [
-        keep_trace(str(path), str(tmp_path / "to"), rank=0, step=step, counters=counters, process=1)
-        for step, counters in enumerate(((), (track,)))
-    ]
-    assert "lightning_flops: FLOP/s" in Path(kept[1]).read_text()
-    plain, counted = (_read(Path(one)) for one in kept)
-    assert len(plain) > 100 and plain == counted
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    """What they keep of each event, with the texts that their numbers stand for."""
-    found = job((path,)).theirs.t
-    texts = found.symbol_table.get_sym_table()
-    rows: list[dict[str, Any]] = found.traces[0].to_dict("records")
-    return [{**row, "name": texts[row["name"]], "cat": texts[row["cat"]]} for row in rows]

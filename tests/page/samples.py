@@ -13,7 +13,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseBytes, PhaseFlops
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import PartTiming, Roofline, TimingProfile
+from lightning_flops.schema.step import PartTiming, TimingProfile
 from tests.report import jobs, windows
 from tests.report.traced_windows import transformer_traced
 from tests.report.windows import build_profile
@@ -46,20 +46,14 @@ def timed(modules: tuple[ModuleProfile, ...]) -> tuple[ModuleProfile, ...]:
             own_forward_sec=forward,
             backward_sec=backward_sec,
             own_backward_sec=backward,
-            forward_kernels=3.0,
-            backward_kernels=6.0,
             forward_flops_per_sec=total.forward / forward_sec if known else None,
             backward_flops_per_sec=total.backward / backward_sec if known else None,
             forward_utilization=total.forward / forward_sec / PEAK if known else None,
             backward_utilization=total.backward / backward_sec / PEAK if known else None,
         )
         moved = PhaseBytes(forward=10**7 + total.forward // 180, backward=2 * 10**7 + total.backward // 160)
-        roofline = Roofline(
-            flops_per_byte=total.total / moved.total,
-            achieved_flops_per_sec=total.total / (forward_sec + backward_sec),
-            attainable_flops_per_sec=min(PEAK, total.total / moved.total * BANDWIDTH),
-        )
-        made.append(replace(module, times=times, total_bytes=moved, roofline=roofline if known else None))
+        limit = min(PEAK, total.total / moved.total * BANDWIDTH) if known else None
+        made.append(replace(module, times=times, total_bytes=moved, attainable_flops_per_sec=limit))
     return tuple(reversed(made))
 
 
@@ -70,7 +64,7 @@ def _uneven(timing: TimingProfile) -> TimingProfile:
         steps = [one.mean_sec * (1 + 0.02 * ((place * 7) % 5 - 2) / 2) for place in range(timing.timed_steps)]
         if late:
             steps[7] += 0.5 * timing.global_step_sec
-        return replace(one, steps_sec=tuple(steps), minimum_sec=min(steps), maximum_sec=max(steps), deviation_sec=0.011)
+        return replace(one, steps_sec=tuple(steps))
 
     parts = tuple(part(one, late=one.name == "data wait") for one in timing.parts)
     return replace(timing, parts=parts, global_step=part(timing.global_step, late=True))
@@ -89,7 +83,7 @@ def decoder(profile_step: int = 10) -> Profile:
 def many_ranks() -> Profile:
     """Four ranks, of which rank 2 waits for its data while the others wait for it."""
     profile, answers = jobs.job(jobs.slow_loader())
-    return with_ranks(profile, answers, waited_sec=0.2)
+    return with_ranks(profile, answers)
 
 
 def of_modules(number: int) -> Profile:
@@ -106,10 +100,7 @@ def of_modules(number: int) -> Profile:
             name=name,
             type_name=type_name,
             extra_repr="",
-            depth=0 if not name else name.count(".") + 1,
             params=leaves * 1_000_000,
-            trainable_params=leaves * 1_000_000,
-            local_params=leaves * 1_000_000,
             calls=1,
             own=own,
             total=total,

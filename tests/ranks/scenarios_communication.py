@@ -1,4 +1,4 @@
-"""Traced steps in which real ranks communicate over gloo: DDP, FSDP2 and DeepSpeed."""
+"""Traced steps in which real ranks communicate over gloo: DDP and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any
 import deepspeed
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
@@ -48,23 +46,6 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-class ShardedNet(Net):
-    """The same, each layer sharded over all ranks."""
-
-    def configure_model(self) -> None:
-        for layer in self.layers:
-            assert self.device_mesh is not None
-            fully_shard(layer, mesh=self.device_mesh["data_parallel"])
-
-
-class OnCpu(ModelParallelStrategy):
-    """Lightning's strategy asks for GPUs; all that it does runs on gloo as well."""
-
-    @property
-    def root_device(self) -> torch.device:
-        return torch.device("cpu", self.local_rank)
-
-
 def fit(net: LightningModule, strategy: Any) -> dict[str, Any]:
     callback = FlopsProfilerCallback(**SETTINGS)
     trainer = Trainer(
@@ -85,10 +66,6 @@ def fit(net: LightningModule, strategy: Any) -> dict[str, Any]:
 
 def ddp() -> dict[str, Any]:
     return fit(Net(), "ddp")
-
-
-def fsdp2() -> dict[str, Any]:
-    return fit(ShardedNet(), OnCpu(data_parallel_size=int(os.environ["WORLD_SIZE"]), tensor_parallel_size=1))
 
 
 def zero(stage: int) -> dict[str, Any]:
@@ -116,12 +93,8 @@ def zero(stage: int) -> dict[str, Any]:
     return {"profile": None if profile is None else profile.to_json()}
 
 
-def zero_1() -> dict[str, Any]:
-    return zero(1)
-
-
 def zero_3() -> dict[str, Any]:
     return zero(3)
 
 
-SCENARIOS = {"ddp": ddp, "fsdp2": fsdp2, "zero_1": zero_1, "zero_3": zero_3}
+SCENARIOS = {"ddp": ddp, "zero_3": zero_3}

@@ -62,7 +62,6 @@ def profiled(*, callback: FlopsProfilerCallback | None = None, **settings: Any) 
         **result,
         "sum": total.item(),
         "profile": None if callback.profile is None else callback.profile.to_json(),
-        "profiles": len(callback.profiles),
     }
 
 
@@ -129,11 +128,6 @@ def healthy() -> dict[str, Any]:
     return profiled()
 
 
-def every() -> dict[str, Any]:
-    """Windows one right after the other: a report may be pending when the next window opens."""
-    return profiled(callback=FlopsProfilerCallback(profile_step=[0, 6], timing_steps=2, trace=False))
-
-
 def profiler_fails() -> dict[str, Any]:
     fails = mock.patch("lightning_flops.run.reports.profile_of_window", side_effect=RuntimeError("broken on purpose"))
     with fails if RANK == 1 else contextlib.nullcontext():
@@ -163,7 +157,6 @@ SCENARIOS = {
     for scenario in (
         plain,
         healthy,
-        every,
         profiler_fails,
         all_ranks,
         rank_0_alone_writes,

@@ -16,8 +16,6 @@ from lightning.fabric import Fabric
 from lightning.fabric.loggers.csv_logs import CSVLogger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -73,12 +71,6 @@ def with_torch(wrap: Callable[[nn.Module], nn.Module], profiled: bool) -> dict[s
     if profiler is not None:
         profiler.stop()
     return told(profiler, model)
-
-
-def sharded(model: nn.Module) -> nn.Module:
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
-    fully_shard(model, mesh=mesh)
-    return model
 
 
 def with_accelerate(profiled: bool) -> dict[str, Any]:
@@ -139,7 +131,6 @@ def with_fabric(profiled: bool) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "ddp": partial(twice, partial(with_torch, DistributedDataParallel)),
-    "fsdp2": partial(twice, partial(with_torch, sharded)),
     "accelerate": partial(twice, with_accelerate),
     "fabric": partial(twice, with_fabric),
 }

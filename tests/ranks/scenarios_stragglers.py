@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -112,30 +113,7 @@ def train(slow_in: Part, *, strategy: Any = "ddp", **settings: Any) -> dict[str,
     return {"profile": None if profile is None else profile.to_json()}
 
 
-def healthy() -> dict[str, Any]:
-    return train("")
-
-
-def slow_data() -> dict[str, Any]:
-    return train("data")
-
-
-def slow_forward() -> dict[str, Any]:
-    return train("forward")
-
-
-def slow_backward() -> dict[str, Any]:
-    return train("backward")
-
-
-def slow_optimizer() -> dict[str, Any]:
-    return train("optimizer")
-
-
 SCENARIOS = {
-    "healthy": healthy,
-    "slow_data": slow_data,
-    "slow_forward": slow_forward,
-    "slow_backward": slow_backward,
-    "slow_optimizer": slow_optimizer,
+    "healthy": partial(train, ""),
+    **{f"slow_{part}": partial(train, part) for part in ("data", "forward", "backward", "optimizer")},
 }

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -24,7 +23,6 @@ from tests.ranks.strategies import (
     ShardedOnCpu,
     Task,
     loader,
-    rank_and_size,
     twice,
 )
 from tests.ranks.strategies_truth import BATCH, TOKENS, WIDTH
@@ -53,11 +51,6 @@ def shard(task: Any) -> None:
     fully_shard(task.net, mesh=mesh)
 
 
-def shard_at_once(task: Any) -> None:
-    """FSDP2 of the whole net, whose layers share a weight."""
-    fully_shard(task.net, mesh=task.device_mesh["data_parallel"])
-
-
 def split(task: Any) -> None:
     """Tensor parallelism: rows of the first layer, the same columns of the second; every rank has the whole head."""
     plan = {"first": ColwiseParallel(use_local_output=False), "second": RowwiseParallel()}
@@ -83,16 +76,7 @@ tensor_parallel = partial(
 )
 
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
-    "ddp": partial(ddp, strategy=DDPStrategy, window={"trace": True}),
-    "ddp_accumulating": partial(ddp, strategy=DDPStrategy, accumulate_grad_batches=3),
-    "ddp_uneven": partial(
-        ddp,
-        strategy=DDPStrategy,
-        # Six samples on rank 0, four on rank 1.
-        data=lambda: loader(batch=6 - 2 * rank_and_size()[0]),
-        use_distributed_sampler=False,
-    ),
-    "ddp_casting": partial(ddp, strategy=partial(HookedDdp, fp16_compress_hook)),
+    "ddp_accumulating": partial(ddp, strategy=DDPStrategy, accumulate_grad_batches=3, window={"trace": True}),
     "ddp_compressing": partial(
         ddp,
         strategy=lambda: HookedDdp(powerSGD_hook, PowerSGDState(None, start_powerSGD_iter=2)),
@@ -107,12 +91,8 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "fsdp1_tied_flat": partial(
         twice, strategy=partial(ShardedOnCpu, use_orig_params=False), task=net_task(hidden=8, tied=True)
     ),
-    "fsdp1_whole": partial(ddp, strategy=partial(ShardedOnCpu, sharding_strategy="NO_SHARD")),
     "fsdp2": partial(fsdp2, task=net_task(shard, hidden=5), window={"trace": True}),
-    "fsdp2_accumulating": partial(fsdp2, task=net_task(shard), accumulate_grad_batches=3),
-    "fsdp2_tied": partial(fsdp2, task=net_task(shard_at_once, hidden=8, tied=True)),
     "tensors": partial(tensor_parallel, task=net_task(split), window={"trace": True}),
-    "tensors_uneven": partial(tensor_parallel, task=net_task(split, hidden=5)),
     "sequences": partial(
         tensor_parallel,
         task=net_task(split_sequences),

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from lightning_flops.analysis.rank_record import make_rank_record, pack, unpack
+from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
 from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.trace import analyze_trace, collective_calls, load_trace, step_parts
 from tests.ranks import DEEPSPEED_ON_CPU, EVERYTHING
@@ -50,6 +49,7 @@ def known_profile(rank: int) -> Profile:
         own_forward_sec=None,
         parts=step_parts(trace),
         collectives=collective_calls(trace),
+        steps=3,
     )
     return build_profile(window, config=ProfilerConfig(), traced=traced)
 
@@ -62,7 +62,7 @@ def known_records() -> tuple[RankRecord, ...]:
 
 
 def known_communication() -> RankComparison:
-    merged = with_ranks(known_profile(0), known_records(), waited_sec=0.0)
+    merged = with_ranks(known_profile(0), known_records())
     assert merged.ranks is not None
     assert merged.ranks.communication is not None
     return merged.ranks.communication
@@ -96,8 +96,6 @@ def test_records_say_that_rank_1_is_the_straggler_by_500_us() -> None:
     (found,) = find_stragglers(known_records(), thresholds=AdviceThresholds(straggler=1.05, straggler_sec=0.0))
     assert found.rank == 1
     assert round(found.late_sec / US, 9) == 500
-    assert found.exposed_sec == 1500 * US
-    assert found.others_exposed_sec == 2000 * US
 
 
 # ---- real ranks
@@ -132,10 +130,6 @@ Row = tuple[str, int, int | None]
     [
         # One bucket of gradients.
         ("ddp", [("all_reduce", 1, PARAMETER_BYTES)]),
-        # Each layer gathers its weights, and scatters the sum of their gradients: on gloo that is a sum on every rank.
-        ("fsdp2", [("all_gather", 3, PARAMETER_BYTES), ("all_reduce", 3, PARAMETER_BYTES)]),
-        # All gradients, and one flag; then the updated weights.
-        ("zero_1", [("all_gather", 1, PARAMETER_BYTES), ("all_reduce", 2, PARAMETER_BYTES + FLAG_BYTES)]),
         # Six small parameters, each gathered for itself; all gradients with a norm, and a flag.
         ("zero_3", [("all_gather", 6, PARAMETER_BYTES), ("all_reduce", 2, PARAMETER_BYTES + 2 * FLAG_BYTES)]),
     ],
@@ -151,7 +145,7 @@ def test_what_a_strategy_communicates_in_a_step_is_there_call_by_call_and_byte_b
         assert all(len(one.latency_ns) == one.calls and one.group == "[0, 1]" for one in traced.collectives)
 
 
-@pytest.mark.parametrize("scenario", ["ddp", "fsdp2", "zero_1", "zero_3"])
+@pytest.mark.parametrize("scenario", ["ddp", "zero_3"])
 def test_all_calls_of_real_ranks_are_matched_and_nobody_waits_longer_than_its_calls_last(
     scenario: str, launched: Launched
 ) -> None:
@@ -167,7 +161,7 @@ def test_all_calls_of_real_ranks_are_matched_and_nobody_waits_longer_than_its_ca
     assert min(row.wait_us for row in found.ranks if row.wait_us is not None) >= 0
 
 
-@pytest.mark.parametrize("scenario", ["ddp", "fsdp2", "zero_1", "zero_3"])
+@pytest.mark.parametrize("scenario", ["ddp", "zero_3"])
 def test_parts_of_a_traced_step_add_up_to_it_and_their_exposed_communication_to_that_of_the_step(
     scenario: str, launched: Launched
 ) -> None:

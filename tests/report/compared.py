@@ -102,12 +102,13 @@ def traced_step(
         unattributed_backward_us=1e3 * backward_rest_ms,
     )
     tables = replace(analyze_trace(trace(step_event(8, 0, 22_000))), modules=table)
-    return TracedStep(**{"index": 8, "like_counted": True, "files": (), "own_forward_sec": None, **step}, tables=tables)
+    walls_us = {"forward": table.forward_us, "backward": table.backward_us, "optimizer": 3e3}
+    parts = tuple(TracedPart(name=name, wall_sec=us / 1e6, exposed_sec=0.0) for name, us in walls_us.items())
+    known: dict[str, Any] = {"index": 8, "like_counted": True, "files": (), "own_forward_sec": None, "parts": parts}
+    return TracedStep(**{**known, **step}, tables=tables)
 
 
-def on_device(
-    *, forward_ms: float, busy_ms: float, exposed_ms: float, idle_ms: float, like_counted: bool = True
-) -> Profile:
+def on_device(*, forward_ms: float, busy_ms: float, exposed_ms: float, idle_ms: float) -> Profile:
     """A run on a device, whose traced forward is so much work of fc1, communication that nothing hides, and idle."""
     forward = PartFilling(
         name="forward", matmul_ns=0, operators_ns=0, copies_ns=0, communication_ns=0, idle_ns=round(idle_ms * MS)
@@ -121,7 +122,6 @@ def on_device(
             TracedPart(name="backward", wall_sec=0.01, exposed_sec=0.0),
             TracedPart(name="optimizer", wall_sec=0.003, exposed_sec=0.0),
         ),
-        like_counted=like_counted,
         filling=StepFilling(clock="device", parts=(forward,)),
     )
     return run(mean_ms={"forward": forward_ms}, traced=traced, context=windows.A100)

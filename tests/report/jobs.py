@@ -6,13 +6,13 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lightning_flops.analysis.rank_record import make_rank_record, pack, unpack
+from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseFlops, PhaseSeconds, WindowRecord
 from lightning_flops.schema.communication import CollectiveCalls, Overlap
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import RankAbsence
+from lightning_flops.schema.trace import TracedStep
 from tests.report import windows
 from tests.report.windows import build_profile
 
@@ -149,17 +149,18 @@ def thousands(ranks: int = WORLD) -> tuple[Profile, list[RankRecord | RankAbsenc
             found.append(RankAbsence(rank=rank, reason="no record came within 30 s"))
             continue
         is_late = rank == ranks - 2
-        summary = (late if is_late else usual).summary
-        context = replace(summary.context, rank=rank, host=f"node{rank // 8}")
-        found.append(
-            replace(
-                late if is_late else usual,
-                summary=replace(
-                    summary, context=context, traced_steps=1, overlap=_overlap(3_000 if is_late else 13_000)
-                ),
-                collectives=(_all_reduces(2_000_000, 3_000_000 if is_late else 11_000_000, group_size=ranks),),
-            )
+        record = late if is_late else usual
+        traced = TracedStep(
+            index=8,
+            like_counted=True,
+            files=(),
+            tables=None,
+            own_forward_sec=None,
+            collectives=(_all_reduces(2_000_000, 3_000_000 if is_late else 11_000_000, group_size=ranks),),
         )
+        context = replace(record.profile.context, rank=rank, host=f"node{rank // 8}")
+        mine = replace(record.profile, context=context, traced=traced)
+        found.append(replace(record, profile=mine, overlap=_overlap(3_000 if is_late else 13_000)))
     return profile, found
 
 

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.rank_record import RankRecord
-from lightning_flops.schema.ranks import RankAbsence
 from tests.golden_files import golden
 from tests.report import jobs
 from tests.report.drawn import ranks_lines
@@ -22,9 +21,7 @@ def _merged(name: str) -> Profile:
         profile, answers = getattr(jobs, name)()
     else:
         profile, answers = jobs.job(getattr(jobs, name)())
-    # Rank 0 waits as long as it may where an answer does not come.
-    timed_out = any(isinstance(answer, RankAbsence) for answer in answers)
-    return with_ranks(profile, answers, waited_sec=30.0 if timed_out else 0.012)
+    return with_ranks(profile, answers)
 
 
 CASES = {name: _merged(name) for name in ("uneven", "slow_loader", "mixed_devices", "pipeline", "missing", "thousands")}
@@ -46,7 +43,7 @@ def test_report_of_one_rank_alone_has_no_section_of_all() -> None:
 
 
 def test_report_of_thousands_of_ranks_is_as_long_as_that_of_four() -> None:
-    few = ranks_lines(with_ranks(*jobs.thousands(18), waited_sec=0.0))
+    few = ranks_lines(with_ranks(*jobs.thousands(18)))
     assert len(ranks_lines(CASES["thousands"])) == len(few)
 
 
@@ -64,19 +61,12 @@ def test_every_line_of_the_job_says_so_when_a_rank_is_missing() -> None:
 def test_what_the_ranks_know_and_the_report_does_not_is_said() -> None:
     profile, answers = jobs.job(jobs.slow_loader())
     noting = [
-        replace(
-            answer,
-            left_out=("times of 5 of 9 modules, those that took least",) if answer.rank < 3 else (),
-            summary=replace(answer.summary, notes=int(answer.rank == 3)),
-        )
+        replace(answer, left_out=("times of 5 of 9 modules, those that took least",) if answer.rank < 3 else ())
         for answer in answers
         if isinstance(answer, RankRecord)
     ]
-    lines = ranks_lines(with_ranks(profile, noting, waited_sec=0.0))
-    assert lines[-2:] == [
-        "- Left out of the record of ranks 0-2: times of 5 of 9 modules, those that took least.",
-        "- More notes than this report: rank 3; with all_ranks=True every rank writes its own.",
-    ]
+    lines = ranks_lines(with_ranks(profile, noting))
+    assert lines[-1] == "- Left out of the record of ranks 0-2: times of 5 of 9 modules, those that took least."
 
 
 def test_that_nobody_is_late_is_said_only_as_far_as_it_is_known() -> None:

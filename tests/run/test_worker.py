@@ -26,25 +26,6 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_job_runs_on_the_worker_and_its_delivery_on_the_training_thread() -> None:
-    worker, threads = Worker(), []
-
-    def job() -> object:
-        threads.append(threading.current_thread())
-        return lambda: threads.append(threading.current_thread())
-
-    worker.submit(job)  # type: ignore[arg-type]
-    assert worker.finish()
-    assert [one.name for one in threads] == ["lightning_flops", threading.current_thread().name]
-    assert not threads[0].is_alive()
-
-
-def test_no_thread_is_there_before_the_first_job() -> None:
-    worker = Worker()
-    assert worker.finish()
-    assert all(one.name != "lightning_flops" for one in threading.enumerate())
-
-
 def test_the_training_goes_on_while_a_job_hangs_and_the_end_waits_a_bounded_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -72,23 +53,6 @@ def test_a_job_that_raises_is_one_warning_and_the_next_one_runs(caplog: pytest.L
     worker.submit(lambda: lambda: delivered.append(1))
     assert worker.finish() and delivered == [1]
     assert said(caplog) == ["the report of step 3 was lost: ZeroDivisionError: integer division or modulo by zero"]
-
-
-def test_a_delivery_may_submit_a_job() -> None:
-    worker, delivered = Worker(), []
-    worker.submit(lambda: lambda: worker.submit(lambda: lambda: delivered.append(1)))
-    assert worker.finish() and delivered == [1]
-
-
-def test_where_no_thread_can_be_started_any_more_a_job_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(self: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    worker, done = Worker(), []
-    monkeypatch.setattr(threading.Thread, "start", refuses)
-    for number in range(2):
-        worker.submit(lambda number=number: lambda: done.append(number))  # type: ignore[misc]
-    assert worker.finish() and done == [0, 1]
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # it is

@@ -53,24 +53,19 @@ def _changed(**changes: object) -> str:
     ("text", "message"),
     [
         ("", "the profile cannot be read: Input data was truncated"),
-        ("[1, 2]", "the profile cannot be read: Expected `object`, got `array`"),
         ("{}", "Object missing required field `schema_version`"),
         (
-            _changed(schema_version=8),
-            "has schema version 8, and 7 is read here: it was written by a newer",
+            _changed(schema_version=9),
+            "has schema version 9, and 8 is read here: it was written by a newer",
         ),
-        (_changed(schema_version=2), "has schema version 2, and 7 is read here: it was written by an older"),
-        (_changed(schema_version=True), r"Expected `int`, got `bool` - at `\$\.schema_version`"),
+        (_changed(schema_version=2), "has schema version 2, and 8 is read here: it was written by an older"),
         (_changed(flops__forward=...), r"missing required field `forward` - at `\$\.flops`"),
-        (_changed(rates__mfu=...), r"missing required field `mfu` - at `\$\.rates`"),
         (_changed(flops__forward=3.5), r"Expected `int`, got `float` - at `\$\.flops\.forward`"),
-        (_changed(flops__forward=None), r"Expected `int`, got `null` - at `\$\.flops\.forward`"),
         (_changed(rates__mfu="high"), r"Expected `float \| null`, got `str` - at `\$\.rates\.mfu`"),
         (
             _changed(settings__causal_attention="some"),
             r"Invalid enum value 'some' - at `\$\.settings\.",
         ),
-        (_changed(modules=[4]), r"Expected `object`, got `int` - at `\$\.modules\[0\]`"),
         (
             _changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": NaN'),
             "malformed: invalid character",
@@ -79,9 +74,8 @@ def _changed(**changes: object) -> str:
             _changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": 1e999'),
             r"out of range - at `\$\.micro",
         ),
-        (_changed(notes=["a"]).replace('"a"', "[" * 100_000), "the profile is nested too deep|Expected `str`"),
         ("[" * 100_000, "Expected `object`, got `array`"),
-        ('{"schema_version": 7, "notes": ' + "[" * 100_000, "the profile is nested too deep"),
+        ('{"schema_version": 8, "notes": ' + "[" * 100_000, "the profile is nested too deep"),
     ],
 )
 def test_profile_that_cannot_be_read_says_what_is_wrong(text: str, message: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib
 import logging
-import signal
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,7 +15,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_flops.sinks.console import to_log
 from lightning_flops.sinks.services import Services, TensorBoardFiles, monitors_in
 
 WANDB = {name: ModuleType(name) for name in ("wandb", "wandb.sdk", "wandb.sdk.lib", "wandb.wandb_run")}
@@ -121,14 +119,6 @@ def test_a_csv_logger_gets_the_scalars_and_takes_no_text(loggers: Any, tmp_path:
         assert list(csv.DictReader(file)) == [{"flops_profiler/mfu": "0.5", "step": "7"}]
 
 
-def test_a_dummy_logger_is_not_taken_for_tensorboard(loggers: Any) -> None:
-    dummy = importlib.import_module(f"{loggers.__name__}.logger").DummyLogger()
-    dummy.experiment.add_text("it answers", "to any name", 0)
-    sink = Services([dummy])
-    assert not sink.has_board
-    assert sink.write_text("flops_profiler/profile", REPORT, step=7) is False
-
-
 def test_a_logger_is_called_as_lightning_calls_it_with_scalars_of_its_own(root: str) -> None:
     connector = importlib.import_module(f"{root}.trainer.connectors.logger_connector.logger_connector")
     by_lightning, first, second = ByName(), ByName(), ByName()
@@ -197,24 +187,6 @@ def test_wandb_and_mlflow_keep_a_file_as_an_artifact_and_others_do_not(loggers: 
     assert other.experiment.kept == []
 
 
-def test_an_exception_of_the_users_signal_handler_passes_through() -> None:
-    class Preempted(Exception):
-        """What a cluster's notice is made into."""
-
-    def handler(number: int, frame: Any) -> None:
-        raise Preempted
-
-    def slow(scalars: dict[str, float], step: int) -> None:
-        signal.raise_signal(signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with pytest.raises(Preempted):
-            Services([slow]).write_scalars({"mfu": 0.5}, step=1)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
 def test_the_users_writer_stays_open_and_files_of_our_own_are_made_late_and_closed(tmp_path: Path) -> None:
     writer, files = SummaryWriter(str(tmp_path / "a")), TensorBoardFiles(str(tmp_path / "b"))
     sink = Services([writer, files])
@@ -227,9 +199,3 @@ def test_the_users_writer_stays_open_and_files_of_our_own_are_made_late_and_clos
         read = EventAccumulator(str(tmp_path / name)).Reload()
         assert [(one.step, one.value) for one in read.Scalars("a")] == [(3, 1.5)]
         assert ("later" in read.Tags()["scalars"]) is (name == "a")
-
-
-def test_the_console_is_the_programs_own_logging(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "lightning_flops"):
-        to_log("100 % of\ntwo lines")
-    assert caplog.record_tuples == [("lightning_flops", logging.INFO, "100 % of\ntwo lines")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -62,70 +61,6 @@ def test_every_module_is_left_in_the_mode_it_came_in(root_trains: bool) -> None:
     assert torch_state_and_warnings() == torch_before
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
-
-
-def test_a_module_that_does_more_in_eval_than_set_a_flag_undoes_it() -> None:
-    class Merging(nn.Linear):
-        merged = False
-
-        def train(self, mode: bool = True) -> Merging:
-            super().train(mode)
-            self.merged = not mode
-            return self
-
-    layer = Merging(3, 5)
-    model = nn.Sequential(layer)
-    quiet(model, input_shape=(2, 3))
-    assert [layer.merged, layer.training] == [False, True]
-    model.eval()
-    quiet(model, input_shape=(2, 3))
-    assert [layer.merged, layer.training] == [True, False]
-
-
-@pytest.mark.parametrize("failing_call", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_whichever_forward_raises_nothing_is_left(failing_call: int, error: type[BaseException]) -> None:
-    calls = []
-
-    def fail(self: Calling, x: Tensor) -> Tensor:
-        calls.append(x)
-        assert self.layer is not None
-        y: Tensor = self.layer(x)
-        if len(calls) == failing_call:
-            raise error("mine")
-        return y
-
-    model = nn.Sequential(Calling(fail, nn.Linear(3, 5)))
-    before, torch_before, random = model_state(model), torch_state_and_warnings(), torch.get_rng_state()
-    with pytest.raises(error, match="mine"):
-        quiet(model, input_shape=(2, 3), warm_up=2)
-    assert len(calls) == failing_call
-    assert torch_state_and_warnings() == torch_before
-    assert model_state(model) == before
-    assert torch.equal(torch.get_rng_state(), random)
-
-
-def test_latencies_are_of_forwards_that_are_not_counted_after_the_warm_up(
-    now: FakeNow, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # The first forwards are slow; whatever runs under a dispatch mode takes a second longer.
-    calls = []
-
-    def warm(self: Calling, x: Tensor) -> Tensor:
-        calls.append(x)
-        now.sleep(50.0 if len(calls) <= 2 else 0.0)
-        assert self.layer is not None
-        return self.layer(x)  # type: ignore[no-any-return]
-
-    model = Calling(warm, nn.Sequential(nn.Linear(3, 5), Sleeping(now, 3.0)))
-    get_model_profile(model, (2, 3), warm_up=2)
-    assert len(calls) == 2 + 3
-    printed = capsys.readouterr().out
-    assert "Profile Summary at step 2:" in printed
-    lines = {line.partition(":")[0]: line.partition(":")[2].strip() for line in printed.splitlines()}
-    assert lines["fwd latency"] == "3 s"
-    assert lines["fwd FLOPS per GPU = fwd flops per GPU / fwd latency"] == "20 FLOPS"
-    assert "bound" not in printed
 
 
 def test_several_timed_runs_have_a_mean_a_spread_and_samples_a_second(
@@ -195,54 +130,7 @@ def test_an_output_file_gets_the_report_and_nothing_is_printed(
     assert capsys.readouterr().out == ""
 
 
-def test_an_output_file_that_cannot_be_written_is_said_and_the_report_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").touch()
-    with caplog.at_level(logging.WARNING):
-        get_model_profile(model_of_two(), (2, 3), output_file=str(tmp_path / "file" / "profile.txt"))
-    assert "the profile is printed instead" in caplog.text
-    assert "Profile Summary at step 1:" in capsys.readouterr().out
-
-
 # Generation
-
-
-class Generator(nn.Module):
-    """Makes as many tokens as it is told, each from the one before, and takes a second to choose each."""
-
-    def __init__(self, now: FakeNow | None = None) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(7, 5)
-        self.head = nn.Linear(5, 7)
-        self.now = now
-        self.generated = 0
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        if self.now is not None:
-            self.now.sleep(2.0)
-        return self.head(self.embedding(tokens))  # type: ignore[no-any-return]
-
-    def generate(self, tokens: Tensor, new_tokens: int = 1) -> Tensor:
-        self.generated += 1
-        with torch.no_grad():
-            for _ in range(new_tokens):
-                logits = self(tokens)
-                tokens = (logits @ torch.eye(7)).argmax(-1)  # what no module does is the model's
-                if self.now is not None:
-                    self.now.sleep(1.0)
-        return tokens
-
-
-def test_a_generation_is_counted_whole() -> None:
-    model = Generator()
-    tokens = torch.tensor([[1], [2]])
-    flops = 4 * (SECOND + 2 * 2 * 7 * 7)
-    params = 7 * 5 + 5 * 7 + 7
-    expected = (flops, flops // 2, params)
-    assert quiet(model, args=[tokens], kwargs={"new_tokens": 4}, mode="generate") == expected
-    assert model.generated == 1 + 3
-    assert model.training
 
 
 # Wrong arguments

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from lightning_flops import ConfigError, Profile, ProfilerConfig
 from lightning_flops.cli import main
-from lightning_flops.text.printable import package_logger, page, printable, printable_lines, shown
+from lightning_flops.text.printable import package_logger, printable, printable_lines, shown
 
 PACKAGE = Path(__file__).parents[2] / "lightning_flops"
 HOSTILE = "\x1b[2J\x1b]0;title\x07\u202e\n"
@@ -39,10 +38,6 @@ def test_what_does_not_print_is_escaped_as_python_writes_it(text: str, escaped: 
 
 def test_a_text_of_several_lines_keeps_its_line_breaks_and_no_other() -> None:
     assert printable_lines("one\ntwo\r\x1b") == "one\ntwo\\r\\x1b"
-
-
-def test_a_page_has_a_line_for_each_that_it_was_given() -> None:
-    assert page(["one", "two\nthree"]) == "one\ntwo\\nthree\n"
 
 
 def test_a_record_of_the_packages_log_is_one_printable_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -87,15 +82,6 @@ def test_what_cannot_be_written_is_named_by_its_type() -> None:
     assert shown("\x1b[2J\u202e") == "'\\x1b[2J\\u202e'"
 
 
-def test_every_module_of_the_package_logs_so() -> None:
-    direct = [
-        path.name
-        for path in PACKAGE.rglob("*.py")
-        if re.search(r"getLogger\(__name__\)", path.read_text(encoding="utf-8"))
-    ]
-    assert direct == []
-
-
 def test_an_error_quotes_on_one_printable_line_and_keeps_what_it_was_given() -> None:
     with pytest.raises(ConfigError) as caught:
         ProfilerConfig.from_block({f"top{HOSTILE}": 1})
@@ -123,10 +109,3 @@ def test_the_command_line_complains_on_one_printable_line(
     assert len(said) == 3 and said[2] == ""
     assert all(line.startswith("lightning-flops: ") and line.isprintable() for line in said[:2])
     assert ESCAPED in said[0]
-
-
-def test_the_command_line_quotes_wrong_arguments_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["trace", "a.json", f"--no-such-option={HOSTILE}"])
-    said = capsys.readouterr().err.removesuffix("\n").split("\n")[-1]
-    assert said.isprintable() and ESCAPED in said

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.profile import build_profile
 from lightning_flops.instrument.timing.clocks import WallClock
 from tests.fake_clock import FakeNow
 from tests.idle_machine import untold
@@ -18,19 +17,6 @@ def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     fake = FakeNow()
     monkeypatch.setattr("lightning_flops.run.window.clock_for", lambda device: WallClock(fake))
     return fake
-
-
-@pytest.fixture
-def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every window that is turned into a profile."""
-    kept: list[Any] = []
-
-    def keep(window: Any, **kwargs: Any) -> Any:
-        kept.append(window)
-        return build_profile(window, **kwargs)
-
-    monkeypatch.setattr("lightning_flops.run.results.build_profile", keep)
-    return kept
 
 
 @pytest.fixture(autouse=True)

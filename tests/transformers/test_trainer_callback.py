@@ -11,19 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback
 
-from lightning_flops import ConfigError, FlopsProfilerTrainerCallback, Profile
-from lightning_flops.records import PhaseFlops, WindowRecord
+from lightning_flops import FlopsProfilerTrainerCallback, Profile
+from lightning_flops.records import PhaseFlops
 from tests.transformers.footprint import footprint
 from tests.transformers.tiny import (
     BATCH,
     LENGTH,
-    Rows,
     Sentences,
-    arguments,
     gpt2_flops,
     length_of,
     new_net_trainer,
@@ -139,33 +136,6 @@ def test_tokens_of_packed_rows_are_those_of_their_sequences_with_or_without_a_la
     assert summary is not None and summary.real_tokens == 8 * 18
 
 
-def test_given_tokens_win_and_are_asked_of_the_batch_as_the_loader_made_it(tmp_path: Path) -> None:
-    asked: list[Any] = []
-
-    def tokens(batch: Any) -> int:
-        asked.append(batch)
-        return 77
-
-    callback = profiler(tokens_per_sample=tokens)
-    new_trainer(tmp_path, callback).train()
-    assert only_profile(callback).tokens == 77
-    assert sorted(asked[0]) == ["attention_mask", "input_ids", "labels"]
-
-
-@pytest.mark.parametrize("text", [True, False])
-def test_a_batch_that_does_not_tell_its_tokens_is_named_if_it_is_of_text(text: bool, tmp_path: Path) -> None:
-    class HasInputIds(Rows):
-        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-            return {**super().__getitem__(index), **({"input_ids": torch.ones(5)} if text else {})}
-
-    callback = profiler()
-    new_net_trainer(tmp_path, callback, rows=HasInputIds(8 * BATCH), remove_unused_columns=False).train()
-    profile = only_profile(callback)
-    assert profile.tokens is None
-    notes = [note for note in profile.notes if "no attention_mask on the host" in note]
-    assert len(notes) == text
-
-
 def test_losses_weights_and_random_numbers_are_the_same_bits_with_and_without(tmp_path: Path) -> None:
     def train(*callbacks: Any) -> tuple[Any, ...]:
         trainer = new_trainer(tmp_path, *callbacks, gradient_accumulation_steps=3, num_train_epochs=4, eval_steps=5,
@@ -184,17 +154,6 @@ def test_losses_weights_and_random_numbers_are_the_same_bits_with_and_without(tm
     assert only_profile(callback).traced is not None
 
 
-def test_a_training_that_goes_on_from_a_checkpoint_counts_its_own_steps(tmp_path: Path) -> None:
-    new_trainer(tmp_path, save_strategy="steps", save_steps=3, max_steps=3).train()
-    callback = profiler(profile_step=2)
-    trainer = new_trainer(tmp_path, callback)
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    profile = only_profile(callback)
-    assert profile.profile_step == 2
-    assert flops_of(profile) == gpt2_flops(BATCH)
-    assert trainer.state.global_step == 8
-
-
 def test_a_checkpoint_is_as_without_the_profiler_but_for_the_logged_figures(tmp_path: Path) -> None:
     def state_of(folder: Path, *callbacks: Any) -> Any:
         new_trainer(folder, *callbacks, save_strategy="steps", save_steps=8).train()
@@ -208,18 +167,6 @@ def test_a_checkpoint_is_as_without_the_profiler_but_for_the_logged_figures(tmp_
     assert state_of(tmp_path / "profiled", profiler()) == state_of(tmp_path / "plain")
 
 
-def test_workers_are_known_and_batches_that_they_fetched_ahead_are_left_alone(
-    tmp_path: Path, windows: list[WindowRecord]
-) -> None:
-    callback = profiler(timing_steps=8)
-    data = Sentences(24 * BATCH)
-    new_trainer(tmp_path, callback, data=data, dataloader_num_workers=1, dataloader_prefetch_factor=4).train()
-    (window,) = windows
-    assert window.facts is not None and window.facts.loader_workers == 1
-    assert window.settle_steps == 1 * 4 + 1  # of the worker, and the one that accelerate has
-    assert not [note for note in window.notes if "queue" in note]
-
-
 def test_a_stream_without_a_length_is_profiled(tmp_path: Path) -> None:
     class Stream(IterableDataset[dict[str, torch.Tensor]]):
         def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -231,31 +178,6 @@ def test_a_stream_without_a_length_is_profiled(tmp_path: Path) -> None:
     assert profile.flops.forward == 2 * gpt2_flops(BATCH).forward
     assert profile.tokens == tokens_of(range(2 * BATCH))
     assert profile.timing is not None and profile.timing.data_wait_sec is not None
-
-
-def test_a_step_that_a_callback_stops_in_its_middle_ends_in_the_next_epoch(tmp_path: Path) -> None:
-    class StopsAnEpoch(TrainerCallback):
-        stopped = False
-
-        def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 1 and not self.stopped:
-                self.stopped = control.should_epoch_stop = True
-
-    callback = profiler(profile_step=1, timing_steps=1)
-    trainer = new_trainer(tmp_path, StopsAnEpoch(), callback, gradient_accumulation_steps=2, num_train_epochs=3)
-    trainer.train()
-    profile = only_profile(callback)
-    assert profile.micro_steps == 3
-    assert profile.flops.forward == 3 * gpt2_flops(BATCH).forward
-
-
-def test_the_callback_can_be_given_as_a_class_and_later(tmp_path: Path) -> None:
-    trainer = new_trainer(tmp_path, data=Sentences(2 * BATCH))
-    trainer.add_callback(FlopsProfilerTrainerCallback)
-    (callback,) = [one for one in trainer.callback_handler.callbacks if isinstance(one, FlopsProfilerTrainerCallback)]
-    trainer.train()
-    assert callback.config.profile_step == 1
-    assert callback.profile is not None
 
 
 def test_pickles_and_copies_have_the_settings_and_the_result(tmp_path: Path) -> None:
@@ -275,31 +197,3 @@ def test_pickles_and_copies_have_the_settings_and_the_result(tmp_path: Path) -> 
     assert pickle.loads(pickle.dumps(callback)).profile == callback.profile
     new_net_trainer(tmp_path, again).train()
     assert only_profile(again) is not callback.profile
-
-
-def test_an_argument_that_is_no_setting_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="profile_stp"):
-        FlopsProfilerTrainerCallback(profile_stp=3)  # type: ignore[call-arg]
-
-
-def test_without_a_trainer_the_log_says_so_and_nothing_is_raised(caplog: pytest.LogCaptureFixture) -> None:
-    callback = profiler()
-    callback.on_epoch_begin(None, None, None)
-    assert "this training is not profiled: no Trainer of transformers calls this callback" in caplog.text
-
-
-def test_a_compiled_model_is_counted(tmp_path: Path) -> None:
-    class Small(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"loss": nn.functional.mse_loss(self.layer(x), y)}
-
-    callback = profiler()
-    args = arguments(tmp_path, torch_compile=True, torch_compile_backend="aot_eager")
-    Trainer(model=Small(), args=args, train_dataset=Rows(8 * BATCH), callbacks=[callback]).train()
-    profile = only_profile(callback)
-    assert flops_of(profile) == PhaseFlops(forward=2 * BATCH * 4 * 3, backward=2 * BATCH * 4 * 3)
-    torch.compiler.reset()

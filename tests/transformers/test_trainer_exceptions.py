@@ -71,42 +71,6 @@ def test_an_exception_leaves_nothing_behind(place: str, step: int, tmp_path: Pat
         assert "Training was interrupted by Broken." in callback.profile.notes
 
 
-def test_ctrl_c_is_the_users(tmp_path: Path) -> None:
-    kind, raises = raises_at("compute_loss", 2, KeyboardInterrupt())
-    callback = FlopsProfilerTrainerCallback(profile_step=1, timing_steps=2, trace=False)
-    trainer = new_net_trainer(tmp_path, callback, raises, kind=kind)
-    before = torch_state()
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    assert torch_state() == before
-    assert footprint(trainer)["ours"] == {}
-    assert callback.profile is not None
-
-
-def test_a_backward_that_raises_leaves_no_mode_of_ours(tmp_path: Path) -> None:
-    class Raises(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-            raise Broken("backward")
-
-    class RaisesInBackward(Trainer):
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            loss = super().compute_loss(*args, **kwargs)
-            return Raises.apply(loss) if self.state.global_step == 1 else loss  # type: ignore[no-untyped-call]
-
-    callback = FlopsProfilerTrainerCallback(profile_step=1, trace=False)
-    trainer = new_net_trainer(tmp_path, callback, kind=RaisesInBackward)
-    before = torch_state()
-    with pytest.raises(Broken, match="backward"):
-        trainer.train()
-    assert torch_state() == before
-    assert footprint(trainer)["ours"] == {}
-
-
 # ---- ours
 
 

@@ -14,7 +14,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 from lightning_flops import FlopsProfilerTrainerCallback, Profile
 from lightning_flops.report.headline import figures
-from tests.transformers.tiny import BATCH, ROWS, Rows, Sentences, gpt2_flops, new_net_trainer, new_trainer
+from tests.transformers.tiny import BATCH, gpt2_flops, new_net_trainer, new_trainer
 
 
 def profiler(**settings: Any) -> FlopsProfilerTrainerCallback:
@@ -64,24 +64,6 @@ def test_without_a_log_of_its_own_they_come_when_it_ends_and_it_returns_what_it_
     assert "flops_profiler/fwd_flops" in board.logged[-1][1]
     assert sorted(metrics) == sorted(plain_metrics)
     assert [sorted(log) for log in history] == [sorted(log) for log in plain_history]
-
-
-def test_a_training_that_ends_in_the_window_logs_what_there_is(tmp_path: Path) -> None:
-    callback, board = profiler(timing_steps=50), Board()
-    new_trainer(tmp_path, callback, board).train()
-    assert callback.profile is not None and len(callback.profile.timed_steps) > 0
-    assert board.ours("flops_profiler/fwd_flops")
-    assert callback.throughput is not None
-
-
-def test_an_evaluations_log_is_followed_by_nothing(tmp_path: Path) -> None:
-    board = Board()
-    new_trainer(
-        tmp_path, profiler(), board, logging_strategy="no", eval_strategy="steps", eval_steps=1,
-        eval_dataset=Sentences(BATCH),
-    ).train()  # fmt: skip
-    assert ["eval_loss" in logs for _, logs in board.logged[:8]] == [True] * 8
-    assert len(board.ours("flops_profiler/")) == 1
 
 
 def test_tensorboard_has_the_figures_and_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,13 +136,3 @@ def test_a_tensorboard_that_fails_costs_one_warning(tmp_path: Path, caplog: pyte
     new_net_trainer(tmp_path, Failing(), callback).train()
     assert callback.profile is not None
     assert caplog.text.count("Failing did not take the FLOPs report") == 1
-
-
-def test_an_output_file_is_where_the_user_says(tmp_path: Path) -> None:
-    new_net_trainer(tmp_path, profiler(output_file=tmp_path / "report.txt")).train()
-    assert "Step time breakdown" in (tmp_path / "report.txt").read_text()
-
-
-def test_a_run_that_is_too_short_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    new_net_trainer(tmp_path, profiler(profile_step=20), rows=Rows(3 * ROWS)).train()
-    assert "nothing was profiled: profile_step is 20, and this run ended after 3 step(s)" in caplog.text

@@ -10,13 +10,12 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import is_grad_enabled
 
-from lightning_flops.instrument.counting.totals import UNKNOWN, Totals
+from lightning_flops.instrument.counting.totals import UNKNOWN
 from lightning_flops.instrument.torch_private.autograd import (
     ACCUMULATES_GRADIENT,
     NO_GRAPH_TASK,
@@ -25,13 +24,7 @@ from lightning_flops.instrument.torch_private.autograd import (
     node_sequence,
     sequence_number,
 )
-from lightning_flops.instrument.torch_private.compiler import whole_backward_is_compiled
 from lightning_flops.records import OUTSIDE, FlopPhase
-
-_WHOLE_BACKWARD = (
-    "The backward ran compiled as a whole (compiled autograd), which does not separate its parts: all of it stands "
-    "under the root, what it repeats of the forward and what hooks of gradients do included."
-)
 
 
 class Running(NamedTuple):
@@ -82,10 +75,7 @@ class Backward:
 class Threads:
     """What the counter knows on every thread: CUDA's device threads run backwards, and number nodes of their own."""
 
-    def __init__(self, owner_of: Callable[[Any], str], totals: Totals) -> None:
-        self.owner_of = owner_of
-        """Returns the name of the module that holds a parameter."""
-        self.totals = totals
+    def __init__(self) -> None:
         self.backwards: list[Backward] = []
         """Backwards that are running, the latest last."""
         self._local = threading.local()
@@ -234,17 +224,12 @@ class ThreadState:
         repeating = bool(self.repetitions) and (self.repetitions[-1].whole or self.repetitions[-1].task == task)
         node = current_node()
         if node is None:
-            module = OUTSIDE  # at the end of a backward: a reducer's callback
-            if whole_backward_is_compiled():
-                self._threads.totals.note(_WHOLE_BACKWARD)
-                module = self._threads.totals.unknown
-            return module, "recompute" if repeating else "backward"
+            # At the end of a backward, a reducer's callback; or all of a backward under compiled autograd
+            return OUTSIDE, "recompute" if repeating else "backward"
         number = node_sequence(node)
         if number >= ACCUMULATES_GRADIENT:
             # A leaf's gradient: products done here belong to its hooks, such as an optimizer that runs in the backward.
-            if counted:
-                return OUTSIDE, "optimizer"
-            return self._threads.owner_of(getattr(node, "variable", None)), "backward"
+            return OUTSIDE, "optimizer" if counted else "backward"
         maker = self._backward.maker(number)
         if not (repeating or is_grad_enabled()):
             return maker, "backward"

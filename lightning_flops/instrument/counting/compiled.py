@@ -7,24 +7,24 @@ activation checkpointing asks for. Its size follows from the shapes with which t
 
 from __future__ import annotations
 
+import ast
 import functools
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from lightning_flops.instrument.counting.attribution import Threads, ThreadState
-from lightning_flops.instrument.counting.compiled_flex import flex_calls
 from lightning_flops.instrument.counting.formulas import Unreadable, lookup
 from lightning_flops.instrument.counting.totals import Totals
 from lightning_flops.instrument.module_scope import ModuleNames
-from lightning_flops.instrument.patches import listening, replace
+from lightning_flops.instrument.patches import listen
 from lightning_flops.instrument.torch_private import compiler
 from lightning_flops.instrument.torch_private.autograd import calling_modules, sequence_number
 from lightning_flops.instrument.torch_private.dispatch import modes_off, new_fake_mode
@@ -44,26 +44,6 @@ _TEMPLATE = re.compile(r"triton_tem_|micro_gemm|cutlass_|flex_attention")
 
 FlopsOf = Callable[[Any], int]
 CountUnseen = Callable[[Any, tuple[Any, ...]], bool]
-
-
-def watch(
-    undo: ExitStack,
-    target: Any,
-    name: str,
-    failed: Callable[[Exception], None],
-    *,
-    before: Callable[..., Callable[[], None] | None] | None = None,
-    after: Callable[..., None] | None = None,
-) -> None:
-    """Has us called before or after a function of torch's, which is compiled as without us."""
-    replace(
-        undo,
-        target,
-        name,
-        lambda original: compiler.hide_around(
-            listening(original, before=before, after=after, failed=failed), before, after
-        ),
-    )
 
 
 class CompiledCode:
@@ -98,7 +78,7 @@ class CompiledCode:
         kind = compiler.class_of_generated_graphs()
         if kind is not None and kind not in self._watched:
             self._watched.add(kind)
-            watch(
+            listen(
                 self._undo,
                 kind,
                 "__call__",
@@ -151,7 +131,7 @@ class CompiledCode:
         if compiler.is_compiled(function):
             failed = partial(self._totals.failed, "the beginning of a compiled backward")
             compiler.hide(self._begins)
-            watch(self._undo, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
+            listen(self._undo, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
 
     def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Callable[[], None]:
         """A compiled backward starts with these inputs; returns what to call when it has ended."""
@@ -245,3 +225,69 @@ def _sizes(
                     sizes[flops_of(lookup(node.target).compute(args, kwargs, out))] += 1
     del sizes[0]
     return sizes
+
+
+# ---- flex attention, whose kernels call no operator: inductor keeps the graph they were made from, as text
+
+_ANNOTATED = re.compile(r'(\w+): "(\w+)(?:\[([^\]]*)\]|\((\w+)\))')
+"""A tensor with its dtype and shape, or a number: ``arg0_1: "f32[1, 2, 256, 16][…]cpu"``, ``arg1_1: "Sym(s0)"``."""
+
+_CALL = re.compile(r"= torch\.ops\.higher_order\.(flex_attention(?:_backward)?)(\(.*\));  ")
+
+_DTYPES = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+class _Graph(NamedTuple):
+    """What the text of a graph says."""
+
+    inputs: list[str]
+    tensors: dict[str, tuple[str, str]]
+    """Dtype and sizes of each tensor, as written."""
+    symbols: dict[str, str]
+    """Names of the inputs that are sizes, by the symbols that stand for them."""
+    calls: list[tuple[str, ast.Call]]
+
+
+@functools.lru_cache(maxsize=64)
+def _read(text: str) -> _Graph:
+    own = text.partition("\n    class ")[0]  # the functions on scores and masks follow
+    signature = next((line for line in own.splitlines() if "def forward(" in line), "")
+    inputs = _ANNOTATED.findall(signature)
+    calls = [(name, ast.parse(f"call{written}", mode="eval").body) for name, written in _CALL.findall(own)]
+    return _Graph(
+        [name for name, *_ in inputs],
+        {name: (dtype, sizes) for name, dtype, sizes, symbol in _ANNOTATED.findall(own) if not symbol},
+        {symbol: name for name, _, _, symbol in inputs if symbol},
+        [(name, call) for name, call in calls if isinstance(call, ast.Call)],
+    )
+
+
+def flex_calls(text: str, inputs: Sequence[Any]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The calls of flex attention in a graph that is called with *inputs*: the operator, and its arguments.
+
+    The values of a block mask are read from *inputs*; most other tensors hold none.
+
+    Raises:
+        Unreadable: a shape is not a number, nor one of the graph's inputs.
+    """
+    if "higher_order.flex_attention" not in text:
+        return
+    graph = _read(text)
+    given = dict(zip(graph.inputs, inputs, strict=False))
+    for name, call in graph.calls:
+        yield getattr(torch.ops.higher_order, name), tuple(_value(one, graph, given) for one in call.args)
+
+
+def _value(written: ast.expr, graph: _Graph, given: Mapping[str, Any]) -> Any:
+    if isinstance(written, ast.Tuple):
+        return tuple(_value(one, graph, given) for one in written.elts)
+    if isinstance(written, ast.Constant):
+        return written.value
+    name = written.id if isinstance(written, ast.Name) else ""
+    if name in given or name not in graph.tensors:
+        return given.get(name)
+    dtype, shape = graph.tensors[name]
+    wanted = [given.get(graph.symbols[one], one) if one in graph.symbols else one for one in shape.split(", ")]
+    if not all(str(one).isdigit() for one in wanted):
+        raise Unreadable("it has sizes that the graph computes")
+    return torch.empty([int(one) for one in wanted], dtype=_DTYPES.get(dtype, torch.int32), device="meta")

@@ -19,7 +19,7 @@ from torch import nn
 
 from lightning_flops.instrument import patches
 from lightning_flops.instrument.counting.attribution import Backward, Repetition, Running, Threads, ThreadState
-from lightning_flops.instrument.counting.compiled import CompiledCode, watch
+from lightning_flops.instrument.counting.compiled import CompiledCode
 from lightning_flops.instrument.counting.formulas import formulas_without_operator, watch_functions
 from lightning_flops.instrument.counting.mode import CountingMode, split_work
 from lightning_flops.instrument.counting.totals import Totals
@@ -28,8 +28,8 @@ from lightning_flops.instrument.module_hooks import put_up_hooks
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.torch_private.autograd import (
+    ENGINE_ENTRY,
     NO_GRAPH_TASK,
-    backward_entries,
     checkpoint_codes,
     function_in_forward,
     graph_task_id,
@@ -57,10 +57,6 @@ _OWN_THREAD = (
 _NOT_COUNTED = (
     "Some backwards belong to forwards that ran while nothing was counted: they have no module, and what compiled ones "
     "repeat counts as backward."
-)
-_NO_MODULE_CALLED = (
-    "No module of the model was called while code outside of it was counted. If it was made from the model, by "
-    "torch.compile of a function that calls it or by torch.func.linearize, the model's FLOPs stand under (outside)."
 )
 _OTHER_BITS = {
     "aten.prod": "prod",
@@ -92,7 +88,7 @@ class FlopCounter:
         self._names = ModuleNames(root)
         self._totals = Totals(OUTSIDE if root is None else "")
         self._failed = self._totals.failed
-        self._threads = Threads(self._names.owner_of, self._totals)
+        self._threads = Threads()
         self._compiled = CompiledCode(self._names, self._threads, self._totals, lambda work: split_work(work, halve)[0])
         self._mode = CountingMode(self._threads, self._totals, self._compiled, halve_causal=halve)
         self._lock = threading.RLock()
@@ -178,15 +174,14 @@ class FlopCounter:
         undo.enter_context(watch_functions(self._mode.enter_function, self._mode.leave_function))
         begins, ends = listeners_of_repetitions(self._threads)
         at_backward = partial(self._failed, "the beginning of a backward")
-        for module, name in backward_entries():
-            watch(undo, module, name, at_backward, before=self._backward_begins)
+        patches.listen(undo, torch.autograd, ENGINE_ENTRY, at_backward, before=self._backward_begins)
         at_begin, at_end = (partial(self._failed, f"the {one} of a repeated forward") for one in ("beginning", "end"))
         for manager in (torch.enable_grad, torch.set_grad_enabled):
-            watch(undo, manager, "__enter__", at_begin, after=begins)
-            watch(undo, manager, "__exit__", at_end, before=ends)
+            patches.listen(undo, manager, "__enter__", at_begin, after=begins)
+            patches.listen(undo, manager, "__exit__", at_end, before=ends)
         graph = getattr(torch.cuda, "CUDAGraph", None)
         if graph is not None and hasattr(graph, "replay"):
-            watch(undo, graph, "replay", partial(self._failed, "a replayed CUDA graph"), before=self._replays)
+            patches.listen(undo, graph, "replay", partial(self._failed, "a replayed CUDA graph"), before=self._replays)
 
     # ---- what the loop says
 
@@ -303,8 +298,6 @@ class FlopCounter:
     def _afterthoughts(self) -> Iterator[str]:
         """Sentences about all that was counted."""
         totals = self._totals
-        if self._root is not None and not totals.calls and totals.only_outside():
-            yield _NO_MODULE_CALLED
         for name in formulas_without_operator():
             yield f"A FLOP formula is registered for {name}, and torch knows no operator of that name."
         if names := sorted(totals.operators().intersection(_OTHER_BITS)):

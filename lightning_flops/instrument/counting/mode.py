@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import is_grad_enabled
+from torch.fx import GraphModule, Interpreter, Node
 
 from lightning_flops.instrument.counting.attribution import Repetition, Threads, ThreadState
 from lightning_flops.instrument.counting.compiled import CompiledCode
 from lightning_flops.instrument.counting.formulas import Entry, Work, hides_flops
 from lightning_flops.instrument.counting.formulas.contract import tensors_in, whole_flops
-from lightning_flops.instrument.counting.higher_order import runs_only_functions, with_seen_functions
 from lightning_flops.instrument.counting.totals import Cell, Totals
 from lightning_flops.instrument.counting.traffic import Operator, bytes_of, dtype_name, elements_of, needs_gradient
-from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, function_in_forward
+from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, function_in_forward, graph_task_id
 from lightning_flops.instrument.torch_private.compiler import hide
 from lightning_flops.instrument.torch_private.dispatch import (
     DispatchMode,
@@ -25,16 +25,29 @@ from lightning_flops.instrument.torch_private.dispatch import (
     hands_over,
     is_fake,
     is_pushed,
+    is_traced,
     keys_of_python_kernel,
     pushed,
     run_python_kernel,
 )
+from lightning_flops.instrument.torch_private.operators import higher_order_name
 from lightning_flops.records import OUTSIDE, FlopPhase
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 
 _FORWARDS = ("forward", "recompute")
+
+_CONTROL_FLOW = frozenset(
+    (
+        "cond while_loop while_loop_stack_output scan map_impl associative_scan strict_mode hints_wrapper "
+        "invoke_subgraph wrap"
+    ).split()
+)
+
+_FLEX_BACKWARD = "flex_attention_backward"
+_REPEATS_FORWARD = 7
+"""Position of the function with which that one repeats the forward."""
 
 
 class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
@@ -75,8 +88,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             operator = self._operators.get(func) or self._operators.setdefault(func, Operator(func))
             counts = not operator.moves_nothing or operator.sized_by_values is not None
             if operator.higher_order:
-                counts = not (operator.listed and runs_only_functions(func))
-                args = with_seen_functions(self, func, args, self._repeating)
+                counts = not (operator.listed and higher_order_name(func) in _CONTROL_FLOW and not is_traced())
+                args = self._with_seen_functions(func, args)
             for kind in types if counts or not operator.higher_order else ():
                 if hands_over(kind):
                     return NotImplemented
@@ -113,6 +126,38 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             out = run_python_kernel(operator.function, keys, args, kwargs, None if operator.counted else self)
         self._add(operator, args, kwargs, out, moves=keys is None or operator.counted)
         return out
+
+    # ---- functions that operators are handed. Higher-order operators call them below the mode that sees the operator,
+    # so each is handed over in a wrapper that has the mode see what it runs. Control flow runs nothing else; attention
+    # with a function on its scores or its mask has a formula for the rest.
+
+    def _with_seen_functions(self, operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a higher-order operator, with functions that this mode, whose handler runs, sees at work."""
+        name = higher_order_name(operator)
+        if (name not in _CONTROL_FLOW and name not in ("flex_attention", _FLEX_BACKWARD)) or is_traced():
+            return args
+
+        def seen(value: Any, again: bool) -> Any:
+            if isinstance(value, tuple):  # a block mask, of which one part is its function
+                return tuple(seen(item, again) for item in value)
+            is_function = callable(value) and not isinstance(value, (torch.Tensor, type))
+            return self._seen(value, again) if is_function else value
+
+        backward = name == _FLEX_BACKWARD
+        return tuple(seen(value, backward and place == _REPEATS_FORWARD) for place, value in enumerate(args))
+
+    def _seen(self, function: Any, again: bool) -> Callable[..., Any]:
+        joint = graph_task_id() != NO_GRAPH_TASK and isinstance(function, GraphModule)
+        joint = joint and any(map(_is_forward, function.graph.nodes))
+
+        def run(*args: Any) -> Any:
+            with pushed(self):
+                if joint:
+                    return _Joint(function, self._repeating).run(*args)
+                with self._repeating() if again else nullcontext():
+                    return function(*args)
+
+        return run
 
     @contextmanager
     def _repeating(self) -> Iterator[None]:
@@ -276,3 +321,27 @@ def split_work(work: int | Work, halve_causal: bool) -> tuple[int, int, int, int
         flops //= 2
         repeated //= 2
     return flops, own, repeated, again
+
+
+def _is_forward(node: Node) -> bool:
+    """Whether torch has written on a node that it is of the forward, in a graph that has the backward as well."""
+    return node.op == "call_function" and node.meta.get("partitioner_tag") == "is_forward"
+
+
+class _Joint(Interpreter):
+    """Runs a graph that repeats a forward for its backward, and says which is which."""
+
+    def __init__(self, graph: GraphModule, repeating: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False  # an error's words are those that the graph's own code would have
+        self._repeating = repeating
+
+    def run_node(self, n: Node) -> Any:
+        """One call of the graph's."""
+        with self._repeating() if _is_forward(n) else nullcontext():
+            return super().run_node(n)
+
+    def output(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The graph's result, in a plain list where its own code has one: callers compare the kinds."""
+        result = super().output(target, args, kwargs)
+        return list(result) if isinstance(result, list) else result

@@ -17,7 +17,7 @@ import torch
 
 from lightning_flops.instrument.counting.formulas import Unreadable, Work, lookup
 from lightning_flops.instrument.counting.formulas.contract import tensors_in
-from lightning_flops.instrument.counting.formulas.free_operators import says_heavy
+from lightning_flops.instrument.counting.formulas.registry import says_heavy
 from lightning_flops.instrument.counting.traffic import bytes_of, dtype_name
 from lightning_flops.instrument.torch_private.operators import is_composite, overloads_named, schema_of
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork

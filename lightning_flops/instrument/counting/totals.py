@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, OperatorCell, PhaseFlops, UncountedOperator
+from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, PhaseFlops, UncountedOperator
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
@@ -108,11 +108,6 @@ class Totals:
     def operators(self) -> set[str]:
         """Names of the operators that ran."""
         return {operator for _, _, operator, _ in list(self._cells)}
-
-    def only_outside(self) -> bool:
-        """Whether forwards ran, and all of them outside of the model."""
-        cells = list(self._cells.items())
-        return {module for (module, phase, *_), cell in cells if phase == "forward" and cell.flops} == {OUTSIDE}
 
     def record(self, more_notes: Iterable[str]) -> FlopRecord:
         """All of it."""

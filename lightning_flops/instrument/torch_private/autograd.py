@@ -30,17 +30,15 @@ current_node: Callable[[], Any] = take("torch._C:_current_autograd_node")
 sequence_number: Callable[[], int] = take("torch.autograd:_get_sequence_nr")
 """Number that the next autograd node made on this thread will have."""
 
+ENGINE_ENTRY = "_engine_run_backward"
+"""The function of ``torch.autograd`` through which every backward goes."""
+
 _ENGINE_CODE: CodeType | None = take("torch.autograd.graph:_engine_run_backward.__code__")
 _APPLY_CODE: CodeType | None = optional("torch.autograd:Function.apply.__func__.__code__")()
 """None from torch 2.14 on, where no code of Python's calls a function's forward."""
 
 _Context: Any = take("torch.autograd.function:BackwardCFunction")
 _WRAPPED_CALL_CODE: CodeType | None = take("torch.nn:Module._wrapped_call_impl.__code__")
-
-
-def backward_entries() -> tuple[tuple[Any, str], ...]:
-    """The functions through which every backward goes, each as a module and a name in it."""
-    return ((torch.autograd, "_engine_run_backward"),)
 
 
 def _codes_in(function: Any, name: str) -> list[CodeType]:

@@ -97,12 +97,6 @@ def backward_graph(function: Any) -> torch.fx.Graph:
     return graph
 
 
-def whole_backward_is_compiled() -> bool:
-    """Whether all of the backward that runs now is compiled code: then autograd runs no nodes."""
-    module = sys.modules.get("torch._dynamo.compiled_autograd")
-    return bool(getattr(module, "in_compiled_autograd_region", False))
-
-
 # ---- inductor's generated code
 
 _INDUCTOR = "torch._inductor.output_code"

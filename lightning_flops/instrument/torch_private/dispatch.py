@@ -120,10 +120,6 @@ def _stack_changes() -> None:
         each.stack_changes(frame)
 
 
-def _is_ours(mode: object) -> bool:
-    return type(mode).__module__.partition(".")[0] == __name__.partition(".")[0]
-
-
 def push(mode: DispatchMode) -> None:
     """Puts *mode* on top of this thread's stack."""
     _push(mode)
@@ -136,7 +132,7 @@ def push_under_others(mode: DispatchMode) -> None:
     Whoever leaves a mode takes the topmost one off, which may be another one if that was pushed meanwhile.
     """
     above = []
-    while _length() and not _is_ours(_mode_at(_length() - 1)):
+    while _length() and not type(_mode_at(_length() - 1)).__module__.startswith("lightning_flops."):
         above.append(_pop(None))
     for each in (mode, *reversed(above)):
         _push(each)

@@ -9,9 +9,10 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -20,10 +21,10 @@ from torch import distributed, nn
 from torch.profiler import ProfilerActivity, record_function
 
 from lightning_flops.instrument.module_hooks import put_up_hooks
-from lightning_flops.instrument.patches import replace
+from lightning_flops.instrument.module_scope import ModuleNames
+from lightning_flops.instrument.patches import listen
 from lightning_flops.instrument.torch_private import profiling
-from lightning_flops.instrument.tracing.module_marks import ModuleMarks
-from lightning_flops.records import METADATA_KEY, StepSignature, TracedStepRecord, phase_mark
+from lightning_flops.records import METADATA_KEY, StepSignature, TracedStepRecord, module_mark, phase_mark
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
@@ -41,18 +42,10 @@ class StepTracer:
     *root*, which computes on *device*, is the model whose modules are marked; the other arguments are torch.profiler's.
     """
 
-    def __init__(
-        self,
-        root: nn.Module,
-        *,
-        device: torch.device,
-        record_shapes: bool = False,
-        profile_memory: bool = False,
-        with_stack: bool = False,
-    ) -> None:
+    def __init__(self, root: nn.Module, *, device: torch.device, **settings: bool) -> None:
         self._root = root
         self._device = device
-        self._settings = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
+        self._settings = settings
         self._folder: str | None = None
         self._profiler: Any = None
         """One that was prepared."""
@@ -105,8 +98,8 @@ class StepTracer:
         if len(self._marks) > 1:
             self._marks.pop().__exit__(None, None, None)
 
-    def stop(self, signature: StepSignature) -> TracedStepRecord | None:
-        """The last step, of this *signature*, is over: what was recorded; everything is removed from torch."""
+    def stop(self, *signatures: StepSignature) -> TracedStepRecord | None:
+        """The steps of these *signatures* are over: what was recorded; everything is removed from torch."""
         record = None
         if not self._recording:
             return None
@@ -118,7 +111,7 @@ class StepTracer:
                 self._profiler.stop_trace()
             profiler, self._profiler, self._recording = self._profiler, None, False
             record = TracedStepRecord(
-                index=self._first_index, signature=signature, process=os.getpid(), path=self._export(profiler)
+                index=self._first_index, signatures=signatures, process=os.getpid(), path=self._export(profiler)
             )
             events = profiler.profiler.kineto_results.events()
             if self._device.type != "cpu" and all(event.device_type().name == "CPU" for event in events):
@@ -159,13 +152,16 @@ class StepTracer:
         try:
             yield
         except Exception as error:
-            logger.debug("a step could not be traced", exc_info=True)
-            self._lose(f"torch.profiler failed ({words_of(error)}).")
+            self._cannot_trace(error)
+
+    def _cannot_trace(self, error: Exception) -> None:
+        logger.debug("a step could not be traced", exc_info=error)
+        self._lose(f"torch.profiler failed ({words_of(error)}).")
 
     def _put_up(self) -> None:
-        marks = ModuleMarks(self._root)
+        marks = _ModuleMarks(self._root)
         for name in profiling.functions_that_set_up():
-            replace(self._undo, autograd_profiler, name, self._stand_aside)
+            listen(self._undo, autograd_profiler, name, self._cannot_trace, before=self._stand_aside)
         put_up_hooks(self._undo, marks.enter, marks.leave)
         self._is_up = True
 
@@ -197,13 +193,9 @@ class StepTracer:
             return False
         return True
 
-    def _stand_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(*args: Any, **kwargs: Any) -> Any:
-            if not self._ours:
-                self._lose("another profiler was set up meanwhile, and torch runs one at a time.")
-            return original(*args, **kwargs)
-
-        return begin
+    def _stand_aside(self, *args: Any, **kwargs: Any) -> None:
+        if not self._ours:
+            self._lose("another profiler was set up meanwhile, and torch runs one at a time.")
 
     @contextmanager
     def _by_us(self) -> Iterator[None]:
@@ -242,3 +234,41 @@ def _silent_kineto() -> Iterator[None]:
     finally:
         if before is None:
             os.environ.pop(_LOG_LEVEL, None)
+
+
+class _ModuleMarks:
+    """Marks the forward of every module below the root, on every thread, and those that a backward repeats."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._names = ModuleNames(root)
+        self._texts: dict[str, str] = {}
+        self._local = threading.local()
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        """A forward begins."""
+        # enter and leave run for every module of the step, so they make few calls.
+        try:
+            stack = self._local.stack
+        except AttributeError:
+            stack = self._local.stack = []
+        name = self._names.name_for(module, stack[-1][1] if stack else "")
+        if name is None:
+            return
+        text = self._texts.get(name)
+        if text is None:
+            text = self._texts[name] = module_mark(name)
+        # The mark of the phase is the root's. A second one would cross it: hooks of every module run before a module's
+        # own, at both ends of a forward.
+        mark = profiling.new_mark(text) if name else nullcontext()
+        mark.__enter__()
+        stack.append((module, name, mark))
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A forward ends."""
+        stack: list[Any] = getattr(self._local, "stack", [])
+        for depth in range(len(stack) - 1, -1, -1):
+            if stack[depth][0] is module:
+                # The forwards above it ended by an error that skips hooks.
+                while len(stack) > depth:
+                    stack.pop()[2].__exit__(None, None, None)
+                return

@@ -86,14 +86,13 @@ class TraceCycles:
         tracer = self._tracer
         if tracer is None or self.over or not self._signatures:
             return
-        different = next((one for one in self._signatures if not self._is_alike(one)), None)
-        record = tracer.stop(self._signatures[-1] if different is None else different)
+        record = tracer.stop(*self._signatures)
         if record is not None:
             self.traces.append(record)
+        self._alike |= all(map(self._is_alike, self._signatures))
         self._signatures.clear()
         self._position = 0
         self._cycles += 1
-        self._alike |= different is None
         enough = self._cycles >= self._schedule.repeat and (self._alike or self._cycles >= _LEAST_TRIES)
         self.over = enough or tracer.lost is not None
 

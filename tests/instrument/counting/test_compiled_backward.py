@@ -15,7 +15,6 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.instrument.counting.compiled import repeated_products
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.torch_private import compiler
-from lightning_flops.records import OUTSIDE, PhaseFlops
 
 BATCH, INPUTS, HIDDEN, OUTPUTS = 3, 5, 7, 11
 FIRST, SECOND = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * OUTPUTS
@@ -69,42 +68,3 @@ def test_a_backward_that_cannot_be_read_counts_as_backward_and_a_note_says_so(mo
     assert counts.backward == FIRST + 2 * SECOND + FIRST + SECOND
     (note,) = counts.notes
     assert note.startswith("What the compiled backward of the root repeats of its forward could not be read apart")
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
-def test_a_backward_compiled_as_a_whole_is_the_roots_and_a_note_says_so() -> None:
-    torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, OUTPUTS))
-    x = torch.randn(BATCH, INPUTS)
-
-    def step() -> None:
-        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-            model(x).sum().backward()
-
-    step()
-    with FlopCounter(model) as counter:
-        step()
-    counts = FlopCounts(counter.record())
-    assert counts.by_module()[""] == PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND)
-    assert counts.by_module()["0"] == PhaseFlops(forward=FIRST)
-    assert OUTSIDE not in counts.by_module()
-    (note,) = counts.notes
-    assert "compiled autograd" in note
-
-
-def test_a_function_compiled_around_the_model_is_outside_of_it_and_a_note_says_so() -> None:
-    torch._dynamo.reset()
-    model = nn.Linear(INPUTS, HIDDEN)
-    x = torch.randn(BATCH, INPUTS)
-
-    @torch.compile(backend="eager")
-    def loss() -> Any:
-        return model(x).sum()
-
-    loss().backward()
-    with FlopCounter(model) as counter:
-        loss().backward()
-    counts = FlopCounts(counter.record())
-    assert counts.by_module()[OUTSIDE] == PhaseFlops(forward=FIRST, backward=FIRST)
-    (note,) = counts.notes
-    assert "torch.compile of a function" in note

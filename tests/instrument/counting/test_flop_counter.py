@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -12,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.instrument.counting import compiled as compiled_code
-from lightning_flops.instrument.counting.compiled_flex import flex_calls
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.formulas import Work, custom, lookup, register_flop_formula, registry
+from lightning_flops.pytorch import count_flops
 from lightning_flops.records import OUTSIDE, PhaseBytes, PhaseFlops
 
 BATCH = 2
@@ -305,7 +307,7 @@ class GraphModule(torch.nn.Module):
 
     class fw_graph0(torch.nn.Module):
 """  # noqa: E501
-    ((operator, args),) = flex_calls(text, [6, torch.empty(2, 6, 16)])
+    ((operator, args),) = compiled_code.flex_calls(text, [6, torch.empty(2, 6, 16)])
     work = lookup(operator).compute(args, {}, None)
     scores = 2 * 4 * 6 * 6
     assert (work, args[0].dtype) == (Work(scores * 4 * 2 * 8, recompute=scores * 2 * 8), torch.bfloat16)
@@ -389,3 +391,20 @@ def test_threads_that_follow_each_other_do_not_get_each_others_backwards() -> No
     by_module = FlopCounts(counter.record()).by_module()
     # The layer that comes first, in one thread the one and in the other the other, needs no gradient of its input.
     assert by_module["first"] == by_module["second"] == PhaseFlops(forward=2 * product, backward=(1 + 2) * product)
+
+
+def test_kept_counts_keep_no_model_and_no_garbage_collection_is_needed_for_it() -> None:
+    model = two_layers()
+    with FlopCounter(model):
+        pass  # what a first time imports leaves frames behind
+    gc.collect()
+    gc.disable()
+    try:
+        with count_flops(model) as counts:
+            model(batch()).sum().backward()
+        alive = weakref.ref(model)
+        del model
+        assert alive() is None
+        assert counts.forward == FIRST + SECOND
+    finally:
+        gc.enable()

@@ -13,6 +13,7 @@ from tests.instrument.counting.recording import meta, operator, work_of
 
 def work_by_name(name: str, out: Any, given: dict[str, Any]) -> Work:
     """What the formula says of a call with the *given* arguments, put where the operator's schema has them."""
+    name = name.partition(",")[0]
     schema = operator(name)._schema
     assert set(given) <= {argument.name for argument in schema.arguments}, schema
     args = [given.get(argument.name) for argument in schema.arguments if not argument.kwarg_only]
@@ -45,6 +46,17 @@ ATTENTION = {"query": HEADS, "key": HEADS, "value": HEADS}
 # 4 samples of 5 steps with 8 features, hidden size 6, one layer
 STEPS = meta(4, 5, 8)
 TOKENS = 4 * 5
+# Two layers in both directions: matrices and biases in cuDNN's order
+LSTM_WEIGHTS = [meta(*shape) for inputs in (8, 12) for _ in range(2) for shape in ((24, inputs), (24, 6), (24,), (24,))]
+LSTM = 2 * TOKENS * 2 * 24 * (8 + 6 + 12 + 6)
+PROJECTED = [meta(*shape) for shape in ((24, 8), (24, 3), (24,), (24,), (3, 6))]
+# A linear layer of 8 to 16 on 2 × 4 rows
+ROWS, WEIGHT, ROWS_OUT = meta(2, 4, 8), meta(16, 8), meta(2, 4, 16)
+LINEAR = 2 * 8 * 8 * 16
+# Numbers of 8 bits and pairs of numbers of 4
+EIGHT, FOUR = torch.float8_e4m3fn, torch.float4_e2m1fn_x2
+# A 16 × 64 matrix of which half is stored, by 64 × 8
+STORED, STORED_BY = meta(16, 32), 2 * 16 * 32 * 8
 N, BATCH = 6, 2
 SQUARES, COLUMNS = meta(BATCH, N, N), meta(BATCH, N, 3)
 BOTH, WEIGHT_ONLY = [True, True, True], [False, True, True]
@@ -151,6 +163,84 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
         None,
         32 * 4 * (4 + 9),
     ),
+    **{f"aten::{name}_rnn": ({"input": STEPS, "weight": LSTM_WEIGHTS}, None, LSTM) for name in ("_cudnn", "miopen")},
+    "aten::_cudnn_rnn,packed": ({"input": meta(11, 8), "weight": LSTM_WEIGHTS}, None, LSTM * 11 // 20),
+    "aten::_cudnn_rnn,projected": (
+        {"input": STEPS, "weight": PROJECTED},
+        None,
+        2 * TOKENS * (24 * (8 + 3) + 3 * 6),
+    ),
+    # A backward walks the sequence, and then makes the weights' gradients, which need that walk too.
+    **{
+        f"aten::{name}_rnn_backward,{mask}": (
+            {"input": STEPS, "weight": LSTM_WEIGHTS, "output_mask": [bool(int(one)) for one in mask]},
+            None,
+            forwards * LSTM,
+        )
+        for name in ("_cudnn", "miopen")
+        for mask, forwards in (("1111", 2), ("1110", 1), ("0001", 2), ("0000", 0))
+    },
+    **{
+        f"aten::{name}": ({"weight": KERNEL}, IMAGES_OUT, CONVOLUTION)
+        for name in (
+            "cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu miopen_convolution "
+            "miopen_depthwise_convolution miopen_convolution_relu _conv_depthwise2d _slow_conv2d_forward"
+        ).split()
+    },
+    "aten::mkldnn_convolution": ({"self": IMAGES, "weight": KERNEL}, IMAGES_OUT, CONVOLUTION),
+    "mkldnn::_convolution_pointwise": ({"X": IMAGES, "W": KERNEL}, IMAGES_OUT, CONVOLUTION),
+    "mkldnn::_convolution_pointwise.binary": ({"X": IMAGES, "W": KERNEL}, IMAGES_OUT, CONVOLUTION),
+    "aten::cudnn_convolution_transpose": ({"self": IMAGES, "weight": TURNED}, None, TRANSPOSED),
+    "aten::miopen_convolution_transpose": ({"self": IMAGES, "weight": TURNED}, None, TRANSPOSED),
+    "mkldnn::_convolution_transpose_pointwise": ({"X": IMAGES, "W": TURNED}, None, TRANSPOSED),
+    "aten::matmul,broadcast": ({"self": meta(2, 1, 3, 4), "other": meta(6, 4, 5)}, None, 2 * 6 * PRODUCT),
+    "aten::matmul,a vector": ({"self": meta(4), "other": meta(6, 4, 5)}, None, 6 * 2 * 4 * 5),
+    "aten::matmul,by a vector": ({"self": meta(6, 3, 4), "other": meta(4)}, None, 6 * 2 * 3 * 4),
+    "aten::mm.dtype": ({"self": LEFT, "mat2": RIGHT}, None, PRODUCT),
+    "aten::mm.out": ({"self": LEFT, "mat2": RIGHT}, None, PRODUCT),
+    "aten::bmm.dtype": ({"self": LEFTS, "mat2": RIGHTS}, None, 7 * PRODUCT),
+    "aten::matmul_backward": ({"self": LEFT, "other": RIGHT, "mask": [True, True]}, None, 2 * PRODUCT),
+    "aten::matmul_backward,one": ({"self": LEFT, "other": RIGHT, "mask": [True, False]}, None, PRODUCT),
+    "aten::linear_backward": ({"self": ROWS, "weight": WEIGHT, "output_mask": BOTH}, None, 2 * LINEAR),
+    "aten::linear_backward,weight": ({"self": ROWS, "weight": WEIGHT, "output_mask": WEIGHT_ONLY}, None, LINEAR),
+    "aten::mkldnn_linear_backward": ({"self": ROWS, "weight": WEIGHT, "output_mask": WEIGHT_ONLY}, None, LINEAR),
+    "aten::mkldnn_linear_backward_input": ({"grad_output": ROWS_OUT, "weight": WEIGHT}, None, 2 * 8 * 16 * 8),
+    "aten::mkldnn_linear": ({"self": ROWS, "weight": WEIGHT}, None, LINEAR),
+    "mkldnn::_linear_pointwise": ({"X": ROWS}, ROWS_OUT, LINEAR),
+    "mkl::_mkl_linear": ({"X": ROWS}, ROWS_OUT, LINEAR),
+    **{
+        f"{name}": ({schema_name: ROWS}, ROWS_OUT, LINEAR)
+        for name, schema_name in {
+            "aten::_weight_int4pack_mm": "self",
+            "aten::_weight_int4pack_mm_for_cpu": "self",
+            "quantized::int4mm_packed_weight_cpu": "self",
+            "aten::_dyn_quant_matmul_4bit": "inp",
+            "aten::_mixed_dtypes_linear": "input",
+        }.items()
+    },
+    "inductor::_mm_plus_mm": (
+        {"a": LEFT, "b": RIGHT, "c": meta(3, 6), "d": meta(6, 5)},
+        None,
+        PRODUCT + 2 * 3 * 6 * 5,
+    ),
+    **{
+        f"aten::{name}": ({"self": meta(16, 32, dtype=EIGHT), "mat2": meta(32, 8, dtype=EIGHT)}, None, 2 * 16 * 32 * 8)
+        for name in ("_scaled_mm", "_scaled_mm_v2")
+    },
+    "aten::_scaled_mm,four bits": (
+        {"self": meta(16, 32, dtype=FOUR), "mat2": meta(32, 8, dtype=FOUR)},
+        None,
+        2 * 16 * 64 * 8,
+    ),
+    "aten::_scaled_grouped_mm": (
+        {"self": meta(16, 32, dtype=EIGHT), "mat2": meta(2, 32, 8, dtype=EIGHT), "offs": torch.tensor([4, 16])},
+        None,
+        2 * 16 * 32 * 8,
+    ),
+    "aten::_sparse_semi_structured_mm": ({"mat1": STORED}, meta(16, 8), STORED_BY),
+    "aten::_sparse_semi_structured_addmm": ({"mat1": STORED}, meta(16, 8), STORED_BY),
+    "aten::_sparse_semi_structured_linear": ({"weight": STORED}, meta(8, 16), STORED_BY),
+    "aten::_cslt_sparse_mm": ({"dense_B": meta(64, 8)}, meta(16, 8), STORED_BY),
     "symm_mem::_async_input_mm": ({"a": LEFT, "b": RIGHT}, None, PRODUCT),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -27,41 +26,6 @@ def test_a_gradient_penalty_through_a_convolution_counts_every_product() -> None
     assert total_flops(gradient.square().sum().backward) == 2 * one
 
 
-def test_backends_count_alike() -> None:
-    values, weight, out = meta(2, 4, 8, 8), meta(6, 2, 3, 3), meta(2, 6, 6, 6)
-    expected = 2 * out.numel() * 2 * 9
-    sizes = ([0, 0], [1, 1], [1, 1], 2)
-    for name, arguments in {
-        "aten::cudnn_convolution": (*sizes, False, False, True),
-        "aten::miopen_convolution": (*sizes, False, False),
-        "aten::miopen_depthwise_convolution": (*sizes, False, False),
-        "aten::mkldnn_convolution": sizes,
-        "aten::cudnn_convolution_relu": (None, [1, 1], [0, 0], [1, 1], 2),
-        "aten::miopen_convolution_relu": (None, [1, 1], [0, 0], [1, 1], 2),
-        "aten::cudnn_convolution_add_relu": (meta(2, 6, 6, 6), 1.0, None, [1, 1], [0, 0], [1, 1], 2),
-        "aten::_conv_depthwise2d": ([3, 3], None, [1, 1], [0, 0], [1, 1]),
-        "aten::_slow_conv2d_forward": ([3, 3], None, [1, 1], [0, 0]),
-        "mkldnn::_convolution_pointwise": (None, *sizes, "none", [], ""),
-    }.items():
-        if name.startswith("aten::miopen_convolution_") or name in (
-            "aten::miopen_convolution",
-            "aten::mkldnn_convolution",
-        ):
-            arguments = (None, *arguments) if arguments[0] is not None else arguments
-        assert work_of(name, values, weight, *arguments, out=out).flops == expected, name
-
-
-def test_transposed_backends_count_from_the_input() -> None:
-    values, weight, out = meta(2, 4, 5, 5), meta(4, 3, 3, 3), meta(2, 6, 7, 7)
-    expected = 2 * values.numel() * 3 * 9
-    cudnn = (values, weight, [0, 0], [0, 0], [1, 1], [1, 1], 2, False, False, True)
-    assert work_of("aten::cudnn_convolution_transpose", *cudnn, out=out).flops == expected
-    miopen = (values, weight, None, [0, 0], [0, 0], [1, 1], [1, 1], 2, False, False)
-    assert work_of("aten::miopen_convolution_transpose", *miopen, out=out).flops == expected
-    compiled: tuple[Any, ...] = (values, weight, None, [0, 0], [0, 0], [1, 1], [1, 1], 2, "none", [], "")
-    assert work_of("mkldnn::_convolution_transpose_pointwise", *compiled, out=out).flops == expected
-
-
 @pytest.mark.parametrize(
     ("mask", "products"),
     [([True, True, True], 2), ([False, True, True], 1), ([True, False, True], 1), ([False] * 3, 0)],
@@ -73,12 +37,6 @@ def test_a_convolutions_backward_counts_the_gradients_asked_for(mask: list[bool]
     assert work_of("aten::convolution_backward", *plain).flops == products * one
     overrideable = (grad, values, weight, [1, 1], [0, 0], [1, 1], False, [0, 0], 2, mask)
     assert work_of("aten::convolution_backward_overrideable", *overrideable).flops == products * one
-
-
-def test_a_compiled_binary_form_finds_its_weight_behind_the_other_operand() -> None:
-    values, other, weight = meta(2, 4, 8, 8), meta(2, 6, 6, 6), meta(6, 4, 3, 3)
-    arguments: tuple[Any, ...] = (values, other, weight, None, [0, 0], [1, 1], [1, 1], 1, "add", None, None, [], None)
-    assert work_of("mkldnn::_convolution_pointwise.binary", *arguments, out=other).flops == 2 * other.numel() * 4 * 9
 
 
 def test_a_time_major_convolution_counts_its_taps() -> None:

@@ -81,17 +81,6 @@ def test_a_users_formula_wins_over_ours() -> None:
     assert work_of("aten::mm", meta(3, 4), meta(4, 5)).flops == 7
 
 
-def test_a_formula_may_come_before_its_operator() -> None:
-    register_flop_formula("formulatest::not_yet", lambda args, kwargs, out: 11)
-    library: Any = torch.library.Library(  # type: ignore[no-untyped-call]
-        "formulatest", "FRAGMENT"
-    )
-    library.define("not_yet(Tensor a) -> Tensor")
-    library.impl("not_yet", lambda a: a + 1, "CompositeExplicitAutograd")
-    run = torch.ops.formulatest.not_yet
-    assert flops_by_operator(lambda: run(torch.ones(2))) == {"formulatest.not_yet": 11}
-
-
 def test_formulas_registered_with_torch_are_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils import flop_counter
 
@@ -252,19 +241,6 @@ def test_an_operator_of_integers_hides_flops_where_its_name_speaks_of_a_product(
         "aten.grammar",
     ):
         assert not hides_flops(name, numbers, {}, numbers[0]), name
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64]
-)
-def test_an_operator_that_takes_or_makes_numbers_with_a_point_hides_flops(dtype: torch.dtype) -> None:
-    numbers, indexes = meta(5, dtype=dtype), meta(5, dtype=torch.int64)
-    assert hides_flops("mylib.f", (numbers,), {}, None)
-    assert hides_flops("mylib.f", ([indexes, numbers],), {}, indexes)
-    assert hides_flops("mylib.f", (), {"scale": numbers}, indexes)
-    assert hides_flops("mylib.f", (indexes,), {}, numbers)
-    assert hides_flops("mylib.f", (indexes,), {}, (indexes, numbers))
-    assert not hides_flops("mylib.f", (indexes, [indexes], 1.5), {"like": indexes}, (indexes, indexes))
 
 
 def test_a_number_stands_for_a_formula_and_0_says_that_an_operator_is_free() -> None:

@@ -81,35 +81,6 @@ def test_products_cost_the_same_without_gradients_and_in_inference_mode(name: st
         assert total_flops(run) == sum(expected.values())
 
 
-def test_matmul_as_one_operator_broadcasts_and_takes_vectors() -> None:
-    assert work_of("aten::matmul", meta(2, 1, 3, 4), meta(6, 4, 5)).flops == 2 * 6 * 120
-    assert work_of("aten::matmul", meta(4), meta(6, 4, 5)).flops == 6 * 2 * 4 * 5
-    assert work_of("aten::matmul", meta(6, 3, 4), meta(4)).flops == 6 * 2 * 3 * 4
-    assert total_flops(lambda: torch.inner(leaf(2, 4), leaf(3, 4))) == 2 * 2 * 4 * 3
-
-
-def test_backwards_as_one_operator_count_the_gradients_asked_for() -> None:
-    both, weight_only = [True, True, True], [False, True, True]
-    values, grad, weight = meta(2, 4, 8), meta(2, 4, 16), meta(16, 8)
-    assert work_of("aten::linear_backward", values, grad, weight, both).flops == 2 * 2048
-    assert work_of("aten::linear_backward", values, grad, weight, weight_only).flops == 2048
-    assert work_of("aten::mkldnn_linear_backward", values, grad, weight, weight_only).flops == 2048
-    assert work_of("aten::mkldnn_linear_backward_input", [2, 4, 8], grad, weight).flops == 2048
-    assert work_of("aten::mkldnn_linear_backward_weights", grad, values, weight, True).flops == 2048
-    matmul_backward = ("aten::matmul_backward", meta(3, 5), meta(3, 4), meta(4, 5))
-    assert work_of(*matmul_backward, [True, True]).flops == 240
-    assert work_of(*matmul_backward, [True, False]).flops == 120
-
-
-def test_overloads_are_counted_alike() -> None:
-    left, right, out = meta(3, 4), meta(4, 5), meta(3, 5)
-    assert work_of("aten::mm.dtype", left, right, torch.float32).flops == 120
-    assert work_of("aten::mm.out", left, right, out=out).flops == 120
-    assert work_of("aten::addmm.dtype", meta(5), left, right, torch.float32).flops == 120
-    assert work_of("aten::bmm.dtype", meta(2, 3, 4), meta(2, 4, 5), torch.float32).flops == 240
-    assert lookup(operator("aten::mm.out")).name == "aten.mm"
-
-
 GROUPED = {
     "rows": ((10, 16), (2, 16, 8), [4, 10], 2 * 10 * 16 * 8),
     "rows behind the last offset": ((10, 16), (2, 16, 8), [4, 7], 2 * 7 * 16 * 8),
@@ -140,57 +111,6 @@ def test_a_grouped_product_costs_its_forward_twice_in_the_backward() -> None:
     offsets = torch.tensor([8, 16], dtype=torch.int32)
     forward = 2 * 16 * 16 * 8
     assert forward_and_backward(lambda: F.grouped_mm(rows, weights, offs=offsets)) == (forward, 2 * forward)
-
-
-def test_scaled_products_count_like_others() -> None:
-    eight_bit = torch.float8_e4m3fn
-    left, right = meta(16, 32, dtype=eight_bit), meta(32, 8, dtype=eight_bit)
-    assert work_of("aten::_scaled_mm", left, right, meta(1), meta(1)).flops == 2 * 16 * 32 * 8
-    assert work_of("aten::_scaled_mm_v2", left, right).flops == 2 * 16 * 32 * 8
-    ends = torch.tensor([4, 16], dtype=torch.int32)
-    stack = meta(2, 32, 8, dtype=eight_bit)
-    assert work_of("aten::_scaled_grouped_mm", left, stack, meta(16), meta(2, 8), ends).flops == 2 * 16 * 32 * 8
-    assert lookup(operator("aten::_scaled_mm")).dtype_of((left, right), {}, None) is eight_bit
-
-
-def test_four_bit_floats_hold_two_numbers_in_an_element() -> None:
-    four_bit = torch.float4_e2m1fn_x2
-    left, right = meta(16, 32, dtype=four_bit), meta(32, 8, dtype=four_bit)
-    assert work_of("aten::_scaled_mm", left, right, meta(1), meta(1)).flops == 2 * 16 * 64 * 8
-
-
-def test_packed_weights_count_from_input_and_result() -> None:
-    # Weights of 32 inputs and 16 outputs, packed in shapes that do not show it.
-    values, out = meta(4, 32), meta(4, 16)
-    for name in (
-        "aten::_weight_int4pack_mm",
-        "aten::_weight_int4pack_mm_for_cpu",
-        "quantized::int4mm_packed_weight_cpu",
-    ):
-        assert work_of(name, values, meta(2, 2, 32, 4), 32, meta(1, 16, 2), out=out).flops == 2 * 4 * 32 * 16
-    assert work_of("aten::_dyn_quant_matmul_4bit", values, meta(288), 32, 32, 16, out=out).flops == 2 * 4 * 32 * 16
-    assert work_of("aten::_mixed_dtypes_linear", values, meta(32, 16), meta(16), out=out).flops == 2 * 4 * 32 * 16
-
-
-def test_compiled_cpu_code_calls_count() -> None:
-    values, out = meta(2, 4, 8), meta(2, 4, 16)
-    assert work_of("mkldnn::_linear_pointwise", values, meta(16, 8), None, "none", [], "", out=out).flops == 2048
-    assert work_of("mkl::_mkl_linear", values, meta(1), meta(16, 8), None, 8, out=out).flops == 2048
-    assert work_of("aten::mkldnn_linear", values, meta(16, 8)).flops == 2048
-    two = [meta(3, 4), meta(4, 5), meta(3, 6), meta(6, 5)]
-    assert work_of("inductor::_mm_plus_mm", *two, meta(3, 5)).flops == 120 + 2 * 3 * 6 * 5
-
-
-def test_bilinear_meets_the_first_input_then_the_second() -> None:
-    layer = torch.nn.Bilinear(3, 4, 5)
-    first, second = leaf(2, 3), leaf(2, 4)
-    # For each of 5 outputs: (2x3)(3x4), then an inner product of 4 for each of 2 samples.
-    forward = 5 * (2 * 2 * 3 * 4 + 2 * 2 * 4)
-    # Each of the three gradients is one product over samples, 3 and 4, and an elementwise one.
-    backward = 3 * 5 * (2 * 2 * 3 * 4)
-    assert forward_and_backward(lambda: layer(first, second)) == (forward, backward)
-    with torch.inference_mode():
-        assert total_flops(lambda: layer(first, second)) == forward
 
 
 def coordinates() -> torch.Tensor:
@@ -236,20 +156,6 @@ def test_two_sparse_matrices_cost_two_flops_for_each_pair_that_meets() -> None:
     right = torch.tensor([[1.0, 1], [0, 1], [0, 0]]).to_sparse()
     # Column 0 of the left has 1 element and row 0 of the right 2; column 1 has 1 and row 1 has 1; row 2 is empty.
     assert total_flops(lambda: torch.sparse.mm(left, right)) == 2 * (1 * 2 + 1 * 1 + 2 * 0)
-
-
-def test_two_of_four_sparsity_counts_the_stored_half() -> None:
-    # A 16x64 matrix stored as 16x32, times 64x8; and cuSPARSELt's opaque form of the same.
-    half = 2 * 16 * 32 * 8
-    assert (
-        work_of("aten::_sparse_semi_structured_mm", meta(16, 32), meta(16, 4), meta(64, 8), out=meta(16, 8)).flops
-        == half
-    )
-    added = (meta(8), meta(16, 32), meta(16, 4), meta(64, 8))
-    assert work_of("aten::_sparse_semi_structured_addmm", *added, out=meta(16, 8)).flops == half
-    linear = (meta(8, 64), meta(16, 32), meta(16, 4))
-    assert work_of("aten::_sparse_semi_structured_linear", *linear, out=meta(8, 16)).flops == half
-    assert work_of("aten::_cslt_sparse_mm", meta(576), meta(64, 8), out=meta(16, 8)).flops == half
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -7,12 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 
 from lightning_flops.instrument.counting.formulas import lookup
-from lightning_flops.instrument.counting.formulas.free_operators import TORCH_NAMESPACES
-from lightning_flops.instrument.counting.formulas.registry import RULES
+from lightning_flops.instrument.counting.formulas.registry import RULES, TORCH_NAMESPACES
 
 OF_QUANTIZATION = re.compile(r"quantized_|_?quantized::|sparse::|onednn::")
 """Layers of torch.ao.quantization, which torch no longer develops: none has a formula."""
@@ -25,74 +23,6 @@ UNKNOWN_ON_PURPOSE = {
     "_triton_multi_head_attention",
     "_triton_scaled_dot_attention",
 }
-
-FREE_IN_SPITE_OF_THE_NAME = {
-    # Pack, convert or check; none multiplies.
-    "_cudnn_rnn_flatten_weight",
-    "_dyn_quant_pack_4bit_weight",
-    "_fill_mem_eff_dropout_mask",
-    "_fused_sdp_choice",
-    "_linalg_check_errors",
-    "mkldnn_reorder_conv2d_weight",
-    "mkldnn_reorder_conv3d_weight",
-    # The gates after the products
-    "_thnn_fused_gru_cell",
-    "_thnn_fused_gru_cell_backward",
-    "_thnn_fused_lstm_cell",
-    "_thnn_fused_lstm_cell_backward_impl",
-    "_transform_bias_rescale_qkv",
-    # Sample frequencies, resizing, an elementwise product, norms
-    "fft_fftfreq",
-    "fft_rfftfreq",
-    "linalg_cross",
-    "linalg_vector_norm",
-    "linalg__powsum",
-    "linalg_diagonal",
-    "lu_unpack",
-    "_upsample_bilinear2d_aa",
-    "_upsample_bilinear2d_aa_backward",
-    "upsample_bilinear2d",
-    "upsample_bilinear2d_backward",
-    "upsample_linear1d",
-    "upsample_linear1d_backward",
-    "upsample_trilinear3d",
-    "upsample_trilinear3d_backward",
-}
-
-PRODUCT = re.compile(
-    r"mm(_|$)|_mv|^mv(_|$)|matmul|gemm|conv(?!ert)|attention|attn|flash|linear|lstm|gru|rnn|einsum|bilinear|multi_head"
-    r"|(?<!cu)fft|linalg|cholesky|_dot|^dot|^lu_|(?<!re)solve|encoder_layer|cdist|sdp"
-)
-
-
-def dispatched_operators(namespace: str) -> Iterator[Any]:
-    """Overloads of a namespace that the dispatcher knows; TorchScript has some that never reach it."""
-    names = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith(f"{namespace}::")}
-    for name in sorted(names):
-        packet = getattr(getattr(torch.ops, namespace), name.partition("::")[2])
-        for overload in packet.overloads():
-            operator = getattr(packet, overload)
-            try:
-                torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU")
-            except RuntimeError:
-                continue
-            yield operator
-
-
-@pytest.mark.parametrize(
-    "namespace", ["aten", "prims", "quantized", "_quantized", "mkldnn", "mkl", "onednn", "inductor"]
-)
-def test_no_operator_whose_name_speaks_of_a_product_is_free(namespace: str) -> None:
-    free = {
-        operator._schema.name.partition("::")[2].rstrip("_")
-        for operator in dispatched_operators(namespace)
-        if lookup(operator).kind == "free" and PRODUCT.search(operator._schema.name.partition("::")[2])
-    }
-    packing = {name for name in free if re.search(r"pack|reorder", name)}
-    assert free - packing <= FREE_IN_SPITE_OF_THE_NAME
-    assert namespace != "aten" or free - packing == FREE_IN_SPITE_OF_THE_NAME - {
-        name for name in FREE_IN_SPITE_OF_THE_NAME if not PRODUCT.search(name) or re.search(r"pack|reorder", name)
-    }
 
 
 OF_TORCH = TORCH_NAMESPACES | {"_native", "_test", "debug_mode_ops", "onnx_symbolic", "torch_attn", "torch_nn"}

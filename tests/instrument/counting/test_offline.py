@@ -106,18 +106,6 @@ def test_a_configuration_of_a_class_of_its_own_is_not_touched() -> None:
     assert dict(config) == {"width": 4}
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_an_operator_of_higher_order_passes_through() -> None:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    class Attention(nn.Module):
-        def forward(self, query: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = flex_attention(query, query, query)
-            return result
-
-    assert count_offline(Attention(), torch.ones(1, 2, 16, 16)).forward == 2 * (2 * 2 * 16 * 16 * 16)
-
-
 def test_no_cache_of_a_function_keeps_what_was_computed_on_fake_tensors() -> None:
     @functools.lru_cache(maxsize=1)
     def codes(size: int) -> tuple[torch.Tensor, int]:
@@ -135,22 +123,3 @@ def test_no_cache_of_a_function_keeps_what_was_computed_on_fake_tensors() -> Non
     count_offline(model, batch)
     assert torch.equal(model(batch), torch.tensor([[0.0, 2.0, 4.0], [0.0, 2.0, 4.0]]))
     assert other.cache_info().currsize == 1
-
-
-@pytest.mark.parametrize("which", ["weight", "input"])
-def test_no_cache_of_a_function_keeps_a_parameter_or_an_input_as_it_was_on_fake_tensors(which: str) -> None:
-    @functools.cache
-    def kept(get: Callable[[], torch.Tensor]) -> torch.Tensor:
-        return get()
-
-    class Keeps(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            kept(lambda: self.layer.weight if which == "weight" else x)
-            return self.layer(x)  # type: ignore[no-any-return]
-
-    count_offline(Keeps(), torch.ones(2, 3))
-    assert kept.cache_info().currsize == 0

@@ -51,31 +51,15 @@ def test_of_large_steps_fewer_are_traced_by_default(operators: int, steps: int) 
         assert steps_of(cycles, *[signature()] * 20) == list(range(1 + active))
 
 
-def test_without_warm_up_the_next_step_is_recorded() -> None:
-    tracer = FakeTracer()
-    cycles = TraceCycles(tracer, TraceSchedule(warmup=0, active=1))
-    cycles.begin(lambda one: True)
-    assert steps_of(cycles, signature(), signature()) == [0]
-    assert tracer.calls == ["start 0", "stop"]
-
-
 def test_a_step_unlike_the_counted_one_is_tried_again_three_times_in_all() -> None:
     odd = signature("last batch of an epoch")
     cycles = TraceCycles(FakeTracer(), TraceSchedule(warmup=0, active=1))
     cycles.begin(lambda one: one == signature())
     assert steps_of(cycles, odd, signature(), signature()) == [0, 1]
-    assert [record.signature for record in cycles.traces] == [odd, signature()]
+    assert [record.signatures for record in cycles.traces] == [(odd,), (signature(),)]
     cycles = TraceCycles(FakeTracer(), TraceSchedule(warmup=0, active=1))
     cycles.begin(lambda one: one == signature())
     assert steps_of(cycles, *[odd] * 9) == [0, 1, 2]
-
-
-def test_of_several_recorded_steps_one_that_is_unlike_gives_the_trace_its_signature() -> None:
-    odd = signature("odd")
-    cycles = TraceCycles(FakeTracer(), TraceSchedule(warmup=0, active=3))
-    cycles.begin(lambda one: one == signature())
-    steps_of(cycles, signature(), odd, signature())
-    assert [record.signature for record in cycles.traces] == [odd]
 
 
 @pytest.mark.parametrize(("lost_at", "steps"), [("warm_up", 1), ("start", 2), ("stop", 2)])
@@ -110,7 +94,7 @@ def test_the_window_traces_after_the_timed_steps_and_then_closes() -> None:
     assert tracer.calls == ["warm_up", *parts, "start 6", *parts, "stop"]
     window = run.close()
     assert [record.index for record in window.traces] == [6]
-    assert window.traces[0].signature == window.counted_steps[0].signature
+    assert window.traces[0].signatures == (window.counted_steps[0].signature,)
     assert window.notes == ()
 
 
@@ -130,31 +114,6 @@ def test_steps_that_a_schedule_waits_for_are_left_alone() -> None:
     assert [record.index for record in run.close().traces] == [9]
 
 
-def test_every_batch_of_a_traced_step_is_in_it() -> None:
-    tracer = FakeTracer()
-    run = TracedRun(tracer)
-    while not run.recorder.closed:
-        run.batch(ends_step=False)
-        run.batch()
-    assert [call for call in tracer.calls if call.startswith(("start", "stop", "warm"))] == [
-        "warm_up", "warm_up", "start 6", "start 6", "stop"
-    ]  # fmt: skip
-
-
-def test_a_run_that_ends_in_the_middle_of_the_traced_step_says_so_and_lets_go() -> None:
-    tracer = FakeTracer()
-    run = TracedRun(tracer)
-    for _ in range(6):
-        run.batch()
-    with run.recorder.batch_scope():
-        run.recorder.enter("forward")
-    window = run.close()
-    assert tracer.calls[-1] == "give_up"
-    assert window.traces == ()
-    assert len(window.timed_steps) == 2
-    assert window.notes == ("Training ended before all was traced that was to be.",)
-
-
 @pytest.mark.parametrize("in_a_step", [False, True])
 def test_a_run_that_ends_between_two_traced_steps_keeps_those_before(in_a_step: bool) -> None:
     run = TracedRun(FakeTracer(), TraceSchedule(active=5))
@@ -165,24 +124,3 @@ def test_a_run_that_ends_between_two_traced_steps_keeps_those_before(in_a_step: 
     window = run.close()
     assert [record.index for record in window.traces] == ([] if in_a_step else [6])
     assert window.notes == ("Training ended before all was traced that was to be.",)
-
-
-def test_a_traced_step_of_other_shapes_is_traced_again() -> None:
-    tracer = FakeTracer()
-    run = TracedRun(tracer, TraceSchedule(warmup=0, active=1))
-    for _ in range(5):
-        run.batch()
-    run.batch(shapes=OTHER_SHAPES)
-    run.batch(shapes=SHAPES)
-    assert run.recorder.closed
-    assert [record.index for record in run.close().traces] == [5, 6]
-
-
-def test_abandoning_the_window_ends_the_trace() -> None:
-    tracer = FakeTracer()
-    run = TracedRun(tracer)
-    for _ in range(6):
-        run.batch()
-    run.recorder.abandon()
-    assert tracer.calls[-1] == "give_up"
-    assert run.recorder.closed

@@ -85,25 +85,6 @@ def named(prefix: str, names: str, suffixes: str = "") -> str:
     return " ".join(f"{prefix}{name}{suffix}" for name in names.split() for suffix in ("", *suffixes.split()))
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What is known about an operator."""
-
-    name: str
-    """Without overload, such as ``aten.mm``."""
-    kind: Literal["formula", "free", "unknown"]
-    compute: Formula
-    """Zero for free and unknown operators."""
-    dtype_of: DtypeRule
-    estimate: str = ""
-    """Source of the formula where it is an estimate, such as ``5 N log2 N for a complex FFT``; else empty."""
-    composite: bool = False
-    """Unknown as a whole, but made of other operators, which ``op.decompose(*args, **kwargs)`` runs on plain tensors.
-
-    They reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode.
-    """
-
-
 ARITHMETIC = {
     torch.complex32: torch.float16,
     torch.complex64: torch.float32,
@@ -149,6 +130,25 @@ def no_flops(args: Arguments, kwargs: Keywords, out: Any) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known about an operator."""
+
+    name: str
+    """Without overload, such as ``aten.mm``."""
+    kind: Literal["formula", "free", "unknown"]
+    compute: Formula = no_flops
+    """Zero for free and unknown operators."""
+    dtype_of: DtypeRule = dtype_of_first_tensor
+    estimate: str = ""
+    """Source of the formula where it is an estimate, such as ``5 N log2 N for a complex FFT``; else empty."""
+    composite: bool = False
+    """Unknown as a whole, but made of other operators, which ``op.decompose(*args, **kwargs)`` runs on plain tensors.
+
+    They reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode.
+    """
+
+
 def _reader(schema: Any, names: str) -> Callable[[Arguments, Keywords, Any], Any]:
     """Reads an argument, or the result, of a call of the operator with this *schema*.
 
@@ -182,7 +182,10 @@ def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
     def compute(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
         values = [read(args, kwargs, out) for read in readers]
         answer = flops(*values)
-        return factor * answer if type(answer) is int and _is_complex(values[0]) else answer
+        operand = next(tensors_in((values[0],)), None)
+        if isinstance(answer, Work) or operand is None or not operand.dtype.is_complex:
+            return answer
+        return factor * answer
 
     def dtype_of(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
         value = first(args, kwargs, out)
@@ -191,11 +194,6 @@ def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
         return dtype_of_first_tensor((value, *args), kwargs, out)
 
     return compute, dtype_of
-
-
-def _is_complex(value: Any) -> bool:
-    tensor = next(tensors_in((value,)), None)
-    return tensor is not None and tensor.dtype.is_complex
 
 
 def host_integers(tensor: Tensor) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from lightning_flops.instrument.counting.formulas.contract import Entry, Formula, dtype_of_first_tensor, no_flops
+from lightning_flops.instrument.counting.formulas.contract import Entry, Formula, no_flops
 from lightning_flops.instrument.counting.formulas.registry import forget_entries, heard_kernels, user_formulas
 from lightning_flops.instrument.torch_private.operators import (
     HigherOrderOperator,
@@ -157,7 +157,7 @@ def _watch(
     """
     key = (id(owner), attribute)
     known = key in _entries
-    _entries[key] = (owner, Entry(name, "formula", formula, dtype_of_first_tensor))
+    _entries[key] = (owner, Entry(name, "formula", formula))
     if known:
         return  # wrapped already
     original = getattr(owner, attribute)

@@ -1,0 +1,329 @@
+"""How a profiler gets onto an engine and off it again, what it refuses, and where its reports go."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import csv
+import gc
+import io
+import json
+import pickle
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from deepspeed import initialize  # bound before anything is installed
+from deepspeed.runtime import config as deepspeed_config
+from deepspeed.runtime.engine import DeepSpeedEngine
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_flops.adapters.deepspeed_engine import adapter_of
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.deepspeed import attach, install, uninstall
+from lightning_flops.errors import LightningFlopsError
+from tests.deepspeed.engines import (
+    BLOCK,
+    Net,
+    config,
+    engine_of,
+    flops_of,
+    installed,
+    left_on,
+    logged,
+    profile_of,
+    profiled,
+    train,
+)
+from tests.deepspeed.engines_truth import BACKWARD, FORWARD
+from tests.deepspeed.scenario import Skipped, scenario
+
+STEPS = 8
+
+
+@scenario("dict", "path", "arguments")
+def the_block_is_found_in_every_form_of_a_config_and_no_warning_is_logged(form: str) -> None:
+    settings = config()
+    Path("ds_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    model = Net()
+    forms: dict[str, dict[str, Any]] = {
+        "dict": {"config": settings},
+        "path": {"config": "ds_config.json"},
+        "arguments": {"args": argparse.Namespace(deepspeed_config="ds_config.json", local_rank=0)},
+    }
+    with installed(), logged() as lines:
+        engine = initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **forms[form])[0]
+        for (batch,) in DataLoader(TensorDataset(torch.randn(2 * STEPS, 8)), batch_size=2):
+            engine.backward(engine(batch).square().sum())
+            engine.step()
+        profile = profile_of(engine)
+    assert (profile.counted_steps, flops_of(profile), lines) == ((2,), (FORWARD, BACKWARD), [])
+    assert not hasattr(engine, "flops_profiler") and not engine.wall_clock_breakdown()
+
+
+@scenario("absent", "disabled", "unsaid")
+def an_engine_without_an_enabled_block_is_left_alone(how: str) -> None:
+    block = {"absent": None, "disabled": {**BLOCK, "enabled": False}, "unsaid": {"profile_step": 2}}[how]
+    settings = config(block=block)
+    before = sorted(vars(engine_of(settings)))
+    with installed(), logged() as lines:
+        engine = engine_of(settings)
+        train(engine, 3)
+    assert (sorted(vars(engine)), left_on(engine)) == (before, [])
+    # Off is what the user wrote; without a word the block may have been forgotten, or its name misspelt.
+    said = 'this engine is not profiled: its config has no "flops_profiler" block that is enabled'
+    assert lines == ([] if how == "disabled" else [said])
+
+
+@scenario()
+def uninstall_gives_back_what_install_replaced() -> None:
+    def replaced() -> tuple[Any, Any]:
+        return deepspeed_config.DeepSpeedFlopsProfilerConfig, DeepSpeedEngine.__init__
+
+    names = replaced()
+    install()
+    install()
+    assert all(one is not other for one, other in zip(replaced(), names, strict=True))
+    engine = engine_of(config())
+    uninstall()
+    uninstall()
+    assert replaced() == names
+    train(engine, STEPS)  # an engine that was made before is profiled on
+    later = engine_of(config(block={**BLOCK, "enabled": False}))
+    assert profile_of(engine).flops.forward == FORWARD
+    assert left_on(later) == []
+
+
+@scenario()
+def attach_refuses_what_it_cannot_profile_and_other_settings() -> None:
+    def message(call: Callable[[], Any]) -> str:
+        try:
+            call()
+        except LightningFlopsError as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing raised"
+
+    engine = engine_of(config(block=None))
+    assert message(lambda: attach(nn.Linear(2, 2))) == (
+        "LightningFlopsError: attach needs what deepspeed.initialize returns first, got Linear"
+    )
+    assert message(lambda: attach(engine, "no/such/ds_config.json")) == (
+        "ConfigError: cannot read the DeepSpeed config no/such/ds_config.json: No such file or directory"
+    )
+    wrong = message(lambda: attach(engine, {"train_batch_size": 8}))
+    assert "flops_profiler.train_batch_size is not a setting" in wrong
+    assert "flops_profiler.profile_step must be an integer >= 0" in message(
+        lambda: attach(engine, {"profile_step": -3})
+    )
+    first = attach(engine, {**BLOCK})
+    assert "profiled already with other settings" in message(lambda: attach(engine, {**BLOCK, "profile_step": 5}))
+    assert attach(engine) is first and attach(engine, {**BLOCK}) is first
+    first.detach()
+    second = attach(engine, {**BLOCK, "profile_step": 1})
+    train(engine, STEPS)
+    assert second is not first and first.profile is None
+    assert profile_of(engine, second).counted_steps == (1,)
+
+
+@scenario()
+def attach_without_any_block_takes_the_defaults_and_can_be_done_anew() -> None:
+    engine = engine_of(config(block=None))
+    handle = attach(engine)
+    assert handle.config == ProfilerConfig()
+    handle.detach()
+    handle.detach()
+    assert left_on(engine) == []
+    again = attach(engine)
+    assert again is not handle and left_on(engine) != []
+    again.detach()
+
+
+@scenario()
+def attach_switches_the_builtin_profiler_off() -> None:
+    """The hook was not installed when the engine was made, so DeepSpeed's profiler is part of it."""
+    engine = engine_of(config(block={"enabled": True, "profile_step": 2}))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        handle = attach(engine, {**BLOCK})
+        train(engine, STEPS)
+        assert profile_of(engine, handle).flops.forward == FORWARD
+    assert printed.getvalue().count("Flops Profiler ---") == 1
+    assert engine.flops_profiler_enabled()  # again, now that ours is detached
+
+
+@scenario("detach", "destroy")
+def a_step_that_was_never_reached_is_said_once(how: str) -> None:
+    with installed(), logged() as lines:
+        engine = engine_of(config(block={**BLOCK, "profile_step": 100}))
+        train(engine, 3)
+        handle = attach(engine)
+        if how == "detach":
+            handle.detach()
+        else:
+            engine.destroy()
+        handle.detach()
+    assert lines == ["nothing was profiled: profile_step is 100, and this run ended after 3 step(s)"]
+    assert left_on(engine) == []
+
+
+@scenario()
+def an_engine_destroyed_in_its_window_reports_what_there_is() -> None:
+    with installed(), contextlib.redirect_stdout(io.StringIO()) as printed:
+        engine = engine_of(config(block={**BLOCK, "timing_steps": 20}))
+        train(engine, 6)
+        handle = attach(engine)
+        engine.destroy()
+    profile = profile_of(engine, handle)
+    assert (profile.counted_steps, profile.timed_steps) == ((2,), (5,))
+    assert "Training ended before the window closed." in profile.notes
+    assert "Profile Summary at step 2:" in printed.getvalue() and "came out at step 6." in printed.getvalue()
+
+
+@scenario()
+def an_engine_that_is_let_go_in_its_window_is_gone() -> None:
+    plain = engine_of(config(block=None))
+    train(plain, 3)
+    known = weakref.ref(plain)
+    del plain
+    gc.collect()
+    if known() is not None:
+        raise Skipped("this DeepSpeed keeps engines itself")
+    with installed(), logged() as lines:
+        engine = engine_of(config(block={**BLOCK, "profile_step": 5, "monitor": True}))
+        train(engine, 3)
+        known = weakref.ref(engine)
+        del engine
+        gc.collect()
+    assert known() is None
+    assert lines == ["nothing was profiled: profile_step is 5, and this run ended after 3 step(s)"]
+
+
+@scenario()
+def a_run_can_have_several_windows() -> None:
+    with installed():
+        engine = engine_of(config(accumulate=2, block={**BLOCK, "profile_step": [0, 7], "monitor": True}))
+        train(engine, 2 * 14)
+    handle = attach(engine)
+    profile_of(engine, handle)
+    assert [one.counted_steps for one in handle.profiles] == [(0,), (7,)]
+    assert [one.flops.forward for one in handle.profiles] == [2 * FORWARD, 2 * FORWARD]
+    assert handle.throughput is not None
+
+
+@contextlib.contextmanager
+def _wandb(calls: list[tuple[dict[str, Any], int]]) -> Iterator[None]:
+    """A wandb that keeps what it gets, and refuses steps that go back as the real one does."""
+
+    class Html:
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+    def log(data: dict[str, Any], step: int, **_: Any) -> None:
+        assert not calls or step >= calls[-1][1], "a step went back"
+        calls.append(({tag: getattr(value, "text", value) for tag, value in data.items()}, step))
+
+    module = types.ModuleType("wandb")
+    vars(module).update(init=lambda **_: None, log=log, Html=Html)
+    with patch.dict(sys.modules, {"wandb": module}):
+        yield
+
+
+@scenario()
+def monitors_of_deepspeeds_get_scalars_and_text_at_global_samples() -> None:
+    """TensorBoard, CSV and WandB, all at once; two micro-steps of two samples, the window closes with step 6."""
+    calls: list[tuple[dict[str, Any], int]] = []
+    where = {"enabled": True, "output_path": str(Path.cwd()), "job_name": "job"}
+    settings = config(
+        accumulate=2,
+        block={**BLOCK, "monitor": True, "output_file": "reports/flops.txt"},
+        tensorboard={**where, "job_name": "tensorboard"},
+        csv_monitor={**where, "job_name": "csv"},
+        wandb={"enabled": True, "project": "a project"},
+    )
+    settings["steps_per_print"] = 4
+    with installed(), _wandb(calls), contextlib.redirect_stdout(io.StringIO()) as printed:
+        engine = engine_of(settings)
+        train(engine, 2 * 16)
+        profile_of(engine)
+    events = EventAccumulator("tensorboard", size_guidance={"tensors": 0, "scalars": 0}).Reload()
+    scalars = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    ((at, value),) = scalars["flops_profiler/fwd_flops"]
+    assert (at in range(7 * 4, 16 * 4 + 1, 4), value) == (True, 2 * FORWARD)
+    assert scalars["flops_profiler/bwd_flops"] == [(at, 2 * BACKWARD)]
+    assert [step for step, _ in scalars["flops_profiler/samples_per_sec"]] == [at]
+    assert "Train/Samples/lr" in scalars
+    # Readings come every steps_per_print steps.
+    assert [step for step, _ in scalars["flops_monitor/samples_per_sec"]] == [4 * 4, 8 * 4, 12 * 4, 16 * 4]
+    (text,) = events.Tensors("flops_profiler/profile/text_summary")
+    assert text.step == at and b"came out at step 7." in text.tensor_proto.string_val[0]
+    with Path("csv/flops_profiler_fwd_flops.csv").open() as file:
+        assert list(csv.reader(file)) == [["step", "fwd_flops"], [str(at), str(float(2 * FORWARD))]]
+    ours = {tag: (value, step) for data, step in calls for tag, value in data.items() if "flops_profiler" in tag}
+    assert ours["flops_profiler/fwd_flops"] == (2 * FORWARD, at)
+    words, step = ours["flops_profiler/profile"]
+    assert step == at and "came out at step 7." in words
+    # The report is in the file in place of the console, and the profile lies beside the logs.
+    assert "came out at step 7." in Path("reports/flops.txt").read_text(encoding="utf-8")
+    assert "Profile Summary" not in printed.getvalue()
+    assert Path("tensorboard/lightning_flops/profile.json").exists()
+
+
+@scenario()
+def a_folder_of_ours_serves_where_no_monitor_is_on() -> None:
+    profiled(STEPS, block={**BLOCK, "tensorboard_dir": "board"})
+    events = EventAccumulator("board").Reload()
+    assert [event.value for event in events.Scalars("flops_profiler/fwd_flops")] == [FORWARD]
+    assert "flops_profiler/profile/text_summary" in events.Tags()["tensors"]
+    assert [path.name for path in Path("board").rglob("profile*.json")] == ["profile.json"]
+
+
+@scenario()
+def a_monitor_that_fails_costs_one_warning() -> None:
+    with installed(), logged() as lines, contextlib.redirect_stdout(io.StringIO()) as printed:
+        engine = engine_of(config(csv_monitor={"enabled": True, "output_path": str(Path.cwd()), "job_name": "csv"}))
+        with (
+            patch.object(engine.monitor.csv_monitor, "log_dir", str(Path.cwd() / "gone")),
+            patch.object(DeepSpeedEngine, "get_lr", lambda engine: [0.1]),
+            patch.object(engine.monitor, "enabled", False),
+        ):
+            train(engine, STEPS)
+            profile_of(engine)
+    assert "Profile Summary" in printed.getvalue()
+    assert sum("csvMonitor did not take the FLOPs report" in line for line in lines) == 1
+
+
+@scenario()
+def one_report_is_printed_whatever_the_accumulation_as_deep_as_it_is_asked_for() -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        engine, _ = profiled(4 * STEPS, accumulate=4, block={**BLOCK, "module_depth": 0})
+    printed = output.getvalue()
+    assert printed.count("Profile Summary at step") == 1 and engine.global_steps == 8
+    assert "Profile Summary at step 2:" in printed and "came out at step 7. Counted: step 2." in printed
+    assert f"{'micro-steps of a global step:':<70}  4\n" in printed
+    assert "depth 0" in printed and "depth 1" not in printed and "(first)" not in printed
+
+
+_kept: list[Any] = []
+
+
+@scenario()
+def pickles_and_copies_in_a_counted_step_have_nothing_of_ours() -> None:
+    engine = engine_of(config())
+    handle = attach(engine, BLOCK)
+    train(engine, 2)
+    engine.backward(engine(torch.ones(2, 8)).square().sum())
+    assert b"lightning_flops" not in pickle.dumps(torch.autograd.backward)
+    same = copy.copy(engine)
+    _kept.append(same)  # a copy that goes would have its engine destroy the optimizer that both have
+    engine.step()
+    copy.deepcopy(engine.module)(torch.ones(2, 8))
+    train(engine, STEPS)
+    assert flops_of(profile_of(engine, handle)) == (FORWARD, BACKWARD)
+    assert adapter_of(same) is None
