@@ -299,7 +299,6 @@ class RunFacts:
     """How a run is set up, as far as it bears on speed; None where it is unknown."""
 
     compute_capability: tuple[int, int] | None = None  # of the CUDA device
-    device_memory_bytes: int | None = None
     data_parallel_devices: int = 0  # GPUs that torch.nn.DataParallel spreads the batch over; 0 for none
     process_group_backend: str | None = None  # of the default process group, for this device
     nccl: bool | None = None  # whether this torch has NCCL, which none has on Windows

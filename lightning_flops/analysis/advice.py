@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lightning_flops.analysis.device_abilities import DeviceAbilities
+from lightning_flops.analysis.devices import DeviceAbilities
 from lightning_flops.analysis.evidence import Cost, Evidence, with_trace
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
@@ -179,11 +179,6 @@ def _some(cost: Cost | None) -> Mapping[str, str]:
     return {"modules": f"{', '.join(name or 'the root' for name in names[:_NAMED])}{more}"}
 
 
-def _of_memory(evidence: Evidence) -> Mapping[str, str]:
-    used = evidence.peak_memory_share
-    return {"memory": "" if used is None else f" (memory in use: {percent(used)})"}
-
-
 def _of_optimizer(evidence: Evidence) -> Mapping[str, str]:
     single = [one for one in evidence.facts.optimizers or () if one.faster_with]
     ways = [way for way in (single[0].faster_with if single else ()) if all(way in one.faster_with for one in single)]
@@ -196,13 +191,6 @@ def _of_straggler(evidence: Evidence) -> Mapping[str, str]:
         return {}
     return {"who": straggler_evidence(one, name=evidence.straggler_name), "look": straggler_action(one)}
 
-
-def _of_communication(evidence: Evidence) -> Mapping[str, str]:
-    transfer = f", {percent(evidence.transfer_share)} without waiting for other ranks" if evidence.waiting_share else ""
-    return {"all": percent(evidence.exposed_communication_share), "transfer": transfer}
-
-
-_KERNELS: tuple[BudgetKey, ...] = ("compute", "operators")
 
 RULES: tuple[Rule, ...] = (
     *(
@@ -249,14 +237,13 @@ RULES: tuple[Rule, ...] = (
         unless="where the order of the samples must stay random",
         saves=lambda one, measured: None if one.compute_share is None else measured * one.compute_share,
         ceiling="that share of forward and backward; of attention, whose work grows with the square, more",
-        rows=("model", *_KERNELS),
+        rows=("model", "compute", "operators"),
     ),
     Rule(
         name="exposed_communication",
         measured=lambda one: one.transfer_share,
         limit="exposed_communication",
-        words=_of_communication,
-        fact="Communication that no computation hides takes {all} of the step{transfer}.",
+        fact="Communication that no computation hides takes {measured} of the step, the wait for other ranks left out.",
         # Sharded gradients (ZeRO-2 and -3, FSDP) are reduced in every micro-step: accumulation saves nothing there.
         remedy="Raise the batch size, or, where gradients are reduced once a step (DDP, ZeRO-0 and -1), accumulate "
         "them over more batches; let communication begin earlier (DDP: a smaller bucket_cap_mb; DeepSpeed: "
@@ -305,8 +292,7 @@ RULES: tuple[Rule, ...] = (
         name="data_parallel",
         measured=lambda one: math.inf if one.facts.data_parallel_devices > 1 else None,
         threshold="DataParallel over several GPUs",
-        words=lambda one: {"devices": plain(one.facts.data_parallel_devices)},
-        fact="torch.nn.DataParallel spreads the batch over {devices} GPUs from one process.",
+        fact="torch.nn.DataParallel spreads the batch over several GPUs from one process.",
         remedy="Use DistributedDataParallel, with a process for each GPU.",
         unless="where the program cannot run as several processes",
         saves=None,
@@ -348,9 +334,7 @@ RULES: tuple[Rule, ...] = (
         name="starved",
         measured=lambda one: one.processor_lost_share,
         limit="starved",
-        words=lambda one: {"cores": plain(one.facts.cores)},
-        fact="For {measured} of the timed steps' time this process was ready to run and waited for a processor. Cores "
-        "that it may use: {cores}.",
+        fact="For {measured} of the timed steps' time this process was ready to run and waited for a processor.",
         remedy="Give it cores of its own, or fewer threads and workers, and profile again: all times, rates and shares "
         "here are those of a starved run.",
         unless="where the run will always share its cores",
@@ -359,9 +343,8 @@ RULES: tuple[Rule, ...] = (
         name="idle",
         measured=lambda one: one.idle_share,
         limit="idle",
-        words=_of_memory,
         fact="The device is idle for {measured} of the step, not counting the wait for data.",
-        remedy="Raise the batch size{memory}, and take .item(), print and other synchronizations out of the step.",
+        remedy="Raise the batch size, and take .item(), print and other synchronizations out of the step.",
         unless="where memory is full, or a larger batch changes how the model learns",
         source="Holistic Trace Analysis",
         rows=("idle",),

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
+from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import ModuleRecord, OperatorCell, RunFacts, TimePhase, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
@@ -63,8 +63,6 @@ class Evidence:
     """How the run is set up."""
     backend: str | None = None
     """Of the process group that synchronizes gradients of modules on GPUs, where that could be NCCL."""
-    peak_memory_share: float | None = None
-    """Peak of the device's memory ÷ what it has."""
     float32_share: float | None = None
     """Model FLOPs in float32, not TF32 ÷ model FLOPs."""
     misaligned: Cost | None = None
@@ -132,7 +130,6 @@ def gather_evidence(
     def seconds(*phases: TimePhase) -> float | None:
         return None if timing is None else timing.seconds_of(*phases, typical=True)
 
-    peak = window.memory.run_peak_bytes if window.memory is not None and window.memory.kind == "allocated" else None
     evidence = Evidence(
         step_sec=step_sec,
         batches=batches,
@@ -142,7 +139,6 @@ def gather_evidence(
         device=device,
         facts=facts,
         backend=facts.process_group_backend if on_gpu and context.world_size > 1 and facts.nccl is not False else None,
-        peak_memory_share=ratio(part=peak, whole=facts.device_memory_bytes),
         float32_share=ratio(
             part=sum(one.model for one in dtypes if one.dtype == "float32"), whole=sum(one.model for one in dtypes)
         )

@@ -62,8 +62,8 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         typical_operators,
     )
 
-    best, context = next(filter(is_like_counted, reversed(window.traces)), window.traces[-1]), window.context
-    like_counted = is_like_counted(best)
+    context = window.context
+    best = next(filter(is_like_counted, reversed(window.traces)), window.traces[-1])
     trace = load_trace(best.path)
     tables = replace(analyze_trace(trace), rank=context.rank, source="(this run)")
     of_steps = [table for step in range(len(trace.steps)) if (table := module_table(trace, step)) is not None]
@@ -77,9 +77,9 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
     if context.world_size == 1:
         # Some frameworks run their collectives all the same: a rank alone waits for none.
         tables = replace(tables, overlap=None)
-    work = (
-        1.0 if like_counted else _elements(step.signature for step in window.counted_steps) / _elements(best.signatures)
-    )
+    work = 1.0
+    if not (like_counted := is_like_counted(best)):
+        work = _elements(step.signature for step in window.counted_steps) / _elements(best.signatures)
     forward_scale, backward_scale, is_apart = _scales(tables.modules, window, work=work)
     return TracedStep(
         index=best.index,

@@ -29,16 +29,13 @@ def gather_run_facts(
 
     The optimizers are torch's, or wrappers with an ``optimizer`` or ``param_groups``; the rest is passed on.
     """
-    capability, memory_bytes = None, None
-    if device.type == "cuda" and torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(device)
-        memory_bytes = int(properties.total_memory)
-        if torch.version.hip is None:  # ROCm's numbers are no compute capabilities
-            capability = (int(properties.major), int(properties.minor))
+    capability = None
+    # ROCm's numbers are no compute capabilities.
+    if device.type == "cuda" and torch.cuda.is_available() and torch.version.hip is None:
+        capability = torch.cuda.get_device_capability(device)
     return RunFacts(
         padding_ratio=padding_ratio,
         compute_capability=capability,
-        device_memory_bytes=memory_bytes,
         data_parallel_devices=max(
             (len(module.device_ids) for module in root.modules() if isinstance(module, nn.DataParallel)), default=0
         ),

@@ -80,8 +80,8 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
 def _causes(causes: Causes, scale: Scale) -> Table:
     details: dict[str, list[str]] = {"work": [], "efficiency": [], "waiting": []}
     for name, ns in causes.details.items():
-        words = f"{'FLOPs' if name == 'flops' else name} {scale.signed(ns)}"
-        details["work" if name in _WORK else "waiting"].append(words)
+        label = "FLOPs" if name == "flops" else name
+        details["work" if name in _WORK else "waiting"].append(f"{label} {scale.signed(ns)}")
     rows = []
     for kind, (more, less) in _WORDS.items():
         value = getattr(causes, f"{kind}_ns")

@@ -191,6 +191,12 @@ class _Tree:
         return ", ".join(parts)
 
 
+def _over_all(rates: Sequence[float | None], seconds: Sequence[float]) -> float | None:
+    """A rate of all modules together; None if that of one of them is not known."""
+    done = [rate * sec for rate, sec in zip(rates, seconds, strict=True) if rate is not None]
+    return ratio(part=sum(done), whole=sum(seconds)) if len(done) == len(rates) else None
+
+
 def _leaf_lines(opening: str, parts: Sequence[str], *, indent: str) -> Iterator[str]:
     """A module without modules inside: on one line if it fits, else each part on lines of its own."""
     whole = f"{opening}{', '.join(parts)})"
@@ -202,12 +208,6 @@ def _leaf_lines(opening: str, parts: Sequence[str], *, indent: str) -> Iterator[
     yield f"{opening}{first}" if fits else opening
     for part in rest if fits else (first, *rest):
         yield from VIEW.paragraph(part, first=f"{indent}    ", rest=f"{indent}    ")
-
-
-def _over_all(rates: Sequence[float | None], seconds: Sequence[float]) -> float | None:
-    """A rate of all modules together; None if that of one of them is not known."""
-    done = [rate * sec for rate, sec in zip(rates, seconds, strict=True) if rate is not None]
-    return ratio(part=sum(done), whole=sum(seconds)) if len(done) == len(rates) else None
 
 
 def _names_below(names: Sequence[str], child: ModuleNode) -> list[str]:

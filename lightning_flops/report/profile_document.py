@@ -338,7 +338,6 @@ def throughput_section(profile: Profile) -> Section:
     """What the run achieves, and what share of the device's peak that is."""
     rates, job, name, context = profile.rates, profile.job_rates, profile.step_name, profile.context
     device, bound = context.device_word, " (lower bound)" if profile.lower_bound else ""
-    ranks = context.world_size if profile.ranks is None else profile.ranks.answered
     whole = sum(one.model for one in profile.dtypes)
     figures = {}
     for what, value in (("MFU = model", rates.mfu), ("HFU = hardware", rates.hfu)):
@@ -347,6 +346,7 @@ def throughput_section(profile: Profile) -> Section:
     for one in profile.dtypes:
         label = f"  peak for {one.dtype}, {percent(ratio(part=one.model, whole=whole))} of the model FLOPs"
         figures[label] = si(profile.peaks_flops_per_sec.get(one.dtype), "FLOP/s")
+    ranks = context.world_size if profile.ranks is None else profile.ranks.answered
     figures |= {
         f"samples/second over the {name}": plain(job.samples_per_sec),
         f"samples/second over the {'iter' if context.trains else 'fwd'} latency (as DeepSpeed)": plain(

@@ -228,18 +228,17 @@ def _peak_of(curve: MemoryCurve) -> Iterator[Figure | Table]:
         yield Figure(f"{where}: held by", f"{NOT_AVAILABLE} (the trace has no addresses)")
         return
 
-    def operator(one: HeldMemory) -> str:
-        return one.operator or ("(before the trace)" if one.allocations is None else "(outside operators)")
+    def name(one: HeldMemory) -> str:
+        outside = "(before the trace)" if one.allocations is None else "(outside operators)"
+        return outside if one.name is None else one.name or "(root)"
 
     columns = [
-        Column("module", lambda one: "" if one.module is None else one.module or "(root)", short),
-        Column(f"{where}: held by", operator, short, "name", left=True),
+        Column(f"{where}: held by", name, short, "name"),
         Column("bytes", lambda one: one.bytes, lambda size: si(size, "B"), "bytes"),
         Column("of peak", lambda one: one.bytes / curve.peak_bytes if curve.peak_bytes else None, percent),
         field("allocations", "allocations", sort="calls"),
     ]
-    with_modules = any(one.module is not None for one in curve.held)
-    yield table(curve.held, columns if with_modules else columns[1:], total=lambda one: one.bytes)
+    yield table(curve.held, columns, total=lambda one: one.bytes)
 
 
 def _idle(report: TraceReport) -> Section:
