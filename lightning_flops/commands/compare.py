@@ -75,24 +75,22 @@ def add(commands: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from lightning_flops.analysis.compare_rules import judge, parse_condition
+    from lightning_flops.analysis.compare_rules import judge
     from lightning_flops.sinks.file import write_text_file
 
-    conditions = [parse_condition(text) for text in options.fail_if]
     comparison, render, render_page = _compared(options)
     if not options.quiet:
         print_whole(comparison.to_json() if options.json else render(comparison, width=terminal_width()))
     statuses = {0}
-    for condition in conditions:
+    for condition in options.fail_if:
         try:
-            verdict = judge(comparison, condition)
+            verdict, words = judge(comparison, condition)
         except ComparisonError as error:
             complain(f"--fail-if {error}", command="compare")
             statuses.add(2)
             continue
-        holds = "is inconclusive" if verdict.inconclusive else "holds" if verdict.holds else "does not hold"
-        complain(f"--fail-if '{condition.text}' {holds}: {verdict.words}", command="compare")
-        statuses.add(_INCONCLUSIVE[options.starved] if verdict.inconclusive else int(verdict.holds))
+        complain(f"--fail-if '{condition}' {verdict}: {words}", command="compare")
+        statuses.add(_INCONCLUSIVE[options.starved] if verdict == "is inconclusive" else int(verdict == "holds"))
     if options.html is not None:
         write_text_file(options.html, render_page(comparison))
     return next(status for status in (2, 1, 3, 0) if status in statuses)
