@@ -135,19 +135,25 @@ class _Run:
         return {one.name: Work(per_step(_amount(one.own, phase)), per_step(moved[one.name])) for one in modules}
 
     def strays(self) -> dict[str, float]:
-        """Standard error of each module's own time over the traced steps, divided by that time, where it is known.
-
-        Of steps that took over twice or under half as long as the timed ones, it is all of a module's time.
-        """
+        """Standard error of each module's own time over the traced steps, divided by that time, where it is known."""
         traced = self.profile.traced
-        if traced is None or traced.tables is None or traced.tables.modules is None:
-            return {}
+        table = None if traced is None or traced.tables is None else traced.tables.modules
         found = {}
-        for row in traced.tables.modules.rows:
+        for row in () if table is None else table.rows:
             own_us = row.own_forward_us + row.own_backward_us
             if row.own_error_us is not None:
-                found[row.name] = 1 / _ERRORS if traced.is_apart else row.own_error_us / own_us if own_us else 0.0
+                found[row.name] = row.own_error_us / own_us if own_us else 0.0
         return found
+
+    def doubt_ns(self) -> float:
+        """How much of forward and backward may be a module's that was held up in the traced steps alone."""
+        traced = self.profile.traced
+        if traced is None or not traced.is_apart:
+            return 0.0
+        scales: dict[TimePhase, float] = {"forward": traced.forward_scale, "backward": traced.backward_scale}
+        return sum(
+            self.ns((phase,)) * (1 - alike) for phase, scale in scales.items() if (alike := min(scale, 1 / scale)) < 0.5
+        )
 
     def filled(self) -> tuple[dict[TimePhase, _Filled], str]:
         """What filled the computing parts of its traced step; empty, and why, if it cannot be said.
@@ -282,7 +288,7 @@ def _pieces(
 
 def _modules(runs: tuple[_Run, _Run], rows: list[_Row], of_rows: Mapping[int, CauseSums]) -> Iterator[ModuleDifference]:
     """Each row, and last what no module owns."""
-    strays = [run.strays() for run in runs]
+    strays, doubt_ns = [run.strays() for run in runs], sum(run.doubt_ns() for run in runs)
     works = [[run.works(phase) for phase in _BY_MODULE] for run in runs]
     for place, row in enumerate(rows):
         own = of_rows.get(place, CauseSums()).causes()
@@ -295,6 +301,7 @@ def _modules(runs: tuple[_Run, _Run], rows: list[_Row], of_rows: Mapping[int, Ca
             noise = math.hypot(noise, _ERRORS * ns * of.get(module.name, math.nan))
             flops, moved = (round(sum(one[module.name][kind] for one in by_phase)) for kind in (0, 1))
             sides.append(ModuleSide(name=module.name, flops=flops, bytes=moved))
+        noise += doubt_ns
         yield ModuleDifference(
             a=sides[0],
             b=sides[1],
