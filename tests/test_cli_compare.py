@@ -161,11 +161,7 @@ def test_conditions_hold_for_figures_of_traces(traces: Path, capsys: pytest.Capt
         (traces / name).write_text(json.dumps(trace))
     assert main(["compare", "--fail-if", "device_memory_peak_bytes > 1", "a.json", "b.json"]) == 0
     assert "does not hold: device_memory_peak_bytes B/A is 1\n" in capsys.readouterr().err
-    assert main(["compare", "--fail-if", "device_memory_peak_bytes >= 1", "a.json", "b.json"]) == 1
     assert main(["compare", "--fail-if", "device_memory_peak_bytes > 1.4", "a.json", "larger.json"]) == 1
     assert "holds: device_memory_peak_bytes B/A is 1.5\n" in capsys.readouterr().err
     assert main(["compare", "--fail-if", "global_step_sec > 1", "ranks", "slow"]) == 2
     assert "global_step_sec cannot be compared: single steps are not known, or too few" in capsys.readouterr().err
-    assert main(["compare", "--fail-if", "params > 1", "ranks", "slow"]) == 2
-    assert "--fail-if params > 1: params cannot be compared: it is none of global_" in capsys.readouterr().err
-    assert main(["compare", "--fail-if", "device_memory_peak_bytes > 1", "before", "after"]) == 2

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lightning_flops import Comparison, compare_profiles
 from lightning_flops.analysis.compare_rules import judge
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.errors import ComparisonError, ProfileFormatError
+from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, ModuleRecord
 from lightning_flops.schema.comparison import Causes, FigureDifference, ModuleDifference, PartDifference
 from lightning_flops.schema.profile import Profile
@@ -144,17 +144,6 @@ def test_a_part_of_the_loop_that_takes_longer_has_its_cause(
     assert comparison.step.causes.details == details
 
 
-def test_an_optimizer_that_moves_twice_the_bytes_in_twice_the_time_is_work() -> None:
-    a, b = (
-        run(cells=[*CELLS, cell(OUTSIDE, "optimizer", 0, operator="aten.add", bytes_read=moved)], mean_ms=mean_ms)
-        for moved, mean_ms in ((10_000_000, {}), (20_000_000, {"optimizer": 6}))
-    )
-    comparison = compare_profiles(a, b)
-    assert_adds_up(comparison)
-    assert three(part(comparison, "optimizer").causes) == (3, 0, 0)
-    assert comparison.step.causes.details == {"bytes": 3 * MS}
-
-
 def test_the_bytes_of_a_module_are_without_those_below_it() -> None:
     # The root reads 1 MB itself, in 1.5 ms of its own; then 3 MB in 4.5 ms. What fc1 reads stays.
     def with_bytes(own: int, **times: Any) -> Profile:
@@ -260,19 +249,16 @@ def test_parts_that_one_run_cannot_tell_apart_stand_together() -> None:
 
 
 def test_what_is_set_up_differently_is_listed() -> None:
-    context = replace(windows.A100, world_size=4, dp_size=4, torch_version="2.14.0", micro_batch_size=50, host="b")
-    comparison = compare_profiles(run(), run(context=context))
+    context = replace(run().context, world_size=4, dp_size=4, torch_version="2.14.0", host="b")
+    comparison = compare_profiles(run(), replace(run(), context=context, lower_bound=True))
     assert {one.name.removeprefix("context."): (one.a, one.b) for one in comparison.settings} == {
-        "device_type": ("cpu", "cuda"),
-        "device_name": ("cpu", "NVIDIA A100-SXM4-80GB"),
         "world_size": ("1", "4"),
-        "micro_batch_size": ("100", "50"),
-        "precision": ("32-true", "bf16-mixed"),
         "torch_version": ("2.13.0", "2.14.0"),
         "host": ("(none)", "b"),
         "dp_size": ("1", "4"),
     }
-    assert any("Times of B are those of rank 0 of 4" in note for note in comparison.notes)
+    assert "Times of B are those of rank 0 of 4." in comparison.notes
+    assert "FLOPs of B are lower bounds: what could not be counted is not in its work." in comparison.notes
 
 
 def test_figures_are_ratios_with_the_noise_of_their_times() -> None:
@@ -291,14 +277,10 @@ def test_figures_are_ratios_with_the_noise_of_their_times() -> None:
     assert tokens.ratio is None
     assert tokens.reason == "not known in A: how to count tokens was not said; set tokens_per_sample"
     assert [one.name for one in comparison.figures] == [name for name in run().summary() if name != "advice"]
-
-
-def test_a_figure_that_was_zero_has_no_ratio() -> None:
     none = run(mean_ms={"data_wait": 0})
-    wait = figure(compare_profiles(none, run()), "data_wait_ratio")
-    assert (wait.a, wait.ratio, wait.reason) == (0.0, None, "0 in A")
-    same = figure(compare_profiles(none, none), "data_wait_ratio")
-    assert (same.ratio, same.ratio_low, same.ratio_high) == (1.0, 1.0, 1.0)
+    was_zero, is_zero = (figure(compare_profiles(none, one), "data_wait_ratio") for one in (run(), none))
+    assert (was_zero.ratio, was_zero.reason) == (None, "0 in A")
+    assert (is_zero.ratio, is_zero.ratio_low, is_zero.ratio_high) == (1.0, 1.0, 1.0)
 
 
 def test_noise_is_not_known_of_few_steps() -> None:
@@ -321,13 +303,6 @@ def test_what_cannot_be_compared_says_why() -> None:
         read = Profile.from_json(replace(run(), **broken).to_json())  # each of its values may be in a file
         with pytest.raises(ComparisonError, match="a profile contradicts itself, or has figures beyond what floats"):
             compare_profiles(run(), read)
-
-
-def test_notes_of_the_runs_and_lower_bounds_are_told() -> None:
-    a, b = run(notes=("Only A.", "Both.")), run(notes=("Both.",), variable=False)
-    notes = compare_profiles(a, replace(b, lower_bound=True)).notes
-    assert "A: Only A." in notes and "A and B: Both." in notes
-    assert "FLOPs of B are lower bounds: what could not be counted is not in its work." in notes
 
 
 @pytest.mark.parametrize(
@@ -378,12 +353,6 @@ def test_causes_add_up_whatever_differs(
     # Exchanged runs have the opposite causes, but for roundings of each module.
     for cause in ("work_ns", "efficiency_ns", "waiting_ns"):
         assert abs(getattr(there.step.causes, cause) + getattr(back.step.causes, cause)) <= 40
-
-
-def test_json_of_another_version_is_not_read() -> None:
-    text = compare_profiles(run(), run()).to_json().replace('"schema_version": 3', '"schema_version": 1', 1)
-    with pytest.raises(ProfileFormatError, match="has schema version"):
-        Comparison.from_json(text)
 
 
 @pytest.mark.parametrize("prefix", ["layers", "renamed"])
