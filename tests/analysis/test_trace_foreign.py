@@ -196,7 +196,7 @@ def test_an_occupancy_of_zero_is_worked_out_from_the_launch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "own", "product"),
+    ("name", "own", "is_product"),
     [
         ("triton_poi_fused__scaled_dot_product_flash_attention_cat_view_10", None, False),
         ("triton_red_fused_mm_native_layer_norm_2", None, False),
@@ -211,8 +211,8 @@ def test_an_occupancy_of_zero_is_worked_out_from_the_launch() -> None:
         ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn", True),
     ],
 )
-def test_a_kernel_is_known_by_its_functions_own_name(name: str, own: str | None, product: bool) -> None:
-    assert multiplies(name) is product
+def test_a_kernel_is_known_by_its_functions_own_name(name: str, own: str | None, is_product: bool) -> None:
+    assert multiplies(name) is is_product
     assert own is None or own_name(name) == own
 
 
@@ -246,7 +246,7 @@ def test_what_no_device_can_do_is_left_out_and_listed() -> None:
 
 
 def test_a_users_own_figures_win_and_need_no_device_of_a_known_name() -> None:
-    events = [step(1, 0, 1000), *mm(1, 10, 1000, 1)]  # 1,000 FLOPs
+    events = [step(1, 0, 100), *product(1, 10, rows=5)]  # 1,000 FLOPs
     given = Peaks(flops_per_sec={"float32": 1e9}, memory_bytes_per_sec=1e6)
     flops = flops_of(*events, peaks=given)
     assert flops.device is None and flops.mfu == pytest.approx(1000 / (100e-6 * 1e9))
@@ -257,7 +257,7 @@ def test_a_users_own_figures_win_and_need_no_device_of_a_known_name() -> None:
 
 
 def test_a_device_of_an_unknown_name_is_guessed_by_its_capability_and_multiprocessors() -> None:
-    events = [step(1, 0, 1000), *mm(1, 10, 1000, 1)]
+    events = [step(1, 0, 100), *product(1, 10, rows=5)]
     unnamed = {**A100, "name": "Graphics Device"}
     report = report_of(trace(*events, deviceProperties=[unnamed]))
     assert report.flops is not None and report.flops.peaks == {"float32": 19.5e12}
