@@ -184,8 +184,9 @@ def _steps(calls: _Calls, uncounted: Ints) -> tuple[TracedStepFlops, ...]:
 
 def _operators(calls: _Calls) -> tuple[FlopRow, ...]:
     works, work = calls.counted.works, calls.counted.work[calls.rows]
-    names = tuple(dict.fromkeys(one.operator for one in works))
-    number = np.array([names.index(one.operator) for one in works], dtype=np.int64)[work]
+    listed = tuple(dict.fromkeys(one.operator for one in works))
+    numbers = dict(zip(listed, range(len(listed)), strict=True))
+    number = np.array([numbers[one.operator] for one in works], dtype=np.int64)[work]
     groups = group_by(number * len(calls.dtypes) + calls.dtype)
     dtypes = [calls.dtypes[key % len(calls.dtypes)] for key in groups.keys.tolist()]
     unknown = groups.sums(np.array([one.bytes is None for one in works])[work])
@@ -198,7 +199,7 @@ def _operators(calls: _Calls) -> tuple[FlopRow, ...]:
     return table(
         FlopRow,
         lambda row: (-(row.time_us or 0.0), row.name, row.dtype),
-        name=[names[key // len(calls.dtypes)] for key in groups.keys.tolist()],
+        name=[listed[key // len(calls.dtypes)] for key in groups.keys.tolist()],
         dtype=dtypes,
         bytes=moved,
         flops_per_byte=[one or None for one in intensities],

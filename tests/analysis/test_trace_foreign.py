@@ -35,7 +35,7 @@ def loaded(text: str, folder: Path) -> Trace:
 
 
 def report_of(found: Trace, peaks: Peaks | None = None) -> TraceReport:
-    return analyze_one(found, compared=False, formulas=recorded_work, peaks=peaks).report
+    return analyze_one(found, formulas=recorded_work, peaks=peaks).report
 
 
 def flops_of(*events: Event, peaks: Peaks | None = None, **head: Any) -> TraceFlops:
