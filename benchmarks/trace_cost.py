@@ -103,8 +103,7 @@ class Loop:
         self.step()  # the warm-up step, marks up
         start_sec, _ = _timed(lambda: tracer.start(0))
         seconds, _ = _timed(lambda: self.step(tracer))
-        stop_sec, _ = _timed(lambda: tracer.stop(SIGNATURE))
-        record = tracer.record
+        stop_sec, record = _timed(lambda: tracer.stop(SIGNATURE))
         assert record is not None, tracer.lost
         load_sec, trace = _timed(lambda: load_trace(record.path))
         modules_sec, modules = _timed(lambda: module_table(trace))
