@@ -119,19 +119,6 @@ def test_a_step_cut_off_in_the_middle_is_neither_counted_nor_timed() -> None:
     assert cut_off.recorder.close(context=CONTEXT) is None
 
 
-def test_excluded_time_belongs_to_no_step() -> None:
-    run = Run(profile_step=0, timing_steps=2, settle_steps=1)
-    for _ in range(2):
-        run.batch()
-    run.part("validation", 1000.0)
-    run.batch()
-    run.batch()
-    first, second = run.close().timed_steps
-    assert first.seconds == second.seconds == PhaseSeconds(data_wait=1.0, forward=2.0, backward=4.0, optimizer=8.0)
-    assert first.excluded_sec == {"validation": 1000.0}
-    assert second.excluded_sec == {}
-
-
 @pytest.mark.parametrize(
     ("part", "work", "mixed"),
     [
