@@ -32,6 +32,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+TRACES = Path(__file__).parent / "data" / "traces"
+RANKS = [TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json" for rank in (0, 1)]
+RESNET = TRACES / "resnet50_num_workers_0.pt.trace.json.gz"
 PAGE = Path(__file__).parent.parent / "docs" / "compare.md"
 
 SOURCES = ("before/profile.json", "after/profile.json")
@@ -100,6 +103,10 @@ def test_a_starved_run_leaves_conditions_on_the_wall_clock_open(
         (["before", "untimed"], "the steps cannot be compared: untimed/profile.json has no timed step"),
         (["before", "nowhere"], "nowhere: there is no such file or folder"),
         (
+            ["before", str(RESNET)],
+            "a trace and before/profile.json a profile: a trace's steps ran under torch.profiler",
+        ),
+        (
             ["--fail-if", "tokens_per_sec < 1", "before", "after"],
             "tokens_per_sec cannot be compared: not known in A: how",
         ),
@@ -118,11 +125,6 @@ def test_what_cannot_be_compared_ends_with_2_and_the_reason(
     assert message in capsys.readouterr().err
 
 
-TRACES = Path(__file__).parent / "data" / "traces"
-RANKS = [TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json" for rank in (0, 1)]
-RESNET = TRACES / "resnet50_num_workers_0.pt.trace.json.gz"
-
-
 @pytest.fixture
 def traces(folder: Path) -> Path:
     """Beside the logs: a folder with the traces of two ranks, and one in which a kernel is slower."""
@@ -134,13 +136,11 @@ def traces(folder: Path) -> Path:
     return folder
 
 
-def read(text: str) -> TraceComparison:
-    return codec.load(TraceComparison, text, version=SCHEMA_VERSION)
-
-
 def test_two_folders_of_ranks_traces_are_compared(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "--json", "ranks", "slow"]) == 0
-    comparison = read(capsys.readouterr().out)
+    assert main(["compare", "--json", "ranks", "slow", "--html", "new/difference.html"]) == 0
+    page = (traces / "new" / "difference.html").read_text(encoding="utf-8")
+    assert "<title>ranks and slow compared</title>" in page
+    comparison = codec.load(TraceComparison, capsys.readouterr().out, version=SCHEMA_VERSION)
     assert comparison.a.sources == ("ranks/rank0.pt.trace.json.gz", "ranks/rank1.pt.trace.json.gz")
     assert (comparison.a.ranks, comparison.b.ranks, comparison.a.steps) == (2, 2, 3)
     kernels = next(one for one in comparison.tables if one.of == "kernels")
@@ -152,14 +152,6 @@ def test_two_folders_of_ranks_traces_are_compared(traces: Path, capsys: pytest.C
     )
 
 
-def test_traces_compared_have_a_page(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "ranks", "slow", "--html", "new/difference.html"]) == 0
-    page = (traces / "new" / "difference.html").read_text(encoding="utf-8")
-    assert "<title>ranks and slow compared</title>" in page
-    assert page.count('id="view-0-0"') == 1
-    assert "Two traces compared" in capsys.readouterr().out
-
-
 def test_conditions_hold_for_figures_of_traces(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, allocated in (("a.json", 2_000), ("b.json", 2_000), ("larger.json", 3_000)):
         trace = json.loads(RANKS[0].read_bytes())
@@ -169,38 +161,7 @@ def test_conditions_hold_for_figures_of_traces(traces: Path, capsys: pytest.Capt
         (traces / name).write_text(json.dumps(trace))
     assert main(["compare", "--fail-if", "device_memory_peak_bytes > 1", "a.json", "b.json"]) == 0
     assert "does not hold: device_memory_peak_bytes B/A is 1\n" in capsys.readouterr().err
-    assert main(["compare", "--fail-if", "device_memory_peak_bytes >= 1", "a.json", "b.json"]) == 1
     assert main(["compare", "--fail-if", "device_memory_peak_bytes > 1.4", "a.json", "larger.json"]) == 1
     assert "holds: device_memory_peak_bytes B/A is 1.5\n" in capsys.readouterr().err
     assert main(["compare", "--fail-if", "global_step_sec > 1", "ranks", "slow"]) == 2
     assert "global_step_sec cannot be compared: single steps are not known, or too few" in capsys.readouterr().err
-    assert main(["compare", "--fail-if", "params > 1", "ranks", "slow"]) == 2
-    assert "--fail-if params > 1: params cannot be compared: it is none of global_" in capsys.readouterr().err
-    assert main(["compare", "--fail-if", "device_memory_peak_bytes > 1", "before", "after"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["before", "slow"],
-            "slow is a trace and before/profile.json a profile: a trace's steps ran under torch.profiler",
-        ),
-        ([str(RESNET), "after"], "after/profile.json kept none, as trace_dir does"),
-        (
-            ["ranks", "empty"],
-            "empty: no profile.json is in this folder or below it, and no trace (.json, .json.gz) in it",
-        ),
-        (["ranks", "bad.json"], "bad.json: "),
-        (["ranks", "nowhere.json"], "nowhere.json: there is no such file or folder"),
-    ],
-)
-def test_traces_that_cannot_be_compared_end_with_2_and_the_reason(
-    traces: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (traces / "empty").mkdir()
-    (traces / "bad.json").write_text('{"traceEvents": 1}')
-    assert main(["compare", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert message in err

@@ -71,16 +71,18 @@ def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A",
         ComparisonError: the two cannot be compared: one has no timed step, contradicts itself or has figures that no
             float holds, or one run trains and the other does not.
     """
+    runs = []
     for profile, source in zip((a, b), sources, strict=True):
         if profile.timing is None:
             raise ComparisonError(f"the steps cannot be compared: {source} has no timed step")
+        runs.append(_Run(profile, profile.timing, source))
     if a.context.loop != b.context.loop:
         raise ComparisonError(
             f"the steps cannot be compared: {sources[0]} is of a {a.context.loop} loop, {sources[1]} of a "
             f"{b.context.loop} loop"
         )
     try:
-        return _compared((_Run(a, sources[0]), _Run(b, sources[1])))
+        return _compared((runs[0], runs[1]))
     except (ArithmeticError, LookupError, ValueError) as error:
         raise ComparisonError(
             "the steps cannot be compared: a profile contradicts itself, or has figures beyond what floats hold"
@@ -92,13 +94,8 @@ class _Run:
     """One of the two runs."""
 
     profile: Profile
+    timing: TimingProfile
     source: str
-
-    @property
-    def timing(self) -> TimingProfile:
-        """Its timed steps."""
-        assert self.profile.timing is not None
-        return self.profile.timing
 
     def identity(self) -> ComparedRun:
         """Which run it is."""
@@ -138,19 +135,25 @@ class _Run:
         return {one.name: Work(per_step(_amount(one.own, phase)), per_step(moved[one.name])) for one in modules}
 
     def strays(self) -> dict[str, float]:
-        """Standard error of each module's own time over the traced steps, divided by that time, where it is known.
-
-        Of steps that took over twice or under half as long as the timed ones, it is all of a module's time.
-        """
+        """Standard error of each module's own time over the traced steps, divided by that time, where it is known."""
         traced = self.profile.traced
-        if traced is None or traced.tables is None or traced.tables.modules is None:
-            return {}
+        table = None if traced is None or traced.tables is None else traced.tables.modules
         found = {}
-        for row in traced.tables.modules.rows:
+        for row in () if table is None else table.rows:
             own_us = row.own_forward_us + row.own_backward_us
             if row.own_error_us is not None:
-                found[row.name] = 1 / _ERRORS if traced.is_apart else row.own_error_us / own_us if own_us else 0.0
+                found[row.name] = row.own_error_us / own_us if own_us else 0.0
         return found
+
+    def doubt_ns(self) -> float:
+        """How much of forward and backward may be a module's that was held up in the traced steps alone."""
+        traced = self.profile.traced
+        if traced is None or not traced.is_apart:
+            return 0.0
+        scales: dict[TimePhase, float] = {"forward": traced.forward_scale, "backward": traced.backward_scale}
+        return sum(
+            self.ns((phase,)) * (1 - alike) for phase, scale in scales.items() if (alike := min(scale, 1 / scale)) < 0.5
+        )
 
     def filled(self) -> tuple[dict[TimePhase, _Filled], str]:
         """What filled the computing parts of its traced step; empty, and why, if it cannot be said.
@@ -198,6 +201,11 @@ def _ns(seconds: float) -> int:
 
 
 def _compared(runs: tuple[_Run, _Run]) -> Comparison:
+    def part(name: str, phases: _Phases, sums: CauseSums) -> PartDifference:
+        causes = sums.causes()
+        noise = noise_interval(a.steps(phases), b.steps(phases), value_ns=causes.difference_ns)
+        return PartDifference(name=name, causes=causes, difference=noise)
+
     a, b = runs
     of_a, of_b = ({part.phases for part in run.timing.parts} for run in runs)
     rest = {phase for phases in of_a ^ of_b for phase in phases}  # what the two separate in other ways is one part
@@ -218,7 +226,7 @@ def _compared(runs: tuple[_Run, _Run]) -> Comparison:
             causes = {wait: b_ns - a_ns} if wait else split(a_ns=a_ns, b_ns=b_ns, a=work_a, b=work_b)
             for sums in (of_part, whole, of_rows[row]):
                 sums.add(a_ns, b_ns, causes)
-        parts.append(_part(runs, phases_text(phases), phases, of_part))
+        parts.append(part(phases_text(phases), phases, of_part))
     step = tuple(phase for phases in every for phase in phases)
     return Comparison(
         schema_version=SCHEMA_VERSION,
@@ -226,7 +234,7 @@ def _compared(runs: tuple[_Run, _Run]) -> Comparison:
         b=b.identity(),
         settings=setting_differences(a.profile, b.profile),
         figures=tuple(_figures(runs, step)),
-        step=_part(runs, b.profile.step_name, step, whole),
+        step=part(b.profile.step_name, step, whole),
         parts=tuple(parts),
         modules=tuple(_modules(runs, rows, of_rows)),
         notes=(*notes, *_limits(runs)),
@@ -278,15 +286,9 @@ def _pieces(
         yield _NOT_OWNED, "", (a.ns(phases), b.ns(phases)), (a.work(phases), b.work(phases))
 
 
-def _part(runs: tuple[_Run, _Run], name: str, phases: _Phases, sums: CauseSums) -> PartDifference:
-    a, b = (run.steps(phases) for run in runs)
-    causes = sums.causes()
-    return PartDifference(name=name, causes=causes, difference=noise_interval(a, b, value_ns=causes.difference_ns))
-
-
 def _modules(runs: tuple[_Run, _Run], rows: list[_Row], of_rows: Mapping[int, CauseSums]) -> Iterator[ModuleDifference]:
     """Each row, and last what no module owns."""
-    strays = [run.strays() for run in runs]
+    strays, doubt_ns = [run.strays() for run in runs], sum(run.doubt_ns() for run in runs)
     works = [[run.works(phase) for phase in _BY_MODULE] for run in runs]
     for place, row in enumerate(rows):
         own = of_rows.get(place, CauseSums()).causes()
@@ -299,6 +301,7 @@ def _modules(runs: tuple[_Run, _Run], rows: list[_Row], of_rows: Mapping[int, Ca
             noise = math.hypot(noise, _ERRORS * ns * of.get(module.name, math.nan))
             flops, moved = (round(sum(one[module.name][kind] for one in by_phase)) for kind in (0, 1))
             sides.append(ModuleSide(name=module.name, flops=flops, bytes=moved))
+        noise += doubt_ns
         yield ModuleDifference(
             a=sides[0],
             b=sides[1],

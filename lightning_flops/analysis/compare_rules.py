@@ -5,11 +5,11 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from typing import Any, Literal
 
 from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, ratio_ends
-from lightning_flops.errors import ComparisonError, ConfigError
+from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import Comparison, FigureDifference, SettingDifference
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace_comparison import TraceComparison
@@ -62,71 +62,44 @@ def figure_difference(
     return FigureDifference(name=name, a=a, b=b, ratio=ratio, ratio_low=low, ratio_high=high, reason=reason)
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """A figure's ratio B / A held against a number."""
-
-    text: str
-    """As it was given."""
-    figure: str
-    sign: str
-    limit: float
+Verdict = Literal["holds", "does not hold", "is inconclusive"]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether a condition holds, and its figures in words."""
-
-    holds: bool
-    inconclusive: bool
-    """A run was starved of processors, so its wall clock says nothing of the program; or its steps stray too far."""
-    words: str
-
-
-def parse_condition(text: str) -> Condition:
-    """The condition that *text* states.
-
-    Raises:
-        ConfigError: it is none; the message names the option, the rule and the value.
-    """
-    found = _FORM.fullmatch(text)
-    if found is None:
-        raise ConfigError(
-            "--fail-if must be a figure, one of > >= < <=, and a number, as 'global_step_sec > 1.05', "
-            f"got {shown(text, chars=_SHOWN_CHARS)}"
-        )
-    figure, sign, number = found.groups()
-    return Condition(text.strip(), figure, sign, float(number))
-
-
-def judge(comparison: Comparison | TraceComparison, condition: Condition) -> Verdict:
-    """Whether the ratio B / A of a figure keeps *condition* whatever value within its noise is the true one.
+def judge(comparison: Comparison | TraceComparison, condition: str) -> tuple[Verdict, str]:
+    """Whether the ratio B / A of a figure keeps *condition* whatever value within its noise is the true one, and why.
 
     Of a figure by the wall clock that is inconclusive where a run was starved of processors, as it is of any figure
     that strays so far that it may as well be zero.
 
     Raises:
-        ComparisonError: the figure, or its noise, is not known.
+        ComparisonError: *condition* is none, or the figure, or its noise, is not known.
     """
-    figure = next((one for one in comparison.figures if one.name == condition.figure), None)
+    found = _FORM.fullmatch(condition)
+    if found is None:
+        raise ComparisonError(
+            "must be a figure, one of > >= < <=, and a number, as 'global_step_sec > 1.05', "
+            f"got {shown(condition, chars=_SHOWN_CHARS)}"
+        )
+    name, sign, limit = found[1], _SIGNS[found[2]], float(found[3])
+    figure = next((one for one in comparison.figures if one.name == name), None)
     if figure is None:
         names = ", ".join(one.name for one in comparison.figures)
-        raise ComparisonError(f"{condition.text}: {condition.figure} cannot be compared: it is none of {names}")
-    words = "" if figure.ratio is None else f"{figure.name} B/A is {figure.ratio:.4g}"
+        raise ComparisonError(f"{condition}: {name} cannot be compared: it is none of {names}")
+    words = "" if figure.ratio is None else f"{name} B/A is {figure.ratio:.4g}"
     starved = [which for which, run in (("A", comparison.a), ("B", comparison.b)) if getattr(run, "starved", "")]
-    if words and starved and condition.figure in WALL:
-        return Verdict(False, True, f"{words}, but {' and '.join(starved)} had to wait for processors")
+    if words and starved and name in WALL:
+        return "is inconclusive", f"{words}, but {' and '.join(starved)} had to wait for processors"
     if figure.reason == _TOO_WIDE:
-        return Verdict(False, True, f"{words}, but {_TOO_WIDE}")
+        return "is inconclusive", f"{words}, but {_TOO_WIDE}"
     if figure.ratio is None or figure.ratio_low is None or figure.ratio_high is None:
-        raise ComparisonError(f"{condition.text}: {figure.name} cannot be compared: {figure.reason}")
-    holds, seems = (
-        all(_SIGNS[condition.sign](one, condition.limit) for one in ratios)
-        for ratios in ((figure.ratio_low, figure.ratio_high), (figure.ratio,))
-    )
+        raise ComparisonError(f"{condition}: {name} cannot be compared: {figure.reason}")
     if figure.ratio_low != figure.ratio_high:
         words += f", by noise between {figure.ratio_low:.4g} and {figure.ratio_high:.4g}"
-    return Verdict(holds, False, f"{words}: within noise" if seems and not holds else words)
+    if not sign(figure.ratio, limit):
+        return "does not hold", words
+    if sign(figure.ratio_low, limit) and sign(figure.ratio_high, limit):
+        return "holds", words
+    return "does not hold", f"{words}: within noise"
 
 
 _OF_PROFILES = ("micro_steps", "samples", "tokens", "params", "trainable_params")

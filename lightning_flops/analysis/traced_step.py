@@ -34,6 +34,9 @@ _LEAST_STEPS = 4
 """Fewer traced steps say nothing of their spread."""
 
 _NAMED = 4
+_OF_A_MEDIAN = math.sqrt(math.pi / 2)
+"""Standard error of a median by that of a mean. The deviation of a few steps is about the width of their middle half,
+which one that something held up does not widen; of many it is less."""
 
 
 def build_traced_step(window: WindowRecord) -> TracedStep | None:
@@ -157,7 +160,10 @@ def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:
 
     def error(of_steps: Sequence[ModuleRow]) -> float | None:
         own = [one.own_forward_us + one.own_backward_us for one in of_steps]
-        return statistics.stdev(own) / math.sqrt(len(own)) if len(own) >= _LEAST_STEPS else None
+        if len(own) < _LEAST_STEPS:
+            return None
+        low, _, high = statistics.quantiles(own, n=4, method="inclusive")
+        return _OF_A_MEDIAN * (high - low) / math.sqrt(len(own))
 
     rows = tuple(
         replace(of_steps[0], own_error_us=error(of_steps), **{name: median(of_steps, name) for name in _OF_A_ROW})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_flops.commands.terminal import (
     AS_WRITTEN,
@@ -18,9 +18,6 @@ from lightning_flops.commands.terminal import (
 )
 from lightning_flops.commands.traces import add_peaks, analyzed, held_against
 from lightning_flops.errors import ComparisonError
-
-if TYPE_CHECKING:
-    from lightning_flops.schema.profile import Profile
 
 _INCONCLUSIVE = {None: 3, "fail": 1, "pass": 0}
 """Exit status of a condition that a starved run leaves open, by ``--starved``."""
@@ -75,24 +72,22 @@ def add(commands: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from lightning_flops.analysis.compare_rules import judge, parse_condition
+    from lightning_flops.analysis.compare_rules import judge
     from lightning_flops.sinks.file import write_text_file
 
-    conditions = [parse_condition(text) for text in options.fail_if]
     comparison, render, render_page = _compared(options)
     if not options.quiet:
         print_whole(comparison.to_json() if options.json else render(comparison, width=terminal_width()))
     statuses = {0}
-    for condition in conditions:
+    for condition in options.fail_if:
         try:
-            verdict = judge(comparison, condition)
+            verdict, words = judge(comparison, condition)
         except ComparisonError as error:
             complain(f"--fail-if {error}", command="compare")
             statuses.add(2)
             continue
-        holds = "is inconclusive" if verdict.inconclusive else "holds" if verdict.holds else "does not hold"
-        complain(f"--fail-if '{condition.text}' {holds}: {verdict.words}", command="compare")
-        statuses.add(_INCONCLUSIVE[options.starved] if verdict.inconclusive else int(verdict.holds))
+        complain(f"--fail-if '{condition}' {verdict}: {words}", command="compare")
+        statuses.add(_INCONCLUSIVE[options.starved] if verdict == "is inconclusive" else int(verdict == "holds"))
     if options.html is not None:
         write_text_file(options.html, render_page(comparison))
     return next(status for status in (2, 1, 3, 0) if status in statuses)
@@ -104,7 +99,7 @@ def _compared(options: argparse.Namespace) -> tuple[Any, Callable[..., str], Cal
     Raises:
         LightningFlopsError: the two cannot be read or compared.
     """
-    from lightning_flops.sinks.trace_files import traces_at
+    from lightning_flops.sinks.profile_files import traces_at
 
     sources = (options.a, options.b)
     a, b = (traces_at(path) for path in sources)
@@ -124,16 +119,10 @@ def _compared(options: argparse.Namespace) -> tuple[Any, Callable[..., str], Cal
 
     if a is not None or b is not None:
         trace, profile = sources if b is None else (options.b, options.a)
-        raise ComparisonError(_why_not_both_kinds(trace, *read_profile(profile)))
+        raise ComparisonError(
+            f"{trace} is a trace and {read_profile(profile)[1]} a profile: a trace's steps ran under torch.profiler, "
+            "which slows them down, and those that a profile times did not; give two traces, as trace_dir keeps them"
+        )
     (first, source_a), (second, source_b) = map(read_profile, sources)
     first, second = held_against(options, first), held_against(options, second)
     return compare_profiles(first, second, sources=(source_a, source_b)), render_comparison, render_comparison_page
-
-
-def _why_not_both_kinds(trace: str, profile: Profile, source: str) -> str:
-    kept = profile.traced.files if profile.traced is not None else ()
-    return (
-        f"{trace} is a trace and {source} a profile: a trace's steps ran under torch.profiler, which slows them down, "
-        "and those that a profile times did not. Give two traces"
-        + (f"; that of {source} is {kept[0]}" if kept else f"; {source} kept none, as trace_dir does")
-    )

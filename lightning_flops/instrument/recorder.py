@@ -420,7 +420,7 @@ class Recorder:
             self._traces_or_closes(measured)
         elif watched == enough and measured.matches:
             counted = measured.counted[0].index
-            self._notes.say(f"Waiting for steps like step {counted}: {measured.matches} of {watched} were.")
+            self._notes.speak(f"Waiting for steps like step {counted}: {measured.matches} of {watched} were.")
         elif watched in (enough, 2 * enough):
             measured.variable = True
             del measured.watched[:-wanted]

@@ -93,8 +93,8 @@ class ModuleDifference:
     """Its time, forward and backward, without the modules below it; all zero where times of modules are not known."""
     noise_ns: int | None
     """How far its own difference may be chance: four standard errors of its own times over the traced steps of both
-    runs, or its whole time in a run whose traced steps took over twice or under half as long as the timed ones. None if
-    fewer than four were traced."""
+    runs, and what traced forwards and backwards took beyond the timed ones if that is over twice or under half. None if
+    fewer than four steps were traced."""
     beyond_noise: bool | None
     """Whether the own difference is more than that."""
 

@@ -143,8 +143,8 @@ class ModuleRow:
     backward_kernels: int | None
     """With the modules below it; None without a device."""
     own_error_us: float | None = None
-    """Standard error of ``own_forward_us`` and ``own_backward_us`` together over the steps of a run's own trace; None
-    for fewer than four."""
+    """Standard error of ``own_forward_us`` and ``own_backward_us`` together, by the middle half of the steps of a run's
+    own trace; None for fewer than four."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import cast, get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.budget import build_budget, with_report_sec
+from lightning_flops.analysis.budget import build_budget
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import TimePhase
 from lightning_flops.report.document import Table
@@ -55,14 +55,6 @@ def test_shares_of_the_traced_step_divide_the_times_of_the_timed_steps() -> None
     assert profile.budget.notes == ()
 
 
-def test_making_the_report_stands_beside_the_run() -> None:
-    profile = with_report_sec(build_profile(windows.mlp_window(), config=PEAK), 0.25)
-    assert profile.budget is not None
-    assert profile.budget.run_ns[REPORT] == 250_000_000
-    untimed = build_profile(windows.untimed_window(), config=PEAK)
-    assert with_report_sec(untimed, 0.25) == untimed
-
-
 def test_without_a_trace_what_it_would_tell_is_not_known_and_stands_in_one_row() -> None:
     profile = build_profile(windows.mlp_window(), config=PEAK)
     assert rows(profile.budget) == {
@@ -74,10 +66,6 @@ def test_without_a_trace_what_it_would_tell_is_not_known_and_stands_in_one_row()
     }
     assert profile.budget is not None
     assert len(profile.budget.notes) == 1
-
-
-def test_no_step_timed_is_no_budget() -> None:
-    assert build_profile(windows.untimed_window(), config=PEAK).budget is None
 
 
 def test_row_of_useful_flops_is_the_mfu_and_attention_that_is_not_executed_is_taken_back() -> None:

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops import Comparison, compare_profiles
-from lightning_flops.analysis.compare_rules import judge, parse_condition
+from lightning_flops.analysis.compare_rules import judge
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.errors import ComparisonError, ConfigError, ProfileFormatError
+from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, ModuleRecord
 from lightning_flops.schema.comparison import Causes, FigureDifference, ModuleDifference, PartDifference
 from lightning_flops.schema.profile import Profile
@@ -94,9 +94,11 @@ def test_a_module_is_held_against_its_own_spread_over_the_traced_steps(
     act = module(compare_profiles(a, b), "act")
     assert (act.own.difference_ns, act.beyond_noise) == (3 * MS, beyond)
     assert act.noise_ns is None if error is None else act.noise_ns == pytest.approx(18.97367 * error * MS, rel=1e-6)
-    apart = replace(traced_step(slow, BACKWARD_MS), is_apart=True)
-    uncertain = compare_profiles(a, run(mean_ms={"forward": 8}, traced=apart))
-    assert module(uncertain, "act").beyond_noise is not True
+    # The traced forward took four times as long as it does: 6 of the 8 ms may be the trace's. 1.5 times is nothing.
+    for scale, found in ((0.25, False), (2 / 3, True)):
+        apart = replace(traced_step(slow, BACKWARD_MS), is_apart=True, forward_scale=scale)
+        uncertain = compare_profiles(run(), run(mean_ms={"forward": 8}, traced=apart))
+        assert module(uncertain, "act").beyond_noise is found
     assert any("traced steps of B took over twice" in note for note in uncertain.notes)
 
 
@@ -140,17 +142,6 @@ def test_a_part_of_the_loop_that_takes_longer_has_its_cause(
     assert_adds_up(comparison)
     assert three(part(comparison, name).causes) == causes == three(module(comparison, OUTSIDE).own)
     assert comparison.step.causes.details == details
-
-
-def test_an_optimizer_that_moves_twice_the_bytes_in_twice_the_time_is_work() -> None:
-    a, b = (
-        run(cells=[*CELLS, cell(OUTSIDE, "optimizer", 0, operator="aten.add", bytes_read=moved)], mean_ms=mean_ms)
-        for moved, mean_ms in ((10_000_000, {}), (20_000_000, {"optimizer": 6}))
-    )
-    comparison = compare_profiles(a, b)
-    assert_adds_up(comparison)
-    assert three(part(comparison, "optimizer").causes) == (3, 0, 0)
-    assert comparison.step.causes.details == {"bytes": 3 * MS}
 
 
 def test_the_bytes_of_a_module_are_without_those_below_it() -> None:
@@ -224,8 +215,8 @@ def test_processor_time_of_a_step_is_a_figure_that_load_hardly_moves() -> None:
     unknown = figure(compare_profiles(run(processor=None), run()), "cpu_time_sec")
     assert (unknown.ratio, unknown.reason) == (None, "not known in A")
     assert "\nB was starved: for 50.00% of the time in which its steps were timed it was ready" in str(comparison)
-    conditions = ("global_step_sec > 0.5", "cpu_time_sec > 1.02", "hardware_flops > 1")
-    assert [judge(comparison, parse_condition(one)).inconclusive for one in conditions] == [True, False, False]
+    conditions = ("global_step_sec > 0.5", "cpu_time_sec > 1.02", "hardware_flops >= 1")
+    assert [judge(comparison, one)[0] for one in conditions] == ["is inconclusive", "does not hold", "holds"]
 
 
 def test_without_a_comparable_trace_the_parts_are_split_as_a_whole() -> None:
@@ -258,19 +249,16 @@ def test_parts_that_one_run_cannot_tell_apart_stand_together() -> None:
 
 
 def test_what_is_set_up_differently_is_listed() -> None:
-    context = replace(windows.A100, world_size=4, dp_size=4, torch_version="2.14.0", micro_batch_size=50, host="b")
-    comparison = compare_profiles(run(), run(context=context))
+    context = replace(run().context, world_size=4, dp_size=4, torch_version="2.14.0", host="b")
+    comparison = compare_profiles(run(), replace(run(), context=context, lower_bound=True))
     assert {one.name.removeprefix("context."): (one.a, one.b) for one in comparison.settings} == {
-        "device_type": ("cpu", "cuda"),
-        "device_name": ("cpu", "NVIDIA A100-SXM4-80GB"),
         "world_size": ("1", "4"),
-        "micro_batch_size": ("100", "50"),
-        "precision": ("32-true", "bf16-mixed"),
         "torch_version": ("2.13.0", "2.14.0"),
         "host": ("(none)", "b"),
         "dp_size": ("1", "4"),
     }
-    assert any("Times of B are those of rank 0 of 4" in note for note in comparison.notes)
+    assert "Times of B are those of rank 0 of 4." in comparison.notes
+    assert "FLOPs of B are lower bounds: what could not be counted is not in its work." in comparison.notes
 
 
 def test_figures_are_ratios_with_the_noise_of_their_times() -> None:
@@ -289,14 +277,10 @@ def test_figures_are_ratios_with_the_noise_of_their_times() -> None:
     assert tokens.ratio is None
     assert tokens.reason == "not known in A: how to count tokens was not said; set tokens_per_sample"
     assert [one.name for one in comparison.figures] == [name for name in run().summary() if name != "advice"]
-
-
-def test_a_figure_that_was_zero_has_no_ratio() -> None:
     none = run(mean_ms={"data_wait": 0})
-    wait = figure(compare_profiles(none, run()), "data_wait_ratio")
-    assert (wait.a, wait.ratio, wait.reason) == (0.0, None, "0 in A")
-    same = figure(compare_profiles(none, none), "data_wait_ratio")
-    assert (same.ratio, same.ratio_low, same.ratio_high) == (1.0, 1.0, 1.0)
+    was_zero, is_zero = (figure(compare_profiles(none, one), "data_wait_ratio") for one in (run(), none))
+    assert (was_zero.ratio, was_zero.reason) == (None, "0 in A")
+    assert (is_zero.ratio, is_zero.ratio_low, is_zero.ratio_high) == (1.0, 1.0, 1.0)
 
 
 def test_noise_is_not_known_of_few_steps() -> None:
@@ -304,8 +288,8 @@ def test_noise_is_not_known_of_few_steps() -> None:
     assert few.step.difference is None
     assert any("B has 2 timed steps, and less than 4 say nothing" in note for note in few.notes)
     with pytest.raises(ComparisonError, match="global_step_sec cannot be compared: single steps are not known"):
-        judge(few, parse_condition("global_step_sec > 1.05"))
-    assert not judge(few, parse_condition("hardware_flops > 1")).holds
+        judge(few, "global_step_sec > 1.05")
+    assert judge(few, "hardware_flops > 1")[0] == "does not hold"
 
 
 def test_what_cannot_be_compared_says_why() -> None:
@@ -319,13 +303,6 @@ def test_what_cannot_be_compared_says_why() -> None:
         read = Profile.from_json(replace(run(), **broken).to_json())  # each of its values may be in a file
         with pytest.raises(ComparisonError, match="a profile contradicts itself, or has figures beyond what floats"):
             compare_profiles(run(), read)
-
-
-def test_notes_of_the_runs_and_lower_bounds_are_told() -> None:
-    a, b = run(notes=("Only A.", "Both.")), run(notes=("Both.",), variable=False)
-    notes = compare_profiles(a, replace(b, lower_bound=True)).notes
-    assert "A: Only A." in notes and "A and B: Both." in notes
-    assert "FLOPs of B are lower bounds: what could not be counted is not in its work." in notes
 
 
 @pytest.mark.parametrize(
@@ -344,16 +321,16 @@ def test_notes_of_the_runs_and_lower_bounds_are_told() -> None:
 )
 def test_a_condition_holds_beyond_noise_or_not(condition: str, holds: bool) -> None:
     comparison = compare_profiles(run(), compared.slow_loader())
-    verdict = judge(comparison, parse_condition(condition))
-    assert verdict.holds == holds
-    assert ("within noise" in verdict.words) == (condition == "global_step_sec > 1.18")
+    verdict, words = judge(comparison, condition)
+    assert verdict == ("holds" if holds else "does not hold")
+    assert ("within noise" in words) == (condition == "global_step_sec > 1.18")
 
 
 @pytest.mark.parametrize("condition", ["", "mfu", "mfu == 1", "mfu > -1", "mfu > nan", "1.05 < mfu", "\x1b[2J > 1"])
-def test_a_condition_that_is_none_names_the_option_the_rule_and_the_value(condition: str) -> None:
-    message = "--fail-if must be a figure, one of > >= < <=, and a number, as 'global_step_sec > 1.05', got "
-    with pytest.raises(ConfigError, match=re.escape(message + repr(condition))):
-        parse_condition(condition)
+def test_a_condition_that_is_none_names_the_rule_and_the_value(condition: str) -> None:
+    message = "must be a figure, one of > >= < <=, and a number, as 'global_step_sec > 1.05', got "
+    with pytest.raises(ComparisonError, match=re.escape(message + repr(condition))):
+        judge(compare_profiles(run(), run()), condition)
 
 
 @settings(deadline=None, max_examples=60)
@@ -376,12 +353,6 @@ def test_causes_add_up_whatever_differs(
     # Exchanged runs have the opposite causes, but for roundings of each module.
     for cause in ("work_ns", "efficiency_ns", "waiting_ns"):
         assert abs(getattr(there.step.causes, cause) + getattr(back.step.causes, cause)) <= 40
-
-
-def test_json_of_another_version_is_not_read() -> None:
-    text = compare_profiles(run(), run()).to_json().replace('"schema_version": 3', '"schema_version": 1', 1)
-    with pytest.raises(ProfileFormatError, match="has schema version"):
-        Comparison.from_json(text)
 
 
 @pytest.mark.parametrize("prefix", ["layers", "renamed"])

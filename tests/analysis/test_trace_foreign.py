@@ -35,7 +35,7 @@ def loaded(text: str, folder: Path) -> Trace:
 
 
 def report_of(found: Trace, peaks: Peaks | None = None) -> TraceReport:
-    return analyze_one(found, compared=False, formulas=recorded_work, peaks=peaks).report
+    return analyze_one(found, formulas=recorded_work, peaks=peaks).report
 
 
 def flops_of(*events: Event, peaks: Peaks | None = None, **head: Any) -> TraceFlops:
@@ -246,7 +246,7 @@ def test_what_no_device_can_do_is_left_out_and_listed() -> None:
 
 
 def test_a_users_own_figures_win_and_need_no_device_of_a_known_name() -> None:
-    events = [step(1, 0, 100), *product(1, 10, rows=5)]  # 1,000 FLOPs
+    events = [step(1, 0, 1000), *mm(1, 10, 1000, 1)]  # 1,000 FLOPs
     given = Peaks(flops_per_sec={"float32": 1e9}, memory_bytes_per_sec=1e6)
     flops = flops_of(*events, peaks=given)
     assert flops.device is None and flops.mfu == pytest.approx(1000 / (100e-6 * 1e9))
@@ -254,3 +254,13 @@ def test_a_users_own_figures_win_and_need_no_device_of_a_known_name() -> None:
     assert flops.operators[0].attainable_flops_per_sec == pytest.approx(1.25e6)
     known = flops_of(*events, peaks=Peaks(flops_per_sec=1e9), deviceProperties=[A100])
     assert known.peaks == {"float32": 1e9}
+
+
+def test_a_device_of_an_unknown_name_is_guessed_by_its_capability_and_multiprocessors() -> None:
+    events = [step(1, 0, 1000), *mm(1, 10, 1000, 1)]
+    unnamed = {**A100, "name": "Graphics Device"}
+    report = report_of(trace(*events, deviceProperties=[unnamed]))
+    assert report.flops is not None and report.flops.peaks == {"float32": 19.5e12}
+    assert any("taken for NVIDIA A100-SXM4-80GB" in note and "guess" in note for note in report.notes)
+    for other in ({**unnamed, "numSms": 14}, {**unnamed, "name": "NVIDIA A100-SXM4-80GB MIG 3g.40gb"}):
+        assert flops_of(*events, deviceProperties=[other]).peaks == {}

@@ -83,7 +83,7 @@ def test_only_steps_of_the_counted_signature_are_timed() -> None:
 def test_signatures_keep_changing_if_too_few_of_twice_as_many_steps_are_like_the_counted_one() -> None:
     run = Run(profile_step=0, timing_steps=20, settle_steps=2)
     said: list[str] = []
-    run.notes.goes_on(said.append)
+    run.notes.speak = said.append
     for i in range(70):
         run.batch(shapes=((4, 100 + i), (4,)) if i % 3 else SHAPES)
     window = run.close()

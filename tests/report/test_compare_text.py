@@ -80,11 +80,3 @@ def test_a_comparison_shows_itself() -> None:
         r"noise explains \(99%: \+3\.\d+ ms to \+4\.\d+ ms\)\.>",
         repr(comparison),
     )
-
-
-def test_names_of_a_model_are_text() -> None:
-    modules = [one for one in windows.mlp_window().modules if one.name != "drop"]
-    hostile = ModuleRecord(name="\x1b[2J\nx", type_name="\u202e", params=1, trainable_params=1, local_params=1)
-    text = render_text(compare_profiles(run(), run(modules=[*modules, hostile])))
-    assert all(line.isprintable() for line in text.split("\n"))
-    assert r"New in B: \x1b[2J\nx." in text
