@@ -226,7 +226,7 @@ DEVICES = (
 )
 # fmt: on
 
-_VENDOR = re.compile(r"(?:NVIDIA|Tesla|AMD)\s+", re.IGNORECASE)
+_VENDOR = re.compile(r"^\s*(?:(?:NVIDIA|Tesla|AMD)\s+)*", re.IGNORECASE)
 _MIG = re.compile(r"\bMIG\b", re.IGNORECASE)
 _VIRTUAL = re.compile(r"(?:\bGRID\b|-\d+[ABCQ]\b|-\d+-\d+C\b)", re.IGNORECASE)
 """Profiles of virtual GPUs: ``A40-48Q``, ``GRID V100D-8C``, ``A100-4-20C``."""
@@ -235,7 +235,7 @@ _VIRTUAL = re.compile(r"(?:\bGRID\b|-\d+[ABCQ]\b|-\d+-\d+C\b)", re.IGNORECASE)
 @lru_cache(maxsize=256)
 def device_named(name: str) -> Device | None:
     """The row of the device that torch calls *name*; None if there is none. It never takes another device's."""
-    bare = without_vendor(name)
+    bare = _VENDOR.sub("", name).strip()
     return next((device for device in DEVICES if re.fullmatch(device.name, bare, re.IGNORECASE)), None)
 
 
@@ -262,14 +262,6 @@ def why_no_peak(name: str, dtype: str) -> str:
     if device_named(name) is None:
         return f"no figure is known for a device called {name}"
     return f"no rate in {dtype} is published for {name}"
-
-
-def without_vendor(device_name: str) -> str:
-    """The name of a device as the table has it: without its vendor's."""
-    name = device_name.strip()
-    while vendor := _VENDOR.match(name):
-        name = name[vendor.end() :]
-    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
