@@ -21,6 +21,7 @@ from typing import Any
 
 from .advice_programs import CLEAN, PLANTED
 from .machine import ROOT, code_in_words, machine_in_words, versions
+from .page import table, write_page
 
 logger = logging.getLogger("benchmarks.advice")
 
@@ -109,43 +110,34 @@ def _of(hits: Sequence[bool]) -> str:
     return f"{sum(hits)} of {len(hits)}" if hits else "–"
 
 
-def page(records: Sequence[dict[str, Any]], header: Sequence[str]) -> str:
-    """The results as Markdown."""
+def page(records: Sequence[dict[str, Any]], header: Sequence[str]) -> list[str]:
+    """The lines of the page."""
     by = {
         (which, name): [one for one in records if (one["pass"], one["name"]) == (which, name)]
         for which in _PASSES
         for name in (*PLANTED, *CLEAN)
     }
-    lines = [
-        *header,
-        "",
-        "| program | rule | "
-        + " | ".join(f"{which}: named first | could save at most | saved, median (least)" for which in _PASSES)
-        + " |",
-        "|---|---|" + "---|" * 3 * len(_PASSES),
-    ]
+    planted: list[list[str]] = []
     for name, (_, cause) in PLANTED.items():
-        cells = []
+        planted.append([name, cause])
         for which in _PASSES:
             found = by[which, name]
             savings = [one for record in found if (one := saved(record)) is not None]
             least = f" ({min(savings):.0%})" if savings else ""
-            cells += [_of([is_named(one) for one in found]), _percent([ceiling(one) for one in found])]
-            cells.append(f"{_percent(savings)}{least}")
-        lines.append(f"| {name} | {cause} | {' | '.join(cells)} |")
-    lines += ["", "| clean program | " + " | ".join(f"{which}: false first advice" for which in _PASSES) + " |"]
-    lines.append("|---|" + "---|" * len(_PASSES))
+            named, most = _of([is_named(one) for one in found]), _percent([ceiling(one) for one in found])
+            planted[-1] += [named, most, f"{_percent(savings)}{least}"]
+    clean: list[list[str]] = []
     for name in CLEAN:
-        cells = []
+        clean.append([name])
         for which in _PASSES:
-            rules = sorted({rule for one in by[which, name] if (rule := first_rule(one)) is not None})
-            cells.append(
-                _of([first_rule(one) is not None for one in by[which, name]])
-                + (f" ({', '.join(rules)})" if rules else "")
-            )
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += ["", *_sums(by)]
-    return "\n".join(lines) + "\n"
+            rules = [first_rule(one) for one in by[which, name]]
+            said = sorted({rule for rule in rules if rule is not None})
+            clean[-1].append(_of([rule is not None for rule in rules]) + (f" ({', '.join(said)})" if said else ""))
+    words = ("named first", "could save at most", "saved, median (least)")
+    columns = [f"{which}: {word}" for which in _PASSES for word in words]
+    falsely = [f"{which}: false first advice" for which in _PASSES]
+    tables = [*table(["program", "rule", *columns], planted), "", *table(["clean program", *falsely], clean)]
+    return [*header, "", *tables, "", *_sums(by)]
 
 
 def _sums(by: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
@@ -188,7 +180,7 @@ def main() -> None:
         "",
         f"{machine_in_words()}; {packages}; {code_in_words()}.",
     ]
-    options.output.write_text(page(kept, header))
+    write_page(options.output, page(kept, header))
 
 
 if __name__ == "__main__":

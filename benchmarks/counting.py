@@ -3,7 +3,7 @@
 ``make bench-counting`` installs the peers and writes this; ``python -m benchmarks.counting`` runs where they are. A
 step is forward and backward. Every round runs every watcher once in a new random order, after one unmeasured round. A
 ratio is the median of the rounds' ratios, with a 95% bootstrap interval. lightning_flops counts FLOPs and bytes and
-attributes both to modules, phases and operators. Memory is as Python's tracemalloc sees it, in a run of its own.
+attributes both to modules, phases and operators.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import logging
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -22,10 +21,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .machine import RESULTS, code_in_words
-from .page import described, met, table, write_page
+from .page import described, table, write_page
 from .ratios import Estimate, Target, difference, median_with_interval, ratio
 from .runner import in_rounds, start
-from .workloads import Workload, bert_mini, ten_thousand_modules, tiny_operators
+from .workloads import Workload, bert_mini, tiny_operators
 
 logger = logging.getLogger("benchmarks.counting")
 
@@ -33,8 +32,6 @@ Watch = Callable[[nn.Module], AbstractContextManager[Any]]
 
 BERT_TARGET = Target(limit=1.05, unit="× plain")
 TINY_TARGET = Target(limit=1.20, unit="× no-op mode")
-MODULES_TARGET = Target(limit=25.0, unit="ms")
-HELD_TARGET_BYTES = 2**20
 
 
 # ---- who watches
@@ -117,28 +114,6 @@ def _operators_of(workload: Workload) -> int:
     return int(mode.calls)
 
 
-def _enter_and_leave(model: nn.Module, watch: Watch) -> float:
-    """CPU seconds to make a watcher, enter it and leave it, with nothing in between."""
-    begin = time.process_time()
-    with watch(model):
-        pass
-    return time.process_time() - begin
-
-
-def held_bytes(model: nn.Module, watch: Watch) -> int:
-    """Memory that a watcher holds, which is not its first one, as Python's tracemalloc sees it."""
-    _enter_and_leave(model, watch)
-    tracemalloc.start()
-    try:
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
-        with watch(model):
-            gc.collect()
-            return tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-
-
 # ---- the report
 
 
@@ -169,26 +144,15 @@ def added_per_operator(rounds: Rounds, name: str, *, operators: int) -> Estimate
     return difference(ours, plain)
 
 
-def modules_table(seconds: Mapping[str, Sequence[float]], held: Mapping[str, int]) -> list[str]:
-    """Entering and leaving a large model, and what is held."""
-    rows: list[list[str | None]] = []
-    for name, samples in seconds.items():
-        milliseconds = median_with_interval([1e3 * value for value in samples])
-        verdict = f"{MODULES_TARGET.verdict(milliseconds)}; ≤ 1 MiB held: {met(held[name] <= HELD_TARGET_BYTES)}"
-        row = [name, milliseconds.text(1), f"{held[name] / 2**20:.2f} MiB"]
-        rows.append([*row, verdict if name == OURS else None])
-    return table(["watcher", ">CPU ms to enter and leave", ">held while entered", "target"], rows)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, writes the report, and returns 0."""
     options = start(
-        __file__, __doc__, RESULTS / "counting.md", arguments, bert_rounds=31, tiny_rounds=201, module_rounds=31,
+        __file__, __doc__, RESULTS / "counting.md", arguments, bert_rounds=31, tiny_rounds=201,
         watchers=list(WATCHERS),
     )  # fmt: skip
     watchers = {name: watch for name, watch in WATCHERS.items() if name in {PLAIN, NO_OP, OURS, *options.watchers}}
     code = code_in_words()
-    tiny, bert, large = tiny_operators(), bert_mini(), ten_thousand_modules()
+    tiny, bert = tiny_operators(), bert_mini()
     tiny_count, bert_count = _operators_of(tiny), _operators_of(bert)
     gc.collect()
     gc.freeze()  # what the models and libraries keep is not looked through again by every collection
@@ -197,9 +161,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for workload, rounds in ((bert, options.bert_rounds), (tiny, options.tiny_rounds))
     ]
     logger.info("steps measured")
-    arms = {name: partial(_enter_and_leave, large, watch) for name, watch in watchers.items()}
-    seconds = in_rounds(arms, options.module_rounds)
-    held = {name: held_bytes(large, watch) for name, watch in watchers.items()}
     added = [
         f"{name} {added_per_operator(steps[1], name, operators=tiny_count).text(1)}"
         for name in watchers
@@ -215,8 +176,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{tiny_count} operators a step on 32 numbers, in {modules} modules, {options.tiny_rounds} rounds.\n",
         *step_table(steps[1], target=TINY_TARGET, target_base=NO_OP),
         f"\nAdded to each operator, CPU µs: {'; '.join(added)}.\n",
-        f"## Entering and leaving a model of 10,000 modules, {options.module_rounds} rounds\n",
-        *modules_table(seconds, held),
     ]
     write_page(options.output, page)
     return 0

@@ -63,11 +63,6 @@ def tiny_operators() -> Workload:
     return Workload(model=model, args=(torch.randn(4, width),))
 
 
-def ten_thousand_modules() -> nn.Module:
-    """99 sequences of 100 small linear layers: with the root, 10,000 modules."""
-    return nn.Sequential(*(nn.Sequential(*(nn.Linear(2, 2) for _ in range(100))) for _ in range(99)))
-
-
 def quiet_trainer(folder: str | Path, *callbacks: Any, **settings: Any) -> Any:
     """A Trainer of Lightning's for one epoch on one device, that shows and saves nothing."""
     quiet = {

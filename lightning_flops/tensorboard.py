@@ -10,7 +10,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import msgspec
@@ -45,12 +45,6 @@ class Figures(msgspec.Struct):
     mfu: float | None
 
 
-class _Window(NamedTuple):
-    run: str
-    tag: str
-    figures: Figures
-
-
 class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     """Serves the page's files, the list of runs, and one profile at a time."""
 
@@ -76,37 +70,27 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def _runs(self, request: wrappers.Request) -> wrappers.Response:
         """Every run with a few figures of each of its windows."""
-        runs: dict[str, list[_Window]] = {}
-        problems: dict[str, list[str]] = {}
+        found: dict[str, dict[str, Any]] = {}
         listed = self._data.list_tensors(
             plugin_util.context(request.environ),
             experiment_id=plugin_util.experiment_id(request.environ),
             plugin_name=PLUGIN,
         )
-        for run, tags in sorted(listed.items()):
+        for run, tags in listed.items():
             for tag, series in tags.items():
                 name = _name_of(run, tag)
+                shown = found.setdefault(name, {"name": name, "windows": [], "problems": []})
                 try:
                     figures = msgspec.json.decode(series.plugin_content, type=Figures)
                 except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                    problems.setdefault(name, []).append(f"{tag}: its figures cannot be read: {error}")
+                    shown["problems"].append(printable(f"{tag}: its figures cannot be read: {error}"))
                 else:
-                    runs.setdefault(name, []).append(_Window(run, tag, figures))
-        document = {
-            "written_by": package_version(),
-            "pick": "Run",
-            "runs": [
-                {
-                    "name": name,
-                    "windows": [
-                        {**msgspec.to_builtins(one.figures), "address": urlencode({"run": one.run, "tag": one.tag})}
-                        for one in sorted(runs.get(name, ()), key=lambda one: one.figures.profile_step)
-                    ],
-                    "problems": [printable(problem) for problem in problems.get(name, [])],
-                }
-                for name in sorted({*runs, *problems})
-            ],
-        }
+                    address = urlencode({"run": run, "tag": tag})
+                    shown["windows"].append({**msgspec.to_builtins(figures), "address": address})
+        for shown in found.values():
+            shown["windows"].sort(key=lambda window: window["profile_step"])
+        runs = [found[name] for name in sorted(found)]
+        document = {"written_by": package_version(), "pick": "Run", "runs": runs}
         return _answer(request, json.dumps(document), "application/json")
 
     def _profile(self, request: wrappers.Request) -> wrappers.Response:

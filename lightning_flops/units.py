@@ -81,6 +81,11 @@ def run_text(run: range) -> str:
     return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
 
 
+def step_numbers(steps: Iterable[int]) -> str:
+    """Indexes, with runs joined: 3, 4, 5, 9 is "3-5, 9"."""
+    return ", ".join(map(run_text, runs_of(steps)))
+
+
 def _known(value: float | None) -> Decimal | None:
     """The exact value; None if there is none to show."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):

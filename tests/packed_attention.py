@@ -124,13 +124,3 @@ def spent_on(lengths: list[int], *, tokens: int | None = None) -> int:
     """
     linear = 2 * WIDTH * 3 * WIDTH + 2 * WIDTH * WIDTH
     return 3 * (linear * (sum(lengths) if tokens is None else tokens) + 4 * WIDTH * sum(one**2 for one in lengths))
-
-
-def executed_on(lengths: list[int], *, tokens: int) -> int:
-    """What kernels execute of the same if attention is causal.
-
-    Its backward computes the scores once more, which is half of the forward's two products. Of these seven products a
-    mask rules out the pairs above the diagonal.
-    """
-    above = sum(one * (one - 1) // 2 for one in lengths)
-    return spent_on(lengths, tokens=tokens) + 2 * WIDTH * sum(one**2 for one in lengths) - 7 * 2 * WIDTH * above

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from pathlib import Path
 
@@ -46,15 +45,3 @@ def test_what_was_measured_beside_other_programs_is_told_or_not_kept(
     assert not Path(measured_file(platform.node())).exists()
     assert measure(0.1, tmp_path, monkeypatch) == 0
     assert "for 10% of the time it waited for processors" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"x": 1}', '{"x": {"float32": "fast"}}'])
-def test_a_file_that_is_none_of_ours_holds_nothing(
-    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    Path(measured_file("here")).parent.mkdir()
-    Path(measured_file("here")).write_text(content)
-    assert measured_peaks("here", "x") == {}
-    Path(measured_file("here")).write_text(json.dumps({"x": {"float32": 1e9, COPY: -1}}))
-    assert measured_peaks("here", "x") == {"float32": 1e9}

@@ -172,7 +172,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "broken.py").write_text("import torch\n1 / 0\n")
     (tmp_path / "text.py").write_text("def example(): return 'a text'\n")
     for given, words in [
-        (["model.py:none", "--vary", "0=0,1"], "model.py has no function none"),
+        (["model.py:none", "--vary", "0=0,1"], "model.py has no function none, but example"),
         (["model.py", "--vary", "0=0,1"], "must be FILE.py:FUNCTION"),
         (["gone.py:example", "--vary", "0=0,1"], "gone.py cannot be run: FileNotFoundError"),
         (["broken.py:example", "--vary", "0=0,1"], "broken.py cannot be run: ZeroDivisionError"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -141,68 +140,6 @@ def test_a_failure_of_the_counter_itself_is_noted_once_and_breaks_nothing(
         assert torch.equal(parameter.grad, gradient)
     assert any("a defect of ours" in note for note in counts.notes)
     assert len([record for record in caplog.records if "a defect of ours" in record.getMessage()]) == 1
-
-
-def eager_backend_counting_compilations(compilations: list[int]) -> Callable[..., Any]:
-    from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
-    from torch._dynamo.backends.common import aot_autograd
-
-    def compile_graph(graph: Any, inputs: Any) -> Any:
-        compilations.append(len(list(graph.graph.nodes)))
-        return make_boxed_func(graph)
-
-    backend: Callable[..., Any] = aot_autograd(fw_compiler=compile_graph)
-    return backend
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.parametrize("way", ["module", "submodules", "in place"])
-def test_compiled_code_is_neither_compiled_again_nor_left_uncompiled(way: str) -> None:
-    torch._dynamo.reset()
-    compilations: list[int] = []
-    backend = eager_backend_counting_compilations(compilations)
-
-    def build() -> nn.Module:
-        model: nn.Module = small_model()
-        if way == "module":
-            return torch.compile(model, backend=backend)  # type: ignore[return-value]
-        if way == "submodules":
-            assert isinstance(model, nn.Sequential)
-            for place in (0, 3):
-                compiled: Any = torch.compile(model[place], backend=backend)
-                model[place] = compiled
-        else:
-            model.compile(backend=backend)
-        return model
-
-    def train(*, counted: bool) -> tuple[list[float], Tensor, int]:
-        model = build()
-        torch.manual_seed(7)
-        losses = []
-        for step in range(5):
-            model.zero_grad()
-            if counted and step == 2:
-                compiled_before = len(compilations)
-                breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
-                with count_flops(model) as counts:
-                    loss = model(torch.randn(2, 3)).square().sum()
-                    loss.backward()
-                assert counts.forward == 2 * 2 * 3 * 5 + 2 * 2 * 5 * 7
-                assert counts.backward == 2 * 2 * 3 * 5 + 2 * 2 * 2 * 5 * 7
-                assert not counts.uncounted
-            else:
-                loss = model(torch.randn(2, 3)).square().sum()
-                loss.backward()
-            losses.append(loss.item())
-        if counted:
-            assert len(compilations) == compiled_before
-            assert sum(torch._dynamo.utils.counters["graph_break"].values()) == breaks
-        return losses, torch.get_rng_state(), len(compilations)
-
-    losses, random, _ = train(counted=False)
-    counted_losses, counted_random, _ = train(counted=True)
-    assert counted_losses == losses
-    assert torch.equal(counted_random, random)
 
 
 def test_lazy_conjugates_are_resolved_as_without_a_counter() -> None:

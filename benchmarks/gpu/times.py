@@ -6,21 +6,18 @@ profiler reports, and two without, in which the model stamps its own parts. A pa
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from .. import phase_times
 from ..phase_times import ABSOLUTE_LIMIT_SEC, PHASES, RELATIVE_LIMIT, StampedNet, Stopwatch, phases_of
-from .checks import Check, Here, Row, at_most, holds, reported, unjudged, within
-from .nets import SETTLES, Net, fit, forget, layers, profiler
+from .checks import Check, Here, Row, reported, unjudged, within
+from .nets import SETTLES, fit, forget, layers, profiler
 
 _WARM_UP_STEPS = 10
 
@@ -84,56 +81,4 @@ def _measured(here: Here, size: _Size) -> Iterator[Row]:
     yield reported(f"{size.name}: the whole step, every other plain one beside the rest", f"{1e6 * halves:+.0f} µs")
 
 
-# ---- waiting for data
-
-
-class _Slow(Dataset[Tensor]):
-    """Rows of which each takes the host so long to make."""
-
-    def __init__(self, row: Tensor, *, number: int, seconds: float) -> None:
-        self.row, self.number, self.seconds = row, number, seconds
-
-    def __len__(self) -> int:
-        return self.number
-
-    def __getitem__(self, index: int) -> Tensor:
-        time.sleep(self.seconds)
-        return self.row
-
-
-def _data_wait(here: Here) -> Iterator[Row]:
-    """A loader that is slower than the device is waited for; one that is faster is hidden behind it, on a GPU."""
-    size = _SMALL if here.small else _SIZES[1]
-    device_sec = _slow_fit(here, size, 0.0).global_step_sec
-    for name, reader_sec in (("slow", 3 * device_sec + 0.01), ("fast", device_sec / 4)):
-        timing = _slow_fit(here, size, reader_sec)
-        claim = f"{name} loader: the host's seconds in it"
-        # A sleep is never shorter, and often a little longer.
-        row = within(claim, timing.reader_sec, reader_sec, share=0.05, least=500e-6, unit="ms", scale=1e3)
-        yield from unjudged(here, row)
-        exposed = timing.data_wait_sec
-        if name == "slow":
-            # What of the wait the device does not work through: all but the step that still runs when it begins.
-            met = exposed is not None and reader_sec - 1.1 * device_sec <= exposed <= 1.05 * reader_sec + 1e-3
-            shown = "n/a" if exposed is None else f"{1e3 * exposed:.2f}"
-            seen = f"{shown} of {1e3 * reader_sec:.2f} ms, beside a step of {1e3 * device_sec:.2f} ms"
-            claim = "slow loader: the exposed wait lies between its time less a step, and its time"
-            yield from unjudged(here, holds(claim, met, seen))
-        elif here.on_gpu:
-            most = max(0.1 * reader_sec, ABSOLUTE_LIMIT_SEC)
-            yield at_most("fast loader: of its wait, what is exposed", exposed, most, unit="ms", scale=1e3)
-
-
-def _slow_fit(here: Here, size: _Size, reader_sec: float) -> Any:
-    torch.manual_seed(0)
-    timed = here.pick(20, 4)
-    rows = _Slow(size.batch_on(here), number=3 + 1 + SETTLES + timed + 1, seconds=reader_sec)
-    callback = profiler(here, timing_steps=timed)
-    net = Net(layers(here, size.width, size.layers))
-    timing = fit(here, net, DataLoader(rows, batch_size=None), callback, precision=_precision(here)).profile.timing
-    assert timing is not None
-    forget(here)
-    return timing
-
-
-CHECKS = (Check("latencies beside steps without marks", _latencies), Check("waiting for data", _data_wait))
+CHECKS = (Check("latencies beside steps without marks", _latencies),)

@@ -7,13 +7,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from lightning_flops.schema.trace import TraceReport
 
 from . import nets
 from .checks import Check, Here, Row, at_least, at_most, exactly, holds, reported, unjudged, within
-from .nets import Fit, Net, fit, forget, profiler
+from .nets import Fit, forget, profiler
 
 _STEPS = nets.FIRST_STEP + 1 + nets.SETTLES + 2 + 2 + 1
 LOST_FORWARD, LOST_BACKWARD = 0.02, 0.03
@@ -94,49 +93,4 @@ def _on_device(tables: TraceReport, phases_us: float) -> Iterator[Row]:
     yield reported("the device was busy with kernels", f"{device.utilization:.1%} of the step")
 
 
-# ---- a second stream
-
-
-class _Copies(Net):
-    """Beside its forward, a stream of its own copies pinned memory to the device."""
-
-    def __init__(self, model: nn.Module, host: Tensor, device: torch.device) -> None:
-        super().__init__(model)
-        self.host = host
-        self.there = torch.empty_like(host, device=device)
-        self.side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        self.side.wait_stream(torch.cuda.current_stream(batch.device))
-        with torch.cuda.stream(self.side):
-            self.there.copy_(self.host, non_blocking=True)
-        loss = super().training_step(batch, batch_idx)
-        torch.cuda.current_stream(batch.device).wait_stream(self.side)
-        return loss
-
-
-def _second_stream(here: Here) -> Iterator[Row]:
-    """Copies that run beside kernels are not the step's time."""
-    width, number = here.pick(4096, 64), here.pick(8, 2)
-    batch = torch.randn(here.pick(8192, 32), width, device=here.device, dtype=torch.bfloat16)
-    host = torch.empty(here.pick(64, 1) * 2**20, dtype=torch.uint8).pin_memory()
-    net = _Copies(nets.layers(here, width, number), host, here.device)
-    callback = profiler(here, timing_steps=2, trace=True)
-    tables = _tables_of(fit(here, net, [batch] * _STEPS, callback, precision="bf16-true"))
-    forget(here)
-    copies = [row for row in tables.transfers or () if "Pinned -> Device" in row.name]
-    total_us = sum(row.device.total_us for row in copies if row.device is not None)
-    yield holds(
-        "copies from pinned memory are in the trace, with their bytes",
-        sum(row.bytes or 0 for row in copies) >= host.numel(),
-        ", ".join(f"{row.name}: {row.calls} × {row.bytes} bytes" for row in copies) or "none",
-    )
-    exposed_us = (tables.step_times.mean.memcpy_us or 0.0) * len(tables.step_times.steps)
-    claim = "copies of the second stream that no kernel hides, of all copies"
-    yield _at_most_share(claim, exposed_us / total_us if total_us else None, 0.2)
-
-
-CHECKS = (
-    Check("times by module", _by_module),
-    Check("a second stream", _second_stream, "it has no streams"),
-)
+CHECKS = (Check("times by module", _by_module),)

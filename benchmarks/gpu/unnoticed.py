@@ -6,7 +6,6 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -16,9 +15,8 @@ from torch import nn
 
 from lightning_flops import FlopsProfilerCallback
 
-from .. import step_cost
 from . import nets
-from .checks import Check, Here, Row, exactly, holds, reported, unjudged
+from .checks import Check, Here, Row, exactly, holds, reported
 from .nets import Fit, Net, fit, profiler
 
 # Counted, settling, timed, warmed up and traced, and a few afterwards.
@@ -151,34 +149,7 @@ def _waits(here: Here, callback: FlopsProfilerCallback | None) -> Counter[int]:
     return Counter({index: number for index, number in found.items() if 0 <= index < _STEPS - 1})
 
 
-def _error_mode(here: Here) -> Iterator[Row]:
-    """Where torch raises at a synchronization, the training and the profiler both come to their end."""
-    try:
-        done = _gpt_fit(here, _watched(here), _SyncMode("error"))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    yield holds('set_sync_debug_mode("error"): counted, timed and traced', *_did_it_all(done))
-    yield exactly('set_sync_debug_mode("error"): what the profiler warned of', done.log, [])
-
-
-# ---- cost
-
-
-def _cost_outside(here: Here) -> Iterator[Row]:
-    """Host time of a step when the window has closed, over a bare Trainer."""
-    rounds, arms = here.pick(12, 1), (step_cost.BARE, step_cost.BARE_AGAIN, step_cost.MONITOR)
-    samples = step_cost.measure(
-        step_cost.lightning,
-        rounds=rounds,
-        folder=here.folder,
-        accelerator="gpu" if here.on_gpu else "cpu",
-        arms={arm: step_cost.ARMS[arm] for arm in arms},
-    )
-    over, noise = (step_cost.over_bare(samples, arm) for arm in (step_cost.MONITOR, step_cost.BARE_AGAIN))
-    bare = median(one.cpu for one in samples[step_cost.BARE])
-    claim = f"host time of a step outside of the window over a bare Trainer, {rounds} rounds"
-    seen = f"{over.text(1)} µs of {bare:.0f}; a bare one over another: {noise.text(1)} µs"
-    yield from unjudged(here, holds(claim, over.value <= step_cost.OVER_BARE.limit, seen))
+# ---- memory
 
 
 def _memory(here: Here) -> Iterator[Row]:
@@ -236,8 +207,6 @@ def _compiled(here: Here) -> Iterator[Row]:
 CHECKS = (
     Check("the same training", _same_training),
     Check("synchronizations", _synchronizations, "it is never waited for"),
-    Check('set_sync_debug_mode("error")', _error_mode, "it is never waited for"),
-    Check("cost outside of the window", _cost_outside),
     Check("memory afterwards", _memory, "it has no allocator with totals"),
     Check("captured CUDA graph", _captured_graph, "it has no graphs"),
     Check("torch.compile", _compiled),

@@ -21,7 +21,7 @@ from lightning_flops.adapters.wrapping import hear, hear_fetches
 from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.instrument.batches import from_loader, tensor_shapes
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
-from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.instrument.recorder import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes
 from lightning_flops.run.adapter import Facts

@@ -24,7 +24,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.batches import HIDDEN_SHAPE, tensor_shapes
 from lightning_flops.instrument.module_hooks import around_compilations
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
-from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.instrument.recorder import steps_to_settle
 from lightning_flops.instrument.torch_private.compiler import hide, leave_compiled_code, was_used
 from lightning_flops.instrument.torch_private.loading import fetched_ahead, workers_of
 from lightning_flops.records import BatchTokens, Shapes

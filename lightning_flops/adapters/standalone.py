@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lightning_flops.adapters.place import run_context_on
-from lightning_flops.analysis.forward_profile import ForwardMeasurement, build_forward_profile
+from lightning_flops.analysis.forward_profile import build_forward_profile
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.batches import samples_in, tensor_shapes
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
@@ -176,15 +176,11 @@ class FlopsProfiler:
         context, engine_sec = _context(self.ds_engine, device, samples)
         profile = build_forward_profile(
             records=describe_modules(self.model),
-            measurement=ForwardMeasurement(
-                flops=counter.record(),
-                own_sec=timed.seconds(),
-                counted_calls=counted.outermost_calls,
-                timed_calls=timed.outermost_calls,
-                timed_while_counted=timed is counted,
-                calls_sec=calls_sec,
-                samples=context.micro_batch_size,
-            ),
+            flops=counter.record(),
+            own_sec=timed.seconds(),
+            calls=(counted.outermost_calls, timed.outermost_calls),
+            timed_while_counted=timed is counted,
+            calls_sec=calls_sec,
             context=context,
             recompute_fwd_factor=self.recompute_fwd_factor,
             engine_sec=engine_sec,

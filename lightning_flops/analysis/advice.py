@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lightning_flops.analysis.device_abilities import DeviceAbilities
+from lightning_flops.analysis.devices import DeviceAbilities
 from lightning_flops.analysis.evidence import Cost, Evidence, with_trace
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -271,35 +272,31 @@ def without_vendor(device_name: str) -> str:
     return name
 
 
-_ALIKE: Mapping[tuple[tuple[int, int], int], str] = {
-    ((7, 0), 80): "Tesla V100-SXM2-16GB",
-    ((7, 5), 40): "Tesla T4",
-    ((8, 0), 108): "NVIDIA A100-SXM4-80GB",
-    ((8, 6), 72): "NVIDIA A10",
-    ((8, 9), 58): "NVIDIA L4",
-    ((8, 9), 142): "NVIDIA L40S",
-    ((9, 0), 114): "NVIDIA H100 PCIe",
-    ((9, 0), 132): "NVIDIA H100 80GB HBM3",
-    ((10, 0), 148): "NVIDIA B200",
-    ((9, 0), 104): "AMD Instinct MI250",
-    ((9, 0), 110): "AMD Instinct MI250X",
-    ((9, 4), 228): "AMD Instinct MI300A",
-    ((9, 4), 304): "AMD Instinct MI300X",
-    ((9, 5), 256): "AMD Instinct MI355X",
-}
-"""By compute capability and multiprocessors, the device of a row that has these."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAbilities:
+    """What advice may count on of a device; false and empty where it is not known."""
+
+    tensor_core_dtypes: tuple[str, ...] = ()
+    """16-bit dtypes that its tensor cores take, the one to train in first."""
+    tf32: bool = False
+    pins_memory: bool = False
+    """Copies from pinned host memory are faster."""
 
 
-def device_like(name: str, capability: tuple[int, int] | None, multiprocessors: int | None) -> str | None:
-    """The name of the device that one without a row is likely to be; None where it has a row, or nothing is known.
+UNKNOWN_DEVICE = DeviceAbilities()
+# ROCm fills the fields of a compute capability with numbers of its own.
+_OF_ANOTHER_VENDOR = re.compile(r"AMD|Radeon|Instinct|gfx\d", re.IGNORECASE)
+# Turing's compute capability, 7.5, has chips without tensor cores: GeForce GTX 16, T600, MX450.
+_TURING_WITH_TENSOR_CORES = re.compile(r"\bRTX\b|\bT4G?\b")
 
-    Args:
-        name: as torch has it; may be empty.
-        capability: CUDA's, or what ROCm puts in its place.
-        multiprocessors: how many of them it has.
-    """
-    if capability is None or multiprocessors is None or device_named(name) is not None:
-        return None
-    if _MIG.search(name) or _VIRTUAL.search(name):
-        return None
-    return _ALIKE.get((capability, multiprocessors))
+
+def device_abilities(
+    *, device_type: str | None, name: str | None, compute_capability: tuple[int, int] | None
+) -> DeviceAbilities:
+    """What a device of this *name*, torch's *device_type* and CUDA's *compute_capability* can do, as far as known."""
+    pins_memory, capability = device_type in ("cuda", "xpu"), compute_capability
+    if capability is None or device_type not in (None, "cuda") or _OF_ANOTHER_VENDOR.search(name or ""):
+        return DeviceAbilities(pins_memory=pins_memory)
+    multiplies = capability >= (7, 0) and (capability != (7, 5) or _TURING_WITH_TENSOR_CORES.search(name or ""))
+    dtypes = ("bfloat16", "float16") if capability >= (8, 0) else ("float16",) if multiplies else ()
+    return DeviceAbilities(tensor_core_dtypes=dtypes, tf32=capability >= (8, 0), pins_memory=pins_memory)

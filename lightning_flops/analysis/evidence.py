@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
+from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import ModuleRecord, OperatorCell, RunFacts, TimePhase, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes

@@ -58,14 +58,8 @@ class FlopCounts:
         return self._modules
 
     def settle(self) -> None:
-        """Reads the record a last time: the answers stay, and what was counted is no longer held.
-
-        An error that reading it raises is raised to whoever asks for an answer.
-        """
-        try:
-            self._record = self.record
-        except Exception as error:
-            self._record = _raising(error.with_traceback(None))  # whose frames hold what was counted
+        """Reads the record a last time: the answers stay, and what was counted is no longer held."""
+        self._record = self.record
 
     def __getstate__(self) -> dict[str, Any]:
         """What a pickle holds: the answers, and no model."""
@@ -232,10 +226,3 @@ def flops_by(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) 
 def _root_first(sums: Mapping[str, _Value]) -> dict[str, _Value]:
     """Sort by name, so that a module stands before those below it; what is outside the root stands last."""
     return {name: sums[name] for name in sorted(sums, key=lambda name: (name == OUTSIDE, name.split(".")))}
-
-
-def _raising(error: Exception) -> Callable[[], FlopRecord]:
-    def record() -> FlopRecord:
-        raise error
-
-    return record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lightning_flops.analysis.flop_counts import flops_by_phase
 from lightning_flops.analysis.module_names import parent_name
@@ -24,29 +24,14 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TracedStep
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardMeasurement:
-    """What was heard of one model's forwards, some of which were counted and some timed."""
-
-    flops: FlopRecord
-    own_sec: Mapping[str, float] | None
-    """Seconds of each module without those below it; None if the device's time cannot be read."""
-    counted_calls: int
-    """Outermost calls that were counted."""
-    timed_calls: int
-    """Outermost calls that were timed."""
-    timed_while_counted: bool
-    """The timed calls are the counted ones, which take longer than others."""
-    calls_sec: tuple[float, ...] = ()
-    """Seconds of calls to which nothing listened, if there were any, each like all of the counted ones together."""
-    samples: int | None = None
-    """Samples of the counted calls; None if their input does not show them."""
-
-
 def build_forward_profile(
     *,
     records: tuple[ModuleRecord, ...],
-    measurement: ForwardMeasurement,
+    flops: FlopRecord,
+    own_sec: Mapping[str, float] | None,
+    calls: tuple[int, int],
+    timed_while_counted: bool,
+    calls_sec: tuple[float, ...],
     context: RunContext,
     recompute_fwd_factor: float = 0.0,
     engine_sec: PhaseSeconds | None = None,
@@ -56,24 +41,25 @@ def build_forward_profile(
 
     Args:
         records: every module of the model.
-        measurement: what was counted and timed.
-        context: the run around the model; one that does not train has no backward and no optimizer.
+        flops: of the calls that were counted.
+        own_sec: seconds of each module without those below it; None if the device's time cannot be read.
+        calls: how many outermost calls were counted, and timed.
+        timed_while_counted: the timed calls are the counted ones, which take longer than others.
+        calls_sec: seconds of calls to which nothing listened, if there were any, each like all counted ones together.
+        context: the run around the model; one that does not train has no backward and no optimizer. Its
+            micro_batch_size is how many samples the counted calls have.
         recompute_fwd_factor: forwards that a backward repeats, for estimated figures.
         engine_sec: seconds of the backward and the optimizer in the same step, if an engine knows them.
         ignored: names of modules that get nothing of their own: their work counts for the module around them. The
             root cannot be ignored.
     """
-    flops, own_sec = measurement.flops, measurement.own_sec
     notes = []
     if own_sec is None:
         notes.append("Latencies are n/a: this package has no clock for this device, or for these devices together.")
-    elif measurement.counted_calls != measurement.timed_calls:
+    elif calls[0] != calls[1]:
         own_sec = None
-        notes.append(
-            f"Latencies are n/a: {measurement.counted_calls} calls of the model were counted and "
-            f"{measurement.timed_calls} were timed."
-        )
-    elif measurement.timed_while_counted:
+        notes.append(f"Latencies are n/a: {calls[0]} calls of the model were counted and {calls[1]} were timed.")
+    elif timed_while_counted:
         notes.append(
             "Latencies were taken while counting, and counting takes time: they are upper bounds, and FLOPS are lower "
             "bounds. get_model_profile() times a forward of its own; in a loop, start_profile(count=False) times the "
@@ -87,9 +73,9 @@ def build_forward_profile(
         index=0,
         signature=StepSignature(batches=(), forwards=1, backwards=0, updates=0),
         micro_steps=1,
-        samples=measurement.samples,
+        samples=context.micro_batch_size,
     )
-    forward_sec = () if own_sec is None else measurement.calls_sec or (math.fsum(own_sec.values()),)
+    forward_sec = () if own_sec is None else calls_sec or (math.fsum(own_sec.values()),)
     known = engine_sec or PhaseSeconds()
     window = WindowRecord(
         profile_step=0,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_names import parent_name, with_those_below
+from lightning_flops.analysis.module_names import parent_name, with_those_above, with_those_below
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops, UncountedOperator
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 
@@ -40,11 +40,8 @@ def build_modules(
     own, moved = counts.own_by_module(), counts.own_bytes_by_module()
     working = (name for name in (*own, *moved) if own.get(name, _NONE).total or moved.get(name, _NO_BYTES).total)
     for name in (*by_name, *working, *flops_record.module_calls):
-        while name != OUTSIDE:
-            by_name.setdefault(name, ModuleRecord(name=name, type_name=""))
-            if not name:
-                break
-            name = parent_name(name)
+        for above in with_those_above(name) if name != OUTSIDE else ():
+            by_name.setdefault(above, ModuleRecord(name=above, type_name=""))
     ordered = _in_tree_order(by_name)
     total, total_bytes = with_those_below(own, _NONE), with_those_below(moved, _NO_BYTES)
     return tuple(
@@ -97,15 +94,8 @@ class ModuleNode:
 
 def lower_bound_modules(uncounted: Mapping[str, UncountedOperator]) -> frozenset[str]:
     """Names of the modules whose FLOPs are lower bounds: those in which such an operator ran, and all around them."""
-    names: set[str] = set()
-    for operator in uncounted.values():
-        for name in operator.modules if operator.heavy else ():
-            while name != OUTSIDE and name not in names:
-                names.add(name)
-                if not name:
-                    break
-                name = parent_name(name)
-    return frozenset(names)
+    inside = {name for operator in uncounted.values() if operator.heavy for name in operator.modules}
+    return frozenset(above for name in inside - {OUTSIDE} for above in with_those_above(name))
 
 
 def depth_shown(modules: Iterable[ModuleProfile], *, limit: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import runpy
 import sys
@@ -95,7 +96,8 @@ def _example(where: str) -> tuple[Any, Any]:
     except Exception as error:  # of the user's program
         raise LightningFlopsError(f"{source} cannot be run: {type(error).__name__}: {error}") from error
     if not callable(function := found.get(name)):
-        raise LightningFlopsError(f"{source} has no function {name}")
+        there = [one for one, value in found.items() if inspect.isfunction(value) and not one.startswith("_")]
+        raise LightningFlopsError(f"{source} has no function {name}, but {', '.join(there) or 'none'}")
     answer = function()
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise LightningFlopsError(f"{where} must return a model and a batch, got {shown(answer)}")

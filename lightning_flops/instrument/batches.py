@@ -58,15 +58,8 @@ def _shapes_of(leaf: Any) -> Shapes:
 
 def shapes_text(shapes: Shapes) -> str:
     """*shapes* as a report prints them: ``[32, 1, 8, 8] [32]``."""
-    return " ".join(map(_shape_text, shapes))
-
-
-def _shape_text(shape: tuple[int, ...]) -> str:
-    if shape[:1] == (_FROM_LOADER,):
-        return f"loader {shape[1]}:"
-    if shape[:1] == (_PACKED,):
-        return f"{shape[1]} packed:"
-    return "[?]" if shape == HIDDEN_SHAPE else str(list(shape))
+    special = {_FROM_LOADER: "loader {}:", _PACKED: "{} packed:", HIDDEN_SHAPE[0]: "[?]"}
+    return " ".join(special.get(one[0], str(list(one))).format(*one[1:]) if one else "[]" for one in shapes)
 
 
 def from_loader(shapes: Shapes, index: int) -> Shapes:

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -124,11 +124,8 @@ def _silence_hook_warning(undo: ExitStack) -> None:
     functions of ``warnings`` that change filters make Python forget which warnings it has shown: the user would see
     each of them again. A filter that ignores something needs no forgetting.
     """
-    own, filters = ("ignore", _IGNORED, Warning, None, 0), warnings.filters
-
-    def remove() -> None:
-        # The user may have put others in the place of the list.
-        warnings.filters[:] = [one for one in warnings.filters if one is not own]  # type: ignore[index]
-
-    filters.insert(0, own)  # type: ignore[attr-defined]
-    undo.callback(remove)
+    own: Any = ("ignore", _IGNORED, Warning, None, 0)
+    all_filters: Any = warnings.filters
+    all_filters.insert(0, own)
+    # The user may put others in the place of the list.
+    undo.callback(_take_out, lambda one: cast("Any", warnings.filters).remove(one), own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -82,28 +82,16 @@ def parameter_sizes(parameter: torch.Tensor) -> tuple[int, bool, int]:
     trainable = bool(parameter.requires_grad)
     if is_lazy(parameter):
         return 0, trainable, 0
-    size, local = _unsharded_size(parameter)
+    # ZeRO-3 empties a parameter while it is not in use and keeps its full size beside it; a DTensor's is the full one.
+    partitioned = getattr(parameter, "ds_numel", None)
+    size = partitioned if isinstance(partitioned, int) else parameter.numel()
+    local = on_this_rank(parameter).numel()
     if getattr(parameter, "ds_pipe_replicated", False):
         return 0, trainable, local
     # Megatron's mark, which DeepSpeed's automatic tensor parallelism sets as well.
     if getattr(parameter, "tensor_model_parallel", False):
-        whole = _whole_shape(getattr(parameter, "ds_autotp_universal_checkpoint_meta", None))
-        # Where the whole shape was not kept, shards are taken to be equally large.
-        size = size * tensor_parallel_size_of_process() if whole is None else math.prod(whole)
+        # The shape before DeepSpeed cut it, unevenly perhaps; if it was not kept, shards are taken to be equally large.
+        meta = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
+        whole = meta.get("logical_shape") if isinstance(meta, Mapping) else None
+        size = math.prod(whole) if whole else size * tensor_parallel_size_of_process()
     return size * expert_parallel_size(parameter), trainable, local
-
-
-def _unsharded_size(parameter: torch.Tensor) -> tuple[int, int]:
-    """(size with the shards of data-parallel ranks, or a DTensor's, put together; size of this rank's shard)."""
-    # ZeRO-3 empties a parameter while it is not in use and keeps its full size beside it; a DTensor's is the full one.
-    partitioned = getattr(parameter, "ds_numel", None)
-    size = partitioned if isinstance(partitioned, int) else parameter.numel()
-    return size, on_this_rank(parameter).numel()
-
-
-def _whole_shape(meta: Any) -> tuple[int, ...] | None:
-    """The shape before DeepSpeed cut the parameter, unevenly perhaps, if it kept it."""
-    shape = meta.get("logical_shape") if isinstance(meta, Mapping) else None
-    if not isinstance(shape, (tuple, list)) or not all(isinstance(length, int) for length in shape):
-        return None
-    return tuple(shape)

@@ -10,6 +10,7 @@ counted, which are timed, and when the window is over::
 
 from __future__ import annotations
 
+import math
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -27,7 +28,7 @@ from lightning_flops.instrument.counting.part_counter import PartCounter
 from lightning_flops.instrument.module_scope import describe_modules
 from lightning_flops.instrument.notes import Notes, notes_on_times
 from lightning_flops.instrument.timing.clocks import WallClock
-from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
+from lightning_flops.instrument.timing.phase_timer import PhaseTimer, StepMarks
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import (
     BucketFlops,
@@ -47,6 +48,9 @@ _LEAST_WATCHED = 10
 step's, or when twice as many steps did not have enough of them."""
 
 
+_LEAST_SETTLE_STEPS = 2
+
+
 class Phase(Enum):
     """What a recorder does with the running step."""
 
@@ -61,11 +65,14 @@ class Phase(Enum):
     TRACING = "tracing"
     CLOSED = "closed"
 
-    def __init__(self, word: str) -> None:
-        # Plain attributes, because these are asked at every step of a run.
-        self.idle = word in ("waiting", "settling")
-        """Whether steps pass by, neither counted, timed nor traced."""
-        self.counts = word in ("counting", "sampling")
+
+def steps_to_settle(*, batches_ahead: int, batches_a_step: int) -> int:
+    """Steps to leave alone after a counted one, until the *batches_ahead* that a loader fetches meanwhile are used up.
+
+    While a step is counted, the loader's workers run ahead, and the next steps find batches ready. If those were timed,
+    they would show less waiting than there is in the long run.
+    """
+    return max(_LEAST_SETTLE_STEPS, math.ceil(batches_ahead / batches_a_step))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +214,12 @@ class Recorder:
     @property
     def counting(self) -> bool:
         """Whether the running step is counted; its time is then not usable."""
-        return self.state.counts
+        return self.state in (Phase.COUNTING, Phase.SAMPLING)
+
+    @property
+    def idle(self) -> bool:
+        """Whether steps pass by, neither counted, timed nor traced."""
+        return self.state in (Phase.WAITING, Phase.SETTLING)
 
     @property
     def timer(self) -> PhaseTimer | None:
@@ -293,7 +305,7 @@ class Recorder:
         says whether it is a forward, a backward or an update by itself, and not only a part of one.
         """
         if (timer := self.timer) is not None:
-            timer.enter(Mark(part, counts))
+            timer.enter(part, counts=counts)
             return
         if self.counting and self._counter is not None:
             self._counter.enter(part)

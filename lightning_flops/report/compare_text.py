@@ -83,9 +83,9 @@ def _causes(causes: Causes, scale: Scale) -> Table:
         label = "FLOPs" if name == "flops" else name
         details["work" if name in _WORK else "waiting"].append(f"{label} {scale.signed(ns)}")
     rows = []
-    for kind, words in _WORDS.items():
+    for kind, (more, less) in _WORDS.items():
         value = getattr(causes, f"{kind}_ns")
-        rows.append((words[value < 0], scale.signed(value), "; ".join(details[kind])))
+        rows.append((less if value < 0 else more, scale.signed(value), "; ".join(details[kind])))
     return cells(["B - A by cause", "", ""], rows, left=(0, 2), least_width=0)
 
 

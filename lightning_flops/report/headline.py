@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from lightning_flops.report.document import at
 from lightning_flops.report.layout import VIEW, View, some_of
 from lightning_flops.report.profile_document import (
     NO_ADVICE,
@@ -17,13 +18,16 @@ from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.text.printable import printable
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, run_text, runs_of, si
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, runs_of, si, step_numbers
 
 _BAR_COLUMNS = 80
 """The bar is not to be broken by a narrow terminal."""
 
 _CELLS = 40
 """Width of a step's bar, all its parts together."""
+
+_LEAST_SHARE = 0.0005
+"""Of a part in the bar: what would print as 0.0% is not in it."""
 
 _BLOCK = "█"
 _NAME_CHARS = 44
@@ -54,10 +58,10 @@ def answer_lines(profile: Profile) -> list[str]:
     return [*first, *step, *_bar(step_parts(profile)), *(line for lines in others for line in lines)]
 
 
-def try_first(advice: Sequence[Advice], view: View, *, nothing: str = NO_ADVICE) -> Iterator[str]:
+def try_first(advice: Sequence[Advice], view: View) -> Iterator[str]:
     """The first three of *advice* without their rules: fact and remedy of each, the largest saving first."""
     if not advice:
-        yield nothing
+        yield NO_ADVICE
     for one, first in zip(advice, ("Try first: ", "Then: ", "Then: "), strict=False):
         yield from view.paragraph(f"{one.fact} {one.remedy}{saving(one)}", first=first, rest="  ", most=3)
 
@@ -108,7 +112,7 @@ def _indexes(word: str, steps: Sequence[int]) -> str:
     runs = runs_of(steps)
     if len(runs) > 2:
         return f"{plain(len(steps))} {plural(word, 2)} of {min(steps)}-{max(steps)}"
-    return f"{plural(word, len(steps)).title()} {', '.join(map(run_text, runs))}" if runs else ""
+    return f"{plural(word, len(steps)).title()} {step_numbers(steps)}" if runs else ""
 
 
 def _step(profile: Profile) -> str:
@@ -147,27 +151,15 @@ def _utilization(profile: Profile) -> str:
 
 
 def _bar(parts: Sequence[tuple[str, float]]) -> list[str]:
-    """Each part's share, which add up to 100%, and blocks of that length."""
-    shares, cells = apportioned(parts, among=1000), apportioned(parts, among=_CELLS)
-    lines: list[str] = []
-    for name, share in shares.items():
-        piece = f"{name} {share / 10:.1f}%{' ' if cells[name] else ''}{_BLOCK * cells[name]}"
-        if share and lines and len(lines[-1]) + 2 + len(piece) <= _BAR_COLUMNS:
-            lines[-1] += f"  {piece}"
-        elif share:
-            lines.append(piece)
-    return lines
-
-
-def apportioned(parts: Sequence[tuple[str, float]], *, among: int) -> dict[str, int]:
-    """*among* whole units over *parts* by their sizes: each at most one unit off, and none lost."""
-    whole = sum(size for _, size in parts)
-    units: dict[str, int] = {}
-    reached = 0.0
-    for name, size in parts:
-        reached += size
-        units[name] = round(among * reached / whole) - sum(units.values())
-    return units
+    """Each part's share, and blocks of that length."""
+    whole, lines = sum(seconds for _, seconds in parts), [""]
+    for name, seconds in parts:
+        piece = f"{name} {seconds / whole:.1%} {_BLOCK * round(_CELLS * seconds / whole)}".rstrip()
+        if len(lines[-1]) + 2 + len(piece) > _BAR_COLUMNS:
+            lines.append("")
+        if seconds >= _LEAST_SHARE * whole:
+            lines[-1] += f"  {piece}" if lines[-1] else piece
+    return list(filter(None, lines))
 
 
 def _stalls(profile: Profile) -> str:
@@ -197,20 +189,18 @@ def _flops(profile: Profile) -> str:
 
 
 def _longest(profile: Profile) -> str:
-    found, of = top_modules(profile)
+    found, timed = top_modules(profile)
     shown = ", ".join(
         f"{f'{group.size} x ' if group.size > 1 else ''}{_module(group.name)} {100 * (part or 0.0):.1f}%"
         for group, part in found[:_MODULES]
     )
     if not found:
         return ""
-    if of == "FLOPs":
+    if not timed:
         of_what = " of those that could be counted" if profile.lower_bound else ""
         return f"Top modules by FLOPs of their own: {shown}{of_what}."
-    whole = "a typical step" if of == "step" else "all modules' forwards"
-    if profile.traced is not None and profile.traced.is_apart:
-        whole += " (rough: traced steps took far longer, or shorter)"
-    return f"Top modules by self time: {shown} of {whole}."
+    apart = " (rough: traced steps took far longer, or shorter)" if at("traced.is_apart")(profile) else ""
+    return f"Top modules by self time: {shown} of a typical step{apart}."
 
 
 def _module(name: str) -> str:

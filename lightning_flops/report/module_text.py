@@ -13,7 +13,7 @@ from lightning_flops.analysis.module_tree import (
 )
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import at
-from lightning_flops.report.layout import VIEW
+from lightning_flops.report.layout import TITLE_WIDTH, VIEW
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable, printable_lines
@@ -91,19 +91,11 @@ def detailed_lines(profile: Profile) -> list[str]:
 
 def _about_times(profile: Profile) -> str:
     """What the times in the tree are; nothing without any."""
-    clock = next((module.times.clock for module in profile.modules if module.times is not None), None)
-    if clock is None:
+    if all(module.times is None for module in profile.modules):
         return ""
-    what = {
-        "device": "time its kernels occupy the device",
-        "host": "time on the host",
-        "borders": "time between its hooks",
-    }[clock]
     return (
-        f"In angle brackets, from the traced {profile.context.step_word}: fwd latency, percentage of all modules' fwd "
-        "latency, fwd FLOP/s and percentage of the peak where it is known"
-        + (", and the same of the bwd" if clock != "borders" and profile.has_backward else "")
-        + f"; a module's latency is the {what}. "
+        f"In angle brackets, from the traced {profile.context.step_word}, on the device where there is one: latency, "
+        "percentage of all modules' latency, FLOP/s and percentage of the peak where it is known. "
     )
 
 
@@ -131,9 +123,10 @@ class _Tree:
             name = f"({module.short_name}-{node.last.short_name}): {node.count} x "
         opening = f"{name}{module.type_name or _NOT_DESCRIBED}("
         extra = " ".join(printable_lines(module.extra_repr).split())
-        parts = filter(None, (self._figures(node), self._times_text([self._times.get(one) for one in names]), extra))
+        times = self._times_text([self._times.get(one) for one in names])
+        parts = [part for part in (self._figures(node), times, extra) if part]
         if not node.children:
-            yield from VIEW.paragraph(f"{opening}{', '.join(parts)})", first=indent, rest=f"{indent}    ")
+            yield from _leaf_lines(printable(f"{indent}{opening}"), [*map(printable, parts)], indent=indent)
             return
         inside = f"{indent}  "
         yield printable(f"{indent}{opening}")
@@ -202,6 +195,19 @@ def _over_all(rates: Sequence[float | None], seconds: Sequence[float]) -> float 
     """A rate of all modules together; None if that of one of them is not known."""
     done = [rate * sec for rate, sec in zip(rates, seconds, strict=True) if rate is not None]
     return ratio(part=sum(done), whole=sum(seconds)) if len(done) == len(rates) else None
+
+
+def _leaf_lines(opening: str, parts: Sequence[str], *, indent: str) -> Iterator[str]:
+    """A module without modules inside: on one line if it fits, else each part on lines of its own."""
+    whole = f"{opening}{', '.join(parts)})"
+    if len(whole) <= TITLE_WIDTH:
+        yield whole
+        return
+    first, *rest = [f"{part}{',' if at < len(parts) - 1 else ')'}" for at, part in enumerate(parts)]
+    fits = len(opening) + len(first) <= TITLE_WIDTH
+    yield f"{opening}{first}" if fits else opening
+    for part in rest if fits else (first, *rest):
+        yield from VIEW.paragraph(part, first=f"{indent}    ", rest=f"{indent}    ")
 
 
 def _names_below(names: Sequence[str], child: ModuleNode) -> list[str]:

@@ -30,7 +30,6 @@ from lightning_flops.report.trace_text import name_of
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TraceReport, TracesReport
-from lightning_flops.schema.trace_events import MemoryCurve
 from lightning_flops.text.printable import printable
 from lightning_flops.units import plain
 
@@ -103,16 +102,13 @@ def profile_view(profile: Profile) -> View:
 
 
 def _traced(tables: TraceReport, prefix: str = "") -> Iterator[Section | Picture]:
-    pictures = {"Memory over time": "curves"} if prefix else _PICTURES
     for one in trace_sections(tables):
         title = f"{prefix}{one.title[:1].lower()}{one.title[1:]}" if prefix else one.title
         yield Section(title, one.note, one.items)
-        if (picture := pictures.get(one.title)) is not None:
-            yield Picture(picture)
-
-
-_PICTURES = {"Memory over time": "curves", "FLOPs": "roofline", "Modules": "modules"}
-"""Pictures by the section of a trace that they belong to."""
+        if one.title == "Memory over time":
+            yield Picture("curves")
+        if one.title == "FLOPs" and not prefix:
+            yield Picture("roofline")
 
 
 def traces_views(report: TracesReport) -> list[tuple[str, View]]:
@@ -132,7 +128,6 @@ def traces_views(report: TracesReport) -> list[tuple[str, View]]:
             where=f"{trace.source} · {plain(trace.events)} events",
             summary=summary,
             sections=[*together, advice_section(report.advice, rules=True), *notes, *_traced(trace)],
-            modules=_trace_modules(trace) or None,
             roofline=_trace_points(trace),
             curves=_curves(trace),
         )
@@ -192,13 +187,8 @@ def _all_modules(profile: Profile) -> Section:
     return Section("Modules", note + _estimated(profile), [table(profile.modules, columns, whole=True)])
 
 
-def _module(name: str, kind: str, detail: str, parent: int | None) -> list[Any]:
-    """What begins a module of the icicle; times, FLOPs, bytes, parameters and kept memory of it follow."""
-    label = name if parent is None else name.rpartition(".")[2]
-    return [*map(printable, (name, label, kind, detail)), parent]
-
-
 def _profile_modules(profile: Profile) -> list[list[Any]]:
+    """The icicle: modules by their parents; time, FLOPs, bytes, parameters and kept memory of each, own and whole."""
     kept, per_step = _kept(None if profile.traced is None else profile.traced.tables), profile.per_step
     place = {module.name: number for number, module in enumerate(profile.modules)}
     inside: dict[str, list[ModuleProfile]] = {}
@@ -214,10 +204,10 @@ def _profile_modules(profile: Profile) -> list[list[Any]]:
         seconds = None if times is None else times.forward_sec + (times.backward_sec or 0.0)
         own_sec = None if times is None else times.own_forward_sec + (times.own_backward_sec or 0.0)
         memory = kept.get(module.name, (None, None))
-        parent = place.get(parent_name(module.name)) if module.name else None
         rows.append(
             [
-                *_module(module.name, module.type_name, module.extra_repr, parent),
+                *map(printable, (module.name, module.short_name, module.type_name, module.extra_repr)),
+                place.get(parent_name(module.name)) if module.name else None,
                 [own_sec, per_step(module.own.total), own_bytes, own_params, memory[1]],
                 [seconds, per_step(module.total.total), per_step(moved), module.params, memory[0]],
                 _achieved(profile, module),
@@ -283,59 +273,16 @@ def _roofline(peaks: Mapping[str, float], bandwidth: float | None) -> dict[str, 
 
 
 def _curves(tables: TraceReport | None) -> list[dict[str, Any]]:
-    return [_curve(one) for one in (() if tables is None else tables.memory_curves or ())]
-
-
-def _curve(curve: MemoryCurve) -> dict[str, Any]:
-    points = [dict(zip(("us", "bytes"), point, strict=True)) for point in curve.points]
-    spans = [dict(zip(("name", "start_us", "end_us"), span, strict=True)) for span in curve.spans]
-    return asdict(curve) | {"points": points, "spans": spans}
-
-
-def _trace_modules(trace: TraceReport) -> list[list[Any]]:
-    """The modules that a trace shows, below a root that stands for all of them."""
-    rows = () if trace.modules is None else trace.modules.rows
-    if not any(one.name or one.calls for one in rows):
-        return []
-    flops = {one.name: one for one in (() if trace.flops is None else trace.flops.modules or ())}
-    steps, kept = max(1, trace.modules.steps if trace.modules is not None else 1), _kept(trace)
-    place: dict[str, int] = {}
-    made: list[list[Any]] = []
-    named = {one.name: one for one in rows}
-    if "" not in named:
-        seconds = sum(one.own_forward_us + one.own_backward_us for one in rows) * _US / steps
-        nothing = [None] * 3
-        made.append([*_module("", "", "", None), [0.0, 0, *nothing], [seconds, None, *nothing], None, None, 0])
-        place[""] = 0
-    for name in sorted(named, key=_by_parts):
-        row, counted = named[name], flops.get(name)
-        above = parent_name(name)
-        while above and above not in place:
-            above = parent_name(above)
-        own_flops = total_flops = None if trace.flops is None else 0.0
-        if counted is not None:
-            own_flops = counted.own / steps
-            total_flops = counted.counted / steps
-        memory = kept.get(name, (None, None))
-        parent = place[above] if made else None
-        place[name] = len(made)
-        made.append(
-            [
-                *_module(name, "", "", parent),
-                [(row.own_forward_us + row.own_backward_us) * _US / steps, own_flops, None, None, memory[1]],
-                [(row.forward_us + row.backward_us) * _US / steps, total_flops, None, None, memory[0]],
-                None if counted is None else counted.flops_per_sec,
-                None if counted is None else counted.peak_share,
-                row.calls / steps,
-            ]
-        )
-    return made
-
-
-def _by_parts(name: str) -> list[tuple[bool, int, str]]:
-    """What sorts names by their parts, numbers by value, what contains before what is contained."""
-    parts = name.split(".") if name else []
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
+    """Memory over time, each point and each span by the names of its figures."""
+    names = {"points": ("us", "bytes"), "spans": ("name", "start_us", "end_us")}
+    return [
+        asdict(curve)
+        | {
+            field: [dict(zip(parts, one, strict=True)) for one in getattr(curve, field)]
+            for field, parts in names.items()
+        }
+        for curve in (() if tables is None else tables.memory_curves or ())
+    ]
 
 
 def _trace_points(trace: TraceReport) -> dict[str, Any]:

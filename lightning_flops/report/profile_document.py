@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from lightning_flops.analysis.advice import ROWS_OF_RULE
 from lightning_flops.analysis.rates import ratio
@@ -142,19 +142,30 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     return Section("Step time breakdown", "", [table(rows, columns, whole=True, after=after)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Group:
     """Modules of one class at one place in equal layers, added up, without the modules inside them."""
 
     name: str
     kind: str
-    size: int
-    forward_sec: float | None
-    backward_sec: float | None
-    self_sec: float
-    flops: int
-    of_peak: float | None
-    """None where a module's FLOPs are not all its own, or its peak is not known."""
+    members: Sequence[ModuleProfile]
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def seconds(self, phase: str) -> float | None:
+        """Own time in this phase; None where it is not known of any."""
+        known = [sec for one in self.members if (sec := at(f"times.own_{phase}_sec")(one)) is not None]
+        return math.fsum(known) if known else None
+
+    @property
+    def self_sec(self) -> float:
+        return (self.seconds("forward") or 0.0) + (self.seconds("backward") or 0.0)
+
+    @property
+    def flops(self) -> int:
+        return sum(one.own.total for one in self.members)
 
 
 def _groups(modules: Sequence[ModuleProfile]) -> list[_Group]:
@@ -164,27 +175,10 @@ def _groups(modules: Sequence[ModuleProfile]) -> list[_Group]:
         if module.alias_of is None:
             pattern = ".".join("*" if part.isdecimal() else part for part in module.name.split("."))
             alike.setdefault((pattern, module.type_name, module.extra_repr), []).append(module)
-    found = []
-    for (pattern, kind, _), members in alike.items():
-        sides = [
-            [sec for one in members if (sec := at(f"times.own_{phase}_sec")(one)) is not None]
-            for phase in ("forward", "backward")
-        ]
-        forward_sec, backward_sec = (math.fsum(side) if side else None for side in sides)
-        many = f"{len(members)} x " if len(members) > 1 else ""
-        found.append(
-            _Group(
-                name=(pattern if many else members[0].name) or "(root)",
-                kind=f"{many}{kind or '(not described)'}",
-                size=len(members),
-                forward_sec=forward_sec,
-                backward_sec=backward_sec,
-                self_sec=(forward_sec or 0.0) + (backward_sec or 0.0),
-                flops=sum(one.own.total for one in members),
-                of_peak=share_of_peak(members) if all(one.own == one.total for one in members) else None,
-            )
-        )
-    return found
+    return [
+        _Group(pattern if len(found) > 1 else found[0].name or "(root)", kind or "(not described)", found)
+        for (pattern, kind, _), found in alike.items()
+    ]
 
 
 def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
@@ -200,41 +194,43 @@ def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
     return ratio(part=sum(spent * part for spent, part in phases), whole=sum(spent for spent, _ in phases))
 
 
-Whole = Literal["step", "forward", "FLOPs"]
-"""What modules' shares are of: a typical step, all modules' forwards as a clock at their hooks has them, all FLOPs."""
+def top_modules(profile: Profile) -> tuple[list[tuple[_Group, float | None]], bool]:
+    """The modules with most self time and their shares of a typical step, repeated layers added up, and True.
 
-
-def top_modules(profile: Profile) -> tuple[list[tuple[_Group, float | None]], Whole]:
-    """The modules with most self time, or FLOPs where none was timed, and their shares; repeated layers added up."""
-    groups, traced, timing = _groups(profile.modules), profile.traced, profile.timing
-    of: Whole = "forward"
+    Where none was timed, those with most FLOPs and their shares of all, and False.
+    """
+    groups, tables = _groups(profile.modules), None if profile.traced is None else profile.traced.tables
     weights: list[float] = [group.self_sec for group in groups]
-    whole = math.fsum(weights)
-    if not whole:
+    if timed := tables is not None and any(weights):
+        whole = at("timing.global_step.typical_sec")(profile) or at("step_times.mean.wall_us")(tables) * 1e-6
+    else:
         weights = [group.flops for group in groups]
-        of, whole = "FLOPs", sum(weights) + profile.outside.total
-    elif traced is not None and traced.tables is not None:
-        traced_sec = traced.tables.step_times.mean.wall_us * 1e-6
-        of, whole = "step", traced_sec if timing is None else timing.global_step.typical_sec
+        whole = sum(weights) + profile.outside.total
     found = sorted(zip(groups, weights, strict=True), key=lambda item: -item[1])
-    return [(group, ratio(part=weight, whole=whole)) for group, weight in found if weight], of
+    return [(group, ratio(part=weight, whole=whole)) for group, weight in found if weight], timed
 
 
 def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Section:
     """The top modules as a table."""
-    found, of = top_modules(profile)
-    title = "Top modules by FLOPs of their own" if of == "FLOPs" else "Top modules by self time"
+    found, timed = top_modules(profile)
+    title = "Top modules by self time" if timed else "Top modules by FLOPs of their own"
     if not found:
         return Section(title, "", [f"{NOT_AVAILABLE}: no module was seen to have FLOPs."])
 
+    def many(group: _Group) -> str:
+        return f"{group.size} x " if group.size > 1 else ""
+
+    def reached(members: Sequence[ModuleProfile]) -> float | None:
+        return share_of_peak(members) if all(one.own == one.total for one in members) else None
+
     columns = [
         Column("module", lambda item: item[0].name, str, chars=_NAME_CHARS),
-        Column("class", lambda item: item[0].kind, str, left=True, chars=_CLASS_CHARS),
-        quantity("fwd", lambda item: item[0].forward_sec, "s"),
-        quantity("bwd", lambda item: item[0].backward_sec, "s"),
+        Column("class", lambda item: many(item[0]) + item[0].kind, str, left=True, chars=_CLASS_CHARS),
+        quantity("fwd", lambda item: item[0].seconds("forward"), "s"),
+        quantity("bwd", lambda item: item[0].seconds("backward"), "s"),
         share("share", lambda item: item[1]),
         quantity("", lambda item: profile.per_step(item[0].flops), "FLOPs"),
-        share("of peak", lambda item: item[0].of_peak),
+        share("of peak", lambda item: reached(item[0].members)),
     ]
     columns = [column for column in columns if any(column.of(item) is not None for item in found)]
     more = len(found) - len(found[:most])
@@ -340,31 +336,27 @@ def flops_section(profile: Profile) -> Section:
 
 def throughput_section(profile: Profile) -> Section:
     """What the run achieves, and what share of the device's peak that is."""
-    rates, job, name = profile.rates, profile.job_rates, profile.step_name
-    context, device = profile.context, profile.context.device_word
-    latency = "iter latency (as DeepSpeed)" if context.trains else "fwd latency"
-
-    def utilization(value: float | None) -> str:
-        return f"{percent(value)}{' (lower bound)' if profile.lower_bound and value is not None else ''}"
-
+    rates, job, name, context = profile.rates, profile.job_rates, profile.step_name, profile.context
+    device, bound = context.device_word, " (lower bound)" if profile.lower_bound else ""
     whole = sum(one.model for one in profile.dtypes)
+    figures = {}
+    for what, value in (("MFU = model", rates.mfu), ("HFU = hardware", rates.hfu)):
+        shown = f"{percent(value)}{'' if value is None else bound}"
+        figures[f"{what} FLOPs per {device} / peak FLOP/s / {name} time"] = shown
+    for one in profile.dtypes:
+        label = f"  peak for {one.dtype}, {percent(ratio(part=one.model, whole=whole))} of the model FLOPs"
+        figures[label] = si(profile.peaks_flops_per_sec.get(one.dtype), "FLOP/s")
     ranks = context.world_size if profile.ranks is None else profile.ranks.answered
-    items: list[Item] = [
-        Figure(f"MFU = model FLOPs per {device} / peak FLOP/s / {name} time", utilization(rates.mfu)),
-        Figure(f"HFU = hardware FLOPs per {device} / peak FLOP/s / {name} time", utilization(rates.hfu)),
-        *(
-            Figure(
-                f"  peak for {one.dtype}, {percent(ratio(part=one.model, whole=whole))} of the model FLOPs",
-                si(profile.peaks_flops_per_sec.get(one.dtype), "FLOP/s"),
-            )
-            for one in profile.dtypes
+    figures |= {
+        f"samples/second over the {name}": plain(job.samples_per_sec),
+        f"samples/second over the {'iter' if context.trains else 'fwd'} latency (as DeepSpeed)": plain(
+            job.iter_samples_per_sec
         ),
-        Figure(f"samples/second over the {name}", plain(job.samples_per_sec)),
-        Figure(f"samples/second over the {latency}", plain(job.iter_samples_per_sec)),
-        Figure(f"tokens/second over the {name}", plain(job.tokens_per_sec)),
-        Figure(f"tokens/second per {device}", plain(ratio(part=job.tokens_per_sec, whole=ranks))),
-        Figure(f"data wait, share of the {name}", percent(rates.data_wait_ratio)),
-    ]
+        f"tokens/second over the {name}": plain(job.tokens_per_sec),
+        f"tokens/second per {device}": plain(ratio(part=job.tokens_per_sec, whole=ranks)),
+        f"data wait, share of the {name}": percent(rates.data_wait_ratio),
+    }
+    items: list[Item] = [Figure(label, value) for label, value in figures.items()]
     if context.world_size > 1:
         of = (
             f"{context.dp_size} times this rank's"
@@ -379,7 +371,7 @@ def throughput_section(profile: Profile) -> Section:
 
 
 def operators_section(profile: Profile) -> Section | None:
-    """Every operator with FLOPs, the most first, and what could be reached with its bytes."""
+    """Every operator with FLOPs, the most first."""
     spending = [operator for operator in profile.operators if operator.flops.total]
     if not spending:
         return None
@@ -393,39 +385,16 @@ def operators_section(profile: Profile) -> Section | None:
         for phase, label in (*_PHASES.items(), ("optimizer", "optimizer"))
         if getattr(profile.flops, phase)
     ]
-    roofline = [
-        Column("FLOP/byte", lambda one: ratio(part=one.flops.total, whole=one.bytes)),
-        quantity("achieved", at("achieved_flops_per_sec"), "FLOP/s"),
-        quantity("attainable", at("attainable_flops_per_sec"), "FLOP/s"),
-    ]
-    roofline = [column for column in roofline if any(column.of(one) is not None for one in spending)]
     columns = [
         Column("operator", at("operator"), str, chars=_NAME_CHARS),
         Column("calls", per_step("calls"), si),
         *phases,
         share("share", lambda one: ratio(part=one.flops.total, whole=whole)),
         Column("dtype", lambda one: ", ".join(one.dtypes), str, left=True),
-        *roofline,
     ]
-    word, note = profile.context.step_word, ""
-    if any(one.bytes for one in spending):
-        note = f"Achieved: FLOPs of the counted {word} over the time of the traced one. {_attainable(profile)}"
     after = ["Shares are of what was counted, a lower bound."] if profile.lower_bound else []
     title = f"Operators with most FLOPs in a {profile.step_name}"
-    return Section(title, note, [table(spending, columns, least_width=5, after=after)])
-
-
-def _attainable(profile: Profile) -> str:
-    bandwidth = profile.memory_bytes_per_sec
-    if bandwidth is None:
-        return (
-            "Attainable: n/a without the memory's bandwidth; run `lightning-flops peak`, or set memory_bytes_per_sec."
-        )
-    origin = ORIGIN_WORDS[profile.settings.memory_from]
-    return (
-        f"Attainable: the least of the peak and FLOP/byte x {si(bandwidth, 'B/s')}, the memory's bandwidth"
-        f"{origin}; what stays in a cache or is fused can be faster."
-    )
+    return Section(title, "", [table(spending, columns, least_width=5, after=after)])
 
 
 def uncounted_section(profile: Profile) -> Section:
@@ -441,7 +410,10 @@ def uncounted_section(profile: Profile) -> Section:
         Column("", lambda row: "may have FLOPs" if row[1].heavy else "", str, left=True),
         Column("modules", lambda row: some_of(row[1].modules, most=2), str, left=True),
     ]
-    note = " ".join((_lower_bound_words(profile), *_how_to_teach(profile))) if profile.lower_bound else ""
+    note = ""
+    if profile.lower_bound:
+        teach = "lightning_flops.register_flop_formula has an operator counted, by a formula or as 0."
+        note = f"{_lower_bound_words(profile)} {teach}"
     return Section("Not counted", note, [table(ordered, columns, whole=True, least_width=0)])
 
 
@@ -452,13 +424,3 @@ def _lower_bound_words(profile: Profile) -> str:
         f"LOWER BOUND: {', '.join(heavy)} may have FLOPs and could not be counted, so FLOPs, MACs, FLOP/s, MFU and HFU "
         "are at least what is printed."
     )
-
-
-def _how_to_teach(profile: Profile) -> Iterator[str]:
-    """How to have the first of these operators counted; nothing where only kernels without an operator are not."""
-    for name, operator in sorted(profile.uncounted.items()):
-        namespace, _, short = name.partition(".")
-        if operator.heavy and namespace not in ("cuda", "inductor", "triton") and short and "." not in short:
-            call = f'lightning_flops.register_flop_formula("{namespace}::{short}", formula)'
-            yield f"{call} has an operator counted; 0 in place of the formula says that it has none."
-            return

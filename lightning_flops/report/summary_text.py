@@ -7,13 +7,13 @@ value, that it is estimated, say, stands before it; what DeepSpeed does not prin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import Figure, Item, Section
 from lightning_flops.report.profile_document import whose
 from lightning_flops.schema.profile import Profile
-from lightning_flops.units import duration, plain, plural, run_text, runs_of, si
+from lightning_flops.units import duration, plain, plural, si, step_numbers
 
 _NOTATIONS = (
     # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
@@ -153,12 +153,10 @@ def _about_rates(profile: Profile) -> str:
 def _when(profile: Profile) -> str:
     word, timed = profile.context.step_word, profile.timed_steps
     many = plural(word, 2)
-    timing = f"no {word}"
-    if timed:
-        timing = f"{len(timed)} {many}, {_ranges(timed)}"
+    timing = f"{len(timed)} {many}, {step_numbers(timed)}" if timed else f"no {word}"
     counted = f"no whole {word}"
     if profile.counted_steps:
-        counted = f"{plural(word, len(profile.counted_steps))} {_ranges(profile.counted_steps)}"
+        counted = f"{plural(word, len(profile.counted_steps))} {step_numbers(profile.counted_steps)}"
     return (
         f"The report came out at {word} {profile.report_step}. Counted: {counted}. Timed: {timing}. ({many.title()} of "
         f"this {profile.context.run_word}; the first is 0.)"
@@ -188,8 +186,3 @@ def _micro_steps(profile: Profile) -> Iterator[Figure]:
     if size is not None and profile.samples is not None and (profile.micro_steps != 1 or profile.samples != size):
         about = ", on average" if profile.variable else ""
         yield Figure(f"samples per GPU in a {profile.step_name}{about}", plain(profile.samples))
-
-
-def _ranges(steps: Sequence[int]) -> str:
-    """Indexes, with runs joined: 3, 4, 5, 9 is "3-5, 9"."""
-    return ", ".join(map(run_text, runs_of(steps)))

@@ -20,13 +20,7 @@ from lightning_flops.report.document import (
     us,
 )
 from lightning_flops.report.layout import shortened
-from lightning_flops.report.work_document import (
-    by_key,
-    flops_section,
-    joined,
-    kernel_section,
-    operator_section,
-)
+from lightning_flops.report.work_document import flops_section, kernel_section, operator_section, rates
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, HeldMemory, MemoryCurve, MemoryRow
 from lightning_flops.schema.trace_steps import STEP_PARTS, StepTime
@@ -140,7 +134,6 @@ def _phases(report: TraceReport) -> Section:
 def _modules(report: TraceReport) -> Section:
     modules = report.modules
     assert modules is not None  # asked before
-    flops = by_key(report.flops.modules if report.flops else None)
     columns = [
         Column("module", lambda row: row.name or "(root)", short, "name"),
         CALLS,
@@ -151,12 +144,7 @@ def _modules(report: TraceReport) -> Section:
     ]
     if modules.clock == "device":
         columns += [field("fwd kernels", "forward_kernels"), field("bwd kernels", "backward_kernels")]
-    if flops:
-        columns += [
-            joined("FLOPs", flops, lambda one: one.counted, si, "flops"),
-            joined("FLOP/s", flops, lambda one: one.flops_per_sec, si, "rate"),
-            joined("of peak", flops, lambda one: one.peak_share, percent),
-        ]
+    columns += rates(report.flops.modules if report.flops is not None else None)
 
     def own(row: Any) -> float:
         return float(row.own_forward_us + row.own_backward_us)
@@ -240,18 +228,17 @@ def _peak_of(curve: MemoryCurve) -> Iterator[Figure | Table]:
         yield Figure(f"{where}: held by", f"{NOT_AVAILABLE} (the trace has no addresses)")
         return
 
-    def operator(one: HeldMemory) -> str:
-        return one.operator or ("(before the trace)" if one.allocations is None else "(outside operators)")
+    def name(one: HeldMemory) -> str:
+        outside = "(before the trace)" if one.allocations is None else "(outside operators)"
+        return outside if one.name is None else one.name or "(root)"
 
     columns = [
-        Column("module", lambda one: "" if one.module is None else one.module or "(root)", short),
-        Column(f"{where}: held by", operator, short, "name", left=True),
+        Column(f"{where}: held by", name, short, "name"),
         Column("bytes", lambda one: one.bytes, lambda size: si(size, "B"), "bytes"),
         Column("of peak", lambda one: one.bytes / curve.peak_bytes if curve.peak_bytes else None, percent),
         field("allocations", "allocations", sort="calls"),
     ]
-    with_modules = any(one.module is not None for one in curve.held)
-    yield table(curve.held, columns if with_modules else columns[1:], total=lambda one: one.bytes)
+    yield table(curve.held, columns, total=lambda one: one.bytes)
 
 
 def _idle(report: TraceReport) -> Section:

@@ -40,26 +40,30 @@ class _About(float):
     """A number that is an estimate."""
 
 
-def joined(
-    label: str, found: dict[Any, Any], of: Callable[[Any], Any], show: Callable[[Any], str], sort: str = ""
-) -> Column:
-    """The column of what *found* has for a row's name, sizes and dtypes; nothing where it has none."""
+def rates(rows: Sequence[Any] | None, name: str = "counted") -> list[Column]:
+    """Columns of FLOPs, which *rows* of them have as *name*, their rate and share of the peak; none without *rows*.
 
-    def value(row: Any) -> Any:
-        one = found.get((row.name, getattr(row, "inputs", ""), getattr(row, "dtypes", "")))
-        if one is None or (known := of(one)) is None:
-            return None
-        return _About(known) if one.estimated else known
+    A row of the table has those of its name, sizes and dtypes, and nothing where there are none.
+    """
+    found = {(one.name, one.inputs, one.dtypes): one for one in rows or ()}
 
-    def text(known: Any) -> str:
-        return "" if known is None else f"{'~' if isinstance(known, _About) else ''}{show(known)}"
+    def column(label: str, name: str, show: Callable[[Any], str], sort: str = "") -> Column:
+        def value(row: Any) -> Any:
+            one = found.get((row.name, getattr(row, "inputs", ""), getattr(row, "dtypes", "")))
+            known = None if one is None else getattr(one, name)
+            return known if known is None or one is None or not one.estimated else _About(known)
 
-    return Column(label, value, text, sort)
+        def text(known: Any) -> str:
+            return "" if known is None else f"{'~' if isinstance(known, _About) else ''}{show(known)}"
 
+        return Column(label, value, text, sort)
 
-def by_key(rows: Sequence[Any] | None) -> dict[Any, Any]:
-    """Rows of FLOPs by name, sizes and dtypes, as ``joined`` looks them up."""
-    return {(row.name, row.inputs, row.dtypes): row for row in rows or ()}
+    columns = [
+        column("FLOPs", name, si, "flops"),
+        column("FLOP/s", "flops_per_sec", si, "rate"),
+        column("of peak", "peak_share", percent),
+    ]
+    return columns if found else []
 
 
 def flops_section(flops: TraceFlops) -> Section:
@@ -143,7 +147,7 @@ def kernel_section(report: TraceReport) -> Section:
     summary, rows = report.kernel_summary, report.kernels or ()
     assert summary is not None  # there where kernels are
     names_show = summary.tensor_core_ratio is not None
-    flops = by_key(report.flops.kernels if report.flops else None)
+    flops = report.flops.kernels if report.flops is not None else None
 
     def yes(value: bool) -> str:
         return "yes" if value else "no"
@@ -156,19 +160,14 @@ def kernel_section(report: TraceReport) -> Section:
         CALLS,
         *statistics(lambda row: row.device),
     ]
-    if flops:
-        columns += [
-            joined("FLOPs", flops, lambda one: one.flops, si, "flops"),
-            joined("FLOP/s", flops, lambda one: one.flops_per_sec, si, "rate"),
-            joined("of peak", flops, lambda one: one.peak_share, percent),
-        ]
+    columns += rates(flops, "flops")
     if names_show:
         columns.append(Column("TC", lambda row: f"{yes(row.tensor_cores_eligible)}/{yes(row.tensor_cores)}", str))
     columns += [field("blocks/SM", "blocks_per_sm"), Column("occupancy", occupancy, percent)]
     after = []
-    if any(one.estimated for one in flops.values()):
+    if any(one.estimated for one in flops or ()):
         after.append("~: an operator's FLOPs, divided by time among the kernels in it that multiply, is an estimate.")
-    if any(one.peak_share is not None and one.peak_share > 1 for one in flops.values()):
+    if any(one.peak_share is not None and one.peak_share > 1 for one in flops or ()):
         after.append("Above 100%: algorithms such as Winograd's multiply less than the formula of a convolution says.")
     items: list[Item] = [Figure("kernels", f"{plain(summary.calls)} in {us(summary.total_us)}")]
     if names_show:
@@ -216,7 +215,6 @@ def operator_section(report: TraceReport) -> Section:
         columns.append(Column("called from", lambda row: row.called_from, place))
     items = [table(rows, columns, least_width=6, **sorts)]
     if report.operators_by_shape:
-        flops = by_key(report.flops.shapes if report.flops else None)
         columns = [
             Column("by input shape", lambda row: row.name, _operator),
             Column("sizes", lambda row: row.inputs, lambda sizes: shortened(sizes, chars=_SIZES_CHARS), left=True),
@@ -226,12 +224,7 @@ def operator_section(report: TraceReport) -> Section:
         ]
         if with_device:
             columns += [*times("device_self", "total", "device self "), *times("device", "total mean", "device ")]
-        if flops:
-            columns += [
-                joined("FLOPs", flops, lambda one: one.counted, si, "flops"),
-                joined("FLOP/s", flops, lambda one: one.flops_per_sec, si, "rate"),
-                joined("of peak", flops, lambda one: one.peak_share, percent),
-            ]
+        columns += rates(report.flops.shapes if report.flops is not None else None)
         items.append(table(report.operators_by_shape, columns, least_width=6, **sorts))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
     return Section("Operators", note, items)

@@ -49,7 +49,7 @@ class Window:
     def follow(self, mark_parts: Callable[[ExitStack], None], *, outside: bool) -> None:
         """Have in place what the next batch needs: *mark_parts*, a scope unless it is *outside* of steps, watches."""
         recorder = self.recorder
-        timer, self.is_idle = recorder.timer, recorder.state.idle and not self.is_open
+        timer, self.is_idle = recorder.timer, recorder.idle and not self.is_open
         self.processors.follow(timed=timer is not None)
         self.gpu.follow(timed=timer is not None)
         if not recorder.marking:

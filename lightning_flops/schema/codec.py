@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from array import array
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -33,7 +32,7 @@ def dump(value: object, *, indented: bool = True) -> str:
     try:
         text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
-        raise ProfileFormatError(f"{next(_not_finite(plain, '$'), error)}, which JSON cannot hold") from error
+        raise ProfileFormatError(f"a number of it is not finite, which JSON cannot hold: {error}") from error
     # A lone surrogate, which a module's description may contain, has no form in a file.
     text = text.encode("utf-8", "replace").decode()
     return (msgspec.json.format(text, indent=2) if indented else text) + "\n"
@@ -96,15 +95,3 @@ def _from_plain(kind: type, plain: Any) -> object:
     if kind is array and isinstance(plain, list) and all(type(item) is int for item in plain):
         return array("q", plain)
     raise ValueError("Expected `array` of integers")
-
-
-def _not_finite(plain: Any, place: str) -> Iterator[str]:
-    """Where *plain* holds a number that is not finite."""
-    if isinstance(plain, dict):
-        for key, item in plain.items():
-            yield from _not_finite(item, f"{place}.{key}")
-    elif isinstance(plain, list):
-        for index, item in enumerate(plain):
-            yield from _not_finite(item, f"{place}[{index}]")
-    elif isinstance(plain, float) and not math.isfinite(plain):
-        yield f"{place} is {plain}"

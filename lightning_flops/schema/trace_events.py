@@ -100,14 +100,13 @@ class MemoryRow:
 class HeldMemory:
     """Memory that was allocated in one place and not yet freed at the peak."""
 
-    module: str | None
-    """In whose forward or backward; None where that is not known."""
-    operator: str | None
-    """The outermost operator that was running; None outside of operators and, without allocations, before the trace."""
+    name: str | None
+    """Of the module that was running, else of the outermost operator. None outside of both and, without allocations,
+    for what was there before the trace."""
     bytes: int
     """All together."""
     allocations: int | None
-    """How many there are; None for what was there before the trace."""
+    """How many there are; None if not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

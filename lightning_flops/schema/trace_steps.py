@@ -5,7 +5,7 @@ Times are in microseconds, as in the file; what a trace does not contain is None
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 
@@ -72,16 +72,7 @@ class StepTime:
     """What is left: no event of these kinds ran."""
 
 
-STEP_PARTS = (
-    ("kernel", "kernel_us"),
-    ("memcpy", "memcpy_us"),
-    ("memset", "memset_us"),
-    ("communication", "communication_us"),
-    ("runtime", "runtime_us"),
-    ("data loader", "data_loader_us"),
-    ("cpu", "cpu_us"),
-    ("other", "other_us"),
-)
+STEP_PARTS = tuple((one.name.removesuffix("_us").replace("_", " "), one.name) for one in fields(StepTime)[2:])
 """What fills a step, as reports call it, by priority; and the field of ``StepTime`` that holds it."""
 
 

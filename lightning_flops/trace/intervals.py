@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -72,8 +72,6 @@ def merge(starts: Ints, ends: Ints) -> Intervals:
         starts, ends = starts[some], ends[some]
     if not len(starts):
         return NOTHING
-    if (starts[1:] > ends[:-1]).all():  # as those of one stream mostly are
-        return Intervals(starts, ends)
     if (starts[1:] < starts[:-1]).any():  # events of one lane come in order
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
@@ -190,7 +188,7 @@ class Groups:
     @property
     def calls(self) -> list[int]:
         """Rows in each group."""
-        return [*map(int, np.diff(np.append(self.firsts, len(self.order))))]
+        return np.diff(np.append(self.firsts, len(self.order))).tolist()  # type: ignore[no-any-return]
 
     def parts(self, values: Ints) -> list[Ints]:
         """The rows' values of each group."""
@@ -210,11 +208,20 @@ class Groups:
         totals, wholes = self.sums(np.where(known, values * weights, 0.0)), self.sums(np.where(known, weights, 0))
         return [ratio(total, whole) for total, whole in zip(totals, wholes, strict=True)]
 
-    def durations(self, durations_ns: Ints, *, whole_ns: float | Sequence[float]) -> list[Durations]:
-        """Statistics of each group; ratios are of *whole_ns*, one for all groups or one for each."""
+    def durations(self, durations_ns: Ints, *, whole_ns: float) -> list[Durations]:
+        """Statistics of each group; ratios are of *whole_ns*."""
         columns = (self._reduced(how, durations_ns) for how in (np.add, np.maximum, np.minimum))
-        wholes = whole_ns if isinstance(whole_ns, Sequence) else [whole_ns] * len(self.keys)
-        return [_statistics(*group) for group in zip(self.calls, *columns, wholes, strict=True)]
+        return [
+            Durations(
+                total_us=total / NS_PER_US,
+                # One division of integers, rounded once: it cannot fall outside min and max.
+                mean_us=total / (calls * NS_PER_US),
+                max_us=longest / NS_PER_US,
+                min_us=shortest / NS_PER_US,
+                ratio=ratio(total, whole_ns),
+            )
+            for calls, total, longest, shortest in zip(self.calls, *columns, strict=True)
+        ]
 
 
 def group_by(keys: npt.NDArray[np.signedinteger]) -> Groups:
@@ -233,23 +240,10 @@ def table(row: type[Row], by: Callable[[Row], Any] | None = None, /, **columns: 
 
 def durations_of(durations_ns: Ints, *, whole_ns: float) -> Durations | None:
     """Statistics of all *durations_ns*; None when there are none."""
-    if not len(durations_ns):
-        return None
-    sizes = (int(durations_ns.sum()), int(durations_ns.max()), int(durations_ns.min()))
-    return _statistics(len(durations_ns), *sizes, whole_ns)
+    together = group_by(np.zeros(len(durations_ns), dtype=np.int64))
+    return next(iter(together.durations(durations_ns, whole_ns=whole_ns)), None)
 
 
 def ratio(part: float, whole: float) -> float | None:
     """*part* over *whole*; None when there is no whole."""
     return part / whole if whole else None
-
-
-def _statistics(calls: int, total_ns: int, max_ns: int, min_ns: int, whole_ns: float) -> Durations:
-    return Durations(
-        total_us=total_ns / NS_PER_US,
-        # One division of integers, rounded once: it cannot fall outside min and max.
-        mean_us=total_ns / (calls * NS_PER_US),
-        max_us=max_ns / NS_PER_US,
-        min_us=min_ns / NS_PER_US,
-        ratio=ratio(total_ns, whole_ns),
-    )

@@ -80,26 +80,23 @@ def _held(trace: Trace, memory: MemoryEvents, rows: Ints, total: int | None) -> 
         alive.pop(address, None)
         if size > 0:
             alive[address] = row
-    living, parent = np.array(sorted(alive.values()), dtype=np.int64), trace.links.parent
+    living, parent, frames = np.array(sorted(alive.values()), dtype=np.int64), trace.links.parent, trace.frames
     lanes, moments = memory.lane[living], memory.time_ns[living]
     owner = enclosing(trace, trace.links.operators, parent, lanes=lanes, moments_ns=moments)
     while len(inner := np.flatnonzero((owner >= 0) & (parent[owner] >= 0))):
         owner[inner] = parent[owner[inner]]
-    frames, modules = trace.frames, np.full(len(living), NO_MODULE)
+    names = [trace.name_of(operator) if operator >= 0 else None for operator in owner.tolist()]
     if frames is not None:
-        modules = frames.owner_at(trace, lanes, moments)[0]
-    found: dict[tuple[str | None, str | None], list[int]] = {}
-    for size, operator, module in zip(memory.bytes[living].tolist(), owner.tolist(), modules.tolist(), strict=True):
-        where = frames.modules[module] if frames is not None and module >= 0 else None
-        found.setdefault((where, trace.name_of(operator) if operator >= 0 else None), []).append(size)
-    held = [
-        HeldMemory(module=module, operator=operator, bytes=sum(sizes), allocations=len(sizes))
-        for (module, operator), sizes in found.items()
-    ]
+        modules = frames.owner_at(trace, lanes, moments)[0].tolist()
+        names = [frames.modules[one] if one >= 0 else name for one, name in zip(modules, names, strict=True)]
+    found: dict[str | None, list[int]] = {}
+    for name, size in zip(names, memory.bytes[living].tolist(), strict=True):
+        found.setdefault(name, []).append(size)
+    held = [HeldMemory(name=name, bytes=sum(sizes), allocations=len(sizes)) for name, sizes in found.items()]
     earlier = 0 if total is None else total - sum(one.bytes for one in held)
     if earlier > 0:
-        held.append(HeldMemory(module=None, operator=None, bytes=earlier, allocations=None))
-    return tuple(sorted(held, key=lambda one: (-one.bytes, one.module or "", one.operator or "")))
+        held.append(HeldMemory(name=None, bytes=earlier, allocations=None))
+    return tuple(sorted(held, key=lambda one: (-one.bytes, one.name or "")))
 
 
 def memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:

@@ -25,7 +25,7 @@ BLOCK_BYTES = 1 << 18
 _LONGEST_BYTES = 64 << 20
 """Most of a file that is searched for the end of one event, or of what stands beside the events."""
 _HEAD_KEYS = ("deviceProperties", "distributedInfo", WITH_MODULES, METADATA_KEY)
-_EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
+_EVENTS = re.compile(rb'\A\[|(?<!\\)"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\s*,?\s*")
 _END_OF_EVENT = re.compile(rb"\s*[,\]]")
 _END_OF_LIST = re.compile(r"trailing characters \(byte (\d+)\)")
@@ -94,7 +94,7 @@ def _opened(source: str, stack: ExitStack) -> IO[bytes]:
 
 def _event_lists(stream: IO[bytes], metadata: dict[str, Any]) -> Iterator[list[Event]]:
     """The events in order, a list at a time; what else is asked for is put into *metadata*."""
-    text, is_list = _after_head(stream, metadata)
+    head, text = _head(stream)
     size, at_end = BLOCK_BYTES, False
     while not at_end:
         found = _decoded(text) or _decoded(text, _mended)
@@ -111,29 +111,21 @@ def _event_lists(stream: IO[bytes], metadata: dict[str, Any]) -> Iterator[list[E
             text += more
     while len(text) < _LONGEST_BYTES and (more := stream.read(BLOCK_BYTES)):
         text += more
-    if not is_list:
-        metadata |= _members(b"{" + text.strip().removeprefix(b","))
+    if head:
+        metadata |= _members(head.rstrip().rstrip(b",") + b"}") | _members(b"{" + text.strip().removeprefix(b","))
 
 
-def _after_head(stream: IO[bytes], metadata: dict[str, Any]) -> tuple[bytes, bool]:
-    """The begin of the list of events, as far as it was read, and whether that is all that the file is.
-
-    What is asked for before it is put into *metadata*.
-    """
+def _head(stream: IO[bytes]) -> tuple[bytes, bytes]:
+    """What stands before the list of events, nothing where that is all of the file; and its begin, as far as read."""
     text = stream.read(BLOCK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text.startswith(b"["):
-        return text[1:], True
-    if not text.startswith(b"{"):
-        words = f"a trace begins with {{ or [, not with {text[:1].decode(errors='replace')!r}"
-        raise ValueError(words if text else "the file is empty")
     while (found := _EVENTS.search(text)) is None:
         more = stream.read(len(text))
         if not more or len(text) > _LONGEST_BYTES:
-            _members(text)  # says what is wrong with it
-            raise ValueError('a JSON object without a list "traceEvents"')
+            if text:
+                _members(text)  # says what is wrong with it
+            raise ValueError('a JSON object without a list "traceEvents"' if text else "the file is empty")
         text += more
-    metadata |= _members(text[: found.start()].rstrip().rstrip(b",") + b"}")
-    return text[found.end() :], False
+    return text[: found.start()], text[found.end() :]
 
 
 def _decoded(

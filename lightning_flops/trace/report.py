@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.collectives import TracedRank
-from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
+from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.no_mfu import NO_FLOPS
 from lightning_flops.schema.trace import TracedPart, TraceReport
 from lightning_flops.trace import tables

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_flops.analysis.advice import advise
-from lightning_flops.analysis.device_abilities import DeviceAbilities
+from lightning_flops.analysis.devices import DeviceAbilities
 from lightning_flops.analysis.evidence import Cost, Evidence, gather_evidence
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig

@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import pytest
 
@@ -15,13 +14,8 @@ from lightning_flops.analysis.stragglers import find_stragglers, straggler_evide
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds, StepRecord, StepSignature
-from lightning_flops.report.trace_text import render_traces
-from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.trace import TracedPart, TracedStep
-from lightning_flops.trace.columns import Trace
-from tests.analysis.in_memory import analyze_traces
-from tests.analysis.trace_events import kernel, launch, phase, step, trace
 from tests.report import windows
 from tests.report.windows import build_profile
 
@@ -225,71 +219,3 @@ def test_a_rank_alone_or_untimed_is_held_against_nobody() -> None:
     slow = record(1, HEALTHY | {"data_wait": 41}, exposed=WAITING)
     untimed = replace(healthy(0), profile=replace(healthy(0).profile, timing=None))
     assert find_stragglers([]) == find_stragglers([slow]) == find_stragglers([slow, untimed]) == ()
-
-
-# ---- the live report and the command that reads traces name the same rank
-
-
-def one_step(rank: int, parts: Mapping[str, float], exposed_ms: float, *, ranks: int) -> Trace:
-    """The trace of a step of these parts, in milliseconds: kernels, and at its end a collective that nothing hides."""
-    group: dict[str, Any] = {"Collective name": "allreduce", "Process Group Ranks": str(list(range(ranks)))}
-    events, at = [], 0.0
-    for number, (name, length) in enumerate(parts.items()):
-        events.append(phase(name, at, length * 1000))
-        busy = length * 1000 - (exposed_ms * 1000 if name == "backward" else 0.0)
-        if name != "data_wait":
-            events += [launch(number, at), kernel(number, at, busy)]
-        at += length * 1000
-    start = at - exposed_ms * 1000
-    events += [
-        step(7, 0, at),
-        launch(100, start),
-        kernel(100, start, exposed_ms * 1000, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=20, **group),
-    ]
-    return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": ranks})
-
-
-def step_of_100_ms(wait: float, forward: float, backward: float, exposed: float) -> tuple[dict[str, float], float]:
-    assert wait + forward + backward + exposed == 100
-    return {"data_wait": wait, "forward": forward, "backward": backward + exposed}, exposed
-
-
-@pytest.mark.parametrize(
-    ("ranks", "named", "late_ms", "part"),
-    [
-        # Rank 3 waits 41 ms for data, the others 1. Rank 0 computes 60 ms, the others 50.
-        ([(1, 20, 40, 39), (1, 20, 30, 49), (1, 20, 30, 49), (41, 20, 30, 9)], 3, 40, "data wait"),
-        # Rank 1's forward takes 40 ms longer than the others', who wait for it in their backwards.
-        ([(1, 20, 30, 49), (1, 60, 30, 9), (1, 20, 30, 49)], 1, 40, "forward"),
-        # Later by 9 ms of 100: not a tenth of the step.
-        ([(1, 20, 30, 49), (1, 29, 30, 40), (1, 20, 30, 49)], None, None, None),
-        # Rank 0 computes 1.2 times as long as the others, who wait for data meanwhile: nobody is late.
-        ([(1, 30, 30, 39), (11, 20, 30, 39), (11, 20, 30, 39)], None, None, None),
-    ],
-    ids=["slow reader", "slow forward", "below the threshold", "all as late"],
-)
-def test_records_and_traces_of_the_same_steps_name_the_same_rank(
-    ranks: Sequence[tuple[float, float, float, float]], named: int | None, late_ms: float | None, part: str | None
-) -> None:
-    steps = [step_of_100_ms(*one) for one in ranks]
-    live = find_stragglers(
-        [record(rank, parts, exposed={"backward": exposed}) for rank, (parts, exposed) in enumerate(steps)]
-    )
-    report = analyze_traces(
-        [one_step(rank, parts, exposed, ranks=len(steps)) for rank, (parts, exposed) in enumerate(steps)]
-    )
-    advice = [one for one in report.advice if one.rule == "straggler"]
-    (line,) = (line for line in render_traces(report).splitlines() if line.startswith("straggler:"))
-    if named is None:
-        assert (live, advice, line.split()[1]) == ((), [], "none")
-        return
-    found = only(live)
-    assert (found.rank, milliseconds(found.late_sec), found.part) == (named, late_ms, part)
-    assert line.split()[1:] == ["rank", str(named)]
-    said = f"The other ranks wait {late_ms} ms a step ({late_ms}.00% of it) for rank {named}: its {part} takes "
-    assert only_advice(advice).fact.startswith(said)
-
-
-def only_advice(found: Sequence[Advice]) -> Advice:
-    (one,) = found
-    return one

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import concurrent.futures
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +94,10 @@ GOOD = json.dumps({"traceEvents": [operator("aten::mm", 0, 1)]}).encode()
 
 BAD: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "the file is empty"),
-    "text": (b"hello", "a trace begins with { or [, not with 'h'"),
+    "text": (b"hello", "not valid JSON: "),
     "cut off": (GOOD[:-20], "the file ends in the middle"),
+    "cut off in the head": (b'{"schemaVersion": 1, "dev', "the file ends in the middle"),
+    "cut off behind an event": (GOOD[:-2], "the file ends in the middle"),
     "cut off gzip": (gzip.compress(GOOD * 1)[:-12], "the gzip data is damaged or cut off"),
     "no comma": (GOOD.replace(b', "cat"', b' "cat"'), "not valid JSON: "),
     "other object": (b'{"name": "profile", "nodes": []}', 'a JSON object without a list "traceEvents"'),
@@ -163,48 +163,5 @@ def test_blocks_of_any_length_hold_the_same_trace(block_bytes: int, monkeypatch:
 def test_braces_within_an_event_do_not_end_it(nested: dict[str, Any], tmp_path: Path) -> None:
     events = [operator("aten::mm", at, 1, **nested) for at in range(40)]
     for text in (json.dumps(events), json.dumps({"traceEvents": events, "traceName": nested})):
-        assert len(load_trace(write_parts(tmp_path / "trace.json", text))) == 40
-
-
-@pytest.mark.parametrize("kept", [0.3, 0.9, 0.995])
-def test_a_file_cut_off_anywhere_is_named(kept: float, tmp_path: Path) -> None:
-    text = RANK_0.read_text()
-    with pytest.raises(TraceFormatError, match="the file ends in the middle"):
-        load_trace(write_parts(tmp_path / "trace.json", text[: int(kept * len(text))]))
-
-
-OPERATOR = json.dumps(operator("aten::mm", 0, 1))
-
-
-def write_parts(path: Path, *parts: str) -> Path:
-    with gzip.open(path, "wt", compresslevel=1) if path.suffix == ".gz" else path.open("w") as file:
-        for part in parts:
-            file.write(part)
-    return path
-
-
-def test_a_world_that_no_machine_holds_is_not_known(tmp_path: Path) -> None:
-    info = {"rank": 0, "world_size": 2**40, "pg_config": [{"ranks": []}] * 1000}
-    path = write_parts(
-        tmp_path / "world.json", f'{{"distributedInfo": {json.dumps(info)}, "traceEvents": [{OPERATOR}]}}'
-    )
-    loaded = load_trace(path)
-    assert (loaded.rank, loaded.only_group) == (0, None)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
-@pytest.mark.parametrize("zipped", [False, True])
-def test_a_pipe_is_read_once(zipped: bool, tmp_path: Path) -> None:
-    path, content = tmp_path / "pipe", RANK_0.read_bytes()
-    os.mkfifo(path)
-    # A second opening would wait for another writer for ever, and a pipe cannot be wound back.
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        written = pool.submit(path.write_bytes, gzip.compress(content) if zipped else content)
-        assert columns(load_trace(path)) == columns(load_trace(RANK_0))
-        written.result()
-
-
-def test_a_scope_may_say_which_collective_it_is() -> None:
-    says: dict[str, Any] = {"Collective name": "allreduce", "In msg nelems": 4, "dtype": "Float"}
-    found = trace(kernel(1, 0, 5), scope("gloo:all_reduce", 0, 5, **says))
-    assert {row: (one.name, one.bytes) for row, one in found.collectives.items()} == {1: ("allreduce", 16)}
+        (tmp_path / "trace.json").write_text(text)
+        assert len(load_trace(tmp_path / "trace.json")) == 40

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from lightning_flops.trace import analyze_trace, load_trace
 from lightning_flops.trace.columns import Trace
-from tests.analysis.trace_events import Event, data_loader, kernel, launch, operator, step, trace
+from tests.analysis.trace_events import Event, data_loader, operator, step, trace
 
 FORWARD = ("aten::mm", "aten::relu", "aten::addmm")
 BACKWARD = ("autograd::engine::evaluate_function: AddmmBackward0", "autograd::engine::evaluate_function: MmBackward0")
@@ -67,16 +67,6 @@ def test_without_a_backward_the_operators_of_the_thread_tell() -> None:
 @pytest.mark.parametrize("steps", [(MICRO, WHOLE, MICRO, WHOLE), (WHOLE, MICRO, WHOLE, MICRO)])
 def test_steps_of_gradient_accumulation_are_whole(steps: tuple[Sequence[str], ...]) -> None:
     assert said(marked(*steps)) == ((1, 2, 3, 4), ())
-
-
-def test_without_operators_kernels_tell_by_their_launches() -> None:
-    events = []
-    for number, count in ((1, 4), (2, 4), (3, 1)):
-        events.append(step(number, 1000 * number, 1000))
-        for place in range(count):
-            which = 10 * number + place
-            events += [launch(which, 1000 * number + place), kernel(which, 1000 * number + 200 - place, 1)]
-    assert said(trace(*events)) == ((1, 2), (left_out(3, "1 calls", 4),))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from benchmarks.suite import (
     Outcome,
     Suite,
     compare,
-    known_differences,
     outcomes,
 )
 from tests.forks import BEFORE_LIGHTNING, Fork, start_fork
@@ -23,13 +22,6 @@ NO_OTHER_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """Each process would import what the plugins that are installed need, for a second or two."""
 
 PASSED, FAILS = Outcome(how="passed"), Outcome(how="failed", words="E   AssertionError: 3 callbacks\n")
-
-
-def test_what_ends_alike_is_no_difference() -> None:
-    runs = {"a": PASSED, "b": FAILS, "c": Outcome(how="skipped")}
-    result = compare(runs, runs, {})
-    assert result.good
-    assert result.same == {"passed": 1, "failed": 1, "skipped": 1}
 
 
 def test_a_test_that_the_profiler_makes_fail_is_a_fault() -> None:
@@ -44,13 +36,6 @@ def test_a_listed_difference_counts_as_one_only_if_it_says_what_the_list_says() 
     assert compare({"a": PASSED}, {"a": FAILS}, {"a": callbacks}).lists[KNOWN] == {"a": "lists its callbacks"}
     assert compare({"a": PASSED}, {"a": FAILS}, {"a": Known("", "files")}).lists[FAULTS].keys() == {"a"}
     assert compare({"a": PASSED}, {"a": PASSED}, {"a": callbacks}).lists[NONE].keys() == {"a"}
-
-
-def test_the_list_of_known_differences_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "known.txt"
-    path.write_text("# one reason\n~ says\na\nb[x y]\n\n# another\n~ words\nc\n")
-    one = Known("one reason", "says")
-    assert known_differences(path) == {"a": one, "b[x y]": one, "c": Known("another", "words")}
 
 
 # ---- a suite that passes, fails, leaks and dies

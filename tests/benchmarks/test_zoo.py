@@ -78,15 +78,6 @@ def test_figures_that_agree_are_exact_and_others_wrong_by_name() -> None:
     assert one.verdict == "wrong"
 
 
-def test_an_operator_that_is_no_product_is_explained_only_if_all_else_agrees() -> None:
-    operators = {"aten.mm": (10, 20, 0), "aten._fft_c2c": (7, 7, 0)}
-    agreed = Result(way="eager", counted=(17, 27, 0), expected=(10, 20, 0), by_operator=operators)
-    verdict, reason = row(eager=agreed).verdict_of("eager")
-    assert (verdict, "Fourier" in reason) == ("explained", True)
-    other = Result(way="eager", counted=(17, 27, 0), expected=(10, 19, 0), by_operator=operators)
-    assert row(eager=other).verdict == "wrong"
-
-
 def test_the_page_counts_ways_and_lists_what_did_not_run() -> None:
     rows = [
         row(

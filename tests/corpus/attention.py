@@ -106,52 +106,81 @@ def linear_attention() -> Network:
     )
 
 
-@FAMILY.network
-def math_attention() -> Network:
-    """Separate products keep the scores, so nothing is computed twice."""
-    batch, heads, sequence, head_dim = 2, 3, 7, 5
-    scores = 2 * batch * heads * sequence * sequence * head_dim
-    shape = (batch, heads, sequence, head_dim)
-    return Network(
-        build=lambda: example_of(with_math_backend, shape, shape, shape), expected=Expected(2 * scores, 4 * scores)
+def kernel(
+    name: str,
+    attend: Attend,
+    query: tuple[int, ...],
+    key: tuple[int, ...],
+    value: tuple[int, ...],
+    scores: int,
+    *,
+    fused: bool,
+    skipped: int = 0,
+) -> None:
+    """Adds attention whose scores cost *scores* forward, and its values as many where they are of the keys' size."""
+    values = scores * value[-1] // key[-1]
+    spent = (scores + values, 2 * (scores + values), scores if fused else 0)
+    FAMILY.add(
+        name,
+        lambda: example_of(attend, query, key, value),
+        *spent,
+        skipped=(2 + 4 + 1) * skipped,
+        by_module={"": spent},
     )
 
 
-@FAMILY.network
-def causal_math_attention() -> Network:
-    """Separate products compute the masked half too: nothing is skipped."""
-    batch, heads, sequence, head_dim = 2, 3, 7, 5
-    scores = 2 * batch * heads * sequence * sequence * head_dim
-    shape = (batch, heads, sequence, head_dim)
-    return Network(
-        build=lambda: example_of(partial(with_math_backend, is_causal=True), shape, shape, shape),
-        expected=Expected(2 * scores, 4 * scores),
-    )
+def masked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Fused attention under a mask that is a tensor."""
+    mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    return with_flash_backend(query, key, value, attn_mask=mask)
 
 
-@FAMILY.network
-def flash_attention() -> Network:
-    """The fused kernel repeats Q K^T in its backward."""
-    batch, heads, sequence, head_dim = 2, 3, 7, 5
-    scores = 2 * batch * heads * sequence * sequence * head_dim
-    shape = (batch, heads, sequence, head_dim)
-    return Network(
-        build=lambda: example_of(with_flash_backend, shape, shape, shape),
-        expected=Expected(2 * scores, 4 * scores, scores, by_module={"": (2 * scores, 4 * scores, scores)}),
-    )
+causal_math, causal_flash = partial(with_math_backend, is_causal=True), partial(with_flash_backend, is_causal=True)
+grouped_math, grouped_flash = partial(with_math_backend, enable_gqa=True), partial(with_flash_backend, enable_gqa=True)
 
-
-@FAMILY.network
-def causal_flash_attention() -> Network:
-    """Of 7 x 7 scores, 6 + 5 + 4 + 3 + 2 + 1 = 21 lie above the diagonal and are skipped in all seven products."""
-    batch, heads, sequence, head_dim = 2, 3, 7, 5
-    scores = 2 * batch * heads * (sequence * sequence) * head_dim
-    skipped = 2 * batch * heads * (6 + 5 + 4 + 3 + 2 + 1) * head_dim
-    shape = (batch, heads, sequence, head_dim)
-    return Network(
-        build=lambda: example_of(partial(with_flash_backend, is_causal=True), shape, shape, shape),
-        expected=Expected(2 * scores, 4 * scores, scores, skipped=(2 + 4 + 1) * skipped),
-    )
+SELF = (2, 3, 7, 5)  # samples, heads, positions, head size
+SCORES = 2 * 2 * 3 * 7 * 7 * 5
+# Separate products keep the scores, so nothing is computed twice; and compute the masked half too: nothing is skipped.
+kernel("math_attention", with_math_backend, SELF, SELF, SELF, SCORES, fused=False)
+kernel("causal_math_attention", causal_math, SELF, SELF, SELF, SCORES, fused=False)
+# The fused kernel repeats Q K^T in its backward.
+kernel("flash_attention", with_flash_backend, SELF, SELF, SELF, SCORES, fused=True)
+# Of 7 x 7 scores, 6 + 5 + 4 + 3 + 2 + 1 = 21 lie above the diagonal and are skipped in all seven products.
+kernel(
+    "causal_flash_attention",
+    causal_flash,
+    SELF,
+    SELF,
+    SELF,
+    SCORES,
+    fused=True,
+    skipped=2 * 2 * 3 * (6 + 5 + 4 + 3 + 2 + 1) * 5,
+)
+# Query i sees keys 0 to i, counted from the first key: 5 queries see 1 + 2 + 3 + 4 + 5 of their 8 keys each.
+kernel(
+    "causal_flash_cross_attention",
+    causal_flash,
+    (2, 3, 5, 7),
+    (2, 3, 8, 7),
+    (2, 3, 8, 7),
+    2 * 2 * 3 * (5 * 8) * 7,
+    fused=True,
+    skipped=2 * 2 * 3 * (5 * 8 - (1 + 2 + 3 + 4 + 5)) * 7,
+)
+# A mask that is a tensor is added to scores that are all computed, also when it happens to be causal.
+kernel("flash_attention_with_a_mask_tensor", masked, SELF, SELF, SELF, SCORES, fused=True)
+# Queries and keys of different lengths.
+kernel(
+    "flash_cross_attention", with_flash_backend, SELF, (2, 3, 11, 5), (2, 3, 11, 5), 2 * 2 * 3 * 7 * 11 * 5, fused=True
+)
+# Six query heads share two key heads; every query head has its own scores, under either backend.
+for _name, _attend, _fused in (
+    ("grouped_query_flash_attention", grouped_flash, True),
+    ("grouped_query_math_attention", grouped_math, False),
+):
+    kernel(_name, _attend, (3, 6, 7, 5), (3, 2, 7, 5), (3, 2, 7, 5), 2 * 3 * 6 * 7 * 7 * 5, fused=_fused)
+# Values of another size than the keys run as separate products.
+kernel("attention_with_a_narrower_value", with_math_backend, SELF, SELF, (2, 3, 7, 4), SCORES, fused=False)
 
 
 @FAMILY.network
@@ -168,100 +197,6 @@ def causal_flash_attention_without_grad() -> Network:
         return example
 
     return Network(build=build, expected=Expected(2 * scores, skipped=2 * skipped))
-
-
-@FAMILY.network
-def causal_flash_cross_attention() -> Network:
-    """Query i sees keys 0 to i, counted from the first key: 5 queries see 1 + 2 + 3 + 4 + 5 of their 8 keys each."""
-    batch, heads, queries, keys, head_dim = 2, 3, 5, 8, 7
-    scores = 2 * batch * heads * (queries * keys) * head_dim
-    skipped = 2 * batch * heads * (queries * keys - (1 + 2 + 3 + 4 + 5)) * head_dim
-    return Network(
-        build=lambda: example_of(
-            partial(with_flash_backend, is_causal=True),
-            (batch, heads, queries, head_dim),
-            (batch, heads, keys, head_dim),
-            (batch, heads, keys, head_dim),
-        ),
-        expected=Expected(2 * scores, 4 * scores, scores, skipped=(2 + 4 + 1) * skipped),
-    )
-
-
-@FAMILY.network
-def flash_attention_with_a_mask_tensor() -> Network:
-    """A mask that is a tensor is added to scores that are all computed, also when it happens to be causal."""
-    batch, heads, sequence, head_dim = 2, 3, 7, 5
-    scores = 2 * batch * heads * sequence * sequence * head_dim
-    shape = (batch, heads, sequence, head_dim)
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        mask = torch.ones(sequence, sequence, dtype=torch.bool).tril()
-        return with_flash_backend(query, key, value, attn_mask=mask)
-
-    return Network(
-        build=lambda: example_of(attend, shape, shape, shape), expected=Expected(2 * scores, 4 * scores, scores)
-    )
-
-
-@FAMILY.network
-def flash_cross_attention() -> Network:
-    """Queries and keys of different lengths."""
-    batch, heads, queries, keys, head_dim = 2, 3, 7, 11, 5
-    scores = 2 * batch * heads * queries * keys * head_dim
-    return Network(
-        build=lambda: example_of(
-            with_flash_backend,
-            (batch, heads, queries, head_dim),
-            (batch, heads, keys, head_dim),
-            (batch, heads, keys, head_dim),
-        ),
-        expected=Expected(2 * scores, 4 * scores, scores),
-    )
-
-
-@FAMILY.network
-def grouped_query_flash_attention() -> Network:
-    """Six query heads share two key heads; every query head has its own scores."""
-    batch, heads, key_heads, sequence, head_dim = 3, 6, 2, 7, 5
-    scores = 2 * batch * heads * sequence * sequence * head_dim
-    return Network(
-        build=lambda: example_of(
-            partial(with_flash_backend, enable_gqa=True),
-            (batch, heads, sequence, head_dim),
-            (batch, key_heads, sequence, head_dim),
-            (batch, key_heads, sequence, head_dim),
-        ),
-        expected=Expected(2 * scores, 4 * scores, scores),
-    )
-
-
-@FAMILY.network
-def grouped_query_math_attention() -> Network:
-    """The same model FLOPs when the key heads are repeated for separate products."""
-    batch, heads, key_heads, sequence, head_dim = 3, 6, 2, 7, 5
-    scores = 2 * batch * heads * sequence * sequence * head_dim
-    return Network(
-        build=lambda: example_of(
-            partial(with_math_backend, enable_gqa=True),
-            (batch, heads, sequence, head_dim),
-            (batch, key_heads, sequence, head_dim),
-            (batch, key_heads, sequence, head_dim),
-        ),
-        expected=Expected(2 * scores, 4 * scores),
-    )
-
-
-@FAMILY.network
-def attention_with_a_narrower_value() -> Network:
-    """Values of another size than the keys run as separate products."""
-    batch, heads, sequence, head_dim, value_dim = 2, 3, 7, 5, 4
-    scores = 2 * batch * heads * sequence * sequence * head_dim
-    values = 2 * batch * heads * sequence * sequence * value_dim
-    shape = (batch, heads, sequence, head_dim)
-    return Network(
-        build=lambda: example_of(with_math_backend, shape, shape, (batch, heads, sequence, value_dim)),
-        expected=Expected(scores + values, 2 * (scores + values)),
-    )
 
 
 @FAMILY.network

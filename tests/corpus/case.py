@@ -121,9 +121,19 @@ class Family:
         self.name = name
         self.networks: list[Network] = []
 
+    def add(
+        self, name: str, build: Callable[[], Example], forward: int, backward: int = 0, recompute: int = 0, **more: Any
+    ) -> None:
+        """Adds a network of which a line says all; *more* are those of ``Expected``."""
+        self.put(name, Network(build=build, expected=Expected(forward, backward, recompute, **more)))
+
+    def put(self, name: str, network: Network) -> None:
+        """Adds a network that a function has made."""
+        self.networks.append(replace(network, name=name, family=self.name))
+
     def network(self, define: Callable[[], Network]) -> Callable[[], Network]:
         """Decorates a function that returns a network; the function's name becomes the network's."""
-        self.networks.append(replace(define(), name=define.__name__, family=self.name))
+        self.put(define.__name__, define())
         return define
 
 

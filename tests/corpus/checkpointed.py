@@ -88,22 +88,12 @@ def checkpointed_blocks(*, reentrant: bool, last: tuple[Callable[[], nn.Module],
     )
 
 
-@FAMILY.network
-def reentrant_blocks() -> Network:
-    """The first forward runs without gradients and counts like any other; the backward repeats both products."""
-    return checkpointed_blocks(reentrant=True)
-
-
-@FAMILY.network
-def blocks_that_end_in_a_product() -> Network:
-    """Not reentrant: the last product of each block is not repeated."""
-    return checkpointed_blocks(reentrant=False)
-
-
-@FAMILY.network
-def blocks_that_end_in_an_activation() -> Network:
-    """Not reentrant: the sigmoid at the end saves its result, so both products are repeated."""
-    return checkpointed_blocks(reentrant=False, last=(nn.Sigmoid,))
+# The first forward runs without gradients and counts like any other; the backward repeats both products.
+FAMILY.put("reentrant_blocks", checkpointed_blocks(reentrant=True))
+# Not reentrant: the last product of each block is not repeated.
+FAMILY.put("blocks_that_end_in_a_product", checkpointed_blocks(reentrant=False))
+# Not reentrant: the sigmoid at the end saves its result, so both products are repeated.
+FAMILY.put("blocks_that_end_in_an_activation", checkpointed_blocks(reentrant=False, last=(nn.Sigmoid,)))
 
 
 @FAMILY.network
@@ -225,28 +215,14 @@ def nested(*, outer: bool, inner: bool) -> Network:
     )
 
 
-@FAMILY.network
-def reentrant_in_reentrant() -> Network:
-    """Everything in the inner checkpoint runs three times."""
-    return nested(outer=True, inner=True)
-
-
-@FAMILY.network
-def reentrant_in_other() -> Network:
-    """The outer stops before d; the inner, reached with its inputs alone, repeats b and c whole."""
-    return nested(outer=False, inner=True)
-
-
-@FAMILY.network
-def other_in_reentrant() -> Network:
-    """The outer repeats all of it; the inner stops before c."""
-    return nested(outer=True, inner=False)
-
-
-@FAMILY.network
-def other_in_other() -> Network:
-    """Both stop early."""
-    return nested(outer=False, inner=False)
+# Everything in the inner checkpoint runs three times.
+FAMILY.put("reentrant_in_reentrant", nested(outer=True, inner=True))
+# The outer stops before d; the inner, reached with its inputs alone, repeats b and c whole.
+FAMILY.put("reentrant_in_other", nested(outer=False, inner=True))
+# The outer repeats all of it; the inner stops before c.
+FAMILY.put("other_in_reentrant", nested(outer=True, inner=False))
+# Both stop early.
+FAMILY.put("other_in_other", nested(outer=False, inner=False))
 
 
 @FAMILY.network
@@ -434,16 +410,10 @@ def custom_function_in_a_block(*, reentrant: bool) -> Network:
     )
 
 
-@FAMILY.network
-def custom_function_in_a_reentrant_block() -> Network:
-    """The custom function's product is repeated by a module that the backward calls."""
-    return custom_function_in_a_block(reentrant=True)
-
-
-@FAMILY.network
-def custom_function_in_a_block_that_is_not_reentrant() -> Network:
-    """The same where a saved tensor asks for the repetition."""
-    return custom_function_in_a_block(reentrant=False)
+# The custom function's product is repeated by a module that the backward calls.
+FAMILY.put("custom_function_in_a_reentrant_block", custom_function_in_a_block(reentrant=True))
+# The same where a saved tensor asks for the repetition.
+FAMILY.put("custom_function_in_a_block_that_is_not_reentrant", custom_function_in_a_block(reentrant=False))
 
 
 class CountedProduct(torch.autograd.Function):

@@ -10,7 +10,7 @@ that are compiled to kernels as well are ``SLOW``, but two.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,11 @@ def warmed_up(example: Example) -> Example:
     return example
 
 
+def compiled(model: nn.Module, *args: Tensor, **options: Any) -> Example:
+    """*model*, compiled as a whole."""
+    return warmed_up(Example(cast("nn.Module", torch.compile(model, **options)), *args))
+
+
 def perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     """Two linear layers."""
     return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
@@ -49,28 +54,22 @@ def compiled_perceptron(compiled: Callable[[nn.Module], Any], step: Callable[[Ex
     return Network(build=build, expected=Expected(whole.forward, whole.backward, by_module={"": whole}))
 
 
-@FAMILY.network
-def compiled_to_kernels() -> Network:
-    """The default compiler: products become calls that write into given memory."""
-    return compiled_perceptron(torch.compile, forward_and_backward)
-
-
-@FAMILY.network
-def compiled_by_autograd_alone() -> Network:
-    """Traced forward and backward, run operator by operator."""
-    return compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_and_backward)
-
-
-@FAMILY.network
-def compiled_in_place() -> Network:
-    """module.compile() leaves the module what it was."""
-    return compiled_perceptron(lambda model: model.compile(backend="aot_eager"), forward_and_backward)
-
-
-@FAMILY.network
-def compiled_without_grad() -> Network:
-    """No backward is traced."""
-    return compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_without_grad)
+# The default compiler: products become calls that write into given memory.
+FAMILY.put("compiled_to_kernels", compiled_perceptron(torch.compile, forward_and_backward))
+# Traced forward and backward, run operator by operator.
+FAMILY.put(
+    "compiled_by_autograd_alone",
+    compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_and_backward),
+)
+# module.compile() leaves the module what it was.
+FAMILY.put(
+    "compiled_in_place", compiled_perceptron(lambda model: model.compile(backend="aot_eager"), forward_and_backward)
+)
+# No backward is traced.
+FAMILY.put(
+    "compiled_without_grad",
+    compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_without_grad),
+)
 
 
 @FAMILY.network
@@ -154,13 +153,11 @@ def compiled_common_subexpression() -> Network:
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x) + self.layer(x)
 
-    def build() -> Example:
-        model = torch.compile(Twice(), backend="aot_eager")
-        assert isinstance(model, nn.Module)
-        return warmed_up(Example(model, torch.randn(batch, inputs)))
-
     product = 2 * batch * inputs * outputs
-    return Network(build=build, expected=Expected(product, product))
+    return Network(
+        build=lambda: compiled(Twice(), torch.randn(batch, inputs), backend="aot_eager"),
+        expected=Expected(product, product),
+    )
 
 
 @FAMILY.network
@@ -179,13 +176,11 @@ def compiled_around_a_graph_break() -> Network:
             torch._dynamo.graph_break()
             return self.second(torch.relu(x))
 
-    def build() -> Example:
-        model = torch.compile(Broken(), backend="aot_eager")
-        assert isinstance(model, nn.Module)
-        return warmed_up(Example(model, torch.randn(batch, inputs)))
-
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(build=build, expected=Expected(first + second, first + 2 * second))
+    return Network(
+        build=lambda: compiled(Broken(), torch.randn(batch, inputs), backend="aot_eager"),
+        expected=Expected(first + second, first + 2 * second),
+    )
 
 
 def compiled_checkpoint_of(
@@ -204,47 +199,25 @@ def compiled_checkpoint_of(
         def forward(self, x: Tensor) -> Tensor:
             return self.head(checkpoint(self.block, x, use_reentrant=False))
 
-    def build() -> Example:
-        model = torch.compile(Checkpointed(), backend=backend, dynamic=dynamic)
-        assert isinstance(model, nn.Module)
-        return warmed_up(Example(model, torch.randn(batch, inputs)))
-
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     head = 2 * batch * outputs * classes
     whole = PhaseFlops(forward=first + second + head, backward=first + 2 * second + 2 * head, recompute=first + second)
     return Network(
-        build=build, expected=Expected(whole.forward, whole.backward, whole.recompute, by_module={"": whole})
+        build=lambda: compiled(Checkpointed(), torch.randn(batch, inputs), backend=backend, dynamic=dynamic),
+        expected=Expected(whole.forward, whole.backward, whole.recompute, by_module={"": whole}),
     )
 
 
-@FAMILY.network
-def compiled_checkpoint() -> Network:
-    """The compiled backward repeats the block as the eager one does: both products, for the sigmoid behind them."""
-    return compiled_checkpoint_of(backend="aot_eager")
-
-
-@FAMILY.network
-def compiled_checkpoint_to_kernels() -> Network:
-    """What the backward repeats is spread among its gradients' kernels."""
-    return compiled_checkpoint_of(backend="inductor")
-
-
-@FAMILY.network
-def compiled_checkpoint_of_squares() -> Network:
-    """Repeated products and gradients have one size: what tells them apart is what they depend on."""
-    return compiled_checkpoint_of(backend="aot_eager", widths=(6, 6, 6))
-
-
-@FAMILY.network
-def compiled_checkpoint_of_any_batch() -> Network:
-    """Compiled for every batch size: the sizes are those of the call."""
-    return compiled_checkpoint_of(backend="inductor", dynamic=True)
-
-
-@FAMILY.network
-def traced_checkpoint_of_any_batch() -> Network:
-    """The same run operator by operator."""
-    return compiled_checkpoint_of(backend="aot_eager", dynamic=True)
+# The compiled backward repeats the block as the eager one does: both products, for the sigmoid behind them.
+FAMILY.put("compiled_checkpoint", compiled_checkpoint_of(backend="aot_eager"))
+# What the backward repeats is spread among its gradients' kernels.
+FAMILY.put("compiled_checkpoint_to_kernels", compiled_checkpoint_of(backend="inductor"))
+# Repeated products and gradients have one size: what tells them apart is what they depend on.
+FAMILY.put("compiled_checkpoint_of_squares", compiled_checkpoint_of(backend="aot_eager", widths=(6, 6, 6)))
+# Compiled for every batch size: the sizes are those of the call.
+FAMILY.put("compiled_checkpoint_of_any_batch", compiled_checkpoint_of(backend="inductor", dynamic=True))
+# The same run operator by operator.
+FAMILY.put("traced_checkpoint_of_any_batch", compiled_checkpoint_of(backend="aot_eager", dynamic=True))
 
 
 @FAMILY.network
@@ -263,13 +236,11 @@ def compiled_checkpoint_that_repeats_less() -> Network:
         def forward(self, x: Tensor) -> Tensor:
             return checkpoint(self.block, x, use_reentrant=False)
 
-    def build() -> Example:
-        model = torch.compile(Checkpointed(), backend="aot_eager")
-        assert isinstance(model, nn.Module)
-        return warmed_up(Example(model, torch.randn(batch, inputs)))
-
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(build=build, expected=Expected(first + second, first + 2 * second, first))
+    return Network(
+        build=lambda: compiled(Checkpointed(), torch.randn(batch, inputs), backend="aot_eager"),
+        expected=Expected(first + second, first + 2 * second, first),
+    )
 
 
 @FAMILY.network
@@ -338,30 +309,19 @@ def transformer_layer(*, backend: str) -> Network:
             x = self.norm(x + self.out(mixed.transpose(1, 2).flatten(2)))
             return x + self.down(torch.relu(self.up(x)))
 
-    def build() -> Example:
-        model = torch.compile(Layer(), backend=backend)
-        assert isinstance(model, nn.Module)
-        return warmed_up(Example(model, torch.randn(batch, sequence, hidden, requires_grad=True)))
-
     forward = 4 * projection + 2 * scores + 2 * linear
     return Network(
-        build=build,
+        build=lambda: compiled(Layer(), torch.randn(batch, sequence, hidden, requires_grad=True), backend=backend),
         expected=Expected(
             forward, 2 * forward, scores, skipped=(2 + 4 + 1) * skipped, by_module={"": (forward, 2 * forward, scores)}
         ),
     )
 
 
-@FAMILY.network
-def compiled_transformer_layer() -> Network:
-    """Causal self-attention stays one fused kernel."""
-    return transformer_layer(backend="inductor")
-
-
-@FAMILY.network
-def traced_transformer_layer() -> Network:
-    """The same run operator by operator."""
-    return transformer_layer(backend="aot_eager")
+# Causal self-attention stays one fused kernel.
+FAMILY.put("compiled_transformer_layer", transformer_layer(backend="inductor"))
+# The same run operator by operator.
+FAMILY.put("traced_transformer_layer", transformer_layer(backend="aot_eager"))
 
 
 def compiled_block_under_a_checkpoint(*, backend: str, reentrant: bool) -> Network:
@@ -390,28 +350,18 @@ def compiled_block_under_a_checkpoint(*, backend: str, reentrant: bool) -> Netwo
     )
 
 
-@FAMILY.network
-def compiled_block_in_a_reentrant_checkpoint() -> Network:
-    """Compiled to kernels, as long models are trained."""
-    return compiled_block_under_a_checkpoint(backend="inductor", reentrant=True)
-
-
-@FAMILY.network
-def compiled_block_in_a_checkpoint() -> Network:
-    """The same where a saved tensor asks for the repetition."""
-    return compiled_block_under_a_checkpoint(backend="inductor", reentrant=False)
-
-
-@FAMILY.network
-def traced_block_in_a_reentrant_checkpoint() -> Network:
-    """The first run operator by operator, by a module of the compiler's own."""
-    return compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=True)
-
-
-@FAMILY.network
-def traced_block_in_a_checkpoint() -> Network:
-    """The second run operator by operator."""
-    return compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=False)
+# Compiled to kernels, as long models are trained.
+FAMILY.put(
+    "compiled_block_in_a_reentrant_checkpoint", compiled_block_under_a_checkpoint(backend="inductor", reentrant=True)
+)
+# The same where a saved tensor asks for the repetition.
+FAMILY.put("compiled_block_in_a_checkpoint", compiled_block_under_a_checkpoint(backend="inductor", reentrant=False))
+# The first run operator by operator, by a module of the compiler's own.
+FAMILY.put(
+    "traced_block_in_a_reentrant_checkpoint", compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=True)
+)
+# The second run operator by operator.
+FAMILY.put("traced_block_in_a_checkpoint", compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=False))
 
 
 SLOW = frozenset(

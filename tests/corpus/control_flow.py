@@ -46,16 +46,10 @@ def branching(*, taken: bool) -> Network:
     )
 
 
-@FAMILY.network
-def branch_that_is_taken() -> Network:
-    """Both layers, and both again for their gradients."""
-    return branching(taken=True)
-
-
-@FAMILY.network
-def branch_that_is_not_taken() -> Network:
-    """One layer: the other branch does not run."""
-    return branching(taken=False)
+# Both layers, and both again for their gradients.
+FAMILY.put("branch_that_is_taken", branching(taken=True))
+# One layer: the other branch does not run.
+FAMILY.put("branch_that_is_not_taken", branching(taken=False))
 
 
 class Looping(nn.Module):

@@ -7,6 +7,8 @@ input gradient of an ordinary one, so its sum runs over *input* positions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -15,82 +17,100 @@ from .case import Example, Expected, Family, Network, forward_without_grad
 FAMILY = Family("convolutional")
 
 
-@FAMILY.network
-def conv1d() -> Network:
-    """Stride 1, no padding: 11 positions and a kernel of 4 leave 8."""
-    batch, channels, filters, length, kernel = 3, 5, 7, 11, 4
-    product = 2 * batch * filters * (length - kernel + 1) * channels * kernel
-    return Network(
-        build=lambda: Example(nn.Conv1d(channels, filters, kernel), torch.randn(batch, channels, length)),
-        expected=Expected(product, product, by_module={"": (product, product)}),
+def convolution(
+    name: str, layer: Callable[[], nn.Module], shape: tuple[int, ...], product: int, *, gradients: int = 1
+) -> None:
+    """Adds one layer over an input of this shape; its weight alone has a gradient, or both have."""
+    FAMILY.add(
+        name,
+        lambda: Example(layer(), torch.randn(shape, requires_grad=gradients == 2)),
+        product,
+        gradients * product,
+        by_module={"": (product, gradients * product)},
     )
 
 
-@FAMILY.network
-def strided_and_padded_conv2d() -> Network:
-    """(9 + 2*1 - 3) // 2 + 1 = 5 rows and (12 + 2*2 - 5) // 3 + 1 = 4 columns come out."""
-    batch, channels, filters = 2, 3, 7
-    product = 2 * batch * filters * (5 * 4) * channels * (3 * 5)
-    return Network(
-        build=lambda: Example(
-            nn.Conv2d(channels, filters, (3, 5), stride=(2, 3), padding=(1, 2)),
-            torch.randn(batch, channels, 9, 12, requires_grad=True),
-        ),
-        expected=Expected(product, 2 * product),
-    )
-
-
-@FAMILY.network
-def dilated_conv2d() -> Network:
-    """A kernel of 3 with holes of 2 spans 5: 9 - 4 = 5 rows and 11 - 4 = 7 columns; the holes cost nothing."""
-    batch, channels, filters = 2, 3, 5
-    product = 2 * batch * filters * (5 * 7) * channels * (3 * 3)
-    return Network(
-        build=lambda: Example(
-            nn.Conv2d(channels, filters, 3, dilation=2, bias=False), torch.randn(batch, channels, 9, 11)
-        ),
-        expected=Expected(product, product),
-    )
-
-
-@FAMILY.network
-def conv3d() -> Network:
-    """Depth, height and width: 4 x 5 x 7 shrink to 3 x 3 x 6."""
-    batch, channels, filters = 2, 3, 5
-    product = 2 * batch * filters * (3 * 3 * 6) * channels * (2 * 3 * 2)
-    return Network(
-        build=lambda: Example(
-            nn.Conv3d(channels, filters, (2, 3, 2)), torch.randn(batch, channels, 4, 5, 7, requires_grad=True)
-        ),
-        expected=Expected(product, 2 * product),
-    )
-
-
-@FAMILY.network
-def grouped_conv2d() -> Network:
-    """Each filter sees 6 / 3 = 2 channels, in the forward and in both gradients."""
-    batch, channels, filters, groups = 2, 6, 9, 3
-    product = 2 * batch * filters * (5 * 7) * (channels // groups) * (3 * 3)
-    return Network(
-        build=lambda: Example(
-            nn.Conv2d(channels, filters, 3, padding=1, groups=groups),
-            torch.randn(batch, channels, 5, 7, requires_grad=True),
-        ),
-        expected=Expected(product, 2 * product),
-    )
-
-
-@FAMILY.network
-def depthwise_conv2d() -> Network:
-    """One channel for each filter."""
-    batch, channels = 2, 8
-    product = 2 * batch * channels * (5 * 7) * 1 * (3 * 3)
-    return Network(
-        build=lambda: Example(
-            nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False), torch.randn(batch, channels, 5, 7)
-        ),
-        expected=Expected(product, product),
-    )
+# Stride 1, no padding: 11 positions and a kernel of 4 leave 8.
+convolution("conv1d", lambda: nn.Conv1d(5, 7, 4), (3, 5, 11), 2 * 3 * 7 * (11 - 4 + 1) * 5 * 4)
+# (9 + 2*1 - 3) // 2 + 1 = 5 rows and (12 + 2*2 - 5) // 3 + 1 = 4 columns come out.
+convolution(
+    "strided_and_padded_conv2d",
+    lambda: nn.Conv2d(3, 7, (3, 5), stride=(2, 3), padding=(1, 2)),
+    (2, 3, 9, 12),
+    2 * 2 * 7 * (5 * 4) * 3 * (3 * 5),
+    gradients=2,
+)
+# A kernel of 3 with holes of 2 spans 5: 9 - 4 = 5 rows and 11 - 4 = 7 columns; the holes cost nothing.
+convolution(
+    "dilated_conv2d",
+    lambda: nn.Conv2d(3, 5, 3, dilation=2, bias=False),
+    (2, 3, 9, 11),
+    2 * 2 * 5 * (5 * 7) * 3 * (3 * 3),
+)
+# Depth, height and width: 4 x 5 x 7 shrink to 3 x 3 x 6.
+convolution(
+    "conv3d",
+    lambda: nn.Conv3d(3, 5, (2, 3, 2)),
+    (2, 3, 4, 5, 7),
+    2 * 2 * 5 * (3 * 3 * 6) * 3 * (2 * 3 * 2),
+    gradients=2,
+)
+# Each filter sees 6 / 3 = 2 channels, in the forward and in both gradients.
+convolution(
+    "grouped_conv2d",
+    lambda: nn.Conv2d(6, 9, 3, padding=1, groups=3),
+    (2, 6, 5, 7),
+    2 * 2 * 9 * (5 * 7) * 2 * (3 * 3),
+    gradients=2,
+)
+# One channel for each filter.
+convolution(
+    "depthwise_conv2d",
+    lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False),
+    (2, 8, 5, 7),
+    2 * 2 * 8 * (5 * 7) * 1 * (3 * 3),
+)
+# Every one of the 6 input positions is spread over the kernel; how long the output gets does not matter.
+convolution(
+    "transposed_conv1d",
+    lambda: nn.ConvTranspose1d(3, 5, 4, stride=3, output_padding=1),
+    (2, 3, 6),
+    2 * 2 * 3 * 6 * 5 * 4,
+)
+# Each input channel reaches 6 / 2 = 3 filters.
+convolution(
+    "grouped_transposed_conv2d",
+    lambda: nn.ConvTranspose2d(4, 6, (3, 2), stride=2, padding=1, groups=2),
+    (2, 4, 5, 3),
+    2 * 2 * 4 * (5 * 3) * 3 * (3 * 2),
+    gradients=2,
+)
+convolution(
+    "transposed_conv3d",
+    lambda: nn.ConvTranspose3d(3, 4, (2, 2, 3), bias=False),
+    (2, 3, 2, 3, 5),
+    2 * 2 * 3 * (2 * 3 * 5) * 4 * (2 * 2 * 3),
+    gradients=2,
+)
+# An image alone is a batch of one: 6 - 2 = 4 rows, 7 - 2 = 5 columns.
+convolution("unbatched_conv2d", lambda: nn.Conv2d(3, 5, 3), (3, 6, 7), 2 * 1 * 5 * (4 * 5) * 3 * (3 * 3))
+# The padding is copied in beforehand: 10 + 2*2 - 4 = 10 positions come out.
+convolution(
+    "circularly_padded_conv1d",
+    lambda: nn.Conv1d(3, 5, 5, padding=2, padding_mode="circular"),
+    (2, 3, 10),
+    2 * 2 * 5 * 10 * 3 * 5,
+)
+# Channels last, no graph: the same products.
+FAMILY.add(
+    "conv2d_without_grad",
+    lambda: Example(
+        nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
+        torch.randn(2, 3, 6, 7).contiguous(memory_format=torch.channels_last),
+        step=forward_without_grad,
+    ),
+    2 * 2 * 5 * (4 * 5) * 3 * (3 * 3),
+)
 
 
 @FAMILY.network
@@ -114,87 +134,6 @@ def depthwise_separable_block() -> Network:
             depthwise + 2 * pointwise,
             by_module={"0": (depthwise, depthwise), "3": (pointwise, 2 * pointwise)},
         ),
-    )
-
-
-@FAMILY.network
-def transposed_conv1d() -> Network:
-    """Every one of the 6 input positions is spread over the kernel; how long the output gets does not matter."""
-    batch, channels, filters, length, kernel = 2, 3, 5, 6, 4
-    product = 2 * batch * channels * length * filters * kernel
-    return Network(
-        build=lambda: Example(
-            nn.ConvTranspose1d(channels, filters, kernel, stride=3, output_padding=1),
-            torch.randn(batch, channels, length),
-        ),
-        expected=Expected(product, product),
-    )
-
-
-@FAMILY.network
-def grouped_transposed_conv2d() -> Network:
-    """Each input channel reaches 6 / 2 = 3 filters."""
-    batch, channels, filters, groups = 2, 4, 6, 2
-    product = 2 * batch * channels * (5 * 3) * (filters // groups) * (3 * 2)
-    return Network(
-        build=lambda: Example(
-            nn.ConvTranspose2d(channels, filters, (3, 2), stride=2, padding=1, groups=groups),
-            torch.randn(batch, channels, 5, 3, requires_grad=True),
-        ),
-        expected=Expected(product, 2 * product),
-    )
-
-
-@FAMILY.network
-def transposed_conv3d() -> Network:
-    """The same in three dimensions."""
-    batch, channels, filters = 2, 3, 4
-    product = 2 * batch * channels * (2 * 3 * 5) * filters * (2 * 2 * 3)
-    return Network(
-        build=lambda: Example(
-            nn.ConvTranspose3d(channels, filters, (2, 2, 3), bias=False),
-            torch.randn(batch, channels, 2, 3, 5, requires_grad=True),
-        ),
-        expected=Expected(product, 2 * product),
-    )
-
-
-@FAMILY.network
-def unbatched_conv2d() -> Network:
-    """An image alone is a batch of one: 6 - 2 = 4 rows, 7 - 2 = 5 columns."""
-    channels, filters = 3, 5
-    product = 2 * 1 * filters * (4 * 5) * channels * (3 * 3)
-    return Network(
-        build=lambda: Example(nn.Conv2d(channels, filters, 3), torch.randn(channels, 6, 7)),
-        expected=Expected(product, product),
-    )
-
-
-@FAMILY.network
-def conv2d_without_grad() -> Network:
-    """Channels last, no graph: the same products."""
-    batch, channels, filters = 2, 3, 5
-    product = 2 * batch * filters * (4 * 5) * channels * (3 * 3)
-    return Network(
-        build=lambda: Example(
-            nn.Conv2d(channels, filters, 3).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
-            torch.randn(batch, channels, 6, 7).contiguous(memory_format=torch.channels_last),
-            step=forward_without_grad,
-        ),
-        expected=Expected(product),
-    )
-
-
-@FAMILY.network
-def circularly_padded_conv1d() -> Network:
-    """The padding is copied in beforehand: 10 + 2*2 - 4 = 10 positions come out."""
-    batch, channels, filters, kernel = 2, 3, 5, 5
-    product = 2 * batch * filters * 10 * channels * kernel
-    return Network(
-        build=lambda: Example(
-            nn.Conv1d(channels, filters, kernel, padding=2, padding_mode="circular"), torch.randn(batch, channels, 10)
-        ),
-        expected=Expected(product, product),
     )
 
 

@@ -10,85 +10,70 @@ from .case import Example, Expected, Family, Network, forward_in_inference_mode,
 FAMILY = Family("mlp")
 
 
-@FAMILY.network
-def linear_without_bias() -> Network:
-    """The input needs no gradient, so the backward is the weight's gradient alone."""
-    batch, inputs, outputs = 3, 5, 7
-    product = 2 * batch * inputs * outputs
-    return Network(
-        build=lambda: Example(nn.Linear(inputs, outputs, bias=False), torch.randn(batch, inputs)),
-        expected=Expected(product, product, by_module={"": (product, product)}),
-    )
+PRODUCT = 2 * 3 * 5 * 7  # 3 rows through 5 x 7
+FIRST, SECOND = PRODUCT, 2 * 3 * 7 * 11  # and through 7 x 11
 
 
-@FAMILY.network
-def linear_with_bias() -> Network:
-    """A bias is an addition: it costs nothing here."""
-    batch, inputs, outputs = 3, 5, 7
-    return Network(
-        build=lambda: Example(nn.Linear(inputs, outputs), torch.randn(batch, inputs)),
-        expected=Expected(2 * batch * inputs * outputs, 2 * batch * inputs * outputs),
-    )
+def layers(between: nn.Module) -> nn.Sequential:
+    """Two linear layers."""
+    return nn.Sequential(nn.Linear(5, 7), between, nn.Linear(7, 11))
 
 
-@FAMILY.network
-def linear_whose_input_needs_a_gradient() -> Network:
-    """Both gradients are computed: the backward is twice the forward."""
-    batch, inputs, outputs = 3, 5, 7
-    product = 2 * batch * inputs * outputs
-    return Network(
-        build=lambda: Example(nn.Linear(inputs, outputs), torch.randn(batch, inputs, requires_grad=True)),
-        expected=Expected(product, 2 * product),
-    )
-
-
-@FAMILY.network
-def linear_over_a_sequence() -> Network:
-    """Every position of every sample is a row."""
-    batch, sequence, inputs, outputs = 3, 11, 5, 7
-    product = 2 * batch * sequence * inputs * outputs
-    return Network(
-        build=lambda: Example(nn.Linear(inputs, outputs), torch.randn(batch, sequence, inputs)),
-        expected=Expected(product, product),
-    )
-
-
-@FAMILY.network
-def linear_over_one_vector() -> Network:
-    """No batch dimension is a batch of one."""
-    inputs, outputs = 5, 7
-    return Network(
-        build=lambda: Example(nn.Linear(inputs, outputs), torch.randn(inputs)),
-        expected=Expected(2 * inputs * outputs, 2 * inputs * outputs),
-    )
-
-
-@FAMILY.network
-def linear_with_one_output() -> Network:
-    """A column is still a product."""
-    batch, inputs = 3, 5
-    return Network(
-        build=lambda: Example(nn.Linear(inputs, 1), torch.randn(batch, inputs)),
-        expected=Expected(2 * batch * inputs * 1, 2 * batch * inputs * 1),
-    )
-
-
-@FAMILY.network
-def two_layers() -> Network:
-    """The first layer computes one gradient, the second both: less than twice the forward."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-    first = 2 * batch * inputs * hidden
-    second = 2 * batch * hidden * outputs
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)), torch.randn(batch, inputs)
-        ),
-        expected=Expected(
-            first + second,
-            first + 2 * second,
-            by_module={"": (first + second, first + 2 * second), "0": (first, first), "2": (second, 2 * second)},
-        ),
-    )
+# The input needs no gradient, so the backward is the weight's gradient alone.
+FAMILY.add(
+    "linear_without_bias",
+    lambda: Example(nn.Linear(5, 7, bias=False), torch.randn(3, 5)),
+    PRODUCT,
+    PRODUCT,
+    by_module={"": (PRODUCT, PRODUCT)},
+)
+# A bias is an addition: it costs nothing here.
+FAMILY.add("linear_with_bias", lambda: Example(nn.Linear(5, 7), torch.randn(3, 5)), PRODUCT, PRODUCT)
+# Both gradients are computed: the backward is twice the forward.
+FAMILY.add(
+    "linear_whose_input_needs_a_gradient",
+    lambda: Example(nn.Linear(5, 7), torch.randn(3, 5, requires_grad=True)),
+    PRODUCT,
+    2 * PRODUCT,
+)
+# Every position of every sample is a row.
+FAMILY.add(
+    "linear_over_a_sequence",
+    lambda: Example(nn.Linear(5, 7), torch.randn(3, 11, 5)),
+    2 * 3 * 11 * 5 * 7,
+    2 * 3 * 11 * 5 * 7,
+)
+# No batch dimension is a batch of one.
+FAMILY.add("linear_over_one_vector", lambda: Example(nn.Linear(5, 7), torch.randn(5)), 2 * 5 * 7, 2 * 5 * 7)
+# A column is still a product.
+FAMILY.add("linear_with_one_output", lambda: Example(nn.Linear(5, 1), torch.randn(3, 5)), 2 * 3 * 5, 2 * 3 * 5)
+# The first layer computes one gradient, the second both: less than twice the forward.
+FAMILY.add(
+    "two_layers",
+    lambda: Example(layers(nn.ReLU()), torch.randn(3, 5)),
+    FIRST + SECOND,
+    FIRST + 2 * SECOND,
+    by_module={"": (FIRST + SECOND, FIRST + 2 * SECOND), "0": (FIRST, FIRST), "2": (SECOND, 2 * SECOND)},
+)
+# No backward runs, none is counted; and the forward costs the same when no graph is recorded.
+FAMILY.add(
+    "two_layers_forward_only",
+    lambda: Example(layers(nn.Tanh()), torch.randn(3, 5), step=forward_only),
+    FIRST + SECOND,
+)
+FAMILY.add(
+    "two_layers_without_grad",
+    lambda: Example(layers(nn.Tanh()), torch.randn(3, 5), step=forward_without_grad),
+    FIRST + SECOND,
+    by_module={"2": (SECOND,)},
+)
+# In inference mode operators reach the counter in other forms; the products are the same.
+FAMILY.add(
+    "two_layers_in_inference_mode",
+    lambda: Example(layers(nn.Tanh()), torch.randn(3, 13, 5), step=forward_in_inference_mode),
+    13 * (FIRST + SECOND),
+    by_module={"0": (13 * FIRST,), "2": (13 * SECOND,)},
+)
 
 
 @FAMILY.network
@@ -132,52 +117,6 @@ def embedding_and_classifier() -> Network:
             torch.randint(vocabulary, (batch, sequence)),
         ),
         expected=Expected(classifier, 2 * classifier, by_module={"1": (classifier, 2 * classifier)}),
-    )
-
-
-@FAMILY.network
-def two_layers_forward_only() -> Network:
-    """No backward runs, none is counted."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
-            torch.randn(batch, inputs),
-            step=forward_only,
-        ),
-        expected=Expected(2 * batch * inputs * hidden + 2 * batch * hidden * outputs),
-    )
-
-
-@FAMILY.network
-def two_layers_without_grad() -> Network:
-    """The forward costs the same when no graph is recorded."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
-            torch.randn(batch, inputs),
-            step=forward_without_grad,
-        ),
-        expected=Expected(
-            2 * batch * inputs * hidden + 2 * batch * hidden * outputs, by_module={"2": (2 * batch * hidden * outputs,)}
-        ),
-    )
-
-
-@FAMILY.network
-def two_layers_in_inference_mode() -> Network:
-    """In inference mode operators reach the counter in other forms; the products are the same."""
-    batch, sequence, inputs, hidden, outputs = 3, 13, 5, 7, 11
-    first = 2 * batch * sequence * inputs * hidden
-    second = 2 * batch * sequence * hidden * outputs
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs, bias=False)),
-            torch.randn(batch, sequence, inputs),
-            step=forward_in_inference_mode,
-        ),
-        expected=Expected(first + second, by_module={"0": (first,), "2": (second,)}),
     )
 
 

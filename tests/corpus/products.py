@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,239 +27,113 @@ class Formula(nn.Module):
         return self.function(*self.factors, *inputs)
 
 
-def of_parameters(function: Callable[..., Tensor], *shapes: tuple[int, ...], forward: int, backward: int) -> Network:
-    """A formula of parameters alone, so every factor needs its gradient."""
-    return Network(
-        build=lambda: Example(Formula(function, *shapes)),
-        expected=Expected(forward, backward, by_module={"": (forward, backward)}),
-    )
+MATRIX = 2 * 3 * 5 * 7  # of 3 x 5 by 5 x 7
+LEFT, RIGHT, STACK, RIGHTS = (3, 5), (5, 7), (2, 3, 5), (2, 5, 7)
+VECTOR = 2 * 5 * 7  # of 5 x 7 by 7
 
-
-@FAMILY.network
-def matrix_times_matrix() -> Network:
-    """Written with @."""
-    rows, inner, columns = 3, 5, 7
-    product = 2 * rows * inner * columns
-    return of_parameters(lambda a, b: a @ b, (rows, inner), (inner, columns), forward=product, backward=2 * product)
-
-
-@FAMILY.network
-def addmm() -> Network:
-    """What is added, and the factors alpha and beta, cost nothing."""
-    rows, inner, columns = 3, 5, 7
-    product = 2 * rows * inner * columns
-    return of_parameters(
-        lambda a, b, c: torch.addmm(c, a, b, beta=0.5, alpha=3),
-        (rows, inner),
-        (inner, columns),
-        (columns,),
-        forward=product,
-        backward=2 * product,
-    )
-
-
-@FAMILY.network
-def bmm() -> Network:
-    """One product for each member of the batch."""
-    batch, rows, inner, columns = 2, 3, 5, 7
-    product = 2 * batch * rows * inner * columns
-    return of_parameters(
-        torch.bmm, (batch, rows, inner), (batch, inner, columns), forward=product, backward=2 * product
-    )
-
-
-@FAMILY.network
-def baddbmm() -> Network:
-    """The batched product, added to something."""
-    batch, rows, inner, columns = 2, 3, 5, 7
-    product = 2 * batch * rows * inner * columns
-    return of_parameters(
-        lambda a, b, c: torch.baddbmm(c, a, b, alpha=0.3),
-        (batch, rows, inner),
-        (batch, inner, columns),
-        (batch, rows, columns),
-        forward=product,
-        backward=2 * product,
-    )
-
-
-@FAMILY.network
-def addbmm() -> Network:
-    """Batched products added up are the same products."""
-    batch, rows, inner, columns = 2, 3, 5, 7
-    product = 2 * batch * rows * inner * columns
-    return of_parameters(
-        lambda a, b, c: torch.addbmm(c, a, b),
-        (batch, rows, inner),
-        (batch, inner, columns),
-        (rows, columns),
-        forward=product,
-        backward=2 * product,
-    )
-
-
-@FAMILY.network
-def broadcast_matmul() -> Network:
-    """A (2, 1) and a (4,) batch broadcast to 2 x 4 products, and so do the gradients before they are summed."""
-    outer, heads, rows, inner, columns = 2, 4, 3, 5, 7
-    product = 2 * outer * heads * rows * inner * columns
-    return of_parameters(
-        torch.matmul,
-        (outer, 1, rows, inner),
-        (heads, inner, columns),
-        forward=product,
-        backward=2 * product,
-    )
-
-
-@FAMILY.network
-def matrix_times_vector() -> Network:
-    """The vector's gradient is a product of the same size; the matrix's is an outer product: elementwise, so free."""
-    rows, inner = 5, 7
-    product = 2 * rows * inner
-    return of_parameters(lambda a, v: a @ v, (rows, inner), (inner,), forward=product, backward=product)
-
-
-@FAMILY.network
-def addmv() -> Network:
-    """A matrix-vector product, added to a vector."""
-    rows, inner = 5, 7
-    product = 2 * rows * inner
-    return of_parameters(
-        lambda a, v, c: torch.addmv(c, a, v), (rows, inner), (inner,), (rows,), forward=product, backward=product
-    )
-
-
-@FAMILY.network
-def stack_of_matrices_times_vector() -> Network:
-    """A batch of matrices against one vector folds into one matrix-vector product."""
-    batch, rows, inner = 3, 5, 7
-    product = 2 * batch * rows * inner
-    return of_parameters(torch.matmul, (batch, rows, inner), (inner,), forward=product, backward=product)
-
-
-@FAMILY.network
-def dot_product() -> Network:
-    """One multiply-add for each element; each gradient is a scaled vector, elementwise."""
-    elements = 13
-    return of_parameters(torch.dot, (elements,), (elements,), forward=2 * elements, backward=0)
-
-
-@FAMILY.network
-def addr() -> Network:
-    """A rank-one update is a multiply-add for each element of the matrix; its gradients are matrix-vector products."""
-    rows, columns = 5, 7
-    update = 2 * rows * columns
-    return of_parameters(
-        lambda u, v, c: torch.addr(c, u, v),
-        (rows,),
-        (columns,),
-        (rows, columns),
-        forward=update,
-        backward=2 * update,
-    )
-
-
-@FAMILY.network
-def outer_product() -> Network:
-    """A product for each element of the matrix and nothing added: elementwise, forward and backward."""
-    return of_parameters(torch.outer, (5,), (7,), forward=0, backward=0)
-
-
-@FAMILY.network
-def functional_linear() -> Network:
-    """No module stands for the product, so it belongs to the one that called it."""
-    batch, inputs, outputs = 3, 5, 7
-    product = 2 * batch * inputs * outputs
-    return Network(
-        build=lambda: Example(
-            Formula(lambda w, x: nn.functional.linear(x, w), (outputs, inputs)),
-            torch.randn(batch, inputs, requires_grad=True),
-        ),
-        expected=Expected(product, 2 * product, by_module={"": (product, 2 * product)}),
-    )
-
-
-@FAMILY.network
-def einsum_of_matrices() -> Network:
-    """The output's letters are implied: "ij,jk" is "ij,jk->ik"."""
-    rows, inner, columns = 3, 5, 7
-    product = 2 * rows * inner * columns
-    return of_parameters(
-        lambda a, b: torch.einsum("ij,jk", a, b), (rows, inner), (inner, columns), forward=product, backward=2 * product
-    )
-
-
-@FAMILY.network
-def einsum_with_ellipsis() -> Network:
-    """The dots stand for the batch."""
-    outer, batch, rows, inner, columns = 2, 4, 3, 5, 7
-    product = 2 * outer * batch * rows * inner * columns
-    return of_parameters(
-        lambda a, b: torch.einsum("...ij,...jk->...ik", a, b),
-        (outer, batch, rows, inner),
-        (outer, batch, inner, columns),
-        forward=product,
-        backward=2 * product,
-    )
-
-
-@FAMILY.network
-def einsum_in_sublist_form() -> Network:
-    """Operands followed by lists of axes; the second factor is transposed."""
-    batch, rows, inner, columns = 2, 3, 5, 7
-    product = 2 * batch * rows * inner * columns
-    return of_parameters(
+OF_PARAMETERS: tuple[tuple[str, Callable[..., Tensor], tuple[tuple[int, ...], ...], int, int], ...] = (
+    ("matrix_times_matrix", lambda a, b: a @ b, (LEFT, RIGHT), MATRIX, 2 * MATRIX),
+    # What is added, and the factors alpha and beta, cost nothing.
+    ("addmm", lambda a, b, c: torch.addmm(c, a, b, beta=0.5, alpha=3), (LEFT, RIGHT, (7,)), MATRIX, 2 * MATRIX),
+    # The output's letters are implied: "ij,jk" is "ij,jk->ik".
+    ("einsum_of_matrices", lambda a, b: torch.einsum("ij,jk", a, b), (LEFT, RIGHT), MATRIX, 2 * MATRIX),
+    ("bmm", torch.bmm, (STACK, RIGHTS), 2 * MATRIX, 4 * MATRIX),
+    ("baddbmm", lambda a, b, c: torch.baddbmm(c, a, b, alpha=0.3), (STACK, RIGHTS, (2, 3, 7)), 2 * MATRIX, 4 * MATRIX),
+    # Batched products added up are the same products.
+    ("addbmm", lambda a, b, c: torch.addbmm(c, a, b), (STACK, RIGHTS, (3, 7)), 2 * MATRIX, 4 * MATRIX),
+    # Operands followed by lists of axes; the second factor is transposed.
+    (
+        "einsum_in_sublist_form",
         lambda a, b: torch.einsum(a, [0, 1, 2], b, [0, 3, 2], [0, 1, 3]),
-        (batch, rows, inner),
-        (batch, columns, inner),
-        forward=product,
-        backward=2 * product,
-    )
-
-
-@FAMILY.network
-def einsum_splitting_heads() -> Network:
-    """A projection straight into heads: "bsh,hnd->bsnd" contracts over the hidden axis."""
-    batch, sequence, hidden, heads, head_dim = 2, 11, 13, 3, 5
-    product = 2 * batch * sequence * hidden * heads * head_dim
-    return Network(
-        build=lambda: Example(
-            Formula(lambda w, x: torch.einsum("bsh,hnd->bsnd", x, w), (hidden, heads, head_dim)),
-            torch.randn(batch, sequence, hidden),
-        ),
-        expected=Expected(product, product),
-    )
-
-
-@FAMILY.network
-def tensordot_over_two_axes() -> Network:
-    """Contracts two axes at once."""
-    rows, first, second, columns = 3, 5, 7, 11
-    product = 2 * rows * (first * second) * columns
-    return of_parameters(
+        (STACK, (2, 7, 5)),
+        2 * MATRIX,
+        4 * MATRIX,
+    ),
+    # A (2, 1) and a (4,) batch broadcast to 2 x 4 products, and so do the gradients before they are summed.
+    ("broadcast_matmul", torch.matmul, ((2, 1, 3, 5), (4, 5, 7)), 8 * MATRIX, 16 * MATRIX),
+    (
+        "einsum_with_ellipsis",
+        lambda a, b: torch.einsum("...ij,...jk->...ik", a, b),
+        ((2, 4, 3, 5), (2, 4, 5, 7)),
+        8 * MATRIX,
+        16 * MATRIX,
+    ),
+    # The vector's gradient is a product of the same size; the matrix's is an outer product: elementwise, so free.
+    ("matrix_times_vector", lambda a, v: a @ v, ((5, 7), (7,)), VECTOR, VECTOR),
+    ("addmv", lambda a, v, c: torch.addmv(c, a, v), ((5, 7), (7,), (5,)), VECTOR, VECTOR),
+    # A batch of matrices against one vector folds into one matrix-vector product.
+    ("stack_of_matrices_times_vector", torch.matmul, ((3, 5, 7), (7,)), 3 * VECTOR, 3 * VECTOR),
+    # One multiply-add for each element; each gradient is a scaled vector, elementwise.
+    ("dot_product", torch.dot, ((13,), (13,)), 2 * 13, 0),
+    # A rank-one update is a multiply-add for each element of the matrix; its gradients are matrix-vector products.
+    ("addr", lambda u, v, c: torch.addr(c, u, v), ((5,), (7,), (5, 7)), VECTOR, 2 * VECTOR),
+    # A product for each element of the matrix and nothing added: elementwise, forward and backward.
+    ("outer_product", torch.outer, ((5,), (7,)), 0, 0),
+    # Contracts two axes at once.
+    (
+        "tensordot_over_two_axes",
         lambda a, b: torch.tensordot(a, b, dims=2),
-        (rows, first, second),
-        (first, second, columns),
-        forward=product,
-        backward=2 * product,
-    )
-
-
-@FAMILY.network
-def multi_dot_in_the_cheaper_order() -> Network:
-    """(AB)C costs 3*20*4 + 3*4*17 multiply-adds, A(BC) would cost 20*4*17 + 3*20*17: torch takes the first."""
-    rows, wide, narrow, columns = 3, 20, 4, 17
-    left = 2 * rows * wide * narrow
-    right = 2 * rows * narrow * columns
-    return of_parameters(
+        ((3, 5, 7), (5, 7, 11)),
+        2 * 3 * (5 * 7) * 11,
+        4 * 3 * (5 * 7) * 11,
+    ),
+    # (AB)C costs 3*20*4 + 3*4*17 multiply-adds, A(BC) would cost 20*4*17 + 3*20*17: torch takes the first.
+    (
+        "multi_dot_in_the_cheaper_order",
         lambda a, b, c: torch.linalg.multi_dot((a, b, c)),
-        (rows, wide),
-        (wide, narrow),
-        (narrow, columns),
-        forward=left + right,
-        backward=2 * (left + right),
+        ((3, 20), (20, 4), (4, 17)),
+        2 * (3 * 20 * 4 + 3 * 4 * 17),
+        4 * (3 * 20 * 4 + 3 * 4 * 17),
+    ),
+)
+"""Formulas of parameters alone, so every factor needs its gradient: name, function, shapes, forward, backward."""
+
+for _name, _function, _shapes, _forward, _backward in OF_PARAMETERS:
+    FAMILY.add(
+        _name,
+        partial(lambda function, shapes: Example(Formula(function, *shapes)), _function, _shapes),
+        _forward,
+        _backward,
+        by_module={"": (_forward, _backward)},
     )
+# No module stands for the product, so it belongs to the one that called it.
+FAMILY.add(
+    "functional_linear",
+    lambda: Example(Formula(lambda w, x: nn.functional.linear(x, w), (7, 5)), torch.randn(3, 5, requires_grad=True)),
+    MATRIX,
+    2 * MATRIX,
+    by_module={"": (MATRIX, 2 * MATRIX)},
+)
+# A projection straight into 3 heads of 5: "bsh,hnd->bsnd" contracts over the hidden axis of 13.
+FAMILY.add(
+    "einsum_splitting_heads",
+    lambda: Example(Formula(lambda w, x: torch.einsum("bsh,hnd->bsnd", x, w), (13, 3, 5)), torch.randn(2, 11, 13)),
+    2 * 2 * 11 * 13 * 3 * 5,
+    2 * 2 * 11 * 13 * 3 * 5,
+)
+# Eight-bit integers multiply and add like any other numbers.
+FAMILY.add(
+    "integer_matrix_product",
+    lambda: Example(
+        Formula(lambda x, w: torch._int_mm(x, w)),
+        torch.randint(-9, 9, (3, 8), dtype=torch.int8),
+        torch.randint(-9, 9, (8, 16), dtype=torch.int8),
+        step=forward_without_grad,
+    ),
+    2 * 3 * 8 * 16,
+)
+# Weights stored in eight bits, a scale for each output: a product like any other.
+FAMILY.add(
+    "packed_eight_bit_weight",
+    lambda: Example(
+        Formula(lambda x, weight, scales: torch._weight_int8pack_mm(x, weight, scales)),
+        torch.randn(3, 32, dtype=torch.bfloat16),
+        torch.randint(-9, 9, (16, 32), dtype=torch.int8),
+        torch.ones(16, dtype=torch.bfloat16),
+        step=forward_without_grad,
+    ),
+    2 * 3 * 32 * 16,
+)
 
 
 @FAMILY.network
@@ -289,44 +164,4 @@ def sparse_adjacency_times_features() -> Network:
         expected=Expected(
             projection + propagation, projection + propagation, by_module={"lin": (projection, projection)}
         ),
-    )
-
-
-@FAMILY.network
-def integer_matrix_product() -> Network:
-    """Eight-bit integers multiply and add like any other numbers."""
-    rows, inner, columns = 3, 8, 16
-
-    def product(x: Tensor, w: Tensor) -> Tensor:
-        return torch._int_mm(x, w)
-
-    return Network(
-        build=lambda: Example(
-            Formula(product),
-            torch.randint(-9, 9, (rows, inner), dtype=torch.int8),
-            torch.randint(-9, 9, (inner, columns), dtype=torch.int8),
-            step=forward_without_grad,
-        ),
-        expected=Expected(2 * rows * inner * columns),
-    )
-
-
-@FAMILY.network
-def packed_eight_bit_weight() -> Network:
-    """Weights stored in eight bits, a scale for each output: a product like any other."""
-    rows, inner, columns = 3, 32, 16
-
-    class Packed(nn.Module):
-        def forward(self, x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-            return torch._weight_int8pack_mm(x, weight, scales)
-
-    return Network(
-        build=lambda: Example(
-            Packed(),
-            torch.randn(rows, inner, dtype=torch.bfloat16),
-            torch.randint(-9, 9, (columns, inner), dtype=torch.int8),
-            torch.ones(columns, dtype=torch.bfloat16),
-            step=forward_without_grad,
-        ),
-        expected=Expected(2 * rows * inner * columns),
     )

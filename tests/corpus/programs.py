@@ -347,13 +347,7 @@ def as_scripted_block(script: Callable[[nn.Module, Tensor], Any]) -> Network:
     )
 
 
-@FAMILY.network
-def scripted_block() -> Network:
-    """Compiled from its source."""
-    return as_scripted_block(lambda block, x: torch.jit.script(block))
-
-
-@FAMILY.network
-def traced_block() -> Network:
-    """Recorded from one run."""
-    return as_scripted_block(lambda block, x: torch.jit.trace(block, x))  # type: ignore[no-untyped-call]
+# Compiled from its source.
+FAMILY.put("scripted_block", as_scripted_block(lambda block, x: torch.jit.script(block)))
+# Recorded from one run.
+FAMILY.put("traced_block", as_scripted_block(lambda block, x: torch.jit.trace(block, x)))  # type: ignore[no-untyped-call]

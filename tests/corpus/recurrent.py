@@ -233,19 +233,9 @@ def unrolled(cell_type: type[nn.Module], gates: int) -> Network:
     )
 
 
-@FAMILY.network
-def lstm_cell_in_a_loop() -> Network:
-    """Four gates."""
-    return unrolled(nn.LSTMCell, 4)
-
-
-@FAMILY.network
-def gru_cell_in_a_loop() -> Network:
-    """Three gates."""
-    return unrolled(nn.GRUCell, 3)
-
-
-@FAMILY.network
-def rnn_cell_in_a_loop() -> Network:
-    """One gate."""
-    return unrolled(nn.RNNCell, 1)
+# Four gates.
+FAMILY.put("lstm_cell_in_a_loop", unrolled(nn.LSTMCell, 4))
+# Three gates.
+FAMILY.put("gru_cell_in_a_loop", unrolled(nn.GRUCell, 3))
+# One gate.
+FAMILY.put("rnn_cell_in_a_loop", unrolled(nn.RNNCell, 1))

@@ -87,34 +87,24 @@ def repeated_block(
     )
 
 
-@FAMILY.network
-def index_in_a_reentrant_checkpoint() -> Network:
-    """The node that runs the block again is the checkpoint's own."""
-    return repeated_block(partial(checkpoint, use_reentrant=True))
-
-
-@FAMILY.network
-def index_in_a_checkpoint() -> Network:
-    """A saved tensor that is asked for runs the block again, inside some node of the block's."""
-    return repeated_block(partial(checkpoint, use_reentrant=False))
-
-
-@FAMILY.network
-def index_in_a_reentrant_checkpoint_of_a_function() -> Network:
-    """What is checkpointed is no module."""
-    return repeated_block(partial(checkpoint, use_reentrant=True), as_module=False)
-
-
-@FAMILY.network
-def index_in_a_checkpoint_of_a_function() -> Network:
-    """What is checkpointed is no module."""
-    return repeated_block(partial(checkpoint, use_reentrant=False), as_module=False)
-
-
-@FAMILY.network
-def index_in_a_checkpoint_without_determinism_check() -> Network:
-    """Nothing compares what was repeated with what was saved."""
-    return repeated_block(partial(checkpoint, use_reentrant=False, determinism_check="none", preserve_rng_state=False))
+# The node that runs the block again is the checkpoint's own.
+FAMILY.put("index_in_a_reentrant_checkpoint", repeated_block(partial(checkpoint, use_reentrant=True)))
+# A saved tensor that is asked for runs the block again, inside some node of the block's.
+FAMILY.put("index_in_a_checkpoint", repeated_block(partial(checkpoint, use_reentrant=False)))
+# What is checkpointed is no module.
+FAMILY.put(
+    "index_in_a_reentrant_checkpoint_of_a_function",
+    repeated_block(partial(checkpoint, use_reentrant=True), as_module=False),
+)
+# What is checkpointed is no module.
+FAMILY.put(
+    "index_in_a_checkpoint_of_a_function", repeated_block(partial(checkpoint, use_reentrant=False), as_module=False)
+)
+# Nothing compares what was repeated with what was saved.
+FAMILY.put(
+    "index_in_a_checkpoint_without_determinism_check",
+    repeated_block(partial(checkpoint, use_reentrant=False, determinism_check="none", preserve_rng_state=False)),
+)
 
 
 @FAMILY.network
@@ -214,22 +204,12 @@ class OwnCheckpointByMode(OwnCheckpoint):
         return None, x.grad
 
 
-@FAMILY.network
-def index_in_a_checkpoint_of_the_users() -> Network:
-    """Nothing but the grad mode tells what is repeated."""
-    return repeated_block(OwnCheckpoint.apply)
-
-
-@FAMILY.network
-def index_in_a_checkpoint_of_the_users_of_a_function() -> Network:
-    """Nor is a module called."""
-    return repeated_block(OwnCheckpoint.apply, as_module=False)
-
-
-@FAMILY.network
-def index_in_a_checkpoint_that_differentiates_on_the_spot() -> Network:
-    """Gradients taken inside the block in which grad is enabled are not repeated ones: they are taken here alone."""
-    return repeated_block(OwnCheckpointByMode.apply)
+# Nothing but the grad mode tells what is repeated.
+FAMILY.put("index_in_a_checkpoint_of_the_users", repeated_block(OwnCheckpoint.apply))
+# Nor is a module called.
+FAMILY.put("index_in_a_checkpoint_of_the_users_of_a_function", repeated_block(OwnCheckpoint.apply, as_module=False))
+# Gradients taken inside the block in which grad is enabled are not repeated ones: they are taken here alone.
+FAMILY.put("index_in_a_checkpoint_that_differentiates_on_the_spot", repeated_block(OwnCheckpointByMode.apply))
 
 
 def nested_block(*, outer: bool, inner: bool) -> Network:
@@ -252,28 +232,14 @@ def nested_block(*, outer: bool, inner: bool) -> Network:
     )
 
 
-@FAMILY.network
-def index_in_reentrant_in_reentrant() -> Network:
-    """Each of the two nodes runs it."""
-    return nested_block(outer=True, inner=True)
-
-
-@FAMILY.network
-def index_in_reentrant_in_other() -> Network:
-    """The outer repetition goes as far as the sigmoid behind the inner checkpoint."""
-    return nested_block(outer=False, inner=True)
-
-
-@FAMILY.network
-def index_in_other_in_reentrant() -> Network:
-    """The inner one runs in the outer one's own backward."""
-    return nested_block(outer=True, inner=False)
-
-
-@FAMILY.network
-def index_in_other_in_other() -> Network:
-    """Both are asked for by saved tensors."""
-    return nested_block(outer=False, inner=False)
+# Each of the two nodes runs it.
+FAMILY.put("index_in_reentrant_in_reentrant", nested_block(outer=True, inner=True))
+# The outer repetition goes as far as the sigmoid behind the inner checkpoint.
+FAMILY.put("index_in_reentrant_in_other", nested_block(outer=False, inner=True))
+# The inner one runs in the outer one's own backward.
+FAMILY.put("index_in_other_in_reentrant", nested_block(outer=True, inner=False))
+# Both are asked for by saved tensors.
+FAMILY.put("index_in_other_in_other", nested_block(outer=False, inner=False))
 
 
 @FAMILY.network

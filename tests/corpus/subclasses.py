@@ -100,13 +100,7 @@ def quantized(multiply: Callable[[Tensor, Int8Weight], Tensor]) -> Network:
     )
 
 
-@FAMILY.network
-def weight_of_integers() -> Network:
-    """The integers are turned into floats, and those multiply."""
-    return quantized(in_floats)
-
-
-@FAMILY.network
-def product_of_integers() -> Network:
-    """The product itself runs on integers."""
-    return quantized(in_integers)
+# The integers are turned into floats, and those multiply.
+FAMILY.put("weight_of_integers", quantized(in_floats))
+# The product itself runs on integers.
+FAMILY.put("product_of_integers", quantized(in_integers))

@@ -61,16 +61,10 @@ def gpt2(attention: str) -> Network:
     )
 
 
-@FAMILY.network
-def gpt2_with_eager_attention() -> Network:
-    """Separate products compute the masked scores too."""
-    return gpt2("eager")
-
-
-@FAMILY.network
-def gpt2_with_fused_attention() -> Network:
-    """Without padding the causal mask is a flag, and the kernel skips."""
-    return gpt2("sdpa")
+# Separate products compute the masked scores too.
+FAMILY.put("gpt2_with_eager_attention", gpt2("eager"))
+# Without padding the causal mask is a flag, and the kernel skips.
+FAMILY.put("gpt2_with_fused_attention", gpt2("sdpa"))
 
 
 class Llama:
@@ -303,22 +297,12 @@ def mixtral(experts: str) -> Network:
     )
 
 
-@FAMILY.network
-def mixtral_with_a_loop_over_experts() -> Network:
-    """One product after the other."""
-    return mixtral("eager")
-
-
-@FAMILY.network
-def mixtral_with_batched_experts() -> Network:
-    """One batched product, the weights gathered for every row."""
-    return mixtral("batched_mm")
-
-
-@FAMILY.network
-def mixtral_with_grouped_experts() -> Network:
-    """One grouped product, rows sorted by expert: the library's default."""
-    return mixtral("grouped_mm")
+# One product after the other.
+FAMILY.put("mixtral_with_a_loop_over_experts", mixtral("eager"))
+# One batched product, the weights gathered for every row.
+FAMILY.put("mixtral_with_batched_experts", mixtral("batched_mm"))
+# One grouped product, rows sorted by expert: the library's default.
+FAMILY.put("mixtral_with_grouped_experts", mixtral("grouped_mm"))
 
 
 @FAMILY.network

@@ -67,16 +67,10 @@ def bert(attention: str) -> Network:
     )
 
 
-@FAMILY.network
-def bert_with_eager_attention() -> Network:
-    """Separate products."""
-    return bert("eager")
-
-
-@FAMILY.network
-def bert_with_fused_attention() -> Network:
-    """One kernel, bidirectional: nothing is skipped."""
-    return bert("sdpa")
+# Separate products.
+FAMILY.put("bert_with_eager_attention", bert("eager"))
+# One kernel, bidirectional: nothing is skipped.
+FAMILY.put("bert_with_fused_attention", bert("sdpa"))
 
 
 @FAMILY.network

@@ -85,10 +85,8 @@ def one_rank_mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (1,))
 
 
-@FAMILY.network
-def distributed_data_parallel() -> Network:
-    """DDP calls the network "module"."""
-    return on_one_rank(nn.parallel.DistributedDataParallel)
+# DDP calls the network "module".
+FAMILY.put("distributed_data_parallel", on_one_rank(nn.parallel.DistributedDataParallel))
 
 
 @FAMILY.network
@@ -127,10 +125,11 @@ def tensor_parallel() -> Network:
     return on_one_rank(wrap)
 
 
-@FAMILY.network
-def distributed_data_parallel_over_a_static_graph() -> Network:
-    """The first step of a static graph runs its reduction after the backward."""
-    return on_one_rank(lambda model: nn.parallel.DistributedDataParallel(model, static_graph=True))
+# The first step of a static graph runs its reduction after the backward.
+FAMILY.put(
+    "distributed_data_parallel_over_a_static_graph",
+    on_one_rank(lambda model: nn.parallel.DistributedDataParallel(model, static_graph=True)),
+)
 
 
 @FAMILY.network
@@ -165,10 +164,8 @@ def fully_sharded_and_compiled() -> Network:
     return on_one_rank(wrap)
 
 
-@FAMILY.network
-def data_parallel() -> Network:
-    """Without a GPU DataParallel only calls the network, which it calls "module"."""
-    return wrapped_by(nn.DataParallel)
+# Without a GPU DataParallel only calls the network, which it calls "module".
+FAMILY.put("data_parallel", wrapped_by(nn.DataParallel))
 
 
 @FAMILY.network

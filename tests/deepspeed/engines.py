@@ -108,6 +108,27 @@ def profile_of(engine: Any, handle: Handle | None = None) -> Profile:
     return handle.profile
 
 
+def profiled(
+    micro_steps: int,
+    loss_of: Callable[[Any, Tensor], Tensor] = lambda engine, batch: engine(batch).square().sum(),
+    *,
+    model: nn.Module | None = None,
+    **settings: Any,
+) -> tuple[Any, Profile]:
+    """An engine with an enabled block that has trained, and its profile."""
+
+    def step(engine: Any, batch: Tensor) -> Tensor:
+        loss = loss_of(engine, batch)
+        engine.backward(loss)
+        engine.step()
+        return loss
+
+    with installed():
+        engine = engine_of(config(**settings), model)
+        train(engine, micro_steps, step=step)
+        return engine, profile_of(engine)
+
+
 def flops_of(profile: Profile) -> tuple[int, int]:
     """Forward and backward."""
     return profile.flops.forward, profile.flops.backward

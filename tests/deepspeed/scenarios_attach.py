@@ -40,6 +40,7 @@ from tests.deepspeed.engines import (
     left_on,
     logged,
     profile_of,
+    profiled,
     train,
 )
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD
@@ -276,10 +277,7 @@ def monitors_of_deepspeeds_get_scalars_and_text_at_global_samples() -> None:
 
 @scenario()
 def a_folder_of_ours_serves_where_no_monitor_is_on() -> None:
-    with installed():
-        engine = engine_of(config(block={**BLOCK, "tensorboard_dir": "board"}))
-        train(engine, STEPS)
-        profile_of(engine)
+    profiled(STEPS, block={**BLOCK, "tensorboard_dir": "board"})
     events = EventAccumulator("board").Reload()
     assert [event.value for event in events.Scalars("flops_profiler/fwd_flops")] == [FORWARD]
     assert "flops_profiler/profile/text_summary" in events.Tags()["tensors"]
@@ -303,24 +301,13 @@ def a_monitor_that_fails_costs_one_warning() -> None:
 
 @scenario()
 def one_report_is_printed_whatever_the_accumulation_as_deep_as_it_is_asked_for() -> None:
-    with installed(), contextlib.redirect_stdout(io.StringIO()) as output:
-        engine = engine_of(config(accumulate=4, block={**BLOCK, "module_depth": 0}))
-        train(engine, 4 * STEPS)
-        profile_of(engine)
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        engine, _ = profiled(4 * STEPS, accumulate=4, block={**BLOCK, "module_depth": 0})
     printed = output.getvalue()
     assert printed.count("Profile Summary at step") == 1 and engine.global_steps == 8
     assert "Profile Summary at step 2:" in printed and "came out at step 7. Counted: step 2." in printed
     assert f"{'micro-steps of a global step:':<70}  4\n" in printed
     assert "depth 0" in printed and "depth 1" not in printed and "(first)" not in printed
-
-
-@scenario()
-def a_batch_unlike_the_configs_is_counted_as_it_is() -> None:
-    with installed():
-        engine = engine_of({**config(), "train_micro_batch_size_per_gpu": 16})
-        train(engine, STEPS)
-        profile = profile_of(engine)
-    assert (profile.samples, profile.context.micro_batch_size) == (2, 2)
 
 
 _kept: list[Any] = []

@@ -30,6 +30,7 @@ from tests.deepspeed.engines import (
     left_on,
     logged,
     profile_of,
+    profiled,
     train,
 )
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD, FORWARD_BY_MODULE
@@ -60,16 +61,7 @@ def a_backward_called_on_the_loss_is_the_steps(stage: int) -> None:
 
 @scenario()
 def two_forwards_with_one_backward_are_one_micro_step() -> None:
-    def step(engine: Any, batch: Tensor) -> Tensor:
-        loss: Tensor = (engine(batch) * engine(batch + 1)).sum()
-        engine.backward(loss)
-        engine.step()
-        return loss
-
-    with installed():
-        engine = engine_of(config())
-        train(engine, STEPS, step=step)
-        profile = profile_of(engine)
+    _, profile = profiled(STEPS, lambda engine, batch: (engine(batch) * engine(batch + 1)).sum())
     assert flops_of(profile) == (2 * FORWARD, 2 * BACKWARD)
     assert (profile.micro_steps, profile.samples) == (1, 2)
 
@@ -88,10 +80,7 @@ class CallsItself(nn.Module):
 
 @scenario()
 def a_root_that_calls_itself_is_counted_once() -> None:
-    with installed():
-        engine = engine_of(config(stage=1), CallsItself())
-        train(engine, STEPS)
-        profile = profile_of(engine)
+    _, profile = profiled(STEPS, stage=1, model=CallsItself())
     assert flops_of(profile) == (FORWARD, BACKWARD)
     totals = {module.name: module.total.forward for module in profile.modules}
     assert totals == {"": FORWARD, **{f"net{'.' if name else ''}{name}": it for name, it in FORWARD_BY_MODULE.items()}}
@@ -124,10 +113,9 @@ def micro_steps_are_seen_without_a_call_of_step_for_each(how: str) -> None:
 @scenario(1, 2)
 def a_step_whose_update_loss_scaling_skipped_is_a_step(stage: int) -> None:
     accelerator = get_accelerator()
-    with installed(), patch.object(accelerator, "is_fp16_supported", lambda: True):  # slow on a CPU, and right
-        engine = engine_of(config(stage=stage, fp16={"enabled": True, "initial_scale_power": 40, "hysteresis": 1}))
-        train(engine, STEPS, step=_plain_step)
-        profile = profile_of(engine)
+    with patch.object(accelerator, "is_fp16_supported", lambda: True):  # slow on a CPU, and right
+        fp16 = {"enabled": True, "initial_scale_power": 40, "hysteresis": 1}
+        engine, profile = profiled(STEPS, stage=stage, fp16=fp16)
     assert (engine.global_steps, engine.skipped_steps) == (8, 8)  # gradients are infinite in every one
     assert (profile.counted_steps, profile.timed_steps) == ((2,), (5, 6))
     assert flops_of(profile) == (FORWARD, BACKWARD)
@@ -145,21 +133,16 @@ def _plain_step(engine: Any, batch: Tensor) -> Tensor:
 def a_teacher_and_a_forward_without_gradients_belong_to_the_step() -> None:
     teacher, spent = nn.Linear(8, 4).eval(), 2 * 2 * 8 * 4
 
-    def step(engine: Any, batch: Tensor) -> Tensor:
+    def loss_of(engine: Any, batch: Tensor) -> Tensor:
         with torch.no_grad():
             wanted = teacher(batch)
         out = engine(batch)
         with torch.no_grad():
             out_before = engine(batch)
         loss: Tensor = (out - wanted).square().sum() + out_before.sum()
-        engine.backward(loss)
-        engine.step()
         return loss
 
-    with installed():
-        engine = engine_of(config())
-        train(engine, STEPS, step=step)
-        profile = profile_of(engine)
+    _, profile = profiled(STEPS, loss_of)
     assert flops_of(profile) == (2 * FORWARD + spent, BACKWARD)
     assert (profile.flops.without_backward, profile.outside.forward) == (FORWARD + spent, spent)
     # The teacher runs before the engine's forward, where its time is not separate from what else the loop does.
@@ -169,18 +152,12 @@ def a_teacher_and_a_forward_without_gradients_belong_to_the_step() -> None:
 
 @scenario()
 def the_loss_between_forward_and_backward_is_forward() -> None:
-    def step(engine: Any, batch: Tensor) -> Tensor:
-        out = engine(batch)
-        loss: Tensor = (out @ out.T).square().sum()
-        engine.backward(loss)
-        engine.step()
-        return loss
+    def loss_of(engine: Any, batch: Tensor) -> Tensor:
+        out: Tensor = engine(batch)
+        return (out @ out.T).square().sum()
 
     product = 2 * 2 * 2 * 4
-    with installed():
-        engine = engine_of(config())
-        train(engine, STEPS, step=step)
-        profile = profile_of(engine)
+    _, profile = profiled(STEPS, loss_of)
     assert flops_of(profile) == (FORWARD + product, BACKWARD + 2 * product)
     assert profile.timing is not None and profile.timing.forward_sec is not None
 
@@ -241,11 +218,11 @@ def a_step_holds_what_another_engine_does_in_it() -> None:
 
 @scenario()
 def step_0_can_be_counted_also_in_evaluation_mode() -> None:
-    with installed():
-        engine = engine_of(config(accumulate=2, block={**BLOCK, "profile_step": 0}))
+    def in_evaluation_mode(engine: Any, batch: Tensor) -> Tensor:
         engine.eval()
-        train(engine, 2 * STEPS)
-        profile = profile_of(engine)
+        return engine(batch).square().sum()  # type: ignore[no-any-return]
+
+    _, profile = profiled(2 * STEPS, in_evaluation_mode, accumulate=2, block={**BLOCK, "profile_step": 0})
     assert (profile.counted_steps, flops_of(profile)) == ((0,), (2 * FORWARD, 2 * BACKWARD))
     assert profile.timing is not None and not profile.timing.excluded_sec
 

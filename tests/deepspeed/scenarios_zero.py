@@ -5,7 +5,7 @@ from __future__ import annotations
 import deepspeed
 import torch
 
-from tests.deepspeed.engines import Net, config, engine_of, flops_of, installed, profile_of, train, weights
+from tests.deepspeed.engines import Net, config, engine_of, flops_of, installed, profile_of, profiled, train, weights
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD, FORWARD_BY_MODULE, PARAMS
 from tests.deepspeed.launching import OLD
 from tests.deepspeed.scenario import SCENARIOS, scenario
@@ -63,10 +63,7 @@ def training_does_not_notice_and_every_rank_counts_all_micro_steps(stage_and_acc
 
 @scenario(0, 1, 3)
 def bfloat16_counts_the_same_in_its_own_dtype(stage: int) -> None:
-    with installed():
-        engine = engine_of({**config(stage=stage), "bf16": {"enabled": True}})
-        train(engine, STEPS)
-        profile = profile_of(engine)
+    _, profile = profiled(STEPS, stage=stage, bf16={"enabled": True})
     assert flops_of(profile) == (FORWARD, BACKWARD)
     assert ([one.dtype for one in profile.dtypes], profile.context.precision) == (["bfloat16"], "bf16")
     assert profile.memory is not None

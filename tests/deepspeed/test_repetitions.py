@@ -32,17 +32,6 @@ class Block(nn.Module):
         return torch.sigmoid(self.last(x * kept))
 
 
-class Steep(Block):
-    """The same times its own slope, for which the forward takes a gradient of a product."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """One product more, whose two gradients are taken here and now."""
-        with torch.enable_grad():
-            leaf = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad((leaf @ self.index.weight.detach()).sum(), leaf)
-        return super().forward(x) * slope
-
-
 @pytest.mark.parametrize("kind", [checkpointing.checkpoint, checkpointing.non_reentrant_checkpoint])
 @pytest.mark.parametrize("as_module", [True, False])
 def test_a_layer_without_grad_is_repeated_like_the_others(kind: Callable[..., Any], as_module: bool) -> None:
@@ -53,12 +42,3 @@ def test_a_layer_without_grad_is_repeated_like_the_others(kind: Callable[..., An
     assert counts.total == PhaseFlops(forward=3 * LAYER, backward=2 * 2 * LAYER, recompute=3 * LAYER)
     if as_module:
         assert counts.by_module()["index"] == PhaseFlops(forward=LAYER, recompute=LAYER)
-
-
-def test_a_gradient_inside_of_what_is_repeated_is_repeated_too() -> None:
-    """Of the product and its gradient, the one the forward's and the other the backward's, both are repeated."""
-    block = Steep()
-    x = torch.randn(ROWS, WIDTH, requires_grad=True)
-    with count_flops(block) as counts:
-        checkpointing.checkpoint(block, x).sum().backward()
-    assert counts.total == PhaseFlops(forward=4 * LAYER, backward=LAYER + 4 * LAYER, recompute=5 * LAYER)

@@ -9,16 +9,13 @@ import pytest
 from lightning_flops.instrument.timing.clocks import WallClock
 from tests.fake_clock import FakeNow
 from tests.idle_machine import untold
-from tests.lightning.nets import ROOTS, new_trainer
+from tests.lightning.nets import ROOT, new_trainer
 
 
-@pytest.fixture(params=[ROOTS[0], pytest.param(ROOTS[1], marks=pytest.mark.slow)])
-def root(request: pytest.FixtureRequest) -> str:
-    """Both import roots, one after the other: the same Trainer under two names.
-
-    The second one is slow; files that hold a claim about it have a fixture of their own.
-    """
-    return str(request.param)
+@pytest.fixture
+def root() -> str:
+    """The import root; files that ask it of both have a fixture of their own."""
+    return ROOT
 
 
 @pytest.fixture

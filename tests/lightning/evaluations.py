@@ -14,9 +14,9 @@ from tests.lightning.nets import new_net
 LOOPS = ("predict", "test", "validate")
 
 
-def new_evaluated_net(root: str, *, now: FakeNow | None = None, hook: Callable[[str], None] = lambda part: None) -> Any:
+def new_evaluated_net(*, now: FakeNow | None = None, hook: Callable[[str], None] = lambda part: None) -> Any:
     """``nets.new_net`` with a predict, a test and a validation step of 2 s each; *hook* hears where a step is."""
-    base: Any = type(new_net(root))
+    base: Any = type(new_net())
     sleep = now.sleep if now is not None else lambda seconds: None
 
     class Evaluated(base):  # type: ignore[misc]

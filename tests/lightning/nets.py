@@ -19,6 +19,7 @@ from lightning_flops.records import PhaseFlops
 from tests.fake_clock import FakeNow
 
 ROOTS = ("lightning.pytorch", "pytorch_lightning")
+ROOT = ROOTS[0]
 BATCH, IN, HIDDEN, OUT = 6, 4, 8, 3
 FORWARD = 2 * BATCH * (IN * HIDDEN + HIDDEN * OUT)
 BACKWARD = 2 * BATCH * (IN * HIDDEN + 2 * HIDDEN * OUT)
@@ -92,7 +93,7 @@ def trunk() -> nn.Sequential:
     return nn.Sequential(Block(IN, HIDDEN), nn.Linear(HIDDEN, OUT))
 
 
-def new_net(root: str, *, now: FakeNow | None = None, optimizer: str = "sgd", validates: bool = False) -> Any:
+def new_net(root: str = ROOT, *, now: FakeNow | None = None, optimizer: str = "sgd", validates: bool = False) -> Any:
     """A LightningModule of import root *root*: forward takes 2 s of *now*, backward 4 s, the optimizer 8 s."""
     base: Any = importlib.import_module(root).LightningModule
     sleep = now.sleep if now is not None else lambda seconds: None
@@ -129,7 +130,7 @@ def new_net(root: str, *, now: FakeNow | None = None, optimizer: str = "sgd", va
     return (ValidatingNet if validates else Net)()
 
 
-def new_gan(root: str, *, now: FakeNow | None = None, raw: bool = False) -> Any:
+def new_gan(root: str = ROOT, *, now: FakeNow | None = None, raw: bool = False) -> Any:
     """Manual optimization with two optimizers: each batch trains *critic*, then *generator*, on the same input.
 
     With *raw*, ``loss.backward()`` and the bare optimizers are used, of which Lightning knows nothing.

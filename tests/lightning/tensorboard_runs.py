@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 
-def tensorboard_logger(root: str, folder: Path) -> Any:
-    return importlib.import_module(f"{root}.loggers").TensorBoardLogger(folder, name="run", version=0)
+def tensorboard_logger(folder: Path) -> Any:
+    return TensorBoardLogger(folder, name="run", version=0)
 
 
 def read_back(folder: Path) -> EventAccumulator:

@@ -18,14 +18,12 @@ MakeTrainer = Callable[..., Any]
 FORWARD_AND_BACKWARD_SEC = 2.0 + 4.0
 
 
-def fitted(
-    root: str, trainer: MakeTrainer, now: FakeNow, folder: Path, *, batch_sec: float, **settings: Any
-) -> Profile:
+def fitted(trainer: MakeTrainer, now: FakeNow, folder: Path, *, batch_sec: float, **settings: Any) -> Profile:
     """The profile of a run whose loader takes *batch_sec* for a batch, and whose optimizer takes no time."""
-    net = new_net(root, now=now)
+    net = new_net(now=now)
     net.configure_optimizers = lambda: torch.optim.SGD(net.parameters(), lr=0.01)
     callback = FlopsProfilerCallback(timing_steps=8, **settings)
-    run = trainer(callback, logger=tensorboard_logger(root, folder))
+    run = trainer(callback, logger=tensorboard_logger(folder))
     run.fit(net, loader(20, on_fetch=lambda: now.sleep(batch_sec / BATCH)))
     assert callback.profile is not None
     assert callback.profile.traced is not None
@@ -39,9 +37,9 @@ def advice_on_the_text_page(folder: Path) -> str:
 
 
 def test_a_slow_loader_is_told_first_wherever_the_report_goes(
-    root: str, trainer: MakeTrainer, now: FakeNow, tmp_path: Path
+    trainer: MakeTrainer, now: FakeNow, tmp_path: Path
 ) -> None:
-    profile = fitted(root, trainer, now, tmp_path, batch_sec=FORWARD_AND_BACKWARD_SEC)
+    profile = fitted(trainer, now, tmp_path, batch_sec=FORWARD_AND_BACKWARD_SEC)
     first = profile.advice[0]
     assert (first.rule[:9], first.ceiling) == ("data_wait", 0.5)
     assert "1. The step waits 6 s a batch for data (50.00%), with 0 loader workers;" in render_text(profile)
@@ -50,16 +48,8 @@ def test_a_slow_loader_is_told_first_wherever_the_report_goes(
     assert kept.advice == profile.advice
 
 
-def test_a_healthy_run_is_told_nothing(root: str, trainer: MakeTrainer, now: FakeNow, tmp_path: Path) -> None:
+def test_a_healthy_run_is_told_nothing(trainer: MakeTrainer, now: FakeNow, tmp_path: Path) -> None:
     # 4% of the step: below the threshold of 5%.
-    profile = fitted(root, trainer, now, tmp_path, batch_sec=FORWARD_AND_BACKWARD_SEC / 24)
+    profile = fitted(trainer, now, tmp_path, batch_sec=FORWARD_AND_BACKWARD_SEC / 24)
     assert profile.advice == ()
     assert advice_on_the_text_page(tmp_path).startswith("```\nNothing that was measured is above its threshold.")
-
-
-def test_from_where_on_a_loader_is_too_slow_is_a_setting(
-    root: str, trainer: MakeTrainer, now: FakeNow, tmp_path: Path
-) -> None:
-    lower = {"data_wait": 0.03}
-    profile = fitted(root, trainer, now, tmp_path, batch_sec=FORWARD_AND_BACKWARD_SEC / 24, advice_thresholds=lower)
-    assert [advice.rule[:9] for advice in profile.advice] == ["data_wait"]

@@ -56,12 +56,12 @@ def fresh_compiler() -> Iterator[None]:
     ],
 )
 def test_a_compiled_model_is_counted_as_it_runs_and_never_recompiled(
-    root: str, trainer: MakeTrainer, compiled: Callable[[Any, str], Any], backend: str
+    trainer: MakeTrainer, compiled: Callable[[Any, str], Any], backend: str
 ) -> None:
     def train(*callbacks: Any) -> tuple[list[float], int, int]:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        net = new_net(root)
+        net = new_net()
         torch.manual_seed(11)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's own

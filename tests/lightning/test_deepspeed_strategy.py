@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,18 +19,8 @@ pytestmark = [
 
 RANKS = 2
 PAIRS = ("lightning.pytorch 2", "pytorch_lightning 3")
-OTHER_PAIRS = ("lightning.pytorch 3", "pytorch_lightning 2")
-"""The same stages under the other of the roots, which are the same Trainer: slow."""
 FULL = PAIRS[0]
-each_pair = pytest.mark.parametrize(
-    ("ranks", "pair"),
-    [
-        *((PAIRS, pair) for pair in PAIRS),
-        *(pytest.param(OTHER_PAIRS, pair, marks=pytest.mark.slow) for pair in OTHER_PAIRS),
-    ],
-    indirect=["ranks"],
-    ids=[*PAIRS, *OTHER_PAIRS],
-)
+each_pair = pytest.mark.parametrize("pair", PAIRS)
 PARAMS = (IN * HIDDEN + HIDDEN) + (HIDDEN * OUT + OUT)
 STEP = batch_flops(times=4)
 """Four batches accumulate."""
@@ -42,25 +29,19 @@ MICRO_BATCHES = 3 * 18
 Seen = dict[str, dict[str, dict[str, Any]]]
 
 
-@functools.cache
-def trained(pairs: tuple[str, ...]) -> list[Seen]:
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
     """What each rank saw, by root and stage and by scenario; one start of two ranks runs them all."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        run_ranks(
-            ["-m", "tests.lightning.deepspeed_me", name, *pairs],
-            ranks=RANKS,
-            folder=folder,
-            timeout_sec=240,
-            environment=DEEPSPEED_ON_CPU,
-            imports=EVERYTHING,
-        )
-        return [json.loads((folder / f"seen{rank}.json").read_text()) for rank in range(RANKS)]
-
-
-@pytest.fixture
-def ranks(request: pytest.FixtureRequest) -> list[Seen]:
-    return trained(getattr(request, "param", PAIRS))
+    folder = tmp_path_factory.mktemp("ranks")
+    run_ranks(
+        ["-m", "tests.lightning.deepspeed_me", str(folder), *PAIRS],
+        ranks=RANKS,
+        folder=folder,
+        timeout_sec=240,
+        environment=DEEPSPEED_ON_CPU,
+        imports=EVERYTHING,
+    )
+    return [json.loads((folder / f"seen{rank}.json").read_text()) for rank in range(RANKS)]
 
 
 def profile_of(fit: dict[str, Any], index: int = 0) -> Profile:
@@ -101,7 +82,6 @@ def test_a_step_is_the_engines_and_its_flops_are_exact_and_the_training_is_the_s
             assert fit[what] == plain[what], what
 
 
-@pytest.mark.parametrize("ranks", [PAIRS, pytest.param(OTHER_PAIRS, marks=pytest.mark.slow)], indirect=True)
 def test_in_every_scenario_the_users_config_comes_back_and_nothing_of_ours_stays(ranks: list[Seen]) -> None:
     for seen in ranks:
         for fits in seen.values():

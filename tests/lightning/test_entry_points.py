@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,6 @@ from tests.lightning.nets import ROOTS, batch_flops, loader, new_net
 from tests.ranks import LIGHTNING
 
 MakeTrainer = Callable[..., Any]
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(params=ROOTS)
@@ -162,29 +158,3 @@ def test_a_program_under_run_keeps_its_report_beside_its_logs_or_in_a_folder(
     assert report.parent == tmp_path / expected
     assert Profile.from_json(report.read_text()).flops.forward == batch_flops().forward
     assert f"Page: {expected}/profile.html\n" in done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_processes_that_lightning_starts_are_profiled_too(tmp_path: Path) -> None:
-    """Its launcher starts the second rank as ``python train.py``, which the environment reaches."""
-    (tmp_path / "train.py").write_text(
-        "from tests.lightning.nets import loader, new_net, new_trainer\n"
-        "from lightning_flops import FlopsProfilerCallback\n"
-        "trainer = new_trainer('lightning.pytorch', 'logs', strategy='ddp', devices=2)\n"
-        "trainer.fit(new_net('lightning.pytorch'), loader(80))\n"
-        "(callback,) = [one for one in trainer.callbacks if isinstance(one, FlopsProfilerCallback)]\n"
-        "open(f'rank{trainer.global_rank}.json', 'w').write(callback.profile.to_json())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_flops", "run", "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    for rank in (0, 1):
-        profile = Profile.from_json((tmp_path / f"rank{rank}.json").read_text())
-        assert (profile.context.rank, profile.context.world_size) == (rank, 2)
-        assert profile.flops.forward == batch_flops().forward

@@ -19,7 +19,7 @@ from tests.fake_clock import FakeNow
 from tests.left_on_torch import torch_state
 from tests.lightning.evaluations import LOOPS, new_evaluated_net, run
 from tests.lightning.footprint import footprint
-from tests.lightning.nets import BATCH, FORWARD, HIDDEN, IN, OUT, Rows, Stream, loader
+from tests.lightning.nets import BATCH, FORWARD, HIDDEN, IN, OUT, ROOT, Rows, Stream, loader
 from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
 
 MakeTrainer = Callable[..., Any]
@@ -42,11 +42,11 @@ def profile_of(callback: FlopsProfilerCallback) -> Profile:
 
 @pytest.mark.parametrize("function", LOOPS)
 def test_a_batch_is_counted_and_those_after_it_are_timed_part_by_part(
-    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], function: str
+    trainer: MakeTrainer, now: FakeNow, windows: list[Any], function: str
 ) -> None:
     callback = profiler(profile_step=1, timing_steps=3, peak_flops_per_sec=FORWARD * 1.0)
     batches = loader(12, on_fetch=lambda: now.sleep(0.5))
-    run(trainer(callback), function, new_evaluated_net(root, now=now), batches)
+    run(trainer(callback), function, new_evaluated_net(now=now), batches)
     (window,) = windows
     assert [(step.index, step.flops) for step in window.counted_steps] == [(1, PhaseFlops(forward=FORWARD))]
     assert [step.index for step in window.timed_steps] == [4, 5, 6]
@@ -54,7 +54,7 @@ def test_a_batch_is_counted_and_those_after_it_are_timed_part_by_part(
         assert step.seconds == PhaseSeconds(data_wait=BATCH * 0.5, forward=2.0)
         assert (step.samples, step.micro_steps) == (BATCH, 1)
     profile = profile_of(callback)
-    assert (profile.context.loop, profile.context.framework) == (function, root)
+    assert (profile.context.loop, profile.context.framework) == (function, ROOT)
     assert profile.report_step == 7  # batches done when the window closed
     assert profile.rates.samples_per_sec == BATCH / 5.0
     assert profile.rates.forward_flops_per_sec == FORWARD / 2.0
@@ -71,9 +71,9 @@ def test_a_batch_is_counted_and_those_after_it_are_timed_part_by_part(
     [(1, 0, []), (2, 1, []), (4, 1, []), (5, 1, [4]), (9, 1, [4, 5, 6])],
 )
 def test_a_short_loop_is_profiled_as_far_as_it_goes(
-    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], batches: int, counted: int, timed: list[int]
+    trainer: MakeTrainer, now: FakeNow, windows: list[Any], batches: int, counted: int, timed: list[int]
 ) -> None:
-    run(trainer(profiler(timing_steps=3)), "test", new_evaluated_net(root, now=now), loader(batches))
+    run(trainer(profiler(timing_steps=3)), "test", new_evaluated_net(now=now), loader(batches))
     (window,) = windows
     assert [(step.index, step.flops) for step in window.counted_steps] == [(counted, PhaseFlops(forward=FORWARD))]
     assert [step.index for step in window.timed_steps] == timed
@@ -83,24 +83,24 @@ def test_a_short_loop_is_profiled_as_far_as_it_goes(
 
 
 def test_a_loop_without_the_batch_that_was_asked_for_is_profiled_in_its_last_if_that_is_known(
-    root: str, trainer: MakeTrainer, windows: list[Any], caplog: pytest.LogCaptureFixture
+    trainer: MakeTrainer, windows: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     for limit, last in ((None, 8), (2, 1)):
         made = trainer(profiler(profile_step=50), limit_predict_batches=limit)
-        run(made, "predict", new_evaluated_net(root), loader(9))
+        run(made, "predict", new_evaluated_net(), loader(9))
         assert [step.index for step in windows.pop().counted_steps] == [last]
     assert [record for record in caplog.records if record.levelno >= logging.WARNING and "rofile" in record.msg] == []
     stream = DataLoader(Stream(Rows(3 * BATCH)), batch_size=BATCH)
-    run(trainer(profiler(profile_step=50)), "predict", new_evaluated_net(root), stream)
+    run(trainer(profiler(profile_step=50)), "predict", new_evaluated_net(), stream)
     assert windows == []
     assert "nothing was profiled: profile_step is 50, and this predict loop ended after 3 batch(es)" in caplog.messages
 
 
 @pytest.mark.parametrize("function", LOOPS)
 def test_batches_of_several_loaders_are_never_taken_for_one_another(
-    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], function: str
+    trainer: MakeTrainer, now: FakeNow, windows: list[Any], function: str
 ) -> None:
-    net = new_evaluated_net(root, now=now)
+    net = new_evaluated_net(now=now)
     step = net._evaluate
 
     def by_loader(batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
@@ -122,8 +122,8 @@ def test_batches_of_several_loaders_are_never_taken_for_one_another(
     assert profile_of(callback).samples == BATCH
 
 
-def test_a_backward_in_a_test_step_is_counted_and_not_told_apart_in_time(root: str, trainer: MakeTrainer) -> None:
-    net = new_evaluated_net(root)
+def test_a_backward_in_a_test_step_is_counted_and_not_told_apart_in_time(trainer: MakeTrainer) -> None:
+    net = new_evaluated_net()
 
     def attack(batch: Any, batch_idx: int) -> None:
         x = batch[0].clone().requires_grad_()
@@ -145,9 +145,9 @@ def test_a_backward_in_a_test_step_is_counted_and_not_told_apart_in_time(root: s
 # Where the report goes
 
 
-def test_reports_of_a_fit_and_of_the_loops_after_it_keep_apart(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+def test_reports_of_a_fit_and_of_the_loops_after_it_keep_apart(trainer: MakeTrainer, tmp_path: Path) -> None:
     callback = FlopsProfilerCallback(timing_steps=2, output_file=str(tmp_path / "flops.txt"))
-    net, made = new_evaluated_net(root), trainer(callback, logger=tensorboard_logger(root, tmp_path))
+    net, made = new_evaluated_net(), trainer(callback, logger=tensorboard_logger(tmp_path))
     made.fit(net, loader(10), loader(1))
     folder = tmp_path / "run" / "version_0" / "lightning_flops"
     of_fit = (folder / "profile.json").read_text(), (tmp_path / "flops.txt").read_text()
@@ -183,22 +183,22 @@ def test_reports_of_a_fit_and_of_the_loops_after_it_keep_apart(root: str, traine
 
 
 def test_validation_inside_a_fit_has_no_report_of_its_own(
-    root: str, trainer: MakeTrainer, windows: list[Any], tmp_path: Path
+    trainer: MakeTrainer, windows: list[Any], tmp_path: Path
 ) -> None:
     callback = profiler(timing_steps=2)
-    trainer(callback, val_check_interval=2, num_sanity_val_steps=2).fit(new_evaluated_net(root), loader(8), loader(6))
+    trainer(callback, val_check_interval=2, num_sanity_val_steps=2).fit(new_evaluated_net(), loader(8), loader(6))
     assert [window.context.loop for window in windows] == ["training"]
     files = {path.name for path in (tmp_path / "lightning_flops").iterdir()}
     assert files == {"profile.html", "profile.json", "profile.txt"}
 
 
 def test_throughput_is_of_the_loops_batches_without_what_comes_before_the_first(
-    root: str, trainer: MakeTrainer, now: FakeNow, monkeypatch: pytest.MonkeyPatch
+    trainer: MakeTrainer, now: FakeNow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lightning_flops.run.monitor import Monitor
 
     monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda **given: Monitor(now, **given))
-    net = new_evaluated_net(root, now=now)
+    net = new_evaluated_net(now=now)
     net.on_predict_epoch_start = lambda: now.sleep(1000.0)
     callback = FlopsProfilerCallback(timer_only=True)
     run(trainer(callback), "predict", net, loader(5, on_fetch=lambda: now.sleep(0.5)))
@@ -209,9 +209,9 @@ def test_throughput_is_of_the_loops_batches_without_what_comes_before_the_first(
     assert summary.ips.average == BATCH / 5.0
 
 
-def test_a_batch_is_traced(root: str, trainer: MakeTrainer) -> None:
+def test_a_batch_is_traced(trainer: MakeTrainer) -> None:
     callback = FlopsProfilerCallback(timing_steps=1, monitor=False)
-    run(trainer(callback), "predict", new_evaluated_net(root), loader(10))
+    run(trainer(callback), "predict", new_evaluated_net(), loader(10))
     profile = profile_of(callback)
     assert profile.traced is not None and profile.traced.like_counted
     times = {one.name: one.times for one in profile.modules if one.times is not None}
@@ -220,14 +220,12 @@ def test_a_batch_is_traced(root: str, trainer: MakeTrainer) -> None:
     assert "bwd" not in render_text(profile, detailed=True)
 
 
-def test_two_ranks_are_reported_together_and_to_the_process_that_asked(
-    trainer: MakeTrainer, root: str, tmp_path: Path
-) -> None:
+def test_two_ranks_are_reported_together_and_to_the_process_that_asked(trainer: MakeTrainer, tmp_path: Path) -> None:
     callback = FlopsProfilerCallback(timing_steps=2, trace=False)
     made = trainer(callback, strategy="ddp_fork", devices=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning warns that a test on several ranks may repeat samples
-        run(made, "test", new_evaluated_net(root), loader(24))
+        run(made, "test", new_evaluated_net(), loader(24))
     profile = profile_of(callback)
     assert (profile.context.loop, profile.context.world_size, profile.flops.forward) == ("test", 2, FORWARD)
     assert profile.ranks is not None
@@ -245,11 +243,9 @@ def test_two_ranks_are_reported_together_and_to_the_process_that_asked(
 
 
 @pytest.mark.parametrize("function", LOOPS)
-def test_outputs_and_random_state_are_the_same_and_nothing_is_left(
-    root: str, trainer: MakeTrainer, function: str
-) -> None:
+def test_outputs_and_random_state_are_the_same_and_nothing_is_left(trainer: MakeTrainer, function: str) -> None:
     def outcome(*callbacks: Any) -> Any:
-        net, made = new_evaluated_net(root), trainer(*callbacks)
+        net, made = new_evaluated_net(), trainer(*callbacks)
         torch.manual_seed(11)
         before = torch_state()
         given = run(made, function, net, loader(10))
@@ -270,7 +266,7 @@ DOING = {"counted": 1, "timed": 4, "traced": 7}
 @pytest.mark.parametrize("doing", DOING)
 @pytest.mark.parametrize("part", PARTS)
 def test_an_exception_in_any_part_of_a_batch_arrives_and_leaves_nothing(
-    part: str, doing: str, trainer: MakeTrainer, root: str
+    part: str, doing: str, trainer: MakeTrainer
 ) -> None:
     function = LOOPS[(PARTS.index(part) + DOING[doing]) % len(LOOPS)]
 
@@ -282,7 +278,7 @@ def test_an_exception_in_any_part_of_a_batch_arrives_and_leaves_nothing(
             if now == part and next(at) == DOING[doing] * (BATCH if part == "loader" else 1):
                 raise error
 
-        net, made = new_evaluated_net(root, hook=raises), trainer(*callbacks)
+        net, made = new_evaluated_net(hook=raises), trainer(*callbacks)
         before = torch_state()
         with pytest.raises(ValueError, match="the user's own") as raised:
             run(made, function, net, loader(12, on_fetch=lambda: raises("loader")))

@@ -29,19 +29,14 @@ DOING = {"counted": 1, "timed": 4, "traced": 7}
 """Step 1 is counted, 2 and 3 settle, 4 and 5 are timed, 6 warms up for 7, which is traced."""
 BATCHES = 9
 
-PARTS = (
-    "loader",
-    "transfer",
-    "batch start",
-    "step",
-    "layer",
-    "loss",
-    "backward",
-    "before update",
-    "update",
-    "zero grad",
-    "batch end",
-)
+HOOKS = {
+    "transfer": "on_before_batch_transfer",
+    "batch start": "on_train_batch_start",
+    "before update": "on_before_optimizer_step",
+    "zero grad": "optimizer_zero_grad",
+    "batch end": "on_train_batch_end",
+}
+PARTS = ("loader", "step", "layer", "loss", "backward", "update", *HOOKS)
 ONLY_AUTOMATIC = ("zero grad",)
 """Hooks that manual optimization does not call."""
 
@@ -86,23 +81,6 @@ def net_with(wire: Tripwire, *, manual: bool) -> Any:
             self.net = Layers()
             self.automatic_optimization = not manual
 
-        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            wire("transfer")
-            return batch
-
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            wire("batch start")
-
-        def on_before_optimizer_step(self, optimizer: Any) -> None:
-            wire("before update")
-
-        def optimizer_zero_grad(self, *args: Any) -> None:
-            wire("zero grad")
-            super().optimizer_zero_grad(*args)
-
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            wire("batch end")
-
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
             x, y = batch
             wire("step")
@@ -120,6 +98,15 @@ def net_with(wire: Tripwire, *, manual: bool) -> Any:
         def configure_optimizers(self) -> Any:
             return Sgd(self.parameters(), lr=0.01)
 
+    def hook(part: str, original: Any) -> Any:
+        def run(self: Any, *args: Any) -> Any:
+            wire(part)
+            return original(self, *args)
+
+        return run
+
+    for part, name in HOOKS.items():
+        setattr(Net, name, hook(part, getattr(base, name)))
     torch.manual_seed(3)
     return Net()
 

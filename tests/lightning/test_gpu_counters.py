@@ -55,9 +55,9 @@ def profiler() -> FlopsProfilerCallback:
     return FlopsProfilerCallback(profile_step=1, timing_steps=3, trace=False, monitor=False)
 
 
-def test_no_question_is_asked_inside_a_timed_step(root: str, trainer: MakeTrainer, now: FakeNow, met: Met) -> None:
+def test_no_question_is_asked_inside_a_timed_step(trainer: MakeTrainer, now: FakeNow, met: Met) -> None:
     callback = profiler()
-    trainer(callback).fit(new_net(root, now=now), loader(9))
+    trainer(callback).fit(new_net(now=now), loader(9))
     profile = callback.profile
     assert profile is not None and profile.timing is not None and profile.energy is not None
     assert profile.timing.global_step.steps_sec == (STEP_SEC,) * 3
@@ -71,21 +71,16 @@ def test_no_question_is_asked_inside_a_timed_step(root: str, trainer: MakeTraine
     assert "Energy and clocks of this GPU" in render_text(profile, detailed=True)
 
 
-def test_nvml_is_let_go_when_the_run_is_over(root: str, trainer: MakeTrainer, now: FakeNow, met: Met) -> None:
-    trainer(profiler()).fit(new_net(root, now=now), loader(9))
-    assert (met.opened, met.nvml.users) == (1, 0)
-
-
 def test_nvml_that_fails_at_every_question_is_not_noticed(
-    root: str, trainer: MakeTrainer, now: FakeNow, met: Met, caplog: pytest.LogCaptureFixture
+    trainer: MakeTrainer, now: FakeNow, met: Met, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails() -> None:
         raise RuntimeError("the driver is gone")
 
-    plain = new_net(root, now=now)
+    plain = new_net(now=now)
     trainer().fit(plain, loader(9))
     met.nvml.takes = fails
-    watched, callback = new_net(root, now=now), profiler()
+    watched, callback = new_net(now=now), profiler()
     trainer(callback).fit(watched, loader(9))
     assert watched.losses == plain.losses
     assert [weight.tolist() for weight in watched.parameters()] == [weight.tolist() for weight in plain.parameters()]

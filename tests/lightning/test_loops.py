@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.records import PhaseFlops, PhaseSeconds
 from tests.fake_clock import FakeNow
-from tests.lightning.nets import BATCH, IN, OUT, Rows, Stream, batch_flops, loader, new_gan, new_net
+from tests.lightning.nets import BATCH, IN, OUT, ROOT, Rows, Stream, batch_flops, loader, new_gan, new_net
 
 MakeTrainer = Callable[..., Any]
 
@@ -28,9 +28,9 @@ def indices(steps: Any) -> list[int]:
     return [step.index for step in steps]
 
 
-def test_automatic_optimization(root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]) -> None:
+def test_automatic_optimization(trainer: MakeTrainer, now: FakeNow, windows: list[Any]) -> None:
     callback = FlopsProfilerCallback(profile_step=1, timing_steps=3)
-    trainer(callback).fit(new_net(root, now=now), loader(12, on_fetch=lambda: now.sleep(0.5)))
+    trainer(callback).fit(new_net(now=now), loader(12, on_fetch=lambda: now.sleep(0.5)))
     (window,) = windows
     assert (indices(window.counted_steps), indices(window.timed_steps)) == ([1], [4, 5, 6])
     assert flops(window) == batch_flops()
@@ -41,12 +41,12 @@ def test_automatic_optimization(root: str, trainer: MakeTrainer, now: FakeNow, w
 
 
 def test_accumulated_batches_are_a_step_and_so_is_the_ragged_last_group(
-    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]
+    trainer: MakeTrainer, now: FakeNow, windows: list[Any]
 ) -> None:
     # Each epoch: batches 0-3 are one step, 4-7 another, 8-9 a ragged third.
     whole, ragged = (FlopsProfilerCallback(profile_step=step, timing_steps=2) for step in (0, 2))
-    trainer(whole, accumulate_grad_batches=4, max_epochs=3).fit(new_net(root, now=now), loader(10))
-    trainer(ragged, accumulate_grad_batches=4, max_epochs=4).fit(new_net(root), loader(10))
+    trainer(whole, accumulate_grad_batches=4, max_epochs=3).fit(new_net(now=now), loader(10))
+    trainer(ragged, accumulate_grad_batches=4, max_epochs=4).fit(new_net(), loader(10))
     first, second = windows
     assert flops(first) == batch_flops(times=4)
     # Steps 1 and 2 settle, 2 and 5 are ragged: steps like the counted one come back at 3 and 4.
@@ -59,12 +59,12 @@ def test_accumulated_batches_are_a_step_and_so_is_the_ragged_last_group(
 
 @pytest.mark.parametrize("raw", [False, True], ids=["lightning's optimizers", "bare optimizers"])
 def test_manual_optimization_with_two_optimizers(
-    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], raw: bool
+    trainer: MakeTrainer, now: FakeNow, windows: list[Any], raw: bool
 ) -> None:
     callback = FlopsProfilerCallback(profile_step=1, timing_steps=2)
     # Once an SGD exists, its own step fires the hooks too when the nets' subclass calls it: one update all the same.
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])
-    trainer(callback).fit(new_gan(root, now=now, raw=raw), loader(8))
+    trainer(callback).fit(new_gan(now=now, raw=raw), loader(8))
     (window,) = windows
     assert indices(window.counted_steps) == [1]  # a batch is a step, however many optimizers step in it
     assert flops(window) == batch_flops(times=2)
@@ -77,16 +77,16 @@ def test_manual_optimization_with_two_optimizers(
 
 
 @pytest.mark.filterwarnings("ignore:`LightningModule.configure_optimizers` returned `None`")
-def test_without_an_optimizer_every_batch_is_a_step(root: str, trainer: MakeTrainer, windows: list[Any]) -> None:
-    net = new_gan(root)
+def test_without_an_optimizer_every_batch_is_a_step(trainer: MakeTrainer, windows: list[Any]) -> None:
+    net = new_gan()
     net.configure_optimizers = lambda: None
     net.training_step = lambda batch, batch_idx: net.manual_backward(net.critic(batch[0]).square().sum())
     trainer(FlopsProfilerCallback(profile_step=2, timing_steps=2)).fit(net, loader(8))
     assert (indices(windows[0].counted_steps), flops(windows[0])) == ([2], batch_flops())
 
 
-def test_steps_that_differ_are_said_to_differ(root: str, trainer: MakeTrainer, windows: list[Any]) -> None:
-    net = new_net(root)
+def test_steps_that_differ_are_said_to_differ(trainer: MakeTrainer, windows: list[Any]) -> None:
+    net = new_net()
     net.automatic_optimization = False
 
     def training_step(batch: Any, batch_idx: int) -> None:
@@ -103,9 +103,9 @@ def test_steps_that_differ_are_said_to_differ(root: str, trainer: MakeTrainer, w
 
 
 def test_lbfgs_runs_its_closure_several_times_in_one_step(
-    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]
+    trainer: MakeTrainer, now: FakeNow, windows: list[Any]
 ) -> None:
-    net = new_net(root, now=now, optimizer="lbfgs")
+    net = new_net(now=now, optimizer="lbfgs")
     trainer(FlopsProfilerCallback(profile_step=1, timing_steps=2)).fit(net, loader(6))
     (window,) = windows
     closures = len(net.losses) // 6
@@ -119,12 +119,10 @@ def test_lbfgs_runs_its_closure_several_times_in_one_step(
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "bf16-true", "64-true"])
-def test_the_count_does_not_depend_on_the_precision(
-    root: str, trainer: MakeTrainer, windows: list[Any], precision: str
-) -> None:
+def test_the_count_does_not_depend_on_the_precision(trainer: MakeTrainer, windows: list[Any], precision: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on a CPU, Lightning runs bf16 in place of "16-mixed" and warns
-        trainer(FlopsProfilerCallback(timing_steps=1), precision=precision).fit(new_net(root), loader(6))
+        trainer(FlopsProfilerCallback(timing_steps=1), precision=precision).fit(new_net(), loader(6))
     assert flops(windows[0]) == batch_flops()
     dtypes = {cell.dtype for cell in windows[0].flops.cells if cell.flops}
     assert dtypes == {{"64-true": "float64"}.get(precision, "bfloat16")}
@@ -175,26 +173,26 @@ PROGRAMS: dict[str, tuple[Callable[[Any], None], dict[str, Any], int, int]] = {
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_a_step_of_a_program_is_counted(root: str, trainer: MakeTrainer, windows: list[Any], kind: str) -> None:
+def test_a_step_of_a_program_is_counted(trainer: MakeTrainer, windows: list[Any], kind: str) -> None:
     change, settings, step, more = PROGRAMS[kind]
     if kind == "barebones":  # which refuses the quiet Trainer's settings
         settings = {**settings, "enable_progress_bar": None, "enable_model_summary": None, "logger": None}
         settings = {**settings, "enable_checkpointing": None}
-    net = new_net(root)
+    net = new_net()
     change(net)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning's, of steps that return None
         trainer(FlopsProfilerCallback(profile_step=step, timing_steps=1), **settings).fit(net, loader(8))
     assert flops(windows[0]) == batch_flops() + PhaseFlops(forward=more)
-    assert windows[0].context.framework == root
+    assert windows[0].context.framework == ROOT
     assert "net.0.linear" in [module.name for module in windows[0].modules]
 
 
 def test_several_dataloaders_make_one_batch_whose_size_is_a_setting_and_is_not_guessed(
-    root: str, trainer: MakeTrainer, windows: list[Any], caplog: pytest.LogCaptureFixture
+    trainer: MakeTrainer, windows: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     def fit(**settings: Any) -> Any:
-        net = new_net(root)
+        net = new_net()
         step = net.training_step
         net.training_step = lambda batch, batch_idx: step(batch["a"], batch_idx) + step(batch["b"], batch_idx)
         loaders = {"a": loader(6), "b": DataLoader(Rows(12), batch_size=2)}
@@ -208,8 +206,8 @@ def test_several_dataloaders_make_one_batch_whose_size_is_a_setting_and_is_not_g
     assert [r.levelname for r in caplog.records if "batch_size=" in r.message] == ["WARNING"]
 
 
-def test_an_iterable_dataset_and_a_dict_batch(root: str, trainer: MakeTrainer, windows: list[Any]) -> None:
-    net = new_net(root)
+def test_an_iterable_dataset_and_a_dict_batch(trainer: MakeTrainer, windows: list[Any]) -> None:
+    net = new_net()
     step = net.training_step
     net.training_step = lambda batch, batch_idx: step((batch["in"]["x"], batch["y"]), batch_idx)
 
@@ -222,10 +220,10 @@ def test_an_iterable_dataset_and_a_dict_batch(root: str, trainer: MakeTrainer, w
     assert (flops(windows[0]), windows[0].counted_steps[0].samples) == (batch_flops(), BATCH)
 
 
-def test_variable_batches_are_counted_as_often_as_timed(root: str, trainer: MakeTrainer, windows: list[Any]) -> None:
+def test_variable_batches_are_counted_as_often_as_timed(trainer: MakeTrainer, windows: list[Any]) -> None:
     callback = FlopsProfilerCallback(profile_step=0, timing_steps=10)
     growing = [list(range(size)) for size in range(1, 31)]
-    trainer(callback).fit(new_net(root), DataLoader(Rows(30), batch_sampler=growing))
+    trainer(callback).fit(new_net(), DataLoader(Rows(30), batch_sampler=growing))
     (window,) = windows
     assert window.variable
     # Step 0 has 1 sample; steps 3 to 12 are timed; steps 13 to 21 hold 14 to 22 samples.
@@ -236,9 +234,9 @@ def test_variable_batches_are_counted_as_often_as_timed(root: str, trainer: Make
 
 
 def test_each_fit_and_a_resumed_one_opens_a_window_of_its_own(
-    root: str, trainer: MakeTrainer, windows: list[Any], tmp_path: Any
+    trainer: MakeTrainer, windows: list[Any], tmp_path: Any
 ) -> None:
-    callback, net = FlopsProfilerCallback(profile_step=1, timing_steps=1), new_net(root)
+    callback, net = FlopsProfilerCallback(profile_step=1, timing_steps=1), new_net()
     first = trainer(callback, max_epochs=1)
     shown_at = []
     for epochs in (1, 2):
@@ -247,7 +245,7 @@ def test_each_fit_and_a_resumed_one_opens_a_window_of_its_own(
         assert callback.profile is not None
         shown_at.append(callback.profile.report_step)
     first.save_checkpoint(tmp_path / "at12.ckpt")
-    trainer(callback, max_epochs=4).fit(new_net(root), loader(6), ckpt_path=tmp_path / "at12.ckpt")
+    trainer(callback, max_epochs=4).fit(new_net(), loader(6), ckpt_path=tmp_path / "at12.ckpt")
     assert callback.profile is not None
     shown_at.append(callback.profile.report_step)
     assert [indices(window.counted_steps) for window in windows] == [[1]] * 3
@@ -255,12 +253,10 @@ def test_each_fit_and_a_resumed_one_opens_a_window_of_its_own(
     assert shown_at[0] < shown_at[1] <= 12 < shown_at[2]  # the run's own x-axis goes on
 
 
-def test_validation_inside_an_epoch_belongs_to_no_step(
-    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]
-) -> None:
+def test_validation_inside_an_epoch_belongs_to_no_step(trainer: MakeTrainer, now: FakeNow, windows: list[Any]) -> None:
     callback = FlopsProfilerCallback(profile_step=1, timing_steps=4)
     run = trainer(callback, val_check_interval=2, limit_val_batches=1, num_sanity_val_steps=1)
-    run.fit(new_net(root, now=now, validates=True), loader(12), loader(1))
+    run.fit(new_net(now=now, validates=True), loader(12), loader(1))
     (window,) = windows
     assert flops(window) == batch_flops()  # the forward of the validation is not in it
     assert {step.seconds for step in window.timed_steps} == {PhaseSeconds(forward=2.0, backward=4.0, optimizer=8.0)}
@@ -270,15 +266,15 @@ def test_validation_inside_an_epoch_belongs_to_no_step(
 
 
 def test_callbacks_are_the_rest_of_a_step_and_checkpoints_and_what_is_between_epochs_are_left_out(
-    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], tmp_path: Any
+    trainer: MakeTrainer, now: FakeNow, windows: list[Any], tmp_path: Any
 ) -> None:
-    module: Any = importlib.import_module(root)
+    module: Any = importlib.import_module(ROOT)
 
     class Slow(module.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, *args: Any) -> None:
             now.sleep(0.25)
 
-    net = new_net(root, now=now)
+    net = new_net(now=now)
     net.on_save_checkpoint = lambda checkpoint: now.sleep(500.0)
     saver = module.callbacks.ModelCheckpoint(dirpath=tmp_path / "kept", every_n_train_steps=1, save_top_k=-1)
     run = trainer(FlopsProfilerCallback(timing_steps=2), Slow(), saver, enable_checkpointing=True)
@@ -286,7 +282,7 @@ def test_callbacks_are_the_rest_of_a_step_and_checkpoints_and_what_is_between_ep
     for step in windows[0].timed_steps:
         assert step.seconds == PhaseSeconds(forward=2.0, backward=4.0, optimizer=8.0, other=0.25)
         assert step.excluded_sec == {"checkpoint": 500.0}
-    net = new_net(root, now=now)
+    net = new_net(now=now)
     net.on_train_epoch_start = lambda: now.sleep(300.0)
     trainer(FlopsProfilerCallback(profile_step=0, timing_steps=4), max_epochs=4).fit(net, loader(3))
     assert indices(windows[1].timed_steps) == [3, 4, 5, 6]
@@ -297,21 +293,21 @@ def test_callbacks_are_the_rest_of_a_step_and_checkpoints_and_what_is_between_ep
 
 @pytest.mark.parametrize(("fast_dev_run", "accumulate", "counted"), [(True, 1, 0), (3, 1, 2), (4, 2, 1)])
 def test_fast_dev_run_clamps_the_step_and_leaves_no_files(
-    root: str, trainer: MakeTrainer, windows: list[Any], fast_dev_run: Any, accumulate: int, counted: int, tmp_path: Any
+    trainer: MakeTrainer, windows: list[Any], fast_dev_run: Any, accumulate: int, counted: int, tmp_path: Any
 ) -> None:
     callback = FlopsProfilerCallback(profile_step=100)
     run = trainer(callback, fast_dev_run=fast_dev_run, accumulate_grad_batches=accumulate)
-    run.fit(new_net(root), loader(6))
+    run.fit(new_net(), loader(6))
     assert indices(windows[0].counted_steps) == [counted]
     assert flops(windows[0]) == batch_flops(times=accumulate)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_step_beyond_the_run_is_one_warning_with_both_numbers(
-    root: str, trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+    trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     callback = FlopsProfilerCallback(profile_step=6)
-    trainer(callback).fit(new_net(root), loader(6))
+    trainer(callback).fit(new_net(), loader(6))
     assert callback.profile is None
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert [message for message in said if "profile" in message] == [

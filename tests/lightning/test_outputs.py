@@ -18,7 +18,7 @@ from lightning_flops.report.headline import headline
 from lightning_flops.report.text import render_text
 from lightning_flops.run.monitor import Monitor
 from tests.fake_clock import FakeNow
-from tests.lightning.nets import BACKWARD, BATCH, FORWARD, loader, new_net
+from tests.lightning.nets import BACKWARD, BATCH, FORWARD, ROOT, loader, new_net
 from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
 from tests.prompt_worker import NoChecks
 
@@ -34,17 +34,17 @@ def profile_of(callback: FlopsProfilerCallback) -> Profile:
     return callback.profile
 
 
-def csv_logger(root: str, folder: Path) -> Any:
-    return importlib.import_module(f"{root}.loggers").CSVLogger(folder, name="run", version=0)
+def csv_logger(folder: Path) -> Any:
+    return importlib.import_module(f"{ROOT}.loggers").CSVLogger(folder, name="run", version=0)
 
 
 def test_tensorboard_holds_every_scalar_on_the_runs_own_axis_and_the_whole_text(
-    root: str, trainer: MakeTrainer, tmp_path: Path
+    trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     callback = FlopsProfilerCallback(
         profile_step=1, timing_steps=3, tokens_per_sample=5, peak_flops_per_sec=1e12, trace=False
     )
-    trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=4).fit(new_net(root), loader(20))
+    trainer(callback, logger=tensorboard_logger(tmp_path), log_every_n_steps=4).fit(new_net(), loader(20))
     events = read_back(tmp_path)
     tags = {tag for tag in events.Tags()["scalars"] if tag.startswith("flops_profiler/")}
     names = (
@@ -66,26 +66,26 @@ def test_tensorboard_holds_every_scalar_on_the_runs_own_axis_and_the_whole_text(
     assert render_text(profile_of(callback)).strip("\n") in shown
 
 
-def slow_callback(root: str, now: FakeNow, *hooks: str) -> Any:
+def slow_callback(now: FakeNow, *hooks: str) -> Any:
     """A callback whose hooks of these names take a thousand seconds."""
-    base: Any = importlib.import_module(root).Callback
+    base: Any = importlib.import_module(ROOT).Callback
     return type("Slow", (base,), {name: lambda self, *_: now.sleep(1000.0) for name in hooks})()
 
 
 @pytest.mark.usefixtures("prompt_reports")
 def test_the_monitors_rates_are_the_same_in_all_of_a_run_whichever_callback_is_slow_between_epochs(
-    root: str, trainer: MakeTrainer, now: FakeNow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: MakeTrainer, now: FakeNow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda **given: Monitor(now, **given))
     monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
     profiler = FlopsProfilerCallback(profile_step=2, timing_steps=2, peak_flops_per_sec=1000.0, trace=False)
-    first = slow_callback(root, now, "on_train_epoch_end", "on_validation_start", "on_save_checkpoint")
-    last = slow_callback(root, now, "on_train_epoch_start", "on_train_epoch_end", "on_validation_end")
+    first = slow_callback(now, "on_train_epoch_end", "on_validation_start", "on_save_checkpoint")
+    last = slow_callback(now, "on_train_epoch_start", "on_train_epoch_end", "on_validation_end")
     run = trainer(
-        first, profiler, last, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=1, max_epochs=2,
+        first, profiler, last, logger=tensorboard_logger(tmp_path), log_every_n_steps=1, max_epochs=2,
         val_check_interval=4, enable_checkpointing=True,
     )  # fmt: skip
-    run.fit(new_net(root, now=now, validates=True), loader(8), loader(1))
+    run.fit(new_net(now=now, validates=True), loader(8), loader(1))
     events = read_back(tmp_path)
     samples = events.Scalars("flops_monitor/samples_per_sec")
     assert [event.step for event in samples] == [step for step in range(16) if step != 2]  # 2 is counted
@@ -98,14 +98,14 @@ def test_the_monitors_rates_are_the_same_in_all_of_a_run_whichever_callback_is_s
 
 
 def test_readings_come_at_the_loggers_interval_until_the_end_and_none_without_monitor(
-    root: str, trainer: MakeTrainer, tmp_path: Path
+    trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {"profile_step": 1, "timing_steps": 2, "peak_flops_per_sec": 1e12, "trace": False}
     for monitor in (True, False):
         folder = tmp_path / str(monitor)
-        logger = tensorboard_logger(root, folder)
+        logger = tensorboard_logger(folder)
         run = trainer(FlopsProfilerCallback(**given, monitor=monitor), logger=logger, log_every_n_steps=5, max_epochs=2)
-        run.fit(new_net(root), loader(15))
+        run.fit(new_net(), loader(15))
         events = read_back(folder)
         tags = [tag for tag in events.Tags()["scalars"] if tag.startswith("flops_monitor/")]
         assert bool(tags) == monitor
@@ -115,10 +115,10 @@ def test_readings_come_at_the_loggers_interval_until_the_end_and_none_without_mo
 
 
 def test_csv_gets_the_scalars_and_the_folder_of_its_logs_gets_text_and_json(
-    root: str, trainer: MakeTrainer, tmp_path: Path
+    trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     callback = FlopsProfilerCallback(timing_steps=1, trace=False)
-    trainer(callback, logger=csv_logger(root, tmp_path)).fit(new_net(root), loader(8))
+    trainer(callback, logger=csv_logger(tmp_path)).fit(new_net(), loader(8))
     folder = tmp_path / "run" / "version_0"
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -131,12 +131,12 @@ def test_csv_gets_the_scalars_and_the_folder_of_its_logs_gets_text_and_json(
 
 
 def test_a_file_that_cannot_be_written_is_one_warning_naming_it_and_the_rest_still_goes_out(
-    root: str, trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
     callback = FlopsProfilerCallback(timing_steps=1, output_file=tmp_path / "file" / "profile.txt")
-    net = new_net(root)
-    trainer(callback, logger=tensorboard_logger(root, tmp_path)).fit(net, loader(8))
+    net = new_net()
+    trainer(callback, logger=tensorboard_logger(tmp_path)).fit(net, loader(8))
     assert len(net.losses) == 8 and profile_of(callback)
     said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
     assert sum("profile.txt" in one for one in said) == 1
@@ -146,23 +146,23 @@ def test_a_file_that_cannot_be_written_is_one_warning_naming_it_and_the_rest_sti
 
 @pytest.mark.parametrize("shown", [False, True])
 def test_lightnings_log_says_where_the_report_lies_where_the_packages_own_is_not_shown(
-    root: str, trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, shown: bool,
+    trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, shown: bool,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     heard: list[str] = []
     listener = logging.Handler()
     listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger(root).addHandler(listener)
+    logging.getLogger(ROOT).addHandler(listener)
     try:
         with caplog.at_level(logging.INFO if shown else logging.WARNING, logger="lightning_flops"):
             callback = FlopsProfilerCallback(timing_steps=1, trace=False)
-            trainer(callback).fit(new_net(root), loader(6))
+            trainer(callback).fit(new_net(), loader(6))
     finally:
-        logging.getLogger(root).removeHandler(listener)
+        logging.getLogger(ROOT).removeHandler(listener)
     profile = profile_of(callback)
     words = headline(profile)
-    assert "FLOPs and " in words and " samples/s, MFU n/a (no dense peak is known for float32 on " in words
-    figures, _, _ = words.partition(", MFU n/a")
+    assert "FLOPs and " in words and " samples/s. n/a: MFU: no dense peak is known for float32 on " in words
+    figures, _, _ = words.partition(". n/a: MFU")
     sentence = f"FLOPs of step 1: {figures}. Page: {tmp_path}/lightning_flops/profile.html"
     assert [said for said in heard if "FLOPs" in said] == ([] if shown else [sentence])
     # Where the package's own log is shown, it has the line and the text; nothing is printed.
@@ -173,18 +173,18 @@ def test_lightnings_log_says_where_the_report_lies_where_the_packages_own_is_not
 
 
 def test_without_a_logger_that_has_folders_all_lies_in_one_of_ours_where_runs_keep_each_others(
-    root: str, trainer: MakeTrainer, tmp_path: Path
+    trainer: MakeTrainer, tmp_path: Path
 ) -> None:
-    base: Any = importlib.import_module(f"{root}.loggers.logger").DummyLogger
+    base: Any = importlib.import_module(f"{ROOT}.loggers.logger").DummyLogger
     service = type("Service", (base,), {"save_dir": str(tmp_path / "service")})()
     callback = FlopsProfilerCallback(timing_steps=1, output_file=tmp_path / "new" / "folder" / "profile.log")
-    trainer(callback, logger=service).fit(new_net(root), loader(6))
+    trainer(callback, logger=service).fit(new_net(), loader(6))
     profile, folder = profile_of(callback), tmp_path / "lightning_flops"
     assert (tmp_path / "new" / "folder" / "profile.log").read_text() == render_text(profile)
     assert files_in(folder) == ["profile.html", "profile.json", "throughput.json"]
     assert Profile.from_json((folder / "profile.json").read_text()) == profile
     callbacks = [FlopsProfilerCallback(timing_steps=1, tag_prefix=prefix, html=False) for prefix in ("a", "b")]
-    trainer(*callbacks).fit(new_net(root), loader(6))
+    trainer(*callbacks).fit(new_net(), loader(6))
     assert [name for name in files_in(folder) if "json" in name and "profile" in name] == [
         "profile-2.json",
         "profile-3.json",
@@ -194,23 +194,23 @@ def test_without_a_logger_that_has_folders_all_lies_in_one_of_ours_where_runs_ke
 
 
 def test_a_fit_that_profiled_nothing_leaves_no_file_but_throughput_that_was_asked_for_alone(
-    root: str, trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     callback = FlopsProfilerCallback(profile_step=100)
     with caplog.at_level(logging.INFO, logger="lightning_flops"):
-        trainer(callback, logger=csv_logger(root, tmp_path)).fit(new_net(root), loader(6))
+        trainer(callback, logger=csv_logger(tmp_path)).fit(new_net(), loader(6))
     assert callback.throughput is not None
     assert [name for name in files_in(tmp_path) if name.endswith((".json", ".txt"))] == []
     assert sum("Throughput of the run" in record.getMessage() for record in caplog.records) == 1
-    trainer(FlopsProfilerCallback(timer_only=True)).fit(new_net(root), loader(6))
+    trainer(FlopsProfilerCallback(timer_only=True)).fit(new_net(), loader(6))
     assert [name for name in files_in(tmp_path) if name.endswith((".json", ".txt"))] == [
         "lightning_flops/throughput.json"
     ]
 
 
-def test_the_prefix_is_a_setting(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+def test_the_prefix_is_a_setting(trainer: MakeTrainer, tmp_path: Path) -> None:
     callback = FlopsProfilerCallback(timing_steps=1, tag_prefix="cost/model")
-    trainer(callback, logger=tensorboard_logger(root, tmp_path)).fit(new_net(root), loader(6))
+    trainer(callback, logger=tensorboard_logger(tmp_path)).fit(new_net(), loader(6))
     tags = read_back(tmp_path).Tags()
     assert "cost/model/fwd_flops" in tags["scalars"]
     assert sorted(tag.removesuffix("/text_summary") for tag in tags["tensors"]) == [

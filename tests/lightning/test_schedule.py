@@ -37,10 +37,8 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one for one in said if "profile" in one]
 
 
-def test_a_list_of_steps_opens_one_window_after_the_other(
-    root: str, trainer: MakeTrainer, now: FakeNow, tmp_path: Path
-) -> None:
-    net = new_net(root, now=now)
+def test_a_list_of_steps_opens_one_window_after_the_other(trainer: MakeTrainer, now: FakeNow, tmp_path: Path) -> None:
+    net = new_net(now=now)
     backward = net.backward
     steps: list[Any] = []
 
@@ -54,7 +52,7 @@ def test_a_list_of_steps_opens_one_window_after_the_other(
     text.write_text("of another fit")
     given: dict[str, Any] = {"timing_steps": 2, "trace": False, "monitor": False, "output_file": text}
     callback = FlopsProfilerCallback(profile_step=[8, 1], **given)
-    trainer(callback, logger=tensorboard_logger(root, tmp_path)).fit(net, loader(16))
+    trainer(callback, logger=tensorboard_logger(tmp_path)).fit(net, loader(16))
     first, second = callback.profiles
     assert callback.profile == second
     assert (first.profile_step, first.counted_steps, first.timed_steps) == (1, (1,), (4, 5))
@@ -69,9 +67,9 @@ def test_a_list_of_steps_opens_one_window_after_the_other(
     assert "Step 8 counted, " in text.read_text()
 
 
-def test_windows_open_again_and_again_and_nothing_is_marked_between_them(root: str, trainer: MakeTrainer) -> None:
+def test_windows_open_again_and_again_and_nothing_is_marked_between_them(trainer: MakeTrainer) -> None:
     callback = FlopsProfilerCallback(profile_step=1, every=6, timing_steps=1, trace=False, monitor=False)
-    run, net, marked = trainer(callback), new_net(root), []
+    run, net, marked = trainer(callback), new_net(), []
     step = net.training_step
 
     def training_step(batch: Any, batch_idx: int) -> Any:
@@ -86,11 +84,9 @@ def test_windows_open_again_and_again_and_nothing_is_marked_between_them(root: s
     assert [index for index, mark in enumerate(marked) if mark] == [1, 3, 7, 9, 13, 15, 19]
 
 
-def test_listed_steps_that_cannot_be_profiled_are_named(
-    root: str, trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_listed_steps_that_cannot_be_profiled_are_named(trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
     callback = FlopsProfilerCallback(profile_step=[0, 2, 3, 50], timing_steps=1, trace=False)
-    trainer(callback).fit(new_net(root), loader(12))
+    trainer(callback).fit(new_net(), loader(12))
     first, second = callback.profiles  # the second opens at the very step at which the first one closed
     assert (first.profile_step, second.profile_step) == (0, 3)
     sentence = "profile_step lists 2, too: it was not profiled, because this window was still open."
@@ -99,11 +95,11 @@ def test_listed_steps_that_cannot_be_profiled_are_named(
 
 
 def test_timer_only_reports_times_alone(
-    root: str, trainer: MakeTrainer, monitor_now: FakeNow, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    trainer: MakeTrainer, monitor_now: FakeNow, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    net = new_net(root, now=monitor_now)
+    net = new_net(now=monitor_now)
     callback = FlopsProfilerCallback(timer_only=True)
-    run = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=4)
+    run = trainer(callback, logger=tensorboard_logger(tmp_path), log_every_n_steps=4)
     with caplog.at_level(logging.INFO, logger="lightning_flops"):
         run.fit(net, loader(12, on_fetch=lambda: monitor_now.sleep(0.5)))
     assert (len(net.losses), callback.profiles, warnings_of(caplog)) == (12, (), [])
@@ -126,11 +122,11 @@ def test_timer_only_reports_times_alone(
 
 
 def test_the_summary_leaves_out_counted_and_traced_batches_and_what_is_no_training(
-    root: str, trainer: MakeTrainer, monitor_now: FakeNow
+    trainer: MakeTrainer, monitor_now: FakeNow
 ) -> None:
     callback = FlopsProfilerCallback(profile_step=2, timing_steps=2)
     run = trainer(callback, val_check_interval=4, max_epochs=2)
-    run.fit(new_net(root, now=monitor_now, validates=True), loader(8), loader(1))
+    run.fit(new_net(now=monitor_now, validates=True), loader(8), loader(1))
     summary = callback.throughput
     assert summary is not None
     assert summary.batches == 16 - 1 - 6  # one counted, one of warm-up, five traced
@@ -139,9 +135,9 @@ def test_the_summary_leaves_out_counted_and_traced_batches_and_what_is_no_traini
 
 @pytest.mark.parametrize("timer_only", [True, False], ids=["timer only", "with a window"])
 def test_an_interrupted_run_has_its_summary_of_the_samples_that_its_steps_were_given(
-    root: str, trainer: MakeTrainer, monitor_now: FakeNow, timer_only: bool
+    trainer: MakeTrainer, monitor_now: FakeNow, timer_only: bool
 ) -> None:
-    net = new_net(root, now=monitor_now)
+    net = new_net(now=monitor_now)
     step = net.training_step
 
     def training_step(batch: Any, batch_idx: int) -> Any:

@@ -29,7 +29,7 @@ def prompt_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(folder: Path, *callbacks: Any, manual: bool) -> Any:
     """Everything of one fit that a failure might change."""
-    net = new_gan(ROOTS[0]) if manual else new_net(ROOTS[0], validates=True)
+    net = new_gan() if manual else new_net(validates=True)
     run = new_trainer(ROOTS[0], folder, *callbacks, max_epochs=2, log_every_n_steps=3)
     torch.manual_seed(11)
     run.fit(net, loader(9), None if manual else loader(2))
@@ -39,7 +39,7 @@ def trained(folder: Path, *callbacks: Any, manual: bool) -> Any:
 
 def evaluated(folder: Path, *callbacks: Any) -> Any:
     """The same of one prediction."""
-    net, run = new_evaluated_net(ROOTS[0]), new_trainer(ROOTS[0], folder, *callbacks)
+    net, run = new_evaluated_net(), new_trainer(ROOTS[0], folder, *callbacks)
     torch.manual_seed(11)
     given = run_loop(run, "predict", net, loader(9))
     return [one.tolist() for one in given], torch.get_rng_state().tolist(), footprint(run, net), torch_state()

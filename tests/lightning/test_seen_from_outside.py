@@ -6,17 +6,16 @@ Every hook is looked at the first time it is called in each state of the window.
 from __future__ import annotations
 
 import copy
-import importlib
 import io
 import multiprocessing
 import pickle
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
@@ -24,9 +23,7 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
 from tests.left_on_objects import left_on_object
-from tests.lightning.nets import BATCH, ROOTS, Rows, batch_flops, trunk
-
-MakeTrainer = Callable[..., Any]
+from tests.lightning.nets import BATCH, ROOTS, Rows, batch_flops, new_trainer, trunk
 
 HOOKS = (
     "setup on_fit_start on_train_start on_train_epoch_start on_train_batch_start on_before_zero_grad "
@@ -36,11 +33,8 @@ HOOKS = (
 ).split()
 
 
-# Everything that is pickled or copied is found by its name: halves of classes, made whole for either root.
-
-
-class Net:
-    """Half of a LightningModule: two linear layers, trained by SGD, by hand where *manual*."""
+class Net(pl.LightningModule):
+    """Two linear layers, trained by SGD, by hand where *manual*."""
 
     def __init__(self, manual: bool = False) -> None:
         super().__init__()
@@ -53,9 +47,9 @@ class Net:
         self.losses.append(loss.item())
         if self.automatic_optimization:
             return loss
-        optimizer: Any = self.optimizers()  # type: ignore[attr-defined]
+        optimizer: Any = self.optimizers()
         optimizer.zero_grad()
-        self.manual_backward(loss)  # type: ignore[attr-defined]
+        self.manual_backward(loss)
         optimizer.step()
         return None
 
@@ -63,11 +57,11 @@ class Net:
         self.net(batch[0])
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)  # type: ignore[attr-defined]
+        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
 
-class Data:
-    """Half of a LightningDataModule whose workers are given one of its own methods."""
+class Data(pl.LightningDataModule):
+    """Data whose workers are given one of its own methods."""
 
     def __init__(self, batches: int, **loading: Any) -> None:
         super().__init__()
@@ -86,11 +80,10 @@ class Data:
         return self._loader(1)
 
 
-class Probe:
-    """Half of a Callback that looks at the run in every hook; *look* gets the hook's name and the Trainer."""
+class Probe(pl.Callback):
+    """Looks at the run in every hook; *look* gets the hook's name and the Trainer."""
 
     def __init__(self, look: Any = None) -> None:
-        super().__init__()
         self.look = look
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,22 +100,6 @@ def _probing(hook: str) -> Any:
 
 for _hook in HOOKS:
     setattr(Probe, _hook, _probing(_hook))
-
-HALVES: dict[type, str] = {Net: "LightningModule", Data: "LightningDataModule", Probe: "Callback"}
-
-
-def __getattr__(name: str) -> Any:
-    """The whole class of that name, made when it is asked for, in a worker process too."""
-    for root in ROOTS:
-        for half, base in HALVES.items():
-            if name == f"{half.__name__}_{root.replace('.', '_')}":
-                kind = type(name, (half, getattr(importlib.import_module(root), base)), {"__module__": __name__})
-                return globals().setdefault(name, kind)
-    raise AttributeError(name)
-
-
-def new(half: type, root: str, *args: Any, **kwargs: Any) -> Any:
-    return getattr(sys.modules[__name__], f"{half.__name__}_{root.replace('.', '_')}")(*args, **kwargs)
 
 
 def pickled_by(kind: Any, thing: Any) -> bytes:
@@ -143,15 +120,15 @@ def state_of(callback: FlopsProfilerCallback) -> str:
 
 
 @pytest.fixture
-def fit(root: str, trainer: MakeTrainer, tmp_path: Path) -> Callable[..., Any]:
+def fit(tmp_path: Path) -> Callable[..., Any]:
     """Trains with validation and checkpoints among the steps; *look* is called in every hook."""
 
     def run(profiler: Any, look: Any, *, manual: bool = False, batches: int = 12, loading: Any = None) -> Any:
         torch.manual_seed(1)
         settings = {"enable_checkpointing": True, "val_check_interval": 3, "num_sanity_val_steps": 0}
         folder = tmp_path / type(profiler).__name__
-        made = trainer(new(Probe, root, look), profiler, default_root_dir=folder, **settings)
-        made.fit(new(Net, root, manual), datamodule=new(Data, root, batches, **(loading or {})))
+        made = new_trainer(ROOTS[0], folder, Probe(look), profiler, **settings)
+        made.fit(Net(manual), datamodule=Data(batches, **(loading or {})))
         return made
 
     return run
@@ -202,12 +179,10 @@ def trains_on(copied: Any) -> list[float]:
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")  # the first fit's, in the second as in any Trainer
-def test_a_copy_trains_on_like_a_copy_of_a_plain_trainer_and_is_profiled_anew(
-    root: str, fit: Callable[..., Any]
-) -> None:
+def test_a_copy_trains_on_like_a_copy_of_a_plain_trainer_and_is_profiled_anew(fit: Callable[..., Any]) -> None:
     batches = {0, 1, 3, 5, 11}  # before the counted step, after it, among the timed ones, in the trace, at the end
     copies, losses = copies_of(FlopsProfilerCallback(timing_steps=2), fit, batches)
-    plain, plain_losses = copies_of(new(Probe, root), fit, batches)
+    plain, plain_losses = copies_of(Probe(), fit, batches)
     assert losses == plain_losses and len(copies) == len(plain) == len(batches)
     for copied, copied_plain in zip(copies, plain, strict=True):
         (of_copy,) = [one for one in copied.callbacks if isinstance(one, FlopsProfilerCallback)]
@@ -218,9 +193,9 @@ def test_a_copy_trains_on_like_a_copy_of_a_plain_trainer_and_is_profiled_anew(
 
 
 @pytest.fixture
-def root_in_the_server_of_forks(root: str) -> Iterator[None]:
+def root_in_the_server_of_forks() -> Iterator[None]:
     """A server of forks that begins now imports it once, for all of its workers."""
-    multiprocessing.set_forkserver_preload([root])
+    multiprocessing.set_forkserver_preload([ROOTS[0]])
     yield
     multiprocessing.set_forkserver_preload([])
 

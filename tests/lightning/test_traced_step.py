@@ -16,7 +16,7 @@ from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.report.text import render_text
 from lightning_flops.trace import load_trace
 from lightning_flops.trace.modules import module_table
-from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, loader, new_net
+from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, ROOT, loader, new_net
 
 MakeTrainer = Callable[..., Any]
 
@@ -42,8 +42,8 @@ def profile_of(
     return callback.profile
 
 
-def test_every_module_has_its_time_and_from_the_counted_flops_its_rates(root: str, trainer: MakeTrainer) -> None:
-    report = profile_of(trainer, new_net(root))
+def test_every_module_has_its_time_and_from_the_counted_flops_its_rates(trainer: MakeTrainer) -> None:
+    report = profile_of(trainer, new_net())
     traced = report.traced
     assert traced is not None and traced.tables is not None and traced.tables.modules is not None
     assert (traced.index, traced.like_counted, traced.files) == (TRACED, True, ())
@@ -68,10 +68,10 @@ def test_every_module_has_its_time_and_from_the_counted_flops_its_rates(root: st
 
 
 def test_a_kept_trace_has_modules_phases_and_counter_tracks_and_gives_the_same_figures(
-    root: str, trainer: MakeTrainer, tmp_path: Path
+    trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     folder = tmp_path / "traces"
-    report = profile_of(trainer, new_net(root), trace_dir=folder, record_shapes=True, profile_memory=True)
+    report = profile_of(trainer, new_net(), trace_dir=folder, record_shapes=True, profile_memory=True)
     assert report.traced is not None and report.traced.tables is not None and report.notes == ()
     (file,) = report.traced.files
     assert Path(file) == folder / f"rank0_step{TRACED}.pt.trace.json"
@@ -95,18 +95,18 @@ def test_a_kept_trace_has_modules_phases_and_counter_tracks_and_gives_the_same_f
 
 
 def test_a_trace_that_cannot_be_kept_is_said_and_the_tables_are_there(
-    root: str, trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    report = profile_of(trainer, new_net(root), trace_dir=tmp_path / "file")
+    report = profile_of(trainer, new_net(), trace_dir=tmp_path / "file")
     assert report.traced is not None and report.traced.tables is not None
     assert report.traced.files == ()
     (note,) = report.notes
     assert note.startswith("The trace was not kept: ") and note in caplog.messages
 
 
-def test_with_accumulation_the_traced_step_holds_all_its_batches(root: str, trainer: MakeTrainer) -> None:
-    report = profile_of(trainer, new_net(root), batches=30, of_trainer={"accumulate_grad_batches": 3})
+def test_with_accumulation_the_traced_step_holds_all_its_batches(trainer: MakeTrainer) -> None:
+    report = profile_of(trainer, new_net(), batches=30, of_trainer={"accumulate_grad_batches": 3})
     assert report.traced is not None and report.traced.tables is not None and report.traced.tables.modules is not None
     assert len(report.traced.tables.step_times.steps) == 1
     assert {row.name: row.calls for row in report.traced.tables.modules.rows}["net.1"] == 3
@@ -121,9 +121,9 @@ def test_with_accumulation_the_traced_step_holds_all_its_batches(root: str, trai
     ],
 )
 def test_a_run_that_ends_before_or_in_the_traced_step_reports_what_there_is(
-    root: str, trainer: MakeTrainer, batches: int, trace: bool, notes: tuple[str, ...]
+    trainer: MakeTrainer, batches: int, trace: bool, notes: tuple[str, ...]
 ) -> None:
-    report = profile_of(trainer, new_net(root), batches=batches, trace=trace)
+    report = profile_of(trainer, new_net(), batches=batches, trace=trace)
     assert report.timing is not None
     assert (report.traced is not None, report.notes) == (batches > TRACED, notes)
     assert not torch._C._autograd._profiler_enabled()
@@ -131,23 +131,23 @@ def test_a_run_that_ends_before_or_in_the_traced_step_reports_what_there_is(
 
 @pytest.mark.parametrize("lightnings", [False, True])
 def test_beside_a_profiler_of_the_users_no_step_is_traced(
-    root: str, trainer: MakeTrainer, tmp_path: Path, lightnings: bool
+    trainer: MakeTrainer, tmp_path: Path, lightnings: bool
 ) -> None:
     if lightnings:
-        kind = importlib.import_module(f"{root}.profilers").PyTorchProfiler
+        kind = importlib.import_module(f"{ROOT}.profilers").PyTorchProfiler
         own = kind(dirpath=tmp_path, filename="own", export_to_chrome=False)
-        report = profile_of(trainer, new_net(root), batches=14, of_trainer={"profiler": own})
+        report = profile_of(trainer, new_net(), batches=14, of_trainer={"profiler": own})
     else:
         with profile(activities=[ProfilerActivity.CPU]) as recorded:
-            report = profile_of(trainer, new_net(root))
+            report = profile_of(trainer, new_net())
         assert recorded.key_averages()
     assert report.traced is None
     assert report.notes[-1].endswith("and torch runs one profiler at a time.")
 
 
-def test_a_schedule_of_several_cycles_keeps_every_trace(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+def test_a_schedule_of_several_cycles_keeps_every_trace(trainer: MakeTrainer, tmp_path: Path) -> None:
     schedule = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2}
-    report = profile_of(trainer, new_net(root), batches=16, trace_dir=tmp_path, trace_schedule=schedule)
+    report = profile_of(trainer, new_net(), batches=16, trace_dir=tmp_path, trace_schedule=schedule)
     assert report.traced is not None and report.traced.tables is not None
     # Timed up to step 5; the cycles are 6-9 and 10-13, their last two steps are kept.
     assert [step.number for step in report.traced.tables.step_times.steps] == [12, 13]

@@ -137,33 +137,6 @@ def test_copies_and_pickles_made_inside_the_loop_work_without_this_package(tmp_p
     assert loaded.stdout == "1\n"  # a function that does nothing
 
 
-@pytest.mark.parametrize("wrapped", ["function", "model"])
-def test_what_is_compiled_stays_one_graph_and_is_compiled_once(wrapped: str) -> None:
-    from torch._dynamo.testing import CompileCounter
-
-    frames = []
-    for profiled in (False, True):
-        torch._dynamo.reset()
-        net = nn.Sequential(nn.Linear(WIDE, NARROW))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        counter = CompileCounter()
-        model: Any = torch.compile(net, backend=counter) if wrapped == "model" else net
-
-        def loss_of(rows: torch.Tensor, model: Any = model) -> torch.Tensor:
-            loss: torch.Tensor = model(rows).square().mean()
-            return loss
-
-        if wrapped == "function":
-            loss_of = torch.compile(loss_of, backend=counter)
-        profiling = profile_training(model, optimizer, timing_steps=2, trace=False) if profiled else nullcontext()
-        with profiling:
-            for rows in DataLoader(Rows(8, FakeNow()), batch_size=BATCH):
-                loss_of(rows).backward()
-                optimizer.step()
-        frames.append((counter.frame_count, counter.op_count))
-    assert frames[0] == frames[1] == (1, 3 if wrapped == "function" else 1)
-
-
 def test_a_profiler_that_was_dropped_ends_itself_and_leaves_nothing() -> None:
     gc.collect()  # what another test has dropped
     before = torch_state()

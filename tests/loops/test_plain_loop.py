@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from lightning_flops import Profile, profile_training
 from lightning_flops.pytorch import TrainingProfiler
 from lightning_flops.records import PhaseSeconds
 from lightning_flops.schema.throughput import ThroughputSummary
 from tests.fake_clock import FakeNow
-from tests.left_on_objects import left_on_object
 from tests.loops.nets import (
     BACKWARD,
     BACKWARD_SEC,
@@ -27,7 +25,6 @@ from tests.loops.nets import (
     FORWARD,
     FORWARD_SEC,
     LOSS_SEC,
-    MIDDLE,
     NARROW,
     UPDATE_SEC,
     WIDE,
@@ -128,19 +125,6 @@ def test_a_loop_is_profiled_without_a_line_inside_it(
     assert "no dense peak" in run.unavailable["mfu"]
     asked = profiled(net, optimizer, now, plain(net, optimizer, now), batch_size=lambda rows: 10 * len(rows))
     assert profile_of(asked).samples == 10 * BATCH
-
-
-def test_the_dtype_of_an_autocast_is_named_beside_the_parameters(net: Net, optimizer: SlowSGD, now: FakeNow) -> None:
-    def step(_: TrainingProfiler, place: int, rows: Tensor) -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            output = net(rows)
-        loss_of(output, now).backward()
-        optimizer.step()
-
-    profiler = profiled(net, optimizer, now, step)
-    assert profile_of(profiler).context.precision == "bfloat16 mixed, float32 parameters"
-    assert flops(profiler) == (FORWARD, BACKWARD)
-    assert {row.dtype for row in profile_of(profiler).dtypes} == {"bfloat16"}
 
 
 @pytest.mark.parametrize("before_loss", [False, True])
@@ -391,19 +375,6 @@ def test_of_a_model_that_is_not_called_forward_is_what_ran_before_the_backward(
     assert [timed.forward for timed in seconds(windows)] == [LOSS_SEC + FORWARD_SEC] * 2
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_compiled_model(in_place: bool, now: FakeNow, windows: list[Any]) -> None:
-    net: nn.Module = nn.Sequential(nn.Linear(WIDE, MIDDLE), nn.ReLU(), nn.Linear(MIDDLE, NARROW))
-    if in_place:
-        net.compile(backend="aot_eager")
-    else:
-        net = cast(nn.Module, torch.compile(net, backend="aot_eager"))
-    optimizer = SlowSGD(net.parameters(), now)
-    profiler = profiled(net, optimizer, now, plain(net, optimizer, now))
-    assert (flops(profiler), profile_of(profiler).modules[0].type_name) == ((FORWARD, BACKWARD), "Sequential")
-    assert [timed.forward for timed in seconds(windows)] == [LOSS_SEC] * 2
-
-
 @pytest.mark.parametrize("at", [1, 4])
 def test_an_exception_that_leaves_the_loop_is_the_users_and_there_is_a_report(
     net: Net, optimizer: SlowSGD, now: FakeNow, at: int
@@ -523,82 +494,6 @@ def test_an_optimizer_that_never_ends_a_step_is_named(
     assert profiled(net, both, now, plain(net, optimizer, now)).profile is None
     assert "Later, the last optimizer in the list, ends each" in caplog.text
     assert "this run ended after 0 step(s)" in caplog.text
-
-
-class SharpnessAware(torch.optim.Optimizer):
-    """SAM as people write it: the closure asks for another gradient up the slope; an inner optimizer updates."""
-
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
-        super().__init__([one for group in inner.param_groups for one in group["params"]], {})
-        self.inner = inner
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        assert closure is not None
-        weights = [one for group in self.param_groups for one in group["params"]]
-        ways = [0.01 * one.grad for one in weights]
-        torch._foreach_add_(weights, ways)
-        self.zero_grad()
-        with torch.enable_grad():
-            closure()
-        torch._foreach_sub_(weights, ways)
-        self.inner.step()
-        self.zero_grad()
-
-
-@pytest.mark.parametrize("given", ["the inner one", "both", "none"])
-def test_an_optimizer_around_another_one_makes_one_step(
-    given: str, net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]
-) -> None:
-    outer = SharpnessAware(optimizer)
-
-    def step(profiler: TrainingProfiler, place: int, rows: Tensor) -> None:
-        loss_of(net(rows), now).backward()
-        outer.step(lambda: loss_of(net(rows), now).backward())
-        if given == "none":
-            profiler.step()
-
-    optimizers = {"the inner one": optimizer, "both": [outer, optimizer], "none": None}[given]
-    profiler = profiled(net, optimizers, now, step)
-    assert (flops(profiler), profile_of(profiler).micro_steps) == ((2 * FORWARD, 2 * BACKWARD), 1)
-    assert (profile_of(profiler).counted_steps, profile_of(profiler).timed_steps) == ((1,), (4, 5))
-    assert throughput_of(profiler).model_flops == 8 * 2 * (FORWARD + BACKWARD)
-    assert seconds(windows) == [replace(TWICE, optimizer=UPDATE_SEC)] * 2
-    assert left_on_object(outer) == left_on_object(optimizer) == []
-
-
-def test_a_recomputation_by_a_reentrant_checkpoint_is_backward(now: FakeNow, windows: list[Any]) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([nn.Linear(WIDE, WIDE, bias=False) for _ in range(3)])
-
-        def forward(self, rows: Tensor) -> Tensor:
-            for block in self.blocks:
-                rows = checkpoint(block, rows, use_reentrant=True)
-            return rows
-
-    model, layer = Checkpointed(), 2 * BATCH * WIDE * WIDE
-    updates = SlowSGD(model.parameters(), now)
-
-    def step(_: TrainingProfiler, place: int, rows: Tensor) -> None:
-        loss_of(model(rows.requires_grad_()), now).backward()
-        updates.step()
-
-    profiler = profiled(model, updates, now, step)
-    assert flops(profiler) == (3 * layer, 6 * layer)
-    assert (profile_of(profiler).flops.recompute, profile_of(profiler).micro_steps) == (3 * layer, 1)
-    assert [(one.forward, one.backward) for one in seconds(windows)] == [(LOSS_SEC, 0.0)] * 2
-
-
-def test_a_traced_forward_is_one_call_of_the_model(net: Net, optimizer: SlowSGD, now: FakeNow) -> None:
-    profiler = profiled(net, optimizer, now, plain(net, optimizer, now), 16, trace=True)
-    traced = profile_of(profiler).traced
-    assert traced is not None and traced.tables is not None and traced.tables.modules is not None
-    rows_of = {row.name: row for row in traced.tables.modules.rows}
-    assert {name: row.calls for name, row in rows_of.items()} == {"": 1, "first": 1, "second": 1}
-    inside = rows_of["first"].forward_us + rows_of["second"].forward_us
-    assert rows_of[""].forward_us == pytest.approx(rows_of[""].own_forward_us + inside)
 
 
 def test_tokens_and_padding_are_those_of_the_batches(now: FakeNow) -> None:

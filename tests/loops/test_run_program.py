@@ -18,18 +18,13 @@ from tests.forks import BEFORE_LIGHTNING, run_fork
 from tests.left_on_objects import left_on_object
 from tests.left_on_torch import torch_state
 from tests.loops import nets
-from tests.loops.nets import BATCH, MIDDLE, NARROW, WIDE, Net, SlowSGD, loader, loss_of
+from tests.loops.nets import BATCH, Net, SlowSGD, loader, loss_of
 from tests.ranks import LIGHTNING
 from tests.seams import WORDS
 
 ROWS, IN, OUT = 8, 16, 4
-
-
 FORWARD = 2 * ROWS * IN * OUT
-
-
 BACKWARD = FORWARD  # the rows need no gradient
-
 
 BEGIN = f"""
 import sys
@@ -40,19 +35,13 @@ data = DataLoader(torch.randn(30 * {ROWS}, {IN}), batch_size={ROWS})
 net = torch.nn.Linear({IN}, {OUT})
 optimizer = torch.optim.AdamW(net.parameters())
 """
-
-
 TRAIN = """
 for rows in data:
     net(rows).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
-
-
 SHOW = "print(sys.argv, [weight.tolist() for weight in net.parameters()])\n"
-
-
 GAN = f"""
 critic = torch.nn.Linear({OUT}, 1)
 critics = torch.optim.AdamW(critic.parameters())
@@ -175,7 +164,6 @@ def test_two_ranks_under_torchrun_have_one_report(tmp_path: Path) -> None:
 
 # ---- other frameworks, whose programs are not changed either
 
-
 ACCELERATE = """
 import torch
 from accelerate import Accelerator
@@ -188,8 +176,6 @@ for _ in range(14):
     optimizer.step()
     optimizer.zero_grad()
 """
-
-
 TRAINER = """
 from torch import nn
 from torch.utils.data import Dataset
@@ -208,8 +194,6 @@ arguments = TrainingArguments("out", use_cpu=True, per_device_train_batch_size=8
                               save_strategy="no", disable_tqdm=True)
 Trainer(Net(), arguments, train_dataset=rows).train()
 """
-
-
 PROGRAMS = {
     "accelerate": (ACCELERATE, "torch", "lightning_flops/profile.json"),
     "trainer": (TRAINER, "transformers", "out/lightning_flops/profile.json"),
@@ -286,23 +270,6 @@ def test_a_loop_of_torch_is_found_at_its_first_update(now: FakeNow, said: list[s
     assert profile.modules[0].type_name == "Net"
     assert said[0].startswith(f"FLOPs of step {profile.profile_step}: ")
     assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
-
-
-def test_the_outermost_module_that_is_called_is_the_loops(now: FakeNow, said: list[str]) -> None:
-    inner = nn.Sequential(nn.Linear(WIDE, MIDDLE), nn.ReLU(), nn.Linear(MIDDLE, NARROW))
-    whole, teacher = nn.Sequential(inner, nn.Dropout(0.0)), nn.Linear(WIDE, NARROW)
-    optimizer = SlowSGD(inner.parameters(), now)
-
-    def train() -> None:
-        for rows in loader(14, now):
-            with torch.no_grad():
-                wanted = teacher(rows)
-            (whole(rows) - wanted).square().mean().backward()
-            optimizer.step()
-
-    profile = only(found(said, train))
-    assert [one.name for one in profile.modules if one.depth <= 1] == ["", "0", "1"]
-    assert profile.flops.forward == nets.FORWARD + 2 * BATCH * WIDE * NARROW
 
 
 def test_a_failure_while_a_loop_is_looked_for_is_one_warning(

@@ -28,52 +28,32 @@ SLOWED = "blocks.5.mlp.up"
 """The module of the decoder that reaches a tenth of what its sisters reach."""
 
 
-def _seconds(flops: int, *, share: float, moved: int) -> float:
-    return max(flops / (PEAK * share), moved / 1.5e12)
-
-
-def _times(module: ModuleProfile, *, share: float, below: list[ModuleTimes]) -> ModuleTimes:
-    """Of one module: its own work at *share* of the peak, and that of the modules inside it."""
-    own = module.own
-    forward = _seconds(own.forward, share=share, moved=40_000_000)
-    backward = _seconds(own.backward + own.recompute, share=share * 0.9, moved=80_000_000)
-    forward_sec = forward + sum(one.forward_sec for one in below)
-    backward_sec = backward + sum(one.backward_sec or 0.0 for one in below)
-    total = module.total
-    forward_rate = total.forward / forward_sec if total.forward else None
-    backward_flops = total.backward + total.recompute
-    backward_rate = backward_flops / backward_sec if backward_flops else None
-    return ModuleTimes(
-        clock="device",
-        forward_sec=forward_sec,
-        own_forward_sec=forward,
-        backward_sec=backward_sec,
-        own_backward_sec=backward,
-        forward_flops_per_sec=forward_rate,
-        backward_flops_per_sec=backward_rate,
-        forward_utilization=None if forward_rate is None else forward_rate / PEAK,
-        backward_utilization=None if backward_rate is None else backward_rate / PEAK,
-    )
-
-
 def timed(modules: tuple[ModuleProfile, ...]) -> tuple[ModuleProfile, ...]:
-    """*modules*, which stand in tree order, with times, and bytes where they have FLOPs."""
-    children: dict[str, list[ModuleTimes]] = {}
-    moved: dict[str, PhaseBytes] = {}
+    """*modules*, which stand in tree order, with times that add up along it, and bytes and rooflines by their FLOPs."""
+    inside: dict[str, list[tuple[float, float]]] = {}
     made: list[ModuleProfile] = []
     for place, module in reversed(list(enumerate(modules))):
-        share = 0.05 if module.name == SLOWED else 0.35 + 0.04 * (place % 7)
-        times = _times(module, share=share, below=children.pop(module.name, []))
-        own = PhaseBytes(
-            forward=20_000_000 + module.own.forward // 180, backward=30_000_000 + module.own.backward // 160
+        rate = PEAK * (0.05 if module.name == SLOWED else 0.35 + 0.04 * (place % 7))
+        own, total = module.own, module.total
+        forward, backward = 2e-5 + own.forward / rate, 4e-5 + (own.backward + own.recompute) / rate
+        below = inside.pop(module.name, [])
+        forward_sec, backward_sec = forward + sum(one for one, _ in below), backward + sum(one for _, one in below)
+        inside.setdefault(module.name.rpartition(".")[0], []).append((forward_sec, backward_sec))
+        known = bool(total.total)
+        times = ModuleTimes(
+            clock="device",
+            forward_sec=forward_sec,
+            own_forward_sec=forward,
+            backward_sec=backward_sec,
+            own_backward_sec=backward,
+            forward_flops_per_sec=total.forward / forward_sec if known else None,
+            backward_flops_per_sec=total.backward / backward_sec if known else None,
+            forward_utilization=total.forward / forward_sec / PEAK if known else None,
+            backward_utilization=total.backward / backward_sec / PEAK if known else None,
         )
-        whole = own + moved.pop(module.name, PhaseBytes())
-        limit = min(PEAK, module.total.total / whole.total * BANDWIDTH) if module.total.total else None
-        made.append(replace(module, times=times, total_bytes=whole, attainable_flops_per_sec=limit))
-        if module.name:
-            parent = module.name.rpartition(".")[0]
-            children.setdefault(parent, []).append(times)
-            moved[parent] = moved.get(parent, PhaseBytes()) + whole
+        moved = PhaseBytes(forward=10**7 + total.forward // 180, backward=2 * 10**7 + total.backward // 160)
+        limit = min(PEAK, total.total / moved.total * BANDWIDTH) if known else None
+        made.append(replace(module, times=times, total_bytes=moved, attainable_flops_per_sec=limit))
     return tuple(reversed(made))
 
 

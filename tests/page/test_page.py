@@ -155,7 +155,7 @@ def test_a_trace_and_a_comparison_are_pages_of_the_same_parts(opened: Callable[.
     assert _cells(found, "by-module")[0][:4] == ["fc1", "5.000", "9.000", "+4.000"]
     found = opened("trace")
     assert found.page.locator("#kernels, #operators, #memory-over-time").count() == 3
-    assert found.page.locator(".roofline circle").count() > 0 and found.page.locator(".icicle").count() == 1
+    assert found.page.locator(".roofline circle").count() > 0
     label = found.page.locator(".curve svg").get_attribute("aria-label") or ""
     assert label.startswith("Memory over time on device 0. Peak 6 GB")
     assert found.texts(".curve .mark") == ["peak 6 GB"]

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
@@ -17,7 +16,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from tests.ranks.strategies import (
     Attention,
     ContextParallel,
-    HookedDdp,
     Net,
     SequenceTask,
     ShardedOnCpu,
@@ -77,19 +75,11 @@ tensor_parallel = partial(
 
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "ddp_accumulating": partial(ddp, strategy=DDPStrategy, accumulate_grad_batches=3, window={"trace": True}),
-    "ddp_compressing": partial(
-        ddp,
-        strategy=lambda: HookedDdp(powerSGD_hook, PowerSGDState(None, start_powerSGD_iter=2)),
-        window={"profile_step": 3},  # it compresses from the third step on
-    ),
     "fsdp1": partial(
         twice,
         strategy=partial(ShardedOnCpu, auto_wrap_policy={nn.Linear}),
         task=net_task(hidden=5),
         window={"trace": True},
-    ),
-    "fsdp1_tied_flat": partial(
-        twice, strategy=partial(ShardedOnCpu, use_orig_params=False), task=net_task(hidden=8, tied=True)
     ),
     "fsdp2": partial(fsdp2, task=net_task(shard, hidden=5), window={"trace": True}),
     "tensors": partial(tensor_parallel, task=net_task(split), window={"trace": True}),

@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.distributed.device_mesh import init_device_mesh
@@ -39,14 +39,12 @@ BATCHES = 4 * STEPS
 class Net(nn.Module):
     """Three layers, and a norm that multiplies no matrices."""
 
-    def __init__(self, hidden: int = HIDDEN, *, tied: bool = False) -> None:
+    def __init__(self, hidden: int = HIDDEN) -> None:
         super().__init__()
         self.first = nn.Linear(IN, hidden)
         self.second = nn.Linear(hidden, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, OUT)
-        if tied:
-            self.second.weight = self.first.weight
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = self.head(self.norm(self.second(torch.relu(self.first(inputs)))))
@@ -114,18 +112,6 @@ class SequenceTask(Task):
     def on_after_backward(self) -> None:
         for parameter in self.parameters():
             torch.distributed.all_reduce(parameter.grad)
-
-
-class HookedDdp(DDPStrategy):
-    """DDP with a communication hook, which Lightning registers on a GPU only."""
-
-    def __init__(self, hook: Callable[..., Any], state: Any = None) -> None:
-        super().__init__()
-        self._hook = (state, hook)
-
-    def _register_ddp_hooks(self) -> None:
-        assert isinstance(self.model, nn.parallel.DistributedDataParallel)
-        self.model.register_comm_hook(*self._hook)
 
 
 class ShardedOnCpu(FSDPStrategy):

@@ -44,10 +44,6 @@ def net_params(*, hidden: int = HIDDEN) -> int:
     return (IN * hidden + hidden) + (hidden * WIDTH + WIDTH) + 2 * WIDTH + (WIDTH * OUT + OUT)
 
 
-TIED_PARAMS = (WIDTH * WIDTH) + 2 * WIDTH + 2 * WIDTH + (WIDTH * OUT + OUT)
-"""Of ``Net`` with eight hidden features, whose first two layers share their weight and have biases of their own."""
-
-
 def attention_cost(samples: int, *, tokens: int, of: int) -> Cost:
     """Of ``Attention`` on a rank that has *tokens* of the *of* tokens of each sequence.
 

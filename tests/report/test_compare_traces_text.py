@@ -81,14 +81,6 @@ def test_what_only_one_run_has_is_not_called_noise() -> None:
     assert "odd 0 23.500 +23.500 0 -> 1 new" in lines_of(comparison)
 
 
-def test_whole_traces_are_not_called_steps() -> None:
-    comparison = compare_traces([run(40, 40, mark=False)], [run(80, 80, mark=False)])
-    text = "\n".join(lines_of(comparison))
-    assert "The whole trace takes" in text
-    assert "no marks of steps)" in text
-    assert "what of it is noise is not known" in text.replace("\n", " ")
-
-
 def test_names_of_files_and_events_are_printable() -> None:
     name = "a\x1b[31m\u202eb\nc"
     hostile = (launch(999, 1040), kernel(999, 1130, 4, name=name))

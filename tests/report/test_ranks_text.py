@@ -9,7 +9,6 @@ from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RankAbsence
 from tests.golden_files import golden
 from tests.report import jobs
 from tests.report.drawn import ranks_lines
@@ -48,43 +47,6 @@ def test_report_of_thousands_of_ranks_is_as_long_as_that_of_four() -> None:
     assert len(ranks_lines(CASES["thousands"])) == len(few)
 
 
-def test_any_number_of_reasons_devices_and_stages_stays_short() -> None:
-    def lines(ranks: int) -> list[str]:
-        """Half of the ranks are absent, each for a reason of its own, and all others have a device of their own."""
-        window = jobs.pipeline()[0]
-        windows = [
-            replace(
-                window,
-                context=replace(
-                    window.context,
-                    rank=rank,
-                    world_size=ranks,
-                    dp_size=1,
-                    pp_size=ranks,
-                    pp_rank=rank,
-                    device_name=f"device {rank}",
-                ),
-            )
-            for rank in range(ranks)
-        ]
-        profile, answers = jobs.job(windows)
-        return ranks_lines(
-            with_ranks(
-                profile,
-                [
-                    answer if rank % 2 == 0 else RankAbsence(rank=rank, reason=f"reason {rank}")
-                    for rank, answer in enumerate(answers)
-                ],
-            )
-        )
-
-    long, longer = lines(40), lines(80)
-    assert len(long) == len(longer)
-    assert "- Ranks 7, 9, 11, 13 and 13 more: for other reasons." in long
-    assert "    and 16 more kinds of devices:                                       16 of them" in long
-    assert "(and 12 more)" in long  # stages
-
-
 def test_every_line_of_the_job_says_so_when_a_rank_is_missing() -> None:
     lines = ranks_lines(CASES["missing"])
     figures = [line for line in lines if line.startswith(("MFU", "HFU", "  peak"))]
@@ -120,17 +82,3 @@ def test_that_nobody_is_late_is_said_only_as_far_as_it_is_known() -> None:
     assert said(True, True, stages=(0, 0)) == "Straggler: none, every rank keeps pace with the others."
     assert said(True, False, stages=(0, 0)).startswith("Straggler: none is late in data wait or transfer; ")
     assert said(True, True, stages=(0, 1)).startswith("Straggler: n/a, no two of the ranks ")
-
-
-def test_bytes_that_traces_do_not_say_are_not_available_for_a_reason() -> None:
-    ranks = CASES["thousands"].ranks
-    assert ranks is not None and ranks.communication is not None
-    reason = "n/a where the traces do not say them"
-    assert reason not in " ".join(ranks_lines(CASES["thousands"]))
-    unsaid = [
-        replace(row, collectives=tuple(replace(one, bytes=None) for one in row.collectives))
-        for row in ranks.communication.ranks
-    ]
-    communication = replace(ranks.communication, ranks=tuple(unsaid))
-    lines = ranks_lines(replace(CASES["thousands"], ranks=replace(ranks, communication=communication)))
-    assert reason in " ".join(lines)

@@ -14,7 +14,6 @@ from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import data_loader, memory, operator, scope, step, trace
 from tests.golden_files import golden
 from tests.pages import REPOSITORY, blocks
-from tests.report.traced_windows import transformer_traced
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 
@@ -68,9 +67,6 @@ def test_two_ranks_read_like_their_golden_file() -> None:
 
 def test_a_cpu_trace_reads_like_its_golden_file() -> None:
     golden("trace/cpu.txt", render_traces(cpu_only()))
-
-
-def test_tables_as_json_read_like_their_golden_file() -> None:
     golden("trace/cpu.json", cpu_only().to_json())
 
 
@@ -96,18 +92,3 @@ def test_kernels_that_differ_in_the_middle_alone_still_differ() -> None:
 )
 def test_arguments_of_functions_go_first(name: str, shown: str) -> None:
     assert shortened_inside(name, chars=len(shown)) == shown
-
-
-def test_modules_of_a_marked_trace_have_a_table_with_the_longest_first() -> None:
-    _, traced = transformer_traced()
-    assert traced.tables is not None
-    report = TracesReport(schema_version=1, traces=(traced.tables,), ranks=None, advice=())
-    lines = render_traces(report, top_rows=2).splitlines()
-    begin = next(place for place, line in enumerate(lines) if " Modules " in line)
-    shown = [" ".join(line.split()) for line in lines[begin + 1 : begin + 16]]
-    # The head runs 8 ms forward and 16 backward; every other module at most 0.4 and 1.2.
-    assert "forward: 26 ms" in shown
-    assert "backward: 53.5 ms" in shown
-    assert "module calls fwd self fwd total bwd self bwd total fwd kernels bwd kernels" in shown
-    assert "head 1 8 ms 8 ms 16 ms 16 ms 1 1" in shown
-    assert "blocks.11.attn.qkv 1 400 us 400 us 1.2 ms 1.2 ms 1 1" in shown

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.run.output import LoggedOutput, RunFiles
+from lightning_flops.run.output import LoggedOutput
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.sinks.console import to_standard_output
@@ -22,7 +21,6 @@ from tests.memory_sink import MemorySink
 from tests.report.windows import build_profile, mlp_window
 
 PROFILE = build_profile(mlp_window(), config=ProfilerConfig())
-SHORT = "1.4 GFLOPs and 20 ms a step, 5,000 samples/s"
 SUMMARY = ThroughputSummary(
     schema_version=1,
     batches=4,
@@ -34,25 +32,15 @@ SUMMARY = ThroughputSummary(
 )
 
 
-def output(
-    folder: Path | None,
-    *,
-    loggers: MemorySink | None = None,
-    text_file: bool = True,
-    output_file: str | None = None,
-    announce: Callable[[str], None] = lambda sentence: None,
-    html: bool = True,
-    part: str = "",
-    nowhere: str = "",
-) -> LoggedOutput:
+def output(folder: Path, *, loggers: MemorySink | None = None, part: str = "") -> LoggedOutput:
     return LoggedOutput(
-        ProfilerConfig(output_file=output_file, html=html),
+        ProfilerConfig(),
         loggers=loggers or MemorySink(has_board=False),
         console=to_standard_output,
-        folder=lambda: None if folder is None else str(folder),
-        text_file=text_file,
-        announce=announce,
-        nowhere=nowhere,
+        folder=lambda: str(folder),
+        text_file=True,
+        announce=lambda sentence: None,
+        nowhere="",
         part=part,
     )
 
@@ -75,15 +63,6 @@ def test_a_runs_files_lie_in_a_folder_of_ours_and_nothing_of_the_users_is_touche
     assert {path.read_text() for path in tmp_path.glob("*.*")} == {"mine"}
     show(output(ours))  # a folder of that name is taken as it is
     assert not (ours / "lightning_flops").exists()
-
-
-def test_a_package_of_our_folders_name_gets_no_reports(tmp_path: Path) -> None:
-    (tmp_path / "lightning_flops").mkdir()
-    (tmp_path / "lightning_flops" / "__init__.py").write_text("")
-    show(output(tmp_path, html=False))
-    assert names(tmp_path) == [
-        *("lightning_flops/__init__.py", "lightning_flops_logs/profile.json", "lightning_flops_logs/profile.txt")
-    ]
 
 
 def test_each_window_is_written_over_the_one_before_and_another_run_has_names_of_its_own(tmp_path: Path) -> None:
@@ -119,23 +98,6 @@ def test_neither_the_page_nor_the_tabs_files_grow_with_the_windows(tmp_path: Pat
     assert Profile.from_json(gzip.decompress(packed).decode()) == replace(PROFILE, profile_step=11)
 
 
-def test_one_line_has_the_figures_and_the_one_place_with_most_of_a_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.chdir(tmp_path)
-    show(output(tmp_path, announce=said.append))
-    show(output(tmp_path, announce=said.append, html=False))
-    show(output(tmp_path, loggers=MemorySink(), announce=said.append, html=False))
-    show(output(None, announce=said.append, nowhere="Nothing keeps it."))
-    assert [one.removeprefix(f"FLOPs of step 3: {SHORT}. ") for one in said] == [
-        "Page: lightning_flops/profile.html",
-        "Report: lightning_flops/profile-2.txt",
-        "In the loggers, the text flops_profiler/profile",
-        "Nothing keeps it.",
-    ]
-
-
 def test_loggers_get_everything_under_the_tags_of_the_loop(tmp_path: Path) -> None:
     kept = MemorySink()
     shown = output(tmp_path, loggers=kept, part="test")
@@ -151,15 +113,6 @@ def test_loggers_get_everything_under_the_tags_of_the_loop(tmp_path: Path) -> No
     ours = tmp_path / "lightning_flops"
     assert kept.files == [str(ours / "profile.test.html")]
     assert "throughput.test.json" in names(ours)
-
-
-def test_other_ranks_write_files_of_their_own_if_all_ranks_is_set(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = ProfilerConfig(all_ranks=True)
-    RunFiles(config, lambda: str(tmp_path), rank=12).report(PROFILE)
-    assert names(tmp_path / "lightning_flops") == ["profile.rank12.json"]
-    assert capsys.readouterr().out == ""
 
 
 def test_a_full_disk_costs_one_warning_and_the_loggers_still_get_the_report(

@@ -213,32 +213,6 @@ def test_what_is_logged_follows_a_run_that_changes() -> None:
     assert run.covered
 
 
-def test_with_two_checks_the_error_is_not_known() -> None:
-    flops = StepFlops()
-    for drawn in (False, True, True):
-        counted(flops, Step(FIXED, 10_000), drawn=drawn)
-    flops.ran(FIXED, (None,), 1, seconds=STEP_SEC)
-    sums = flops.totals()
-    assert sums is not None and (sums.error, sums.checks, sums.model_flops) == (None, 2, 4 * 30_000)
-
-
-def test_hardware_flops_have_what_is_repeated_and_lack_what_kernels_skip() -> None:
-    flops = StepFlops()
-    key = FIXED, (None,), 1
-    spent = {
-        ("forward", "bfloat16"): 100,
-        ("backward", "bfloat16"): 200,
-        ("recompute", "bfloat16"): 50,
-        ("optimizer", "float32"): 7,
-        ("skipped", "bfloat16"): 30,
-    }
-    flops.counted(*key, spent, seconds=1.0, random=False, data_dependent=False, lower_bound=True)
-    flops.ran(*key, seconds=1.0)
-    sums = flops.totals()
-    assert sums is not None and sums.lower_bound
-    assert (sums.hardware_flops, sums.model_flops) == (2 * 327, 600)
-
-
 def test_accumulated_batches_add_up() -> None:
     """Four batches a step, of two lengths each time; only the first one's shape is known when a step begins."""
     numbers = generator(0)
@@ -265,16 +239,3 @@ def test_the_global_random_state_is_not_touched() -> None:
     before = random.getstate()
     simulate([Step(FIXED, 10_000)] * 100)
     assert random.getstate() == before
-
-
-def test_profiled_steps_are_in_the_sum_of_the_run_and_in_no_rate() -> None:
-    flops = StepFlops()
-    key = FIXED, (None,), 1
-    for forward in (10_000, 16_000, 16_000, 10_000):
-        counted(flops, Step(FIXED, forward), drawn=True)
-    for profiled in (True, False, False):
-        flops.ran(*key, seconds=STEP_SEC, profiled=profiled)
-    sums = flops.totals()
-    assert sums is not None and sums.steps_counted + sums.steps_estimated == 7
-    assert sums.unprofiled.by_dtype == {"float32": 2 * 3 * 13_000}, "as the mean of the checks"
-    assert sums.model_flops == 4 * 3 * 13_000 + 3 * 3 * 13_000

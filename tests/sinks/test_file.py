@@ -23,12 +23,6 @@ def test_a_text_replaces_the_one_before_and_ends_with_a_newline(tmp_path: Path) 
     assert os.listdir(path.parent) == ["report.txt"]  # and nothing else is left there
 
 
-def test_a_url_is_written_through_fsspec() -> None:
-    write_text_file("memory://runs/7/report.txt", "x")
-    with fsspec.open("memory://runs/7/report.txt") as file:
-        assert file.read() == b"x\n"
-
-
 def test_a_write_that_fails_leaves_the_old_report_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.txt"
     write_text_file(path, "old")

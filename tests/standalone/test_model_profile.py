@@ -63,29 +63,6 @@ def test_every_module_is_left_in_the_mode_it_came_in(root_trains: bool) -> None:
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("failing_call", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_whichever_forward_raises_nothing_is_left(failing_call: int, error: type[BaseException]) -> None:
-    calls = []
-
-    def fail(self: Calling, x: Tensor) -> Tensor:
-        calls.append(x)
-        assert self.layer is not None
-        y: Tensor = self.layer(x)
-        if len(calls) == failing_call:
-            raise error("mine")
-        return y
-
-    model = nn.Sequential(Calling(fail, nn.Linear(3, 5)))
-    before, torch_before, random = model_state(model), torch_state_and_warnings(), torch.get_rng_state()
-    with pytest.raises(error, match="mine"):
-        quiet(model, input_shape=(2, 3), warm_up=2)
-    assert len(calls) == failing_call
-    assert torch_state_and_warnings() == torch_before
-    assert model_state(model) == before
-    assert torch.equal(torch.get_rng_state(), random)
-
-
 def test_several_timed_runs_have_a_mean_a_spread_and_samples_a_second(
     now: FakeNow, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -123,24 +123,3 @@ def test_every_place_of_a_step_is_told_apart(
         evaluation = 1000.0 + PLACES["log"][0] + PLACES["send_to_device"][0] + PLACES["_prepare_input"][0]
         assert step.excluded_sec == {"validation": evaluation, "checkpoint": seconds_in("checkpoint")}
     assert window.mixed_phases == ()
-
-
-def test_a_new_epoch_costs_no_step_anything_but_its_wait(
-    tmp_path: Path, now: FakeNow, windows: list[WindowRecord]
-) -> None:
-    class SlowEpochs(TrainerCallback):
-        def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            now.sleep(1e6)
-
-    profiler = FlopsProfilerTrainerCallback(profile_step=0, timing_steps=6, trace=False, monitor=False)
-    rows = Rows(3 * ROWS, on_fetch=lambda: now.sleep(FETCH))
-    new_net_trainer(tmp_path, SlowEpochs(), profiler, rows=rows, now=now, num_train_epochs=4).train()
-    (window,) = windows
-    waits = {step.index: step.seconds.data_wait for step in window.timed_steps if step.seconds is not None}
-    assert sorted(waits) == [3, 4, 5, 6, 7, 8]
-    # accelerate fetches a batch ahead: two with the first of an epoch, none with the last.
-    batch = ROWS * FETCH
-    assert waits == {3: 2 * batch, 4: batch, 5: 0.0, 6: 2 * batch, 7: batch, 8: 0.0}
-    for step in window.timed_steps:
-        assert step.seconds is not None and step.seconds.other == 0.0
-        assert step.excluded_sec.get("epoch restart", 0.0) == (1e6 if step.index in (3, 6) else 0.0)

@@ -18,7 +18,6 @@ VOCAB, WIDTH, LAYERS, LENGTH, BATCH = 32, 8, 2, 6, 4
 
 ROWS, IN, OUT = 4, 4, 3
 NET_FORWARD = 2 * ROWS * IN * OUT
-NET_BACKWARD = NET_FORWARD  # the input needs no gradient: one product
 
 
 def gpt2_flops(sequences: int) -> PhaseFlops:

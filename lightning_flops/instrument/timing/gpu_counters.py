@@ -71,9 +71,9 @@ def _quietly(ask: Callable[[], Any]) -> Any:
 class _Counters(NamedTuple):
     """Counters that only grow; None: this GPU or driver does not have the counter."""
 
-    millijoules: int | None
-    power_limited_ns: int | None
-    heat_limited_ns: int | None
+    joules: float | None
+    power_limited_sec: float | None
+    heat_limited_sec: float | None
 
     def since(self, before: _Counters) -> _Counters:
         """How much each grew; None if it is not known, or if the driver was loaded anew in between."""
@@ -123,7 +123,7 @@ class GpuWatch:
 
     def _recorded(self, ask: Ask, grown: _Counters, *, seconds: float) -> GpuRecord:
         why = ""
-        if grown.millijoules is None:
+        if grown.joules is None:
             why = "this GPU's driver has no counter of its energy"
         elif seconds < LEAST_SEC:
             why = (
@@ -132,20 +132,17 @@ class GpuWatch:
             )
         return GpuRecord(
             seconds=seconds,
-            joules=None if why or grown.millijoules is None else grown.millijoules / 1e3,
+            joules=None if why else grown.joules,
             no_joules_because=why,
             clock_mhz=tuple(clock for clock in self._clocks if clock is not None),
             highest_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", _SM),
-            power_limited_sec=_seconds(grown.power_limited_ns),
-            heat_limited_sec=_seconds(grown.heat_limited_ns),
+            power_limited_sec=grown.power_limited_sec,
+            heat_limited_sec=grown.heat_limited_sec,
         )
 
 
 def _counters(ask: Ask) -> _Counters:
     limited = [ask("nvmlDeviceGetViolationStatus", policy) for policy in (_POWER, _HEAT)]
-    times = [None if found is None else int(found.violationTime) for found in limited]
-    return _Counters(ask("nvmlDeviceGetTotalEnergyConsumption"), *times)
-
-
-def _seconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1e9
+    times = [None if found is None else found.violationTime / 1e9 for found in limited]
+    millijoules = ask("nvmlDeviceGetTotalEnergyConsumption")
+    return _Counters(None if millijoules is None else millijoules / 1e3, *times)

@@ -14,18 +14,6 @@ from lightning_flops.records import PhaseSeconds, TimePhase
 _PHASES = frozenset(get_args(TimePhase))
 
 
-class Mark(NamedTuple):
-    """A part of a step begins."""
-
-    part: TimePhase | str
-    counts: bool = True
-    """Whether it is a forward, a backward or an update by itself, and not only something that belongs to one."""
-
-
-class _Claim(NamedTuple):
-    part: TimePhase
-
-
 class StepMarks(NamedTuple):
     """The boundaries of one step: part *i* runs from ``stamps[i]`` to ``stamps[i + 1]``."""
 
@@ -55,8 +43,8 @@ class PhaseTimer:
         self._clock = clock
         self._stamp = clock.stamp
         self._stamps: list[Any] = []
-        self._events: list[Mark | _Claim | None] = []
-        """What happens at each boundary; None: the part entered last ends."""
+        self._events: list[tuple[str, bool] | str | None] = []
+        """What happens at each boundary: a part begins, and whether it counts; what ran was a part; None: one ends."""
         self._open: list[str] = []  # at the step's beginning
 
     def begin(self) -> None:
@@ -65,9 +53,12 @@ class PhaseTimer:
         self._events.clear()
         self._stamps = [self._stamp()]
 
-    def enter(self, mark: Mark) -> None:
-        """A part begins, inside whatever is running."""
-        self._events.append(mark)
+    def enter(self, part: str, *, counts: bool = True) -> None:
+        """A part begins, inside whatever is running.
+
+        *counts*: it is a forward, a backward or an update by itself, and not only something that belongs to one.
+        """
+        self._events.append((part, counts))
         self._stamps.append(self._stamp())  # last, so that the line before is not in the part's time
 
     def leave(self) -> None:
@@ -77,7 +68,7 @@ class PhaseTimer:
 
     def claim(self, part: TimePhase) -> None:
         """What ran since the last boundary was *part*, if no part was running."""
-        self._events.append(_Claim(part))
+        self._events.append(part)
         self._stamps.append(self._stamp())
 
     def go_on(self) -> None:
@@ -92,15 +83,15 @@ class PhaseTimer:
         parts = [self._current()]
         entered = []
         for event in self._events:
-            if isinstance(event, Mark):
-                self._open.append(event.part)
-                if event.counts:
-                    entered.append(event.part)
+            if isinstance(event, tuple):
+                self._open.append(event[0])
+                if event[1]:
+                    entered.append(event[0])
             elif event is None:
                 if self._open:
                     self._open.pop()
             elif parts[-1] == "other":
-                parts[-1] = event.part
+                parts[-1] = event
             parts.append(self._current())
         self._events.clear()
         return StepMarks(stamps, tuple(parts), tuple(entered))

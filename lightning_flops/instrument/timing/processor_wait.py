@@ -53,11 +53,6 @@ class ProcessorWatch:
 
     It sees what keeps a thread of this process from running: other processes and threads, or a limit on the processor
     time of this container. One thread that waits holds up those that share its work.
-
-    Args:
-        read: the counters now.
-        now: the host's clock, in seconds.
-        processor_sec: the processor time that all threads of this process have had.
     """
 
     def __init__(

@@ -42,18 +42,10 @@ class StepTracer:
     *root*, which computes on *device*, is the model whose modules are marked; the other arguments are torch.profiler's.
     """
 
-    def __init__(
-        self,
-        root: nn.Module,
-        *,
-        device: torch.device,
-        record_shapes: bool = False,
-        profile_memory: bool = False,
-        with_stack: bool = False,
-    ) -> None:
+    def __init__(self, root: nn.Module, *, device: torch.device, **settings: bool) -> None:
         self._root = root
         self._device = device
-        self._settings = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
+        self._settings = settings
         self._folder: str | None = None
         self._profiler: Any = None
         """One that was prepared."""

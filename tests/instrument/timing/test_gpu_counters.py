@@ -129,17 +129,3 @@ def test_the_clock_is_read_between_steps_but_not_more_often_than_twice_a_second(
     record = watch.record()
     assert record is not None and len(record.clock_mhz) == 2 + 4
     assert nvml.asked.count("energy") == 2
-
-
-def test_the_latest_timed_steps_are_told_of() -> None:
-    gpu, now = FakeGpu("a"), FakeNow()
-    watch = GpuWatch(asking(gpu)[0], now)
-    for joules in (100, 300):  # the first steps came too early, and are forgotten
-        watch.follow(timed=True)
-        now.sleep(3.0)
-        assert gpu.millijoules is not None
-        gpu.millijoules += joules * 1000
-        watch.follow(timed=False)
-        now.sleep(1.0)
-    record = watch.record()
-    assert record is not None and record.joules == 300.0

@@ -75,36 +75,6 @@ def test_a_call_that_is_no_forward_is_the_roots_time() -> None:
     assert timer.outermost_calls == 1
 
 
-def test_an_error_that_no_hook_hears_leaves_later_calls_their_own_time() -> None:
-    now = FakeNow()
-
-    class Interrupted(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise KeyboardInterrupt
-
-    class Careful(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = Interrupted()
-            self.second = Working(now, 1.0)
-
-        def forward(self, x: Tensor) -> Tensor:
-            try:
-                self.first(x)
-            except KeyboardInterrupt:
-                now.sleep(7.0)
-            y: Tensor = self.second(x)
-            return y
-
-    model = Careful()
-    timer = ModuleTimer(model, WallClock(now))
-    with timer:
-        model(torch.ones(1))
-        model(torch.ones(1))
-    # Nobody said that the first was over before the second began.
-    assert timer.seconds() == {"": 0.0, "first": 14.0, "second": 4.0}
-
-
 def test_a_clock_that_fails_is_said_once_and_the_forward_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> Any:
         raise OSError("no time")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from lightning_flops.instrument.timing.clocks import CudaEventClock, WallClock
-from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer
+from lightning_flops.instrument.timing.phase_timer import PhaseTimer
 from lightning_flops.records import PhaseSeconds
 from tests.fake_clock import FakeEvent, FakeNow
 
@@ -22,7 +22,7 @@ def test_parts_of_a_step_add_up_to_its_wall_time() -> None:
         ("backward", 8.0),
         ("optimizer", 16.0),
     ):
-        timer.enter(Mark(part))
+        timer.enter(part)
         now.sleep(seconds)
         timer.leave()
         now.sleep(0.5)  # what the loop does in between
@@ -35,12 +35,12 @@ def test_parts_of_a_step_add_up_to_its_wall_time() -> None:
 
 def test_the_innermost_part_owns_the_time() -> None:
     now, timer = started()
-    timer.enter(Mark("optimizer"))  # Lightning runs forward and backward inside the optimizer's closure
+    timer.enter("optimizer")  # Lightning runs forward and backward inside the optimizer's closure
     now.sleep(1.0)
-    timer.enter(Mark("forward"))
+    timer.enter("forward")
     now.sleep(2.0)
     timer.leave()
-    timer.enter(Mark("backward"))
+    timer.enter("backward")
     now.sleep(4.0)
     timer.leave()
     now.sleep(8.0)
@@ -51,9 +51,9 @@ def test_the_innermost_part_owns_the_time() -> None:
 def test_time_inside_a_part_that_is_no_phase_is_left_out_and_named() -> None:
     now, timer = started()
     now.sleep(1.0)
-    timer.enter(Mark("validation"))
+    timer.enter("validation")
     now.sleep(2.0)
-    timer.enter(Mark("forward"))  # a forward of the validation is validation
+    timer.enter("forward")  # a forward of the validation is validation
     now.sleep(4.0)
     timer.leave()
     timer.leave()
@@ -69,7 +69,7 @@ def test_the_reader_is_timed_on_the_host_and_the_wait_on_the_device() -> None:
     lags = iter([3.0, 3.0, 1.0, 1.0])
     timer = PhaseTimer(CudaEventClock(new_event=lambda: FakeEvent(now, next(lags)), now=now))
     timer.begin()
-    timer.enter(Mark("data_wait"))
+    timer.enter("data_wait")
     now.sleep(2.5)
     timer.leave()
     times = timer.read(timer.cut())
@@ -79,13 +79,13 @@ def test_the_reader_is_timed_on_the_host_and_the_wait_on_the_device() -> None:
 
 def test_a_claim_names_what_ran_since_the_last_border_unless_it_has_a_name() -> None:
     now, timer = started()
-    timer.enter(Mark("forward"))
+    timer.enter("forward")
     now.sleep(1.0)
     timer.leave()
     now.sleep(2.0)
     timer.claim("backward")
     now.sleep(4.0)
-    timer.enter(Mark("optimizer"))
+    timer.enter("optimizer")
     now.sleep(8.0)
     timer.claim("backward")
     timer.leave()
@@ -94,14 +94,14 @@ def test_a_claim_names_what_ran_since_the_last_border_unless_it_has_a_name() -> 
 
 def test_a_part_that_is_open_when_its_step_ends_goes_on_in_the_next() -> None:
     now, timer = started()
-    timer.enter(Mark("validation"))
-    timer.enter(Mark("forward", counts=False))
+    timer.enter("validation")
+    timer.enter("forward", counts=False)
     now.sleep(1.0)
     first = timer.cut()
     now.sleep(2.0)
     timer.leave()
     timer.leave()
-    timer.enter(Mark("forward"))
+    timer.enter("forward")
     now.sleep(4.0)
     second = timer.cut()
     assert timer.read(first).excluded_sec == {"validation": 1.0}
@@ -117,7 +117,7 @@ def test_what_the_profiler_does_between_two_steps_is_in_neither() -> None:
     now.sleep(64.0)
     timer.go_on()
     now.sleep(2.0)
-    timer.enter(Mark("forward"))
+    timer.enter("forward")
     now.sleep(4.0)
     timer.go_on()  # too late: the step has begun
     timer.leave()
