@@ -171,7 +171,7 @@ def a_step_is_the_engines_its_flops_are_exact_and_the_training_is_the_same_bits(
     assert (profile.params, profile.trainable_params, by_name["net.1"].params) == (PARAMS, PARAMS, HIDDEN * OUT + OUT)
     assert profile.local_params is not None
     assert profile.local_params < PARAMS if stage == 3 else profile.local_params == PARAMS
-    assert (profile.profile_step, profile.settings.timing_steps, profile.settings.module_depth) == (2, 2, 1)
+    assert (profile.profile_step, len(profile.timed_steps), profile.settings.module_depth) == (2, 2, 1)
     timing = profile.timing
     assert timing is not None and timing.timed_steps == 2
     parts = {name: timing.seconds_of(name) for name in ("transfer", "other")}
@@ -185,7 +185,7 @@ def a_step_is_the_engines_its_flops_are_exact_and_the_training_is_the_same_bits(
 def arguments_win_over_the_block_and_the_traced_step_has_times_of_modules() -> None:
     found = fit(FlopsProfilerCallback(profile_step=1, timing_steps=3, trace=True), block=dict(BLOCK))
     profile = only(found)
-    assert (profile.profile_step, profile.settings.timing_steps, profile.settings.module_depth) == (1, 3, 1)
+    assert (profile.profile_step, len(profile.timed_steps), profile.settings.module_depth) == (1, 3, 1)
     times = {module.name: module.times for module in profile.modules}
     for name in ("", "net.0.linear", "net.1"):
         one = times[name]
@@ -238,10 +238,10 @@ def by_the_environment_the_block_is_served_without_any_code() -> None:
         found, without = fit(block=dict(BLOCK)), fit(block=None)
         own = fit(FlopsProfilerCallback(profile_step=1), block=dict(BLOCK))
     profile = only(found)
-    assert (found.callbacks, profile.profile_step, profile.settings.timing_steps) == (1, 2, 2)
+    assert (found.callbacks, profile.profile_step, len(profile.timed_steps)) == (1, 2, 2)
     assert (profile.flops.forward, profile.flops.backward) == (STEP.forward, STEP.backward)
     assert found.training == plain().training
     profile = only(without)
-    assert (profile.profile_step, profile.settings.timing_steps, profile.flops.forward) == (1, 20, STEP.forward)
+    assert (profile.profile_step, len(profile.timed_steps), profile.flops.forward) == (1, 20, STEP.forward)
     assert (own.callbacks, only(own).profile_step) == (2, 1)
     assert [message for message in own.messages if "not profiled" in message] == []
