@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.dispatch import modes_off
 from lightning_flops.records import Shapes
 from lightning_flops.text.printable import shown
@@ -132,7 +133,8 @@ class BatchMeter:
     def _ask(self, setting: str, function: Callable[[Any], int], batch: Any) -> int | None:
         """What the user's *function* says of *batch*; if it fails, its figure is gone, not the run."""
         try:
-            answer = int(function(batch))
+            with random_state_kept():
+                answer = int(function(batch))
         except Exception as error:  # a user's function in the middle of training: whatever it raises stays here
             self._note(f"{setting} raised {type(error).__name__}: {error}; what needs it is n/a.")
             return None

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lightning_flops.instrument.parameter_sizes import Held, Parameters
+from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.modules import children_of, wraps
 from lightning_flops.records import ModuleRecord
 from lightning_flops.signals import words_of
@@ -133,6 +134,8 @@ def describe_modules(
         if own[module]:
             for above in _with_those_above(name):
                 below[above].update(own[module])
+    with random_state_kept():
+        extra_reprs = {module: _extra_repr(module) for module in described.values()}
     first_name: dict[nn.Module, str] = {}
     records = []
     for name, module in described.items():
@@ -144,7 +147,7 @@ def describe_modules(
             ModuleRecord(
                 name=name,
                 type_name=type(module).__name__,
-                extra_repr=_extra_repr(module),
+                extra_repr=extra_reprs[module],
                 params=sum(held.size for held in all_held),
                 trainable_params=sum(held.size for held in all_held if held.trainable),
                 local_params=sum(held.local for held in all_held),

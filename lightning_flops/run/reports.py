@@ -17,6 +17,7 @@ from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.notes import Notes
+from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.records import BatchTokens, RunContext, StepSums, UnprofiledFlops, WindowRecord
 from lightning_flops.report.headline import headline
@@ -108,20 +109,21 @@ class Reports:
     def report(self, record: WindowRecord, window: Window, *, all_tokens: BatchTokens) -> None:
         """Make the report of *record*, which *window* has measured."""
         facts = self._facts
-        optimizers = self._answer(facts.optimizers, "the optimizers could not be asked for")
-        run_facts = self._answer(
-            lambda: gather_run_facts(
-                facts.root,
-                device=facts.device,
-                optimizers=optimizers,
-                loader_workers=facts.loader_workers(),
-                padding_ratio=padding_ratio(all_tokens),
-            ),
-            "how the run is set up could not be read",
-        )
-        memory = self._answer(
-            lambda: window.memory.record(optimizers=optimizers), "what the memory is for could not be read"
-        )
+        with random_state_kept():  # the questions call methods of the user's modules and optimizers
+            optimizers = self._answer(facts.optimizers, "the optimizers could not be asked for")
+            run_facts = self._answer(
+                lambda: gather_run_facts(
+                    facts.root,
+                    device=facts.device,
+                    optimizers=optimizers,
+                    loader_workers=facts.loader_workers(),
+                    padding_ratio=padding_ratio(all_tokens),
+                ),
+                "how the run is set up could not be read",
+            )
+            memory = self._answer(
+                lambda: window.memory.record(optimizers=optimizers), "what the memory is for could not be read"
+            )
         record = replace(window.watched(record), facts=run_facts, memory=memory)
         step = facts.x_axis()
         self.analyzing = self._has_closed_a_window = True
@@ -173,7 +175,8 @@ class Reports:
         self._worker.submit(written, what)
 
     def _to_loggers(self, show: Callable[[int], None]) -> None:
-        show(self._logged_at())
+        with random_state_kept():
+            show(self._logged_at())
 
     def deliver(self) -> bool:
         """Give what is ready to the loggers, and report what all ranks have sent; whether there was anything."""
