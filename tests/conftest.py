@@ -1,4 +1,4 @@
-"""A run of tests: the files that take long come first, and its end says how many were skipped for want of a tool."""
+"""A run of tests: the files that take long come first, and what all share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import importlib.metadata
 import os
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -32,7 +31,6 @@ _LONG = (
     "tests/loops/test_run_program.py",
     "tests/page/test_trace_page.py",
     "tests/ranks/test_faults.py",
-    "tests/lightning/test_deepspeed_strategy.py",
     "tests/page/test_tensorboard_tab.py",
     "tests/test_examples.py",
     "tests/lightning/test_exceptions.py",
@@ -48,10 +46,6 @@ _LONG = (
 
 A file runs in one process: one of these that began last would keep the others waiting for its end.
 """
-
-_TOOLS = "tests.page.install_tools"
-"""Stands in the reason of every test that needs a tool which only this installs."""
-
 
 # While tests are collected, nearly all that comes into being stays: it is no garbage to look for. And pytest keeps each
 # file as it has rewritten it, also where the environment has Python write none: half of a collection is that.
@@ -185,14 +179,3 @@ def prompt_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.prompt_worker import PromptWorker
 
     monkeypatch.setattr("lightning_flops.run.reports.Worker", PromptWorker)
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Count them."""
-    reasons = Counter(
-        str(report.longrepr[2]).removeprefix("Skipped: ")
-        for report in terminalreporter.stats.get("skipped", ())
-        if isinstance(report.longrepr, tuple) and _TOOLS in str(report.longrepr[2])
-    )
-    for reason, number in sorted(reasons.items()):
-        terminalreporter.write_line(f"Skipped {number} {'test' if number == 1 else 'tests'}: {reason}")

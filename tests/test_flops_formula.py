@@ -164,7 +164,8 @@ def test_the_command_prints_the_formula(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["formula", where, "--vary", "0=0:batch,1:length", "--at", "batch=8,length=7", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["reason"], report["asked"][0]["forward"], report["asked"][0]["backward"]) == (None, 1344, 1344)
-    assert report["sums"][0]["terms"] == [{"numerator": 24, "denominator": 1, "powers": {"batch": 1, "length": 1}}]
+    term = {"numerator": 24, "denominator": 1, "powers": {"batch": 1, "length": 1}}
+    assert report["terms"][0] == {"bucket": "forward", "dtype": "float32", **term}
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

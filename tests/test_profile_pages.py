@@ -126,7 +126,8 @@ def test_summary_is_the_headline_by_name() -> None:
         "data_wait_ratio": MLP["rates"]["data_wait_ratio"],
         "forward_flops": MLP["flops"]["forward"],
         "backward_flops": MLP["flops"]["backward"],
-        "hardware_flops": MLP["flops"]["hardware"],
+        "hardware_flops": sum(MLP["flops"][name] for name in ("forward", "backward", "recompute", "optimizer"))
+        - MLP["flops"]["skipped"],
         "cpu_time_sec": None,
         "params": MLP["params"],
         "advice": {one["rule"]: one["ceiling"] for one in MLP["advice"]},

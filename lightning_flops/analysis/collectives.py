@@ -22,6 +22,7 @@ from lightning_flops.schema.communication import (
     RankComparison,
     RankRow,
 )
+from lightning_flops.schema.trace import TraceReport
 
 _US = 1e-3
 
@@ -49,9 +50,9 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
     Where the ranks of a group made different numbers of calls in a step, these stay unmatched; the notes say so.
 
     Raises:
-        RanksError: two are of the same rank, or there is none.
+        RanksError: as of ``refuse_mixed_ranks``.
     """
-    _refuse_doubles(traced)
+    refuse_mixed_ranks(traced)
     listed = sorted(traced, key=lambda one: -1 if one.rank is None else one.rank)
     tables, notes = _match([one.collectives for one in listed])
     per_step = [one.overlap.computation_us / one.steps for one in listed]
@@ -77,16 +78,22 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
     )
 
 
-def _refuse_doubles(traced: Sequence[TracedRank]) -> None:
-    if not traced:
+def refuse_mixed_ranks(traces: Sequence[TracedRank] | Sequence[TraceReport]) -> None:
+    """Refuse traces that cannot be one of each rank.
+
+    Raises:
+        RanksError: two traces are of the same rank, some say their rank and some do not, or none is given.
+    """
+    if not traces:
         raise RanksError("no trace to compare")
-    seen: dict[int, str] = {}
-    for one in traced:
-        if one.rank in seen:
-            same = f"{seen[one.rank]} and {one.source} are both of rank {one.rank}"
+    seen: dict[int | None, str] = {}
+    for trace in traces:
+        if trace.rank is not None and trace.rank in seen:
+            same = f"{seen[trace.rank]} and {trace.source} are both of rank {trace.rank}"
             raise RanksError(f"{same}: give one trace for each rank")
-        if one.rank is not None:
-            seen[one.rank] = one.source
+        seen[trace.rank] = trace.source
+    if None in seen and len(seen) > 1:
+        raise RanksError(f"{seen[None]} does not say which rank it is of, though other traces do")
 
 
 _UNMATCHED = "Calls of {} without a counterpart in the other traces, so their waiting is not known: {}."

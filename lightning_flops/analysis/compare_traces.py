@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from lightning_flops.analysis.collectives import refuse_mixed_ranks
 from lightning_flops.analysis.compare_noise import (
     LEAST_STEPS,
     Floats,
@@ -35,7 +36,6 @@ from lightning_flops.schema.trace_comparison import (
     TraceComparison,
 )
 from lightning_flops.schema.trace_steps import STEP_PARTS
-from lightning_flops.trace.many import refuse_mixed_ranks
 from lightning_flops.trace.report import AnalyzedTrace
 from lightning_flops.trace.tables import StepSums
 from lightning_flops.units import plural

@@ -226,7 +226,7 @@ DEVICES = (
 )
 # fmt: on
 
-_VENDOR = re.compile(r"(?:NVIDIA|Tesla|AMD)\s+", re.IGNORECASE)
+_VENDOR = re.compile(r"^\s*(?:(?:NVIDIA|Tesla|AMD)\s+)*", re.IGNORECASE)
 _MIG = re.compile(r"\bMIG\b", re.IGNORECASE)
 _VIRTUAL = re.compile(r"(?:\bGRID\b|-\d+[ABCQ]\b|-\d+-\d+C\b)", re.IGNORECASE)
 """Profiles of virtual GPUs: ``A40-48Q``, ``GRID V100D-8C``, ``A100-4-20C``."""
@@ -235,7 +235,7 @@ _VIRTUAL = re.compile(r"(?:\bGRID\b|-\d+[ABCQ]\b|-\d+-\d+C\b)", re.IGNORECASE)
 @lru_cache(maxsize=256)
 def device_named(name: str) -> Device | None:
     """The row of the device that torch calls *name*; None if there is none. It never takes another device's."""
-    bare = without_vendor(name)
+    bare = _VENDOR.sub("", name).strip()
     return next((device for device in DEVICES if re.fullmatch(device.name, bare, re.IGNORECASE)), None)
 
 
@@ -262,14 +262,6 @@ def why_no_peak(name: str, dtype: str) -> str:
     if device_named(name) is None:
         return f"no figure is known for a device called {name}"
     return f"no rate in {dtype} is published for {name}"
-
-
-def without_vendor(device_name: str) -> str:
-    """The name of a device as the table has it: without its vendor's."""
-    name = device_name.strip()
-    while vendor := _VENDOR.match(name):
-        name = name[vendor.end() :]
-    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,3 +292,37 @@ def device_abilities(
     multiplies = capability >= (7, 0) and (capability != (7, 5) or _TURING_WITH_TENSOR_CORES.search(name or ""))
     dtypes = ("bfloat16", "float16") if capability >= (8, 0) else ("float16",) if multiplies else ()
     return DeviceAbilities(tensor_core_dtypes=dtypes, tf32=capability >= (8, 0), pins_memory=pins_memory)
+
+
+_ALIKE: Mapping[tuple[tuple[int, int], int], str] = {
+    ((7, 0), 80): "Tesla V100-SXM2-16GB",
+    ((7, 5), 40): "Tesla T4",
+    ((8, 0), 108): "NVIDIA A100-SXM4-80GB",
+    ((8, 6), 72): "NVIDIA A10",
+    ((8, 9), 58): "NVIDIA L4",
+    ((8, 9), 142): "NVIDIA L40S",
+    ((9, 0), 114): "NVIDIA H100 PCIe",
+    ((9, 0), 132): "NVIDIA H100 80GB HBM3",
+    ((10, 0), 148): "NVIDIA B200",
+    ((9, 0), 104): "AMD Instinct MI250",
+    ((9, 0), 110): "AMD Instinct MI250X",
+    ((9, 4), 228): "AMD Instinct MI300A",
+    ((9, 4), 304): "AMD Instinct MI300X",
+    ((9, 5), 256): "AMD Instinct MI355X",
+}
+"""By compute capability and multiprocessors, the device of a row that has these."""
+
+
+def device_like(name: str, capability: tuple[int, int] | None, multiprocessors: int | None) -> str | None:
+    """The name of the device that one without a row is likely to be; None where it has a row, or nothing is known.
+
+    Args:
+        name: as torch has it; may be empty.
+        capability: CUDA's, or what ROCm puts in its place.
+        multiprocessors: how many of them it has.
+    """
+    if capability is None or multiprocessors is None or device_named(name) is not None:
+        return None
+    if _MIG.search(name) or _VIRTUAL.search(name):
+        return None
+    return _ALIKE.get((capability, multiprocessors))

@@ -34,7 +34,7 @@ def with_given_peaks(
 ) -> Profile:
     """*profile* with MFU, HFU, breakdown, shares of the peak and rooflines of these figures; advice is still the run's.
 
-    Shares of modules are n/a where several dtypes have FLOPs, and what modules and operators can attain always.
+    Shares of modules are n/a where several dtypes have FLOPs.
 
     Args:
         profile: as it was read.
@@ -52,7 +52,7 @@ def with_given_peaks(
 
     def held(module: ModuleProfile) -> ModuleProfile:
         if module.times is None:
-            return replace(module, attainable_flops_per_sec=None)
+            return module
         rates: dict[str, Any] = {}
         for name in ("forward", "backward"):
             rate = getattr(module.times, f"{name}_flops_per_sec")
@@ -60,7 +60,7 @@ def with_given_peaks(
             if share is not None and share > MOST_OF_PEAK:  # time is missing in the trace, or this is not its peak
                 rate, share = None, None
             rates |= {f"{name}_flops_per_sec": rate, f"{name}_utilization": share}
-        return replace(module, times=replace(module.times, **rates), attainable_flops_per_sec=None)
+        return replace(module, times=replace(module.times, **rates))
 
     rates, unavailable = _rates(profile, known)
     settings = replace(
@@ -85,7 +85,6 @@ def with_given_peaks(
         budget=_budget(profile, known, bandwidth),
         settings=settings,
         modules=tuple(map(held, profile.modules)),
-        operators=tuple(replace(one, attainable_flops_per_sec=None) for one in profile.operators),
     )
 
 

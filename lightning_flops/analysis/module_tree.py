@@ -19,7 +19,6 @@ def build_modules(
     records: Iterable[ModuleRecord],
     counts: FlopCounts,
     times: Mapping[str, ModuleTimes] | None = None,
-    attainable: Mapping[str, float | None] | None = None,
 ) -> tuple[ModuleProfile, ...]:
     """Every module in tree order: each before those below it, siblings in the model's own order.
 
@@ -30,9 +29,8 @@ def build_modules(
         records: the model's modules.
         counts: their FLOPs.
         times: what each took in the traced step.
-        attainable: FLOP/s that each with FLOPs can reach.
     """
-    times, attainable = times or {}, attainable or {}
+    times = times or {}
     by_name: dict[str, ModuleRecord] = {}
     for record in records:
         by_name.setdefault(record.name, record)
@@ -56,7 +54,6 @@ def build_modules(
             total_bytes=total_bytes.get(name, _NO_BYTES),
             alias_of=by_name[name].alias_of,
             times=times.get(name),
-            attainable_flops_per_sec=attainable.get(name),
         )
         for name in ordered
     )

@@ -14,7 +14,6 @@ from lightning_flops.schema.formula import (
     SCHEMA_VERSION,
     FormulaReport,
     FormulaSize,
-    FormulaSum,
     FormulaTerm,
     SizedFlops,
 )
@@ -129,17 +128,11 @@ class FlopsFormula:
             sizes=tuple(
                 FormulaSize(name=name, least=one[0], greatest=one[-1], apart=one.step) for name, one in ranges.items()
             ),
-            sums=tuple(
-                FormulaSum(
-                    bucket=bucket,
-                    dtype=dtype,
-                    terms=tuple(
-                        _term(Fraction(numerator, one.denominator), dict(zip(names, powers, strict=False)))
-                        for powers, numerator in zip(solved.terms if solved else (), one.numerators, strict=True)
-                        if numerator
-                    ),
-                )
+            terms=tuple(
+                _term(bucket, dtype, Fraction(numerator, one.denominator), dict(zip(names, powers, strict=False)))
                 for (bucket, dtype), one in sums
+                for powers, numerator in zip(solved.terms if solved else (), one.numerators, strict=True)
+                if numerator
             ),
             counted=len(self._counted),
             checks=formula.checks,
@@ -196,9 +189,11 @@ class FlopsFormula:
         return counted.flops
 
 
-def _term(value: Fraction, powers: Mapping[str, int]) -> FormulaTerm:
+def _term(bucket: str, dtype: str, value: Fraction, powers: Mapping[str, int]) -> FormulaTerm:
     used = {name: power for name, power in powers.items() if power}
-    return FormulaTerm(numerator=value.numerator, denominator=value.denominator, powers=used)
+    return FormulaTerm(
+        bucket=bucket, dtype=dtype, numerator=value.numerator, denominator=value.denominator, powers=used
+    )
 
 
 def _points(example: tuple[int, ...], apart: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

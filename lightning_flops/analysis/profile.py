@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -12,23 +13,24 @@ from dataclasses import fields
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.budget import build_budget, own_seconds
 from lightning_flops.analysis.devices import device_named, memory_bytes_per_sec
-from lightning_flops.analysis.energy import build_energy
 from lightning_flops.analysis.evidence import gather_evidence
-from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
+from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flops_by_phase, grouped
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peak_flops import COPY, measured_peaks, peak_for
-from lightning_flops.analysis.rates import mean, peak_seconds, per_second
-from lightning_flops.analysis.roofline import Roof, build_operators, work_of_modules
+from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio
 from lightning_flops.analysis.step_rates import build_rates
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
-from lightning_flops.records import OUTSIDE, OperatorCell, PhaseFlops, RunContext, WindowRecord
+from lightning_flops.records import OUTSIDE, GpuRecord, OperatorCell, PhaseFlops, RunContext, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import SCHEMA_VERSION, Origin, Profile, ReportSettings
-from lightning_flops.schema.step import DtypeFlops, StepFlops
+from lightning_flops.schema.step import DtypeFlops, Energy, OperatorProfile, StepFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import plural
+
+_OUTSIDE_SHARE = 0.05
+"""If validation, checkpoints and the like take this share of the time or more, the mean power is not that of steps."""
 
 
 def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
@@ -46,15 +48,15 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     total = _total_flops(counts, recompute_fwd_factor=config.recompute_fwd_factor)
     timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=context.trains, processor=window.processor)
     dtypes = _flops_by_dtype(cells)
-    roof, origins = _roof(context, config, dtypes)
+    peaks, bandwidth, origins = _device_figures(context, config, dtypes)
     samples = _mean_amount([step.samples for step in timed or window.counted_steps])
     tokens = _mean_amount([step.tokens for step in timed or window.counted_steps])
-    peak_sec = peak_seconds_of_step(dtypes, roof.peaks, steps=steps)
+    peak_sec = peak_seconds_of_step(dtypes, peaks, steps=steps)
     rates, unavailable = build_rates(
         flops=total,
         counted_steps=steps,
         peak_sec=peak_sec,
-        no_peak_of=tuple(one.dtype for one in dtypes if one.dtype not in roof.peaks),
+        no_peak_of=tuple(one.dtype for one in dtypes if one.dtype not in peaks),
         timing=timing,
         samples=samples,
         tokens=tokens,
@@ -62,11 +64,9 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     )
     times: dict[str, ModuleTimes] = {}
     notes: tuple[str, ...] = ()
-    works = work_of_modules(cells)
     if traced is not None:
         trains = context.trains or total.backward + total.recompute + total.optimizer > 0
-        times, notes = module_times(traced, works, roof.peaks, counted_steps=steps, has_backward=trains)
-    operators, more = build_operators(cells, traced, roof, counted_steps=steps)
+        times, notes = module_times(traced, cells, peaks, counted_steps=steps, has_backward=trains)
     energy = build_energy(window.gpu, timing)
     evidence = gather_evidence(
         window,
@@ -105,35 +105,31 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         flops=_mean_flops(total, steps=steps),
         bytes_total=bytes_by_phase(cells),
         dtypes=dtypes,
-        peaks_flops_per_sec=roof.peaks,
+        peaks_flops_per_sec=peaks,
         timing=timing,
         budget=build_budget(
             timing=timing,
             traced=traced,
             peak_sec=peak_sec,
-            memory_sec=mean(
-                total=per_second(amount=_other_bytes(cells), seconds=roof.memory_bytes_per_sec), steps=steps
-            ),
+            memory_sec=mean(total=per_second(amount=_other_bytes(cells), seconds=bandwidth), steps=steps),
             lower_bound=counts.is_lower_bound,
             step_word=context.step_word,
             own_sec=own_seconds(window, timing),
         ),
-        memory_bytes_per_sec=roof.memory_bytes_per_sec,
+        memory_bytes_per_sec=bandwidth,
         energy=energy,
         rates=rates,
         unavailable=unavailable,
         lower_bound=counts.is_lower_bound,
-        modules=build_modules(
-            window.modules, counts, times, {name: work.attainable(roof) for name, work in works.items()}
-        ),
+        modules=build_modules(window.modules, counts, times),
         outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
-        operators=operators,
+        operators=_operators(cells),
         uncounted=dict(window.flops.uncounted),
         memory=window.memory,
         traced=traced,
         ranks=None,
         advice=() if timing is None or timing.few_steps else advise(evidence, config.thresholds),
-        notes=(*_notes(window, timed=len(timed)), *notes, *more),
+        notes=(*_notes(window, timed=len(timed)), *notes),
     )
 
 
@@ -179,10 +175,25 @@ def peak_seconds_of_step(
     return mean(total=model, steps=steps), mean(total=hardware, steps=steps)
 
 
-def _roof(
+def _operators(cells: Sequence[OperatorCell]) -> tuple[OperatorProfile, ...]:
+    """Each operator that ran and has a place in the counts, most FLOPs first."""
+    operators = [
+        OperatorProfile(
+            operator=name,
+            calls=sum(cell.calls for cell in group),
+            flops=flops_by_phase(group),
+            dtypes=tuple(sorted({cell.dtype for cell in group if cell.flops})),
+            bytes=sum(cell.bytes_read + cell.bytes_written for cell in group),
+        )
+        for name, group in grouped(cells, lambda cell: cell.operator).items()
+    ]
+    return tuple(sorted(operators, key=lambda one: (-one.flops.total, one.operator)))
+
+
+def _device_figures(
     context: RunContext, config: ProfilerConfig, dtypes: Sequence[DtypeFlops]
-) -> tuple[Roof, tuple[Origin, Origin]]:
-    """What the device can do, and whose figures its peaks and its bandwidth are."""
+) -> tuple[dict[str, float], float | None, tuple[Origin, Origin]]:
+    """The device's peaks by dtype and its memory's bandwidth, and whose figures these are."""
     measured = measured_peaks(context.host, context.device_name)
     peaks = {
         dtype: peak
@@ -197,7 +208,7 @@ def _roof(
         otherwise if config.peak_flops_per_sec is None else "given",
         otherwise if config.memory_bytes_per_sec is None else "given",
     )
-    return Roof(peaks=peaks, memory_bytes_per_sec=bandwidth), origins
+    return peaks, bandwidth, origins
 
 
 def _other_bytes(cells: Sequence[OperatorCell]) -> int:
@@ -220,3 +231,42 @@ def _notes(window: WindowRecord, *, timed: int) -> tuple[str, ...]:
     if wrong:
         notes.append(f"Left out: {wrong} timed {plural('step', wrong)} with times that cannot be right.")
     return tuple(dict.fromkeys(notes))
+
+
+def build_energy(gpu: GpuRecord | None, timing: TimingProfile | None) -> Energy | None:
+    """The energy of a step, from what the GPU's counters measured in all timed ones.
+
+    The host runs ahead of the GPU, by about the same time at the first reading and at the last. So the readings say
+    the mean power of these steps, and a step's energy is this power times its seconds.
+
+    Args:
+        gpu: what was read; None if nothing was.
+        timing: means over the timed steps; None if none was timed.
+
+    Returns:
+        None if nothing was read.
+    """
+    if gpu is None:
+        return None
+    watts = per_second(amount=gpu.joules, seconds=gpu.seconds)
+    per_step = None if timing is None or watts is None else watts * timing.global_step_sec
+    missing = "" if per_step is not None else gpu.no_joules_because or "no step was timed"
+    outside = {} if timing is None else timing.excluded_sec
+    if per_step is not None and math.fsum(outside.values()) > _OUTSIDE_SHARE * gpu.seconds:
+        per_step, missing = None, f"{', '.join(outside)} took part of the time in which it was measured"
+    return Energy(
+        measured_sec=gpu.seconds,
+        watts=watts,
+        joules_per_step=per_step,
+        no_joules_because=missing,
+        clock_mhz=ratio(part=sum(gpu.clock_mhz), whole=len(gpu.clock_mhz)),
+        highest_clock_mhz=gpu.highest_clock_mhz,
+        power_limited_share=_share(gpu.power_limited_sec, gpu.seconds),
+        heat_limited_share=_share(gpu.heat_limited_sec, gpu.seconds),
+    )
+
+
+def _share(limited_sec: float | None, seconds: float) -> float | None:
+    """At most 1: the driver's counter and the host's clock are not read at the same moment."""
+    share = ratio(part=limited_sec, whole=seconds)
+    return None if share is None else min(1.0, share)

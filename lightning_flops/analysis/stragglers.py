@@ -14,8 +14,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.communication import RankComparison
@@ -112,6 +110,8 @@ def _of_peers(peers: Sequence[_Rank], limits: AdviceThresholds) -> list[Straggle
     """The stragglers among ranks that do the same work, the latest first; none of a rank alone."""
     if len(peers) < 2:
         return []
+    import numpy as np  # here, as reports are read without it
+
     names = list(dict.fromkeys(name for one in peers for name in one.own_sec))
     table = np.array([[one.step_sec, one.variance, *(one.own_sec.get(name, 0.0) for name in names)] for one in peers])
     others = _medians_of_others(table)
@@ -138,8 +138,8 @@ def _of_peers(peers: Sequence[_Rank], limits: AdviceThresholds) -> list[Straggle
 
 def _main(names: Sequence[str], delays: Any, total_sec: float) -> tuple[str | None, float | None]:
     """The name with most of *total_sec*, and how much; None if that is less than half."""
-    place = int(np.argmax(delays)) if len(names) else 0
-    if not len(names) or delays[place] < _MAIN_SHARE * total_sec:
+    place = max(range(len(names)), key=delays.__getitem__, default=None)
+    if place is None or delays[place] < _MAIN_SHARE * total_sec:
         return None, None
     return names[place], float(delays[place])
 
@@ -157,12 +157,16 @@ def _module(part: str | None, part_sec: float, one: _Rank, peers: Sequence[_Rank
     ]
     if not others:
         return None
+    import numpy as np
+
     delays_ns = np.array(getattr(mine, field)) - np.median(np.array(others), axis=0)
     return _main(mine.module_names, delays_ns * 1e-9, part_sec)[0]
 
 
 def _medians_of_others(table: Any) -> Any:
     """For each value the median of all others in its column; sorted once, for jobs of thousands."""
+    import numpy as np
+
     others, ordered = len(table) - 1, np.sort(table, axis=0)
     # Where a value is left out, what stands behind it in the order moves up by one place.
     middle = [np.where(table <= ordered[at], ordered[at + 1], ordered[at]) for at in ((others - 1) // 2, others // 2)]

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.analysis.module_names import with_those_below
+from lightning_flops.analysis.module_names import with_those_above, with_those_below
 from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, peak_seconds, per_second, ratio
-from lightning_flops.analysis.roofline import Work, beyond_peak
 from lightning_flops.analysis.timing import build_timing, is_timed
-from lightning_flops.records import StepSignature, TracedStepRecord, WindowRecord
+from lightning_flops.records import OUTSIDE, OperatorCell, StepSignature, TracedStepRecord, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.trace import StepFilling, TracedOperator, TracedStep
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
@@ -33,6 +33,7 @@ _FAR = 2.0
 _LEAST_STEPS = 4
 """Fewer traced steps say nothing of their spread."""
 
+_NAMED = 4
 _OF_A_MEDIAN = math.sqrt(math.pi / 2)
 """Standard error of a median by that of a mean. The deviation of a few steps is about the width of their middle half,
 which one that something held up does not widen; of many it is less."""
@@ -197,7 +198,7 @@ def with_files(traced: TracedStep, files: Mapping[int, str]) -> TracedStep:
 
 def module_times(
     traced: TracedStep,
-    works: Mapping[str, Work],
+    cells: Iterable[OperatorCell],
     peaks: Mapping[str, float],
     *,
     counted_steps: int,
@@ -207,7 +208,7 @@ def module_times(
 
     Args:
         traced: the traced step.
-        works: what each module did in all counted steps.
+        cells: what each operator did in each module in all counted steps.
         peaks: dense peak in FLOP/s by dtype, where it is known.
         counted_steps: how many these are.
         has_backward: the steps may have one. If not, the times of one are not known, instead of 0 s.
@@ -227,11 +228,17 @@ def module_times(
             )
             for row in table.rows
         }
+    flops_of: dict[tuple[str, str], Counter[str]] = {}
+    for cell in cells:
+        if cell.phase != "optimizer" and cell.module != OUTSIDE:
+            phase = "forward" if cell.phase == "forward" else "backward"
+            for name in with_those_above(cell.module):
+                flops_of.setdefault((name, phase), Counter())[cell.dtype] += cell.flops
     times, beyond = {}, {}
     for name, (forward_sec, own_forward_sec, backward_sec, own_backward_sec) in seconds.items():
-        work = works.get(name, Work())
         rates: dict[str, float | None] = {}
-        for phase, flops, sec in (("forward", work.forward, forward_sec), ("backward", work.backward, backward_sec)):
+        for phase, sec in (("forward", forward_sec), ("backward", backward_sec)):
+            flops = flops_of.get((name, phase), Counter())
             amount = mean(total=flops.total() or None, steps=counted_steps)
             share = ratio(part=mean(total=peak_seconds(flops, peaks), steps=counted_steps), whole=amount and sec)
             if share is not None and share > MOST_OF_PEAK:
@@ -248,4 +255,16 @@ def module_times(
             own_backward_sec=own_backward_sec,
             **rates,
         )
-    return times, beyond_peak(beyond)
+    return times, _beyond_peak(beyond)
+
+
+def _beyond_peak(shares: Mapping[str, float]) -> tuple[str, ...]:
+    """A note on rates that no device can reach, by how many times the peak they would be; none without any."""
+    if not shares:
+        return ()
+    listed = [f"{name} ({share:,.1f} times)" for name, share in shares.items()]
+    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+    return (
+        f"Left out, as they would be beyond the device's peak: FLOP/s of {', '.join(listed[:_NAMED])}{more}. Time is "
+        "missing in the trace, or the peak is not the device's.",
+    )

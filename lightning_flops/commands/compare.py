@@ -99,7 +99,7 @@ def _compared(options: argparse.Namespace) -> tuple[Any, Callable[..., str], Cal
     Raises:
         LightningFlopsError: the two cannot be read or compared.
     """
-    from lightning_flops.sinks.trace_files import traces_at
+    from lightning_flops.sinks.profile_files import traces_at
 
     sources = (options.a, options.b)
     a, b = (traces_at(path) for path in sources)

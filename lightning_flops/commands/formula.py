@@ -90,6 +90,8 @@ def _example(where: str) -> tuple[Any, Any]:
         LightningFlopsError: there is no such function, or it returns something else.
     """
     source, _, name = where.rpartition(":")
+    if not source:
+        raise LightningFlopsError(f"the example must be FILE.py:FUNCTION or MODULE:FUNCTION, got {shown(where)}")
     try:
         sys.path.insert(0, os.getcwd())
         found = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))

@@ -52,7 +52,7 @@ def _print_trace(options: argparse.Namespace) -> int:
     from lightning_flops.report.html_page import render_traces_page
     from lightning_flops.report.trace_text import render_traces
     from lightning_flops.sinks.file import write_text_file
-    from lightning_flops.sinks.trace_files import traces_in
+    from lightning_flops.sinks.profile_files import traces_in
     from lightning_flops.trace.many import analyze_files
 
     files = [file for path in options.files for file in (traces_in(path) if os.path.isdir(path) else (path,))]

@@ -27,7 +27,6 @@ has so many axes."""
 
 _hidden_so_far = itertools.count(1)
 
-_NO_NUMBER_IN_A_BATCH = 2**63
 _MAX_DEPTH = 16  # a batch that nests deeper, or contains itself, is described down to here
 
 
@@ -137,7 +136,7 @@ class BatchMeter:
         except Exception as error:  # a user's function in the middle of training: whatever it raises stays here
             self._note(f"{setting} raised {type(error).__name__}: {error}; what needs it is n/a.")
             return None
-        if not 0 < answer < _NO_NUMBER_IN_A_BATCH:
+        if not 0 < answer < 2**63:
             self._note(f"{setting} must return a number > 0, got {shown(answer)}; what needs it is n/a.")
             return None
         return answer

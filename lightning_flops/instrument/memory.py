@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -132,14 +131,10 @@ def _of_allocator(stats: Mapping[str, Any]) -> MemoryReading:
 
 
 def _of_process() -> MemoryReading:
-    """Resident memory; None on a system that is no Linux, without psutil."""
+    """Resident memory; what is held now is None on a system that is no Linux."""
     current, peak = None, None
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            current = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        with suppress(ImportError):
-            current = int(import_module("psutil").Process().memory_info().rss)
+    with suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:
+        current = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     if resource is not None:
         peak = int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
     return MemoryReading(current, _larger(peak, current))  # the system's peak may lag behind

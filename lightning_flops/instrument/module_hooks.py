@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -125,7 +125,6 @@ def _silence_hook_warning(undo: ExitStack) -> None:
     each of them again. A filter that ignores something needs no forgetting.
     """
     own: Any = ("ignore", _IGNORED, Warning, None, 0)
-    all_filters: Any = warnings.filters
-    all_filters.insert(0, own)
+    warnings.filters.insert(0, own)  # type: ignore[attr-defined]
     # The user may put others in the place of the list.
-    undo.callback(_take_out, lambda one: cast("Any", warnings.filters).remove(one), own)
+    undo.callback(_take_out, lambda one: warnings.filters.remove(one), own)  # type: ignore[attr-defined]

@@ -84,18 +84,14 @@ class ModuleNames:
 
         For a shared module it is the name nearest to the caller's, or else the first.
         """
-        known = self._known.get(module)
-        if known is None:
-            if module in self._strangers:
-                return None
+        if module not in self._known and module not in self._strangers:
             # Seen for the first time: added since the names were read, or not the root's, such as a loss function.
+            strangers = {*self._strangers, module}
             self.refresh()
-            known = self._known.get(module)
-            if known is None:
-                self._strangers.add(module)
-                return None
-        if len(known) == 1:
-            return known[0]
+            self._strangers = strangers.difference(self._known)
+        known = self._known.get(module, ())
+        if len(known) < 2:
+            return known[0] if known else None
         return max(known, key=lambda name: _shared_depth(name, caller))
 
     def modules(self) -> Iterable[nn.Module]:

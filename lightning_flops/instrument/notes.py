@@ -11,16 +11,12 @@ class Notes:
     """Notes of one run of training. Some hold for every report of the run, the others for its present window only."""
 
     def __init__(self) -> None:
-        self._speak: Callable[[str], object] = str
+        self.speak: Callable[[str], object] = str
         """Gets each note of the whole run, once."""
         self._of_run: list[str] = []
         self._of_window: list[str] = []
         self._reported: set[str] = set()
         """Notes of a window's report."""
-
-    def goes_on(self, speak: Callable[[str], None]) -> None:
-        """The run begins or goes on, and *speak* gets its notes from here on."""
-        self._speak = speak
 
     def of_report(self) -> tuple[str, ...]:
         """What the report of the present window, which is made now, has to say, in the order in which it was noted."""
@@ -42,11 +38,7 @@ class Notes:
         if sentence not in self._of_run:
             self._of_run.append(sentence)
             self.add(sentence)
-            self._speak(sentence)
-
-    def say(self, sentence: str) -> None:
-        """Say *sentence*, which no report has."""
-        self._speak(sentence)
+            self.speak(sentence)
 
     def begin_window(self) -> None:
         """The report that comes next is of a new window."""

@@ -415,13 +415,12 @@ class Recorder:
         measured.watched.append((record, marks))
         measured.matches += measured.is_comparable(record.signature)
         wanted, watched = self._timing_steps, len(measured.watched)
-        enough = max(wanted, _LEAST_WATCHED)
         if measured.matches >= wanted:
             self._traces_or_closes(measured)
-        elif watched == enough and measured.matches:
+        elif watched == max(wanted, _LEAST_WATCHED) and measured.matches:
             counted = measured.counted[0].index
-            self._notes.say(f"Waiting for steps like step {counted}: {measured.matches} of {watched} were.")
-        elif watched in (enough, 2 * enough):
+            self._notes.speak(f"Waiting for steps like step {counted}: {measured.matches} of {watched} were.")
+        elif watched in (max(wanted, _LEAST_WATCHED), 2 * max(wanted, _LEAST_WATCHED)):
             measured.variable = True
             del measured.watched[:-wanted]
             if len(measured.counted) < len(measured.watched):

@@ -18,10 +18,13 @@ def formula_section(report: FormulaReport) -> Section:
     items: list[Item] = [f"No formula: {report.reason}."]
     if report.reason is None:
         letters = {one.name: _LETTERS.get(one.name, one.name) for one in report.sizes}
-        several = len({one.dtype for one in report.sums}) > 1
+        sums: dict[tuple[str, str], list[FormulaTerm]] = {}
+        for term in report.terms:
+            sums.setdefault((term.bucket, term.dtype), []).append(term)
+        several = len({dtype for _, dtype in sums}) > 1
         items = [
-            f"{one.bucket.replace('_', ' ')}{f' ({one.dtype})' if several else ''} = {_sum(one.terms, letters)}"
-            for one in report.sums
+            f"{bucket}{f' ({dtype})' if several else ''} = {_sum(terms, letters)}"
+            for (bucket, dtype), terms in sums.items()
         ]
         meanings = ", ".join(f"{letter} is {name}" for name, letter in letters.items() if letter != name)
         items.append(

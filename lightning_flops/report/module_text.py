@@ -150,17 +150,16 @@ class _Tree:
             if None in each:
                 continue
             seconds = sum(each) / len(each)
-            rate, share = (
-                _over_all([getattr(one, f"{phase}_{of}") for one in known], each)
-                for of in ("flops_per_sec", "utilization")
-            )
+            # Alike modules have the same FLOPs: their rate over all of them is that of the mean time.
+            rate, share = (getattr(known[0], f"{phase}_{of}") for of in ("flops_per_sec", "utilization"))
+            scale = ratio(part=each[0], whole=seconds) or 0.0
             part = f"{name} latency {duration(seconds)}"
             if duration(min(each)) != duration(max(each)):
                 part += f" ({duration(min(each))} to {duration(max(each))})"
             whole = getattr(self._root.times, f"{phase}_sec")
             part += f", {percent(ratio(part=seconds, whole=whole))} {name} latency"
-            part += "" if rate is None else f", {si(rate, 'FLOP/s')}"
-            parts.append(part if share is None else f"{part}, {percent(share)} of peak")
+            part += "" if rate is None else f", {si(rate * scale, 'FLOP/s')}"
+            parts.append(part if share is None else f"{part}, {percent(share * scale)} of peak")
         return f"<{'; '.join(parts)}>"
 
     def _figures(self, node: ModuleNode) -> str:
@@ -189,12 +188,6 @@ class _Tree:
         if module.calls and calls != self._profile.micro_steps:
             parts.append(f"{si(calls)} {plural('call', calls)}")
         return ", ".join(parts)
-
-
-def _over_all(rates: Sequence[float | None], seconds: Sequence[float]) -> float | None:
-    """A rate of all modules together; None if that of one of them is not known."""
-    done = [rate * sec for rate, sec in zip(rates, seconds, strict=True) if rate is not None]
-    return ratio(part=sum(done), whole=sum(seconds)) if len(done) == len(rates) else None
 
 
 def _leaf_lines(opening: str, parts: Sequence[str], *, indent: str) -> Iterator[str]:

@@ -246,24 +246,22 @@ def _profile_points(profile: Profile, rows: Sequence[list[Any]]) -> dict[str, An
     found = _roofline(peaks, profile.memory_bytes_per_sec)
     if profile.traced is None:
         return found
-    limits = [peak for _, peak in found["peaks"][:1]]
 
-    def add(kind: str, name: str, words: str, amounts: Sequence[Any], limit: float | None) -> None:
+    def add(kind: str, name: str, words: str, amounts: Sequence[Any], dtypes: Iterable[str]) -> None:
         seconds, flops, moved = amounts
         if flops and moved and seconds:
-            bandwidth = found["bandwidth"]
-            at_most = min([*limits, *([] if bandwidth is None else [bandwidth * flops / moved])], default=None)
+            bandwidth, limits = found["bandwidth"], sorted(peaks[one] for one in dtypes if one in peaks)[-1:]
+            limit = min([*limits, *([] if bandwidth is None else [bandwidth * flops / moved])], default=None)
             names = (printable(name), printable(words))
-            found[kind].append([*names, flops / moved, flops / seconds, seconds, flops, moved, limit or at_most])
+            found[kind].append([*names, flops / moved, flops / seconds, seconds, flops, moved, limit])
 
     for module, row in zip(profile.modules, rows, strict=True):
-        limit = module.attainable_flops_per_sec if module.own == module.total else None
-        add("modules", module.name or "(root)", module.type_name, row[5][:3], limit)
+        add("modules", module.name or "(root)", module.type_name, row[5][:3], peaks)
     seconds_of = {name.replace("::", "."): one.self_sec for name, one in profile.traced.operators.items()}
     for spent in profile.operators:
         flops, moved = profile.per_step(spent.flops.total), profile.per_step(spent.bytes)
         amounts = (seconds_of.get(spent.operator), flops, moved)
-        add("operators", spent.operator, "operator", amounts, spent.attainable_flops_per_sec)
+        add("operators", spent.operator, "operator", amounts, spent.dtypes)
     return found
 
 

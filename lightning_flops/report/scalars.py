@@ -23,7 +23,7 @@ _OF_TRAINING = (
 )
 """Tags that a loop without training does not have; its rates of a backward are n/a."""
 
-_PATHS = {
+PATHS = {
     "fwd_flops": "flops.forward",
     "bwd_flops": "flops.backward",
     "bwd_flops_estimated": "flops.backward_estimated",
@@ -63,7 +63,7 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
     Units: FLOPs, FLOP/s, seconds, samples or tokens per second, fractions of one (mfu, hfu, …_ratio), parameters; where
     a GPU's counters were read, watts, joules, FLOPs per joule, MHz.
     """
-    values = {tag: at(path)(profile) for tag, path in _PATHS.items()}
+    values = {tag: at(path)(profile) for tag, path in PATHS.items()}
     joules = values["joules_per_step"]
     values["joules_per_sample"] = ratio(part=joules, whole=profile.samples)
     values["flops_per_joule"] = ratio(part=profile.flops.hardware, whole=joules)

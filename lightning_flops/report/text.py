@@ -78,7 +78,7 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
 def _short_lines(profile: Profile) -> list[str]:
     """The short report: of many long names, fewer modules, pieces of advice and notes are shown."""
     lines: list[str] = []
-    for modules, advice, notes in ((10, 4, 2), (10, 3, 1), (8, 2, 1), (6, 2, 1), (4, 2, 0), (2, 1, 0)):
+    for modules, advice, notes in ((10, 4, 2), (10, 3, 1), (8, 2, 1), (6, 2, 0), (4, 2, 0), (2, 1, 0)):
         lines = answer_lines(profile)
         for section in short_sections(profile, modules=modules, advice=advice, notes=notes):
             lines += draw(section)

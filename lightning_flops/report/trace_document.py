@@ -176,7 +176,12 @@ def _communication(report: TraceReport) -> Section:
         of_steps = percent(time_us / share.wall_us if share.wall_us else None)
         return Figure(label, f"{us(time_us)} ({of_steps} of the steps)")
 
-    columns = [named("collective"), CALLS, field("bytes", "bytes", sort="bytes"), *statistics(lambda row: row.latency)]
+    columns = [
+        named("collective"),
+        CALLS,
+        field("bytes", "bytes", sort="bytes"),
+        *statistics(lambda row: row.device or row.host),
+    ]
     return Section(
         "Communication",
         "Overlapping events are merged. Computation is every kernel that does not communicate.",

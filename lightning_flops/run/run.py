@@ -82,7 +82,7 @@ class Run:
 
     def begin(self) -> None:
         """The run begins; the adapter's own hooks are in place."""
-        self.notes.goes_on(self.reports.warn)
+        self.notes.speak = self.reports.warn
         self._nvml = open_nvml(self.facts.device, self.undo)
         self.reports.begin()
         self._await_window(self.facts.profile_step)

@@ -6,8 +6,6 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from lightning_flops.schema.trace_steps import Durations
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
@@ -33,20 +31,6 @@ class Overlap:
     def exposed_us(self) -> float:
         """Communication that no computation hides."""
         return self.communication_us - self.overlap_us
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRow:
-    """All calls of one collective in one trace."""
-
-    name: str
-    """Name of the collective."""
-    calls: int
-    """How often it was called."""
-    bytes: int | None
-    """Bytes of the larger side of each call, summed; None where the trace does not say."""
-    latency: Durations
-    """Ratio: of all collectives' durations."""
 
 
 if TYPE_CHECKING:

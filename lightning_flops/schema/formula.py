@@ -28,27 +28,19 @@ class FormulaSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormulaTerm:
-    """One product of a sum: numerator / denominator x each size to its power."""
-
-    numerator: int
-    """Of the exact coefficient."""
-    denominator: int
-    """Mostly 1."""
-    powers: Mapping[str, int]
-    """By size; a size that is not in the term is left out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormulaSum:
-    """FLOPs of one bucket in one dtype."""
+    """One product of a bucket's sum: numerator / denominator x each size to its power."""
 
     bucket: str
     """``forward``, ``backward``, ``recompute``, ``optimizer``, or ``skipped``: what fused masked attention does
     not execute of the others."""
     dtype: str
     """Of the arithmetic."""
-    terms: tuple[FormulaTerm, ...]
-    """Their sum is the bucket's FLOPs."""
+    numerator: int
+    """Of the exact coefficient."""
+    denominator: int
+    """Mostly 1."""
+    powers: Mapping[str, int]
+    """By size; a size that is not in the term is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +81,8 @@ class FormulaReport:
     """Why there is no formula, and every size is counted by itself; None if there is one."""
     sizes: tuple[FormulaSize, ...]
     """Empty without a formula."""
-    sums: tuple[FormulaSum, ...]
-    """Empty without a formula."""
+    terms: tuple[FormulaTerm, ...]
+    """By bucket and dtype, whose FLOPs are the sum of their terms. Empty without a formula."""
     counted: int
     """Batches of different sizes that were counted."""
     checks: int

@@ -57,8 +57,6 @@ class ModuleProfile:
     """Name under which the same module object stands earlier in the tree."""
     times: ModuleTimes | None = None
     """Times in the traced step; None if no step was traced, or it was not called there."""
-    attainable_flops_per_sec: float | None = None
-    """With the modules below it: the least of the peak of its dtypes and FLOPs / bytes x the memory's bandwidth."""
 
     @property
     def depth(self) -> int:

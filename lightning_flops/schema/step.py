@@ -65,11 +65,6 @@ class OperatorProfile:
     """Dtypes of its arithmetic, sorted."""
     bytes: int
     """Bytes of the inputs and outputs of its calls, each call by itself."""
-    achieved_flops_per_sec: float | None = None
-    """FLOPs of the counted step / seconds of the traced step; None where the two differ, or without a trace."""
-    attainable_flops_per_sec: float | None = None
-    """The least of the peak of its dtypes and FLOPs / bytes x the memory's bandwidth; None where one of them is not
-    known. What stays in a cache or is fused moves fewer bytes, so more than this can be achieved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from lightning_flops.schema import codec
 from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.communication import CollectiveCalls, CollectiveRow, Overlap, RankComparison
+from lightning_flops.schema.communication import CollectiveCalls, Overlap, RankComparison
 from lightning_flops.schema.trace_events import (
     IdleTime,
     KernelRow,
@@ -46,8 +46,9 @@ class TraceReport:
     ``others``: what of the steps is in none of them."""
     overlap: Overlap | None
     """None when the trace has no collectives, or is of a run of one rank."""
-    collectives: tuple[CollectiveRow, ...] | None
-    """Each collective; None when the trace has none."""
+    collectives: tuple[Row, ...] | None
+    """Each collective, on the device if there is one, and the bytes of its larger side; ratios are of all of them. None
+    when the trace has none."""
     kernel_summary: KernelSummary | None
     """All kernels together; None without a device."""
     kernels: tuple[KernelRow, ...] | None

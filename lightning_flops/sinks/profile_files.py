@@ -1,4 +1,4 @@
-"""Profiles read back from where runs wrote them: one file, or all that lie in a folder of logs, also behind a URL."""
+"""What a path or a URL stands for: profiles, one file or all in a folder of logs, or the files of traces."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ _LOOP: Final = re.compile(r"(?:\.(?:predict|test|validate))?")
 
 _MOST_BYTES: Final = 4 * LONGEST_PROFILE + 1
 """More would be more characters than are read."""
+
+
+_ENDINGS = (".json", ".json.gz")
+"""Of the names of traces."""
+
+_OF_A_PROFILE: Final = b'"schema_version"'
+_LOOKED_AT_BYTES: Final = 4096
+"""It stands at the beginning of every report of this package, and in no trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +103,36 @@ class _FoundFile:
     """When, in seconds; 0 if the file system does not say."""
 
 
+def traces_at(path: str) -> tuple[str, ...] | None:
+    """The trace files at *path*; None if there is a profile, or a folder of logs with profiles below it.
+
+    A folder without profiles stands for all files in it whose names end as traces' do. What can be read only once, such
+    as a pipe, is taken for a profile.
+
+    Raises:
+        LightningFlopsError: there is nothing at *path*, or a folder with neither profiles nor traces.
+    """
+    place = Place(path)
+    if not place.is_folder:
+        return None if place.holds_profile() else (path,)
+    if place.find():
+        return None
+    if not (files := place.traces()):
+        raise LightningFlopsError(f"{place.has_none}, and no trace (.json, .json.gz) in it")
+    return files
+
+
+def traces_in(folder: str) -> tuple[str, ...]:
+    """The trace files in *folder*, also where a run has profiles there.
+
+    Raises:
+        LightningFlopsError: there is no such folder, or no trace in it.
+    """
+    if not (files := Place(folder).traces()):
+        raise LightningFlopsError(f"{folder}: no trace (.json, .json.gz) is in this folder")
+    return files
+
+
 class Place:
     """A file or a folder of some file system.
 
@@ -117,20 +155,22 @@ class Place:
         """What to raise for a folder without a profile."""
         return LightningFlopsError(f"{self.given}: no profile.json is in this folder or below it")
 
-    @property
-    def is_regular(self) -> bool:
-        """Whether it is a file that can be read twice."""
-        return os.path.isfile(self.root) if self._is_local else not self.is_folder
-
-    def head(self, size: int) -> bytes:
-        """The first bytes of the file."""
+    def holds_profile(self) -> bool:
+        """Whether the file is a profile, and no trace; or one that cannot be read twice."""
+        name = self.root.rpartition("/")[2]
+        if PROFILE_FILE.fullmatch(name) or (self._is_local and not os.path.isfile(self.root)):
+            return True
         with _errors_of(self.given), self._system.open(self.root, "rb") as stream:
-            return bytes(stream.read(size))
+            return _OF_A_PROFILE in stream.read(_LOOKED_AT_BYTES)
 
-    def files(self) -> Sequence[str]:
-        """The files in the folder, not those of folders below it."""
+    def traces(self) -> tuple[str, ...]:
+        """The files in the folder, not below it, whose names end as traces' do, and are not those of profiles."""
         with _errors_of(self.given):
-            return sorted(one["name"] for one in self._system.ls(self.root, detail=True) if one["type"] == "file")
+            files = sorted(one["name"] for one in self._system.ls(self.root, detail=True) if one["type"] == "file")
+        names = [(file, file.rpartition("/")[2]) for file in files]
+        return tuple(
+            self.shown(file) for file, name in names if name.endswith(_ENDINGS) and not PROFILE_FILE.fullmatch(name)
+        )
 
     def profiles(self) -> Sequence[_FoundFile]:
         """The profiles anywhere below the folder, at least one."""

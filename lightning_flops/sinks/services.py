@@ -72,7 +72,8 @@ class Services:
                 taken |= ask(service) is True
             except Exception as error:  # of the user's, in the middle of training: whatever it raises stays here
                 words = words_of(error)
-                if id(service) not in self._refused:
+                ours = isinstance(service, TensorBoardFiles) and isinstance(error, OSError)
+                if id(service) not in self._refused and not ours:  # our own files, in the same folder, have said so
                     self._refused.add(id(service))
                     name = _kinds(service)[0]
                     logger.warning("%s did not take the FLOPs report, the others did not notice: %s", name, words)

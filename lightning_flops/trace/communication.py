@@ -7,7 +7,8 @@ from array import array
 
 import numpy as np
 
-from lightning_flops.schema.communication import CollectiveCalls, CollectiveRow, Overlap
+from lightning_flops.schema.communication import CollectiveCalls, Overlap
+from lightning_flops.schema.trace_steps import Row
 from lightning_flops.trace.columns import CollectiveArguments, Trace
 from lightning_flops.trace.intervals import (
     NS_PER_US,
@@ -84,21 +85,17 @@ def collective_bytes(trace: Trace, rows: list[int]) -> int | None:
     return total
 
 
-def collective_table(trace: Trace) -> tuple[CollectiveRow, ...] | None:
+def collective_table(trace: Trace) -> tuple[Row, ...] | None:
     """Collectives by name, the longest first; None when the trace has none."""
     found: dict[str, list[int]] = {}
     for row in trace.by_start(trace.is_collective).tolist():
         found.setdefault(collective_name(trace, row), []).append(row)
     whole_ns = int(trace.duration_ns[trace.is_collective].sum())
-    rows = table(
-        CollectiveRow,
-        lambda row: (-row.latency.total_us, row.name),
-        name=found,
-        calls=map(len, found.values()),
-        bytes=[collective_bytes(trace, rows) for rows in found.values()],
-        latency=[durations_of(trace.duration_ns[rows], whole_ns=whole_ns) for rows in found.values()],
-    )
-    return rows or None
+    found = dict(sorted(found.items(), key=lambda item: (-int(trace.duration_ns[item[1]].sum()), item[0])))
+    lengths = [durations_of(trace.duration_ns[rows], whole_ns=whole_ns) for rows in found.values()]
+    sizes = [collective_bytes(trace, rows) for rows in found.values()]
+    columns = {"name": found, "calls": map(len, found.values()), "bytes": sizes}
+    return table(Row, **columns, **{"device" if trace.has_device else "host": lengths}) or None
 
 
 def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.events import are_integers
-from lightning_flops.trace.intervals import Ints, Mask, inside
+from lightning_flops.trace.intervals import Ints, Mask, distinct, inside
 from lightning_flops.trace.names import ELEMENT_BYTES, Kind
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from lightning_flops.trace.structure import NODE, nearest
@@ -25,8 +25,8 @@ from lightning_flops.trace.tables import with_callees
 
 Formulas = Callable[[str, RecordedInputs], RecordedWork]
 """FLOPs of one recorded call. ``instrument.counting.recorded_calls`` has the one there is; it needs torch."""
+_CAPTURE = re.compile(r"(cuda|hip)Stream(Begin|End)Capture")
 _CAPTURE_BEGINS = re.compile(r"(cuda|hip)StreamBeginCapture")
-_CAPTURE_ENDS = re.compile(r"(cuda|hip)StreamEndCapture")
 _NO_INPUTS = RecordedInputs(dims=(), types=())
 _OLD_CONVOLUTION = re.compile(r"aten::\w+_convolution(_backward_(input|weights?))?$")
 """A library's convolution, and the halves of its backward up to torch 1.10."""
@@ -108,12 +108,12 @@ def count_trace(trace: Trace, works: Sequence[RecordedWork], work: Ints) -> Coun
 def _captured(trace: Trace) -> Mask:
     """Operators that only recorded a graph, in a thread between the begin and the end of a stream capture: none ran."""
     found = np.zeros(len(trace), dtype=bool)
-    ends = trace.by_start(trace.where(_CAPTURE_ENDS.match, Kind.RUNTIME))
-    for row in np.flatnonzero(trace.where(_CAPTURE_BEGINS.match, Kind.RUNTIME)):
-        here = trace.lane == trace.lane[row]
-        after = ends[here[ends] & (trace.start_ns[ends] > trace.start_ns[row])]
-        until = trace.start_ns[after[0]] if len(after) else np.iinfo(np.int64).max
-        found |= here & (trace.start_ns > trace.start_ns[row]) & (trace.start_ns < until)
+    edges, begins = (trace.where(pattern.match, Kind.RUNTIME) for pattern in (_CAPTURE, _CAPTURE_BEGINS))
+    for lane in distinct(trace.lane[edges]).tolist():
+        rows = np.flatnonzero(trace.lane == lane)
+        here = trace.by_start(rows[edges[rows]])
+        last = np.searchsorted(trace.start_ns[here], trace.start_ns[rows]) - 1
+        found[rows] = (last >= 0) & begins[here[last]]
     return found
 
 

@@ -311,14 +311,13 @@ class Columns:
         sent = {row: CollectiveArguments(bytes=_bytes_of(recorded[columns["inputs"][row]])) for row in host}
         devices = tuple(converted(metadata.get("deviceProperties"), list[DeviceProperties]) or ())
         notes = self._notes()
-        if self._without_occupancy:
-            found = _occupancy_of(
-                self._without_occupancy.values(), columns["device"][[*self._without_occupancy]], devices
+        if rows := [*self._without_occupancy]:
+            found = _occupancy_of(self._without_occupancy.values(), columns["device"][rows], devices)
+            columns["occupancy_percent"][rows] = found
+            known = int((~np.isnan(found)).sum())
+            notes.append(
+                f"Occupancy is written as 0 of {len(rows)} kernels with much shared memory: worked out of {known}."
             )
-            columns["occupancy_percent"][[*self._without_occupancy]] = found
-            unknown = int(np.isnan(found).sum())
-            words = f"worked out of {len(found) - unknown}, left out of {unknown}."
-            notes.append(f"Occupancy written as 0 of kernels with much shared memory: {words}")
         # A process or thread may be written as a number here and as text there.
         lanes = _numbers()
         lane_of = np.array([lanes[str(process), str(thread)] for process, thread in self._lanes], dtype=np.int32)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.devices import memory_bytes_per_sec
+from lightning_flops.analysis.devices import device_like, memory_bytes_per_sec
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.trace_flops import FlopRow, TracedStepFlops, TraceFlops, UncountedRow
@@ -76,7 +76,7 @@ def trace_flops(
         modules=None if modules is None else _modules(calls, modules),
         uncounted=tuple(uncounted),
         lower_bound=bool(uncounted),
-    ), ()
+    ), calls.notes
 
 
 class _Calls:
@@ -114,16 +114,25 @@ class _Calls:
         return dtypes
 
     def _find_device(self, peaks: Peaks) -> None:
-        name = self.trace.used_device.name if self.trace.used_device else ""
+        used = self.trace.used_device
+        name, capability, sm_count = (used.name, used.compute_capability, used.sm_count) if used else ("", None, None)
+        alike = device_like(name, capability, sm_count)
         self.devices = len(distinct(self.trace.device[self.trace.kind == Kind.KERNEL]))
-        self.device = name or None
+        self.device = name or alike or None
+        self.notes: tuple[str, ...] = ()
+        if alike is not None:
+            self.notes = (
+                f"No figures are known for a device called {name!r}: by its compute capability and its {sm_count} "
+                f"multiprocessors it is taken for {alike}, so its peak and all shares of it are a guess.",
+            )
         given = peaks.flops_per_sec if self.devices else None
         self._peak = {
-            dtype: peak_for(device_name=name, dtype=dtype, given=given) for dtype in {*self.dtypes, "tf32", "float32"}
+            dtype: peak_for(device_name=alike or name, dtype=dtype, given=given)
+            for dtype in {*self.dtypes, "tf32", "float32"}
         }
         here = sorted(self.dtypes[index] for index in distinct(self.dtype).tolist())
         self.peaks = {dtype: peak for dtype in here if (peak := self._peak[dtype]) is not None}
-        self.bandwidth = peaks.memory_bytes_per_sec or memory_bytes_per_sec(name)
+        self.bandwidth = peaks.memory_bytes_per_sec or memory_bytes_per_sec(alike or name)
 
     def impossible(self) -> dict[int, str]:
         """Works whose calls would have run beyond what the device can do, and why they cannot have."""
@@ -184,8 +193,9 @@ def _steps(calls: _Calls, uncounted: Ints) -> tuple[TracedStepFlops, ...]:
 
 def _operators(calls: _Calls) -> tuple[FlopRow, ...]:
     works, work = calls.counted.works, calls.counted.work[calls.rows]
-    names = tuple(dict.fromkeys(one.operator for one in works))
-    number = np.array([names.index(one.operator) for one in works], dtype=np.int64)[work]
+    listed = tuple(dict.fromkeys(one.operator for one in works))
+    numbers = dict(zip(listed, range(len(listed)), strict=True))
+    number = np.array([numbers[one.operator] for one in works], dtype=np.int64)[work]
     groups = group_by(number * len(calls.dtypes) + calls.dtype)
     dtypes = [calls.dtypes[key % len(calls.dtypes)] for key in groups.keys.tolist()]
     unknown = groups.sums(np.array([one.bytes is None for one in works])[work])
@@ -198,7 +208,7 @@ def _operators(calls: _Calls) -> tuple[FlopRow, ...]:
     return table(
         FlopRow,
         lambda row: (-(row.time_us or 0.0), row.name, row.dtype),
-        name=[names[key // len(calls.dtypes)] for key in groups.keys.tolist()],
+        name=[listed[key // len(calls.dtypes)] for key in groups.keys.tolist()],
         dtype=dtypes,
         bytes=moved,
         flops_per_byte=[one or None for one in intensities],

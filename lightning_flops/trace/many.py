@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any
 
 from lightning_flops.analysis.advice import advise_on_traces
-from lightning_flops.analysis.collectives import RanksError, TracedRank, compare
+from lightning_flops.analysis.collectives import TracedRank, compare, refuse_mixed_ranks
 from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.communication import RankComparison
-from lightning_flops.schema.trace import SCHEMA_VERSION, TraceReport, TracesReport
+from lightning_flops.schema.trace import SCHEMA_VERSION, TracesReport
 from lightning_flops.trace.report import AnalyzedTrace, analyze_file
 
 WORTH_PROCESSES_BYTES = 4 << 20
@@ -30,14 +30,8 @@ _UNMARKED = (
 
 
 def analyze_files(files: Sequence[str], **settings: Any) -> TracesReport:
-    """The report of the traces in *files*, one of each rank, with *settings* as of ``analyze_each``.
-
-    Raises:
-        TraceFormatError: a file cannot be read; of several the first in order.
-        RanksError: two files are of the same rank, or there is none.
-        LightningFlopsError: a process was ended from outside.
-    """
-    return join_analyses(analyze_each(files, compared=len(files) > 1, **settings))
+    """The report of the traces in *files*, one of each rank, with *settings* as of ``analyze_each``."""
+    return join_analyses(analyze_each(files, **settings))
 
 
 def analyze_each(files: Sequence[str], *, processes: int = 1, **settings: Any) -> list[AnalyzedTrace]:
@@ -47,6 +41,10 @@ def analyze_each(files: Sequence[str], *, processes: int = 1, **settings: Any) -
         files: paths, or URLs.
         processes: most that read at the same time, if the files are worth it.
         settings: as of ``analyze_one``; formulas are a function of a module, so that other processes find it.
+
+    Raises:
+        TraceFormatError: a file cannot be read; of several the first in order.
+        LightningFlopsError: a process was ended from outside.
     """
     sizes = [os.path.getsize(one) for one in files if os.path.isfile(one)]  # another process cannot open a pipe
     if min(processes, len(files)) < 2 or len(sizes) < len(files) or sum(sizes) <= WORTH_PROCESSES_BYTES:
@@ -66,7 +64,7 @@ def analyze_each(files: Sequence[str], *, processes: int = 1, **settings: Any) -
 
 
 def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresholds | None = None) -> TracesReport:
-    """Reports of several traces, and their ranks side by side; all analyzed for a comparison if there are several.
+    """Reports of several traces, and their ranks side by side.
 
     Raises:
         RanksError: two traces are of the same rank, or none is given.
@@ -75,9 +73,9 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     reports = tuple(one.report for one in ordered)
     refuse_mixed_ranks(reports)
     # Traces that do not say their ranks are of separate runs.
-    traced = [one.traced for one in analyzed if one.traced is not None and one.traced.rank is not None]
+    traced = [one.traced for one in analyzed if one.traced.rank is not None]
     comparison = straggler = None
-    if traced:
+    if len(traced) > 1:
         comparison = compare_ranks(traced, marked=all(one.step_times.marked for one in reports))
         if are_compared(comparison):
             found = find_stragglers_in_traces([one.parts for one in ordered], thresholds=thresholds)
@@ -97,30 +95,12 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
 
 
 def compare_ranks(traced: Sequence[TracedRank], *, marked: bool) -> RankComparison:
-    """Computation, communication and waiting of several ranks of one run, a trace each, as ``refuse_mixed_ranks`` asks.
+    """Computation, communication and waiting of several ranks of one run, a trace each.
 
     Of ranks whose steps are not all *marked* no rank is said to compute longest.
     """
-    refuse_mixed_ranks(traced)
     comparison = compare(traced)
     if len(traced) == 1 or marked:
         return comparison
     rows = tuple(replace(row, compute_over_median=None) for row in comparison.ranks)
     return replace(comparison, ranks=rows, computes_longest=None, notes=(_UNMARKED, *comparison.notes))
-
-
-def refuse_mixed_ranks(traces: Sequence[TracedRank] | Sequence[TraceReport]) -> None:
-    """Refuse traces that cannot be one of each rank.
-
-    Raises:
-        RanksError: two traces are of the same rank, some say their rank and some do not, or none is given.
-    """
-    if not traces:
-        raise RanksError("no trace to compare")
-    seen: dict[int | None, str] = {}
-    for trace in traces:
-        other = seen.setdefault(trace.rank, trace.source)
-        if trace.rank is not None and other is not trace.source:
-            raise RanksError(f"{other} and {trace.source} are both of rank {trace.rank}: give one trace for each rank")
-    if None in seen and len(seen) > 1:
-        raise RanksError(f"{seen[None]} does not say which rank it is of, though other traces do")

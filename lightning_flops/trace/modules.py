@@ -21,7 +21,7 @@ from lightning_flops.records import marked_module, marked_phase
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import NS_PER_US, Ints, Lanes, distinct, occupied_by, sums_by, table
-from lightning_flops.trace.names import Kind, is_optimizer
+from lightning_flops.trace.names import Kind, phase_of
 from lightning_flops.trace.structure import enclosing, in_nesting_order, nearest, nest, without_inner
 
 _NODE = "autograd::engine::evaluate_function: "
@@ -92,7 +92,7 @@ def find_frames(trace: Trace) -> Frames | None:
     numbers = {name: index for index, name in enumerate(modules)}
 
     def part_of(name: str) -> str | None:  # torch's own scopes stand in a trace that is not of ours
-        return marked_phase(name) or ("optimizer" if called and is_optimizer(name) else None)
+        return marked_phase(name) or ("optimizer" if called and phase_of(name) == "optimizer" else None)
 
     is_part = trace.where(lambda name: part_of(name) is not None, Kind.ANNOTATION)
     if not named and not is_part.any():

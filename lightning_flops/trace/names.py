@@ -6,7 +6,7 @@ import re
 from enum import IntEnum
 from functools import lru_cache
 
-from lightning_flops.records import MARKS, marked_module, marked_phase
+from lightning_flops.records import MARKS, marked_phase
 
 
 class Kind(IntEnum):
@@ -45,13 +45,16 @@ KIND_OF_CATEGORY = {
 """Lower-case category to kind; a category that is not here is not torch.profiler's, and its events are left out."""
 
 _STEP = re.compile(r"ProfilerStep#([0-9]{1,18})$")
-_DATA_LOADER = re.compile(r"enumerate\((DataLoader|DataPipe)\)#")
 _HOST_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):(\w+)")
 # Scopes that torch itself opens, up to 1.8 as operators; every other scope, but for marks, is the user's.
 _OF_TORCH = re.compile(r"ProfilerStep#|enumerate\(|Optimizer\.(step|zero_grad)#|(gloo|nccl|mpi|ucc|xccl):")
-_FORWARD = re.compile(r"(^|[./ \]])(forward|training_step)$")
-_BACKWARD = re.compile(r"(^|[./ \]])backward$")
-_OPTIMIZER = re.compile(r"Optimizer\.step#")
+_PHASES = {
+    "data loader": re.compile(r"enumerate\((DataLoader|DataPipe)\)#"),
+    "forward": re.compile(r"(.*[./ \]#])?(forward|training_step)[# ]*$"),
+    "backward": re.compile(r"(.*[./ \]#])?backward[# ]*$"),
+    "optimizer": re.compile(r"Optimizer\.step#"),
+}
+_MARKED_PHASES = {"data_wait": "data loader", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 
 _DEVICE_COLLECTIVE = re.compile(r"[nr]ccl|oneccl|mscclpp|cross_device_reduce|(one|two)_shot_all_r|multimem_all", re.I)
 _COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?(?:Kernel_?)?([A-Z][A-Za-z]*)", re.I)
@@ -102,24 +105,11 @@ def step_number(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def is_data_loader(name: str) -> bool:
-    """Whether a scope of this name is a wait for a loader's next batch."""
-    return marked_phase(name) == "data_wait" or _DATA_LOADER.match(name) is not None
-
-
-def is_forward(name: str) -> bool:
-    """Whether a scope of this name is a forward pass."""
-    return marked_module(name) is None and _FORWARD.search(name.strip("# ")) is not None
-
-
-def is_backward(name: str) -> bool:
-    """Whether a scope of this name is a backward pass."""
-    return marked_module(name) is None and _BACKWARD.search(name.strip("# ")) is not None
-
-
-def is_optimizer(name: str) -> bool:
-    """Whether a scope of this name is an optimizer's step."""
-    return marked_phase(name) == "optimizer" or _OPTIMIZER.match(name) is not None
+def phase_of(name: str) -> str | None:
+    """The phase of a step that a scope of this name is: ``data loader``, ``forward``, ``backward`` or ``optimizer``."""
+    if name.startswith(MARKS):
+        return _MARKED_PHASES.get(marked_phase(name) or "")
+    return next((phase for phase, pattern in _PHASES.items() if pattern.match(name)), None)
 
 
 def is_users_scope(name: str) -> bool:

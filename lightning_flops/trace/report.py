@@ -44,8 +44,8 @@ class AnalyzedTrace:
     abilities: DeviceAbilities
     """Of the device that ran the kernels; a trace lists all devices of its machine."""
     parts: tuple[TracedPart, ...]
-    """Of its steps, as ``traced``: for a comparison with other ranks, empty where there is none."""
-    traced: TracedRank | None
+    """Of its steps, as ``traced``: for a comparison with other ranks."""
+    traced: TracedRank
     step_sums: Mapping[TableName, tables.StepSums] | None = None
     """Its steps one by one: for a comparison with another run's, else None."""
 
@@ -82,14 +82,9 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
 
 
 def analyze_one(
-    trace: Trace,
-    *,
-    compared: bool = False,
-    stepwise: bool = False,
-    formulas: Formulas | None = None,
-    peaks: Peaks | None = None,
+    trace: Trace, *, stepwise: bool = False, formulas: Formulas | None = None, peaks: Peaks | None = None
 ) -> AnalyzedTrace:
-    """What *trace* says by itself, and for a comparison with other ranks, or with another run step by step.
+    """What *trace* says by itself, and for a comparison with other ranks, or with another run *stepwise*.
 
     Without *formulas* there is no torch, as the report then says.
     """
@@ -103,19 +98,18 @@ def analyze_one(
     name, capability = (used.name, used.compute_capability) if used else ("", None)
     # A device without a name may be any vendor's.
     abilities = device_abilities(device_type="cuda", name=name, compute_capability=capability if name else None)
+    traced = TracedRank(
+        rank=trace.rank,
+        source=trace.source,
+        steps=len(trace.steps),
+        overlap=overlap(trace),
+        collectives=collective_calls(trace),
+    )
     return AnalyzedTrace(
         report=replace(report, notes=notes),
         abilities=abilities if trace.has_device else UNKNOWN_DEVICE,
-        parts=step_parts(trace) if compared else (),
-        traced=TracedRank(
-            rank=trace.rank,
-            source=trace.source,
-            steps=len(trace.steps),
-            overlap=overlap(trace),
-            collectives=collective_calls(trace),
-        )
-        if compared
-        else None,
+        parts=step_parts(trace),
+        traced=traced,
         step_sums=tables.step_sums(trace) if stepwise else None,
     )
 

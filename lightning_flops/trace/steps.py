@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -31,12 +31,9 @@ from lightning_flops.trace.intervals import (
 from lightning_flops.trace.names import (
     Kind,
     computes_on_host,
-    is_backward,
-    is_data_loader,
-    is_forward,
-    is_optimizer,
     may_use_tensor_cores,
     multiplies,
+    phase_of,
     step_number,
 )
 from lightning_flops.trace.structure import launched_at
@@ -104,7 +101,7 @@ def find_steps(trace: Trace) -> Steps:
     host_start, host_end = trace.start_ns[marks], trace.end_ns[marks]
     host_end = np.minimum(host_end, np.append(host_start[1:], host_end[-1:]))
     numbers = [step_number(trace.name_of(row)) for row in marks.tolist()]
-    whole, odd = _whole_steps(numbers, _calls(trace, marks, host_start, host_end))
+    whole, odd = _whole_steps(numbers, _calls(trace, host_start, host_end))
     host_start, host_end = host_start[whole], host_end[whole]
     start, end = host_start.copy(), host_end.copy()
     rows = trace.device_rows
@@ -135,15 +132,11 @@ def _whole_steps(numbers: Sequence[int | None], calls: Sequence[int]) -> tuple[l
     )
 
 
-def _calls(trace: Trace, marks: Ints, host_start: Ints, host_end: Ints) -> list[int]:
-    """For each mark how much was called in it: of a backward if there is one, else of its own thread, else launched.
-
-    Threads that pin memory or load data call when they can, a little more in one step than in the next.
-    """
+def _calls(trace: Trace, host_start: Ints, host_end: Ints) -> list[int]:
+    """For each mark how much was called in it: of a backward if there is one, else of all operators, else launched."""
     operators = trace.links.operators
     backward = operators[trace.links.is_backward[operators]]
-    own = operators[np.isin(trace.lane[operators], trace.lane[marks])]
-    rows = next((rows for rows in (backward, own, operators) if len(rows)), trace.device_rows)
+    rows = next((rows for rows in (backward, operators) if len(rows)), trace.device_rows)
     moments = np.sort(launched_at(trace, rows))
     found: list[int] = (np.searchsorted(moments, host_end) - np.searchsorted(moments, host_start)).tolist()
     return found
@@ -161,7 +154,7 @@ def step_times(trace: Trace) -> StepTimes:
         "memset_us": kind == Kind.MEMSET,
         "communication_us": collective,
         "runtime_us": kind == Kind.RUNTIME,
-        "data_loader_us": trace.where(is_data_loader, Kind.ANNOTATION),
+        "data_loader_us": trace.where(lambda name: phase_of(name) == "data loader", Kind.ANNOTATION),
         "cpu_us": kind == Kind.OPERATOR,
     }
     for name, rows in by_priority.items():
@@ -210,10 +203,7 @@ def find_phases(trace: Trace) -> dict[str, PhaseSpans]:
     By its operators, a forward goes from the first to the last operator with gradients on before a backward. A backward
     goes from the first to the last operator that autograd ran, until something else follows.
     """
-    named = {
-        "data loader": is_data_loader, "forward": is_forward, "backward": is_backward, "optimizer": is_optimizer
-    }  # fmt: skip
-    found = {name: _by_scopes(trace, is_phase) for name, is_phase in named.items()}
+    found = {name: _by_scopes(trace, name) for name in ("data loader", "forward", "backward", "optimizer")}
     if found["forward"] is None or found["backward"] is None:
         runs = _by_operators(trace, found["data loader"], found["optimizer"])
         found |= {name: found[name] or run for name, run in zip(("forward", "backward"), runs, strict=True)}
@@ -237,8 +227,8 @@ def in_steps(trace: Trace, rows: Ints) -> Ints:
     return trace.by_start(rows[trace.steps.of(trace.start_ns[rows]) >= 0])
 
 
-def _by_scopes(trace: Trace, is_phase: Callable[[str], bool]) -> PhaseSpans | None:
-    rows = in_steps(trace, np.flatnonzero(trace.where(is_phase, Kind.ANNOTATION)))
+def _by_scopes(trace: Trace, phase: str) -> PhaseSpans | None:
+    rows = in_steps(trace, np.flatnonzero(trace.where(lambda name: phase_of(name) == phase, Kind.ANNOTATION)))
     if not len(rows):
         return None
     # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.

@@ -143,10 +143,10 @@ def without_inner(trace: Trace, inner: Ints, around: Ints) -> Ints:
 
 def nearest(rows: Ints, around: Ints, wanted: Mask) -> Ints:
     """For each of *rows* the nearest one *around* it that is *wanted*, or -1."""
-    above = around[rows]
+    above = around.copy()
     while len(passed := np.flatnonzero((above >= 0) & ~wanted[above])):
-        above[passed] = around[above[passed]]
-    return above
+        above[passed] = above[above[passed]]  # each round looks twice as far up
+    return above[rows]
 
 
 def _matching(known: Ints, numbers: Ints, rows: Ints) -> Ints:

@@ -16,5 +16,5 @@ def analyze_traces(
     traces: Sequence[Trace], *, thresholds: AdviceThresholds | None = None, formulas: Formulas | None = None
 ) -> TracesReport:
     """Every table of each of *traces*, and their ranks side by side."""
-    analyzed = [analyze_one(trace, compared=len(traces) > 1, formulas=formulas) for trace in traces]
+    analyzed = [analyze_one(trace, formulas=formulas) for trace in traces]
     return join_analyses(analyzed, thresholds=thresholds)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_flops.analysis.energy import build_energy
+from lightning_flops.analysis.profile import build_energy
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.records import GpuRecord, PhaseSeconds
 from lightning_flops.schema.step import Energy

@@ -80,7 +80,7 @@ def run(
     head = {"deviceProperties": [{"id": 0, "name": device, "numSms": 108}]}
     if rank is not None:
         head["distributedInfo"] = {"rank": rank, "world_size": 2, "backend": "nccl"}  # type: ignore[assignment]
-    return analyze_one(trace(*events, *more, **head), compared=False, formulas=recorded_work, stepwise=True)
+    return analyze_one(trace(*events, *more, **head), formulas=recorded_work, stepwise=True)
 
 
 A = run(40, 40, 40, 40)

@@ -35,7 +35,7 @@ def loaded(text: str, folder: Path) -> Trace:
 
 
 def report_of(found: Trace, peaks: Peaks | None = None) -> TraceReport:
-    return analyze_one(found, compared=False, formulas=recorded_work, peaks=peaks).report
+    return analyze_one(found, formulas=recorded_work, peaks=peaks).report
 
 
 def flops_of(*events: Event, peaks: Peaks | None = None, **head: Any) -> TraceFlops:
@@ -196,7 +196,7 @@ def test_an_occupancy_of_zero_is_worked_out_from_the_launch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "own", "product"),
+    ("name", "own", "is_product"),
     [
         ("triton_poi_fused__scaled_dot_product_flash_attention_cat_view_10", None, False),
         ("triton_red_fused_mm_native_layer_norm_2", None, False),
@@ -211,8 +211,8 @@ def test_an_occupancy_of_zero_is_worked_out_from_the_launch() -> None:
         ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn", True),
     ],
 )
-def test_a_kernel_is_known_by_its_functions_own_name(name: str, own: str | None, product: bool) -> None:
-    assert multiplies(name) is product
+def test_a_kernel_is_known_by_its_functions_own_name(name: str, own: str | None, is_product: bool) -> None:
+    assert multiplies(name) is is_product
     assert own is None or own_name(name) == own
 
 
@@ -254,3 +254,13 @@ def test_a_users_own_figures_win_and_need_no_device_of_a_known_name() -> None:
     assert flops.operators[0].attainable_flops_per_sec == pytest.approx(1.25e6)
     known = flops_of(*events, peaks=Peaks(flops_per_sec=1e9), deviceProperties=[A100])
     assert known.peaks == {"float32": 1e9}
+
+
+def test_a_device_of_an_unknown_name_is_guessed_by_its_capability_and_multiprocessors() -> None:
+    events = [step(1, 0, 100), *product(1, 10, rows=5)]
+    unnamed = {**A100, "name": "Graphics Device"}
+    report = report_of(trace(*events, deviceProperties=[unnamed]))
+    assert report.flops is not None and report.flops.peaks == {"float32": 19.5e12}
+    assert any("taken for NVIDIA A100-SXM4-80GB" in note and "guess" in note for note in report.notes)
+    for other in ({**unnamed, "numSms": 14}, {**unnamed, "name": "NVIDIA A100-SXM4-80GB MIG 3g.40gb"}):
+        assert flops_of(*events, deviceProperties=[other]).peaks == {}

@@ -38,7 +38,7 @@ def traced(folder: Path, *, with_stack: bool) -> TraceReport:
             profiler.step()
     path = folder / "trace.json"
     profiler.export_chrome_trace(str(path))
-    return analyze_one(load_trace(path), compared=False, formulas=recorded_work).report
+    return analyze_one(load_trace(path), formulas=recorded_work).report
 
 
 FIRST, SECOND = 2 * 32 * 8 * 16, 2 * 32 * 16 * 4

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.roofline import work_of_modules
 from lightning_flops.analysis.traced_step import build_traced_step, module_times
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import LightningFlopsError
@@ -63,7 +62,7 @@ def test_seconds_of_a_device_are_scaled_to_the_elements_of_the_counted_steps_bat
     traced = build_traced_step(window)
     assert traced is not None and not traced.like_counted and not traced.is_apart
     assert (traced.forward_scale, traced.backward_scale) == (1.5, 1.5)
-    times = module_times(traced, work_of_modules(window.flops.cells), {}, counted_steps=1)[0]
+    times = module_times(traced, window.flops.cells, {}, counted_steps=1)[0]
     assert times["fc"].forward_sec == pytest.approx(60e-6)
 
 
@@ -96,7 +95,7 @@ def test_modules_and_operators_have_medians_over_the_traced_steps_scaled_to_a_ty
     assert (traced.steps, traced.tables.modules.steps, traced.tables.modules.forward_us) == (3, 1, 40.0)
     assert (round(traced.forward_scale, 9), round(traced.backward_scale, 9)) == (1.6, 0.25)
     assert traced.is_apart  # the backward took four times as long as it does
-    times = module_times(traced, work_of_modules(window.flops.cells), {}, counted_steps=1)[0]
+    times = module_times(traced, window.flops.cells, {}, counted_steps=1)[0]
     fc, root, product = times["fc"], times[""], traced.operators["aten::mm"]
     assert fc.backward_sec is not None
     found_us = [fc.forward_sec, fc.backward_sec, root.forward_sec, root.own_forward_sec, product.self_sec]

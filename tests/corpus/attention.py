@@ -29,12 +29,10 @@ class Attention(nn.Module):
     """Attention between tensors that already are queries, keys and values."""
 
     def __init__(self, attend: Attend) -> None:
-        """Calls *attend* on its three inputs."""
         super().__init__()
         self.attend = attend
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """What *attend* returns."""
         return self.attend(query, key, value)
 
 

@@ -18,13 +18,11 @@ class OwnProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """The product."""
         ctx.save_for_backward(x, weight)
         return x @ weight
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Both gradients, asked for or not."""
         x, weight = ctx.saved_tensors
         return gradient @ weight.T, x.T @ gradient
 
@@ -33,13 +31,11 @@ class Own(nn.Module):
     """A module whose forward is a custom function of its weight."""
 
     def __init__(self, function: type[torch.autograd.Function], inputs: int, outputs: int) -> None:
-        """Applies *function* to the input and an (inputs, outputs) weight."""
         super().__init__()
         self.function = function
         self.weight = nn.Parameter(torch.randn(inputs, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the function returns."""
         return self.function.apply(x, self.weight)  # type: ignore[no-untyped-call]
 
 
@@ -64,13 +60,11 @@ class RepeatedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """The forward, without a graph."""
         ctx.save_for_backward(x, weight)
         return torch.tanh(x @ weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """The forward again, with a graph, and its gradients."""
         with torch.enable_grad():
             x, weight = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
             output = torch.tanh(x @ weight)

@@ -34,7 +34,6 @@ class Checkpointed(nn.Module):
     """A stem, then blocks that are checkpointed, then a head."""
 
     def __init__(self, stem: nn.Module, blocks: list[nn.Module], head: nn.Module, *, reentrant: bool) -> None:
-        """Every one of *blocks* is checkpointed on its own."""
         super().__init__()
         self.stem = stem
         self.blocks = nn.ModuleList(blocks)
@@ -42,7 +41,6 @@ class Checkpointed(nn.Module):
         self.reentrant = reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        """Stem, blocks, head."""
         x = self.stem(x)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=self.reentrant)
@@ -167,7 +165,6 @@ class NestedCheckpoints(nn.Module):
     """stem, then checkpoint(a, tanh, checkpoint(b, tanh, c), tanh, d)."""
 
     def __init__(self, sizes: tuple[int, int, int, int, int, int], *, outer: bool, inner: bool) -> None:
-        """*outer* and *inner* say which of the two are reentrant."""
         super().__init__()
         widths = list(itertools.pairwise(sizes))
         self.stem, self.a, self.b, self.c, self.d = (nn.Linear(inputs, outputs) for inputs, outputs in widths)
@@ -184,7 +181,6 @@ class NestedCheckpoints(nn.Module):
         return self.d(torch.tanh(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The whole."""
         return checkpoint(self.around, self.stem(x), use_reentrant=self.outer)
 
 
@@ -363,13 +359,11 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """One product."""
         ctx.save_for_backward(x, weight)
         return x @ weight
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Two products."""
         x, weight = ctx.saved_tensors
         return gradient @ weight.T, x.T @ gradient
 
@@ -378,12 +372,10 @@ class ProductLayer(nn.Module):
     """A layer around ``Product``."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        """One weight."""
         super().__init__()
         self.weight = nn.Parameter(torch.randn(inputs, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x · weight."""
         return cast("Tensor", Product.apply(x, self.weight))  # type: ignore[no-untyped-call]
 
 
@@ -421,13 +413,11 @@ class CountedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """x W."""
         ctx.save_for_backward(x, weight)
         return x @ weight
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Both gradients; the first saved tensor that is asked for has the checkpoint repeat its block."""
         x, weight = ctx.saved_tensors
         return gradients[0] @ weight.T, x.T @ gradients[0]
 

@@ -56,13 +56,11 @@ class Looping(nn.Module):
     """One weight that a function of the module's uses."""
 
     def __init__(self, loop: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """*loop* is a function of the input and the weight."""
         super().__init__()
         self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH)
         self.loop = loop
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the loop comes to."""
         return self.loop(x, self.weight)
 
 

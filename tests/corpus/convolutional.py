@@ -206,7 +206,6 @@ class ResidualBlock(nn.Module):
     """Two 3 x 3 convolutions and a 1 x 1 shortcut, all downsampling by two."""
 
     def __init__(self, channels: int, filters: int) -> None:
-        """A block from *channels* to *filters*."""
         super().__init__()
         self.conv1 = nn.Conv2d(channels, filters, 3, stride=2, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(filters)
@@ -215,7 +214,6 @@ class ResidualBlock(nn.Module):
         self.shortcut = nn.Conv2d(channels, filters, 1, stride=2, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both paths."""
         hidden = torch.relu(self.bn1(self.conv1(x)))
         return torch.relu(self.bn2(self.conv2(hidden)) + self.shortcut(x))
 

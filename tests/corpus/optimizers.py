@@ -96,7 +96,6 @@ class Whitening(torch.optim.Optimizer):
     """A user's own optimizer: the gradient times its own second moment."""
 
     def __init__(self, parameters: Any) -> None:
-        """Optimizes matrices."""
         super().__init__(parameters, {})
 
     @torch.no_grad()

@@ -17,13 +17,11 @@ class Formula(nn.Module):
     """A module whose parameters have the given shapes and whose forward is the given function of them."""
 
     def __init__(self, function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
-        """Parameters are handed to *function* first, in order, and the module's inputs after them."""
         super().__init__()
         self.function = function
         self.factors = nn.ParameterList(nn.Parameter(torch.randn(shape)) for shape in shapes)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """What the function returns."""
         return self.function(*self.factors, *inputs)
 
 

@@ -8,6 +8,8 @@ autograd leaves out the gradient of an input that needs none and of the zeros be
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -22,149 +24,97 @@ def backward_of_first_output(example: Example) -> None:
     total(example.forward()[0]).backward()  # type: ignore[no-untyped-call]
 
 
-@FAMILY.network
-def lstm() -> Network:
-    """One kernel: input, hidden state and both weights get their gradients."""
-    batch, steps, inputs, hidden = 3, 5, 7, 11
-    layer = 2 * batch * steps * 4 * hidden * (inputs + hidden)
-    return Network(
-        build=lambda: Example(
-            nn.LSTM(inputs, hidden),
-            torch.randn(steps, batch, inputs, requires_grad=True),
-            step=backward_of_first_output,
+BATCH, STEPS, INPUTS, HIDDEN = 3, 5, 7, 11
+SEQUENCE = (STEPS, BATCH, INPUTS)
+FROM_INPUT, FROM_STATE = 2 * BATCH * HIDDEN * INPUTS, 2 * BATCH * HIDDEN * HIDDEN  # of one gate, in one step
+BOTH = STEPS * (FROM_INPUT + FROM_STATE)
+# Weights at every step, the state at every step but the first, whose zeros have no gradient; none of the input.
+STEP_BY_STEP = BOTH + (STEPS - 1) * FROM_STATE
+
+
+def layer(
+    name: str,
+    made: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    forward: int,
+    backward: int,
+    *,
+    of_input: bool = False,
+    start: tuple[int, ...] | None = None,
+) -> None:
+    """Adds one module over a sequence; *of_input*: its gradient is asked for; *start*: of a learned first state."""
+    starts = () if start is None else (start,)
+    FAMILY.add(
+        name,
+        lambda: Example(
+            made(),
+            torch.randn(shape, requires_grad=of_input),
+            *(torch.randn(one, requires_grad=True) for one in starts),
+            step=backward_of_first_output if backward else forward_without_grad,
         ),
-        expected=Expected(layer, 2 * layer, by_module={"": (layer, 2 * layer)}),
+        forward,
+        backward,
+        by_module={"": (forward, backward)},
     )
 
 
-@FAMILY.network
-def bidirectional_two_layer_lstm() -> Network:
-    """The second layer reads both directions of the first: its input is twice as wide."""
-    batch, steps, inputs, hidden = 3, 5, 7, 11
-    first = 2 * (2 * batch * steps * 4 * hidden * (inputs + hidden))
-    second = 2 * (2 * batch * steps * 4 * hidden * (2 * hidden + hidden))
-    return Network(
-        build=lambda: Example(
-            nn.LSTM(inputs, hidden, num_layers=2, bidirectional=True, batch_first=True),
-            torch.randn(batch, steps, inputs, requires_grad=True),
-            step=backward_of_first_output,
-        ),
-        expected=Expected(first + second, 2 * (first + second)),
-    )
-
-
-@FAMILY.network
-def lstm_without_grad() -> Network:
-    """An unbatched sequence is a batch of one."""
-    steps, inputs, hidden = 5, 7, 11
-    return Network(
-        build=lambda: Example(
-            nn.LSTM(inputs, hidden, bias=False), torch.randn(steps, inputs), step=forward_without_grad
-        ),
-        expected=Expected(2 * 1 * steps * 4 * hidden * (inputs + hidden)),
-    )
-
-
-@FAMILY.network
-def lstm_with_projection() -> Network:
-    """The hidden state is projected to 3 numbers, and those are what the next step reads: step by step on a CPU."""
-    batch, steps, inputs, hidden, projected = 2, 5, 7, 11, 3
-    from_input = 2 * batch * 4 * hidden * inputs
-    from_state = 2 * batch * 4 * hidden * projected
-    projection = 2 * batch * hidden * projected
-    return Network(
-        build=lambda: Example(
-            nn.LSTM(inputs, hidden, proj_size=projected),
-            torch.randn(steps, batch, inputs),
-            step=backward_of_first_output,
-        ),
-        expected=Expected(
-            forward=steps * (from_input + from_state + projection),
-            # Weights at every step, the state at every step but the first, both sides of the projection.
-            backward=steps * (from_input + from_state + projection) + (steps - 1) * from_state + steps * projection,
-        ),
-    )
-
-
-@FAMILY.network
-def gru() -> Network:
-    """Step by step on a CPU: no gradient of the input, none of the zeros before the first step."""
-    batch, steps, inputs, hidden = 3, 5, 7, 11
-    from_input = 2 * batch * 3 * hidden * inputs
-    from_state = 2 * batch * 3 * hidden * hidden
-    forward = steps * (from_input + from_state)
-    backward = steps * from_input + steps * from_state + (steps - 1) * from_state
-    return Network(
-        build=lambda: Example(nn.GRU(inputs, hidden), torch.randn(steps, batch, inputs), step=backward_of_first_output),
-        expected=Expected(forward, backward, by_module={"": (forward, backward)}),
-    )
-
-
-@FAMILY.network
-def gru_with_a_learned_start() -> Network:
-    """Input and first state need their gradients: exactly twice the forward."""
-    batch, steps, inputs, hidden = 3, 5, 7, 11
-    layer = 2 * batch * steps * 3 * hidden * (inputs + hidden)
-    return Network(
-        build=lambda: Example(
-            nn.GRU(inputs, hidden),
-            torch.randn(steps, batch, inputs, requires_grad=True),
-            torch.randn(1, batch, hidden, requires_grad=True),
-            step=backward_of_first_output,
-        ),
-        expected=Expected(layer, 2 * layer),
-    )
-
-
-@FAMILY.network
-def bidirectional_two_layer_gru() -> Network:
-    """Two directions, each from its own zeros; the second layer's input needs a gradient, the first's does not."""
-    batch, steps, inputs, hidden = 3, 5, 7, 11
-    first_input = 2 * batch * steps * 3 * hidden * inputs
-    second_input = 2 * batch * steps * 3 * hidden * (2 * hidden)
-    state = 2 * batch * 3 * hidden * hidden
-    return Network(
-        build=lambda: Example(
-            nn.GRU(inputs, hidden, num_layers=2, bidirectional=True, batch_first=True),
-            torch.randn(batch, steps, inputs),
-            step=backward_of_first_output,
-        ),
-        expected=Expected(
-            2 * (first_input + steps * state) + 2 * (second_input + steps * state),
-            2 * (first_input + steps * state + (steps - 1) * state)
-            + 2 * (2 * second_input + steps * state + (steps - 1) * state),
-        ),
-    )
-
-
-@FAMILY.network
-def plain_rnn() -> Network:
-    """One gate, a tanh."""
-    batch, steps, inputs, hidden = 3, 5, 7, 11
-    from_input = 2 * batch * hidden * inputs
-    from_state = 2 * batch * hidden * hidden
-    return Network(
-        build=lambda: Example(nn.RNN(inputs, hidden), torch.randn(steps, batch, inputs), step=backward_of_first_output),
-        expected=Expected(
-            steps * (from_input + from_state), steps * from_input + steps * from_state + (steps - 1) * from_state
-        ),
-    )
-
-
-@FAMILY.network
-def relu_rnn_without_grad() -> Network:
-    """Two layers, no graph."""
-    batch, steps, inputs, hidden = 3, 5, 7, 11
-    return Network(
-        build=lambda: Example(
-            nn.RNN(inputs, hidden, num_layers=2, nonlinearity="relu"),
-            torch.randn(steps, batch, inputs),
-            step=forward_without_grad,
-        ),
-        expected=Expected(
-            2 * batch * steps * hidden * (inputs + hidden) + 2 * batch * steps * hidden * (hidden + hidden)
-        ),
-    )
+# One kernel: input, hidden state and both weights get their gradients.
+layer("lstm", lambda: nn.LSTM(7, 11), SEQUENCE, 4 * BOTH, 8 * BOTH, of_input=True)
+# The second layer reads both directions of the first: its input is twice as wide.
+FIRST = 2 * 4 * BOTH
+SECOND = 2 * (2 * BATCH * STEPS * 4 * HIDDEN * (2 * HIDDEN + HIDDEN))
+layer(
+    "bidirectional_two_layer_lstm",
+    lambda: nn.LSTM(7, 11, num_layers=2, bidirectional=True, batch_first=True),
+    (BATCH, STEPS, INPUTS),
+    FIRST + SECOND,
+    2 * (FIRST + SECOND),
+    of_input=True,
+)
+# An unbatched sequence is a batch of one.
+layer("lstm_without_grad", lambda: nn.LSTM(7, 11, bias=False), (STEPS, INPUTS), 2 * 1 * 5 * 4 * 11 * (7 + 11), 0)
+# The hidden state is projected to 3 numbers, and those are what the next step reads: step by step on a CPU. Weights at
+# every step, the state at every step but the first, both sides of the projection.
+NARROW, PROJECTION = 2 * BATCH * 4 * HIDDEN * 3, 2 * BATCH * HIDDEN * 3
+PROJECTED = STEPS * (4 * FROM_INPUT + NARROW + PROJECTION)
+layer(
+    "lstm_with_projection",
+    lambda: nn.LSTM(7, 11, proj_size=3),
+    SEQUENCE,
+    PROJECTED,
+    PROJECTED + (STEPS - 1) * NARROW + STEPS * PROJECTION,
+)
+# Step by step on a CPU: no gradient of the input, none of the zeros before the first step.
+layer("gru", lambda: nn.GRU(7, 11), SEQUENCE, 3 * BOTH, 3 * STEP_BY_STEP)
+# Input and first state need their gradients: exactly twice the forward.
+layer(
+    "gru_with_a_learned_start",
+    lambda: nn.GRU(7, 11),
+    SEQUENCE,
+    3 * BOTH,
+    6 * BOTH,
+    of_input=True,
+    start=(1, BATCH, HIDDEN),
+)
+# Two directions, each from its own zeros; the second layer's input needs a gradient, the first's does not.
+SECOND_INPUT = STEPS * 3 * 2 * BATCH * HIDDEN * (2 * HIDDEN)
+layer(
+    "bidirectional_two_layer_gru",
+    lambda: nn.GRU(7, 11, num_layers=2, bidirectional=True, batch_first=True),
+    (BATCH, STEPS, INPUTS),
+    2 * 3 * BOTH + 2 * (SECOND_INPUT + STEPS * 3 * FROM_STATE),
+    2 * 3 * STEP_BY_STEP + 2 * (2 * SECOND_INPUT + (2 * STEPS - 1) * 3 * FROM_STATE),
+)
+# One gate, a tanh.
+layer("plain_rnn", lambda: nn.RNN(7, 11), SEQUENCE, BOTH, STEP_BY_STEP)
+# Two layers, no graph.
+layer(
+    "relu_rnn_without_grad",
+    lambda: nn.RNN(7, 11, num_layers=2, nonlinearity="relu"),
+    SEQUENCE,
+    BOTH + STEPS * 2 * FROM_STATE,
+    0,
+)
 
 
 @FAMILY.network
@@ -197,14 +147,12 @@ class Unrolled(nn.Module):
     """A recurrent cell called once a step from the model's own loop, over zeros, with a classifier at the end."""
 
     def __init__(self, cell: nn.Module, hidden: int, classes: int) -> None:
-        """Unrolls *cell*, whose state has *hidden* numbers."""
         super().__init__()
         self.cell = cell
         self.hidden = hidden
         self.classifier = nn.Linear(hidden, classes)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """The class scores after the last step of a (steps, batch, inputs) sequence."""
         state = torch.zeros(sequence.shape[1], self.hidden)
         memory = torch.zeros_like(state)
         for step in sequence:

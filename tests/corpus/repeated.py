@@ -38,12 +38,10 @@ class Block(nn.Module):
     """Two layers with gradients, and one between them that has none."""
 
     def __init__(self) -> None:
-        """Three square layers."""
         super().__init__()
         self.first, self.index, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Where the index is positive, numbers are kept."""
         x = self.first(x)
         with torch.no_grad():
             kept = self.index(x) > 0
@@ -54,14 +52,12 @@ class WithBlock(nn.Module):
     """A block that is checkpointed; no module but the block itself is inside, or its layers alone."""
 
     def __init__(self, how: Checkpoint, *, as_module: bool = True) -> None:
-        """*as_module* says whether the block is called, or a function of its layers."""
         super().__init__()
         self.block = Block()
         self.how = how
         self.as_module = as_module
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block, checkpointed."""
         return self.how(self.block if self.as_module else self.block.forward, x)
 
 
@@ -174,7 +170,6 @@ class OwnCheckpoint(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """The function, without a graph."""
         ctx.function = function
         ctx.save_for_backward(x)
         with torch.no_grad():
@@ -182,7 +177,6 @@ class OwnCheckpoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None]:
-        """The function again, with a graph, and the gradients through it."""
         (x,) = ctx.saved_tensors
         x = x.detach().requires_grad_()
         with torch.enable_grad():
@@ -196,7 +190,6 @@ class OwnCheckpointByMode(OwnCheckpoint):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None]:
-        """What is differentiated inside the block is backward all the same."""
         (x,) = ctx.saved_tensors
         x = x.detach().requires_grad_()
         with torch.set_grad_enabled(True):
@@ -309,7 +302,6 @@ class Equilibrium(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layer: nn.Module, z: Tensor) -> Tensor:
-        """One application stands for the solver."""
         ctx.layer = layer
         z = layer(z)
         ctx.save_for_backward(z)
@@ -317,7 +309,6 @@ class Equilibrium(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        """Three steps of the solver: each takes a gradient of the same repeated forward."""
         (z,) = ctx.saved_tensors
         with torch.enable_grad():
             z = z.detach().requires_grad_()

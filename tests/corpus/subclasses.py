@@ -76,7 +76,6 @@ class Quantized(nn.Module):
     """Two linear layers without bias, the first one's weight quantized and frozen."""
 
     def __init__(self, sizes: tuple[int, int, int], multiply: Callable[[Tensor, Int8Weight], Tensor]) -> None:
-        """*sizes* are inputs, hidden units and outputs."""
         super().__init__()
         inputs, hidden, outputs = sizes
         integers = torch.randint(-127, 127, (hidden, inputs), dtype=torch.int8)
@@ -86,7 +85,6 @@ class Quantized(nn.Module):
         self.second = nn.Linear(hidden, outputs, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Both, a ReLU between them."""
         return self.second(torch.relu(self.first(x)))
 
 

@@ -61,14 +61,12 @@ class LoraLinear(nn.Module):
     """A frozen linear layer and a trained low-rank update beside it."""
 
     def __init__(self, inputs: int, outputs: int, rank: int) -> None:
-        """An update of *rank*."""
         super().__init__()
         self.base = nn.Linear(inputs, outputs).requires_grad_(False)
         self.down = nn.Linear(inputs, rank, bias=False)
         self.up = nn.Linear(rank, outputs, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Base plus update."""
         return self.base(x) + self.up(self.down(x))
 
 

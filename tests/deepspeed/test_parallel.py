@@ -1,4 +1,4 @@
-"""Pipelines, and ranks that share experts, sequences or weights."""
+"""Pipelines, ranks that share experts, sequences or weights, and Lightning's DeepSpeedStrategy."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def test_on_two_ranks(name: str) -> None:
 @pytest.mark.parametrize("name", [*ON_FOUR, *ON_BOTH])
 def test_on_four_ranks(name: str) -> None:
     holds(launch("scenarios_four_parallel", ranks=4)(name))
+
+
+@each("scenarios_lightning")
+def test_under_lightning(name: str) -> None:
+    holds(launch("scenarios_lightning", ranks=2)(name))

@@ -117,16 +117,6 @@ def test_copies_that_an_optimizer_keeps_of_parameters_are_its_own() -> None:
     assert trained(with_master_copies, torch.bfloat16).optimizer_bytes == 56 * 4
 
 
-def test_tied_parameters_take_memory_once() -> None:
-    first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
-    second.weight = first.weight
-    watch = MemoryWatch(nn.Sequential(first, second), read=Allocator(0, 0).read, on_device=True)
-    watch.enter("forward")
-    watch.leave()
-    record = record_of(watch)
-    assert (record.parameter_bytes, record.gradient_bytes) == (64, None)
-
-
 def test_resident_memory_of_this_process_grows_with_what_it_holds() -> None:
     read = memory_reader(torch.device("cpu"))
     before = read()

@@ -83,7 +83,7 @@ def test_only_steps_of_the_counted_signature_are_timed() -> None:
 def test_signatures_keep_changing_if_too_few_of_twice_as_many_steps_are_like_the_counted_one() -> None:
     run = Run(profile_step=0, timing_steps=20, settle_steps=2)
     said: list[str] = []
-    run.notes.goes_on(said.append)
+    run.notes.speak = said.append
     for i in range(70):
         run.batch(shapes=((4, 100 + i), (4,)) if i % 3 else SHAPES)
     window = run.close()
@@ -117,19 +117,6 @@ def test_a_step_cut_off_in_the_middle_is_neither_counted_nor_timed() -> None:
     cut_off = Run(profile_step=0)
     cut_off.batch(ends_step=False)
     assert cut_off.recorder.close(context=CONTEXT) is None
-
-
-def test_excluded_time_belongs_to_no_step() -> None:
-    run = Run(profile_step=0, timing_steps=2, settle_steps=1)
-    for _ in range(2):
-        run.batch()
-    run.part("validation", 1000.0)
-    run.batch()
-    run.batch()
-    first, second = run.close().timed_steps
-    assert first.seconds == second.seconds == PhaseSeconds(data_wait=1.0, forward=2.0, backward=4.0, optimizer=8.0)
-    assert first.excluded_sec == {"validation": 1000.0}
-    assert second.excluded_sec == {}
 
 
 @pytest.mark.parametrize(

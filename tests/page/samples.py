@@ -52,8 +52,7 @@ def timed(modules: tuple[ModuleProfile, ...]) -> tuple[ModuleProfile, ...]:
             backward_utilization=total.backward / backward_sec / PEAK if known else None,
         )
         moved = PhaseBytes(forward=10**7 + total.forward // 180, backward=2 * 10**7 + total.backward // 160)
-        limit = min(PEAK, total.total / moved.total * BANDWIDTH) if known else None
-        made.append(replace(module, times=times, total_bytes=moved, attainable_flops_per_sec=limit))
+        made.append(replace(module, times=times, total_bytes=moved))
     return tuple(reversed(made))
 
 

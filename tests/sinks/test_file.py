@@ -6,7 +6,6 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
@@ -97,18 +96,6 @@ def test_a_file_that_another_process_writes_meanwhile_is_not_replaced(tmp_path: 
 
     assert write_new_file(str(path), content()) == 2
     assert names(tmp_path) == {"profile.json": "of another", "profile-2.json": "ours"}
-
-
-def test_a_new_file_is_written_where_files_have_no_second_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(*_: Any) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuses)
-    for text in (b"first", b"second"):
-        write_new_file(str(tmp_path / "profile.json"), [text])
-    assert names(tmp_path) == {"profile.json": "first", "profile-2.json": "second"}
 
 
 def test_new_files_behind_a_url_and_their_removal() -> None:

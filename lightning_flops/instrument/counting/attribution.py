@@ -7,7 +7,6 @@ and so whose its backward is. A backward runs with grad disabled; what runs in i
 from __future__ import annotations
 
 import threading
-import weakref
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
@@ -118,7 +117,7 @@ class ThreadState:
     """What runs on one thread."""
 
     def __init__(self, threads: Threads) -> None:
-        self._threads: Threads = weakref.proxy(threads)  # which knows the model, and is no part of a cycle with it
+        self._threads = threads
         self.entered = 0
         """How many times the counter is entered on this thread."""
         self.paused = 0

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_flops.instrument.counting.formulas import TORCH_NAMESPACES, Entry, lookup
+from lightning_flops.instrument.counting.formulas import Entry, lookup
+from lightning_flops.instrument.counting.formulas.registry import TORCH_NAMESPACES
 from lightning_flops.instrument.torch_private.modules import stored
 from lightning_flops.instrument.torch_private.operators import OpOverload, schema_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -32,6 +32,8 @@ _SM = 1
 
 Ask = Callable[..., Any]
 """Calls the function of NVML of this name for one GPU; None for any error, most of which say that it does not know."""
+
+_Counters = tuple[float | None, ...]
 
 
 def open_nvml(device: torch.device, undo: ExitStack) -> Ask | None:
@@ -68,19 +70,6 @@ def _quietly(ask: Callable[[], Any]) -> Any:
         return None
 
 
-class _Counters(NamedTuple):
-    """Counters that only grow; None: this GPU or driver does not have the counter."""
-
-    joules: float | None
-    power_limited_sec: float | None
-    heat_limited_sec: float | None
-
-    def since(self, before: _Counters) -> _Counters:
-        """How much each grew; None if it is not known, or if the driver was loaded anew in between."""
-        pairs = zip(before, self, strict=True)
-        return _Counters._make(None if a is None or b is None or b < a else b - a for a, b in pairs)
-
-
 class GpuWatch:
     """Reads one GPU's counters where a series of timed steps begins and ends, and its clock in between.
 
@@ -106,9 +95,12 @@ class GpuWatch:
             self._began = self._now(), _counters(ask)
         elif not timed:
             (since, before), self._began = self._began, None
-            seconds, grown = self._now() - since, _counters(ask).since(before)
+            seconds, after = self._now() - since, _counters(ask)
             self._read_clock(ask)
-            self._record = self._recorded(ask, grown, seconds=seconds)
+            # None also where the driver was loaded anew in between.
+            pairs = zip(before, after, strict=True)
+            grown = [None if a is None or b is None or b < a else b - a for a, b in pairs]
+            self._record = self._recorded(ask, *grown, seconds=seconds)
         elif self._now() - self._read_at >= _BETWEEN_READINGS_SEC:
             self._read_clock(ask)
 
@@ -121,9 +113,11 @@ class GpuWatch:
         self._clocks.append(ask("nvmlDeviceGetClockInfo", _SM))
         self._read_at = self._now()
 
-    def _recorded(self, ask: Ask, grown: _Counters, *, seconds: float) -> GpuRecord:
+    def _recorded(
+        self, ask: Ask, joules: float | None, power_sec: float | None, heat_sec: float | None, *, seconds: float
+    ) -> GpuRecord:
         why = ""
-        if grown.joules is None:
+        if joules is None:
             why = "this GPU's driver has no counter of its energy"
         elif seconds < LEAST_SEC:
             why = (
@@ -132,17 +126,18 @@ class GpuWatch:
             )
         return GpuRecord(
             seconds=seconds,
-            joules=None if why else grown.joules,
+            joules=None if why else joules,
             no_joules_because=why,
             clock_mhz=tuple(clock for clock in self._clocks if clock is not None),
             highest_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", _SM),
-            power_limited_sec=grown.power_limited_sec,
-            heat_limited_sec=grown.heat_limited_sec,
+            power_limited_sec=power_sec,
+            heat_limited_sec=heat_sec,
         )
 
 
 def _counters(ask: Ask) -> _Counters:
+    """Joules, and seconds that power and heat have held the clock down; None: this GPU has no such counter."""
     limited = [ask("nvmlDeviceGetViolationStatus", policy) for policy in (_POWER, _HEAT)]
     times = [None if found is None else found.violationTime / 1e9 for found in limited]
     millijoules = ask("nvmlDeviceGetTotalEnergyConsumption")
-    return _Counters(None if millijoules is None else millijoules / 1e3, *times)
+    return (None if millijoules is None else millijoules / 1e3, *times)

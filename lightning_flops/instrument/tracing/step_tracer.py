@@ -189,9 +189,7 @@ class StepTracer:
             self._lose("another profiler is running, and torch runs one profiler at a time.")
         elif profiling.profiler_is_set_up():
             self._lose("a torch.profiler.profile is set up in this run, and torch runs one profiler at a time.")
-        else:
-            return False
-        return True
+        return self.lost is not None
 
     def _stand_aside(self, *args: Any, **kwargs: Any) -> None:
         if not self._ours:

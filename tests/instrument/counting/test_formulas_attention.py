@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from lightning_flops.instrument.counting.formulas import Unreadable, Work, lookup
 from lightning_flops.pytorch import count_flops
 from lightning_flops.records import PhaseFlops
-from tests.instrument.counting.recording import meta, record, total_flops, work_of
+from tests.instrument.counting.recording import meta, record, total_flops, work_by_name, work_of
 
 # 2 samples, 4 heads, 6 queries, 10 keys, head size 8, value head size 16
 QUERY, KEY, VALUE = (2, 4, 6, 8), (2, 4, 10, 8), (2, 4, 10, 16)
@@ -32,103 +32,96 @@ SKIPPED = SCORES - SEEN
 SEEN_FROM_THE_END = 2 * 4 * (5 + 6 + 7 + 8 + 9 + 10)
 
 
-def sequence_first(shape: tuple[int, int, int, int]) -> torch.Tensor:
-    batch, heads, length, size = shape
-    return meta(batch, length, heads, size)
+Q, K, V = meta(*QUERY), meta(*KEY), meta(*VALUE)
+HEADS_FIRST = {"query": Q, "key": K, "value": V}
+SEQUENCE_FIRST = {name: one.transpose(1, 2) for name, one in HEADS_FIRST.items()}
+# Packed: two sequences of 2 and 3 queries with 4 and 5 keys; 4 heads of 8
+QUERIES_END, KEYS_END = torch.tensor([0, 2, 5]), torch.tensor([0, 4, 9])
+PACKED = {"query": meta(5, 4, 8), "key": meta(9, 4, 8), "value": meta(9, 4, 8)}
+FLASH_PACKED = {**PACKED, "cum_seq_q": QUERIES_END, "cum_seq_k": KEYS_END, "is_causal": False}
+ENTRIES = 4 * (2 * 4 + 3 * 5)
+SQUARE = {name: meta(5, 4, 8) for name in ("query", "key", "value")}
+# 5 queries and keys; each query sees itself and the two keys before it: 1 + 2 + 3 + 3 + 3 of 25.
+FIVE = {name: meta(1, 5, 1, 4) for name in ("query", "key", "value")}
+FROM_THE_END = 2 * (SCORES - SEEN_FROM_THE_END) * (8 + 16)
 
-
-HEADS_FIRST_FORWARDS = {
-    # arguments between value and is_causal
-    "aten::_scaled_dot_product_flash_attention_for_cpu": (0.0,),
-    "aten::_scaled_dot_product_flash_attention": (0.0,),
-    "aten::_scaled_dot_product_efficient_attention": (None, True, 0.0),
-    "aten::_scaled_dot_product_cudnn_attention": (None, True, 0.0),
-    "aten::_scaled_dot_product_fused_attention_overrideable": (None, 0.0),
-}
-OUT, SUM, SEED = meta(2, 4, 6, 16), meta(2, 4, 6), meta(1)
-HEADS_FIRST_BACKWARDS = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (OUT, SUM, 0.0),
-    "aten::_scaled_dot_product_flash_attention_backward": (OUT, SUM, SEED, SEED, 6, 10, 0.0),
-    "aten::_scaled_dot_product_efficient_attention_backward": (None, OUT, SUM, SEED, SEED, 0.0, [True] * 4),
-    "aten::_scaled_dot_product_cudnn_attention_backward": (OUT, SUM, SEED, SEED, None, SEED, SEED, 6, 10, 0.0),
-}
-
-
-@pytest.mark.parametrize("name", HEADS_FIRST_FORWARDS)
-def test_every_fused_forward_counts_the_full_score_matrix(name: str) -> None:
-    between = HEADS_FIRST_FORWARDS[name]
-    call = (meta(*QUERY), meta(*KEY), meta(*VALUE), *between)
-    assert work_of(name, *call) == Work(FORWARD)
-    assert work_of(name, *call, True) == Work(FORWARD, skipped=2 * SKIPPED * (8 + 16), causal=True)
-
-
-@pytest.mark.parametrize("name", HEADS_FIRST_BACKWARDS)
-def test_every_fused_backward_counts_four_products_and_repeats_one(name: str) -> None:
-    between = HEADS_FIRST_BACKWARDS[name]
-    call = (OUT, meta(*QUERY), meta(*KEY), meta(*VALUE), *between)
-    assert work_of(name, *call, False) == Work(BACKWARD, recompute=REPEATED)
-    skipped = 2 * SKIPPED * (8 + 8 + 16 + 16 + 8)
-    assert work_of(name, *call, True) == Work(BACKWARD, REPEATED, skipped, causal=True)
-
-
-def test_raw_flash_attention_reads_sequence_before_heads() -> None:
-    q, k, v = sequence_first(QUERY), sequence_first(KEY), sequence_first(VALUE)
-    call = (q, k, v, None, None, 6, 10, 0.0)
-    assert work_of("aten::_flash_attention_forward", *call, False, False) == Work(FORWARD)
+FUSED = [
+    f"aten::_scaled_dot_product_{name}"
+    for name in (
+        "flash_attention_for_cpu flash_attention efficient_attention cudnn_attention fused_attention_overrideable"
+    ).split()
+]
+CALLS: dict[str, tuple[dict[str, Any], Work]] = {
+    **{name: ({**HEADS_FIRST, "is_causal": False}, Work(FORWARD)) for name in FUSED},
+    **{
+        f"{name},causal": ({**HEADS_FIRST, "is_causal": True}, Work(FORWARD, skipped=2 * SKIPPED * 24, causal=True))
+        for name in FUSED
+    },
+    **{f"{name}_backward": ({**HEADS_FIRST, "is_causal": False}, Work(BACKWARD, REPEATED)) for name in FUSED},
+    **{
+        f"{name}_backward,causal": (
+            {**HEADS_FIRST, "is_causal": True},
+            Work(BACKWARD, REPEATED, 2 * SKIPPED * (8 + 8 + 16 + 16 + 8), causal=True),
+        )
+        for name in FUSED
+    },
+    "aten::_flash_attention_forward": ({**SEQUENCE_FIRST, "is_causal": False}, Work(FORWARD)),
     # Its causal mask lines the last query up with the last key.
-    skipped = 2 * (SCORES - SEEN_FROM_THE_END) * (8 + 16)
-    assert work_of("aten::_flash_attention_forward", *call, True, False) == Work(FORWARD, 0, skipped, True)
-    backward = (q, q, k, v, q, SUM, meta(0), meta(0), 6, 10, 0.0, False, SEED, SEED)
-    assert work_of("aten::_flash_attention_backward", *backward) == Work(BACKWARD, recompute=REPEATED)
-
-
-def test_raw_efficient_attention_reads_sequence_before_heads() -> None:
-    q, k, v = sequence_first(QUERY), sequence_first(KEY), sequence_first(VALUE)
-    call = (q, k, v, None, None, None, None, None, 0.0)
-    name = "aten::_efficient_attention_forward"
-    assert work_of(name, *call, 0) == Work(FORWARD)
-    assert work_of(name, *call, 1) == Work(FORWARD, 0, 2 * SKIPPED * 24, True)
-    assert work_of(name, *call, 2) == Work(FORWARD, 0, 2 * (SCORES - SEEN_FROM_THE_END) * 24, True)
-    backward = (q, q, k, v, None, q, None, None, 6, 10, SUM, 0.0, SEED, SEED, 0, False)
-    assert work_of("aten::_efficient_attention_backward", *backward) == Work(BACKWARD, recompute=REPEATED)
-
-
-def test_raw_cudnn_attention_reads_heads_first_unless_packed() -> None:
-    call = (meta(*QUERY), meta(*KEY), meta(*VALUE), None, None, None, 6, 10, True)
-    assert work_of("aten::_cudnn_attention_forward", *call) == Work(FORWARD)
-    ends = torch.tensor([0, 2, 5])
-    packed = (meta(5, 4, 8), meta(5, 4, 8), meta(5, 4, 8), None, ends, ends, 3, 3, True)
-    assert work_of("aten::_cudnn_attention_forward", *packed) == Work(2 * 4 * (2 * 2 + 3 * 3) * 16, by_values=True)
-
-
-def test_packed_sequences_count_their_own_lengths() -> None:
-    # Two sequences of 2 and 3 queries with 4 and 5 keys; 4 heads of 8.
-    queries, keys = torch.tensor([0, 2, 5]), torch.tensor([0, 4, 9])
-    q, k = meta(5, 4, 8), meta(9, 4, 8)
-    entries = 4 * (2 * 4 + 3 * 5)
-    assert (
-        work_of("aten::_flash_attention_forward", q, k, k, queries, keys, 3, 5, 0.0, False, False).flops == 32 * entries
-    )
-    backward = (q, q, k, k, q, SUM, queries, keys, 3, 5, 0.0, False, SEED, SEED)
-    work = work_of("aten::_flash_attention_backward", *backward)
-    assert work == Work(64 * entries, recompute=16 * entries, by_values=True)
-    q, k = meta(1, 5, 4, 8), meta(1, 9, 4, 8)
-    call = (q, k, k, None, queries, keys, 3, 5, 0.0, 0)
-    assert work_of("aten::_efficient_attention_forward", *call).flops == 32 * entries
-
-
-def test_a_sliding_window_is_skipped_outside_and_counted_inside() -> None:
-    # 5 queries and keys; each query sees itself and the two keys before it: 1 + 2 + 3 + 3 + 3 of 25.
-    q = meta(1, 5, 1, 4)
-    window = {"window_size_left": 2, "window_size_right": 0}
-    work = work_of("aten::_flash_attention_forward", q, q, q, None, None, 5, 5, 0.0, True, False, **window)
-    assert work == Work(16 * 25, 0, 16 * (25 - 12), True)
-    efficient = (q, q, q, None, None, None, None, None, 0.0, 1)
-    assert work_of("aten::_efficient_attention_forward", *efficient, window_size=3).skipped == 16 * (25 - 12)
+    "aten::_flash_attention_forward,causal": (
+        {**SEQUENCE_FIRST, "is_causal": True},
+        Work(FORWARD, 0, FROM_THE_END, True),
+    ),
+    "aten::_flash_attention_backward": ({**SEQUENCE_FIRST, "is_causal": False}, Work(BACKWARD, REPEATED)),
+    "aten::_efficient_attention_forward": ({**SEQUENCE_FIRST, "custom_mask_type": 0}, Work(FORWARD)),
+    "aten::_efficient_attention_forward,1": (
+        {**SEQUENCE_FIRST, "custom_mask_type": 1},
+        Work(FORWARD, 0, 2 * SKIPPED * 24, True),
+    ),
+    "aten::_efficient_attention_forward,2": (
+        {**SEQUENCE_FIRST, "custom_mask_type": 2},
+        Work(FORWARD, 0, FROM_THE_END, True),
+    ),
+    "aten::_efficient_attention_backward": ({**SEQUENCE_FIRST, "custom_mask_type": 0}, Work(BACKWARD, REPEATED)),
+    "aten::_cudnn_attention_forward": ({**HEADS_FIRST, "is_causal": False}, Work(FORWARD)),
+    "aten::_cudnn_attention_forward,packed": (
+        {**SQUARE, "cum_seq_q": QUERIES_END, "cum_seq_k": QUERIES_END, "is_causal": False},
+        Work(2 * 4 * (2 * 2 + 3 * 3) * 16, by_values=True),
+    ),
+    "aten::_flash_attention_forward,packed": (FLASH_PACKED, Work(32 * ENTRIES, by_values=True)),
+    "aten::_flash_attention_backward,packed": (FLASH_PACKED, Work(64 * ENTRIES, 16 * ENTRIES, by_values=True)),
+    "aten::_efficient_attention_forward,packed": (
+        {
+            **{name: one[None] for name, one in PACKED.items()},
+            "cu_seqlens_q": QUERIES_END,
+            "cu_seqlens_k": KEYS_END,
+            "custom_mask_type": 0,
+        },
+        Work(32 * ENTRIES, by_values=True),
+    ),
+    "aten::_flash_attention_forward,packed and causal": (
+        {**SQUARE, "cum_seq_q": QUERIES_END, "cum_seq_k": QUERIES_END, "is_causal": True},
+        Work(32 * 4 * (4 + 9), 0, 32 * 4 * (1 + 3), causal=True, by_values=True),
+    ),
+    "aten::_flash_attention_forward,window": (
+        {**FIVE, "is_causal": True, "window_size_left": 2, "window_size_right": 0},
+        Work(16 * 25, 0, 16 * (25 - 12), True),
+    ),
+    "aten::_efficient_attention_forward,window": (
+        {**FIVE, "custom_mask_type": 1, "window_size": 3},
+        Work(16 * 25, 0, 16 * (25 - 12), True),
+    ),
     # One key on either side: 2 + 3 + 3 + 3 + 2.
-    both = {"window_size_left": 1, "window_size_right": 1}
-    work = work_of("aten::_flash_attention_forward", q, q, q, None, None, 5, 5, 0.0, False, False, **both)
-    assert work == Work(16 * 25, 0, 16 * (25 - 13), False)
+    "aten::_flash_attention_forward,both sides": (
+        {**FIVE, "is_causal": False, "window_size_left": 1, "window_size_right": 1},
+        Work(16 * 25, 0, 16 * (25 - 13)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_fused_kernel_counts_the_full_score_matrix_and_what_its_mask_leaves_out(name: str) -> None:
+    given, expected = CALLS[name]
+    assert work_by_name(name, None, given) == expected
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (3, 8), (8, 3), (1, 7), (7, 1)])

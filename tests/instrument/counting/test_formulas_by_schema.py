@@ -7,19 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_flops.instrument.counting.formulas import Work
-from tests.instrument.counting.recording import meta, operator, work_of
-
-
-def work_by_name(name: str, out: Any, given: dict[str, Any]) -> Work:
-    """What the formula says of a call with the *given* arguments, put where the operator's schema has them."""
-    name = name.partition(",")[0]
-    schema = operator(name)._schema
-    assert set(given) <= {argument.name for argument in schema.arguments}, schema
-    args = [given.get(argument.name) for argument in schema.arguments if not argument.kwarg_only]
-    keywords = {each.name: given[each.name] for each in schema.arguments if each.kwarg_only and each.name in given}
-    return work_of(name, *args, out=out, **keywords)
-
+from tests.instrument.counting.recording import meta, work_by_name
 
 # (3, 4) by (4, 5), a stack of 7 of them, (3, 4) by (4,), (3,) by (4,)
 LEFT, RIGHT = meta(3, 4), meta(4, 5)

@@ -11,13 +11,6 @@ from torch import nn
 from tests.instrument.counting.recording import forward_and_backward, leaf, meta, total_flops, work_of
 
 
-def test_a_bias_gradient_alone_is_free() -> None:
-    layer = nn.Conv2d(4, 6, 3)
-    layer.weight.requires_grad_(False)
-    forward = 2 * (2 * 6 * 6 * 6) * 4 * 9
-    assert forward_and_backward(lambda: layer(torch.randn(2, 4, 8, 8))) == (forward, 0)
-
-
 def test_a_gradient_penalty_through_a_convolution_counts_every_product() -> None:
     layer, inputs = nn.Conv2d(4, 6, 3, bias=False), leaf(2, 4, 8, 8)
     one = 2 * (2 * 6 * 6 * 6) * 4 * 9

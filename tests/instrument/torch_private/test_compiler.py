@@ -4,47 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
-
-import torch
-from torch import Tensor
-
-from lightning_flops.instrument.torch_private.compiler import hide
-
-
-def doubling() -> Callable[[Tensor], Tensor]:
-    """A new function with a code object of its own, so that a mark on it is seen by no other test."""
-    namespace: dict[str, Any] = {}
-    exec("def double(x):\n    return x * 2", namespace)
-    double: Callable[[Tensor], Tensor] = namespace["double"]
-    return double
-
-
-def graphs_compiled_of(function: Callable[[Tensor], Tensor]) -> int:
-    """How many graphs torch makes of a call of *function*."""
-    graphs: list[Any] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    result = torch.compile(function, backend=backend)(torch.ones(3))
-    assert torch.equal(result, torch.full((3,), 2.0))
-    torch._dynamo.reset()
-    return len(graphs)
-
-
-def test_a_function_that_is_not_hidden_is_compiled() -> None:
-    assert graphs_compiled_of(doubling()) == 1
-
-
-def test_a_hidden_function_is_not_compiled() -> None:
-    double = doubling()
-    assert hide(double)
-    assert graphs_compiled_of(double) == 0
-
 
 WITHOUT_COMPILER = """
 import sys

@@ -5,15 +5,9 @@
 
 from lightning_flops.instrument.counting.formulas.contract import Entry, Unreadable, Work
 from lightning_flops.instrument.counting.formulas.custom import register_flop_formula, watch_functions
-from lightning_flops.instrument.counting.formulas.registry import (
-    TORCH_NAMESPACES,
-    formulas_without_operator,
-    hides_flops,
-    lookup,
-)
+from lightning_flops.instrument.counting.formulas.registry import formulas_without_operator, hides_flops, lookup
 
 __all__ = [
-    "TORCH_NAMESPACES",
     "Entry",
     "Unreadable",
     "Work",

@@ -21,23 +21,8 @@ def plain(weight: Tensor, out: Tensor) -> int:
     return 2 * out.numel() * prod(weight.shape[1:])
 
 
-def transposed(values: Tensor, weight: Tensor) -> int:
-    """A transposed convolution of *values* with weight (C_in, C_out/groups, …kernel)."""
-    return plain(weight, values)
-
-
-def either(values: Tensor, weight: Tensor, turned: bool, out: Tensor) -> int:
-    """A convolution that may be transposed."""
-    return plain(weight, values if turned else out)
-
-
-def backward(grad: Tensor, values: Tensor, weight: Tensor, turned: bool, mask: Sequence[bool]) -> int:
-    """Input and weight gradient cost one forward each, whatever the groups; the bias's is a reduction."""
-    return plain_backward(values if turned else grad, weight, mask)
-
-
 def plain_backward(grad: Tensor, weight: Tensor, mask: Sequence[bool] | None) -> int:
-    """FLOPs of the backward of a convolution that is not transposed; *grad* is the input of one that is."""
+    """Input and weight gradient cost one forward each, whatever the groups; *grad* is the input of a transposed one."""
     wanted = (True, True) if mask is None else mask[:2]
     return sum(map(bool, wanted)) * plain(weight, grad)
 
@@ -63,10 +48,14 @@ def temporal(values: Tensor, out: Tensor, weight: Tensor, pad: int) -> int:
 _DEFORMED = "the convolution's products; sampling the input at the offsets is left out"
 
 CONVOLUTION_RULES: dict[str, Rule] = {
-    **rules("convolution _convolution convolution_overrideable", either, f"input weight transposed? {RESULT}"),
+    **rules(
+        "convolution _convolution convolution_overrideable",
+        lambda values, weight, turned, out: plain(weight, values if turned else out),
+        f"input weight transposed? {RESULT}",
+    ),
     **rules(
         "convolution_backward convolution_backward_overrideable",
-        backward,
+        lambda grad, values, weight, turned, mask: plain_backward(values if turned else grad, weight, mask),
         "grad_output input weight transposed output_mask",
     ),
     **rules(
@@ -80,8 +69,8 @@ CONVOLUTION_RULES: dict[str, Rule] = {
     **rules(
         "cudnn_convolution_transpose miopen_convolution_transpose _mps_convolution_transpose slow_conv_transpose2d "
         "slow_conv_transpose3d",
-        transposed,
-        "self weight",
+        plain,
+        "weight self",
     ),
     **rules("_slow_conv2d_backward mps_convolution_backward", plain_backward, "grad_output weight output_mask?"),
     **rules("mps_convolution_transpose_backward", plain_backward, "self weight output_mask"),
