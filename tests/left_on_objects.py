@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
@@ -35,3 +36,27 @@ def is_ours(value: Any) -> bool:
         or str(getattr(value, "__module__", "")).startswith("lightning_flops")
         or type(getattr(value, "__func__", None)).__module__.startswith("lightning_flops")
     )
+
+
+def written_on(objects: Mapping[str, Any], net: Any) -> dict[str, Any]:
+    """Everything of *objects* and of the modules and parameters of *net* that a profiler might write on.
+
+    Names and numbers alone, so that what is found in two processes can be compared.
+    """
+    modules = list(net.named_modules())
+    named = {
+        **objects,
+        **{f"module {name}": module for name, module in modules},
+        **{f"parameter {name}": parameter for name, parameter in net.named_parameters()},
+    }
+    ours = {name: left_on_object(thing) + left_on_classes(thing) for name, thing in named.items()}
+    return {
+        **{name: sorted(vars(thing)) for name, thing in named.items()},
+        "ours": {name: found for name, found in ours.items() if found},
+        "module hooks": {
+            f"{name}.{table}": len(hooks)
+            for name, module in modules
+            for table, hooks in sorted(vars(module).items())
+            if table.endswith("_hooks") and isinstance(hooks, dict)
+        },
+    }

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from tests.corpus.transformers_parts import (
     above_the_diagonal,
@@ -205,22 +204,6 @@ def grouped_query_attention(batch: int, sequence: int) -> int:
     )
 
 
-def qwen2() -> nn.Module:
-    """One layer, in which three heads share one of keys and values."""
-    return tiny(
-        "Qwen2ForCausalLM", "Qwen2Config", vocab_size=VOCABULARY, hidden_size=12, intermediate_size=20,
-        num_hidden_layers=1, num_attention_heads=6, num_key_value_heads=2, head_dim=4, use_cache=False,
-        attn_implementation="eager",
-    )  # fmt: skip
-
-
-def qwen2_spends(batch: int, sequence: int) -> Spent:
-    """Attention, a gated perceptron of three products, and the head."""
-    rows = batch * sequence
-    forward = grouped_query_attention(batch, sequence) + 3 * linear(rows, 12, 20) + linear(rows, 12, VOCABULARY)
-    return Spent(forward, 2 * forward)
-
-
 def mixtral() -> nn.Module:
     """One layer, which sends every token to two of four experts."""
     return tiny(
@@ -347,35 +330,15 @@ def lora_spends(batch: int, sequence: int) -> Spent:
     return Spent(linear(rows, 12, 12) + down + up, down + 2 * up)
 
 
-class Checkpointed(nn.Module):
-    """Two layers that are computed again in the backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.layers = nn.Embedding(VOCABULARY, 12), nn.Sequential(nn.Linear(12, 20), nn.Linear(20, 5))
-
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-        hidden: Any = checkpoint(self.layers, self.embed(input_ids), use_reentrant=False)
-        return {"loss": hidden.square().mean()}
-
-
-def checkpointed_spends(batch: int, sequence: int) -> Spent:
-    """Nothing in the backward needs the second layer's output again."""
-    first, second = linear(batch * sequence, 12, 20), linear(batch * sequence, 20, 5)
-    return Spent(first + second, 2 * (first + second), recompute=first)
-
-
 MODELS = (
     ByHand(name="BERT", make=bert, sizes=lengths, batch=padded, spent=bert_spends),
     ByHand(name="GPT-2", make=gpt2, sizes=lengths, batch=sentences, spent=gpt2_spends),
     ByHand(name="GPT-2 with padding", make=gpt2, sizes=lengths_and_padding, batch=padded_or_not, spent=gpt2_spends),
     ByHand(name="T5", make=t5, sizes=t5_lengths, batch=pairs, spent=t5_spends),
     ByHand(name="Mixtral", make=mixtral, sizes=lengths, batch=padded, spent=mixtral_spends),
-    ByHand(name="Qwen2", make=qwen2, sizes=lengths, batch=padded, spent=qwen2_spends),
     ByHand(name="ViT", make=Images, sizes=image_sizes, batch=images, spent=vit_spends),
     ByHand(name="Conformer", make=Conformer, sizes=frames, batch=recordings, spent=conformer_spends, has_law=False),
     ByHand(name="LoRA", make=LoRA, sizes=lengths, batch=sentences, spent=lora_spends),
-    ByHand(name="checkpointing", make=Checkpointed, sizes=lengths, batch=sentences, spent=checkpointed_spends),
     ByHand(
         name="BERT with checkpointing",
         make=checkpointed_bert,

@@ -169,13 +169,6 @@ def test_every_block_says_what_it_is_and_every_output_whose_it_is(page: Path) ->
         assert outputs == len(list(programs_with_output(page)))
 
 
-def test_what_is_shown_is_found_by_the_first_and_last_line_of_each_part() -> None:
-    printed = "a\nfwd latency: 1 ms\nb\nc\nd\n"
-    assert shown(printed, "fwd latency: 7 s\n[...]\nc\nd\n") == "fwd latency: 1 ms\n[...]\nc\nd\n"
-    with pytest.raises(LookupError, match="e"):
-        shown(printed, "e\n")
-
-
 # ---- commands
 
 

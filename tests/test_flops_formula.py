@@ -30,10 +30,8 @@ SENTENCES: Any = {"input_ids": (0, 1)}
             "T5", "batch sequence target", (2, 6, 4), {"input_ids": (0, 1), "labels": {1: "target"}},
             [(1, 3, 5), (3, 9, 7), (4, 11, 8), (2, 30, 2)], marks=pytest.mark.slow,
         ),
-        ("Qwen2", "batch sequence", (2, 4), SENTENCES, SIZES),
         ("Mixtral", "batch sequence", (2, 4), SENTENCES, SIZES),
         ("LoRA", "batch sequence", (2, 4), SENTENCES, SIZES),
-        ("checkpointing", "batch sequence", (2, 4), SENTENCES, SIZES),
         # Images of 9 pixels lose a row at patches of 4: the formula is of multiples, and 9 is counted by itself.
         pytest.param(
             "ViT", "batch height width", (2, 8, 8), {"pixel_values": (0, 2, 3)}, [(3, 8, 16), (2, 16, 24), (1, 9, 11)],

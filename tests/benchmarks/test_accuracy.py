@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.accuracy import Row, ratio_table, ratio_text
+from benchmarks.accuracy import ratio_text
 from benchmarks.runner import Answer
 
 
@@ -35,25 +35,3 @@ RAISED, LATE = Answer(kind="raised", words="TypeError: a | b"), Answer(kind="tim
 )
 def test_only_an_equal_integer_is_one(answer: Answer | None, truth: int | None, text: str) -> None:
     assert ratio_text(answer, truth) == text
-
-
-ROWS = [
-    Row(
-        name="recurrent.lstm",
-        forward_truth=1000,
-        step_truth=3000,
-        forward={"ours": counted(1000), "peer": counted(0), "other": RAISED},
-        step={"ours": counted(3000), "peer": counted(4500)},
-    ),
-    Row(name="recurrent.gru", forward_truth=500, step_truth=1500, forward={"other": RAISED}),
-]
-
-
-def test_each_table_divides_by_its_truth() -> None:
-    assert ratio_table(ROWS, ["ours", "peer", "other"], step=False) == [
-        "| network | truth | ours | peer | other |",
-        "|---|---:|---:|---:|---:|",
-        "| recurrent.lstm | 1,000 | 1 | 0 | raised |",
-        "| recurrent.gru | 500 | – | – | raised |",
-    ]
-    assert ratio_table(ROWS, ["ours", "peer"], step=True)[2] == "| recurrent.lstm | 3,000 | 1 | 1.5 |"

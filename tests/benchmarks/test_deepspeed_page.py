@@ -6,10 +6,8 @@ import json
 import re
 from dataclasses import fields
 
-import pytest
-
 from benchmarks.deepspeed_rows import ROWS
-from benchmarks.deepspeed_side_by_side import BEGIN, PAGE, command_of, excerpt
+from benchmarks.deepspeed_side_by_side import BEGIN, PAGE, command_of
 from benchmarks.machine import ROOT
 from lightning_flops import ProfilerConfig
 
@@ -31,17 +29,3 @@ def test_the_keys_and_defaults_on_the_page_are_those_of_the_block() -> None:
     off = ProfilerConfig.from_block({})
     assert set(written) == {field.name for field in fields(ProfilerConfig)}
     assert ProfilerConfig.from_block(written) == off
-
-
-@pytest.mark.parametrize(
-    ("patterns", "block", "kept"),
-    [
-        ((r"^b",), None, "[...]\nb 1\n[...]\nb 2\n[...]"),
-        ((r"^a", r"^b"), None, "a\nb 1\n[...]\nb 2\n[...]"),
-        ((), r"^Net", "[...]\nNet(\n  x\n)\n[...]"),
-        ((r"^ *x$",), None, "[...]\n  x\n[...]"),
-        ((r"nothing",), None, "[...]"),
-    ],
-)
-def test_an_excerpt_says_where_it_leaves_lines_out(patterns: tuple[str, ...], block: str | None, kept: str) -> None:
-    assert excerpt("a\nb 1   \nNet(\n  x\n)\nc\nb 2\nd\n", patterns, block=block) == kept

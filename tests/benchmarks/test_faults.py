@@ -14,12 +14,9 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from benchmarks import fault_lines
 from benchmarks.fault_lines import Lines
-from benchmarks.faults import Fault, Tally, render
 from lightning_flops.run import run
 from lightning_flops.run.run import safe
 from lightning_flops.units import percent
-
-# ---- an exception at a line of ours, and boundaries that take it well or badly
 
 
 class Half(float):
@@ -76,22 +73,3 @@ def test_a_planted_fault_is_seen_and_no_other(
     assert lines.lines > 0
     monkeypatch.setattr(fault_lines, "_TRIAL_SEC", 5.0)
     assert [fault.kind for fault in lines.trial(random.Random(1))] == kinds
-
-
-# ---- hostile input
-
-
-# ---- figures
-
-
-def test_the_page_has_a_row_for_each_campaign_and_one_for_each_kind_and_place_of_a_fault() -> None:
-    numbers = iter(range(4))
-
-    def trial(draw: random.Random) -> list[Fault]:
-        return [Fault("left", "a.py: f", "a|b\n")] if next(numbers) % 2 else []
-
-    tally = Tally(campaign="planted", promise="nothing", seed=5)
-    tally.run(trial, iter(range(4)))
-    page = render([tally])
-    assert "| planted | nothing | 4 | 2 |" in page
-    assert "| left | a.py: f | 2 | `planted --seed 5 --only 1` | a\\|b\\n |" in page

@@ -1,4 +1,4 @@
-"""Twenty architectures of the zoo, counted as ``make bench-zoo`` counts hundreds, and what its page says of figures."""
+"""Twenty architectures of the zoo, counted as ``make bench-zoo`` counts hundreds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from benchmarks.zoo import results_of
-from benchmarks.zoo_table import WAYS, Result, Row, report
+from benchmarks.zoo_table import WAYS, Result, Row
 
 TWENTY = {
     "bert": 5,
@@ -76,21 +76,3 @@ def test_figures_that_agree_are_exact_and_others_wrong_by_name() -> None:
     assert one.verdict_of("eager") == ("exact", "")
     assert one.verdict_of("autocast") == ("wrong", "backward 5, expected 4; recompute 0, expected 3")
     assert one.verdict == "wrong"
-
-
-def test_the_page_counts_ways_and_lists_what_did_not_run() -> None:
-    rows = [
-        row(
-            eager=Result(way="eager", counted=(1, 2, 0), expected=(1, 2, 0), batch="input_ids [2, 12]"),
-            sdpa=Result(way="sdpa", not_run="X does not support an attention implementation through torch.nn"),
-        ),
-        Row(library="timm", architecture="other", results=(Result(way="eager", not_run="ValueError: no"),)),
-    ]
-    text = "\n".join(report(rows, code="this code"))
-    assert "1 architectures ran (1 of transformers; 1 more did not" in text.replace("\n", " ")
-    assert "**1 exact, 0 explained, 0 wrong**" in text
-    assert "| eager | 1 | 0 | 0 | 0 |" in text
-    assert "| sdpa | 0 | 0 | 0 | 1 |" in text
-    assert "| net | input_ids [2, 12] | 1 | 2 | exact | – 1 |" in text
-    assert "1. has no attention through sdpa" in text
-    assert "- timm other: ValueError: no" in text

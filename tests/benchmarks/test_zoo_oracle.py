@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.zoo_oracle import CallOracle, Expected
 
 
-def expected(run: Callable[[], torch.Tensor]) -> Expected:
-    oracle = CallOracle()
+def expected(run: Callable[[], torch.Tensor], oracle: CallOracle | None = None) -> Expected:
+    oracle = oracle or CallOracle()
     with oracle:
         out = run()
         if out.requires_grad:
@@ -22,48 +23,67 @@ def expected(run: Callable[[], torch.Tensor]) -> Expected:
     return oracle.expected
 
 
-def test_a_linear_layer_costs_its_weight_for_each_row_and_its_input_a_gradient_only_if_it_needs_one() -> None:
-    layer, product = nn.Linear(3, 5), 2 * 7 * 3 * 5
-    assert expected(lambda: layer(torch.ones(7, 3))) == Expected(product, product)
-    assert expected(lambda: layer(torch.ones(7, 3, requires_grad=True))) == Expected(product, 2 * product)
+def inputs(*shape: int) -> Any:
+    return torch.ones(shape, requires_grad=True)
 
 
-def test_without_gradients_there_is_no_backward() -> None:
-    with torch.no_grad():
-        assert expected(lambda: nn.Linear(3, 5)(torch.ones(7, 3))) == Expected(2 * 7 * 3 * 5)
+@torch.no_grad()
+def without_gradients() -> torch.Tensor:
+    return nn.functional.linear(torch.ones(7, 3), torch.ones(5, 3))
 
 
-def test_a_product_that_the_backward_does_not_reach_costs_its_forward_alone() -> None:
-    used, unused = nn.Linear(3, 5), nn.Linear(3, 5)
-
-    def run() -> torch.Tensor:
-        unused(torch.ones(7, 3))
-        result: torch.Tensor = used(torch.ones(7, 3))
-        return result
-
-    assert expected(run) == Expected(2 * (2 * 7 * 3 * 5), 2 * 7 * 3 * 5)
+def one_unused() -> torch.Tensor:
+    nn.Linear(3, 5)(torch.ones(7, 3))
+    return nn.functional.linear(torch.ones(7, 3), inputs(5, 3))
 
 
-def test_a_batched_product_costs_the_size_after_broadcasting() -> None:
-    left, right = torch.ones(2, 4, 3), torch.ones(3, 5, requires_grad=True)
-    assert expected(lambda: left @ right) == Expected(2 * 2 * 4 * 3 * 5, 2 * 2 * 4 * 3 * 5)
+def attention_module() -> Any:
+    rows = torch.ones(1, 5, 8)
+    return nn.MultiheadAttention(8, 2, batch_first=True)(rows, rows, rows)[0]
 
 
-def test_a_product_stays_known_when_its_result_is_written_into() -> None:
-    layer = nn.Linear(3, 4)
-    assert expected(lambda: layer(torch.ones(2, 5, 3)).mul_(2)) == Expected(2 * 10 * 3 * 4, 2 * 10 * 3 * 4)
+LINEAR = 2 * 7 * 3 * 5
+BROADCAST = 2 * 2 * 4 * 3 * 5
+GROUPED = 2 * (6 * 4 * 4) * (2 * 3 * 3)  # 6x6 becomes 4x4, two inputs for each output channel
+TRANSPOSED = 2 * (4 * 5) * (6 * 3)
+SOLVE = 4 * 4 * 3
+SCORES = 2 * 2 * 5 * 5 * 8
+PROJECTIONS, MODULES_SCORES = 4 * 2 * 5 * 8 * 8, 2 * 2 * 5 * 5 * 4
 
 
-def test_a_grouped_convolution_multiplies_within_its_groups() -> None:
-    layer = nn.Conv2d(4, 6, 3, groups=2)  # 6x6 becomes 4x4, two inputs for each output channel
-    product = 2 * (6 * 4 * 4) * (2 * 3 * 3)
-    assert expected(lambda: layer(torch.ones(1, 4, 6, 6))) == Expected(product, product)
-
-
-def test_a_transposed_convolution_spreads_each_input() -> None:
-    layer = nn.ConvTranspose1d(4, 6, 3)
-    product = 2 * (4 * 5) * (6 * 3)
-    assert expected(lambda: layer(torch.ones(1, 4, 5))) == Expected(product, product)
+@pytest.mark.parametrize(
+    ("run", "by_hand"),
+    [
+        (lambda: nn.Linear(3, 5)(torch.ones(7, 3)), Expected(LINEAR, LINEAR)),
+        (lambda: nn.Linear(3, 5)(inputs(7, 3)), Expected(LINEAR, 2 * LINEAR)),
+        (without_gradients, Expected(LINEAR)),
+        (one_unused, Expected(2 * LINEAR, LINEAR)),
+        (lambda: torch.ones(2, 4, 3) @ inputs(3, 5), Expected(BROADCAST, BROADCAST)),
+        # Written into, a product stays known.
+        (lambda: nn.Linear(3, 5)(torch.ones(1, 7, 3)).mul_(2), Expected(LINEAR, LINEAR)),
+        (lambda: nn.Conv2d(4, 6, 3, groups=2)(torch.ones(1, 4, 6, 6)), Expected(GROUPED, GROUPED)),
+        (lambda: nn.ConvTranspose1d(4, 6, 3)(torch.ones(1, 4, 5)), Expected(TRANSPOSED, TRANSPOSED)),
+        # Backward: the columns' gradient by a solve, the matrix's by its product with the solution.
+        (
+            lambda: torch.linalg.solve_triangular(torch.eye(4).requires_grad_(), inputs(4, 3), upper=False),
+            Expected(SOLVE, SOLVE + 2 * 4 * 4 * 3),
+        ),
+        # Fused attention repeats its scores in the backward.
+        (
+            lambda: nn.functional.scaled_dot_product_attention(*(inputs(1, 2, 5, 8) for _ in range(3))),
+            Expected(2 * SCORES, 4 * SCORES, SCORES),
+        ),
+        # Three of the four projections want the weight's gradient alone.
+        (
+            attention_module,
+            Expected(PROJECTIONS + 2 * MODULES_SCORES, PROJECTIONS + PROJECTIONS // 4 + 4 * MODULES_SCORES),
+        ),
+    ],
+)
+def test_a_call_costs_what_it_multiplies_and_backward_only_what_is_needed(
+    run: Callable[[], torch.Tensor], by_hand: Expected
+) -> None:
+    assert expected(run) == by_hand
 
 
 @pytest.mark.parametrize(
@@ -80,54 +100,25 @@ def test_a_transposed_convolution_spreads_each_input() -> None:
 def test_an_einsum_of_two_costs_every_letter_that_meets(
     equation: str, shapes: list[tuple[int, ...]], flops: int
 ) -> None:
-    operands = [torch.ones(shape, requires_grad=True) for shape in shapes]
+    operands = [inputs(*shape) for shape in shapes]
     assert expected(lambda: torch.einsum(equation, *operands)) == Expected(flops, 2 * flops)
 
 
-@pytest.mark.parametrize("layer", [nn.LSTM(3, 4, 2), nn.GRU(3, 4, 2), nn.RNN(3, 4, 2)])
-def test_a_recurrent_layer_multiplies_input_and_state_at_each_step(layer: nn.RNNBase) -> None:
-    gates = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1}[layer.mode]
+@pytest.mark.parametrize(("layer", "gates"), [(nn.LSTM(3, 4, 2), 4), (nn.GRU(3, 4, 2), 3), (nn.RNN(3, 4, 2), 1)])
+def test_a_recurrent_layer_multiplies_input_and_state_at_each_step(layer: nn.RNNBase, gates: int) -> None:
     first, other = 2 * 10 * gates * 4 * 3, 2 * 10 * gates * 4 * 4  # 5 steps of a batch of 2
-    forward = first + 3 * other
     # The sequence itself needs no gradient.
-    assert expected(lambda: layer(torch.ones(5, 2, 3))[0]) == Expected(forward, first + 2 * 3 * other)
-
-
-def test_a_triangular_solve_multiplies_each_column_by_half_a_square() -> None:
-    matrix, right = torch.eye(4, requires_grad=True), torch.ones(4, 3, requires_grad=True)
-    solve = 4 * 4 * 3
-    # Backward: the columns' gradient by a solve, the matrix's by its product with the solution.
-    counts = expected(lambda: torch.linalg.solve_triangular(matrix, right, upper=False))
-    assert counts == Expected(solve, solve + 2 * 4 * 4 * 3)
-
-
-def test_fused_attention_multiplies_twice_and_repeats_its_scores_in_the_backward() -> None:
-    query, key, value = (torch.ones(1, 2, 5, 8, requires_grad=True) for _ in range(3))
-    scores = 2 * 2 * 5 * 5 * 8
-    counts = expected(lambda: nn.functional.scaled_dot_product_attention(query, key, value))
-    assert counts == Expected(2 * scores, 4 * scores, scores)
-
-
-def test_the_attention_module_is_looked_into() -> None:
-    layer = nn.MultiheadAttention(8, 2, batch_first=True)
-    projections, scores = 4 * 2 * 5 * 8 * 8, 2 * 2 * 5 * 5 * 4
-    forward = projections + 2 * scores
-    inputs = torch.ones(1, 5, 8)
-    # The input's own gradient is not needed: three of the four projections want the weight's alone.
-    backward = projections + projections // 4 + 2 * 2 * scores
-    assert expected(lambda: layer(inputs, inputs, inputs)[0]) == Expected(forward, backward)
+    by_hand = Expected(first + 3 * other, first + 2 * 3 * other)
+    assert expected(lambda: layer(torch.ones(5, 2, 3))[0]) == by_hand
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_a_checkpoint_calls_again_is_recomputed(reentrant: bool) -> None:
-    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
-    product = 2 * 7 * 3 * 3
+    first, second, product = nn.Linear(3, 3), nn.Linear(3, 3), 2 * 7 * 3 * 3
     oracle = CallOracle()
     repeat = oracle.checkpointing(checkpoint)
-    with oracle:
-        out = repeat(
-            lambda x: second(first(x).relu()).relu(), torch.ones(7, 3, requires_grad=True), use_reentrant=reentrant
-        )
-        with oracle.in_backward():
-            out.backward(torch.ones_like(out))
-    assert oracle.expected == Expected(2 * product, 4 * product, 2 * product)
+
+    def run() -> Any:
+        return repeat(lambda x: second(first(x).relu()).relu(), inputs(7, 3), use_reentrant=reentrant)
+
+    assert expected(run, oracle) == Expected(2 * product, 4 * product, 2 * product)

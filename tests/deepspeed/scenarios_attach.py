@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import csv
 import gc
 import io
-import json
 import pickle
 import sys
 import types
@@ -19,12 +17,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from deepspeed import initialize  # bound before anything is installed
 from deepspeed.runtime import config as deepspeed_config
 from deepspeed.runtime.engine import DeepSpeedEngine
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops.adapters.deepspeed_engine import adapter_of
 from lightning_flops.config import ProfilerConfig
@@ -32,7 +28,6 @@ from lightning_flops.deepspeed import attach, install, uninstall
 from lightning_flops.errors import LightningFlopsError
 from tests.deepspeed.engines import (
     BLOCK,
-    Net,
     config,
     engine_of,
     flops_of,
@@ -47,26 +42,6 @@ from tests.deepspeed.engines_truth import BACKWARD, FORWARD
 from tests.deepspeed.scenario import Skipped, scenario
 
 STEPS = 8
-
-
-@scenario("dict", "path", "arguments")
-def the_block_is_found_in_every_form_of_a_config_and_no_warning_is_logged(form: str) -> None:
-    settings = config()
-    Path("ds_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    model = Net()
-    forms: dict[str, dict[str, Any]] = {
-        "dict": {"config": settings},
-        "path": {"config": "ds_config.json"},
-        "arguments": {"args": argparse.Namespace(deepspeed_config="ds_config.json", local_rank=0)},
-    }
-    with installed(), logged() as lines:
-        engine = initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **forms[form])[0]
-        for (batch,) in DataLoader(TensorDataset(torch.randn(2 * STEPS, 8)), batch_size=2):
-            engine.backward(engine(batch).square().sum())
-            engine.step()
-        profile = profile_of(engine)
-    assert (profile.counted_steps, flops_of(profile), lines) == ((2,), (FORWARD, BACKWARD), [])
-    assert not hasattr(engine, "flops_profiler") and not engine.wall_clock_breakdown()
 
 
 @scenario("absent", "disabled", "unsaid")
@@ -171,19 +146,6 @@ def a_step_that_was_never_reached_is_said_once(how: str) -> None:
         handle.detach()
     assert lines == ["nothing was profiled: profile_step is 100, and this run ended after 3 step(s)"]
     assert left_on(engine) == []
-
-
-@scenario()
-def an_engine_destroyed_in_its_window_reports_what_there_is() -> None:
-    with installed(), contextlib.redirect_stdout(io.StringIO()) as printed:
-        engine = engine_of(config(block={**BLOCK, "timing_steps": 20}))
-        train(engine, 6)
-        handle = attach(engine)
-        engine.destroy()
-    profile = profile_of(engine, handle)
-    assert (profile.counted_steps, profile.timed_steps) == ((2,), (5,))
-    assert "Training ended before the window closed." in profile.notes
-    assert "Profile Summary at step 2:" in printed.getvalue() and "came out at step 6." in printed.getvalue()
 
 
 @scenario()

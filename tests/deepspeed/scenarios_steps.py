@@ -218,11 +218,11 @@ def a_step_holds_what_another_engine_does_in_it() -> None:
 
 @scenario()
 def step_0_can_be_counted_also_in_evaluation_mode() -> None:
-    def in_evaluation_mode(engine: Any, batch: Tensor) -> Tensor:
+    with installed():
+        engine = engine_of(config(accumulate=2, block={**BLOCK, "profile_step": 0}))
         engine.eval()
-        return engine(batch).square().sum()  # type: ignore[no-any-return]
-
-    _, profile = profiled(2 * STEPS, in_evaluation_mode, accumulate=2, block={**BLOCK, "profile_step": 0})
+        train(engine, 2 * STEPS)
+        profile = profile_of(engine)
     assert (profile.counted_steps, flops_of(profile)) == ((0,), (2 * FORWARD, 2 * BACKWARD))
     assert profile.timing is not None and not profile.timing.excluded_sec
 

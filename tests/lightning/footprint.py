@@ -6,15 +6,12 @@ from typing import Any
 
 import torch
 
-from tests.left_on_objects import left_on_classes, left_on_object
+from tests.left_on_objects import written_on
 from tests.left_on_torch import global_hooks
 
 
 def footprint(run: Any, net: Any) -> dict[str, Any]:
-    """Everything of a trainer, its loops, its strategy, a model and torch that a profiler might write on.
-
-    Names and numbers alone, so that the footprints of two processes can be compared.
-    """
+    """Everything of a trainer, its loops, its strategy, a model and torch that a profiler might write on."""
     fit_loop = run.fit_loop
     objects = {
         "trainer": run,
@@ -27,20 +24,9 @@ def footprint(run: Any, net: Any) -> dict[str, Any]:
         "validate loop": run.validate_loop,
         "automatic": fit_loop.epoch_loop.automatic_optimization,
         "manual": fit_loop.epoch_loop.manual_optimization,
-        **{f"module {name}": module for name, module in net.named_modules()},
-        **{f"parameter {name}": parameter for name, parameter in net.named_parameters()},
     }
     return {
-        **{name: sorted(vars(thing)) for name, thing in objects.items()},
-        "ours": {
-            name: found for name, thing in objects.items() if (found := left_on_object(thing) + left_on_classes(thing))
-        },
-        "module hooks": {
-            f"{name}.{table}": len(hooks)
-            for name, module in net.named_modules()
-            for table, hooks in sorted(vars(module).items())
-            if table.endswith("_hooks") and isinstance(hooks, dict)
-        },
+        **written_on(objects, net),
         "global hooks": {table: len(hooks) for table, hooks in global_hooks().items()},
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
     }

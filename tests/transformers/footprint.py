@@ -6,7 +6,7 @@ from typing import Any
 
 from accelerate import data_loader as accelerate_loaders
 
-from tests.left_on_objects import is_ours, left_on_classes, left_on_object
+from tests.left_on_objects import is_ours, written_on
 from tests.left_on_torch import torch_state
 
 
@@ -23,21 +23,11 @@ def footprint(trainer: Any) -> dict[str, Any]:
         "optimizer": trainer.optimizer,
         "inner optimizer": trainer.optimizer.optimizer,
         "loader": getattr(loader, "base_dataloader", loader),
-        **{f"module {name}": module for name, module in trainer.model_wrapped.named_modules()},
-        **{f"parameter {name}": parameter for name, parameter in trainer.model.named_parameters()},
+        "wrapped": trainer.model_wrapped,
     }
     torchs = torch_state()
     return {
-        **{name: sorted(vars(thing)) for name, thing in objects.items()},
-        "ours": {
-            name: found for name, thing in objects.items() if (found := left_on_object(thing) + left_on_classes(thing))
-        },
-        "module hooks": {
-            f"{name}.{table}": len(hooks)
-            for name, module in trainer.model.named_modules()
-            for table, hooks in sorted(vars(module).items())
-            if table.endswith("_hooks") and isinstance(hooks, dict)
-        },
+        **written_on(objects, trainer.model),
         "send_to_device": is_ours(accelerate_loaders.send_to_device),
         **{f"torch's {name}": torchs[name] for name in ("functions", "dispatch modes", "function modes", "grad")},
         "torch's hooks": {table: len(hooks) for table, hooks in torchs["hooks"].items()},

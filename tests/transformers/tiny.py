@@ -17,7 +17,6 @@ from tests.fake_clock import FakeNow
 VOCAB, WIDTH, LAYERS, LENGTH, BATCH = 32, 8, 2, 6, 4
 
 ROWS, IN, OUT = 4, 4, 3
-NET_FORWARD = 2 * ROWS * IN * OUT
 
 
 def gpt2_flops(sequences: int) -> PhaseFlops:
