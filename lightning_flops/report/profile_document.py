@@ -120,6 +120,8 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
             for number, one in enumerate(profile.advice, start=1)
             if lowered & ROWS_OF_RULE.get(one.rule, frozenset())
         ]
+        if key == "other_flops" and not profile.context.trains:
+            label = "less skipped FLOPs at the peak"
         rows.append((_UNDIVIDED if key == "compute" and undivided else label, budget.rows_ns[key], ", ".join(numbers)))
         if key == "operators" and budget.memory_ns:
             rows.append(("  of it moving bytes at the memory's bandwidth, at most", budget.memory_ns, ""))
@@ -309,6 +311,9 @@ def flops_section(profile: Profile) -> Section:
         ("hardware FLOPs = all of these phases - skipped", "hardware"),
     ]
     rows = [row for row in rows if row[1] in ("forward", "model", "hardware") or getattr(mean, row[1])]
+    if not profile.has_backward:
+        named = {"forward": "fwd = model FLOPs", "hardware": "hardware FLOPs = fwd - skipped"}
+        rows = [(named.get(name, label), name) for label, name in rows if name in (*named, "skipped")]
     moved = profile.bytes_total
     columns = [
         Column("", lambda row: row[0], str),

@@ -139,11 +139,11 @@ def _modules(report: TraceReport) -> Section:
         CALLS,
         field("fwd self", "own_forward_us", us),
         field("fwd total", "forward_us", us),
-        field("bwd self", "own_backward_us", us),
-        field("bwd total", "backward_us", us),
     ]
-    if modules.clock == "device":
-        columns += [field("fwd kernels", "forward_kernels"), field("bwd kernels", "backward_kernels")]
+    on_device, has_backward = modules.clock == "device", any(row.backward_us for row in modules.rows)
+    columns += [field("bwd self", "own_backward_us", us), field("bwd total", "backward_us", us)] if has_backward else []
+    columns += [field("fwd kernels", "forward_kernels")] if on_device else []
+    columns += [field("bwd kernels", "backward_kernels")] if on_device and has_backward else []
     columns += rates(report.flops.modules if report.flops is not None else None)
 
     def own(row: Any) -> float:

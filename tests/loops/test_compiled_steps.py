@@ -98,7 +98,7 @@ def bare(compiled: str, backend: str) -> tuple[list[Tensor], set[str]]:
 def test_every_step_is_known_whatever_part_of_it_is_compiled(
     compiled: str, backend: str, told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lightning_flops.analysis.count_schedule._SHARE", 100.0)
+    monkeypatch.setattr("lightning_flops.analysis.step_flops._SHARE", 100.0)
     expected, said = bare(compiled, backend)
     with warned() as said_with_us:
         weights, profile, run = profiled(Loop(compiled, backend), told=told)

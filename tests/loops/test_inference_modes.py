@@ -41,7 +41,7 @@ def test_a_forward_that_raises_in_an_inference_mode_ends_nothing_but_itself() ->
 
 
 def test_a_step_that_begins_in_an_inference_mode_is_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_flops.analysis.count_schedule._SHARE", 100.0)
+    monkeypatch.setattr("lightning_flops.analysis.step_flops._SHARE", 100.0)
     net, optimizer = new_net()
     with profile_training(net, optimizer, profile_step=2, timing_steps=2, trace=False) as profiler:
         for step in range(STEPS):

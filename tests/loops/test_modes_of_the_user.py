@@ -23,7 +23,7 @@ def loader(lengths: Sequence[int]) -> DataLoader[torch.Tensor]:
 
 
 def test_a_mode_around_each_forward_counts_what_it_counts_without_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_flops.analysis.count_schedule._SHARE", 100.0)
+    monkeypatch.setattr("lightning_flops.analysis.step_flops._SHARE", 100.0)
     chosen = random.Random(0)
     lengths = [chosen.randrange(2, 30) for _ in range(STEPS)]
     net = nn.Linear(IN, OUT)
