@@ -242,6 +242,6 @@ def by_the_environment_the_block_is_served_without_any_code() -> None:
     assert (profile.flops.forward, profile.flops.backward) == (STEP.forward, STEP.backward)
     assert found.training == plain().training
     profile = only(without)
-    assert (profile.profile_step, len(profile.timed_steps), profile.flops.forward) == (1, 20, STEP.forward)
+    assert (profile.profile_step, profile.flops.forward) == (1, STEP.forward)
     assert (own.callbacks, only(own).profile_step) == (2, 1)
     assert [message for message in own.messages if "not profiled" in message] == []
