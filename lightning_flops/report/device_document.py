@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.records import MemoryRecord, PhaseMemory
+from lightning_flops.records import PhaseMemory
 from lightning_flops.report.document import Column, Figure, Item, Section, table
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
 
 _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "optimizer"}
@@ -70,7 +69,9 @@ def memory_section(profile: Profile) -> Section | None:
     if trains:
         figures["gradients"] = _or_why_not(memory.gradient_bytes, "on no parameter, as under ZeRO")
         figures["optimizer states"] = _or_why_not(memory.optimizer_bytes, "not where torch's optimizers keep them")
-        figures["activations that a forward keeps, with its outputs"] = _kept(memory, profile.traced)
+        figures["activations that a forward keeps, with its outputs"] = _or_why_not(
+            memory.kept_by_forward_bytes, "set profile_memory; see Memory by module"
+        )
     about = (
         "Bytes on the device, as its caching allocator counts them. It keeps one peak, which is not reset here: a "
         "phase that reached a new peak shows it; any other phase stayed at or below the earlier peak."
@@ -86,18 +87,6 @@ def memory_section(profile: Profile) -> Section | None:
 
 def _or_why_not(value: float | None, reason: str) -> str:
     return f"{NOT_AVAILABLE} ({reason})" if value is None else si(value, "B")
-
-
-def _kept(memory: MemoryRecord, traced: TracedStep | None) -> str:
-    """Bytes that a forward keeps: measured on the device, and on the host those of the traced step."""
-    kept: float | None = memory.kept_by_forward_bytes
-    tables = None if traced is None else traced.tables
-    if kept is None and tables is not None and tables.modules is not None:
-        calls = next((row.calls for row in tables.modules.rows if not row.name), 0)
-        for row in tables.module_memory or ():
-            if (row.name, row.device) == ("", -1) and calls:
-                return f"{si(row.size_increase_bytes / calls, 'B')} (of the traced step)"
-    return _or_why_not(kept, "set profile_memory to know it")
 
 
 def traced_section(profile: Profile) -> Section | None:

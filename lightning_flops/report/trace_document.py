@@ -95,16 +95,13 @@ def _devices(report: TraceReport) -> Section:
         nothing = Figure("GPU utilization, SM efficiency, occupancy", f"{NOT_AVAILABLE} (no device events)")
         return Section("Devices", "", [nothing])
 
-    def occupancy(row: Any) -> float | None:
-        return None if row.occupancy_percent is None else row.occupancy_percent / 100
-
     columns = [
         Column("", lambda row: f"device {row.device}", str),
         Column("", lambda row: row.name or "not described in the trace", str, left=True),
         field("SMs", "sm_count"),
         field("GPU utilization", "utilization", percent),
         field("SM efficiency", "sm_efficiency", percent),
-        Column("occupancy", occupancy, percent),
+        field("occupancy, %", "occupancy_percent"),
         field("blocks/SM", "blocks_per_sm"),
     ]
     return Section(

@@ -194,11 +194,24 @@ class TimingProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Every ratio of a profile, per step; None where numerator or denominator is not known.
+class JobRates:
+    """Ratios of a step, of one rank or of all together; None where numerator or denominator is not known."""
 
-    FLOP/s are this rank's; samples and tokens are those of all ranks that see different data.
-    """
+    mfu: float | None
+    """Model FLOPs / (peak of their dtypes x global_step_sec), sums over dtypes and ranks; 1 is the peak."""
+    hfu: float | None
+    """Hardware FLOPs utilization: what the kernels executed, as a share of the peak."""
+    samples_per_sec: float | None
+    """Of all ranks that see different data: samples / global_step_sec"""
+    iter_samples_per_sec: float | None
+    """The same over iter_sec instead: DeepSpeed's figure."""
+    tokens_per_sec: float | None
+    """Of all ranks that see different data: tokens / global_step_sec"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates(JobRates):
+    """Every ratio of a profile, per step; FLOP/s are this rank's."""
 
     forward_flops_per_sec: float | None
     """forward / forward_sec"""
@@ -210,16 +223,6 @@ class Rates:
     """(forward + backward + recompute) / (forward_sec + backward_sec)"""
     iter_flops_per_sec: float | None
     """hardware FLOPs / iter_sec"""
-    samples_per_sec: float | None
-    """samples / global_step_sec"""
-    iter_samples_per_sec: float | None
-    """samples / iter_sec: DeepSpeed's figure"""
-    tokens_per_sec: float | None
-    """tokens / global_step_sec"""
-    mfu: float | None
-    """Sum over dtypes of model FLOPs / peak of that dtype, / global_step_sec; 1 is the peak."""
-    hfu: float | None
-    """Hardware FLOPs utilization: what the kernels executed, as a share of the peak."""
     data_wait_ratio: float | None
     """data_wait_sec / global_step_sec"""
 
