@@ -99,8 +99,6 @@ def _most_of_it(comparison: Comparison, scale: Scale) -> Iterator[str]:
             continue
         if part.name not in _BY_MODULE or not _timed(comparison):
             found.append((part.causes.difference_ns, part.name, f" ({_main_cause(part.causes)})"))
-        elif part.causes.waiting_ns:
-            found.append((part.causes.waiting_ns, f"waiting in {part.name}", ""))
     found.sort(key=lambda item: -abs(item[0]))
     words = [f"{name}{f' {scale.signed(ns)}' if ns else ''}{why}" for ns, name, why in found[:_CAUSES_NAMED]]
     if words:

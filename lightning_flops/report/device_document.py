@@ -91,17 +91,16 @@ def _or_why_not(value: float | None, reason: str) -> str:
 
 def traced_section(profile: Profile) -> Section | None:
     """What was traced, and where all of its tables are; None if no step was traced."""
-    traced, timing, word = profile.traced, profile.timing, profile.context.step_word
+    traced, word = profile.traced, profile.context.step_word
     if traced is None or traced.tables is None:
         return None
     wall_sec = traced.tables.step_times.mean.wall_us * 1e-6
-    times = None if timing is None else ratio(part=wall_sec, whole=timing.global_step_sec)
     about = (
         f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
-        f"{plural(word, 2)}, in {duration(wall_sec)} each" + (f": {times:.2f} x their mean." if times else ".")
+        f"{plural(word, 2)}, in {duration(wall_sec)} each."
     )
     if traced.steps > 1:
-        about += f" Times of modules and operators are medians over these {plain(traced.steps)}."
+        about += " Times of modules and operators are medians over them."
     if not traced.like_counted:
         about += (
             " Its batch shapes, or its numbers of forwards, backwards and updates, are not the counted step's: FLOP/s "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -92,20 +92,21 @@ def cells(
 
 
 def statistics(
-    of: Callable[[Any], Durations | None], *, sorts: bool = True, labels: str = "", prefix: str = ""
+    of: Callable[[Any], Durations | None],
+    *,
+    sorts: bool = True,
+    labels: str = "total mean max min ratio",
+    prefix: str = "",
 ) -> list[Column]:
     """Total, mean, longest, shortest and part of the whole of what *of* finds in a row; *prefix* of the first label."""
 
-    def column(label: str, field: str, show: Callable[[Any], str]) -> Column:
+    def column(label: str) -> Column:
+        name, show = ("ratio", percent) if label == "ratio" else (f"{label}_us", us)
         sort = label if sorts and label != "ratio" else ""
-        shown = f"{prefix}{label}" if label == chosen[0] else label
-        return Column(shown, lambda row: getattr(of(row), field, None), show, sort)
+        return Column(label, lambda row: getattr(of(row), name, None), show, sort)
 
-    chosen = labels.split() or ["total", "mean", "max", "min", "ratio"]
-    return [
-        column(label, label if label == "ratio" else f"{label}_us", percent if label == "ratio" else us)
-        for label in chosen
-    ]
+    first, *others = map(column, labels.split())
+    return [replace(first, label=f"{prefix}{first.label}"), *others]
 
 
 def at(path: str) -> Callable[[Any], Any]:

@@ -226,16 +226,7 @@ def _roofline(peaks: Mapping[str, float], bandwidth: float | None, points: Seque
 
 
 def _curves(tables: TraceReport | None) -> list[dict[str, Any]]:
-    """Memory over time, each point and each span by the names of its figures."""
-    names = {"points": ("us", "bytes"), "spans": ("name", "start_us", "end_us")}
-    return [
-        asdict(curve)
-        | {
-            field: [dict(zip(parts, one, strict=True)) for one in getattr(curve, field)]
-            for field, parts in names.items()
-        }
-        for curve in (() if tables is None else tables.memory_curves or ())
-    ]
+    return [asdict(curve) for curve in (() if tables is None else tables.memory_curves or ())]
 
 
 def _roofline_of_trace(trace: TraceReport) -> dict[str, Any] | None:

@@ -20,10 +20,7 @@ _NOTATIONS = (
     "Notations: dp_size (data parallel size, ranks that see different data), mp_size (model parallel size, "
     "tensor-parallel ranks), params (number of parameters), MACs (number of multiply-adds of matmul-like operators), "
     "flops (number of floating-point operations, two a MAC), FLOPS (floating-point operations per second), fwd latency "
-    "(forward pass)"
-)
-_NOTATIONS_OF_TRAINING = (
-    f"{_NOTATIONS}, bwd latency (backward pass), step latency (optimizer), iter latency (sum of fwd, bwd and step "
+    "(forward pass), bwd latency (backward pass), step latency (optimizer), iter latency (sum of fwd, bwd and step "
     "latency). Estimated lines take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those "
     "that autograd ran, recomputation included."
 )
@@ -45,7 +42,7 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
     items: list[Item] = [
         f"Profile Summary at {context.step_word if of_run else 'step'} {profile.profile_step}:",
         *([_where(profile), _ABOUT] if of_run else []),
-        _NOTATIONS_OF_TRAINING if context.trains else f"{_NOTATIONS}.",
+        _NOTATIONS,
         "",
         Figure("world size", plain(context.world_size)),
         Figure("data parallel size", plain(context.dp_size)),

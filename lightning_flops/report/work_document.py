@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lightning_flops.analysis.devices import why_no_peak
@@ -123,9 +123,9 @@ def kernel_section(report: TraceReport) -> Section:
         return "/".join("yes" if one else "no" for one in (row.tensor_cores_eligible, row.tensor_cores))
 
     columns = [
-        Column("kernel", lambda row: row.name, str, "name", chars=NAME_CHARS),
+        Column("kernel", at("name"), str, "name", chars=NAME_CHARS),
         CALLS,
-        *statistics(lambda row: row.device),
+        *statistics(at("device")),
     ]
     columns += rates(flops, "flops")
     if names_show:
@@ -143,11 +143,8 @@ def kernel_section(report: TraceReport) -> Section:
             Figure("time in operators that can use them", percent(summary.tensor_core_eligible_ratio)),
         ]
     of_all = f"{percent(summary.short_calls_ratio)} of the kernels, {percent(summary.short_time_ratio)} of their time"
-    sorts: dict[str, Any] = {"self": lambda row: row.device.total_us}
-    items += [
-        Figure(f"shorter than {SHORT_KERNEL_LIMIT_US} us", of_all),
-        table(rows, columns, least_width=6, after=after, **sorts),
-    ]
+    items.append(Figure(f"shorter than {SHORT_KERNEL_LIMIT_US} us", of_all))
+    items.append(table(rows, columns, least_width=6, after=after, self=at("device.total_us")))
     return Section(
         "Kernels",
         "TC: whether the operator can use tensor cores / whether the kernel's name says that it did."
@@ -160,38 +157,27 @@ def kernel_section(report: TraceReport) -> Section:
 def operator_section(report: TraceReport) -> Section:
     """Each operator: its times on the host and on the device, where it was called, and the same by shapes."""
     rows = report.operators or ()
-    with_device = any(row.device is not None for row in rows)
+    clocks = ("host", "device") if any(row.device is not None for row in rows) else ("host",)
 
-    def times(of: str, keys: str, prefix: str = "") -> list[Column]:
-        return statistics(lambda row: getattr(row, of), sorts=False, labels=keys, prefix=prefix)
+    def times(own: str, whole: str) -> Iterator[Column]:
+        """Of each clock, without and with what an operator called; rows are sorted by the last of them."""
+        for clock in clocks:
+            yield from statistics(at(f"{clock}_self"), sorts=False, labels=own, prefix=f"{clock} self ")
+            yield from statistics(at(clock), sorts=clock == clocks[-1], labels=whole, prefix=f"{clock} ")
 
-    def lead(name: str) -> Callable[[Any], Any]:
-        return lambda row: getattr(row.host if row.device is None else row.device, name)
-
-    sorts: dict[str, Any] = {
-        "name": lambda row: row.name,
-        "calls": lambda row: row.calls,
-        "self": lambda row: (row.device_self or row.host_self).total_us,
-        **{key: lead(f"{key}_us") for key in ("total", "mean", "max", "min")},
-    }
-    columns = [named("operator"), CALLS]
-    columns += [*times("host_self", "total ratio", "host self "), *times("host", "total mean max", "host ")]
-    if with_device:
-        columns += [*times("device_self", "total ratio", "device self "), *times("device", "total mean max", "device ")]
+    sorts: dict[str, Any] = {"self": at(f"{clocks[-1]}_self.total_us")}
+    columns = [named("operator"), CALLS, *times("total ratio", "total mean max")]
     if any(row.called_from for row in rows):
-        columns.append(Column("called from", lambda row: row.called_from, place))
+        columns.append(Column("called from", at("called_from"), place))
     items = [table(rows, columns, least_width=6, **sorts)]
     if report.operators_by_shape:
         columns = [
-            field("by input shape", "name", short),
+            named("by input shape"),
             Column("sizes", at("inputs"), lambda sizes: shortened(sizes, chars=_SIZES_CHARS), left=True),
             CALLS,
-            *times("host_self", "total", "host self "),
-            *times("host", "total mean", "host "),
+            *times("total", "total mean"),
+            *rates(report.flops.shapes if report.flops is not None else None),
         ]
-        if with_device:
-            columns += [*times("device_self", "total", "device self "), *times("device", "total mean", "device ")]
-        columns += rates(report.flops.shapes if report.flops is not None else None)
         items.append(table(report.operators_by_shape, columns, least_width=6, **sorts))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
     return Section("Operators", note, items)

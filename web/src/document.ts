@@ -62,8 +62,8 @@ export interface CurveData {
   absolute: boolean;
   peak_bytes: number;
   peak_us: number;
-  points: readonly { us: number; bytes: number }[];
-  spans: readonly { name: string; start_us: number; end_us: number }[];
+  points: readonly (readonly [us: number, bytes: number])[];
+  spans: readonly (readonly [name: string, start_us: number, end_us: number])[];
 }
 
 export interface StepsData {
