@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from lightning_flops.pytorch import count_offline as count_offline
     from lightning_flops.pytorch import flops_formula as flops_formula
     from lightning_flops.pytorch import profile_training as profile_training
-    from lightning_flops.report.deepspeed_units import bytes_to_string as bytes_to_string
-    from lightning_flops.report.deepspeed_units import duration_to_string as duration_to_string
-    from lightning_flops.report.deepspeed_units import flops_to_string as flops_to_string
-    from lightning_flops.report.deepspeed_units import macs_to_string as macs_to_string
-    from lightning_flops.report.deepspeed_units import number_to_string as number_to_string
-    from lightning_flops.report.deepspeed_units import params_to_string as params_to_string
+    from lightning_flops.report.summary_text import bytes_to_string as bytes_to_string
+    from lightning_flops.report.summary_text import duration_to_string as duration_to_string
+    from lightning_flops.report.summary_text import flops_to_string as flops_to_string
+    from lightning_flops.report.summary_text import macs_to_string as macs_to_string
+    from lightning_flops.report.summary_text import number_to_string as number_to_string
+    from lightning_flops.report.summary_text import params_to_string as params_to_string
     from lightning_flops.report.text import render_text as render_text
     from lightning_flops.schema.comparison import Comparison as Comparison
     from lightning_flops.schema.profile import Profile as Profile
@@ -45,7 +45,7 @@ _NAMES = {
     "instrument.counting.formulas": "register_flop_formula",
     "lightning": "FlopsProfilerCallback",
     "pytorch": "count_flops count_offline flops_formula profile_training",
-    "report.deepspeed_units": (
+    "report.summary_text": (
         "bytes_to_string duration_to_string flops_to_string macs_to_string number_to_string params_to_string"
     ),
     "report.text": "render_text",

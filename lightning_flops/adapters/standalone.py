@@ -25,7 +25,7 @@ from lightning_flops.instrument.module_scope import describe_modules, named_modu
 from lightning_flops.instrument.timing.clocks import WallClock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
 from lightning_flops.records import PhaseSeconds, RunContext
-from lightning_flops.report import deepspeed_units as units
+from lightning_flops.report import summary_text as units
 from lightning_flops.report.text import render_aggregated, render_forwards
 from lightning_flops.run.run import safe
 from lightning_flops.schema.profile import Profile

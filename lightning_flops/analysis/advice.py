@@ -19,7 +19,6 @@ from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.communication import RankComparison, RankRow
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.step import BudgetKey
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.units import duration, percent, plain
 
@@ -54,8 +53,6 @@ class Rule:
     """That limit in words, where it is neither the share that was measured nor unknown."""
     source: str = _OWN
     words: Callable[[Evidence], Mapping[str, str]] = lambda evidence: {}
-    rows: tuple[BudgetKey, ...] = ()
-    """Rows of the step time breakdown that the remedy lowers."""
 
     def advice(self, evidence: Evidence, limits: AdviceThresholds) -> Advice | None:
         """What this rule says; None if it says nothing."""
@@ -203,7 +200,6 @@ RULES: tuple[Rule, ...] = (
             remedy=remedy,
             unless=unless,
             source=_PROFILER if name == "data_wait" else _OWN,
-            rows=("data",),
         )
         for name, remedy, unless in (
             (
@@ -237,7 +233,6 @@ RULES: tuple[Rule, ...] = (
         unless="where the order of the samples must stay random",
         saves=lambda one, measured: None if one.compute_share is None else measured * one.compute_share,
         ceiling="that share of forward and backward; of attention, whose work grows with the square, more",
-        rows=("model", "compute", "operators"),
     ),
     Rule(
         name="exposed_communication",
@@ -250,7 +245,6 @@ RULES: tuple[Rule, ...] = (
         "overlap_comm, reduce_bucket_size, stage3_prefetch_bucket_size).",
         unless="where a larger batch changes how the model learns",
         source=_PROFILER,
-        rows=("communication",),
     ),
     Rule(
         name="waiting",
@@ -260,7 +254,6 @@ RULES: tuple[Rule, ...] = (
         "straggler.",
         remedy="Even out what ranks do in a step: lengths of samples, sizes of batches, what else runs on their hosts.",
         unless="where another rank is late in each step for a reason outside of the program",
-        rows=("communication",),
     ),
     Rule(
         name="straggler",
@@ -273,7 +266,6 @@ RULES: tuple[Rule, ...] = (
         unless="where that rank does what the others do not, such as saving a checkpoint in each step",
         saves=lambda one, _: None if one.straggler is None else one.straggler.share,
         ceiling="what the others wait for it",
-        rows=("communication",),
     ),
     Rule(
         name="backend",
@@ -286,7 +278,6 @@ RULES: tuple[Rule, ...] = (
         saves=lambda one, _: one.transfer_share,
         ceiling="exposed communication",
         source=_PROFILER,
-        rows=("communication",),
     ),
     Rule(
         name="data_parallel",
@@ -297,7 +288,6 @@ RULES: tuple[Rule, ...] = (
         unless="where the program cannot run as several processes",
         saves=None,
         source=_PROFILER,
-        rows=("communication", "idle"),
     ),
     Rule(
         name="optimizer",
@@ -308,7 +298,6 @@ RULES: tuple[Rule, ...] = (
         remedy="Construct it with {ways}.",
         unless="where its results must stay the same to the last bit",
         source=_MATCHER,
-        rows=("operators", "idle"),
     ),
     Rule(
         name="norm",
@@ -318,7 +307,6 @@ RULES: tuple[Rule, ...] = (
         fact="Norms that are written out in Python take {measured} of the step: {modules}.",
         remedy="Take torch's own, which are one operator: nn.LayerNorm, nn.RMSNorm, nn.BatchNorm.",
         unless="where torch has none that computes the same",
-        rows=("operators",),
     ),
     Rule(
         name="dropout",
@@ -328,7 +316,6 @@ RULES: tuple[Rule, ...] = (
         fact="Dropout takes {measured} of the step: {modules}.",
         remedy="Set its p to 0.",
         unless="where the data overfit without it",
-        rows=("operators",),
     ),
     Rule(
         name="starved",
@@ -347,7 +334,6 @@ RULES: tuple[Rule, ...] = (
         remedy="Raise the batch size, and take .item(), print and other synchronizations out of the step.",
         unless="where memory is full, or a larger batch changes how the model learns",
         source="Holistic Trace Analysis",
-        rows=("idle",),
     ),
     Rule(
         name="tensor_core_eligible",
@@ -360,7 +346,6 @@ RULES: tuple[Rule, ...] = (
         saves=lambda one, measured: None if one.kernel_share is None else measured * one.kernel_share,
         ceiling="that share of the kernels",
         source=_PROFILER,
-        rows=("compute",),
     ),
     Rule(
         name="float32",
@@ -371,7 +356,6 @@ RULES: tuple[Rule, ...] = (
         unless="where the model needs more digits",
         saves=None,
         source=_MATCHER,
-        rows=("compute",),
     ),
     Rule(
         name="misaligned",
@@ -383,7 +367,6 @@ RULES: tuple[Rule, ...] = (
         unless="where a checkpoint fixes it",
         saves=None,
         source="NVIDIA's matrix multiplication guide",
-        rows=("compute",),
     ),
     Rule(
         name="pageable_copies",
@@ -392,7 +375,6 @@ RULES: tuple[Rule, ...] = (
         fact="Copies from pageable host memory to the device take {measured} of the step.",
         remedy="Set the DataLoader's pin_memory, and copy with non_blocking=True.",
         unless="where host memory is short",
-        rows=("idle", "data"),
     ),
     Rule(
         name="heat_limited",
@@ -406,5 +388,3 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 """Every rule, in the order of docs/advice.md."""
-
-ROWS_OF_RULE: Mapping[str, frozenset[BudgetKey]] = {rule.name: frozenset(rule.rows) for rule in RULES}

@@ -26,7 +26,7 @@ def with_measured_peaks(profile: Profile) -> Profile:
         flops_per_sec={name: rate for name, rate in measured.items() if name != COPY},
         memory_bytes_per_sec=profile.memory_bytes_per_sec or measured.get(COPY),
     )
-    return replace(held, settings=replace(profile.settings, peaks_from="measured", memory_from="measured"))
+    return replace(held, settings=replace(profile.settings, peaks_from="measured"))
 
 
 def with_given_peaks(
@@ -63,11 +63,7 @@ def with_given_peaks(
         return replace(module, times=replace(module.times, **rates))
 
     rates, unavailable = _rates(profile, known)
-    settings = replace(
-        profile.settings,
-        peaks_from=profile.settings.peaks_from if flops_per_sec is None else "given",
-        memory_from=profile.settings.memory_from if memory_bytes_per_sec is None else "given",
-    )
+    settings = profile.settings if flops_per_sec is None else replace(profile.settings, peaks_from="given")
     ranks = profile.ranks
     if ranks is not None:  # the job's change as those of this rank do
         job = {}

@@ -48,7 +48,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     total = _total_flops(counts, recompute_fwd_factor=config.recompute_fwd_factor)
     timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=context.trains, processor=window.processor)
     dtypes = _flops_by_dtype(cells)
-    peaks, bandwidth, origins = _device_figures(context, config, dtypes)
+    peaks, bandwidth, peaks_from = _device_figures(context, config, dtypes)
     samples = _mean_amount([step.samples for step in timed or window.counted_steps])
     tokens = _mean_amount([step.tokens for step in timed or window.counted_steps])
     peak_sec = peak_seconds_of_step(dtypes, peaks, steps=steps)
@@ -89,8 +89,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             detailed=config.detailed,
             recompute_fwd_factor=float(config.recompute_fwd_factor),
             causal_attention=config.causal_attention,
-            peaks_from=origins[0],
-            memory_from=origins[1],
+            peaks_from=peaks_from,
         ),
         counted_steps=tuple(step.index for step in window.counted_steps),
         timed_steps=tuple(step.index for step in timed),
@@ -192,8 +191,8 @@ def _operators(cells: Sequence[OperatorCell]) -> tuple[OperatorProfile, ...]:
 
 def _device_figures(
     context: RunContext, config: ProfilerConfig, dtypes: Sequence[DtypeFlops]
-) -> tuple[dict[str, float], float | None, tuple[Origin, Origin]]:
-    """The device's peaks by dtype and its memory's bandwidth, and whose figures these are."""
+) -> tuple[dict[str, float], float | None, Origin]:
+    """The device's peaks by dtype and its memory's bandwidth, and whose the peaks are."""
     measured = measured_peaks(context.host, context.device_name)
     peaks = {
         dtype: peak
@@ -204,11 +203,7 @@ def _device_figures(
     if bandwidth is None:
         bandwidth = memory_bytes_per_sec(context.device_name) or measured.get(COPY)
     otherwise: Origin = "measured" if device_named(context.device_name) is None and measured else "vendor"
-    origins: tuple[Origin, Origin] = (
-        otherwise if config.peak_flops_per_sec is None else "given",
-        otherwise if config.memory_bytes_per_sec is None else "given",
-    )
-    return peaks, bandwidth, origins
+    return peaks, bandwidth, otherwise if config.peak_flops_per_sec is None else "given"
 
 
 def _other_bytes(cells: Sequence[OperatorCell]) -> int:

@@ -25,8 +25,8 @@ from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import RunContext
 from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import DeviceGroup, JobRates, RankAbsence, RankFigures, RanksProfile, StageProfile
-from lightning_flops.schema.step import StepFlops
+from lightning_flops.schema.ranks import DeviceGroup, RankAbsence, RankFigures, RanksProfile, StageProfile
+from lightning_flops.schema.step import JobRates, StepFlops
 
 
 def with_ranks(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lightning_flops.report.document import Figure, Section, Table, cells, draw
-from lightning_flops.report.layout import View, shortened
+from lightning_flops.report.document import Figure, Section, Table, cells, draw_all
+from lightning_flops.report.layout import View, shortened, some_of
 from lightning_flops.schema.comparison import (
     CONFIDENCE,
     Causes,
@@ -17,7 +17,6 @@ from lightning_flops.schema.comparison import (
     NoiseInterval,
     SettingDifference,
 )
-from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, si
 
 _MODULES_SHOWN = 12
@@ -39,9 +38,7 @@ def render_comparison(comparison: Comparison, *, width: int | None = None) -> st
         comparison: what to print.
         width: columns of the terminal, into which tables are made to fit; None for no limit.
     """
-    view = View(rows=None, width=width)
-    lines = [line for section in comparison_sections(comparison) for line in draw(section, view)]
-    return page([*lines[1:], view.rule()])
+    return draw_all(comparison_sections(comparison), View(rows=None, width=width))
 
 
 def comparison_headline(comparison: Comparison) -> str:
@@ -102,8 +99,6 @@ def _most_of_it(comparison: Comparison, scale: Scale) -> Iterator[str]:
             continue
         if part.name not in _BY_MODULE or not _timed(comparison):
             found.append((part.causes.difference_ns, part.name, f" ({_main_cause(part.causes)})"))
-        elif part.causes.waiting_ns:
-            found.append((part.causes.waiting_ns, f"waiting in {part.name}", ""))
     found.sort(key=lambda item: -abs(item[0]))
     words = [f"{name}{f' {scale.signed(ns)}' if ns else ''}{why}" for ns, name, why in found[:_CAUSES_NAMED]]
     if words:
@@ -138,11 +133,10 @@ def _modules(comparison: Comparison, scale: Scale) -> Iterator[Table | str]:
         yield cells([f"own, {scale.unit}", *_HEAD, ""], rows, left=(0, 7))
     else:
         yield "No times of modules in both runs; the notes say why."
-        both = [one for one in owned if one.other_counts and one.a and one.b]
-        yield from _names("Other counts", [f"{_name(one)} ({_counts(one)})" for one in both])
-    yield from _names("Renamed", [_name(one) for one in owned if one.a and one.b and one.a.name != one.b.name])
-    yield from _names("New in B", [_of(one.b) for one in owned if one.a is None])
-    yield from _names("Gone from A", [_of(one.a) for one in owned if one.b is None])
+        if names := [f"{_name(one)} ({_counts(one)})" for one in owned if one.other_counts]:
+            yield f"Other counts: {some_of(names, most=_NAMES_SHOWN)}."
+    if names := [_name(one) for one in owned if not one.a or not one.b or one.a.name != one.b.name]:
+        yield f"Only one run has, or names otherwise: {some_of(names, most=_NAMES_SHOWN)}."
 
 
 def _timed(comparison: Comparison) -> bool:
@@ -196,13 +190,6 @@ def _name(one: ModuleDifference) -> str:
     if one.b is None:
         return f"{_of(one.a)} (gone)"
     return _of(one.b) if one.a.name == one.b.name else f"{one.a.name} -> {one.b.name}"
-
-
-def _names(label: str, names: Sequence[str]) -> Iterator[str]:
-    if names:
-        more = len(names) - _NAMES_SHOWN
-        words = ", ".join(names[:_NAMES_SHOWN]) + (f" and {plain(more)} more" if more > 0 else "")
-        yield f"{label}: {words}."
 
 
 _UNITS = ((10_000_000_000, 1e9, "s"), (1_000_000, 1e6, "ms"), (0, 1e3, "us"))

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.compare_text import Scale, difference_sentence, figures_section
-from lightning_flops.report.document import Column, Section, Table, draw, table
-from lightning_flops.report.layout import View, shortened_apart
+from lightning_flops.report.document import Column, Section, Table, draw_all, table
+from lightning_flops.report.layout import View
 from lightning_flops.schema.comparison import CONFIDENCE
 from lightning_flops.schema.trace_comparison import (
     ComparedTraces,
@@ -15,7 +15,6 @@ from lightning_flops.schema.trace_comparison import (
     TimeDifference,
     TraceComparison,
 )
-from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, plain, plural
 
 ROWS_SHOWN = 12
@@ -30,16 +29,11 @@ _TITLES: dict[TableName, str] = {
     "operators": "By operator, on the host, without those it called",
     "collectives": "By collective",
 }
-_CAUSES_IN = {
-    "kernel": "kernels", "memcpy": "kernels", "memset": "kernels", "communication": "collectives", "cpu": "operators"
-}  # fmt: skip
 
 
 def render_trace_comparison(comparison: TraceComparison, *, width: int | None = None) -> str:
     """The report on *comparison*, for people, in a terminal of *width* columns."""
-    view = View(rows=ROWS_SHOWN, width=width)
-    lines = [line for section in trace_comparison_sections(comparison) for line in draw(section, view)]
-    return page([*lines[1:], view.rule()])
+    return draw_all(trace_comparison_sections(comparison), View(rows=ROWS_SHOWN, width=width))
 
 
 def trace_comparison_headline(comparison: TraceComparison) -> str:
@@ -65,38 +59,15 @@ def _scale(comparison: TraceComparison) -> Scale:
 
 
 def _said(comparison: TraceComparison, scale: Scale) -> Iterator[str]:
-    """What the difference comes to, and the parts that changed most, each with what in it did, if that is no noise."""
+    """What the difference comes to, and the parts that changed most, if that is no noise."""
     step = comparison.step
     yield difference_sentence(
         "One step" if comparison.a.marked else "The whole trace", step.a_ns, step.b_ns, step.noise
     )
-    words = []
-    for part in sorted(filter(_is_beyond, comparison.parts), key=lambda part: -abs(part.difference_ns))[:_NAMED]:
-        inside = _most_of(part, comparison, scale)
-        words.append(f"{part.name} {scale.signed(part.difference_ns)}" + (f" ({inside})" if inside else ""))
-    if words:
+    found = [part for part in comparison.parts if part.noise is not None and part.noise.beyond]
+    found.sort(key=lambda part: -abs(part.difference_ns))
+    if words := [f"{part.name} {scale.signed(part.difference_ns)}" for part in found[:_NAMED]]:
         yield f"Beyond noise: {', '.join(words)}."
-
-
-def _is_beyond(row: TimeDifference) -> bool:
-    return row.noise is not None and row.noise.beyond
-
-
-def _most_of(part: TimeDifference, comparison: TraceComparison, scale: Scale) -> str:
-    """What changed most among that which fills a part, if it changed as the part did and is no noise."""
-    of = _CAUSES_IN.get(part.name)
-    rows = [
-        row
-        for table in comparison.tables
-        if table.of == of
-        for row in table.rows
-        if _is_beyond(row) and row.difference_ns * part.difference_ns > 0
-        if of != "kernels" or part.name == (row.name[:6].lower() if row.name.startswith("Mem") else "kernel")
-    ]
-    if not rows:
-        return ""
-    row = max(rows, key=lambda row: abs(row.difference_ns))
-    return f"{shortened_apart([row.name], chars=_NAME_CHARS)[0]} {scale.signed(row.difference_ns)}, {_cause(row)}"
 
 
 def _table(first: str, found: Sequence[TimeDifference], scale: Scale) -> Table | str:

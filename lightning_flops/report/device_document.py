@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.records import MemoryRecord, PhaseMemory
+from lightning_flops.records import PhaseMemory
 from lightning_flops.report.document import Column, Figure, Item, Section, table
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
 
 _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "optimizer"}
@@ -70,7 +69,9 @@ def memory_section(profile: Profile) -> Section | None:
     if trains:
         figures["gradients"] = _or_why_not(memory.gradient_bytes, "on no parameter, as under ZeRO")
         figures["optimizer states"] = _or_why_not(memory.optimizer_bytes, "not where torch's optimizers keep them")
-        figures["activations that a forward keeps, with its outputs"] = _kept(memory, profile.traced)
+        figures["activations that a forward keeps, with its outputs"] = _or_why_not(
+            memory.kept_by_forward_bytes, "set profile_memory; see Memory by module"
+        )
     about = (
         "Bytes on the device, as its caching allocator counts them. It keeps one peak, which is not reset here: a "
         "phase that reached a new peak shows it; any other phase stayed at or below the earlier peak."
@@ -88,31 +89,18 @@ def _or_why_not(value: float | None, reason: str) -> str:
     return f"{NOT_AVAILABLE} ({reason})" if value is None else si(value, "B")
 
 
-def _kept(memory: MemoryRecord, traced: TracedStep | None) -> str:
-    """Bytes that a forward keeps: measured on the device, and on the host those of the traced step."""
-    kept: float | None = memory.kept_by_forward_bytes
-    tables = None if traced is None else traced.tables
-    if kept is None and tables is not None and tables.modules is not None:
-        calls = next((row.calls for row in tables.modules.rows if not row.name), 0)
-        for row in tables.module_memory or ():
-            if (row.name, row.device) == ("", -1) and calls:
-                return f"{si(row.size_increase_bytes / calls, 'B')} (of the traced step)"
-    return _or_why_not(kept, "set profile_memory to know it")
-
-
 def traced_section(profile: Profile) -> Section | None:
     """What was traced, and where all of its tables are; None if no step was traced."""
-    traced, timing, word = profile.traced, profile.timing, profile.context.step_word
+    traced, word = profile.traced, profile.context.step_word
     if traced is None or traced.tables is None:
         return None
     wall_sec = traced.tables.step_times.mean.wall_us * 1e-6
-    times = None if timing is None else ratio(part=wall_sec, whole=timing.global_step_sec)
     about = (
         f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
-        f"{plural(word, 2)}, in {duration(wall_sec)} each" + (f": {times:.2f} x their mean." if times else ".")
+        f"{plural(word, 2)}, in {duration(wall_sec)} each."
     )
     if traced.steps > 1:
-        about += f" Times of modules and operators are medians over these {plain(traced.steps)}."
+        about += " Times of modules and operators are medians over them."
     if not traced.like_counted:
         about += (
             " Its batch shapes, or its numbers of forwards, backwards and updates, are not the counted step's: FLOP/s "

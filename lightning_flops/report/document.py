@@ -1,10 +1,9 @@
-"""A report as data: sections of figures, paragraphs and tables; drawn as text, as a page's data and as plain HTML."""
+"""A report as data: sections of figures, paragraphs and tables; drawn as text and as a page's data."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -93,20 +92,21 @@ def cells(
 
 
 def statistics(
-    of: Callable[[Any], Durations | None], *, sorts: bool = True, labels: str = "", prefix: str = ""
+    of: Callable[[Any], Durations | None],
+    *,
+    sorts: bool = True,
+    labels: str = "total mean max min ratio",
+    prefix: str = "",
 ) -> list[Column]:
     """Total, mean, longest, shortest and part of the whole of what *of* finds in a row; *prefix* of the first label."""
 
-    def column(label: str, field: str, show: Callable[[Any], str]) -> Column:
+    def column(label: str) -> Column:
+        name, show = ("ratio", percent) if label == "ratio" else (f"{label}_us", us)
         sort = label if sorts and label != "ratio" else ""
-        shown = f"{prefix}{label}" if label == chosen[0] else label
-        return Column(shown, lambda row: getattr(of(row), field, None), show, sort)
+        return Column(label, lambda row: getattr(of(row), name, None), show, sort)
 
-    chosen = labels.split() or ["total", "mean", "max", "min", "ratio"]
-    return [
-        column(label, label if label == "ratio" else f"{label}_us", percent if label == "ratio" else us)
-        for label in chosen
-    ]
+    first, *others = map(column, labels.split())
+    return [replace(first, label=f"{prefix}{first.label}"), *others]
 
 
 def at(path: str) -> Callable[[Any], Any]:
@@ -273,24 +273,3 @@ def _cell(text: str, value: Any) -> list[Any]:
     """What a cell shows, and the number that it is sorted by, if it has one that a page can hold."""
     known = isinstance(value, (int, float)) and -_LARGEST < value < _LARGEST
     return [text, value] if known else [printable(text)]
-
-
-def as_html(sections: Iterable[Section], headline: Sequence[str]) -> str:
-    """Plain tables for a notebook, with its own style: words are text, never markup."""
-    words = [f"<p>{html.escape(printable(line))}</p>" for line in headline]
-    for section in map(as_data, sections):
-        words.append(f"<b>{html.escape(section['title'])}</b>")
-        for item in section["items"]:
-            if "head" in item:
-                rows = [_html_row(item["head"], [cell[0] for cell in row], "td") for row in item["rows"]]
-                head = _html_row(item["head"], [column["label"] for column in item["head"]], "th")
-                words.append(f"<table><thead>{head}</thead>\n<tbody>{chr(10).join(rows)}</tbody></table>")
-            else:
-                words.append(f"<p>{html.escape(': '.join(item.values()))}</p>")
-    return f'<div class="lightning-flops">\n{chr(10).join(words)}\n</div>\n'
-
-
-def _html_row(head: Sequence[Mapping[str, Any]], cells: Sequence[str], tag: str) -> str:
-    styles = [f"text-align: {'left' if column['left'] else 'right'}; white-space: pre" for column in head]
-    texts = [f'<{tag} style="{style}">{html.escape(text)}</{tag}>' for text, style in zip(cells, styles, strict=True)]
-    return f"<tr>{''.join(texts)}</tr>"

@@ -6,17 +6,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from lightning_flops.report.document import at
-from lightning_flops.report.layout import VIEW, View, some_of
-from lightning_flops.report.profile_document import (
-    NO_ADVICE,
-    ORIGIN_WORDS,
-    missing_rates,
-    saving,
-    top_modules,
-)
+from lightning_flops.report.layout import VIEW, View, shortened_inside, some_of
+from lightning_flops.report.profile_document import NO_ADVICE, ORIGIN_WORDS, missing_rates, saving, top_modules
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.text.printable import printable
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, runs_of, si, step_numbers
 
@@ -33,11 +26,8 @@ _BLOCK = "█"
 _NAME_CHARS = 44
 _MODULES = 3
 
-_WIDTH = 200
-"""Characters of a headline, if its figures leave room for the advice."""
-
-_LEAST_ADVICE = 120
-"""Characters of an advice that are shown in any case."""
+_ADVICE_CHARS = 120
+"""Of the advice in a headline."""
 
 
 def answer(profile: Profile) -> list[str]:
@@ -190,12 +180,10 @@ def _flops(profile: Profile) -> str:
 
 def _longest(profile: Profile) -> str:
     found, timed = top_modules(profile)
-    shown = ", ".join(
-        f"{f'{group.size} x ' if group.size > 1 else ''}{_module(group.name)} {100 * (part or 0.0):.1f}%"
-        for group, part in found[:_MODULES]
-    )
     if not found:
         return ""
+    names = [shortened_inside(f"{group.of_many}{group.name}", chars=_NAME_CHARS) for group, _ in found[:_MODULES]]
+    shown = ", ".join(f"{name} {100 * (part or 0.0):.1f}%" for name, (_, part) in zip(names, found, strict=False))
     if not timed:
         of_what = " of those that could be counted" if profile.lower_bound else ""
         return f"Top modules by FLOPs of their own: {shown}{of_what}."
@@ -203,23 +191,13 @@ def _longest(profile: Profile) -> str:
     return f"Top modules by self time: {shown} of a typical step{apart}."
 
 
-def _module(name: str) -> str:
-    """*name*; of a long one, the end."""
-    name = printable(name)
-    return name if len(name) <= _NAME_CHARS else f"..{name[-_NAME_CHARS:].partition('.')[2] or name[-_NAME_CHARS:]}"
-
-
 def headline(profile: Profile) -> str:
     """One line of whole sentences: FLOPs and time of a step, samples/s, MFU or why there is none, the first advice."""
     unknown = {rate: profile.job_unavailable.get(rate) for rate in ("samples_per_sec", "mfu")}
     sentences = [f"{figures(profile)}.", *missing_rates({rate: why for rate, why in unknown.items() if why})]
     if profile.advice:
-        first, room = (
-            profile.advice[0],
-            max(_LEAST_ADVICE, _WIDTH - len(printable(" ".join(sentences))) - len(" First advice: ")),
-        )
-        words = textwrap.shorten(printable(f"{first.fact} {first.remedy}"), room, placeholder=" …")
-        sentences.append(f"First advice: {words}")
+        words = printable(f"{profile.advice[0].fact} {profile.advice[0].remedy}")
+        sentences.append(f"First advice: {textwrap.shorten(words, _ADVICE_CHARS, placeholder=' …')}")
     return printable(" ".join(sentences))
 
 
@@ -243,12 +221,3 @@ def figures(profile: Profile) -> str:
     if rates.mfu is not None:
         known.append(f"MFU {least}{percent(rates.mfu)}{of_whom}")
     return ", ".join(known)
-
-
-def throughput_headline(summary: ThroughputSummary) -> str:
-    """The averages of a run in one line."""
-    ips = NOT_AVAILABLE if summary.ips is None else plain(summary.ips.average)
-    return (
-        f"{plain(summary.batches)} {plural('batch', summary.batches)}, {ips} {summary.ips_unit}, "
-        f"{duration(summary.batch_cost_sec.average)} a batch, of it in the data loader {percent(summary.reader_ratio)}"
-    )

@@ -23,6 +23,7 @@ from typing import Any
 from lightning_flops.errors import ProfileFormatError
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections
 from lightning_flops.report.compare_traces_text import trace_comparison_headline, trace_comparison_sections
+from lightning_flops.report.document import Section
 from lightning_flops.report.headline import step_parts
 from lightning_flops.report.page_views import View, page_view, profile_view, traces_views
 from lightning_flops.schema import codec
@@ -65,16 +66,18 @@ def render_page(runs: Sequence[ShownRun]) -> str:
 
 def render_comparison_page(comparison: Comparison) -> str:
     """The page of two runs compared."""
-    title = f"{comparison.a.source} and {comparison.b.source} compared"
-    sections = comparison_sections(comparison)
-    return _page_of(page_view(title=title, where="", summary=[comparison_headline(comparison)], sections=sections))
+    sources = (comparison.a.source, comparison.b.source)
+    return _compared(sources, comparison_headline(comparison), comparison_sections(comparison))
 
 
 def render_trace_comparison_page(comparison: TraceComparison, *, sources: tuple[str, str]) -> str:
     """The page of two runs' traces compared; *sources* are what the user calls the two."""
+    return _compared(sources, trace_comparison_headline(comparison), trace_comparison_sections(comparison))
+
+
+def _compared(sources: tuple[str, str], headline: str, sections: Sequence[Section]) -> str:
     title = f"{sources[0]} and {sources[1]} compared"
-    summary, sections = [trace_comparison_headline(comparison)], trace_comparison_sections(comparison)
-    return _page_of(page_view(title=title, where="", summary=summary, sections=sections))
+    return _page(title, [_alone("", page_view(title=title, where="", summary=[headline], sections=sections))])
 
 
 def render_traces_page(report: TracesReport) -> str:
@@ -84,12 +87,8 @@ def render_traces_page(report: TracesReport) -> str:
     return _page(title, [_alone(name, view) for name, view in views], pick="Rank" if named else "Trace")
 
 
-def _page_of(view: View) -> str:
-    return _page(view["title"], [_alone("", view)])
-
-
 def _alone(name: str, view: View) -> _Run:
-    return name, [({"label": ""}, packed_view(view))], ()
+    return name, [({"label": ""}, _packed(view_text(view)))], ()
 
 
 def _page(title: str, runs: Sequence[_Run], *, pick: str = "Run") -> str:
@@ -150,7 +149,7 @@ class RunPages:
 
 
 def _window(profile: Profile) -> _Window:
-    return window_figures(profile), packed_view(profile_view(profile))
+    return window_figures(profile), _packed(view_text(profile_view(profile)))
 
 
 def packed(profile: Profile) -> bytes:
@@ -159,16 +158,11 @@ def packed(profile: Profile) -> bytes:
     Raises:
         ProfileFormatError: a number of it is not finite.
     """
-    return gzip.compress(codec.dump(profile, indented=False).encode(), compresslevel=6, mtime=0)
+    return _packed(codec.dump(profile, indented=False))
 
 
-def packed_view(view: View) -> bytes:
-    """*view* as the page reads it, compressed by gzip.
-
-    Raises:
-        ProfileFormatError: a number of it is not finite.
-    """
-    return gzip.compress(view_text(view).encode(), compresslevel=6, mtime=0)
+def _packed(text: str) -> bytes:
+    return gzip.compress(text.encode(), compresslevel=6, mtime=0)
 
 
 def view_text(view: View) -> str:

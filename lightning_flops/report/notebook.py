@@ -1,20 +1,17 @@
-"""How reports show themselves: tables in a notebook, a line as ``repr``, text for ``print`` (``schema.shown``)."""
+"""How reports show themselves: a line as ``repr``, text for ``print`` and in a notebook (``schema.shown``)."""
 
 from __future__ import annotations
 
 import html as markup
 
-from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.report.compare_text import comparison_headline
-from lightning_flops.report.counts_text import counts_section
-from lightning_flops.report.document import as_html
-from lightning_flops.report.headline import answer, counted, headline, throughput_headline
+from lightning_flops.report.headline import counted, headline
 from lightning_flops.report.html_page import ShownRun, render_comparison_page, render_page
-from lightning_flops.report.profile_document import short_sections
 from lightning_flops.report.text import Renderable, render_text
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.units import plain, plural
 
 
 def line(report: Profile | ThroughputSummary | Comparison) -> str:
@@ -22,7 +19,7 @@ def line(report: Profile | ThroughputSummary | Comparison) -> str:
     if isinstance(report, Profile):
         return f"<Profile of {counted(report)}: {headline(report)}>"
     if isinstance(report, ThroughputSummary):
-        return f"<ThroughputSummary: {throughput_headline(report)}>"
+        return f"<ThroughputSummary of {plain(report.batches)} {plural('batch', report.batches)}>"
     return f"<Comparison: {comparison_headline(report)}>"
 
 
@@ -31,13 +28,9 @@ def text(report: Renderable) -> str:
     return render_text(report, detailed=False)
 
 
-def html(report: Profile | ThroughputSummary | FlopCounts) -> str:
-    """The short report on a profile, and counts, as plain tables; of anything else, its text."""
-    if isinstance(report, Profile):
-        return as_html(short_sections(report), answer(report))
-    if isinstance(report, FlopCounts):
-        return as_html([counts_section(report)], [])
-    return f"<pre>{markup.escape(render_text(report))}</pre>\n"
+def html(report: Renderable) -> str:
+    """The text for a notebook; words are text there, never markup."""
+    return f"<pre>{markup.escape(text(report))}</pre>\n"
 
 
 def whole_page(report: Profile | Comparison) -> str:

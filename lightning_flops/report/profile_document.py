@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from lightning_flops.analysis.advice import ROWS_OF_RULE
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.step_rates import RATES_OF_TRAINING
 from lightning_flops.report.document import Column, Figure, Item, Section, at, quantity, share, table
@@ -105,32 +104,24 @@ _ROWS: Mapping[BudgetKey, str] = {
     "data": "data wait and transfer",
     "other": "other: callbacks, logging, schedulers",
 }
-_OF_TRACE: tuple[BudgetKey, ...] = ("operators", "communication", "idle")
 _UNDIVIDED = "all phases beyond these"  # ``compute`` where no trace divides it
 
 
 def breakdown_section(profile: Profile, budget: Budget) -> Section:
     """What the time of a step went to; the rows add up to the step."""
     undivided = budget.rows_ns["operators"] is None
-    rows: list[tuple[str, int | None, str]] = []
+    rows: list[tuple[str, int | None]] = []
     for key, label in _ROWS.items():
-        lowered = {key, *(_OF_TRACE if key == "compute" and undivided else ())} if budget.rows_ns[key] else set()
-        numbers = [
-            str(number)
-            for number, one in enumerate(profile.advice, start=1)
-            if lowered & ROWS_OF_RULE.get(one.rule, frozenset())
-        ]
         if key == "other_flops" and not profile.context.trains:
             label = "less skipped FLOPs at the peak"
-        rows.append((_UNDIVIDED if key == "compute" and undivided else label, budget.rows_ns[key], ", ".join(numbers)))
+        rows.append((_UNDIVIDED if key == "compute" and undivided else label, budget.rows_ns[key]))
         if key == "operators" and budget.memory_ns:
-            rows.append(("  of it moving bytes at the memory's bandwidth, at most", budget.memory_ns, ""))
-    rows.append((profile.step_name, budget.wall_ns, ""))
+            rows.append(("  of it moving bytes at the memory's bandwidth, at most", budget.memory_ns))
+    rows.append((profile.step_name, budget.wall_ns))
     columns = [
         Column("", lambda row: row[0], str),
         quantity("typical", lambda row: None if row[1] is None else row[1] * _NS, "s"),
         share("share", lambda row: None if row[1] is None else row[1] / budget.wall_ns),
-        *([Column("advice", lambda row: row[2], str, left=True)] if any(row[2] for row in rows) else []),
     ]
     about = []
     if profile.traced is not None and profile.traced.filling is not None:
@@ -153,8 +144,8 @@ class _Group:
     members: Sequence[ModuleProfile]
 
     @property
-    def size(self) -> int:
-        return len(self.members)
+    def of_many(self) -> str:
+        return f"{len(self.members)} x " if len(self.members) > 1 else ""
 
     def seconds(self, phase: str) -> float | None:
         """Own time in this phase; None where it is not known of any."""
@@ -219,15 +210,12 @@ def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Se
     if not found:
         return Section(title, "", [f"{NOT_AVAILABLE}: no module was seen to have FLOPs."])
 
-    def many(group: _Group) -> str:
-        return f"{group.size} x " if group.size > 1 else ""
-
     def reached(members: Sequence[ModuleProfile]) -> float | None:
         return share_of_peak(members) if all(one.own == one.total for one in members) else None
 
     columns = [
         Column("module", lambda item: item[0].name, str, chars=_NAME_CHARS),
-        Column("class", lambda item: many(item[0]) + item[0].kind, str, left=True, chars=_CLASS_CHARS),
+        Column("class", lambda item: item[0].of_many + item[0].kind, str, left=True, chars=_CLASS_CHARS),
         quantity("fwd", lambda item: item[0].seconds("forward"), "s"),
         quantity("bwd", lambda item: item[0].seconds("backward"), "s"),
         share("share", lambda item: item[1]),
@@ -237,7 +225,7 @@ def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Se
     columns = [column for column in columns if any(column.of(item) is not None for item in found)]
     more = len(found) - len(found[:most])
     words = [f"And {plain(more)} more."] if more else []
-    if any(group.size > 1 for group, _ in found[:most]):
+    if any(group.of_many for group, _ in found[:most]):
         words.append("A star stands for any number: these modules are added up.")
     if profile.lower_bound:
         words.append("FLOPs are lower bounds.")
@@ -339,40 +327,20 @@ def flops_section(profile: Profile) -> Section:
     return Section(title, note, [table(rows, columns, whole=True)])
 
 
-def throughput_section(profile: Profile) -> Section:
-    """What the run achieves, and what share of the device's peak that is."""
-    rates, job, name, context = profile.rates, profile.job_rates, profile.step_name, profile.context
-    device, bound = context.device_word, " (lower bound)" if profile.lower_bound else ""
-    whole = sum(one.model for one in profile.dtypes)
-    figures = {}
-    for what, value in (("MFU = model", rates.mfu), ("HFU = hardware", rates.hfu)):
-        shown = f"{percent(value)}{'' if value is None else bound}"
-        figures[f"{what} FLOPs per {device} / peak FLOP/s / {name} time"] = shown
-    for one in profile.dtypes:
-        label = f"  peak for {one.dtype}, {percent(ratio(part=one.model, whole=whole))} of the model FLOPs"
-        figures[label] = si(profile.peaks_flops_per_sec.get(one.dtype), "FLOP/s")
-    ranks = context.world_size if profile.ranks is None else profile.ranks.answered
-    figures |= {
-        f"samples/second over the {name}": plain(job.samples_per_sec),
-        f"samples/second over the {'iter' if context.trains else 'fwd'} latency (as DeepSpeed)": plain(
-            job.iter_samples_per_sec
-        ),
-        f"tokens/second over the {name}": plain(job.tokens_per_sec),
-        f"tokens/second per {device}": plain(ratio(part=job.tokens_per_sec, whole=ranks)),
-        f"data wait, share of the {name}": percent(rates.data_wait_ratio),
-    }
-    items: list[Item] = [Figure(label, value) for label, value in figures.items()]
-    if context.world_size > 1:
-        of = (
-            f"{context.dp_size} times this rank's"
-            if profile.ranks is None
-            else f"those of {whose(profile.ranks) or 'all ranks'}"
-        )
-        items.append(f"MFU, HFU and times are those of rank {context.rank}; samples and tokens are {of}.")
-    unavailable = profile.unavailable
+def throughput_section(profile: Profile) -> Section | None:
+    """The peaks that MFU and HFU are shares of, and why rates are not known; None without either."""
+    whole, unavailable = sum(one.model for one in profile.dtypes), profile.unavailable
     if not profile.has_backward:
         unavailable = {rate: why for rate, why in unavailable.items() if rate not in RATES_OF_TRAINING}
-    return Section("Throughput and utilization", "", [*items, *missing_rates(unavailable)])
+    peaks = [
+        Figure(
+            f"peak for {one.dtype}, {percent(ratio(part=one.model, whole=whole))} of the model FLOPs",
+            si(profile.peaks_flops_per_sec.get(one.dtype), "FLOP/s"),
+        )
+        for one in profile.dtypes
+    ]
+    items: list[Item] = [*peaks, *missing_rates(unavailable)]
+    return Section("Peaks, and rates that are not known", "", items) if items else None
 
 
 def operators_section(profile: Profile) -> Section | None:

@@ -18,10 +18,8 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile, StageProfile
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, si
 
-_REASONS_SHOWN = 3
-_DEVICES_SHOWN = 4
-_STRAGGLERS_SHOWN = 3
-_NOTES_SHOWN = 3
+_SHOWN = 4
+"""Points of a list."""
 
 Items = Iterator[Item]
 
@@ -34,7 +32,7 @@ def ranks_section(profile: Profile) -> Section | None:
     items: list[Item] = [
         *_who(ranks),
         *_stragglers(ranks),
-        *_rates(profile, ranks),
+        *_rates(ranks),
         *_spreads(profile, ranks),
         *([_stages(ranks)] if ranks.stages else []),
         *([] if ranks.communication is None else _communication(ranks.communication)),
@@ -52,10 +50,7 @@ def _who(ranks: RanksProfile) -> Items:
     for absence in ranks.absences:
         by_reason[absence.reason].append(absence.rank)
     reasons = sorted(by_reason, key=lambda reason: (-len(by_reason[reason]), by_reason[reason][0]))
-    for reason in reasons[:_REASONS_SHOWN]:
-        yield f"- {name_ranks(by_reason[reason]).capitalize()}: {reason}."
-    if rest := [rank for reason in reasons[_REASONS_SHOWN:] for rank in by_reason[reason]]:
-        yield f"- {name_ranks(rest).capitalize()}: for other reasons."
+    yield from _first([f"{name_ranks(by_reason[reason]).capitalize()}: {reason}." for reason in reasons])
 
 
 def _stragglers(ranks: RanksProfile) -> Items:
@@ -76,28 +71,17 @@ def _stragglers(ranks: RanksProfile) -> Items:
             "Straggler: none is late in data wait or transfer; in the other parts, work cannot be separated from "
             "waiting for other ranks without a traced step of each."
         )
-    for straggler in ranks.stragglers[:_STRAGGLERS_SHOWN]:
-        yield f"STRAGGLER: {straggler_evidence(straggler)}"
-    if rest := [straggler.rank for straggler in ranks.stragglers[_STRAGGLERS_SHOWN:]]:
-        yield f"And {len(rest)} more, less late: {name_ranks(rest)}."
+    yield from _first([f"STRAGGLER: {straggler_evidence(straggler)}" for straggler in ranks.stragglers])
 
 
-def _rates(profile: Profile, ranks: RanksProfile) -> Items:
-    rates, name = ranks.rates, profile.step_name
-    mark = f" ({whose(ranks)})" if ranks.absences else ""
-    bound = f" (lower bound){mark}" if ranks.lower_bound else mark
-
-    def marked(text: str, mark: str) -> str:
-        return text if text == NOT_AVAILABLE else f"{text}{mark}"
-
-    yield Figure(f"MFU of all ranks = model FLOPs / (peaks * {name} times)", marked(percent(rates.mfu), bound))
-    yield Figure(f"HFU of all ranks = hardware FLOPs / (peaks * {name} times)", marked(percent(rates.hfu), bound))
-    yield Figure("  peak FLOP/s of all devices", marked(si(ranks.peak_flops_per_sec, "FLOP/s"), mark))
-    for one in ranks.devices[:_DEVICES_SHOWN]:
-        peak = f"{plain(one.ranks)} x {si(one.peak_flops_per_sec, 'FLOP/s')}"
-        yield Figure(f"    {one.device_name or 'unknown device'}", peak)
-    if others := ranks.devices[_DEVICES_SHOWN:]:
-        yield Figure(f"    and {len(others)} more kinds of devices", f"{sum(one.ranks for one in others)} of them")
+def _rates(ranks: RanksProfile) -> Items:
+    yield f"Peaks, {si(ranks.peak_flops_per_sec, 'FLOP/s')} in all:"
+    yield from _first(
+        [
+            f"{plain(one.ranks)} x {one.device_name or 'unknown device'}: {si(one.peak_flops_per_sec, 'FLOP/s')}"
+            for one in ranks.devices
+        ]
+    )
     yield from missing_rates(ranks.unavailable)
 
 
@@ -123,8 +107,6 @@ def _spreads(profile: Profile, ranks: RanksProfile) -> Items:
         f"peak memory{kind}, B": over_ranks("peak_memory_bytes"),
     }
     yield _spread_table("of each rank", others, of=ranks.answered)
-    if not timed:
-        yield "No rank timed a step."
 
 
 def _spread_table(head: str, rows: dict[str, RankSpread | None], *, of: int, unit: str = "") -> Table:
@@ -189,28 +171,25 @@ def _communication(comparison: RankComparison) -> Items:
     yield _spread_table(f"of the traced step of {plain(ranks)} ranks", rows, of=ranks, unit="s")
     if hidden := [ratio for row in comparison.ranks if (ratio := row.overlap.overlap_ratio) is not None]:
         yield Figure("communication that computation hides, median of the ranks", percent(median(hidden)))
-    yield _collectives(comparison, [f"rank {row.rank}" for row in comparison.ranks])
+    yield _collectives(comparison)
     yield from _first(comparison.notes)
 
 
-def _collectives(comparison: RankComparison, names: Sequence[str]) -> Table:
-    """Each collective over all ranks, which are called *names*; times are of one step."""
-    by_name: defaultdict[str, list[tuple[str, int, RankCollectiveRow]]] = defaultdict(list)
-    for name, rank in zip(names, comparison.ranks, strict=True):
+def _collectives(comparison: RankComparison) -> Table:
+    """Each collective over all ranks; times are of one step."""
+    by_name: defaultdict[str, list[tuple[int, RankCollectiveRow]]] = defaultdict(list)
+    for rank in comparison.ranks:
         for one in rank.collectives:
-            by_name[one.name].append((name, rank.steps, one))
+            by_name[one.name].append((rank.steps, one))
     rows: list[dict[str, Any]] = []
     for name, found in by_name.items():
-        row: dict[str, Any] = {"name": name, "all": sum(one.latency_us for _, _, one in found)}
+        row: dict[str, Any] = {"name": name, "all": sum(one.latency_us for _, one in found)}
         for figure in ("calls", "matched_calls", "bytes"):
-            row[figure] = sum_if_all_known(getattr(one, figure) for _, _, one in found)
+            row[figure] = sum_if_all_known(getattr(one, figure) for _, one in found)
         for figure in ("latency_us", "transfer_us", "wait_us"):
-            values = [(getattr(one, figure), steps) for _, steps, one in found]
+            values = [(getattr(one, figure), steps) for steps, one in found]
             known = [value * 1e-6 / steps for value, steps in values if value is not None]
             row[figure] = median(known) if known else None
-        waits = {rank: one.wait_us * 1e-6 / steps for rank, steps, one in found if one.wait_us is not None}
-        row["most"] = max(waits.values(), default=None)
-        row["rank"] = max(waits, key=waits.__getitem__) if len(set(waits.values())) > 1 else ""
         rows.append(row)
     columns = [
         Column("collective", itemgetter("name"), str, "name", chars=32),
@@ -218,8 +197,6 @@ def _collectives(comparison: RankComparison, names: Sequence[str]) -> Table:
         Column("matched", itemgetter("matched_calls")),
         quantity("", itemgetter("bytes"), "B"),
         *(quantity(label, itemgetter(f"{label}_us"), "s") for label in ("latency", "transfer", "wait")),
-        quantity("max wait", itemgetter("most"), "s"),
-        Column("", itemgetter("rank"), str, left=True, chars=32),
     ]
     words = (
         "Matched: the i-th call of each rank of a process group. Transfer: the shortest of the ranks for each call; "
@@ -230,10 +207,10 @@ def _collectives(comparison: RankComparison, names: Sequence[str]) -> Table:
     return table(sorted(rows, key=lambda row: (-row["all"], row["name"])), columns, least_width=5, after=[words])
 
 
-def _first(notes: Sequence[str]) -> Items:
-    yield from (f"- {note}" for note in notes[:_NOTES_SHOWN])
-    if len(notes) > _NOTES_SHOWN:
-        yield f"- And {len(notes) - _NOTES_SHOWN} more such notes, in profile.json."
+def _first(points: Sequence[str]) -> Items:
+    yield from (f"- {point}" for point in points[:_SHOWN])
+    if len(points) > _SHOWN:
+        yield f"- And {len(points) - _SHOWN} more, in profile.json."
 
 
 def rank_section(comparison: RankComparison, *, straggles: bool) -> Section:
@@ -258,11 +235,9 @@ def rank_section(comparison: RankComparison, *, straggles: bool) -> Section:
     ]
     items: list[Item] = [table(comparison.ranks, columns, whole=True, least_width=6)]
     if any(rank.collectives for rank in comparison.ranks):
-        items.append(_collectives(comparison, [f"rank {name}" for name in names]))
-    longest = straggler = NOT_AVAILABLE
+        items.append(_collectives(comparison))
+    straggler = NOT_AVAILABLE
     if are_compared(comparison):
-        by = comparison.computes_longest
-        longest = "several alike" if by is None else f"rank {by}"
         straggler = f"rank {names[longest_own_time(comparison)]}" if straggles else "none"
-    items += ["", Figure("computes longest", longest), Figure("straggler", straggler)]
+    items += ["", Figure("straggler", straggler)]
     return Section("Ranks", note, [*items, *comparison.notes])

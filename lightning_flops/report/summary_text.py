@@ -13,19 +13,21 @@ from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import Figure, Item, Section
 from lightning_flops.report.profile_document import whose
 from lightning_flops.schema.profile import Profile
-from lightning_flops.units import duration, plain, plural, si, step_numbers
+from lightning_flops.units import NOT_AVAILABLE, duration, plain, si
 
 _NOTATIONS = (
     # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
     "Notations: dp_size (data parallel size, ranks that see different data), mp_size (model parallel size, "
     "tensor-parallel ranks), params (number of parameters), MACs (number of multiply-adds of matmul-like operators), "
     "flops (number of floating-point operations, two a MAC), FLOPS (floating-point operations per second), fwd latency "
-    "(forward pass)"
-)
-_NOTATIONS_OF_TRAINING = (
-    f"{_NOTATIONS}, bwd latency (backward pass), step latency (optimizer), iter latency (sum of fwd, bwd and step "
+    "(forward pass), bwd latency (backward pass), step latency (optimizer), iter latency (sum of fwd, bwd and step "
     "latency). Estimated lines take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those "
     "that autograd ran, recomputation included."
+)
+_ABOUT = (
+    "As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, FLOPS a rate (FLOP/s), and "
+    "samples/second are over the latency of the passes, not over the wall clock. Counts are those of one counted step, "
+    "latencies means of the timed ones."
 )
 
 
@@ -39,8 +41,8 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
     context, flops, timing = profile.context, profile.flops, profile.timing
     items: list[Item] = [
         f"Profile Summary at {context.step_word if of_run else 'step'} {profile.profile_step}:",
-        *([_when(profile), _where(profile), _about_rates(profile)] if of_run else []),
-        _NOTATIONS_OF_TRAINING if context.trains else f"{_NOTATIONS}.",
+        *([_where(profile), _ABOUT] if of_run else []),
+        _NOTATIONS,
         "",
         Figure("world size", plain(context.world_size)),
         Figure("data parallel size", plain(context.dp_size)),
@@ -138,31 +140,6 @@ def _model(profile: Profile) -> Iterator[Figure]:
     yield Figure(f"fwd flops {words} = {label}", _marked(si(forward), *marks, *_bound(profile)))
 
 
-def _about_rates(profile: Profile) -> str:
-    """What a reader who knows the figures above must know of those below."""
-    latency = "iter latency" if profile.context.trains else "fwd latency"
-    rate = profile.job_rates.samples_per_sec
-    wall = "" if rate is None else f": over the wall clock they are {plain(rate)} a second"
-    return (
-        f"As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, FLOPS a rate (FLOP/s), and "
-        f"samples/second are over the {latency}{wall}. Counts are those of one counted {profile.step_name}, latencies "
-        "means of the timed ones."
-    )
-
-
-def _when(profile: Profile) -> str:
-    word, timed = profile.context.step_word, profile.timed_steps
-    many = plural(word, 2)
-    timing = f"{len(timed)} {many}, {step_numbers(timed)}" if timed else f"no {word}"
-    counted = f"no whole {word}"
-    if profile.counted_steps:
-        counted = f"{plural(word, len(profile.counted_steps))} {step_numbers(profile.counted_steps)}"
-    return (
-        f"The report came out at {word} {profile.report_step}. Counted: {counted}. Timed: {timing}. ({many.title()} of "
-        f"this {profile.context.run_word}; the first is 0.)"
-    )
-
-
 def _where(profile: Profile) -> str:
     context = profile.context
     sizes = {name: getattr(context, f"{name}_size") for name in ("dp", "tp", "pp", "cp", "sp", "ep")}
@@ -175,14 +152,57 @@ def _where(profile: Profile) -> str:
         f"{context.framework} {context.framework_version}",
         f"torch {context.torch_version}" if context.framework != "torch" else "",
     ]
-    return ", ".join(filter(None, parts))
+    word = context.step_word
+    return f"{', '.join(filter(None, parts))}. The report came out at {word} {profile.report_step}."
 
 
 def _micro_steps(profile: Profile) -> Iterator[Figure]:
     """How many batches and samples a step has, where it is not one batch of the size above."""
-    size = profile.context.micro_batch_size
     if profile.micro_steps != 1 and profile.context.trains:
         yield Figure("micro-steps of a global step", plain(profile.micro_steps))
-    if size is not None and profile.samples is not None and (profile.micro_steps != 1 or profile.samples != size):
-        about = ", on average" if profile.variable else ""
-        yield Figure(f"samples per GPU in a {profile.step_name}{about}", plain(profile.samples))
+    if profile.samples not in (None, profile.context.micro_batch_size):
+        yield Figure(f"samples per GPU in a {profile.step_name}", plain(profile.samples))
+
+
+_MAGNITUDES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}
+"""What each prefix stands for, the largest first."""
+
+
+def number_to_string(num: float | None, units: str | None = None, precision: int = 2) -> str:
+    """A number with its decimal prefix: ``number_to_string(6279.86e9)`` is ``"6.28 T"``, without one ``"6 "``."""
+    return _with_unit(num, "", units, precision)
+
+
+def macs_to_string(macs: float | None, units: str | None = None, precision: int = 2) -> str:
+    """Multiply-adds as text: ``macs_to_string(3.2e9)`` is ``"3.2 GMACs"``."""
+    return _with_unit(macs, "MACs", units, precision)
+
+
+def flops_to_string(flops: float | None, units: str | None = None, precision: int = 2) -> str:
+    """A rate as text: ``flops_to_string(81.9e12)`` is ``"81.9 TFLOPS"``. DeepSpeed's FLOPS are FLOPs per second."""
+    return _with_unit(flops, "FLOPS", units, precision)
+
+
+def bytes_to_string(b: float | None, units: str | None = None, precision: int = 2) -> str:
+    """Bytes as text, in powers of a thousand: ``bytes_to_string(2048)`` is ``"2.05 KB"``."""
+    return _with_unit(b, "B", units, precision)
+
+
+def duration_to_string(duration: float | None, units: str | None = None, precision: int = 2) -> str:
+    """Seconds as text: ``duration_to_string(0.07667)`` is ``"76.67 ms"``."""
+    return _with_unit(duration, "s", units, precision)
+
+
+def params_to_string(params_num: float | None, units: str | None = None, precision: int = 2) -> str:
+    """A number of parameters as text, B for billions: ``params_to_string(1.5e9)`` is ``"1.5 B"``."""
+    prefix = None if units is None else units.replace("B", "G")
+    return _with_unit(params_num, "", prefix, precision).replace("G", "B").strip()
+
+
+def _with_unit(value: float | None, unit: str, prefix: str | None, precision: int) -> str:
+    if value is None:
+        return NOT_AVAILABLE
+    if prefix is None:
+        fits = (one for one, magnitude in _MAGNITUDES.items() if abs(value) >= magnitude)
+        prefix = next(fits, "u" if value else "")
+    return f"{round(value / _MAGNITUDES.get(prefix, 1.0), precision):g} {prefix}{unit}"

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
 from lightning_flops.report.compare_text import render_comparison
-from lightning_flops.report.counts_text import counts_section
+from lightning_flops.report.counts_text import counts_section, formula_section
 from lightning_flops.report.device_document import energy_section, memory_section, traced_section
 from lightning_flops.report.document import Section, draw, draw_all
-from lightning_flops.report.formula_text import formula_section
 from lightning_flops.report.headline import answer_lines
 from lightning_flops.report.layout import VIEW, WHOLE
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines

@@ -12,6 +12,7 @@ from lightning_flops.report.document import (
     Figure,
     Section,
     Table,
+    at,
     field,
     named,
     short,
@@ -52,14 +53,14 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
             named("kind"),
             CALLS,
             field("bytes", "bytes", sort="bytes"),
-            *statistics(lambda row: row.host, sorts=False, prefix="call "),
-            *statistics(lambda row: row.device),
+            *statistics(at("host"), sorts=False, prefix="call "),
+            *statistics(at("device")),
         ]
         yield Section("Memory manipulation", note, [table(report.transfers, columns, least_width=6)])
     if report.user_scopes is not None:
-        columns = [named("scope"), CALLS, *statistics(lambda row: row.host)]
+        columns = [named("scope"), CALLS, *statistics(at("host"))]
         if any(row.device is not None for row in report.user_scopes):
-            columns += statistics(lambda row: row.device, sorts=False, labels="total ratio", prefix="device ")
+            columns += statistics(at("device"), sorts=False, labels="total ratio", prefix="device ")
         note = "record_function and the like; device: work launched in them."
         yield Section("User-defined scopes", note, [table(report.user_scopes, columns, least_width=6)])
     if report.idle is not None:
@@ -95,16 +96,13 @@ def _devices(report: TraceReport) -> Section:
         nothing = Figure("GPU utilization, SM efficiency, occupancy", f"{NOT_AVAILABLE} (no device events)")
         return Section("Devices", "", [nothing])
 
-    def occupancy(row: Any) -> float | None:
-        return None if row.occupancy_percent is None else row.occupancy_percent / 100
-
     columns = [
         Column("", lambda row: f"device {row.device}", str),
         Column("", lambda row: row.name or "not described in the trace", str, left=True),
         field("SMs", "sm_count"),
         field("GPU utilization", "utilization", percent),
         field("SM efficiency", "sm_efficiency", percent),
-        Column("occupancy", occupancy, percent),
+        field("occupancy, %", "occupancy_percent"),
         field("blocks/SM", "blocks_per_sm"),
     ]
     return Section(
@@ -115,13 +113,12 @@ def _devices(report: TraceReport) -> Section:
 
 
 def _phases(report: TraceReport) -> Section:
+    def name(row: Any) -> str:
+        return f"{row.name} *" if row.source == "operators" else str(row.name)
+
     tables = []
     for clock in ("host", "device") if report.device_metrics is not None else ("host",):
-        columns = [
-            Column(clock, lambda row: f"{row.name} *" if row.source == "operators" else row.name, str, "name"),
-            CALLS,
-            *statistics(lambda row, clock=clock: getattr(row, clock)),  # type: ignore[misc]  # of this turn
-        ]
+        columns = [Column(clock, name, str, "name"), CALLS, *statistics(at(clock))]
         tables.append(table(report.phases, columns, whole=True))
     return Section(
         "Phases",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lightning_flops.analysis.devices import why_no_peak
@@ -14,49 +14,34 @@ from lightning_flops.report.document import (
     Item,
     Section,
     Table,
+    at,
     field,
     named,
     place,
+    short,
     statistics,
     table,
     us,
 )
-from lightning_flops.report.layout import shortened, shortened_inside
+from lightning_flops.report.layout import shortened, some_of
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_events import SHORT_KERNEL_LIMIT_US
 from lightning_flops.schema.trace_flops import TracedStepFlops, TraceFlops
 from lightning_flops.units import percent, plain, si
 
-_OPERATOR_CHARS = 40
 _SIZES_CHARS = 44
-_AT_LEAST = ">="
-
-
-def _operator(name: str) -> str:
-    return shortened_inside(name, chars=_OPERATOR_CHARS)
-
-
-class _About(float):
-    """A number that is an estimate."""
 
 
 def rates(rows: Sequence[Any] | None, name: str = "counted") -> list[Column]:
-    """Columns of FLOPs, which *rows* of them have as *name*, their rate and share of the peak; none without *rows*.
-
-    A row of the table has those of its name, sizes and dtypes, and nothing where there are none.
-    """
+    """Columns of the FLOPs that *rows* have as *name*, of their rate and share of the peak; none without *rows*."""
     found = {(one.name, one.inputs, one.dtypes): one for one in rows or ()}
 
     def column(label: str, name: str, show: Callable[[Any], str], sort: str = "") -> Column:
         def value(row: Any) -> Any:
-            one = found.get((row.name, getattr(row, "inputs", ""), getattr(row, "dtypes", "")))
-            known = None if one is None else getattr(one, name)
-            return known if known is None or one is None or not one.estimated else _About(known)
+            key = (row.name, getattr(row, "inputs", ""), getattr(row, "dtypes", ""))
+            return getattr(found.get(key), name, None)
 
-        def text(known: Any) -> str:
-            return "" if known is None else f"{'~' if isinstance(known, _About) else ''}{show(known)}"
-
-        return Column(label, value, text, sort)
+        return Column(label, value, lambda known: "" if known is None else show(known), sort)
 
     columns = [
         column("FLOPs", name, si, "flops"),
@@ -71,10 +56,10 @@ def flops_section(flops: TraceFlops) -> Section:
     items: list[Item] = [*_peaks(flops), _flops_by_step(flops.steps)]
     if flops.operators:
         columns = [
-            Column("operator", lambda row: row.name, _operator, "name"),
-            Column("dtype", lambda row: row.dtype, str, left=True),
+            named("operator"),
+            Column("dtype", at("dtype"), str, left=True),
             CALLS,
-            Column("FLOPs", lambda row: row.counted, si, "flops"),
+            field("FLOPs", "counted", si, "flops"),
             Column("backward", lambda row: row.backward + row.recompute, si),
             field("time", "time_us", us, "total"),
             field("FLOP/s", "flops_per_sec", si, "rate"),
@@ -82,14 +67,10 @@ def flops_section(flops: TraceFlops) -> Section:
             field("FLOP/byte", "flops_per_byte"),
             field("attainable", "attainable_flops_per_sec", si),
         ]
-        items.append(table(flops.operators, columns, bytes=lambda row: row.bytes, least_width=6))
+        items.append(table(flops.operators, columns, bytes=at("bytes"), least_width=6))
     if flops.uncounted:
-        columns = [
-            Column("", lambda row: row.name, _operator, "name"),
-            CALLS,
-            Column("why", lambda row: row.reason, str, left=True),
-        ]
-        note = f"Not counted, so that figures with {_AT_LEAST} are lower bounds:"
+        columns = [named(""), CALLS, Column("why", at("reason"), str, left=True)]
+        note = "Not counted, so that FLOPs, MFU and HFU are at least these:" if flops.lower_bound else "Not counted:"
         items.append(table(flops.uncounted, columns, note=note))
     return Section(
         "FLOPs",
@@ -117,29 +98,18 @@ def _peaks(flops: TraceFlops) -> list[Figure]:
 
 
 def _flops_by_step(steps: Sequence[TracedStepFlops]) -> Table:
-    def marked(label: str, of: Callable[[Any], Any], show: Callable[[Any], str]) -> Column:
-        def text(step: Any) -> str:
-            shown = show(of(step))
-            at_least = step.lower_bound and (shown != "n/a" or show is si)
-            return f"{_AT_LEAST} {shown}" if at_least else shown
-
-        return Column(label, lambda step: step, text)
-
     def rate(step: Any) -> float | None:
         return step.hardware / step.wall_us * 1e6 if step.wall_us else None
 
     columns = [
         Column("", lambda step: "whole trace" if step.step is None else f"step {step.step}", str),
         field("wall", "wall_us", us, "total"),
-        marked("forward", lambda step: step.forward, si),
-        marked("backward", lambda step: step.backward, si),
-        marked("recompute", lambda step: step.recompute, si),
-        marked("optimizer", lambda step: step.optimizer, si),
-        marked("FLOP/s", rate, si),
-        marked("MFU", lambda step: step.mfu, percent),
-        marked("HFU", lambda step: step.hfu, percent),
+        *(field(phase, phase, si) for phase in ("forward", "backward", "recompute", "optimizer")),
+        Column("FLOP/s", rate, si, "rate"),
+        field("MFU", "mfu", percent),
+        field("HFU", "hfu", percent),
     ]
-    return table(steps, columns, flops=lambda step: step.hardware, rate=rate)
+    return table(steps, columns, flops=at("hardware"))
 
 
 def kernel_section(report: TraceReport) -> Section:
@@ -149,24 +119,21 @@ def kernel_section(report: TraceReport) -> Section:
     names_show = summary.tensor_core_ratio is not None
     flops = report.flops.kernels if report.flops is not None else None
 
-    def yes(value: bool) -> str:
-        return "yes" if value else "no"
-
-    def occupancy(row: Any) -> float | None:
-        return None if row.occupancy_percent is None else row.occupancy_percent / 100
+    def tensor_cores(row: Any) -> str:
+        return "/".join("yes" if one else "no" for one in (row.tensor_cores_eligible, row.tensor_cores))
 
     columns = [
-        Column("kernel", lambda row: row.name, str, "name", chars=NAME_CHARS),
+        Column("kernel", at("name"), str, "name", chars=NAME_CHARS),
         CALLS,
-        *statistics(lambda row: row.device),
+        *statistics(at("device")),
     ]
     columns += rates(flops, "flops")
     if names_show:
-        columns.append(Column("TC", lambda row: f"{yes(row.tensor_cores_eligible)}/{yes(row.tensor_cores)}", str))
-    columns += [field("blocks/SM", "blocks_per_sm"), Column("occupancy", occupancy, percent)]
+        columns.append(Column("TC", tensor_cores, str))
+    columns += [field("blocks/SM", "blocks_per_sm"), field("occupancy, %", "occupancy_percent")]
     after = []
-    if any(one.estimated for one in flops or ()):
-        after.append("~: an operator's FLOPs, divided by time among the kernels in it that multiply, is an estimate.")
+    if estimated := [short(one.name) for one in flops or () if one.estimated]:
+        after.append(f"Estimates, an operator's FLOPs by time among its kernels: {some_of(estimated, most=3)}.")
     if any(one.peak_share is not None and one.peak_share > 1 for one in flops or ()):
         after.append("Above 100%: algorithms such as Winograd's multiply less than the formula of a convolution says.")
     items: list[Item] = [Figure("kernels", f"{plain(summary.calls)} in {us(summary.total_us)}")]
@@ -176,11 +143,8 @@ def kernel_section(report: TraceReport) -> Section:
             Figure("time in operators that can use them", percent(summary.tensor_core_eligible_ratio)),
         ]
     of_all = f"{percent(summary.short_calls_ratio)} of the kernels, {percent(summary.short_time_ratio)} of their time"
-    sorts: dict[str, Any] = {"self": lambda row: row.device.total_us}
-    items += [
-        Figure(f"shorter than {SHORT_KERNEL_LIMIT_US} us", of_all),
-        table(rows, columns, least_width=6, after=after, **sorts),
-    ]
+    items.append(Figure(f"shorter than {SHORT_KERNEL_LIMIT_US} us", of_all))
+    items.append(table(rows, columns, least_width=6, after=after, self=at("device.total_us")))
     return Section(
         "Kernels",
         "TC: whether the operator can use tensor cores / whether the kernel's name says that it did."
@@ -193,38 +157,27 @@ def kernel_section(report: TraceReport) -> Section:
 def operator_section(report: TraceReport) -> Section:
     """Each operator: its times on the host and on the device, where it was called, and the same by shapes."""
     rows = report.operators or ()
-    with_device = any(row.device is not None for row in rows)
+    clocks = ("host", "device") if any(row.device is not None for row in rows) else ("host",)
 
-    def times(of: str, keys: str, prefix: str = "") -> list[Column]:
-        return statistics(lambda row: getattr(row, of), sorts=False, labels=keys, prefix=prefix)
+    def times(own: str, whole: str) -> Iterator[Column]:
+        """Of each clock, without and with what an operator called; rows are sorted by the last of them."""
+        for clock in clocks:
+            yield from statistics(at(f"{clock}_self"), sorts=False, labels=own, prefix=f"{clock} self ")
+            yield from statistics(at(clock), sorts=clock == clocks[-1], labels=whole, prefix=f"{clock} ")
 
-    def lead(name: str) -> Callable[[Any], Any]:
-        return lambda row: getattr(row.host if row.device is None else row.device, name)
-
-    sorts: dict[str, Any] = {
-        "name": lambda row: row.name,
-        "calls": lambda row: row.calls,
-        "self": lambda row: (row.device_self or row.host_self).total_us,
-        **{key: lead(f"{key}_us") for key in ("total", "mean", "max", "min")},
-    }
-    columns = [named("operator"), CALLS]
-    columns += [*times("host_self", "total ratio", "host self "), *times("host", "total mean max", "host ")]
-    if with_device:
-        columns += [*times("device_self", "total ratio", "device self "), *times("device", "total mean max", "device ")]
+    sorts: dict[str, Any] = {"self": at(f"{clocks[-1]}_self.total_us")}
+    columns = [named("operator"), CALLS, *times("total ratio", "total mean max")]
     if any(row.called_from for row in rows):
-        columns.append(Column("called from", lambda row: row.called_from, place))
+        columns.append(Column("called from", at("called_from"), place))
     items = [table(rows, columns, least_width=6, **sorts)]
     if report.operators_by_shape:
         columns = [
-            Column("by input shape", lambda row: row.name, _operator),
-            Column("sizes", lambda row: row.inputs, lambda sizes: shortened(sizes, chars=_SIZES_CHARS), left=True),
+            named("by input shape"),
+            Column("sizes", at("inputs"), lambda sizes: shortened(sizes, chars=_SIZES_CHARS), left=True),
             CALLS,
-            *times("host_self", "total", "host self "),
-            *times("host", "total mean", "host "),
+            *times("total", "total mean"),
+            *rates(report.flops.shapes if report.flops is not None else None),
         ]
-        if with_device:
-            columns += [*times("device_self", "total", "device self "), *times("device", "total mean", "device ")]
-        columns += rates(report.flops.shapes if report.flops is not None else None)
         items.append(table(report.operators_by_shape, columns, least_width=6, **sorts))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
     return Section("Operators", note, items)

@@ -38,6 +38,20 @@ def dump(value: object, *, indented: bool = True) -> str:
     return (msgspec.json.format(text, indent=2) if indented else text) + "\n"
 
 
+class Json:
+    """A dataclass that has a JSON form."""
+
+    __slots__ = ()
+
+    def to_json(self) -> str:
+        """Indented JSON, the same text for equal values; the field names are the keys.
+
+        Raises:
+            ProfileFormatError: a number of it is not finite.
+        """
+        return dump(self)
+
+
 def load(cls: type[_T], text: str, *, version: int) -> _T:
     """The dataclass *cls* that ``dump`` wrote as *text*. Fields that *cls* does not have are passed over.
 

@@ -149,7 +149,7 @@ class ComparedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Comparison:
+class Comparison(shown.Shown):
     """Run B held against run A; immutable."""
 
     schema_version: int
@@ -170,18 +170,6 @@ class Comparison:
     """In B's tree order, the root first, each module that is gone behind those of B; last what no module owns."""
     notes: tuple[str, ...]
     """What is not known, or was joined to something else, in sentences."""
-
-    def __repr__(self) -> str:
-        """The difference in one line."""
-        return shown.find().line(self)
-
-    def __str__(self) -> str:
-        """The report."""
-        return shown.find().text(self)
-
-    def to_json(self) -> str:
-        """The comparison as indented JSON, the same text for equal comparisons."""
-        return codec.dump(self)
 
     def to_html(self) -> str:
         """The comparison as a page: one HTML file with everything in it, which needs no network and opens from disk."""

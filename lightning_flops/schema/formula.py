@@ -72,7 +72,7 @@ class SizedFlops:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FormulaReport:
+class FormulaReport(codec.Json):
     """The formula, what it rests on, and the FLOPs of the sizes that were asked for."""
 
     schema_version: int
@@ -91,7 +91,3 @@ class FormulaReport:
     """An operator that may have FLOPs could not be counted."""
     asked: tuple[SizedFlops, ...]
     """The latest sizes that were asked for, each once."""
-
-    def to_json(self) -> str:
-        """The report as indented JSON."""
-        return codec.dump(self)

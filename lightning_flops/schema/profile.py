@@ -11,8 +11,17 @@ from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunCon
 from lightning_flops.schema import codec, shown
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.modules import ModuleProfile
-from lightning_flops.schema.ranks import JobRates, RanksProfile
-from lightning_flops.schema.step import Budget, DtypeFlops, Energy, OperatorProfile, Rates, StepFlops, TimingProfile
+from lightning_flops.schema.ranks import RanksProfile
+from lightning_flops.schema.step import (
+    Budget,
+    DtypeFlops,
+    Energy,
+    JobRates,
+    OperatorProfile,
+    Rates,
+    StepFlops,
+    TimingProfile,
+)
 from lightning_flops.schema.trace import TracedStep
 
 SCHEMA_VERSION = 8
@@ -41,12 +50,10 @@ class ReportSettings:
     """Whether causal attention counts its whole score matrix or half of it."""
     peaks_from: Origin = "vendor"
     """Whose the peaks are: the user's ``peak_flops_per_sec``, or those that ``lightning-flops peak`` measured."""
-    memory_from: Origin = "vendor"
-    """Whose the bandwidth of the memory is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Profile:
+class Profile(shown.Shown):
     """One window of one rank, counted, timed and divided; immutable."""
 
     schema_version: int
@@ -120,18 +127,6 @@ class Profile:
     notes: tuple[str, ...]
     """What is missing or degraded, in sentences."""
 
-    def __repr__(self) -> str:
-        """The headline; ``to_json`` has every field."""
-        return shown.find().line(self)
-
-    def __str__(self) -> str:
-        """The short report."""
-        return shown.find().text(self)
-
-    def _repr_html_(self) -> str:
-        """For a notebook: the short report as tables."""
-        return shown.find().html(self)
-
     def per_step(self, total: int) -> float:
         """*total* over all counted steps as a mean per step; exact when one step was counted."""
         steps = max(1, len(self.counted_steps))
@@ -152,7 +147,7 @@ class Profile:
         return "global step" if self.context.trains else "batch"
 
     @property
-    def job_rates(self) -> Rates | JobRates:
+    def job_rates(self) -> JobRates:
         """The rates that are meant for the whole job: those of all ranks, or, where they are not known, this rank's."""
         return self.rates if self.ranks is None else self.ranks.rates
 
@@ -169,11 +164,8 @@ class Profile:
     def summary(self) -> dict[str, float | dict[str, float | None] | None]:
         """The headline of the profile as a flat dict, for scripts; None is what could not be measured.
 
-        ``global_step_sec`` (wall seconds of a step on this rank), ``samples_per_sec``, ``tokens_per_sec``, ``mfu`` and
-        ``hfu`` (of the whole job where its ranks are known; 1 is the peak), ``forward_flops``, ``backward_flops`` and
-        ``hardware_flops`` (of one step on this rank, exact), ``data_wait_ratio`` (of this rank's step),
-        ``cpu_time_sec`` (processor time of a step, all threads of this rank's process), ``params`` (of the whole
-        model), and ``advice``: the share of a step that it can save at most, or None, by the rule's name.
+        Times, FLOPs and ``data_wait_ratio`` are of a step on this rank, rates and ``params`` of the whole job where its
+        ranks are known; ``advice``: the share of a step that it can save at most, or None, by the rule's name.
         """
         return {
             "global_step_sec": None if self.timing is None else self.timing.global_step_sec,
@@ -189,14 +181,6 @@ class Profile:
             "params": self.job_params,
             "advice": {one.rule: one.ceiling for one in self.advice},
         }
-
-    def to_json(self) -> str:
-        """The profile as indented JSON, the same text for equal profiles.
-
-        Raises:
-            ProfileFormatError: a number of the profile is not finite.
-        """
-        return codec.dump(self)
 
     def to_html(self) -> str:
         """The profile as a page: one HTML file with everything in it, which needs no network and opens from disk.

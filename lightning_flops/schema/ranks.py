@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lightning_flops.schema.communication import RankComparison
-from lightning_flops.schema.step import StepFlops
+from lightning_flops.schema.step import JobRates, StepFlops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,22 +19,6 @@ class DeviceGroup:
     """How many there are."""
     peak_flops_per_sec: float | None
     """Dense peak of one of them for the dtypes of the job's model FLOPs; None if that of one dtype is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRates:
-    """Ratios of all ranks together; None where numerator or denominator is not known."""
-
-    mfu: float | None
-    """Model FLOPs of all ranks / sum over ranks of (peak for the job's dtypes x global_step_sec)."""
-    hfu: float | None
-    """Hardware FLOPs of all ranks / the same sum."""
-    samples_per_sec: float | None
-    """Sum over the ranks that see different data of samples / global_step_sec."""
-    iter_samples_per_sec: float | None
-    """Samples per second over iter_sec instead: DeepSpeed's figure."""
-    tokens_per_sec: float | None
-    """Sum over the ranks that see different data of tokens / global_step_sec."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from lightning_flops.schema import codec
+
 
 class Renderers(Protocol):
     """What shows a report, by its class."""
@@ -25,6 +27,25 @@ def _nowhere(path: str = "") -> Any:
 
 find: Callable[[], Renderers] = _nowhere
 """Returns the renderers, which are imported at the first call."""
+
+
+class Shown(codec.Json):
+    """A report that shows itself."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """One line; ``to_json`` has every field."""
+        return find().line(self)
+
+    def __str__(self) -> str:
+        """The report as text, the short one of a profile."""
+        return find().text(self)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the same text."""
+        return find().html(self)
+
 
 read: Callable[[str], Any] = _nowhere
 """Returns the profile that a path or URL stands for."""

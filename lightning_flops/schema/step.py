@@ -103,6 +103,11 @@ class Stalls:
     """Name of the part with most of that."""
 
 
+def _seconds(*phases: TimePhase) -> property:
+    """Mean seconds of *phases* together; None if they are mixed up with others, or there are none."""
+    return property(lambda timing: timing.seconds_of(*phases))
+
+
 FEW_STEPS = 8
 """From fewer timed steps no advice is given: one hiccup would decide it."""
 
@@ -157,35 +162,18 @@ class TimingProfile:
         """Whether too few steps were timed to advise on."""
         return self.timed_steps < FEW_STEPS
 
-    @property
-    def data_wait_sec(self) -> float | None:
-        """The training loop waits for its next batch."""
-        return self.seconds_of("data_wait")
-
-    @property
-    def forward_sec(self) -> float | None:
-        """Forward and loss, all micro-steps of a step together."""
-        return self.seconds_of("forward")
-
-    @property
-    def backward_sec(self) -> float | None:
-        """Autograd's call, all micro-steps of a step together."""
-        return self.seconds_of("backward")
-
-    @property
-    def optimizer_sec(self) -> float | None:
-        """The optimizer's update: DeepSpeed's "step latency"."""
-        return self.seconds_of("optimizer")
-
-    @property
-    def forward_backward_sec(self) -> float | None:
-        """Forward and backward together; known also where the two cannot be separated."""
-        return self.seconds_of("forward", "backward")
-
-    @property
-    def iter_sec(self) -> float | None:
-        """Forward, backward and optimizer together: DeepSpeed's "iter latency"."""
-        return self.seconds_of("forward", "backward", "optimizer")
+    data_wait_sec = _seconds("data_wait")
+    """The training loop waits for its next batch."""
+    forward_sec = _seconds("forward")
+    """Forward and loss, all micro-steps of a step together."""
+    backward_sec = _seconds("backward")
+    """Autograd's call, all micro-steps of a step together."""
+    optimizer_sec = _seconds("optimizer")
+    """The optimizer's update: DeepSpeed's "step latency"."""
+    forward_backward_sec = _seconds("forward", "backward")
+    """Forward and backward together; known also where the two cannot be separated."""
+    iter_sec = _seconds("forward", "backward", "optimizer")
+    """Forward, backward and optimizer together: DeepSpeed's "iter latency"."""
 
     @property
     def global_step_sec(self) -> float:
@@ -194,11 +182,24 @@ class TimingProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Every ratio of a profile, per step; None where numerator or denominator is not known.
+class JobRates:
+    """Ratios of a step, of one rank or of all together; None where numerator or denominator is not known."""
 
-    FLOP/s are this rank's; samples and tokens are those of all ranks that see different data.
-    """
+    mfu: float | None
+    """Model FLOPs / (peak of their dtypes x global_step_sec), sums over dtypes and ranks; 1 is the peak."""
+    hfu: float | None
+    """Hardware FLOPs utilization: what the kernels executed, as a share of the peak."""
+    samples_per_sec: float | None
+    """Of all ranks that see different data: samples / global_step_sec"""
+    iter_samples_per_sec: float | None
+    """The same over iter_sec instead: DeepSpeed's figure."""
+    tokens_per_sec: float | None
+    """Of all ranks that see different data: tokens / global_step_sec"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates(JobRates):
+    """Every ratio of a profile, per step; FLOP/s are this rank's."""
 
     forward_flops_per_sec: float | None
     """forward / forward_sec"""
@@ -210,16 +211,6 @@ class Rates:
     """(forward + backward + recompute) / (forward_sec + backward_sec)"""
     iter_flops_per_sec: float | None
     """hardware FLOPs / iter_sec"""
-    samples_per_sec: float | None
-    """samples / global_step_sec"""
-    iter_samples_per_sec: float | None
-    """samples / iter_sec: DeepSpeed's figure"""
-    tokens_per_sec: float | None
-    """tokens / global_step_sec"""
-    mfu: float | None
-    """Sum over dtypes of model FLOPs / peak of that dtype, / global_step_sec; 1 is the peak."""
-    hfu: float | None
-    """Hardware FLOPs utilization: what the kernels executed, as a share of the peak."""
     data_wait_ratio: float | None
     """data_wait_sec / global_step_sec"""
 

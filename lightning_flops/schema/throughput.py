@@ -25,7 +25,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ThroughputSummary:
+class ThroughputSummary(shown.Shown):
     """Throughput of a run over all its batches, counted and traced ones left out.
 
     The names and the table are those of the benchmark summary of Paddle's profiler; its averages are not, which divide
@@ -82,18 +82,6 @@ class ThroughputSummary:
     data: the others are taken to have as many. Without counted and traced steps."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
     """Why ``mfu`` or ``useful_mfu`` is None, in a few words."""
-
-    def __repr__(self) -> str:
-        """The averages; ``to_json`` has every field."""
-        return shown.find().line(self)
-
-    def _repr_html_(self) -> str:
-        """For a notebook: the table that ends a run."""
-        return shown.find().html(self)
-
-    def to_json(self) -> str:
-        """The summary as indented JSON."""
-        return codec.dump(self)
 
     @staticmethod
     def from_json(text: str) -> ThroughputSummary:

@@ -78,7 +78,7 @@ class TraceReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracesReport:
+class TracesReport(codec.Json):
     """The reports of one trace for each rank, and the ranks side by side."""
 
     schema_version: int
@@ -89,10 +89,6 @@ class TracesReport:
     """None for a single trace."""
     advice: tuple[Advice, ...]
     """What the traces show that holds the run back, the largest possible saving first."""
-
-    def to_json(self) -> str:
-        """Indented JSON; the field names are the keys."""
-        return codec.dump(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,7 @@ class ComparedTraces:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceComparison:
+class TraceComparison(codec.Json):
     """The traces of run B held against those of run A; immutable."""
 
     schema_version: int
@@ -83,7 +83,3 @@ class TraceComparison:
     """Step time, MFU, FLOPs, waiting and memory."""
     notes: tuple[str, ...]
     """What is not known, in sentences."""
-
-    def to_json(self) -> str:
-        """The comparison as indented JSON, the same text for equal comparisons."""
-        return codec.dump(self)

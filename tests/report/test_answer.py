@@ -8,13 +8,11 @@ import pytest
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import ModuleRecord, PhaseSeconds
-from lightning_flops.report.headline import answer_lines, figures, headline, throughput_headline
-from lightning_flops.report.page_views import profile_view
+from lightning_flops.report.headline import answer_lines, figures, headline
 from lightning_flops.report.profile_document import top_modules
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.golden_files import golden
 from tests.report import windows
 from tests.report.test_ranks_text import CASES as JOBS
@@ -72,16 +70,6 @@ def test_shares_of_the_bar_are_those_of_the_step() -> None:
     assert f"forward 100.0% {40 * '█'}" in lines
 
 
-def test_the_page_has_a_picture_for_the_bar_and_says_what_is_an_estimate() -> None:
-    profile = PROFILES["cpu"]
-    assert profile.traced is not None
-    view = profile_view(replace(profile, traced=replace(profile.traced, like_counted=False)))
-    assert any("█" in line for line in answer_lines(profile)) and not any("█" in line for line in view["summary"])
-    (section,) = (one for one in view["sections"] if one["title"] == "Modules")
-    said = " FLOP/s are estimates: the traced steps' shapes are not those of the counted ones."
-    assert section["note"].endswith(said)
-
-
 def test_summary_of_a_job_is_of_all_its_ranks_but_for_its_times() -> None:
     # 3,687 ranks of 100 samples in 24 ms.
     found = PROFILES["many_ranks"].summary()
@@ -108,7 +96,9 @@ def test_names_of_any_length_and_any_amount_of_advice_stay_within_twelve_lines()
     assert str(replace(profile, advice=advice, notes=("Note " * 90,) * 9)).count("\n") <= 60
     lines = answer_lines(profile)
     assert len(lines) <= 12 and max(map(len, lines[1:])) <= 100
-    assert any(line.startswith("Top modules by FLOPs of their own: ..") and "last 100.0%" in line for line in lines)
+    assert any(
+        line.startswith("Top modules by FLOPs of their own: layer_with") and "last 100.0%" in line for line in lines
+    )
 
 
 def test_modules_go_by_their_own_time_of_a_typical_step() -> None:
@@ -176,23 +166,6 @@ def test_a_headline_ends_with_the_first_advice_or_why_figures_are_missing() -> N
         "The other ranks wait 8 ms a step (33.33% of it) for rank 2: its data wait takes 8 ms longer than theirs."
     )
     line = headline(replace(profile_of("mlp"), advice=advice_of("word " * 100, "word " * 100)))
-    assert len(line) <= 200 and line.endswith("word word …")
+    assert len(line) <= 220 and line.endswith("word word …")
     line = headline(replace(profile_of("mlp"), advice=advice_of("a\n\x1b[2Jb", "c\u202ed")))
     assert line.isprintable() and line.endswith(r"First advice: a\n\x1b[2Jb c\u202ed")
-
-
-def test_the_throughput_of_a_run_in_a_line() -> None:
-    costs = Spread(average=0.02, maximum=0.03, minimum=0.01)
-    known = ThroughputSummary(
-        schema_version=1,
-        batches=1200,
-        reader_ratio=0.5,
-        reader_cost_sec=costs,
-        batch_cost_sec=costs,
-        ips=Spread(average=5000.0, maximum=10000.0, minimum=3333.0),
-        ips_unit="samples/s",
-    )
-    words = "1,200 batches, 5,000 samples/s, 20 ms a batch, of it in the data loader 50.00%"
-    assert throughput_headline(known) == words
-    unknown = replace(known, batches=1, reader_ratio=None, reader_cost_sec=None, ips=None, ips_unit="batches/s")
-    assert throughput_headline(unknown) == "1 batch, n/a batches/s, 20 ms a batch, of it in the data loader n/a"

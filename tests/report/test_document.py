@@ -1,4 +1,4 @@
-"""Tables that are described once: how their numbers are drawn, as text, for the page and for a notebook."""
+"""Tables that are described once: how their numbers are drawn, as text and for the page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from lightning_flops.report.document import (
     Figure,
     Section,
     as_data,
-    as_html,
-    cells,
     draw,
     quantity,
     share,
@@ -93,9 +91,3 @@ def test_long_tables_have_a_part_of_their_rows_and_say_how_many_there_are() -> N
     (made,) = as_data(Section("Title", "", [long]))["items"]
     assert len(made["rows"]) == 1_000 and made["after"] == ["(and 1,000 more)"]
     assert lines(long, rows=2)[-1] == "(and 1,998 more)"
-
-
-def test_a_notebook_gets_words_and_no_markup() -> None:
-    evil = "<b>x</b>"
-    section = Section(evil, "", [cells([evil], [[evil]]), evil, Figure(evil, evil)])
-    assert "<b>x" not in as_html([section], [evil]).replace("<b>&lt;", "")

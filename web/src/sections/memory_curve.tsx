@@ -2,15 +2,16 @@
 
 import { scaleLinear } from "d3-scale";
 import type { JSX } from "preact";
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { bytes, duration, percent } from "../model/format";
 import type { CurveData } from "../document";
 import { partColor } from "../model/parts";
 import { useWidth } from "../ui/size";
 import { hush, say } from "../ui/tip";
 
-type MemoryPoint = CurveData["points"][number];
-type StepSpan = CurveData["spans"][number];
+type MemoryPoint = { us: number; bytes: number };
+type StepSpan = { name: string; start_us: number; end_us: number };
+type Drawn = Omit<CurveData, "points" | "spans"> & { points: readonly MemoryPoint[]; spans: readonly StepSpan[] };
 
 const HEIGHT = 220;
 const MARGIN = { left: 78, right: 14, top: 22, bottom: 40 };
@@ -18,16 +19,25 @@ const MARGIN = { left: 78, right: 14, top: 22, bottom: 40 };
 const BAND = 11;
 
 export function MemoryOverTime({ curves }: { curves: readonly CurveData[] }): JSX.Element {
+  const drawn = useMemo(
+    () =>
+      curves.map((one): Drawn => ({
+        ...one,
+        points: one.points.map(([us, bytes]) => ({ us, bytes })),
+        spans: one.spans.map(([name, start_us, end_us]) => ({ name, start_us, end_us })),
+      })),
+    [curves],
+  );
   return (
     <>
-      {curves.map((one) => (
+      {drawn.map((one) => (
         <OfDevice key={`${one.device_type}${one.device}`} curve={one} />
       ))}
     </>
   );
 }
 
-function OfDevice({ curve }: { curve: CurveData }): JSX.Element {
+function OfDevice({ curve }: { curve: Drawn }): JSX.Element {
   const where = curve.device_type === "host" ? "the host" : `device ${curve.device}`;
   return (
     <>
@@ -38,7 +48,7 @@ function OfDevice({ curve }: { curve: CurveData }): JSX.Element {
   );
 }
 
-function Curve({ curve, where }: { curve: CurveData; where: string }): JSX.Element {
+function Curve({ curve, where }: { curve: Drawn; where: string }): JSX.Element {
   const [box, width] = useWidth<HTMLDivElement>();
   const [pointed, setPointed] = useState<MemoryPoint | null>(null);
   const { points } = curve;
