@@ -89,22 +89,22 @@ def union(*parts: Intervals) -> Intervals:
 
 def intersect(left: Intervals, right: Intervals) -> Intervals:
     """Every moment that both cover."""
-    return _where_both(left, right, right_weight=1, wanted=2)
+    return subtract(left, subtract(left, right))
 
 
 def subtract(left: Intervals, right: Intervals) -> Intervals:
     """Every moment that *left* covers and *right* does not."""
-    return _where_both(left, right, right_weight=-1, wanted=1)
+    moments = np.concatenate([left.starts, right.ends, left.ends, right.starts])
+    steps = np.repeat([1, -1], [len(left.starts) + len(right.starts)] * 2)
+    order = np.argsort(moments, kind="stable")
+    moments = moments[order]
+    inside = np.flatnonzero(np.cumsum(steps[order])[:-1] == 1)
+    return merge(moments[inside], moments[inside + 1])
 
 
 def covered_within(covered: Intervals, starts: Ints, ends: Ints) -> Ints:
     """Nanoseconds that *covered* has within each of the spans ``[start, end)``, which may overlap one another."""
     return _covered_up_to(covered, ends) - _covered_up_to(covered, starts)
-
-
-def shared_ns(covered: Intervals, spans: Intervals) -> int:
-    """Nanoseconds that both cover."""
-    return int(covered_within(covered, spans.starts, spans.ends).sum())
 
 
 def inside(covered: Intervals, moments: Ints) -> Mask:
@@ -139,21 +139,6 @@ def load_within(starts: Ints, ends: Ints, weights: Floats, spans: Intervals) -> 
     """Integral of the ``levels`` of these events over *spans*, in nanoseconds."""
     moments, level = levels(starts, ends, weights)
     return float((level[:-1] * np.diff(_covered_up_to(spans, moments))).sum())
-
-
-def _where_both(left: Intervals, right: Intervals, *, right_weight: int, wanted: int) -> Intervals:
-    moments = np.concatenate([left.starts, left.ends, right.starts, right.ends])
-    steps = np.repeat([1, -1, right_weight, -right_weight], [len(left.starts)] * 2 + [len(right.starts)] * 2)
-    order = np.argsort(moments, kind="stable")
-    moments = moments[order]
-    inside = np.flatnonzero(np.cumsum(steps[order])[:-1] == wanted)
-    return merge(moments[inside], moments[inside + 1])
-
-
-def sums_between(moments: Ints, values: Ints, starts: Ints, ends: Ints) -> Ints:
-    """For each span ``[start, end)``, the sum of the *values* whose *moments* lie in it; *moments* are sorted."""
-    before = np.concatenate([[0], np.cumsum(values)]).astype(np.int64)
-    return before[np.searchsorted(moments, ends, side="left")] - before[np.searchsorted(moments, starts, side="left")]
 
 
 def sums_by(owner: Ints, values: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:

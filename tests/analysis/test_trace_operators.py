@@ -182,7 +182,7 @@ def test_copies_are_listed_with_their_launches_and_bytes() -> None:
 
 
 def test_operator_that_calls_itself_is_counted_once() -> None:
-    # 10 us with 6 of itself inside, of which 4 are a product's; a second call of 5 by way of another operator.
+    # 10 us with 6 of itself inside, of which 4 are a product's; a second call of 5 by another operator.
     table = operator_table(
         trace(
             operator("aten::sum", 0, 10),
@@ -190,17 +190,18 @@ def test_operator_that_calls_itself_is_counted_once() -> None:
             operator("aten::mm", 3, 4),
             operator("aten::mean", 20, 9),
             operator("aten::sum", 22, 5),
-            operator("aten::mean", 23, 3),
+            operator("aten::sum", 23, 3),
+            operator("aten::sum", 23, 2),
         )
     )
     assert table is not None
     rows = {row.name: row for row in table}
     one = rows["aten::sum"]
     assert (one.calls, one.host.total_us, one.host.max_us, one.host.min_us) == (2, 15, 10, 5)
-    # 10 - 6 + (6 - 4), and 5 - 3.
-    assert (one.host_self.total_us, one.host_self.max_us, one.host_self.min_us) == (8, 6, 2)
+    # 10 - 6 + (6 - 4), and all of the 5.
+    assert (one.host_self.total_us, one.host_self.max_us, one.host_self.min_us) == (11, 6, 5)
     mean = rows["aten::mean"]
-    assert (mean.calls, mean.host.total_us, mean.host_self.total_us) == (1, 9, 4 + 3)
+    assert (mean.calls, mean.host.total_us, mean.host_self.total_us) == (1, 9, 4)
     assert sum(row.host_self.total_us for row in table) == 10 + 9
 
 
