@@ -104,6 +104,13 @@ class Event(msgspec.Struct, gc=False):
 DECODER = msgspec.json.Decoder(list[Event])
 """Makes events of the text of a JSON list; what no table needs is checked and passed over."""
 
+_COLUMNS: dict[str, type[np.generic]] = {
+    **dict.fromkeys(
+        ("sequence", "forward_thread", "external_id", "device", "stream", "correlation", "bytes"), np.int64
+    ),
+    **dict.fromkeys(("inputs", "stack"), np.int32),
+    **dict.fromkeys(("blocks_per_sm", "occupancy_percent"), np.float64),
+}
 _OF_MEMORY = ("allocated_bytes", "device_index", "device_type", "address", "total_allocated", "total_reserved")
 
 
@@ -281,10 +288,7 @@ class Columns:
         if not (kind > Kind.PYTHON).any():
             words = "is an operator, a scope, a runtime call or a kernel of torch.profiler; others are"
             raise ValueError(f"none of its {self._seen} events {words} {self._categories() or 'none'}")
-        integers_of = ("sequence", "forward_thread", "external_id", "device", "stream", "correlation", "bytes")
-        columns: dict[str, Any] = {name: self._column(name, np.int64) for name in integers_of}
-        columns |= {name: self._column(name, np.int32) for name in ("inputs", "stack")}
-        columns |= {name: self._column(name, np.float64) for name in ("blocks_per_sm", "occupancy_percent")}
+        columns: dict[str, Any] = {name: self._column(name, dtype) for name, dtype in _COLUMNS.items()}
         scopes = np.array([not is_users_scope(text) for text in names], dtype=bool)
         kind = np.where((kind == Kind.OPERATOR) & scopes[name_of], np.int8(Kind.ANNOTATION), kind)
         duration_ns, recorded = self._whole("duration_ns", np.int64), tuple(map(_recorded_inputs, self._inputs))

@@ -43,7 +43,6 @@ def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
         times, (allocated, absolute) = memory.time_ns[rows] - begin, allocated_after(memory, rows)
         peak = int(allocated.argmax())
         curve = MemoryCurve(
-            device_type="host" if device < 0 else "device",
             device=device,
             absolute=absolute,
             peak_bytes=int(allocated[peak]),

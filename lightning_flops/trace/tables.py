@@ -102,8 +102,8 @@ def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
         calls=groups.calls,
         device=groups.durations(lengths, whole_ns=int(lengths.sum())),
         tensor_cores=map(uses_tensor_cores, names),
-        tensor_cores_eligible=map(bool, groups.sums(_eligible(trace, rows))),
-        collective=map(bool, groups.sums(trace.is_collective[rows])),
+        tensor_cores_eligible=groups.reduced(np.logical_or, _eligible(trace, rows)),
+        collective=groups.reduced(np.logical_or, trace.is_collective[rows]),
         blocks_per_sm=groups.means(trace.blocks_per_sm[rows], lengths),
         occupancy_percent=groups.means(trace.occupancy_percent[rows], lengths),
     )
@@ -143,13 +143,12 @@ def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
     rows = np.flatnonzero((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
     sizes, groups = trace.bytes[rows], group_by(trace.name[rows])
     calls = [distinct(trace.links.launch[here]) for here in groups.parts(rows)]
-    unknown = groups.sums(sizes < 0)
     return table(
         Row,
         _longest_first,
         name=trace.texts(groups.keys),
         calls=groups.calls,
-        bytes=[None if lacks else total for total, lacks in zip(groups.sums(sizes), unknown, strict=True)],
+        bytes=groups.sums_known(sizes, sizes >= 0),
         host=[durations_of(trace.duration_ns[here[here >= 0]], whole_ns=trace.steps.host_ns) for here in calls],
         device=groups.durations(trace.duration_ns[rows], whole_ns=trace.device_work_ns),
     )

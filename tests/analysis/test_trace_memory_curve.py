@@ -35,7 +35,7 @@ def test_peak_is_held_by_what_was_not_freed_before_it() -> None:
         at(90, 30, 0xD, 1830),  # outside of every operator
         at(100, -700, 0xC, 1130),
     )
-    assert (found.device_type, found.device, found.absolute) == ("device", 0, True)
+    assert (found.device, found.absolute) == (0, True)
     assert (found.peak_bytes, found.peak_us) == (1830, 90 - 10)
     assert found.held is not None
     assert [(one.name, one.bytes, one.allocations) for one in found.held] == [
@@ -51,7 +51,7 @@ def test_peak_is_held_by_what_was_not_freed_before_it() -> None:
 
 def test_old_trace_without_totals_shows_the_change_and_not_who_held_it() -> None:
     found = curve(operator("aten::mm", 0, 5), memory(1, 100), memory(3, 50), memory(4, -100))
-    assert (found.absolute, found.peak_bytes, found.held, found.device_type) == (False, 150, None, "host")
+    assert (found.absolute, found.peak_bytes, found.held, found.device) == (False, 150, None, -1)
 
 
 def test_long_curve_keeps_its_peaks() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,14 +29,3 @@ def test_an_operators_caller_is_the_last_that_began_before_it_on_its_thread_and_
         assert found.links.parent[row] == expected
         depth_of[row] = depth_of[expected] + 1
         assert row in found.links.levels[depth_of[row]]
-
-
-def test_a_thousand_siblings_and_a_thousand_levels_are_told_at_once() -> None:
-    siblings = trace(
-        operator("aten::linear", 0, 5000), *(operator("aten::mm", 10 + 2 * place, 1) for place in range(1000))
-    )
-    assert np.flatnonzero(siblings.links.parent == -1).tolist() == [0]
-    assert [len(level) for level in siblings.links.levels] == [1, 1000]
-    levels = trace(*(operator("aten::linear", place, 5000 - 2 * place) for place in range(1000)))
-    assert levels.links.parent.tolist() == [-1, *range(999)]
-    assert [level.tolist() for level in levels.links.levels] == [[place] for place in range(1000)]
