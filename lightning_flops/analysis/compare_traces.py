@@ -150,7 +150,8 @@ class _Run:
     def most_memory(self, kind: str, *, absolute: bool) -> int | None:
         """The most that was allocated on one device."""
         curves = [one for report in self.reports for one in report.memory_curves or ()]
-        known = [one.peak_bytes for one in curves if (one.device_type, one.absolute) == (kind, absolute)]
+        is_host = kind == "host"
+        known = [one.peak_bytes for one in curves if (one.device < 0, one.absolute) == (is_host, absolute)]
         return max(known, default=None)
 
 

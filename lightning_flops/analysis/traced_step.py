@@ -11,7 +11,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_flops.analysis.module_names import with_those_above, with_those_below
 from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, peak_seconds, per_second, ratio
@@ -20,9 +20,6 @@ from lightning_flops.records import OUTSIDE, OperatorCell, StepSignature, Traced
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.trace import StepFilling, TracedOperator, TracedStep
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
-
-if TYPE_CHECKING:
-    from lightning_flops.trace.intervals import Ints
 
 _US_PER_SEC = 1e6
 _NS_PER_SEC = 1e9
@@ -135,18 +132,15 @@ def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> 
 
 
 def traced_operators(
-    operators: Iterable[tuple[str, Ints, Ints, Ints]], forward: float = 1.0, backward: float = 1.0
+    operators: Iterable[tuple[str, int, float, float]], forward: float = 1.0, backward: float = 1.0
 ) -> dict[str, TracedOperator]:
     """What ``typical_operators`` returns by name, times in forward and backward multiplied by these scales."""
-    scales = (1.0, forward, backward)
-
-    def seconds(spent_ns: Ints) -> float:
-        return math.fsum(ns * scale for ns, scale in zip(spent_ns.tolist(), scales, strict=True)) / _NS_PER_SEC
-
-    return {
-        name: TracedOperator(calls=float(calls.sum()), self_sec=seconds(own), total_sec=seconds(total))
-        for name, calls, own, total in operators
-    }
+    scales, found = (1.0, forward, backward), dict[str, TracedOperator]()
+    for name, phase, calls, own_ns in operators:
+        before = found.get(name, TracedOperator(calls=0.0, self_sec=0.0))
+        sec = own_ns * scales[phase] / _NS_PER_SEC
+        found[name] = TracedOperator(calls=before.calls + calls, self_sec=before.self_sec + sec)
+    return found
 
 
 def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:

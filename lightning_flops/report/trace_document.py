@@ -222,7 +222,7 @@ def _sizes(title: str, note: str, of: str, rows: Sequence[MemoryRow]) -> Section
 
 
 def _peak_of(curve: MemoryCurve) -> Iterator[Figure | Table]:
-    where = "host" if curve.device_type == "host" else f"device {curve.device}"
+    where = "host" if curve.device < 0 else f"device {curve.device}"
     since = "" if curve.absolute else " more than when the trace began"
     peak = f"{si(curve.peak_bytes, 'B')}{since}, {us(curve.peak_us)} after the first event"
     yield Figure(f"{where}: peak", peak)

@@ -142,8 +142,6 @@ class TracedOperator:
     """How often it ran."""
     self_sec: float
     """Without the operators that it called."""
-    total_sec: float
-    """With them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

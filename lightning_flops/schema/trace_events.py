@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from lightning_flops.schema.trace_steps import Durations, Row
 
@@ -113,8 +112,6 @@ class HeldMemory:
 class MemoryCurve:
     """Memory of one device over time."""
 
-    device_type: Literal["host", "device"]
-    """Whose memory it is."""
     device: int
     """-1 for the host."""
     absolute: bool

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.trace import structure
 from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, distinct, merge
-from lightning_flops.trace.names import Kind, is_of_another_vendor
+from lightning_flops.trace.names import Kind, host_collective, is_collective_kernel, is_of_another_vendor
 from lightning_flops.trace.recorded import RecordedInputs
 
 if TYPE_CHECKING:
@@ -178,7 +178,10 @@ class Trace:
     @cached_property
     def is_collective(self) -> Mask:
         """Rows that communicate with other ranks: collectives' kernels, and host scopes that communicate themselves."""
-        return structure.collective_rows(self)
+        found = self.where(is_collective_kernel, Kind.KERNEL)
+        # A kernel that says which collective it is needs no known name.
+        found[[row for row in self.collectives if self.kind[row] == Kind.KERNEL]] = True
+        return found | self.where(host_collective, Kind.ANNOTATION, Kind.OPERATOR)
 
     @cached_property
     def links(self) -> structure.Links:

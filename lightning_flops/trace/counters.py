@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import Ints, distinct, levels
+from lightning_flops.trace.memory import allocated_after, by_device
 from lightning_flops.trace.names import Kind
 
 
@@ -45,16 +46,12 @@ def _use(trace: Trace) -> Iterator[CounterTrack]:
 
 
 def _memory(trace: Trace) -> Iterator[CounterTrack]:
-    memory = trace.memory
-    if memory is None:
+    if (memory := trace.memory) is None:
         return
-    for device in distinct(memory.device).tolist():
-        rows = np.flatnonzero(memory.device == device)
-        rows = rows[np.argsort(memory.time_ns[rows], kind="stable")]
+    for device, rows in by_device(memory):
         where, times = "host" if device < 0 else f"device {device}", memory.time_ns[rows]
-        allocated, reserved, what = memory.total_allocated[rows], memory.total_reserved[rows], "memory allocated"
-        if (allocated < 0).any():
-            allocated, what = np.cumsum(memory.bytes[rows]), "memory allocated since the trace began"
+        (allocated, absolute), reserved = allocated_after(memory, rows), memory.total_reserved[rows]
+        what = "memory allocated" if absolute else "memory allocated since the trace began"
         yield _track(f"{what}, {where}", "bytes", times, allocated)
         if (reserved >= 0).all() and reserved.any():  # an allocator of the host reserves nothing
             yield _track(f"memory reserved, {where}", "bytes", times, reserved)

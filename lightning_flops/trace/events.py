@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -42,8 +42,6 @@ _MUCH_SHARED_BYTES = 48 << 10
 """Kineto writes an occupancy of 0 for kernels with more shared memory."""
 _REGISTERS = 65536
 """Of a multiprocessor since compute capability 5."""
-_Launched = tuple[bytes, bytes, Any, int]
-"""Grid, block, registers of a thread and shared memory of a block, as the file has them."""
 _MOST_RANKS = 1 << 20
 """No job has as many, and its ranks are listed."""
 _RAW = msgspec.Raw(b"")
@@ -106,12 +104,14 @@ class Event(msgspec.Struct, gc=False):
 DECODER = msgspec.json.Decoder(list[Event])
 """Makes events of the text of a JSON list; what no table needs is checked and passed over."""
 
+_COLUMNS: dict[str, type[np.generic]] = {
+    **dict.fromkeys(
+        ("sequence", "forward_thread", "external_id", "device", "stream", "correlation", "bytes"), np.int64
+    ),
+    **dict.fromkeys(("inputs", "stack"), np.int32),
+    **dict.fromkeys(("blocks_per_sm", "occupancy_percent"), np.float64),
+}
 _OF_MEMORY = ("allocated_bytes", "device_index", "device_type", "address", "total_allocated", "total_reserved")
-
-
-def _mask(*kinds: int) -> bytes:
-    """For ``bytes.translate``: 1 for each of *kinds*, 0 for all others."""
-    return bytes(kind in kinds for kind in range(256))
 
 
 @lru_cache(maxsize=1024)
@@ -196,14 +196,10 @@ class Columns:
         self._parts: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
         self._spread: defaultdict[str, list[tuple[Ints, npt.NDArray[Any]]]] = defaultdict(list)
         self._collectives: dict[int, CollectiveArguments] = {}
-        self._without_occupancy: dict[int, _Launched] = {}
+        self._without_occupancy: dict[int, tuple[int, int, Any, int]] = {}
+        """By row blocks, threads of one, registers of a thread and shared memory of a block."""
         self._foreign: Counter[str] = Counter()
         self._rows = self._seen = 0
-        self._readers: tuple[tuple[bytes, Callable[[list[Event], Ints], Iterator[tuple[str, Any]]]], ...] = (
-            (_mask(Kind.OPERATOR, Kind.ANNOTATION), self._of_host),
-            (_mask(Kind.RUNTIME), self._of_launches),
-            (_mask(Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET), self._of_device),
-        )
 
     def add(self, events: Sequence[Event]) -> None:
         """Append what *events* say; those of another tool are counted and left out."""
@@ -211,31 +207,30 @@ class Columns:
         spans = [event for event in events if event.ph == "X"]
         if len(spans) < len(events):
             self._add_memory([event for event in events if event.ph == "i" and event.name == "[memory]"])
-        kinds = bytes(map(_kind, [span.cat for span in spans]))
-        if _FOREIGN in kinds:
-            self._foreign.update(span.cat or "" for span in compress(spans, kinds.translate(_mask(_FOREIGN))))
-            spans = [span for span, kind in zip(spans, kinds, strict=True) if kind != _FOREIGN]
-            kinds = kinds.translate(None, bytes([_FOREIGN]))
-        kind = np.frombuffer(kinds, dtype=np.uint8)
+        kind = np.frombuffer(bytes(map(_kind, [span.cat for span in spans])), dtype=np.uint8)
+        if (foreign := kind == _FOREIGN).any():
+            self._foreign.update(span.cat or "" for span in compress(spans, foreign.tolist()))
+            spans, kind = [*compress(spans, (~foreign).tolist())], kind[~foreign]
         self._parts["kind"].append(kind)
         self._parts["name"].append(_packed("i", [self._names[span.name] for span in spans]))
         self._parts["lane"].append(_packed("i", [self._lanes[span.pid, span.tid] for span in spans]))
         times = _nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
         self._parts["start_ns"].append(times[: len(spans)])
         self._parts["duration_ns"].append(times[len(spans) :])
-        for mask, reader in self._readers:
-            here = kinds.translate(mask)
-            if chosen := list(compress(spans, here)):
-                rows = np.flatnonzero(np.frombuffer(here, dtype=np.uint8)) + self._rows
-                for name, values in reader(chosen, rows):
-                    self._spread[name].append((rows, values))
+        on_host = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION)
+        readers = ((on_host, self._of_host), (kind == Kind.RUNTIME, _launches), (kind >= Kind.KERNEL, self._of_device))
+        for chosen, reader in readers:
+            rows = np.flatnonzero(chosen)
+            if len(rows):
+                for name, values in reader([spans[row] for row in rows.tolist()], rows + self._rows):
+                    self._spread[name].append((rows + self._rows, values))
         self._rows += len(spans)
 
     def _of_host(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
         arguments = [span.args for span in spans]
         self._find_collectives(arguments, rows)
-        yield "sequence", _integers([one.sequence for one in arguments])
-        yield "forward_thread", _integers([one.forward_thread for one in arguments])
+        for name in ("sequence", "forward_thread"):
+            yield name, _integers([getattr(one, name) for one in arguments])
         yield "external_id", _external_ids(arguments)
         if any(dims := [one.dims or one.old_dims for one in arguments]):
             others = ([getattr(one, name) for one in arguments] for name in ("types", "concrete", "strides"))
@@ -244,24 +239,19 @@ class Columns:
         if any(stacks := [one.stack for one in arguments]):
             yield "stack", _packed("i", [self._stacks[one] if one else _ABSENT for one in map(bytes, stacks)])
 
-    def _of_launches(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
-        yield "correlation", _integers([span.args.correlation for span in spans])
-
     def _of_device(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
         arguments = [span.args for span in spans]
         self._find_collectives(arguments, rows)
         for row, one in zip(rows.tolist(), arguments, strict=True):
             if one.occupancy_percent == 0 and type(one.shared_memory) is int and one.shared_memory > _MUCH_SHARED_BYTES:
-                self._without_occupancy[row] = (
-                    bytes(one.grid), bytes(one.block), one.registers, one.shared_memory
-                )  # fmt: skip
-        yield "stream", _integers([one.stream for one in arguments])
-        yield "correlation", _integers([one.correlation for one in arguments])
-        yield "bytes", _integers([one.bytes for one in arguments])
+                sizes = _product(bytes(one.grid)), _product(bytes(one.block))
+                self._without_occupancy[row] = (*sizes, one.registers, one.shared_memory)
+        for name in ("stream", "correlation", "bytes"):
+            yield name, _integers([getattr(one, name) for one in arguments])
+        for name in ("blocks_per_sm", "occupancy_percent"):
+            yield name, _fractions([getattr(one, name) for one in arguments])
         yield "external_id", _external_ids(arguments)
         yield "device", _integers([span.pid if span.args.device is None else span.args.device for span in spans])
-        yield "blocks_per_sm", _fractions([one.blocks_per_sm for one in arguments])
-        yield "occupancy_percent", _fractions([one.occupancy_percent for one in arguments])
 
     def _find_collectives(self, arguments: list[Any], rows: Ints) -> None:
         for row, one in zip(rows.tolist(), arguments, strict=True):
@@ -298,10 +288,7 @@ class Columns:
         if not (kind > Kind.PYTHON).any():
             words = "is an operator, a scope, a runtime call or a kernel of torch.profiler; others are"
             raise ValueError(f"none of its {self._seen} events {words} {self._categories() or 'none'}")
-        integers_of = ("sequence", "forward_thread", "external_id", "device", "stream", "correlation", "bytes")
-        columns: dict[str, Any] = {name: self._column(name, np.int64) for name in integers_of}
-        columns |= {name: self._column(name, np.int32) for name in ("inputs", "stack")}
-        columns |= {name: self._column(name, np.float64) for name in ("blocks_per_sm", "occupancy_percent")}
+        columns: dict[str, Any] = {name: self._column(name, dtype) for name, dtype in _COLUMNS.items()}
         scopes = np.array([not is_users_scope(text) for text in names], dtype=bool)
         kind = np.where((kind == Kind.OPERATOR) & scopes[name_of], np.int8(Kind.ANNOTATION), kind)
         duration_ns, recorded = self._whole("duration_ns", np.int64), tuple(map(_recorded_inputs, self._inputs))
@@ -311,13 +298,13 @@ class Columns:
         sent = {row: CollectiveArguments(bytes=_bytes_of(recorded[columns["inputs"][row]])) for row in host}
         devices = tuple(converted(metadata.get("deviceProperties"), list[DeviceProperties]) or ())
         notes = self._notes()
-        if rows := [*self._without_occupancy]:
-            found = _occupancy_of(self._without_occupancy.values(), columns["device"][rows], devices)
-            columns["occupancy_percent"][rows] = found
-            known = int((~np.isnan(found)).sum())
-            notes.append(
-                f"Occupancy is written as 0 of {len(rows)} kernels with much shared memory: worked out of {known}."
-            )
+        if shapes := self._without_occupancy:
+            by_index, on = {one.index: one for one in devices}, columns["device"]
+            found = [_occupancy(*shape, by_index.get(on[row])) for row, shape in shapes.items()]
+            columns["occupancy_percent"][[*shapes]] = found
+            known = len(found) - sum(map(math.isnan, found))
+            words = "kernels with much shared memory: worked out of"
+            notes.append(f"Occupancy is written as 0 of {len(found)} {words} {known}.")
         # A process or thread may be written as a number here and as text there.
         lanes = _numbers()
         lane_of = np.array([lanes[str(process), str(thread)] for process, thread in self._lanes], dtype=np.int32)
@@ -376,6 +363,10 @@ def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "rank": own.rank if found.rank is None else found.rank,
         "only_group": groups.pop() if len(groups) == 1 else None,
     }
+
+
+def _launches(spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
+    yield "correlation", _integers([span.args.correlation for span in spans])
 
 
 def _external_ids(arguments: list[Any]) -> Ints:
@@ -441,21 +432,17 @@ def _without_overlong(trace: Trace) -> Trace:
     return replace(trace, duration_ns=duration_ns, notes=(*trace.notes, f"{words}{len(found)}, by {cut_us:,.0f} us."))
 
 
-def _occupancy_of(launched: Iterable[_Launched], devices: Ints, described: Sequence[DeviceProperties]) -> Floats:
-    """Percent of a multiprocessor's warps that each of some kernels can fill, on the device of this number."""
-    by_index = {one.index: one for one in described}
-
-    @cache
-    def of(shape: _Launched, device: int) -> float:
-        grid, block = (converted(msgspec.json.decode(text or b"0"), list[int]) for text in shape[:2])
-        threads, blocks = math.prod(block or [0]), math.prod(grid or [0])
-        return _occupancy(threads, blocks, *shape[2:], by_index.get(device))
-
-    return np.array([*map(of, launched, devices.tolist())])
+@lru_cache(maxsize=1024)
+def _product(sizes: bytes) -> int:
+    """Of a grid's or a block's sizes; 0 where they are not known."""
+    return math.prod(converted(_value(sizes), list[int]) or [0])
 
 
-def _occupancy(threads: int, blocks: int, registers: Any, shared_bytes: int, device: DeviceProperties | None) -> float:
-    """NaN where it is not known. Registers are given to a warp 256 at a time."""
+def _occupancy(blocks: int, threads: int, registers: Any, shared_bytes: int, device: DeviceProperties | None) -> float:
+    """Percent of a multiprocessor's warps that a kernel can fill; NaN where it is not known.
+
+    Registers are given to a warp 256 at a time.
+    """
     if device is None or threads <= 0 or not device.max_threads or not device.sm_count:
         return math.nan
     warps, most_warps = -(-threads // 32), device.max_threads // 32

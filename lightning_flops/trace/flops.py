@@ -42,11 +42,7 @@ def trace_flops(
 ) -> tuple[TraceFlops | None, tuple[str, ...]]:
     """FLOPs of *trace* by step, operator, kernel and module, and notes on them; None where no shapes were recorded.
 
-    Args:
-        trace: what to count.
-        formulas: FLOPs of a recorded call.
-        modules: the trace's own table of modules, whose times rates are over.
-        peaks: a user's own figures of the device.
+    Rates of modules are over the times in *modules*, the trace's own table.
     """
     if not (trace.inputs[trace.links.operators] >= 0).any():
         return None, ()
@@ -192,23 +188,18 @@ def _steps(calls: _Calls, uncounted: Ints) -> tuple[TracedStepFlops, ...]:
 
 
 def _operators(calls: _Calls) -> tuple[FlopRow, ...]:
-    works, work = calls.counted.works, calls.counted.work[calls.rows]
-    listed = tuple(dict.fromkeys(one.operator for one in works))
-    numbers = dict(zip(listed, range(len(listed)), strict=True))
-    number = np.array([numbers[one.operator] for one in works], dtype=np.int64)[work]
-    groups = group_by(number * len(calls.dtypes) + calls.dtype)
-    dtypes = [calls.dtypes[key % len(calls.dtypes)] for key in groups.keys.tolist()]
-    unknown = groups.sums(np.array([one.bytes is None for one in works])[work])
-    moved = [
-        None if lacks else size for size, lacks in zip(groups.sums(calls.counted.of("bytes")), unknown, strict=True)
-    ]
+    works, work, count = calls.counted.works, calls.counted.work[calls.rows], len(calls.dtypes)
+    names, number = np.unique([one.operator for one in works], return_inverse=True)
+    groups = group_by(number[work] * count + calls.dtype)
+    dtypes = [calls.dtypes[key % count] for key in groups.keys.tolist()]
+    moved = groups.sums_known(calls.counted.of("bytes"), np.array([one.bytes is not None for one in works])[work])
     columns = calls.columns(groups.sums)
     intensities = [size and flops / size for flops, size in zip(columns["flops"], moved, strict=True)]
     peaks = [calls.peaks.get(dtype) for dtype in dtypes]
     return table(
         FlopRow,
         lambda row: (-(row.time_us or 0.0), row.name, row.dtype),
-        name=[listed[key // len(calls.dtypes)] for key in groups.keys.tolist()],
+        name=names[groups.keys // count].tolist(),
         dtype=dtypes,
         bytes=moved,
         flops_per_byte=[one or None for one in intensities],
@@ -261,7 +252,7 @@ def _kernels(calls: _Calls) -> tuple[FlopRow, ...]:
         name=trace.texts(groups.keys),
         calls=groups.calls,
         flops=spent,
-        estimated=map(bool, groups.sums(shared)),
+        estimated=groups.reduced(np.logical_or, shared),
         time_us=[ns / NS_PER_US for ns in time_ns],
         flops_per_sec=[ratio(one * NS_PER_SEC, ns) for one, ns in zip(spent, time_ns, strict=True)],
         peak_share=[None if np.isnan(one) else ratio(one, ns) for one, ns in zip(at_peak, time_ns, strict=True)],

@@ -35,12 +35,9 @@ def analyze_files(files: Sequence[str], **settings: Any) -> TracesReport:
 
 
 def analyze_each(files: Sequence[str], *, processes: int = 1, **settings: Any) -> list[AnalyzedTrace]:
-    """Each of *files* by itself, in their order.
+    """Each of *files*, paths or URLs, by itself, in their order; by up to *processes* if they are worth it.
 
-    Args:
-        files: paths, or URLs.
-        processes: most that read at the same time, if the files are worth it.
-        settings: as of ``analyze_one``; formulas are a function of a module, so that other processes find it.
+    *settings* are those of ``analyze_one``; formulas are a function of a module, so that other processes find it.
 
     Raises:
         TraceFormatError: a file cannot be read; of several the first in order.

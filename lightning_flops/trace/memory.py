@@ -8,9 +8,9 @@ import numpy as np
 
 from lightning_flops.schema.trace_events import HeldMemory, MemoryCurve, MemoryRow
 from lightning_flops.trace.columns import MemoryEvents, Trace
-from lightning_flops.trace.intervals import NS_PER_US, Ints, sums_by
+from lightning_flops.trace.intervals import NS_PER_US, Ints, distinct, sums_by
 from lightning_flops.trace.modules import NO_MODULE, Phase, modules_above, with_below
-from lightning_flops.trace.structure import enclosing
+from lightning_flops.trace.structure import enclosing, nearest
 from lightning_flops.trace.tables import with_callees
 
 MOST_POINTS = 500
@@ -18,10 +18,18 @@ MOST_POINTS = 500
 MOST_SPANS = 1000
 
 
-def _devices(memory: MemoryEvents) -> Iterator[tuple[int, Ints]]:
-    """Each device, then the host, which is -1, with the places of its events."""
-    for device in sorted(np.unique(memory.device).tolist(), key=lambda one: (one < 0, one)):
-        yield device, np.flatnonzero(memory.device == device)
+def by_device(memory: MemoryEvents) -> Iterator[tuple[int, Ints]]:
+    """Each device, then the host, which is -1, with the places of its events in order of time."""
+    in_time = np.argsort(memory.time_ns, kind="stable")
+    for device in sorted(distinct(memory.device).tolist(), key=lambda one: (one < 0, one)):
+        yield device, in_time[memory.device[in_time] == device]
+
+
+def allocated_after(memory: MemoryEvents, rows: Ints) -> tuple[Ints, bool]:
+    """Bytes after each of *rows*, all of one device; and whether these are all there is, or the change alone."""
+    total = memory.total_allocated[rows]
+    absolute = bool((total >= 0).all())
+    return total if absolute else np.cumsum(memory.bytes[rows]), absolute
 
 
 def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
@@ -31,14 +39,10 @@ def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
         return None
     begin, curves = int(trace.start_ns.min()), []
     spans = _spans(trace, begin)
-    for device, rows in _devices(memory):
-        rows = rows[np.argsort(memory.time_ns[rows], kind="stable")]
-        times, known = memory.time_ns[rows] - begin, memory.total_allocated[rows]
-        absolute = bool((known >= 0).all())
-        allocated = known if absolute else np.cumsum(memory.bytes[rows])
+    for device, rows in by_device(memory):
+        times, (allocated, absolute) = memory.time_ns[rows] - begin, allocated_after(memory, rows)
         peak = int(allocated.argmax())
         curve = MemoryCurve(
-            device_type="host" if device < 0 else "device",
             device=device,
             absolute=absolute,
             peak_bytes=int(allocated[peak]),
@@ -73,19 +77,13 @@ def _held(trace: Trace, memory: MemoryEvents, rows: Ints, total: int | None) -> 
     """What was allocated in *rows*, which end at the peak, and not yet freed; None where no addresses were written."""
     if (memory.address[rows] < 0).any():
         return None
-    alive: dict[int, int] = {}
-    for row, address, size in zip(
-        *(one.tolist() for one in (rows, memory.address[rows], memory.bytes[rows])), strict=True
-    ):
-        alive.pop(address, None)
-        if size > 0:
-            alive[address] = row
-    living, parent, frames = np.array(sorted(alive.values()), dtype=np.int64), trace.links.parent, trace.frames
+    # What is alive is what an address was last used for.
+    last = rows[len(rows) - 1 - np.unique(memory.address[rows][::-1], return_index=True)[1]]
+    living, parent, frames = np.sort(last[memory.bytes[last] > 0]), trace.links.parent, trace.frames
     lanes, moments = memory.lane[living], memory.time_ns[living]
-    owner = enclosing(trace, trace.links.operators, parent, lanes=lanes, moments_ns=moments)
-    while len(inner := np.flatnonzero((owner >= 0) & (parent[owner] >= 0))):
-        owner[inner] = parent[owner[inner]]
-    names = [trace.name_of(operator) if operator >= 0 else None for operator in owner.tolist()]
+    inner = enclosing(trace, trace.links.operators, parent, lanes=lanes, moments_ns=moments)
+    outer = np.where((inner < 0) | (parent[inner] < 0), inner, nearest(inner, parent, parent < 0))
+    names = [trace.name_of(operator) if operator >= 0 else None for operator in outer.tolist()]
     if frames is not None:
         modules = frames.owner_at(trace, lanes, moments)[0].tolist()
         names = [frames.modules[one] if one >= 0 else name for one, name in zip(modules, names, strict=True)]
@@ -106,7 +104,7 @@ def memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
         return None
     owner = enclosing(trace, links.operators, links.parent, lanes=memory.lane, moments_ns=memory.time_ns)
     count, found = len(trace.names), list[MemoryRow]()
-    for device, here in _devices(memory):
+    for device, here in by_device(memory):
         of, sizes = owner[here], memory.bytes[here]
         own = _amounts(np.where(of >= 0, trace.name[of], NO_MODULE), sizes, count)
         calls = [with_callees(trace, values)[rows] for values in _amounts(of, sizes, len(trace))]
@@ -127,7 +125,7 @@ def module_memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
         return None
     owner, phase = frames.owner_at(trace, memory.lane, memory.time_ns)
     above, found = modules_above(frames.modules), list[MemoryRow]()
-    for device, here in _devices(memory):
+    for device, here in by_device(memory):
         of = np.where(phase[here] == Phase.FORWARD, owner[here], NO_MODULE)
         own = _amounts(of, memory.bytes[here], len(above))
         found += _rows(device, frames.modules, own, [with_below(values, above) for values in own])

@@ -177,7 +177,8 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
         owner = np.where(of_nobody, NO_MODULE, frames.owner[frame])
     else:
         rows = frame = frames.rows[inside[frames.rows]]
-        owner, own_ns = frames.owner[rows], own_host_ns(trace, frames)[inside[frames.rows]]
+        inner = frames.rows[frames.parent[frames.rows] >= 0]
+        owner, own_ns = frames.owner[rows], without_inner(trace, inner, frames.parent)[rows]
     phase, is_kernel = frames.phase[frame], trace.kind[rows] == Kind.KERNEL
 
     def spent(owners: Ints, which: Ints, count: int) -> Ints:
@@ -215,11 +216,6 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
         ),
         **{name: int(spent(0 * which, which, 1)[0]) / NS_PER_US for name, which in sums.items()},
     )
-
-
-def own_host_ns(trace: Trace, frames: Frames) -> Ints:
-    """For each of the frames' rows, its length on the host without the frames inside it."""
-    return without_inner(trace, frames.rows[frames.parent[frames.rows] >= 0], frames.parent)[frames.rows]
 
 
 def launched_in_frames(trace: Trace, frames: Frames) -> tuple[Ints, Ints]:
@@ -298,8 +294,9 @@ def called_modules(trace: Trace) -> dict[int, str]:
     that is called in several places, such as again in a backward, has the name of its first call.
     """
     is_module = trace.where(lambda name: name.startswith(MODULE), Kind.PYTHON)
-    rows, around = python_calls(trace) if is_module.any() else (np.zeros(0, dtype=np.int64),) * 2
-    modules = rows[is_module[rows]]
+    if not is_module.any():
+        return {}
+    modules, around = np.flatnonzero(is_module), python_calls(trace)[1]
     modules = modules[np.lexsort((-trace.duration_ns[modules], trace.start_ns[modules]))]
     names: dict[int, str] = {}
     of_module: dict[str, str] = {}

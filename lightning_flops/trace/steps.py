@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -24,7 +24,6 @@ from lightning_flops.trace.intervals import (
     inside,
     merge,
     subtract,
-    sums_between,
     table,
     union,
 )
@@ -100,46 +99,39 @@ def find_steps(trace: Trace) -> Steps:
         return Steps(False, (None,), first, last, first, last)
     host_start, host_end = trace.start_ns[marks], trace.end_ns[marks]
     host_end = np.minimum(host_end, np.append(host_start[1:], host_end[-1:]))
-    numbers = [step_number(trace.name_of(row)) for row in marks.tolist()]
-    whole, odd = _whole_steps(numbers, _calls(trace, host_start, host_end))
-    host_start, host_end = host_start[whole], host_end[whole]
+    # torch.profiler marks what lies between two calls of its ``step``. The last mark is no whole step where the loop
+    # ended before the schedule did, nor the first one where ``step`` is called in the middle of a step's work: there,
+    # an edge has less than half of the calls of any other mark.
+    calls = _calls(trace, host_start, host_end)
+    least = int(min(calls[1:-1], default=max(calls)))
+    is_whole = 2 * calls >= least
+    is_whole[1:-1] = True
+    numbers = np.array([step_number(trace.name_of(row)) for row in marks.tolist()])
+    odd = tuple(
+        f"Step {number} is left out: {f'{count:,} calls' if count else 'no call'} ran in it, and {least:,} or more in "
+        "the others."
+        for number, count in zip(numbers[~is_whole].tolist(), calls[~is_whole].tolist(), strict=True)
+    )
+    host_start, host_end = host_start[is_whole], host_end[is_whole]
     start, end = host_start.copy(), host_end.copy()
-    rows = trace.device_rows
-    launched = launched_at(trace, rows)
-    step = np.searchsorted(host_start, launched, side="right") - 1
-    inside = (trace.links.launch[rows] >= 0) & (step >= 0) & (launched < host_end[np.maximum(step, 0)])
-    np.maximum.at(end, step[inside], trace.end_ns[rows[inside]])
-    start[0] = trace.end_ns[rows[step < 0]].max(initial=start[0])
+    launched, rows = trace.launches
+    steps = Steps(True, tuple(numbers[is_whole].tolist()), host_start, host_end, start, end, odd)
+    step = steps.of(launched)
+    np.maximum.at(end, step[step >= 0], trace.end_ns[rows[step >= 0]])
+    before = trace.device_rows[launched_at(trace, trace.device_rows) < host_start[0]]
+    start[0] = trace.end_ns[before].max(initial=start[0])
     end = np.maximum.accumulate(np.maximum(start, end))
     start[1:] = np.maximum(start[1:], end[:-1])
-    return Steps(True, tuple(numbers[at] for at in whole), host_start, host_end, start, end, odd)
+    return replace(steps, end_ns=end)
 
 
-def _whole_steps(numbers: Sequence[int | None], calls: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
-    """Which of the marks are whole steps, and what is to be said of the others.
-
-    torch.profiler marks what lies between two calls of its ``step``. The last mark is no whole step where the loop
-    ended before the schedule did, nor the first one where ``step`` is called in the middle of a step's work: there, an
-    edge has less than half of the calls of any other mark.
-    """
-    least = min(calls[1:-1], default=max(calls))
-    whole = [at for at, count in enumerate(calls) if 0 < at < len(calls) - 1 or 2 * count >= least]
-    few = [
-        (numbers[at], f"{count:,} calls" if count else "no call") for at, count in enumerate(calls) if at not in whole
-    ]
-    return whole, tuple(
-        f"Step {number} is left out: {ran} ran in it, and {least:,} or more in the others." for number, ran in few
-    )
-
-
-def _calls(trace: Trace, host_start: Ints, host_end: Ints) -> list[int]:
+def _calls(trace: Trace, host_start: Ints, host_end: Ints) -> Ints:
     """For each mark how much was called in it: of a backward if there is one, else of all operators, else launched."""
     operators = trace.links.operators
     backward = operators[trace.links.is_backward[operators]]
     rows = next((rows for rows in (backward, operators) if len(rows)), trace.device_rows)
     moments = np.sort(launched_at(trace, rows))
-    found: list[int] = (np.searchsorted(moments, host_end) - np.searchsorted(moments, host_start)).tolist()
-    return found
+    return np.searchsorted(moments, host_end) - np.searchsorted(moments, host_start)
 
 
 def step_times(trace: Trace) -> StepTimes:
@@ -263,7 +255,9 @@ def _by_operators(
 def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, without: Intervals = NOTHING) -> Ints:
     """Lengths of all device events launched in each span by any thread, without those launched in *without*."""
     moments, rows = trace.launches
-    return sums_between(moments, np.where(inside(without, moments), 0, trace.duration_ns[rows]), starts, ends)
+    values = np.where(inside(without, moments), 0, trace.duration_ns[rows])
+    before: Ints = np.append(0, np.cumsum(values))
+    return before[np.searchsorted(moments, ends)] - before[np.searchsorted(moments, starts)]
 
 
 def phase_table(trace: Trace) -> tuple[PhaseRow, ...]:
@@ -298,11 +292,10 @@ class Pieces:
     starts: Ints
     ends: Ints
 
-    def sums(self, covered: Intervals | None = None) -> dict[str, int]:
-        """Nanoseconds of each part, or what of them is *covered*, in order of the parts' first moments."""
-        values = self.ends - self.starts if covered is None else covered_within(covered, self.starts, self.ends)
+    def sums(self, covered: Intervals) -> dict[str, int]:
+        """Nanoseconds of each part that are *covered*, in order of the parts' first moments."""
         sums = dict.fromkeys(self.names, 0)
-        for name, value in zip(self.names, values.tolist(), strict=True):
+        for name, value in zip(self.names, covered_within(covered, self.starts, self.ends).tolist(), strict=True):
             sums[name] += value
         return sums
 
@@ -318,7 +311,7 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
     exposed = pieces.sums(subtract(communication, computation))
     return tuple(
         TracedPart(name=name, wall_sec=total / per_step, exposed_sec=exposed[name] / per_step)
-        for name, total in pieces.sums().items()
+        for name, total in pieces.sums(trace.steps.spans).items()
     )
 
 
@@ -366,7 +359,7 @@ def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> StepFilling:
     for moments in _fillings(trace, frozenset(name.replace(".", "::", 1) for name in counted)):
         covered = union(covered, moments)
         until.append([*pieces.sums(covered).values()])
-    walls = pieces.sums()
+    walls = pieces.sums(trace.steps.spans)
     # Rounded as running sums, so that the means add up to the part's as well.
     means = np.rint(np.array([*until, [*walls.values()]]) / len(trace.steps)).astype(np.int64)
     fields = ("matmul_ns", "operators_ns", "copies_ns", "communication_ns", "idle_ns")

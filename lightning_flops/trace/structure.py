@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lightning_flops.trace.intervals import Ints, Lanes, Mask, distinct, order_by
-from lightning_flops.trace.names import Kind, host_collective, is_collective_kernel
+from lightning_flops.trace.names import Kind
 
 if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
@@ -41,14 +41,6 @@ class Links:
     def called(self) -> Ints:
         """Rows of operators that another one called."""
         return self.operators[self.parent[self.operators] >= 0]
-
-
-def collective_rows(trace: Trace) -> Mask:
-    """Rows that communicate with other ranks: collectives' kernels, and host scopes that communicate themselves."""
-    found = trace.where(is_collective_kernel, Kind.KERNEL)
-    # A kernel that says which collective it is needs no known name.
-    found[[row for row in trace.collectives if trace.kind[row] == Kind.KERNEL]] = True
-    return found | trace.where(host_collective, Kind.ANNOTATION, Kind.OPERATOR)
 
 
 def link(trace: Trace) -> Links:

@@ -28,13 +28,13 @@ from lightning_flops.trace.intervals import (
     distinct,
     durations_of,
     group_by,
+    intersect,
     load_within,
     ratio,
-    shared_ns,
     sums_by,
     table,
 )
-from lightning_flops.trace.modules import called_from
+from lightning_flops.trace.modules import Phase, called_from
 from lightning_flops.trace.names import (
     Kind,
     is_users_scope,
@@ -42,7 +42,7 @@ from lightning_flops.trace.names import (
     uses_tensor_cores,
 )
 from lightning_flops.trace.steps import launched_ns
-from lightning_flops.trace.structure import launched_at, without_inner
+from lightning_flops.trace.structure import launched_at, nearest, without_inner
 
 if TYPE_CHECKING:
     from lightning_flops.schema.trace_comparison import TableName
@@ -80,7 +80,7 @@ def _metrics(trace: Trace, device: int) -> DeviceMetrics:
         device=device,
         name=entry.name if entry else None,
         sm_count=entry.sm_count if entry else None,
-        utilization=ratio(shared_ns(busy, spans), total_ns) or 0.0,
+        utilization=ratio(intersect(busy, spans).total, total_ns) or 0.0,
         sm_efficiency=efficiency,
         occupancy_percent=next(iter(together.means(trace.occupancy_percent[within], weights)), None),
         blocks_per_sm=next(iter(together.means(trace.blocks_per_sm[within], weights)), None),
@@ -102,8 +102,8 @@ def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
         calls=groups.calls,
         device=groups.durations(lengths, whole_ns=int(lengths.sum())),
         tensor_cores=map(uses_tensor_cores, names),
-        tensor_cores_eligible=map(bool, groups.sums(_eligible(trace, rows))),
-        collective=map(bool, groups.sums(trace.is_collective[rows])),
+        tensor_cores_eligible=groups.reduced(np.logical_or, _eligible(trace, rows)),
+        collective=groups.reduced(np.logical_or, trace.is_collective[rows]),
         blocks_per_sm=groups.means(trace.blocks_per_sm[rows], lengths),
         occupancy_percent=groups.means(trace.occupancy_percent[rows], lengths),
     )
@@ -143,13 +143,12 @@ def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
     rows = np.flatnonzero((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
     sizes, groups = trace.bytes[rows], group_by(trace.name[rows])
     calls = [distinct(trace.links.launch[here]) for here in groups.parts(rows)]
-    unknown = groups.sums(sizes < 0)
     return table(
         Row,
         _longest_first,
         name=trace.texts(groups.keys),
         calls=groups.calls,
-        bytes=[None if lacks else total for total, lacks in zip(groups.sums(sizes), unknown, strict=True)],
+        bytes=groups.sums_known(sizes, sizes >= 0),
         host=[durations_of(trace.duration_ns[here[here >= 0]], whole_ns=trace.steps.host_ns) for here in calls],
         device=groups.durations(trace.duration_ns[rows], whole_ns=trace.device_work_ns),
     )
@@ -199,23 +198,16 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
 
 
 def outermost_calls(trace: Trace) -> Ints:
-    """For each row of an operator the outermost call of the same operator around it, or itself; -1 for other rows.
+    """For each row of an operator the call that it is a part of: itself, or one of its name that called it directly.
 
-    A call inside a call of the same operator is a part of that one, as in torch's own tables.
+    So do torch's own tables have it: ``aten::add`` for other dtypes calls ``aten::add``. It is -1 for other rows.
     """
-    rows = trace.links.operators
-    found = np.full(len(trace), -1, dtype=np.int64)
-    if not len(rows):
-        return found
-    rows = rows[group_by(trace.lane[rows] * np.int64(len(trace.names)) + trace.name[rows]).order]
-    new = np.append(True, (np.diff(trace.lane[rows]) != 0) | (np.diff(trace.name[rows]) != 0))
-    # All of one operator in one thread lie in a stretch of time of their own; in it, one that begins after all before
-    # it have ended is an outermost one.
-    first, last = int(trace.start_ns[rows].min()), int(trace.end_ns[rows].max())
-    shift = np.cumsum(new) * (last - first + 1)
-    reached = np.maximum.accumulate(trace.end_ns[rows] - first + shift)
-    new[1:] |= trace.start_ns[rows[1:]] - first + shift[1:] >= reached[:-1]
-    found[rows] = rows[np.flatnonzero(new)[np.cumsum(new) - 1]]
+    links, found = trace.links, np.full(len(trace), -1, dtype=np.int64)
+    found[links.operators] = links.operators
+    inner = links.called[trace.name[links.called] == trace.name[links.parent[links.called]]]
+    is_outer = np.full(len(trace), True)
+    is_outer[inner] = False
+    found[inner] = nearest(inner, links.parent, is_outer)
     return found
 
 
@@ -244,18 +236,14 @@ class OperatorTimes:
     def __init__(self, trace: Trace) -> None:
         self.trace, self.outermost = trace, outermost_calls(trace)
         self.rows = np.flatnonzero(self.outermost == np.arange(len(trace)))
-        launched, ends = device_ns_of_operators(trace), trace.end_ns.copy()
-        inner = trace.links.operators
-        np.maximum.at(ends, self.outermost[inner], trace.end_ns[inner])  # the last call in it may seem to end later
-        self.host, self.device = ends - trace.start_ns, with_callees(trace, launched)
-        self.device_self = self.at_outermost(launched)
+        launched, operators = device_ns_of_operators(trace), trace.links.operators
+        self.host, self.device = trace.duration_ns, with_callees(trace, launched)
+        self.device_self, host_self = (
+            sums_by(self.outermost[operators], values[operators], len(trace))
+            for values in (launched, self_host_ns(trace))
+        )
         # Callees that overlap by rounding would make up more than there is.
-        self.host_self = np.minimum(self.at_outermost(self_host_ns(trace)), self.host)
-
-    def at_outermost(self, values: Ints) -> Ints:
-        """*values* of operators, added up at the outermost call of each."""
-        operators = self.trace.links.operators
-        return sums_by(self.outermost[operators], values[operators], len(values))
+        self.host_self = np.minimum(host_self, self.host)
 
     def of(self, groups: Groups, rows: Ints) -> dict[str, Any]:
         """Name, calls and the four statistics of each group of *rows*, ratios of all self times."""
@@ -280,27 +268,6 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
     lines = called_from(trace)
     places = [lines.get(name, "") for name in groups.keys.tolist()]
     return table(OperatorRow, _by_self_time, called_from=places, **times.of(groups, times.rows)) or None
-
-
-def typical_operators(trace: Trace) -> list[tuple[str, Ints, Ints, Ints]]:
-    """Each operator by name: calls, self and total nanoseconds of a step, medians over the steps.
-
-    Each of the three is a row: neither forward nor backward, forward, backward; as ``modules.Phase`` numbers them. The
-    nanoseconds are the device's if there is one.
-    """
-    times, count = trace.operator_times, len(trace.steps)
-    step = trace.steps.of(trace.start_ns[times.rows])
-    rows, step = times.rows[step >= 0], step[step >= 0]
-    phase = np.zeros(len(rows), dtype=np.int64)
-    if trace.frames is not None:
-        phase = trace.frames.owner_at(trace, trace.lane[rows], trace.start_ns[rows])[1]
-    names, which = np.unique(trace.name[rows], return_inverse=True)
-    own, whole = (times.device_self, times.device) if trace.has_device else (times.host_self, times.host)
-    columns = [
-        np.median(sums_by((which * 3 + phase) * count + step, values, len(names) * 3 * count).reshape(-1, 3, count), 2)
-        for values in (np.ones(len(rows), dtype=np.int64), own[rows], whole[rows])
-    ]
-    return [(trace.names[name], *row) for name, *row in zip(names.tolist(), *columns, strict=True)]
 
 
 def operators_by_shape(trace: Trace) -> tuple[OperatorRow, ...] | None:
@@ -335,6 +302,33 @@ def _by_self_time(row: OperatorRow) -> tuple[float, float, str, str, str]:
 # ---- steps one by one
 
 
+def _each_step(trace: Trace, keys: Lanes, moments_ns: Ints, *columns: Ints) -> tuple[list[int], list[Ints]]:
+    """The keys of what began in a step, and the sums of each of *columns*: a row for each step, a column for each key.
+
+    An event belongs to the step in whose mark on the host its moment lies; what lies outside of every step is left out.
+    """
+    step = trace.steps.of(moments_ns)
+    inside, count = np.flatnonzero(step >= 0), len(trace.steps)
+    used, which = np.unique(keys[inside], return_inverse=True)
+    place, shape = step[inside] * len(used) + which, (count, len(used))
+    return used.tolist(), [sums_by(place, one[inside], count * len(used)).reshape(shape) for one in columns]
+
+
+def typical_operators(trace: Trace) -> list[tuple[str, int, float, float]]:
+    """Each operator by name and ``modules.Phase``: calls and self nanoseconds of a step, medians over the steps.
+
+    The nanoseconds are the device's if there is one.
+    """
+    times, rows = trace.operator_times, trace.operator_times.rows
+    keys, own = trace.name[rows] * np.int64(len(Phase)), times.device_self if trace.has_device else times.host_self
+    if trace.frames is not None:
+        keys += trace.frames.owner_at(trace, trace.lane[rows], trace.start_ns[rows])[1]
+    ones = np.ones(len(rows), dtype=np.int64)
+    used, columns = _each_step(trace, keys, trace.start_ns[rows], ones, own[rows])
+    medians = (np.median(one, axis=0).tolist() for one in columns)
+    return [(trace.names[key // len(Phase)], key % len(Phase), *row) for key, *row in zip(used, *medians, strict=True)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepSums:
     """What things of one kind took in each step: a row for each step, a column for each name."""
@@ -345,30 +339,20 @@ class StepSums:
 
 
 def step_sums(trace: Trace) -> dict[TableName, StepSums]:
-    """What each kernel, operator and collective took in each step; operators on the host, without what they called.
+    """What each kernel, operator and collective took in each step in which it was launched, or began if nothing did.
 
-    An event belongs to the step in whose mark on the host it was launched, or began if nothing launched it; what lies
-    outside of every step is left out.
+    Operators on the host, without what they called.
     """
-
-    def sums(names: Sequence[str], name: Lanes, rows: Ints, spent_ns: Ints, calls: Ints) -> StepSums:
-        step = trace.steps.of(launched_at(trace, rows))
-        inside = np.flatnonzero(step >= 0)
-        used, which = np.unique(name[inside], return_inverse=True)
-        shape, place = (len(trace.steps), len(used)), step[inside] * len(used) + which
-        ns, count = (sums_by(place, values[inside], shape[0] * shape[1]).reshape(shape) for values in (spent_ns, calls))
-        return StepSums(names=tuple(names[one] for one in used.tolist()), ns=ns, calls=count)
-
-    on_device, operators, collectives = trace.device_rows, trace.links.operators, trace.by_start(trace.is_collective)
-    # A call inside a call of the same operator is a part of it.
-    outermost, names = (trace.operator_times.outermost[operators] == operators).astype(np.int64), dict[str, int]()
+    times, collectives, names = trace.operator_times, trace.by_start(trace.is_collective), dict[str, int]()
     number = [names.setdefault(collective_name(trace, row), len(names)) for row in collectives.tolist()]
 
-    def events(of: Sequence[str], name: Lanes, rows: Ints) -> StepSums:
-        return sums(of, name, rows, trace.duration_ns[rows], np.ones(len(rows), dtype=np.int64))
+    def sums(of: Sequence[str], name: Lanes, rows: Ints, spent_ns: Ints) -> StepSums:
+        ones = np.ones(len(rows), dtype=np.int64)
+        used, (ns, calls) = _each_step(trace, name, launched_at(trace, rows), spent_ns[rows], ones)
+        return StepSums(names=tuple(of[one] for one in used), ns=ns, calls=calls)
 
     return {
-        "kernels": events(trace.names, trace.name[on_device], on_device),
-        "operators": sums(trace.names, trace.name[operators], operators, self_host_ns(trace)[operators], outermost),
-        "collectives": events(tuple(names), np.array(number, dtype=np.int64), collectives),
+        "kernels": sums(trace.names, trace.name[trace.device_rows], trace.device_rows, trace.duration_ns),
+        "operators": sums(trace.names, trace.name[times.rows], times.rows, times.host_self),
+        "collectives": sums(tuple(names), np.array(number, dtype=np.int64), collectives, trace.duration_ns),
     }

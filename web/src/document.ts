@@ -57,7 +57,6 @@ export interface RooflineData {
 }
 
 export interface CurveData {
-  device_type: "host" | "device";
   device: number;
   absolute: boolean;
   peak_bytes: number;

@@ -31,14 +31,14 @@ export function MemoryOverTime({ curves }: { curves: readonly CurveData[] }): JS
   return (
     <>
       {drawn.map((one) => (
-        <OfDevice key={`${one.device_type}${one.device}`} curve={one} />
+        <OfDevice key={one.device} curve={one} />
       ))}
     </>
   );
 }
 
 function OfDevice({ curve }: { curve: Drawn }): JSX.Element {
-  const where = curve.device_type === "host" ? "the host" : `device ${curve.device}`;
+  const where = curve.device < 0 ? "the host" : `device ${curve.device}`;
   return (
     <>
       <h3>Over time on {where}</h3>

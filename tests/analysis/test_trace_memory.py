@@ -1,0 +1,165 @@
+"""Who allocates memory in a trace, and when; all bytes are added up by hand from the events above them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import MemoryRecord
+from lightning_flops.report.device_document import memory_section
+from lightning_flops.report.document import Figure
+from lightning_flops.schema.trace import TracedStep
+from lightning_flops.schema.trace_events import MemoryCurve, MemoryRow
+from lightning_flops.trace import analyze_trace
+from lightning_flops.trace.memory import MOST_POINTS, MOST_SPANS, memory_curves, module_memory_table
+from tests.analysis.trace_events import Event, data_loader, made, memory, module, node, operator, phase, step, trace
+from tests.report import windows
+from tests.report.windows import build_profile
+
+
+def at(start: float, size: int, address: int, total: int) -> Event:
+    """An allocation or a free, as torch has written it since 2.0."""
+    more: dict[str, Any] = {"Addr": address, "Total Allocated": total}
+    return memory(start, size, device=0, **more)
+
+
+def curve(*events: Event) -> MemoryCurve:
+    curves = memory_curves(trace(*events))
+    assert curves is not None
+    (one,) = curves
+    return one
+
+
+def test_peak_is_held_by_what_was_not_freed_before_it() -> None:
+    found = curve(
+        step(4, 10, 50),
+        step(5, 60, 60),
+        module("net.first", 15, 20),
+        operator("aten::conv2d", 20, 10),
+        operator("aten::empty", 21, 2),
+        at(22, 100, 0xA, 1100),
+        at(25, 50, 0xB, 1150),
+        operator("aten::relu", 70, 10),
+        at(72, -50, 0xB, 1100),
+        at(74, 700, 0xC, 1800),
+        at(90, 30, 0xD, 1830),  # outside of every operator
+        at(100, -700, 0xC, 1130),
+    )
+    assert (found.device, found.absolute) == (0, True)
+    assert (found.peak_bytes, found.peak_us) == (1830, 90 - 10)
+    assert found.held is not None
+    assert [(one.name, one.bytes, one.allocations) for one in found.held] == [
+        (None, 1000, None),  # before the trace
+        ("aten::relu", 700, 1),
+        ("net.first", 100, 1),
+        (None, 30, 1),
+    ]
+    assert [*found.points] == [
+        (12, 1100), (15, 1150), (62, 1100), (64, 1800), (80, 1830), (90, 1130)
+    ]  # fmt: skip
+
+
+def test_old_trace_without_totals_shows_the_change_and_not_who_held_it() -> None:
+    found = curve(operator("aten::mm", 0, 5), memory(1, 100), memory(3, 50), memory(4, -100))
+    assert (found.absolute, found.peak_bytes, found.held, found.device) == (False, 150, None, -1)
+
+
+def test_long_curve_keeps_its_peaks() -> None:
+    events = [memory(2 * number, 1 if number % 2 == 0 else -1) for number in range(5000)]
+    events[2345] = memory(2 * 2345, 1000)
+    found = curve(operator("aten::mm", 0, 1), *events)
+    assert len(found.points) == MOST_POINTS
+    assert max(size for _, size in found.points) == found.peak_bytes
+    assert memory_curves(trace(operator("aten::mm", 0, 1))) is None
+
+
+def test_curve_says_which_steps_and_phases_ran_meanwhile() -> None:
+    events = [
+        *(step(4, 10, 50), data_loader(10, 5), phase("forward", 20, 15), phase("backward", 40, 10)),
+        *(phase("optimizer", 52, 6), operator("aten::mm", 21, 5), memory(22, 8)),
+    ]
+    assert [*curve(*events).spans] == [
+        ("step 4", 0, 50),
+        ("data loader", 0, 5),
+        ("forward", 10, 25),
+        ("backward", 30, 40),
+        ("optimizer", 42, 48),
+    ]
+    many = [step(number, 10 * number, 10) for number in range(MOST_SPANS + 1)]
+    assert curve(*many, memory(0, 8)).spans == ()
+    assert curve(operator("aten::mm", 0, 1), memory(0, 8)).spans == ()
+
+
+STEP = (
+    step(4, 0, 400),
+    memory(10, 32),  # a batch, before any phase
+    phase("forward", 20, 100),
+    module("", 30, 80),
+    module("first", 35, 20),
+    made(7, 40, 10),
+    memory(41, 64),
+    memory(44, -16),
+    module("second", 60, 40),
+    module("second.inner", 70, 10),
+    made(8, 72, 3),
+    memory(73, 128),
+    memory(90, 8),
+    memory(115, 4),  # the loss, after the root's call
+    phase("backward", 130, 200),
+    node(8, 140, 40),
+    memory(150, 256),
+    phase("optimizer", 340, 50),
+    memory(350, 1024),
+)
+
+Bytes = tuple[int, int, int, int]
+
+
+def bytes_of(rows: tuple[MemoryRow, ...] | None) -> dict[str | None, Bytes]:
+    assert rows is not None
+    return {
+        row.name: (
+            row.size_increase_bytes,
+            row.self_size_increase_bytes,
+            row.allocation_bytes,
+            row.self_allocation_bytes,
+        )
+        for row in rows
+    }
+
+
+def test_memory_belongs_to_the_module_that_runs_forward() -> None:
+    assert bytes_of(module_memory_table(trace(*STEP))) == {
+        "": (64 - 16 + 128 + 8 + 4, 4, 64 + 128 + 8 + 4, 4),
+        "first": (48, 48, 64, 64),
+        "second": (128 + 8, 8, 128 + 8, 8),
+        "second.inner": (128, 128, 128, 128),
+    }
+
+
+def test_without_marked_modules_or_without_allocations_there_is_no_table() -> None:
+    assert module_memory_table(trace(operator("aten::mm", 0, 5), memory(2, 16))) is None
+    assert module_memory_table(trace(step(0, 0, 9), module("fc", 1, 5))) is None
+
+
+def test_on_the_host_a_traced_step_tells_what_a_forward_keeps() -> None:
+    record = MemoryRecord(
+        kind="resident",
+        phases=(),
+        run_peak_bytes=1,
+        run_reserved_peak_bytes=None,
+        parameter_bytes=1,
+        buffer_bytes=0,
+        gradient_bytes=1,
+        optimizer_bytes=1,
+        kept_by_forward_bytes=None,
+    )
+    events = (step(0, 0, 50), module("", 1, 5), memory(2, 3000), module("", 21, 5), memory(22, 1000))
+    tables = analyze_trace(trace(*events))
+    traced = TracedStep(index=0, like_counted=True, files=(), tables=tables, own_forward_sec=None)
+    # Two micro-steps.
+    profile = replace(build_profile(windows.mlp_window(), config=ProfilerConfig()), memory=record)
+    for one, said in ((traced, "2 KB (of the traced step)"), (None, "n/a (set profile_memory to know it)")):
+        section = memory_section(replace(profile, traced=one))
+        assert section is not None and isinstance(section.items[-1], Figure) and section.items[-1].value == said
