@@ -10,6 +10,7 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
 from itertools import compress
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -209,8 +210,8 @@ class Columns:
             self._add_memory([event for event in events if event.ph == "i" and event.name == "[memory]"])
         kind = np.frombuffer(bytes(map(_kind, [span.cat for span in spans])), dtype=np.uint8)
         if (foreign := kind == _FOREIGN).any():
-            self._foreign.update(span.cat or "" for span in compress(spans, foreign.tolist()))
-            spans, kind = [*compress(spans, (~foreign).tolist())], kind[~foreign]
+            self._foreign.update(span.cat or "" for span in compress(spans, foreign.tobytes()))
+            spans, kind = [*compress(spans, (~foreign).tobytes())], kind[~foreign]
         self._parts["kind"].append(kind)
         self._parts["name"].append(_packed("i", [self._names[span.name] for span in spans]))
         self._parts["lane"].append(_packed("i", [self._lanes[span.pid, span.tid] for span in spans]))
@@ -220,17 +221,17 @@ class Columns:
         on_host = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION)
         readers = ((on_host, self._of_host), (kind == Kind.RUNTIME, _launches), (kind >= Kind.KERNEL, self._of_device))
         for chosen, reader in readers:
-            rows = np.flatnonzero(chosen)
+            rows = np.flatnonzero(chosen) + self._rows
             if len(rows):
-                for name, values in reader([spans[row] for row in rows.tolist()], rows + self._rows):
-                    self._spread[name].append((rows + self._rows, values))
+                for name, values in reader([*compress(spans, chosen.tobytes())], rows):
+                    self._spread[name].append((rows, values))
         self._rows += len(spans)
 
     def _of_host(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
         arguments = [span.args for span in spans]
         self._find_collectives(arguments, rows)
         for name in ("sequence", "forward_thread"):
-            yield name, _integers([getattr(one, name) for one in arguments])
+            yield name, _integers([*map(attrgetter(name), arguments)])
         yield "external_id", _external_ids(arguments)
         if any(dims := [one.dims or one.old_dims for one in arguments]):
             others = ([getattr(one, name) for one in arguments] for name in ("types", "concrete", "strides"))
@@ -247,9 +248,9 @@ class Columns:
                 sizes = _product(bytes(one.grid)), _product(bytes(one.block))
                 self._without_occupancy[row] = (*sizes, one.registers, one.shared_memory)
         for name in ("stream", "correlation", "bytes"):
-            yield name, _integers([getattr(one, name) for one in arguments])
+            yield name, _integers([*map(attrgetter(name), arguments)])
         for name in ("blocks_per_sm", "occupancy_percent"):
-            yield name, _fractions([getattr(one, name) for one in arguments])
+            yield name, _fractions([*map(attrgetter(name), arguments)])
         yield "external_id", _external_ids(arguments)
         yield "device", _integers([span.pid if span.args.device is None else span.args.device for span in spans])
 
@@ -263,7 +264,7 @@ class Columns:
         self._parts["memory_lane"].append(_packed("i", [self._lanes[event.pid, event.tid] for event in events]))
         self._parts["time_ns"].append(_nanoseconds([event.ts for event in events]))
         for name in _OF_MEMORY:
-            self._parts[name].append(_integers([getattr(one, name) for one in arguments]))
+            self._parts[name].append(_integers([*map(attrgetter(name), arguments)]))
 
     def _whole(self, name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
         parts = self._parts.pop(name, [])
