@@ -34,21 +34,9 @@ class Device(NamedTuple):
     """Where the vendor says so."""
 
 
-def _tensor(
-    half: float,
-    *,
-    tf32: float,
-    float32: float | None = None,
-    float8: float | None = None,
-    int8: float | None = None,
-    float4: float | None = None,
-) -> dict[str, float]:
+def _tensor(half: float, **others: float) -> dict[str, float]:
     """Peaks of a device whose bfloat16 and float16 rates are the same."""
-    peaks = {
-        "bfloat16": half, "float16": half, "tf32": tf32, "float32": float32, "float8": float8, "int8": int8,
-        "float4": float4,
-    }  # fmt: skip
-    return {dtype: peak for dtype, peak in peaks.items() if peak is not None}
+    return {"bfloat16": half, "float16": half, **others}
 
 
 def _turing(float32: float, half: float, int8: float) -> dict[str, float]:
@@ -65,13 +53,8 @@ def _geforce_20(sms: int, mhz: int) -> dict[str, float]:
 def _geforce(sms: int, mhz: int, *, float8: bool = True) -> dict[str, float]:
     """Since Ampere 128 float32 lanes in an SM; tensor cores do as much in tf32, twice in half precision, and so on."""
     clock = sms * mhz * 1e-6
-    return _tensor(
-        round(clock * 512, 1),
-        tf32=round(clock * 256, 1),
-        float32=round(clock * 256, 1),
-        float8=round(clock * 1024, 1) if float8 else None,
-        int8=round(clock * 2048, 1),
-    )
+    lanes, eight_bits = round(clock * 256, 1), {"float8": round(clock * 1024, 1)} if float8 else {}
+    return _tensor(round(clock * 512, 1), tf32=lanes, float32=lanes, int8=round(clock * 2048, 1), **eight_bits)
 
 
 _A100 = _tensor(312.0, tf32=156.0, float32=19.5, int8=624.0)
@@ -292,37 +275,3 @@ def device_abilities(
     multiplies = capability >= (7, 0) and (capability != (7, 5) or _TURING_WITH_TENSOR_CORES.search(name or ""))
     dtypes = ("bfloat16", "float16") if capability >= (8, 0) else ("float16",) if multiplies else ()
     return DeviceAbilities(tensor_core_dtypes=dtypes, tf32=capability >= (8, 0), pins_memory=pins_memory)
-
-
-_ALIKE: Mapping[tuple[tuple[int, int], int], str] = {
-    ((7, 0), 80): "Tesla V100-SXM2-16GB",
-    ((7, 5), 40): "Tesla T4",
-    ((8, 0), 108): "NVIDIA A100-SXM4-80GB",
-    ((8, 6), 72): "NVIDIA A10",
-    ((8, 9), 58): "NVIDIA L4",
-    ((8, 9), 142): "NVIDIA L40S",
-    ((9, 0), 114): "NVIDIA H100 PCIe",
-    ((9, 0), 132): "NVIDIA H100 80GB HBM3",
-    ((10, 0), 148): "NVIDIA B200",
-    ((9, 0), 104): "AMD Instinct MI250",
-    ((9, 0), 110): "AMD Instinct MI250X",
-    ((9, 4), 228): "AMD Instinct MI300A",
-    ((9, 4), 304): "AMD Instinct MI300X",
-    ((9, 5), 256): "AMD Instinct MI355X",
-}
-"""By compute capability and multiprocessors, the device of a row that has these."""
-
-
-def device_like(name: str, capability: tuple[int, int] | None, multiprocessors: int | None) -> str | None:
-    """The name of the device that one without a row is likely to be; None where it has a row, or nothing is known.
-
-    Args:
-        name: as torch has it; may be empty.
-        capability: CUDA's, or what ROCm puts in its place.
-        multiprocessors: how many of them it has.
-    """
-    if capability is None or multiprocessors is None or device_named(name) is not None:
-        return None
-    if _MIG.search(name) or _VIRTUAL.search(name):
-        return None
-    return _ALIKE.get((capability, multiprocessors))

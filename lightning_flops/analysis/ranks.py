@@ -32,15 +32,9 @@ from lightning_flops.schema.step import StepFlops
 def with_ranks(
     profile: Profile, answers: Sequence[RankRecord | RankAbsence], *, thresholds: AdviceThresholds | None = None
 ) -> Profile:
-    """*profile* with what all ranks did together.
+    """*profile*, of the rank that reports, with what all ranks did together; unchanged if *answers* has no record.
 
-    Args:
-        profile: of the rank that reports.
-        answers: of all ranks, in any order; a rank that is not among them counts as one that sent nothing.
-        thresholds: of the advice; None for the defaults.
-
-    Returns:
-        *profile* unchanged if *answers* has no record, not even of its own rank.
+    A rank that is not among the *answers*, which come in any order, counts as one that sent nothing.
     """
     records, absences = _sorted_out(profile, answers)
     if not records:
@@ -224,13 +218,7 @@ def device_groups(profiles: Iterable[Profile], model: Mapping[str, float]) -> tu
 def build_job_rates(
     profiles: Sequence[Profile], *, model: Mapping[str, float], hardware: Mapping[str, float]
 ) -> tuple[JobRates, dict[str, str]]:
-    """Every ratio of the job, and the reason for each one that is None: that of the ranks that do not know it.
-
-    Args:
-        profiles: of the ranks that answered.
-        model: model FLOPs of all of them by dtype.
-        hardware: hardware FLOPs of them.
-    """
+    """Every ratio of the job, and the reason for each one that is None: that of the ranks that do not know it."""
     rates = {
         "mfu": _utilization(profiles, model),
         "hfu": _utilization(profiles, hardware),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.devices import device_like, memory_bytes_per_sec
+from lightning_flops.analysis.devices import memory_bytes_per_sec
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.trace_flops import FlopRow, TracedStepFlops, TraceFlops, UncountedRow
@@ -39,8 +39,8 @@ class Peaks:
 
 def trace_flops(
     trace: Trace, formulas: Formulas, modules: ModuleTable | None = None, peaks: Peaks | None = None
-) -> tuple[TraceFlops | None, tuple[str, ...]]:
-    """FLOPs of *trace* by step, operator, kernel and module, and notes on them; None where no shapes were recorded.
+) -> TraceFlops | None:
+    """FLOPs of *trace* by step, operator, kernel and module; None where no shapes were recorded.
 
     Args:
         trace: what to count.
@@ -49,7 +49,7 @@ def trace_flops(
         peaks: a user's own figures of the device.
     """
     if not (trace.inputs[trace.links.operators] >= 0).any():
-        return None, ()
+        return None
     works, work = works_of(trace, formulas)
     calls = _Calls(trace, count_trace(trace, works, work), peaks or Peaks())
     if impossible := calls.impossible():
@@ -76,7 +76,7 @@ def trace_flops(
         modules=None if modules is None else _modules(calls, modules),
         uncounted=tuple(uncounted),
         lower_bound=bool(uncounted),
-    ), calls.notes
+    )
 
 
 class _Calls:
@@ -115,24 +115,16 @@ class _Calls:
 
     def _find_device(self, peaks: Peaks) -> None:
         used = self.trace.used_device
-        name, capability, sm_count = (used.name, used.compute_capability, used.sm_count) if used else ("", None, None)
-        alike = device_like(name, capability, sm_count)
+        name = used.name if used else ""
         self.devices = len(distinct(self.trace.device[self.trace.kind == Kind.KERNEL]))
-        self.device = name or alike or None
-        self.notes: tuple[str, ...] = ()
-        if alike is not None:
-            self.notes = (
-                f"No figures are known for a device called {name!r}: by its compute capability and its {sm_count} "
-                f"multiprocessors it is taken for {alike}, so its peak and all shares of it are a guess.",
-            )
+        self.device = name or None
         given = peaks.flops_per_sec if self.devices else None
         self._peak = {
-            dtype: peak_for(device_name=alike or name, dtype=dtype, given=given)
-            for dtype in {*self.dtypes, "tf32", "float32"}
+            dtype: peak_for(device_name=name, dtype=dtype, given=given) for dtype in {*self.dtypes, "tf32", "float32"}
         }
         here = sorted(self.dtypes[index] for index in distinct(self.dtype).tolist())
         self.peaks = {dtype: peak for dtype in here if (peak := self._peak[dtype]) is not None}
-        self.bandwidth = peaks.memory_bytes_per_sec or memory_bytes_per_sec(alike or name)
+        self.bandwidth = peaks.memory_bytes_per_sec or memory_bytes_per_sec(name)
 
     def impossible(self) -> dict[int, str]:
         """Works whose calls would have run beyond what the device can do, and why they cannot have."""

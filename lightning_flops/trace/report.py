@@ -53,9 +53,8 @@ class AnalyzedTrace:
 def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peaks | None = None) -> TraceReport:
     """Every table of *trace*; FLOPs with *formulas* alone, shares of the peak by a user's own *peaks* if given."""
     collectives, modules = collective_table(trace), module_table(trace)
-    flops, notes = (None, ()) if formulas is None else trace_flops(trace, formulas, modules, peaks)
-    if not trace.has_device and (trace.kind == Kind.RUNTIME).any():
-        notes = (_NO_KERNELS, *notes)
+    flops = None if formulas is None else trace_flops(trace, formulas, modules, peaks)
+    notes = () if trace.has_device or not (trace.kind == Kind.RUNTIME).any() else (_NO_KERNELS,)
     return TraceReport(
         source=trace.source,
         rank=trace.rank,

@@ -254,13 +254,3 @@ def test_a_users_own_figures_win_and_need_no_device_of_a_known_name() -> None:
     assert flops.operators[0].attainable_flops_per_sec == pytest.approx(1.25e6)
     known = flops_of(*events, peaks=Peaks(flops_per_sec=1e9), deviceProperties=[A100])
     assert known.peaks == {"float32": 1e9}
-
-
-def test_a_device_of_an_unknown_name_is_guessed_by_its_capability_and_multiprocessors() -> None:
-    events = [step(1, 0, 100), *product(1, 10, rows=5)]
-    unnamed = {**A100, "name": "Graphics Device"}
-    report = report_of(trace(*events, deviceProperties=[unnamed]))
-    assert report.flops is not None and report.flops.peaks == {"float32": 19.5e12}
-    assert any("taken for NVIDIA A100-SXM4-80GB" in note and "guess" in note for note in report.notes)
-    for other in ({**unnamed, "numSms": 14}, {**unnamed, "name": "NVIDIA A100-SXM4-80GB MIG 3g.40gb"}):
-        assert flops_of(*events, deviceProperties=[other]).peaks == {}

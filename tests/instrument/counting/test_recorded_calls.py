@@ -41,7 +41,7 @@ def traced(step: Callable[[], None], path: Path) -> TraceFlops:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         step()
     profiler.export_chrome_trace(str(path))
-    flops, _ = trace_flops(load_trace(path), recorded_work)
+    flops = trace_flops(load_trace(path), recorded_work)
     assert flops is not None
     return flops
 
