@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from lightning_flops.analysis.budget import build_budget
-from lightning_flops.analysis.peak_flops import COPY, measured_peaks, peak_for
+from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.profile import peak_seconds_of_step
 from lightning_flops.analysis.rates import MOST_OF_PEAK, impossible, per_second
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Budget
-
-
-def with_measured_peaks(profile: Profile) -> Profile:
-    """*profile* with what ``lightning-flops peak`` has measured since, if it ran here and had no peak."""
-    measured = measured_peaks(profile.context.host, profile.context.device_name)
-    if not measured or profile.peaks_flops_per_sec or profile.context.host != platform.node():
-        return profile
-    held = with_given_peaks(
-        profile,
-        flops_per_sec={name: rate for name, rate in measured.items() if name != COPY},
-        memory_bytes_per_sec=profile.memory_bytes_per_sec or measured.get(COPY),
-    )
-    return replace(held, settings=replace(profile.settings, peaks_from="measured", memory_from="measured"))
 
 
 def with_given_peaks(
