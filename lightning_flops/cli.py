@@ -27,8 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0: done. 2: wrong usage, or something cannot be read, written or compared; standard error says which. 130: Ctrl-C.
     Of ``compare``, 1 means that a condition of ``--fail-if`` holds, and 3 that it is inconclusive; of ``peak``, 1 that
-    the machine was too busy; of ``run``, 1 that there is no such module. What a program under ``run`` raises is raised
-    here, its Ctrl-C as well.
+    the machine was too busy. What a program under ``run`` raises is raised here.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # DeepSpeed's launcher, and torch's old one, put this argument first. It is meant for the program.

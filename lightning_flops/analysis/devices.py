@@ -34,21 +34,9 @@ class Device(NamedTuple):
     """Where the vendor says so."""
 
 
-def _tensor(
-    half: float,
-    *,
-    tf32: float,
-    float32: float | None = None,
-    float8: float | None = None,
-    int8: float | None = None,
-    float4: float | None = None,
-) -> dict[str, float]:
+def _tensor(half: float, **others: float) -> dict[str, float]:
     """Peaks of a device whose bfloat16 and float16 rates are the same."""
-    peaks = {
-        "bfloat16": half, "float16": half, "tf32": tf32, "float32": float32, "float8": float8, "int8": int8,
-        "float4": float4,
-    }  # fmt: skip
-    return {dtype: peak for dtype, peak in peaks.items() if peak is not None}
+    return {"bfloat16": half, "float16": half, **others}
 
 
 def _turing(float32: float, half: float, int8: float) -> dict[str, float]:
@@ -65,13 +53,8 @@ def _geforce_20(sms: int, mhz: int) -> dict[str, float]:
 def _geforce(sms: int, mhz: int, *, float8: bool = True) -> dict[str, float]:
     """Since Ampere 128 float32 lanes in an SM; tensor cores do as much in tf32, twice in half precision, and so on."""
     clock = sms * mhz * 1e-6
-    return _tensor(
-        round(clock * 512, 1),
-        tf32=round(clock * 256, 1),
-        float32=round(clock * 256, 1),
-        float8=round(clock * 1024, 1) if float8 else None,
-        int8=round(clock * 2048, 1),
-    )
+    lanes, eight_bits = round(clock * 256, 1), {"float8": round(clock * 1024, 1)} if float8 else {}
+    return _tensor(round(clock * 512, 1), tf32=lanes, float32=lanes, int8=round(clock * 2048, 1), **eight_bits)
 
 
 _A100 = _tensor(312.0, tf32=156.0, float32=19.5, int8=624.0)

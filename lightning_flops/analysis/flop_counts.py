@@ -17,6 +17,7 @@ from lightning_flops.records import (
     UncountedOperator,
 )
 from lightning_flops.schema import shown
+from lightning_flops.units import plural
 
 _Value = TypeVar("_Value")
 
@@ -70,7 +71,7 @@ class FlopCounts:
         total, uncounted = self.total, len(self.uncounted)
         parts = [f"{phase}={getattr(total, phase):,}" for phase in ("forward", "backward", "recompute", "optimizer")]
         if uncounted:
-            parts.append(f"uncounted={uncounted} operators" if uncounted > 1 else "uncounted=1 operator")
+            parts.append(f"uncounted={uncounted} {plural('operator', uncounted)}")
         if self.is_lower_bound:
             parts.append("a lower bound")
         return f"<FlopCounts {', '.join(parts)}>"
@@ -119,8 +120,7 @@ class FlopCounts:
     @property
     def model_flops(self) -> int:
         """Forward plus backward: what the model's arithmetic asks for, the numerator of MFU."""
-        total = self.total
-        return total.forward + total.backward
+        return self.forward + self.backward
 
     @property
     def hardware_flops(self) -> int:
@@ -185,11 +185,15 @@ class FlopCounts:
 
     def by_operator(self) -> dict[str, PhaseFlops]:
         """FLOPs of each operator, such as ``aten.mm``; operators without FLOPs are left out."""
-        return flops_by(self.record.cells, lambda cell: cell.operator)
+        return self._flops_by(lambda cell: cell.operator)
 
     def by_dtype(self) -> dict[str, PhaseFlops]:
         """FLOPs by the dtype of the arithmetic, such as ``bfloat16`` or ``tf32``."""
-        return flops_by(self.record.cells, lambda cell: cell.dtype)
+        return self._flops_by(lambda cell: cell.dtype)
+
+    def _flops_by(self, key: Callable[[OperatorCell], str]) -> dict[str, PhaseFlops]:
+        groups = grouped((cell for cell in self.record.cells if cell.flops), key)
+        return {name: flops_by_phase(group) for name, group in groups.items()}
 
     def estimated_backward(self, recompute_fwd_factor: float = 0.0) -> int:
         """Backward FLOPs by the rule of thumb: twice the forward, plus *recompute_fwd_factor* times the forward.
@@ -215,12 +219,6 @@ def grouped(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -
     for cell in cells:
         groups.setdefault(key(cell), []).append(cell)
     return groups
-
-
-def flops_by(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -> dict[str, PhaseFlops]:
-    """FLOPs of the cells that have the same *key*; those without are left out."""
-    groups = grouped((cell for cell in cells if cell.flops), key)
-    return {name: flops_by_phase(group) for name, group in groups.items()}
 
 
 def _root_first(sums: Mapping[str, _Value]) -> dict[str, _Value]:

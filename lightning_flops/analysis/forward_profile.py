@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -45,13 +46,11 @@ def build_forward_profile(
         own_sec: seconds of each module without those below it; None if the device's time cannot be read.
         calls: how many outermost calls were counted, and timed.
         timed_while_counted: the timed calls are the counted ones, which take longer than others.
-        calls_sec: seconds of calls to which nothing listened, if there were any, each like all counted ones together.
-        context: the run around the model; one that does not train has no backward and no optimizer. Its
-            micro_batch_size is how many samples the counted calls have.
+        calls_sec: seconds of calls to which nothing listened, each like all counted ones together.
+        context: the run around the model; its micro_batch_size is how many samples the counted calls have.
         recompute_fwd_factor: forwards that a backward repeats, for estimated figures.
         engine_sec: seconds of the backward and the optimizer in the same step, if an engine knows them.
-        ignored: names of modules that get nothing of their own: their work counts for the module around them. The
-            root cannot be ignored.
+        ignored: modules whose work counts for the module around them; the root cannot be ignored.
     """
     notes = []
     if own_sec is None:
@@ -89,10 +88,9 @@ def build_forward_profile(
     )
     traced = None
     if own_sec is not None:
-        by_owner: dict[str, float] = {}
+        by_owner: defaultdict[str, float] = defaultdict(float)
         for name, seconds in own_sec.items():
-            owner = _not_ignored(name, ignored)
-            by_owner[owner] = by_owner.get(owner, 0.0) + seconds
+            by_owner[_not_ignored(name, ignored)] += seconds
         traced = TracedStep(index=0, like_counted=True, files=(), tables=None, own_forward_sec=by_owner)
     config = ProfilerConfig(recompute_fwd_factor=recompute_fwd_factor)
     return replace(build_profile(window, config=config, traced=traced), outside=outside)

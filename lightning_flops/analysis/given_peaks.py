@@ -34,15 +34,8 @@ def with_given_peaks(
 ) -> Profile:
     """*profile* with MFU, HFU, breakdown, shares of the peak and rooflines of these figures; advice is still the run's.
 
-    Shares of modules are n/a where several dtypes have FLOPs.
-
-    Args:
-        profile: as it was read.
-        flops_per_sec: dense peak of one device, one for all dtypes or some by dtype; None for the profile's own.
-        memory_bytes_per_sec: bandwidth of its memory; None for the profile's own.
+    None stands for the profile's own. Shares of modules are n/a where several dtypes have FLOPs.
     """
-    if flops_per_sec is None and memory_bytes_per_sec is None:
-        return profile
     bandwidth, known = memory_bytes_per_sec or profile.memory_bytes_per_sec, dict(profile.peaks_flops_per_sec)
     dtypes = tuple(one.dtype for one in profile.dtypes)
     for dtype in {*known, *dtypes, *(flops_per_sec if isinstance(flops_per_sec, Mapping) else ())}:
@@ -67,8 +60,8 @@ def with_given_peaks(
     ranks = profile.ranks
     if ranks is not None:  # the job's change as those of this rank do
         job = {}
-        for name in ("mfu", "hfu"):
-            before, own, here = getattr(ranks.rates, name), getattr(profile.rates, name), rates[name]
+        for name, here in rates.items():
+            before, own = getattr(ranks.rates, name), getattr(profile.rates, name)
             job[name] = None if before is None or not own or here is None else before * here / own
         ranks = replace(ranks, rates=replace(ranks.rates, **job))
     return replace(

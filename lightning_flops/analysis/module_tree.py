@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import parent_name, with_those_above, with_those_below
@@ -31,16 +32,13 @@ def build_modules(
         times: what each took in the traced step.
     """
     times = times or {}
-    by_name: dict[str, ModuleRecord] = {}
-    for record in records:
-        by_name.setdefault(record.name, record)
+    by_name = {record.name: record for record in records}
     flops_record = counts.record
     own, moved = counts.own_by_module(), counts.own_bytes_by_module()
     working = (name for name in (*own, *moved) if own.get(name, _NONE).total or moved.get(name, _NO_BYTES).total)
     for name in (*by_name, *working, *flops_record.module_calls):
         for above in with_those_above(name) if name != OUTSIDE else ():
             by_name.setdefault(above, ModuleRecord(name=above, type_name=""))
-    ordered = _in_tree_order(by_name)
     total, total_bytes = with_those_below(own, _NONE), with_those_below(moved, _NO_BYTES)
     return tuple(
         ModuleProfile(
@@ -55,21 +53,21 @@ def build_modules(
             alias_of=by_name[name].alias_of,
             times=times.get(name),
         )
-        for name in ordered
+        for name in _in_tree_order(by_name)
     )
 
 
 def _in_tree_order(names: Iterable[str]) -> list[str]:
     """Each of *names* before those below it; siblings keep their order. Every parent is among *names*."""
-    children: dict[str, list[str]] = {}
+    children: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
-        children.setdefault(parent_name(name), []).append(name)  # the root is among its own children
+        children[parent_name(name)].append(name)  # the root is among its own children
     ordered: list[str] = []
-    waiting = [""] if "" in children.get("", ()) else []
+    waiting = [""] if children else []
     while waiting:
         name = waiting.pop()
         ordered.append(name)
-        waiting.extend(below for below in reversed(children.get(name, ())) if below)
+        waiting.extend(below for below in reversed(children[name]) if below)
     return ordered
 
 
@@ -127,54 +125,33 @@ def module_tree(modules: Sequence[ModuleProfile], lower_bounds: Collection[str] 
     """
     if not modules:
         return None
-    children: dict[str, list[ModuleProfile]] = {}
+    children: defaultdict[str, list[ModuleProfile]] = defaultdict(list)
     for module in modules:
         if module.name:
-            children.setdefault(parent_name(module.name), []).append(module)
+            children[parent_name(module.name)].append(module)
     numbers: dict[object, int] = {}  # a number for every different tree, so that comparing two trees is comparing ints
     tree_numbers: dict[str, int] = {}
     nodes: dict[str, ModuleNode] = {}
+
+    def run_of(place: int, module: ModuleProfile) -> object:
+        """What equal neighbours that are numbered one after the other have in common."""
+        number = module.short_name
+        return (tree_numbers[module.name], int(number) - place) if number.isdecimal() else number
+
     for module in reversed(modules):  # those below a module come after it
-        below = children.get(module.name, [])
-        shown = (_what_shows(module), module.name in lower_bounds)
-        tree = (shown, tuple((child.short_name, tree_numbers[child.name]) for child in below))
+        below = children[module.name]
+        runs = [list(run) for _, run in groupby(enumerate(below), key=lambda item: run_of(*item))]
+        shown = (module.type_name, module.extra_repr, module.params, module.calls, module.total, module.alias_of)
+        trees_below = tuple((child.short_name, tree_numbers[child.name]) for child in below)
+        tree = (shown, module.name in lower_bounds, trees_below)
         tree_numbers[module.name] = numbers.setdefault(tree, len(numbers))
         nodes[module.name] = ModuleNode(
             module=module,
             children=tuple(
-                nodes[run[0].name] if len(run) == 1 else replace(nodes[run[0].name], last=run[-1], count=len(run))
-                for run in _runs(below, tree_numbers)
+                replace(nodes[run[0][1].name], last=run[-1][1] if len(run) > 1 else None, count=len(run))
+                for run in runs
             ),
             size=1 + sum(nodes[child.name].size for child in below),
             called=module.calls > 0 or any(nodes[child.name].called for child in below),
         )
     return nodes[modules[0].name]
-
-
-def _runs(siblings: Sequence[ModuleProfile], tree_numbers: Mapping[str, int]) -> Iterator[list[ModuleProfile]]:
-    """*siblings* in order, neighbours that are equal and numbered one after the other together."""
-    run: list[ModuleProfile] = []
-    for module in siblings:
-        if run and not (tree_numbers[run[-1].name] == tree_numbers[module.name] and _follows(run[-1], module)):
-            yield run
-            run = []
-        run.append(module)
-    if run:
-        yield run
-
-
-def _follows(before: ModuleProfile, module: ModuleProfile) -> bool:
-    first, second = before.short_name, module.short_name
-    return first.isdecimal() and second.isdecimal() and int(second) == int(first) + 1
-
-
-def _what_shows(module: ModuleProfile) -> object:
-    """What a reader sees of *module*; bytes and times may differ between equal layers."""
-    return (
-        module.type_name,
-        module.extra_repr,
-        module.params,
-        module.calls,
-        module.total,
-        module.alias_of,
-    )

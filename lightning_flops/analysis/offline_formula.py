@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from typing import NamedTuple
 
 from lightning_flops.analysis.formula import Formula, Sizes
 from lightning_flops.records import BucketFlops
 from lightning_flops.schema import shown
-from lightning_flops.schema.formula import (
-    SCHEMA_VERSION,
-    FormulaReport,
-    FormulaSize,
-    FormulaTerm,
-    SizedFlops,
-)
+from lightning_flops.schema.formula import SCHEMA_VERSION, FormulaReport, FormulaSize, FormulaTerm, SizedFlops
 
 _MOST_COUNTS = 40
 """Batches that are counted in search of a formula."""
@@ -47,11 +42,6 @@ class FlopsFormula:
 
     ``formula(batch=8, sequence=4096)`` gives the FLOPs for these sizes: by the formula, if they lie between sizes that
     were counted, else by counting a batch of these sizes on fake tensors. So the answer is exact for every size.
-
-    Args:
-        sizes: of the example, by name.
-        batch_names: those of them that count samples.
-        count: counts a batch of the given sizes, by name.
     """
 
     def __init__(
@@ -98,23 +88,15 @@ class FlopsFormula:
         return answer
 
     def _answer(self, values: tuple[int, ...]) -> SizedFlops:
-        predicted, counted = None, self._counted.get(values)
-        if counted is None and self._formula.covers(Sizes((values,))):
+        predicted = None
+        if values not in self._counted and self._formula.covers(Sizes((values,))):
             predicted = self._formula.flops(Sizes((values,)))
-        flops = predicted if counted is None else counted.flops
-        flops = self._take(values, self._formula) if flops is None else flops
-
-        def bucket(name: str) -> int:
-            return sum(value for (its, _), value in flops.items() if its == name)
-
-        return SizedFlops(
-            sizes=dict(zip(self._names, values, strict=True)),
-            forward=bucket("forward"),
-            backward=bucket("backward"),
-            recompute=bucket("recompute"),
-            skipped=bucket("skipped"),
-            source="counted" if predicted is None else "formula",
-        )
+        flops = self._take(values, self._formula) if predicted is None else predicted
+        buckets = dict.fromkeys(("forward", "backward", "recompute", "skipped"), 0)
+        for (bucket, _), value in flops.items():
+            buckets[bucket] += value
+        sizes = dict(zip(self._names, values, strict=True))
+        return SizedFlops(sizes=sizes, source="counted" if predicted is None else "formula", **buckets)
 
     def report(self) -> FormulaReport:
         """The formula, and the sizes it was asked for."""
@@ -164,22 +146,17 @@ class FlopsFormula:
         for apart in dict.fromkeys(map(tuple, ([1] * len(example), powers, whole))):
             formula = Formula()
             for values in _points(example, apart):
-                self._try(values, formula)
+                with suppress(Exception):  # of the user's model, which may refuse a size that nobody asked for
+                    self._take(values, formula)
                 found = formula.solved is not None and {one.step for one in formula.ranges} <= set(apart)
                 if found or formula.refused:
                     break
             if formula.solved is not None:
                 break
         for factor in _FAR if formula.solved is not None else ():
-            self._try(tuple(factor * size for size in example), formula)
+            with suppress(Exception):
+                self._take(tuple(factor * size for size in example), formula)
         return formula
-
-    def _try(self, values: tuple[int, ...], formula: Formula) -> None:
-        """Count a batch that the caller did not ask for; a model may refuse its size."""
-        try:
-            self._take(values, formula)
-        except Exception:  # of the user's model
-            return
 
     def _take(self, values: tuple[int, ...], formula: Formula) -> BucketFlops:
         counted = self._counted.get(values)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.budget import build_budget, own_seconds
@@ -34,18 +34,16 @@ _OUTSIDE_SHARE = 0.05
 
 
 def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
-    """Count, divide and look up: the profile of *window*, which no sink was given yet.
-
-    Args:
-        window: what was measured.
-        config: the profiler's settings; ``peak_flops_per_sec`` and ``memory_bytes_per_sec`` in it win over the
-            tables of devices.
-        traced: the window's traced step, analysed.
-    """
+    """Count, divide and look up: the profile of *window*, with its *traced* step, which no sink was given yet."""
     context, counts, cells = window.context, FlopCounts(window.flops), window.flops.cells
     timed = [step for step in window.timed_steps if is_timed(step)]
     steps = max(1, len(window.counted_steps))
-    total = _total_flops(counts, recompute_fwd_factor=config.recompute_fwd_factor)
+    total = StepFlops(
+        **asdict(counts.total),
+        skipped=counts.skipped,
+        without_backward=counts.without_backward,
+        backward_estimated=counts.estimated_backward(config.recompute_fwd_factor),
+    )
     timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=context.trains, processor=window.processor)
     dtypes = _flops_by_dtype(cells)
     peaks, bandwidth, peaks_from = _device_figures(context, config, dtypes)
@@ -132,20 +130,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     )
 
 
-def _total_flops(counts: FlopCounts, *, recompute_fwd_factor: float) -> StepFlops:
-    """FLOPs of all counted steps together."""
-    total = counts.total
-    return StepFlops(
-        forward=total.forward,
-        backward=total.backward,
-        recompute=total.recompute,
-        optimizer=total.optimizer,
-        skipped=counts.skipped,
-        without_backward=counts.without_backward,
-        backward_estimated=counts.estimated_backward(recompute_fwd_factor),
-    )
-
-
 def _mean_flops(total: StepFlops, *, steps: int) -> StepFlops:
     """*total* over *steps* counted steps as that of one, each figure to the nearest whole FLOP."""
     return StepFlops(**{one.name: (2 * getattr(total, one.name) + steps) // (2 * steps) for one in fields(StepFlops)})
@@ -176,7 +160,7 @@ def peak_seconds_of_step(
 
 def _operators(cells: Sequence[OperatorCell]) -> tuple[OperatorProfile, ...]:
     """Each operator that ran and has a place in the counts, most FLOPs first."""
-    operators = [
+    operators = (
         OperatorProfile(
             operator=name,
             calls=sum(cell.calls for cell in group),
@@ -185,7 +169,7 @@ def _operators(cells: Sequence[OperatorCell]) -> tuple[OperatorProfile, ...]:
             bytes=sum(cell.bytes_read + cell.bytes_written for cell in group),
         )
         for name, group in grouped(cells, lambda cell: cell.operator).items()
-    ]
+    )
     return tuple(sorted(operators, key=lambda one: (-one.flops.total, one.operator)))
 
 
@@ -232,14 +216,7 @@ def build_energy(gpu: GpuRecord | None, timing: TimingProfile | None) -> Energy 
     """The energy of a step, from what the GPU's counters measured in all timed ones.
 
     The host runs ahead of the GPU, by about the same time at the first reading and at the last. So the readings say
-    the mean power of these steps, and a step's energy is this power times its seconds.
-
-    Args:
-        gpu: what was read; None if nothing was.
-        timing: means over the timed steps; None if none was timed.
-
-    Returns:
-        None if nothing was read.
+    the mean power of these steps, and a step's energy is this power times its seconds. None if nothing was read.
     """
     if gpu is None:
         return None

@@ -6,11 +6,9 @@ is guessed for the others. Only figures of one copy of the model are averages.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from fractions import Fraction
 from statistics import median
 from typing import Literal
 
@@ -32,15 +30,9 @@ from lightning_flops.schema.step import JobRates, StepFlops
 def with_ranks(
     profile: Profile, answers: Sequence[RankRecord | RankAbsence], *, thresholds: AdviceThresholds | None = None
 ) -> Profile:
-    """*profile* with what all ranks did together.
+    """*profile*, of the rank that reports, with what all ranks did together; unchanged if *answers* has no record.
 
-    Args:
-        profile: of the rank that reports.
-        answers: of all ranks, in any order; a rank that is not among them counts as one that sent nothing.
-        thresholds: of the advice; None for the defaults.
-
-    Returns:
-        *profile* unchanged if *answers* has no record, not even of its own rank.
+    A rank that is not among the *answers*, which come in any order, counts as one that sent nothing.
     """
     records, absences = _sorted_out(profile, answers)
     if not records:
@@ -115,7 +107,13 @@ def _merged(
     stages = _stages(profiles)
     whole = stages if len(stages) == context.pp_size else None
     model, hardware = flops_by_dtype(profiles, "model"), flops_by_dtype(profiles, "hardware")
-    devices = device_groups(profiles, model)
+    devices = tuple(
+        DeviceGroup(device_name=name, ranks=ranks, peak_flops_per_sec=peak)
+        for (name, peak), ranks in sorted(
+            Counter((one.context.device_name, _peak(one, model)) for one in profiles).items(),
+            key=lambda item: (-item[1], item[0][0], item[0][1] or 0.0),
+        )
+    )
     rates, unavailable = build_job_rates(profiles, model=model, hardware=hardware)
     return RanksProfile(
         world_size=context.world_size,
@@ -136,17 +134,12 @@ def _merged(
         stages=stages if context.pp_size > 1 else (),
         communication=_communication(records),
         stragglers=find_stragglers(records, thresholds=thresholds),
-        left_out=_left_out(records),
+        left_out=tuple(
+            f"{name_ranks(one.rank for one in records if sentence in one.left_out)}: {sentence}"
+            for sentence in dict.fromkeys(sentence for one in records for sentence in one.left_out)
+        ),
         ranks=tuple(map(_figures, profiles)),
     )
-
-
-def _left_out(records: Iterable[RankRecord]) -> tuple[str, ...]:
-    by_sentence: defaultdict[str, list[int]] = defaultdict(list)
-    for record in records:
-        for sentence in record.left_out:
-            by_sentence[sentence].append(record.rank)
-    return tuple(f"{name_ranks(ranks)}: {sentence}" for sentence, ranks in by_sentence.items())
 
 
 def _step_flops(figure: Callable[[str], int]) -> StepFlops:
@@ -171,23 +164,25 @@ def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
     by_stage: defaultdict[int, list[Profile]] = defaultdict(list)
     for one in profiles:
         by_stage[one.context.pp_rank].append(one)
-    return tuple(_stage(stage, by_stage[stage]) for stage in sorted(by_stage))
+    return tuple(
+        StageProfile(
+            stage=stage,
+            # Each rank answers for the whole stage; one that could not look is passed over.
+            params=max((one.params for one in ranks if one.params is not None), default=None),
+            trainable_params=max(
+                (one.trainable_params for one in ranks if one.trainable_params is not None), default=None
+            ),
+            flops=_of_one_copy(ranks),
+        )
+        for stage, ranks in sorted(by_stage.items())
+    )
 
 
-def _stage(stage: int, profiles: Sequence[Profile]) -> StageProfile:
-    copies = Fraction(len(profiles), ranks_of_one_copy(profiles[0].context))
-
-    def most(params: Iterable[int | None]) -> int | None:
-        """Each rank answers for the whole stage; one that could not look is passed over."""
-        return max((one for one in params if one is not None), default=None)
-
-    return StageProfile(
-        stage=stage,
-        params=most(one.params for one in profiles),
-        trainable_params=most(one.trainable_params for one in profiles),
-        flops=_step_flops(
-            lambda name: math.floor(sum(getattr(one.flops, name) for one in profiles) / copies + Fraction(1, 2))
-        ),
+def _of_one_copy(ranks: Sequence[Profile]) -> StepFlops:
+    """FLOPs of one copy of a stage whose copies are in *ranks*, to the nearest whole FLOP."""
+    parts, of_all = ranks_of_one_copy(ranks[0].context), len(ranks)
+    return _step_flops(
+        lambda name: (2 * parts * sum(getattr(one.flops, name) for one in ranks) + of_all) // (2 * of_all)
     )
 
 
@@ -212,25 +207,10 @@ def _peak(profile: Profile, flops: Mapping[str, float]) -> float | None:
     return per_second(amount=sum(flops.values()), seconds=seconds)
 
 
-def device_groups(profiles: Iterable[Profile], model: Mapping[str, float]) -> tuple[DeviceGroup, ...]:
-    """Which devices the ranks have, most ranks first, and what each can do of the FLOPs in *model*."""
-    groups = Counter((one.context.device_name, _peak(one, model)) for one in profiles)
-    return tuple(
-        DeviceGroup(device_name=name, ranks=ranks, peak_flops_per_sec=peak)
-        for (name, peak), ranks in sorted(groups.items(), key=lambda item: (-item[1], item[0][0], item[0][1] or 0.0))
-    )
-
-
 def build_job_rates(
     profiles: Sequence[Profile], *, model: Mapping[str, float], hardware: Mapping[str, float]
 ) -> tuple[JobRates, dict[str, str]]:
-    """Every ratio of the job, and the reason for each one that is None: that of the ranks that do not know it.
-
-    Args:
-        profiles: of the ranks that answered.
-        model: model FLOPs of all of them by dtype.
-        hardware: hardware FLOPs of them.
-    """
+    """Every ratio of the job, and the reason for each one that is None: that of the ranks that do not know it."""
     rates = {
         "mfu": _utilization(profiles, model),
         "hfu": _utilization(profiles, hardware),

@@ -47,12 +47,7 @@ class _Rank(NamedTuple):
 def find_stragglers(
     records: Sequence[RankRecord], *, thresholds: AdviceThresholds | None = None
 ) -> tuple[Straggler, ...]:
-    """The ranks that the others wait for, the one that they wait for longest first; none where all keep pace.
-
-    Args:
-        records: of the ranks of one job. Of a pipeline, each is held against the ranks of its own stage.
-        thresholds: how late is late; None for the defaults.
-    """
+    """The ranks of one job that the others wait for, longest first; each is held against its own pipeline stage."""
     stages: defaultdict[int, list[RankRecord]] = defaultdict(list)
     for record in records:
         if record.profile.timing is not None:
@@ -67,11 +62,7 @@ def find_stragglers(
 def find_stragglers_in_traces(
     ranks: Sequence[Sequence[TracedPart]], *, thresholds: AdviceThresholds | None = None
 ) -> tuple[Straggler, ...]:
-    """Stragglers, where nothing is known of the ranks but the parts of their traced steps.
-
-    Returns:
-        Stragglers whose ``rank`` is a place in *ranks*.
-    """
+    """Stragglers, whose ``rank`` is a place in *ranks*: nothing is known but the parts of their traced steps."""
     peers = []
     for place, parts in enumerate(ranks):
         own_sec = {part.name.replace("_", " "): part.wall_sec - part.exposed_sec for part in parts}

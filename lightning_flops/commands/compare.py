@@ -7,15 +7,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from lightning_flops.commands.terminal import (
-    AS_WRITTEN,
-    PROGRAM,
-    Commands,
-    add_forms,
-    complain,
-    print_whole,
-    terminal_width,
-)
+from lightning_flops.commands import terminal
+from lightning_flops.commands.terminal import PROGRAM, Commands, complain, print_whole
 from lightning_flops.commands.traces import add_peaks, analyzed, held_against
 from lightning_flops.errors import ComparisonError
 
@@ -29,29 +22,27 @@ def add(commands: Commands) -> None:
         "compare",
         help="say why the steps of one run take longer than those of another, by profiles or traces",
         description=(
-            "Give every millisecond between the steps of two profiled runs a cause: more work, worse efficiency or\n"
-            "more waiting, by part of the step and by module, and say what is noise. Of two traces of torch.profiler,\n"
-            "say which part, kernel, operator and collective takes longer, and what is noise."
+            "Say how much of the time between the steps of two profiled runs is more work, worse efficiency, more\n"
+            "waiting or noise, by part of the step and by module; of two traces of torch.profiler, by part, kernel,\n"
+            "operator and collective."
         ),
         epilog=(
             "examples:\n"
-            f"  {PROGRAM} compare before/profile.json after/profile.json\n"
             f"  {PROGRAM} compare lightning_logs/version_0 lightning_logs/version_1\n"
             f"  {PROGRAM} compare before.pt.trace.json.gz after.pt.trace.json.gz\n"
-            f"  {PROGRAM} compare --json s3://runs/main/profile.json logs > difference.json\n"
             f"  {PROGRAM} compare --fail-if 'global_step_sec > 1.05' --fail-if 'hardware_flops > 1' main branch\n"
             "\n"
             "exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared, and\n"
             "standard error says why. 3: a condition is inconclusive: a run was starved of processors."
         ),
-        formatter_class=AS_WRITTEN,
+        formatter_class=terminal.AS_WRITTEN,
         allow_abbrev=False,
     )
     compare.set_defaults(act=_compare)
     where = "profile.json of a run or its folder of logs; or a trace, or a folder with one of each rank; path or URL"
-    compare.add_argument("a", metavar="A", help=f"what is compared with: {where}")
-    compare.add_argument("b", metavar="B", help="what it is compared with, of the same kind")
-    add_forms(compare, "the whole comparison")
+    compare.add_argument("a", metavar="A", help=f"the run before: {where}")
+    compare.add_argument("b", metavar="B", help="the run after, of the same kind")
+    terminal.add_forms(compare, "the whole comparison")
     compare.add_argument("--quiet", action="store_true", help="print nothing but the verdicts on conditions")
     add_peaks(compare)
     compare.add_argument(
@@ -77,7 +68,7 @@ def _compare(options: argparse.Namespace) -> int:
 
     comparison, render, render_page = _compared(options)
     if not options.quiet:
-        print_whole(comparison.to_json() if options.json else render(comparison, width=terminal_width()))
+        print_whole(comparison.to_json() if options.json else render(comparison, width=terminal.terminal_width()))
     statuses = {0}
     for condition in options.fail_if:
         try:
@@ -94,11 +85,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _compared(options: argparse.Namespace) -> tuple[Any, Callable[..., str], Callable[..., str]]:
-    """The comparison of two profiles, or of the traces of two runs, and what makes its text and its page.
-
-    Raises:
-        LightningFlopsError: the two cannot be read or compared.
-    """
+    """The comparison of two profiles, or of the traces of two runs, and what makes its text and its page."""
     from lightning_flops.sinks.profile_files import traces_at
 
     sources = (options.a, options.b)

@@ -20,10 +20,7 @@ def add(commands: Commands) -> None:
     formula = commands.add_parser(
         "formula",
         help="say what a model's FLOPs are as a function of its batch's sizes",
-        description=(
-            "Say what one forward and backward of a model costs as an exact function of its batch's sizes, from fake "
-            "tensors: nothing of it runs."
-        ),
+        description="Say what a forward and backward cost as an exact function of the batch's sizes, on fake tensors.",
         epilog=f"example:\n  {PROGRAM} formula my_models.py:bert --vary input_ids=0,1 --at batch=8,sequence=4096",
         formatter_class=AS_WRITTEN,
         allow_abbrev=False,
@@ -64,8 +61,7 @@ def _sizes(text: str) -> dict[str, int]:
     try:
         return {name: int(size) for name, size in (part.split("=") for part in text.split(","))}
     except ValueError:
-        words = f"must be names and sizes, as batch=8,sequence=512, got {shown(text)}"
-        raise argparse.ArgumentTypeError(words) from None
+        raise argparse.ArgumentTypeError(f"must be as batch=8,sequence=512, got {shown(text)}") from None
 
 
 def _print_formula(options: argparse.Namespace) -> int:
@@ -84,11 +80,7 @@ def _print_formula(options: argparse.Namespace) -> int:
 
 
 def _example(where: str) -> tuple[Any, Any]:
-    """The model and the batch that the function named by *where* returns.
-
-    Raises:
-        LightningFlopsError: there is no such function, or it returns something else.
-    """
+    """The model and the batch that the function named by *where* returns."""
     source, _, name = where.rpartition(":")
     if not source:
         raise LightningFlopsError(f"the example must be FILE.py:FUNCTION or MODULE:FUNCTION, got {shown(where)}")

@@ -19,10 +19,9 @@ def add(commands: Commands) -> None:
         "peak",
         help="measure what this machine's devices reach, for MFU where no vendor's peak is known",
         description=(
-            "Measure the fastest matrix product of each dtype, and a copy, on the processor and on the first GPU: two "
-            "seconds for each. The figures are kept in the cache folder of the user (XDG_CACHE_HOME, or ~/.cache). "
-            "Reports of runs on this machine use them, and say so, where no vendor's peak is known. Run it while "
-            "nothing else runs."
+            "Measure the fastest matrix product of each dtype, and a copy, on the processor and the first GPU, while "
+            "nothing else runs. Reports of runs on this machine use the figures, and say so, where no vendor's peak is "
+            "known. They are kept in the cache folder of the user (XDG_CACHE_HOME, or ~/.cache)."
         ),
     )
     peak.set_defaults(act=_measure)
@@ -46,18 +45,17 @@ def _measure(options: argparse.Namespace) -> int:
         products, copy = measure(device)
         found[name] = {**products, COPY: copy}
         threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-        rates = (
-            f"  {what:<10}{si(one, 'B/s' if what == COPY else 'FLOP/s'):>16}\n" for what, one in found[name].items()
-        )
-        print_whole(f"{name}{threads}, measured:\n{''.join(rates)}")
+        print_whole(f"{name}{threads}, measured:\n")
+        for what, rate in found[name].items():
+            print_whole(f"  {what:<10}{si(rate, 'B/s' if what == COPY else 'FLOP/s'):>16}\n")
     loss = watch.loss()
     waited = 0.0 if loss is None else loss.waited_share or 0.0
     if waited > _STARVED:
         kept = "They are not kept: run" if waited > _USELESS else "Run"
         words = f"for {waited:.0%} of the time it waited for processors, so the figures are too low. {kept} it again"
         complain(f"{words} while nothing else runs.", command="peak")
-    if waited > _USELESS:
-        return 1
+        if waited > _USELESS:
+            return 1
     write_text_file(measured_file(host), json.dumps(found, indent=2) + "\n")
     print_whole(f"Reports use this where no vendor's peak is known. It is kept in {measured_file(host)}.\n")
     return 0

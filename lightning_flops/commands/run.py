@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import io
 import json
 import os
+import re
 import runpy
 import sys
 import zipfile
@@ -19,8 +20,6 @@ from lightning_flops.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning_flops.adapters.run_program import LoopFinder
-
-_SETTING = "setting:"
 
 _RANKS_OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 """Environment variables by which launchers number processes: the first that is there is 0 in the first process."""
@@ -40,16 +39,14 @@ def add(commands: Commands) -> None:
         help="run a training program unchanged, profiled",
         usage="%(prog)s [-h] [--profile-step N] [--log-dir DIR] [...] [-m] PROGRAM [ARGUMENT ...]",
         description=(
-            "Run a Python program unchanged, and profile its training: every Trainer of Lightning and of transformers, "
-            "every DeepSpeed engine whose config has an enabled flops_profiler block, and otherwise its first loop: "
-            "the outermost module that is called, and the first optimizer that updates it. A profiler that the program "
-            "has itself goes before. LIGHTNING_FLOPS=0 in the environment leaves all but DeepSpeed alone. Processes "
-            "that the Trainer or torchrun starts are profiled; those that the program starts itself are not."
+            "Run a Python program unchanged, and profile its training: every Trainer of Lightning and transformers,\n"
+            "every DeepSpeed engine whose config has an enabled flops_profiler block, and otherwise its first loop.\n"
+            "A profiler of the program's own goes before. LIGHTNING_FLOPS=0 in the environment leaves all but\n"
+            "DeepSpeed alone. Of other processes, those are profiled that the Trainer or torchrun starts."
         ),
         epilog=(
             "examples:\n"
-            f"  {PROGRAM} run train.py --epochs 3\n"
-            f"  {PROGRAM} run --profile-step 20 --log-dir logs train.py\n"
+            f"  {PROGRAM} run --profile-step 20 --log-dir logs train.py --epochs 3\n"
             f"  torchrun --nproc-per-node 2 -m lightning_flops run --tokens-per-sample 2048 -m my_package.train"
         ),
         formatter_class=AS_WRITTEN,
@@ -62,7 +59,7 @@ def add(commands: Commands) -> None:
     group = run.add_argument_group("settings")
     for name in ARGUMENTS:
         words = SETTINGS[name].help.replace("``", "").replace("%", "%%")
-        group.add_argument(_option(name), dest=f"{_SETTING}{name}", metavar="VALUE", type=_value, help=words)
+        group.add_argument(_option(name), metavar="VALUE", type=_value, help=words)
     run.add_argument(
         "program",
         nargs=argparse.PARSER,
@@ -85,25 +82,23 @@ def _value(text: str) -> object:
 
 def profile_program(options: argparse.Namespace, program: Sequence[str]) -> int:
     """Run *program*, which is its name and its arguments; returns the exit status. What it raises is raised here."""
-    target, is_module = program[0], bool(options.module)
-    given = {
-        name.removeprefix(_SETTING): value
-        for name, value in vars(options).items()
-        if name.startswith(_SETTING) and value is not None
-    }
+    from lightning_flops.config import ARGUMENTS, BLOCK
+
+    given = {name: value for name, value in vars(options).items() if name in ARGUMENTS and value is not None}
     try:
         profiled = _Profiled(given, log_dir=options.log_dir)
     except ConfigError as wrong:
-        complain(f"error: {wrong}", command="run")
+        words = re.sub(rf"{BLOCK}\.(\w+)", lambda found: _option(found[1]), str(wrong))
+        complain(f"error: {words}", command="run")
         return 2
-    if missing := _missing(target, is_module=is_module):
-        complain(missing)
-        return 1 if is_module else 2
+    if not options.module and not os.path.exists(program[0]):
+        complain(f"can't open file {program[0]!r}: No such file or directory")
+        return 2
     sys.argv = list(program)
     error: BaseException | None = None
     try:
         profiled.begin()
-        _run(target, is_module=is_module)
+        _run(program[0], is_module=options.module)
     except BaseException as raised:
         error = raised
         raise
@@ -128,41 +123,20 @@ def _run(target: str, *, is_module: bool) -> None:
             exec(compile(file.read(), main.__file__, "exec"), vars(main))
 
 
-def _missing(target: str, *, is_module: bool) -> str:
-    """Why there is no such program, in Python's words; empty if there is."""
-    if not is_module:
-        return "" if os.path.exists(target) else f"can't open file {target!r}: No such file or directory"
-    try:
-        return "" if importlib.util.find_spec(target) is not None else f"No module named {target}"
-    except ImportError as error:
-        return str(error)
-
-
 class _Profiled:
     """Has the program's training profiled. No framework is loaded before the program loads it.
 
-    Args:
-        given: settings of the profilers, which win over those in the environment.
-        log_dir: a folder for the reports of a training whose framework has none for them.
-
-    Raises:
-        ConfigError: a setting breaks its rule.
+    The settings *given* win over those in the environment; a ConfigError says what is wrong with one.
     """
 
     def __init__(self, given: dict[str, Any], *, log_dir: str | None) -> None:
         from lightning_flops import entry_points
-        from lightning_flops.config import BLOCK, config_from
+        from lightning_flops.config import config_from
 
         self._settings = {**entry_points.settings(), **given}
         self._log_dir = log_dir
         self._finder: LoopFinder | None = None
-        try:
-            self._config = config_from(dict(self._settings), owner="run")
-        except ConfigError as error:
-            words = str(error)
-            for name in given:
-                words = words.replace(f"{BLOCK}.{name} ", f"{_option(name)} ", 1)
-            raise ConfigError(words) from None
+        self._config = config_from(self._settings, owner="run")
 
     def begin(self) -> None:
         """The program begins; it and what it starts see our environment, in which a value that is there stays."""
@@ -175,7 +149,7 @@ class _Profiled:
         if self._log_dir is not None:
             os.environ[entry_points.LOG_DIR] = self._log_dir
         os.environ.setdefault(entry_points.LOG_DIR, OWN_FOLDER)
-        when_imported("deepspeed", _install)
+        when_imported("deepspeed", lambda _: importlib.import_module("lightning_flops.deepspeed").install())
         if entry_points.is_on():
             when_imported("transformers.trainer", self._give_callback)
             when_imported("torch", self._find_loop)
@@ -198,9 +172,9 @@ class _Profiled:
             self._finder.end(error)
         if (of_engines := sys.modules.get("lightning_flops.deepspeed")) is not None:
             of_engines.end_all()  # a report that is being written counts, too
-        rank = next((os.environ[name] for name in _RANKS_OF_LAUNCHERS if name in os.environ), "0")
         reports = sys.modules.get("lightning_flops.run.reports")  # not imported here: it would import torch
         outcomes = None if reports is None else reports.OUTCOMES
+        rank = next((os.environ[name] for name in _RANKS_OF_LAUNCHERS if name in os.environ), "0")
         if rank == "0" and (outcomes is None or not (outcomes.profiles or outcomes.warned)):
             say(f"nothing was profiled: {self._reason(outcomes)}")
 
@@ -216,9 +190,3 @@ class _Profiled:
             return "the program did not import torch"
         seen = "no module that was called owns what its optimizers update"
         return f"{seen if self._finder.updated else 'no optimizer made a step'} in this process: {_WHAT_TO_WRITE}"
-
-
-def _install(deepspeed: ModuleType) -> None:
-    from lightning_flops.deepspeed import install
-
-    install()

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_flops.errors import ConfigError
@@ -62,9 +63,7 @@ def held_against(options: argparse.Namespace, profile: Profile) -> Profile:
     from lightning_flops.analysis.given_peaks import with_given_peaks, with_measured_peaks
 
     given = peaks(options)
-    if given.flops_per_sec is None and given.memory_bytes_per_sec is None:
-        return with_measured_peaks(profile)
-    return with_given_peaks(profile, flops_per_sec=given.flops_per_sec, memory_bytes_per_sec=given.memory_bytes_per_sec)
+    return with_measured_peaks(profile) if given == type(given)() else with_given_peaks(profile, **asdict(given))
 
 
 def _peak(text: str) -> tuple[str | None, float]:
@@ -73,10 +72,10 @@ def _peak(text: str) -> tuple[str | None, float]:
     dtype, equals, value = text.rpartition("=")
     peak = _number(value)
     try:
-        ProfilerConfig(peak_flops_per_sec={dtype: peak} if equals else peak)
+        kept = ProfilerConfig(peak_flops_per_sec={dtype: peak} if equals else peak).peak_flops_per_sec
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    return dtype if equals else None, peak
+    return next(iter(kept)) if isinstance(kept, dict) else None, peak
 
 
 def _number(text: str) -> float:

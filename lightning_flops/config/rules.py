@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from lightning_flops.config.values import BLOCK, PEAK_DTYPES, AdviceThresholds, TraceSchedule
@@ -27,10 +26,6 @@ class Rule(NamedTuple):
     kept: Callable[[Any], Any]
     """Returns the form in which a value is kept: Python's own numbers, and copies that no caller changes. It raises a
     ValueError for one that breaks the rule."""
-
-
-class Hint(ValueError):
-    """A value breaks its rule, and the message says what may be meant."""
 
 
 def _require(holds: object) -> None:
@@ -60,15 +55,10 @@ def _integer(value: Any, least: int) -> int:
     return int(value)
 
 
-def _number(value: Any) -> float:
+def _number(value: Any, *, zero: bool = True) -> float:
     _require(isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf)
+    _require(zero or value > 0)
     return float(value)
-
-
-def _positive(value: Any) -> float:
-    number = _number(value)
-    _require(number)
-    return number
 
 
 def integer_from(lowest: int) -> Rule:
@@ -84,7 +74,7 @@ def _steps(value: Any) -> int | tuple[int, ...]:
 
 
 NUMBER_FROM_ZERO = Rule("a number >= 0", _number)
-POSITIVE_OR_NONE = _or_none(Rule("a number > 0", _positive))
+POSITIVE_OR_NONE = _or_none(Rule("a number > 0", lambda value: _number(value, zero=False)))
 INTERVAL_OR_NONE = _or_none(integer_from(1))
 STEP_OR_STEPS = Rule("an integer >= 0, or a list of such", _steps)
 COUNT_FUNCTION_OR_NONE = _or_none(
@@ -95,30 +85,21 @@ COUNT_FUNCTION_OR_NONE = _or_none(
 # ---- numbers by name
 
 
-def _by_name(value: Any, names: Mapping[str, Any], number: Callable[[Any], Any]) -> dict[str, Any]:
+def _by_name(value: Any, names: Iterable[str], number: Callable[[Any], Any]) -> dict[str, Any]:
     _require(isinstance(value, Mapping) and all(isinstance(name, str) and name in names for name in value))
     return {name: number(one) for name, one in value.items()}
 
 
-_SHORT = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "half": "float16",
-    "fp32": "float32",
-    "fp64": "float64",
-    "fp8": "float8",
-}
+_SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64", "fp8": "float8"}
 """Other names of dtypes that have peaks."""
 
 
 def _peak(value: Any) -> float | dict[str, float]:
     if not isinstance(value, Mapping):
-        return _positive(value)
+        return _number(value, zero=False)
     _require(value)
-    for name in value:
-        if name in _SHORT:
-            raise Hint(f"did you mean {_SHORT[name]}?")
-    return _by_name(value, dict.fromkeys(PEAK_DTYPES), _positive)
+    found = _by_name(value, (*PEAK_DTYPES, *_SHORT), lambda one: _number(one, zero=False))
+    return {_SHORT.get(name, name): one for name, one in found.items()}
 
 
 def _schedule(value: Any) -> TraceSchedule:
@@ -131,7 +112,7 @@ def _schedule(value: Any) -> TraceSchedule:
 PEAK_OR_NONE = _or_none(
     Rule(f"a number > 0, a mapping from dtype names ({', '.join(PEAK_DTYPES)}) to numbers > 0", _peak)
 )
-_THRESHOLDS = {field.name: field for field in fields(AdviceThresholds)}
+_THRESHOLDS = asdict(AdviceThresholds())
 THRESHOLDS_OR_NONE = _or_none(
     Rule(
         f"a mapping from names ({', '.join(_THRESHOLDS)}) to numbers >= 0",
@@ -146,50 +127,31 @@ TRACE_SCHEDULE_OR_NONE = _or_none(
 # ---- words
 
 
-def _is_tag_prefix(value: object) -> bool:
-    # MLflow is the strictest of the usual loggers. It takes these characters, in a path that normpath leaves as it is.
-    return (
-        isinstance(value, str)
-        and re.fullmatch(r"[A-Za-z0-9_/. -]+", value) is not None
-        and value.strip() == posixpath.normpath(value) == value
-        and value[0] not in "/."
-    )
-
+# MLflow is the strictest of the usual loggers: these characters, in a path without dots for folders.
+_TAG_PREFIX = re.compile(r"(?! )[A-Za-z0-9_ -][A-Za-z0-9_. -]*(/[A-Za-z0-9_ -][A-Za-z0-9_. -]*)*(?<! )")
 
 BOOLEAN = _checked("true or false", lambda value: isinstance(value, bool))
 FULL_OR_HALF = _checked("'full' or 'half'", lambda value: isinstance(value, str) and value in ("full", "half"))
 PATH_OR_NONE = _or_none(_checked("a path or URL as text", lambda value: isinstance(value, str) and value.strip()))
-TAG_PREFIX = _checked("letters, digits, spaces and _ - . with single / only between them", _is_tag_prefix)
+TAG_PREFIX = _checked(
+    "letters, digits, spaces and _ - . with single / only between them",
+    lambda value: isinstance(value, str) and _TAG_PREFIX.fullmatch(value),
+)
 
 
 # ---- names
 
 
-_LONGEST = 300
-"""Characters of a warning about a block. A value in it may be as long as a file."""
-
-
-def clipped(text: str) -> str:
-    """*text*, cut short where it is too long for a warning."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-def nearest(name: object, known: Iterable[str]) -> str:
-    """The one of *known* that is most like *name*; the first one if several are."""
-    text = clipped(name if isinstance(name, str) else shown(name))
-    return max(known, key=lambda other: difflib.SequenceMatcher(None, text, other).ratio())
+def unknown_setting(name: object, known: Iterable[str], *, owner: str = "") -> str:
+    """That *name* is none of the settings *known* to *owner*, and which of them is most like it."""
+    named = name if isinstance(name, str) and re.fullmatch(r"[ -~]{1,60}", name) else shown(name, chars=60)
+    near = max(known, key=lambda other: difflib.SequenceMatcher(None, named, other).ratio())
+    return f"{BLOCK}.{named} is not a setting{f' of {owner}' if owner else ''}, did you mean {near}?"
 
 
 def refuse_unknown(names: Iterable[object], *, known: Iterable[str], owner: str = "") -> None:
-    """Raise an error if one of *names* is not in *known*.
-
-    Raises:
-        ConfigError: one is not. The message names the nearest setting, and *owner*, which knows only some settings.
-    """
+    """Raise a ConfigError if one of *names* is not in *known*."""
     known = list(known)
     for name in names:
         if name not in known:
-            named = str(name) if isinstance(name, str) and re.fullmatch(r"[ -~]{1,60}", name) else shown(name, chars=60)
-            near = difflib.get_close_matches(named, known, n=1)
-            hint = f", did you mean {near[0]}?" if near else f"; the settings are {', '.join(known)}"
-            raise ConfigError(f"{BLOCK}.{named} is not a setting{f' of {owner}' if owner else ''}{hint}")
+            raise ConfigError(unknown_setting(name, known, owner=owner))

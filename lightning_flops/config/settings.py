@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -11,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from lightning_flops.config import rules
 from lightning_flops.config.config_file import read_config
-from lightning_flops.config.rules import clipped, nearest, refuse_unknown
+from lightning_flops.config.rules import refuse_unknown, unknown_setting
 from lightning_flops.config.values import BLOCK, AdviceThresholds, TraceSchedule
 from lightning_flops.errors import ConfigError
 from lightning_flops.text.printable import shown
@@ -38,7 +39,12 @@ class Setting(NamedTuple):
 
 
 def _setting(
-    default: _T, rule: rules.Rule, help: str, *, of_the_trace: bool = False, in_a_block_only: bool = False
+    default: _T,
+    help: str,
+    rule: rules.Rule = rules.BOOLEAN,
+    *,
+    of_the_trace: bool = False,
+    in_a_block_only: bool = False,
 ) -> _T:
     """The field of a setting. For type checkers it is its default, as with ``dataclasses.field``."""
     return field(default=default, metadata={"setting": Setting(rule, help, of_the_trace, in_a_block_only)})
@@ -53,145 +59,128 @@ class ProfilerConfig:
     """
 
     enabled: bool = _setting(
-        True,
-        rules.BOOLEAN,
-        "Whether to profile at all. A DeepSpeed block without this key is not enabled.",
-        in_a_block_only=True,
+        True, "Whether to profile at all. A DeepSpeed block without this key is not enabled.", in_a_block_only=True
     )
     profile_step: int | tuple[int, ...] = _setting(
         1,
-        rules.STEP_OR_STEPS,
         "The step to profile, given as the number of steps of this run before it. A list profiles each of its steps; "
         "one that falls into the window of another is left out, and the log names it.",
+        rules.STEP_OR_STEPS,
     )
     module_depth: int = _setting(
         -1,
-        rules.integer_from(-1),
         "The deepest level of modules in the report: 0 is the root, 1 its children; -1 shows all.",
+        rules.integer_from(-1),
     )
     top_modules: int = _setting(
-        1, rules.integer_from(1), "How many modules the aggregated profile lists at each level."
+        1, "How many modules the aggregated profile lists at each level.", rules.integer_from(1)
     )
     detailed: bool = _setting(
         False,
-        rules.BOOLEAN,
         "Append DeepSpeed's summary, every other table and the tree of modules to the report. In a DeepSpeed config it "
         "is true unless the block says otherwise, as there.",
     )
     output_file: str | None = _setting(
         None,
-        rules.PATH_OR_NONE,
         "A file for the text report, as a path or a URL that fsspec opens. None shows it on the console.",
+        rules.PATH_OR_NONE,
     )
     recompute_fwd_factor: float = _setting(
         0.0,
-        rules.NUMBER_FROM_ZERO,
         "How many forward passes the backward repeats. It changes only the estimated backward; the measured one needs "
         "no hint.",
+        rules.NUMBER_FROM_ZERO,
     )
-    timing_steps: int = _setting(20, rules.integer_from(1), "How many steps are timed after the counted one.")
+    timing_steps: int = _setting(20, "How many steps are timed after the counted one.", rules.integer_from(1))
     trace: bool = _setting(
-        True,
-        rules.BOOLEAN,
-        "Run some more steps under torch.profiler, for the time of each module, operator and kernel.",
+        True, "Run some more steps under torch.profiler, for the time of each module, operator and kernel."
     )
     trace_dir: str | None = _setting(
         None,
-        rules.PATH_OR_NONE,
         "A folder, as a path or URL, for the trace file of those steps; with ``all_ranks``, for the files of all "
         "ranks. None keeps no file.",
+        rules.PATH_OR_NONE,
         of_the_trace=True,
     )
     record_shapes: bool = _setting(
-        False, rules.BOOLEAN, "Record the shapes of operators' inputs in the traced steps.", of_the_trace=True
+        False, "Record the shapes of operators' inputs in the traced steps.", of_the_trace=True
     )
-    profile_memory: bool = _setting(
-        False, rules.BOOLEAN, "Record what is allocated and freed in the traced steps.", of_the_trace=True
-    )
+    profile_memory: bool = _setting(False, "Record what is allocated and freed in the traced steps.", of_the_trace=True)
     with_stack: bool = _setting(
-        False,
-        rules.BOOLEAN,
-        "Record the Python calls of the traced steps. It makes them much slower.",
-        of_the_trace=True,
+        False, "Record the Python calls of the traced steps. It makes them much slower.", of_the_trace=True
     )
-    monitor: bool = _setting(
-        True, rules.BOOLEAN, "Log throughput and MFU as long as training runs, and a summary at the end."
-    )
+    monitor: bool = _setting(True, "Log throughput and MFU as long as training runs, and a summary at the end.")
     batch_size: int | Callable[[Any], int] | None = _setting(
         None,
-        rules.COUNT_FUNCTION_OR_NONE,
         "Samples in each batch, or a function that returns the samples of the batch it is given. None takes the first "
         "dimension of the batch's tensors, or else the micro-batch of a DeepSpeed engine.",
+        rules.COUNT_FUNCTION_OR_NONE,
     )
     tokens_per_sample: int | Callable[[Any], int] | None = _setting(
         None,
-        rules.COUNT_FUNCTION_OR_NONE,
         "Tokens in each sample, or a function that returns the tokens of the whole batch it is given. None: tokens are "
         "read from the batches, where these show them.",
+        rules.COUNT_FUNCTION_OR_NONE,
     )
     causal_attention: Literal["full", "half"] = _setting(
         "full",
-        rules.FULL_OR_HALF,
         'How attention with the causal flag counts: ``"full"`` is the whole score matrix, ``"half"`` is half of it.',
+        rules.FULL_OR_HALF,
     )
     peak_flops_per_sec: float | Mapping[str, float] | None = _setting(
         None,
-        rules.PEAK_OR_NONE,
         "Dense peak of one device in FLOP/s: one number for all dtypes, or a mapping from dtype names. None looks the "
         "device up.",
+        rules.PEAK_OR_NONE,
     )
     memory_bytes_per_sec: float | None = _setting(
         None,
-        rules.POSITIVE_OR_NONE,
         "Bandwidth of one device's memory in bytes/s, for the roofline and for what the budget explains by memory. "
         "None looks the device up.",
+        rules.POSITIVE_OR_NONE,
     )
     advice_thresholds: Mapping[str, float] | None = _setting(
         None,
-        rules.THRESHOLDS_OR_NONE,
         "The limits from which on advice is given: a mapping from names of ``AdviceThresholds`` in "
         '``lightning_flops.config`` to numbers, such as ``{"data_wait": 0.1}``. None means the defaults there.',
+        rules.THRESHOLDS_OR_NONE,
     )
     every: int | None = _setting(
         None,
-        rules.INTERVAL_OR_NONE,
         "After the last step of ``profile_step``, profile again each time this many steps have passed. None does not "
         "profile again.",
+        rules.INTERVAL_OR_NONE,
     )
-    timer_only: bool = _setting(
-        False, rules.BOOLEAN, "Run the monitor only: no step is counted, timed in its parts, or traced."
-    )
+    timer_only: bool = _setting(False, "Run the monitor only: no step is counted, timed in its parts, or traced.")
     trace_schedule: TraceSchedule = _setting(
         TraceSchedule(),
-        rules.TRACE_SCHEDULE_OR_NONE,
         "Which steps after the timed ones are traced, as ``torch.profiler.schedule`` has it: a mapping from ``wait``, "
         "``warmup``, ``active`` and ``repeat`` to numbers of steps. By default five steps, after one to warm up.",
+        rules.TRACE_SCHEDULE_OR_NONE,
         of_the_trace=True,
     )
     ranks_timeout_sec: float = _setting(
         30.0,
-        rules.NUMBER_FROM_ZERO,
         "How many seconds the report of rank 0 waits for the measurements of other ranks. Training goes on meanwhile.",
+        rules.NUMBER_FROM_ZERO,
     )
     all_ranks: bool = _setting(
         False,
-        rules.BOOLEAN,
         "Let every rank write files of its own profile, such as profile.rank3.json beside the profile.json of rank 0.",
     )
     html: bool = _setting(
         True,
-        rules.BOOLEAN,
         "Write the report also as a page to look at, profile.html, beside the profile.json of rank 0, and "
         "for TensorBoard's tab FLOPs.",
     )
     tensorboard_dir: str | None = _setting(
         None,
-        rules.PATH_OR_NONE,
         "A folder for the TensorBoard files of a DeepSpeed engine whose own monitors are off. Lightning's loggers have "
         "folders of their own.",
+        rules.PATH_OR_NONE,
         in_a_block_only=True,
     )
-    tag_prefix: str = _setting(BLOCK, rules.TAG_PREFIX, "The prefix of the tags of scalars and texts.")
+    tag_prefix: str = _setting(BLOCK, "The prefix of the tags of scalars and texts.", rules.TAG_PREFIX)
 
     def __post_init__(self) -> None:
         """Check every setting against its rule, and keep it in the form that the rule gives it."""
@@ -200,9 +189,8 @@ class ProfilerConfig:
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, setting.rule.kept(value))
-            except (ValueError, ArithmeticError) as error:
-                hint = f", {error}" if isinstance(error, rules.Hint) else ""
-                wrong.append(f"{BLOCK}.{name} must be {setting.rule.words}, got {shown(value)}{hint}")
+            except (ValueError, ArithmeticError):
+                wrong.append(f"{BLOCK}.{name} must be {setting.rule.words}, got {shown(value)}")
         if wrong:
             raise ConfigError("; ".join(wrong))
         if self.timer_only and not self.monitor:
@@ -276,15 +264,15 @@ class ProfilerConfig:
             settings["detailed"] = bool(block)
             for name, value in block.items():
                 if name not in SETTINGS:
-                    named = name if isinstance(name, str) and name.isprintable() else shown(name)
-                    unknown.append(f"{BLOCK}.{named} is not a setting, did you mean {nearest(name, SETTINGS)}?")
+                    unknown.append(unknown_setting(name, SETTINGS))
                 else:
                     settings[name] = None if value == "" else value  # as DeepSpeed takes an empty ``output_file``
             taken = cls(**{**settings, **given})
         except Exception as error:  # comparing, converting or showing a user's object may raise anything
             wrong = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             taken = cls(**{**given, "enabled": False})
-        return TakenBlock(taken, tuple(map(clipped, unknown)), wrong and clipped(wrong), says_enabled)
+        # A value in a block may be as long as a file.
+        return TakenBlock(taken, tuple(unknown), wrong and wrong[:300], says_enabled)
 
 
 class TakenBlock(NamedTuple):
@@ -314,9 +302,8 @@ def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_settings_described(docstring: str | None, names: Iterable[str]) -> str | None:
-    """*docstring* with the settings in *names* described in its section ``Args``.
+    """*docstring* with the settings in *names* last in its section ``Args``, which is made if there is none.
 
-    The section is made, before ``Returns`` and ``Raises``, if there is none; otherwise the settings come last in it.
     None stays None: under ``python -OO`` there are no docstrings.
     """
     if docstring is None:
@@ -328,11 +315,9 @@ def with_settings_described(docstring: str | None, names: Iterable[str]) -> str 
         # What None means, and what the default schedule is, stands in the help.
         default_text = f" Default {default!r}." if isinstance(default, (int, float, str)) else ""
         section += _ARGUMENT.wrap(f"{name}: {SETTINGS[name].help}{default_text}")
-    text = inspect.cleandoc(docstring)
-    end = min((place for title in ("Returns:\n", "Raises:\n") if (place := text.find(title)) >= 0), default=len(text))
-    before, after = text[:end].rstrip(), text[end:]
-    head = [before] if "\nArgs:\n" in before else [before, "", "Args:"]
-    return "\n".join([*head, *section, "", after]).rstrip()
+    before, *after = re.split(r"\n+(?=(?:Returns|Raises):\n)", inspect.cleandoc(docstring), maxsplit=1)
+    title = () if "\nArgs:\n" in before else ("", "Args:")
+    return "\n".join([before, *title, *section, *(f"\n{one}" for one in after)])
 
 
 # jsonargparse joins the lines with spaces, so no line may end inside a word.

@@ -37,7 +37,7 @@ def test_the_defaults_are_deepspeeds_and_ours() -> None:
     [
         ({"profile_step": -1}, r"profile_step must be .* >= 0.*, got -1"),
         ({"profile_steps": 1}, "profile_steps is not a setting of FlopsProfilerCallback, did you mean profile_step?"),
-        ({"zzz": 1}, "zzz is not a setting of FlopsProfilerCallback; the settings are profile_step, module_depth,"),
+        ({"zzz": 1}, "zzz is not a setting of FlopsProfilerCallback, did you mean "),
     ],
 )
 def test_a_wrong_argument_is_an_error_at_construction(arguments: dict[str, Any], words: str) -> None:
