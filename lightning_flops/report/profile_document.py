@@ -151,10 +151,6 @@ class _Group:
         return math.fsum(known) if known else None
 
     @property
-    def self_sec(self) -> float:
-        return (self.seconds("forward") or 0.0) + (self.seconds("backward") or 0.0)
-
-    @property
     def flops(self) -> int:
         return sum(one.own.total for one in self.members)
 
@@ -191,7 +187,7 @@ def top_modules(profile: Profile) -> tuple[list[tuple[_Group, float | None]], bo
     Where none was timed, those with most FLOPs and their shares of all, and False.
     """
     groups, tables = _groups(profile.modules), None if profile.traced is None else profile.traced.tables
-    weights: list[float] = [group.self_sec for group in groups]
+    weights: list[float] = [(group.seconds("forward") or 0.0) + (group.seconds("backward") or 0.0) for group in groups]
     if timed := tables is not None and any(weights):
         whole = at("timing.global_step.typical_sec")(profile) or at("step_times.mean.wall_us")(tables) * 1e-6
     else:

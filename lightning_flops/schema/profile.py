@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
-from lightning_flops.schema import codec, shown
+from lightning_flops.schema import shown
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.ranks import RanksProfile
@@ -56,6 +56,7 @@ class ReportSettings:
 class Profile(shown.Shown):
     """One window of one rank, counted, timed and divided; immutable."""
 
+    VERSION = SCHEMA_VERSION
     schema_version: int
     """Version of the JSON: ``SCHEMA_VERSION``."""
     profile_step: int
@@ -199,12 +200,3 @@ class Profile(shown.Shown):
         """
         profile: Profile = shown.read(os.fspath(path))
         return profile
-
-    @staticmethod
-    def from_json(text: str) -> Profile:
-        """The profile that ``to_json`` wrote as *text*.
-
-        Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
-        """
-        return codec.load(Profile, text, version=SCHEMA_VERSION)
