@@ -88,8 +88,9 @@ def times_section(profile: Profile, *, spread: bool = False) -> Section:
     words += "." if spread else "; typical is the mean of the middle half by wall time."
     if timing.reader_sec is not None:
         words += f" The data loader ran {duration(timing.reader_sec)} per {word}, whether other work hid it or not."
-    if spread and timing.cpu_process_ratio is not None:
-        words += f" CPU (process) {percent(timing.cpu_process_ratio)}: this process's processor time over wall time."
+    busy = ratio(part=timing.cpu_time_sec, whole=timing.global_step.mean_sec)
+    if spread and busy is not None:
+        words += f" CPU (process) {percent(busy)}: this process's processor time over wall time."
         words += f" CPU (system) {percent(timing.cpu_system_ratio)}: of the processor time that this machine has."
     return Section(title, "", [table([*parts, timing.global_step], columns, whole=True, after=[words])])
 

@@ -170,13 +170,8 @@ class Profile(shown.Shown):
         """
         return {
             "global_step_sec": None if self.timing is None else self.timing.global_step_sec,
-            "samples_per_sec": self.job_rates.samples_per_sec,
-            "tokens_per_sec": self.job_rates.tokens_per_sec,
-            "mfu": self.job_rates.mfu,
-            "hfu": self.job_rates.hfu,
-            "forward_flops": self.flops.forward,
-            "backward_flops": self.flops.backward,
-            "hardware_flops": self.flops.hardware,
+            **{name: getattr(self.job_rates, name) for name in ("samples_per_sec", "tokens_per_sec", "mfu", "hfu")},
+            **{f"{name}_flops": getattr(self.flops, name) for name in ("forward", "backward", "hardware")},
             "data_wait_ratio": self.rates.data_wait_ratio,
             "cpu_time_sec": None if self.timing is None else self.timing.cpu_time_sec,
             "params": self.job_params,
