@@ -114,8 +114,7 @@ def _notes(comparison: TraceComparison) -> tuple[str, ...]:
         f"Noise is the spread of the traced steps ({CONFIDENCE:.0%} by Welch's t). Of a "
         "hundred rows that do not differ, one seems to. What changes from one start of a program to the next is "
         "not in it: compare two traces of A to see that.",
-        "Steps under torch.profiler are slower than others, above all on the host, where shapes, memory and Python's "
-        "calls are recorded: record the same in both. Peaks of memory on the host are changes since the trace began.",
+        "Steps under torch.profiler are slower than others: record the same in both.",
         *comparison.notes,
     )
 

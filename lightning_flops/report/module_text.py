@@ -73,9 +73,15 @@ def detailed_lines(profile: Profile) -> list[str]:
     if root is None:
         return [*lines, "No module was described."]
     backward = "bwd FLOPs (measured), recomputed FLOPs where there are any, " if profile.has_backward else ""
+    times = ""
+    if any(module.times is not None for module in profile.modules):
+        times = (
+            f"In angle brackets, from the traced {profile.context.step_word}, on the device where there is one: "
+            "latency, percentage of all modules' latency, FLOP/s and percentage of the peak where it is known. "
+        )
     about = (
         "Each module profile is listed after its name in the following order: params, percentage of total params, "
-        f"fwd MACs, percentage of total MACs, fwd FLOPs, {backward}percentage of total FLOPs. {_about_times(profile)}"
+        f"fwd MACs, percentage of total MACs, fwd FLOPs, {backward}percentage of total FLOPs. {times}"
         f"All of one {profile.step_name}, the modules inside included. (0-11): 12 x Block stands for 12 modules in a "
         "row that are equal but for their times, of which the mean is shown, with the least and the greatest."
     )
@@ -87,16 +93,6 @@ def detailed_lines(profile: Profile) -> list[str]:
         figures = ", ".join(f"{name} {si(profile.per_step(flops))}" for name, flops in spent.items() if flops)
         lines.append(f"FLOPs outside the model: {figures}")
     return lines
-
-
-def _about_times(profile: Profile) -> str:
-    """What the times in the tree are; nothing without any."""
-    if all(module.times is None for module in profile.modules):
-        return ""
-    return (
-        f"In angle brackets, from the traced {profile.context.step_word}, on the device where there is one: latency, "
-        "percentage of all modules' latency, FLOP/s and percentage of the peak where it is known. "
-    )
 
 
 class _Tree:

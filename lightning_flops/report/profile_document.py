@@ -88,8 +88,9 @@ def times_section(profile: Profile, *, spread: bool = False) -> Section:
     words += "." if spread else "; typical is the mean of the middle half by wall time."
     if timing.reader_sec is not None:
         words += f" The data loader ran {duration(timing.reader_sec)} per {word}, whether other work hid it or not."
-    if spread and timing.cpu_process_ratio is not None:
-        words += f" CPU (process) {percent(timing.cpu_process_ratio)}: this process's processor time over wall time."
+    busy = ratio(part=timing.cpu_time_sec, whole=timing.global_step.mean_sec)
+    if spread and busy is not None:
+        words += f" CPU (process) {percent(busy)}: this process's processor time over wall time."
         words += f" CPU (system) {percent(timing.cpu_system_ratio)}: of the processor time that this machine has."
     return Section(title, "", [table([*parts, timing.global_step], columns, whole=True, after=[words])])
 
@@ -153,10 +154,6 @@ class _Group:
         return math.fsum(known) if known else None
 
     @property
-    def self_sec(self) -> float:
-        return (self.seconds("forward") or 0.0) + (self.seconds("backward") or 0.0)
-
-    @property
     def flops(self) -> int:
         return sum(one.own.total for one in self.members)
 
@@ -193,7 +190,7 @@ def top_modules(profile: Profile) -> tuple[list[tuple[_Group, float | None]], bo
     Where none was timed, those with most FLOPs and their shares of all, and False.
     """
     groups, tables = _groups(profile.modules), None if profile.traced is None else profile.traced.tables
-    weights: list[float] = [group.self_sec for group in groups]
+    weights: list[float] = [(group.seconds("forward") or 0.0) + (group.seconds("backward") or 0.0) for group in groups]
     if timed := tables is not None and any(weights):
         whole = at("timing.global_step.typical_sec")(profile) or at("step_times.mean.wall_us")(tables) * 1e-6
     else:

@@ -41,6 +41,7 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
     context, flops, timing = profile.context, profile.flops, profile.timing
     items: list[Item] = [
         f"Profile Summary at {context.step_word if of_run else 'step'} {profile.profile_step}:",
+        *([f"The report came out at {context.step_word} {profile.report_step}."] if of_run else []),
         *([_where(profile), _ABOUT] if of_run else []),
         _NOTATIONS,
         "",
@@ -152,8 +153,7 @@ def _where(profile: Profile) -> str:
         f"{context.framework} {context.framework_version}",
         f"torch {context.torch_version}" if context.framework != "torch" else "",
     ]
-    word = context.step_word
-    return f"{', '.join(filter(None, parts))}. The report came out at {word} {profile.report_step}."
+    return ", ".join(filter(None, parts))
 
 
 def _micro_steps(profile: Profile) -> Iterator[Figure]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
 from lightning_flops.report.compare_text import render_comparison
-from lightning_flops.report.counts_text import counts_section, formula_section
+from lightning_flops.report.counts_text import counts_section, formula_section, run_section
 from lightning_flops.report.device_document import energy_section, memory_section, traced_section
 from lightning_flops.report.document import Section, draw, draw_all
 from lightning_flops.report.headline import answer_lines
@@ -26,7 +26,6 @@ from lightning_flops.report.profile_document import (
 )
 from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.summary_text import summary_section
-from lightning_flops.report.throughput_text import run_section
 from lightning_flops.report.trace_document import MEMORY_TITLES, trace_sections
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.comparison import Comparison

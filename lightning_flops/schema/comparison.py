@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.schema import codec, shown
+from lightning_flops.schema import shown
 
 SCHEMA_VERSION = 3
 """Version of the JSON that ``Comparison.to_json`` writes; it goes up whenever a field changes."""
@@ -152,6 +152,7 @@ class ComparedRun:
 class Comparison(shown.Shown):
     """Run B held against run A; immutable."""
 
+    VERSION = SCHEMA_VERSION
     schema_version: int
     """Of the JSON: ``SCHEMA_VERSION``."""
     a: ComparedRun
@@ -174,12 +175,3 @@ class Comparison(shown.Shown):
     def to_html(self) -> str:
         """The comparison as a page: one HTML file with everything in it, which needs no network and opens from disk."""
         return shown.find().whole_page(self)
-
-    @staticmethod
-    def from_json(text: str) -> Comparison:
-        """The comparison that ``to_json`` wrote as *text*.
-
-        Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
-        """
-        return codec.load(Comparison, text, version=SCHEMA_VERSION)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
-from lightning_flops.schema import codec, shown
+from lightning_flops.schema import shown
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.ranks import RanksProfile
@@ -56,6 +56,7 @@ class ReportSettings:
 class Profile(shown.Shown):
     """One window of one rank, counted, timed and divided; immutable."""
 
+    VERSION = SCHEMA_VERSION
     schema_version: int
     """Version of the JSON: ``SCHEMA_VERSION``."""
     profile_step: int
@@ -169,13 +170,8 @@ class Profile(shown.Shown):
         """
         return {
             "global_step_sec": None if self.timing is None else self.timing.global_step_sec,
-            "samples_per_sec": self.job_rates.samples_per_sec,
-            "tokens_per_sec": self.job_rates.tokens_per_sec,
-            "mfu": self.job_rates.mfu,
-            "hfu": self.job_rates.hfu,
-            "forward_flops": self.flops.forward,
-            "backward_flops": self.flops.backward,
-            "hardware_flops": self.flops.hardware,
+            **{name: getattr(self.job_rates, name) for name in ("samples_per_sec", "tokens_per_sec", "mfu", "hfu")},
+            **{f"{name}_flops": getattr(self.flops, name) for name in ("forward", "backward", "hardware")},
             "data_wait_ratio": self.rates.data_wait_ratio,
             "cpu_time_sec": None if self.timing is None else self.timing.cpu_time_sec,
             "params": self.job_params,
@@ -199,12 +195,3 @@ class Profile(shown.Shown):
         """
         profile: Profile = shown.read(os.fspath(path))
         return profile
-
-    @staticmethod
-    def from_json(text: str) -> Profile:
-        """The profile that ``to_json`` wrote as *text*.
-
-        Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
-        """
-        return codec.load(Profile, text, version=SCHEMA_VERSION)

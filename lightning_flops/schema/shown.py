@@ -7,9 +7,11 @@ knows every folder and is always imported first, says here where these are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from lightning_flops.schema import codec
+
+_T = TypeVar("_T", bound="Shown")
 
 
 class Renderers(Protocol):
@@ -33,6 +35,16 @@ class Shown(codec.Json):
     """A report that shows itself."""
 
     __slots__ = ()
+    VERSION: ClassVar[int]
+
+    @classmethod
+    def from_json(cls: type[_T], text: str) -> _T:
+        """What ``to_json`` wrote as *text*.
+
+        Raises:
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
+        """
+        return codec.load(cls, text, version=cls.VERSION)
 
     def __repr__(self) -> str:
         """One line; ``to_json`` has every field."""

@@ -140,12 +140,6 @@ class TimingProfile:
         steps = self.processor_steps_sec
         return sum(steps) / len(steps) if steps else None
 
-    @property
-    def cpu_process_ratio(self) -> float | None:
-        """Processor time of this process over the wall time of a step; above 1 where several cores work for it."""
-        cpu_sec, wall_sec = self.cpu_time_sec, self.global_step.mean_sec
-        return None if cpu_sec is None or not wall_sec else cpu_sec / wall_sec
-
     def seconds_of(self, *phases: TimePhase, typical: bool = False) -> float | None:
         """Seconds of *phases* together, mean or typical; None if they are mixed up with others, or there are none."""
         inside = [part for part in self.parts if not set(phases).isdisjoint(part.phases)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lightning_flops.schema import codec, shown
+from lightning_flops.schema import shown
 
 SCHEMA_VERSION = 4
 """Version of the JSON that ``ThroughputSummary.to_json`` writes; it goes up whenever a field changes."""
@@ -32,6 +32,7 @@ class ThroughputSummary(shown.Shown):
     sums over some batches by the number of others. Here every average is a total over a total.
     """
 
+    VERSION = SCHEMA_VERSION
     schema_version: int
     """Of the JSON: ``SCHEMA_VERSION``."""
     batches: int
@@ -82,12 +83,3 @@ class ThroughputSummary(shown.Shown):
     data: the others are taken to have as many. Without counted and traced steps."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
     """Why ``mfu`` or ``useful_mfu`` is None, in a few words."""
-
-    @staticmethod
-    def from_json(text: str) -> ThroughputSummary:
-        """The summary that ``to_json`` wrote as *text*.
-
-        Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
-        """
-        return codec.load(ThroughputSummary, text, version=SCHEMA_VERSION)

@@ -71,7 +71,7 @@ def test_how_busy_processors_were_while_steps_were_timed() -> None:
     steps = [windows.step(at, seconds=PhaseSeconds(forward=0.5)) for at in range(2)]
     used = ProcessorLoss(seconds=1.0, batches_sec=(0.5, 1.0), waited_share=None, busy_share=0.875)
     found = build_timing(steps, mixed_phases=(), processor=used)
-    assert found is not None and (found.cpu_process_ratio, found.cpu_system_ratio) == (1.5, 0.875)
+    assert found is not None and found.cpu_system_ratio == 0.875
     profile = replace(windows.build_profile(windows.mlp_window(), config=ProfilerConfig()), timing=found)
     text = " ".join(drawn(times_section(profile, spread=True)))
     assert "CPU (process) 150.00%" in text and "CPU (system) 87.50%" in text

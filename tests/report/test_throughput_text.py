@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_flops.report.counts_text import estimate_text
 from lightning_flops.report.text import render_text
-from lightning_flops.report.throughput_text import estimate_text
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.golden_files import golden
 
