@@ -11,22 +11,13 @@ import numpy as np
 import pytest
 
 from lightning_flops import ConfigError, ProfilerConfig
-from lightning_flops.config import (
-    TraceSchedule,
-    config_from,
-)
+from lightning_flops.config import TraceSchedule, config_from
 
 
 def refusal(**settings: Any) -> str:
     """The message with which *settings* are refused."""
     with pytest.raises(ConfigError) as caught:
         ProfilerConfig(**settings)
-    return str(caught.value)
-
-
-def refusal_of_file(path: Path | str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        ProfilerConfig.from_deepspeed_config(path)
     return str(caught.value)
 
 
@@ -135,67 +126,44 @@ def test_a_trace_schedule_may_be_a_mapping_that_names_what_differs() -> None:
     assert ProfilerConfig(trace_schedule=None) == ProfilerConfig()  # type: ignore[arg-type]
 
 
-def test_windows_open_at_every_listed_step_and_then_at_regular_intervals() -> None:
-    def opened(config: ProfilerConfig, *, window_steps: int) -> list[int]:
-        steps, done = [], 0
-        while (step := config.next_profile_step(steps_done=done)) is not None and step < 100:
-            steps.append(step)
-            done = step + window_steps
-        return steps
-
-    assert opened(ProfilerConfig(profile_step=7), window_steps=3) == [7]
-    assert opened(ProfilerConfig(profile_step=(0, 10, 90)), window_steps=3) == [0, 10, 90]
-    assert opened(ProfilerConfig(profile_step=5, every=30), window_steps=30) == [5, 35, 65, 95]
-    assert opened(ProfilerConfig(profile_step=(1, 20), every=40), window_steps=3) == [1, 20, 60]
-    # A step that falls into a window is passed over.
-    assert opened(ProfilerConfig(profile_step=(1, 5, 20)), window_steps=10) == [1, 20]
-    assert opened(ProfilerConfig(profile_step=5, every=30), window_steps=31) == [5, 65]
-    assert opened(ProfilerConfig(timer_only=True), window_steps=1) == []
-
-
-def test_a_block_is_not_enabled_unless_it_says_so() -> None:
-    assert ProfilerConfig.from_block({"profile_step": 5}).enabled is False
-    assert ProfilerConfig.from_block({"enabled": True}).enabled is True
-
-
 def test_an_unknown_key_is_named_with_the_nearest_known_one() -> None:
     with pytest.raises(ConfigError) as caught:
         ProfilerConfig.from_block({"enabled": True, "profile_stepp": 2})
     assert str(caught.value) == "flops_profiler.profile_stepp is not a setting, did you mean profile_step?"
 
 
-@pytest.mark.parametrize("block", [None, 3, "on", [1], True])
-def test_a_block_that_is_no_object_is_refused(block: object) -> None:
-    with pytest.raises(ConfigError) as caught:
-        ProfilerConfig.from_block(block)
-    assert str(caught.value) == f"flops_profiler must be an object, got {block!r}"
-
-
-def test_the_block_of_a_dict_is_read() -> None:
-    config = ProfilerConfig.from_deepspeed_config(
-        {"train_batch_size": 8, "flops_profiler": {"enabled": True, "profile_step": 7, "recompute_fwd_factor": 1}}
-    )
-    assert config == ProfilerConfig(profile_step=7, recompute_fwd_factor=1.0, detailed=True)
-
-
-def test_the_block_of_a_file_is_read(tmp_path: Path) -> None:
+def test_the_block_of_a_config_is_read_and_is_off_unless_it_says_enabled(tmp_path: Path) -> None:
     path = tmp_path / "ds [1].json"
-    path.write_text(json.dumps({"flops_profiler": {"enabled": True, "top_modules": 3}}))
-    assert ProfilerConfig.from_deepspeed_config(path).top_modules == 3
-    assert ProfilerConfig.from_deepspeed_config(str(path)).top_modules == 3
+    document = {
+        "train_batch_size": 8,
+        "flops_profiler": {"enabled": True, "profile_step": 7, "recompute_fwd_factor": 1},
+    }
+    path.write_text(json.dumps(document))
+    for form in (document, path, str(path)):
+        found = ProfilerConfig.from_deepspeed_config(form)
+        assert found == ProfilerConfig(profile_step=7, recompute_fwd_factor=1.0, detailed=True)
+    assert ProfilerConfig.from_block({"profile_step": 5}).enabled is False
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "absent.json"
-    assert refusal_of_file(path) == f"cannot read the DeepSpeed config {path}: No such file or directory"
-
-
-def test_invalid_json_is_named_with_its_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot read the DeepSpeed config {}: No such file or directory"),
+        ('{"a": 1, "a": 2}', "cannot read the DeepSpeed config {}: a key is given twice in one object"),
+        ("[1]", "the DeepSpeed config {} must hold a JSON object, got [1]"),
+        (
+            '{\n  "train_batch_size": 8,\n  "flops_profiler": {"enabled" true}\n}',
+            "the DeepSpeed config {} is not valid JSON: line 3 column 32: Expecting ':' delimiter",
+        ),
+    ],
+)
+def test_a_file_that_is_no_config_is_named_with_the_reason(content: str | None, words: str, tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
-    path.write_text('{\n  "train_batch_size": 8,\n  "flops_profiler": {"enabled" true}\n}')
-    assert refusal_of_file(path) == (
-        f"the DeepSpeed config {path} is not valid JSON: line 3 column 32: Expecting ':' delimiter"
-    )
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        ProfilerConfig.from_deepspeed_config(path)
+    assert str(caught.value) == words.format(path)
 
 
 def test_a_block_taken_over_passes_over_what_it_does_not_know() -> None:

@@ -18,14 +18,12 @@ _INCONCLUSIVE = {None: 3, "fail": 1, "pass": 0}
 
 def add(commands: Commands) -> None:
     """Add the command to *commands*."""
-    compare = commands.add_parser(
+    compare = terminal.add_command(
+        commands,
         "compare",
-        help="say why the steps of one run take longer than those of another, by profiles or traces",
-        description=(
-            "Say how much of the time between the steps of two profiled runs is more work, worse efficiency, more\n"
-            "waiting or noise, by part of the step and by module; of two traces of torch.profiler, by part, kernel,\n"
-            "operator and collective."
-        ),
+        "say why the steps of one run take longer than those of another, by profiles or traces",
+        "The causes are more work, worse efficiency, more waiting and noise: of profiled runs by part of the step and "
+        "by module, of traces of torch.profiler by part, kernel, operator and collective.",
         epilog=(
             "examples:\n"
             f"  {PROGRAM} compare lightning_logs/version_0 lightning_logs/version_1\n"
@@ -35,8 +33,6 @@ def add(commands: Commands) -> None:
             "exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared, and\n"
             "standard error says why. 3: a condition is inconclusive: a run was starved of processors."
         ),
-        formatter_class=terminal.AS_WRITTEN,
-        allow_abbrev=False,
     )
     compare.set_defaults(act=_compare)
     where = "profile.json of a run or its folder of logs; or a trace, or a folder with one of each rank; path or URL"

@@ -10,20 +10,19 @@ import runpy
 import sys
 from typing import Any
 
-from lightning_flops.commands.terminal import AS_WRITTEN, PROGRAM, Commands, print_whole
+from lightning_flops.commands.terminal import PROGRAM, Commands, add_command, print_whole
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import shown
 
 
 def add(commands: Commands) -> None:
     """Add the command to *commands*."""
-    formula = commands.add_parser(
+    formula = add_command(
+        commands,
         "formula",
-        help="say what a model's FLOPs are as a function of its batch's sizes",
-        description="Say what a forward and backward cost as an exact function of the batch's sizes, on fake tensors.",
+        "say what a model's FLOPs are as a function of its batch's sizes",
+        "They are those of a forward and a backward, exact, and counted on fake tensors.",
         epilog=f"example:\n  {PROGRAM} formula my_models.py:bert --vary input_ids=0,1 --at batch=8,sequence=4096",
-        formatter_class=AS_WRITTEN,
-        allow_abbrev=False,
     )
     formula.set_defaults(act=_print_formula)
     formula.add_argument(

@@ -6,7 +6,7 @@ import argparse
 import json
 import platform
 
-from lightning_flops.commands.terminal import Commands, complain, print_whole
+from lightning_flops.commands.terminal import Commands, add_command, complain, print_whole
 from lightning_flops.units import si
 
 _STARVED, _USELESS = 0.05, 0.5
@@ -15,14 +15,13 @@ _STARVED, _USELESS = 0.05, 0.5
 
 def add(commands: Commands) -> None:
     """Add the command to *commands*."""
-    peak = commands.add_parser(
+    peak = add_command(
+        commands,
         "peak",
-        help="measure what this machine's devices reach, for MFU where no vendor's peak is known",
-        description=(
-            "Measure the fastest matrix product of each dtype, and a copy, on the processor and the first GPU, while "
-            "nothing else runs. Reports of runs on this machine use the figures, and say so, where no vendor's peak is "
-            "known. They are kept in the cache folder of the user (XDG_CACHE_HOME, or ~/.cache)."
-        ),
+        "measure what this machine's devices reach, for MFU where no vendor's peak is known",
+        "That is the fastest matrix product of each dtype, and a copy, on the processor and the first GPU, while "
+        "nothing else runs. Later runs on this machine use the figures, and say so. They are kept in the cache folder "
+        "of the user (XDG_CACHE_HOME, or ~/.cache).",
     )
     peak.set_defaults(act=_measure)
 

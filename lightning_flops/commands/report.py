@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from lightning_flops.commands.terminal import Commands, print_whole, say
+from lightning_flops.commands.terminal import Commands, add_command, print_whole, say
 from lightning_flops.commands.traces import add_peaks, held_against
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import printable
@@ -15,15 +15,13 @@ _PATH = "a profile.json, or a folder of logs with such files below it; path or U
 
 def add(commands: Commands) -> None:
     """Add both commands to *commands*."""
-    show = commands.add_parser("show", help="print a profile", description="Print the report on a profile.")
+    show = add_command(commands, "show", "print a profile")
     show.set_defaults(act=_show)
     show.add_argument("path", metavar="PATH", help=f"{_PATH}: the latest")
     show.add_argument("--detailed", action="store_true", help="append everything else that was measured")
     add_peaks(show)
-    report = commands.add_parser(
-        "report",
-        help="write profiles as one HTML page",
-        description="Write profiles as one HTML page, which needs no network and opens from disk.",
+    report = add_command(
+        commands, "report", "write profiles as one HTML page", "It opens from disk, without a network."
     )
     report.set_defaults(act=_write_page)
     report.add_argument("path", metavar="PATH", help=_PATH)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.commands.terminal import AS_WRITTEN, PROGRAM, Commands, complain, say
+from lightning_flops.commands.terminal import PROGRAM, Commands, add_command, complain, say
 from lightning_flops.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,23 +34,20 @@ def add(commands: Commands) -> None:
     """Add the command, with an option for each setting that can be written on a command line, to *commands*."""
     from lightning_flops.config import ARGUMENTS, SETTINGS
 
-    run = commands.add_parser(
+    run = add_command(
+        commands,
         "run",
-        help="run a training program unchanged, profiled",
+        "run a training program unchanged, profiled",
+        "Profiled is every Trainer of Lightning and transformers, every DeepSpeed engine whose config has an enabled "
+        "flops_profiler block, and otherwise its first loop. A profiler of the program's own goes before. "
+        "LIGHTNING_FLOPS=0 in the environment leaves all but DeepSpeed alone. Processes of the Trainer and of torchrun "
+        "are profiled, others that the program starts are not.",
         usage="%(prog)s [-h] [--profile-step N] [--log-dir DIR] [...] [-m] PROGRAM [ARGUMENT ...]",
-        description=(
-            "Run a Python program unchanged, and profile its training: every Trainer of Lightning and transformers,\n"
-            "every DeepSpeed engine whose config has an enabled flops_profiler block, and otherwise its first loop.\n"
-            "A profiler of the program's own goes before. LIGHTNING_FLOPS=0 in the environment leaves all but\n"
-            "DeepSpeed alone. Of other processes, those are profiled that the Trainer or torchrun starts."
-        ),
         epilog=(
             "examples:\n"
             f"  {PROGRAM} run --profile-step 20 --log-dir logs train.py --epochs 3\n"
             f"  torchrun --nproc-per-node 2 -m lightning_flops run --tokens-per-sample 2048 -m my_package.train"
         ),
-        formatter_class=AS_WRITTEN,
-        allow_abbrev=False,
     )
     run.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module's name, as after python -m")
     run.add_argument(

@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import sys
+import textwrap
 from typing import Any
 
 from lightning_flops.sinks.console import PROGRAM as PROGRAM
@@ -15,9 +16,6 @@ from lightning_flops.text.printable import printable
 
 Commands = Any
 """What ``add_subparsers`` returns; argparse has no public name for its class."""
-
-AS_WRITTEN = argparse.RawDescriptionHelpFormatter
-"""Shows descriptions and examples with their own line ends."""
 
 
 def complain(words: str, *, command: str = "") -> None:
@@ -40,6 +38,14 @@ def print_whole(text: str) -> None:
 def terminal_width() -> int | None:
     """Columns of the terminal; None where the output goes elsewhere."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def add_command(commands: Commands, name: str, does: str, more: str = "", **settings: Any) -> argparse.ArgumentParser:
+    """Add the command *name*, which *does* something, as a verb says; its own help says *more*."""
+    described = textwrap.fill(f"{does[0].upper()}{does[1:]}. {more}", 100)
+    settings |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    added: argparse.ArgumentParser = commands.add_parser(name, help=does, description=described, **settings)
+    return added
 
 
 def add_forms(command: argparse.ArgumentParser, what: str) -> None:

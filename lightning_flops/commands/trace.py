@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from lightning_flops.commands.terminal import Commands, add_forms, print_whole, terminal_width
+from lightning_flops.commands.terminal import Commands, add_command, add_forms, print_whole, terminal_width
 from lightning_flops.commands.traces import add_peaks, analyzed
 
 SORT_KEYS = ("total", "self", "mean", "max", "min", "calls", "name", "flops", "rate", "bytes")
@@ -14,13 +14,12 @@ SORT_KEYS = ("total", "self", "mean", "max", "min", "calls", "name", "flops", "r
 
 def add(commands: Commands) -> None:
     """Add the command to *commands*."""
-    trace = commands.add_parser(
+    trace = add_command(
+        commands,
         "trace",
-        help="say where the time went in trace files of torch.profiler",
-        description=(
-            "Say where the time went in trace files of torch.profiler, of CPU or GPU. FLOPs are worked out from the "
-            "shapes in the file, where it has any and torch is installed; all else needs no torch."
-        ),
+        "say where the time went in trace files of torch.profiler",
+        "FLOPs are worked out from the shapes in the file, where it has any and torch is installed; all else needs no "
+        "torch.",
     )
     trace.set_defaults(act=_print_trace)
     trace.add_argument(

@@ -63,17 +63,7 @@ def record(
     own_forward: Sequence[float] = (),
     own_backward: Sequence[float] = (),
 ) -> RankRecord:
-    """A rank's record, in milliseconds.
-
-    Args:
-        rank: its number.
-        timed: parts of its timed steps; of all of them the same, or of each.
-        exposed: exposed communication by part in its traced step; None if no step was traced.
-        traced: parts of the traced step, where that took other times.
-        stage: of a pipeline.
-        own_forward: of each of ``MODULES``, in the traced step.
-        own_backward: likewise.
-    """
+    """A rank's record, in milliseconds; its timed steps are alike or given one by one, *exposed* None is no trace."""
     blank = _blank()
     steps = [timed] * TIMED if isinstance(timed, Mapping) else list(timed)
     parts = steps[0] if traced is None else traced
