@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 from lightning_flops.analysis.budget import build_budget
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import TimePhase
-from lightning_flops.report.document import Table
-from lightning_flops.report.profile_document import breakdown_section
-from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, TimingProfile
 from lightning_flops.schema.trace import PartFilling, StepFilling, TracedStep
 from tests.report import windows
@@ -181,17 +178,6 @@ def test_rows_add_up_to_the_step_to_the_nanosecond(seconds: list[float], filling
     assert sum(ns or 0 for ns in made.rows_ns.values()) == made.wall_ns
     assert abs(made.wall_ns - 1e9 * sum(seconds)) <= 2.5 + 1e-6 * sum(seconds)
     assert all((ns or 0) >= 0 for ns in made.rows_ns.values())
-
-
-def test_each_row_links_to_the_advice_that_lowers_it() -> None:
-    window = windows.mlp_window()
-    profile: Profile = build_profile(replace(window, timed_steps=window.timed_steps * 4), config=PEAK)
-    assert {one.rule for one in profile.advice} == {"data_wait"}
-    assert profile.budget is not None
-    assert profile.budget is not None
-    (table,) = breakdown_section(profile, profile.budget).items
-    assert isinstance(table, Table)
-    assert [row[0] for row in table.rows if row[2]] == ["data wait and transfer"]
 
 
 def test_time_between_the_timed_steps_stands_beside_the_step() -> None:

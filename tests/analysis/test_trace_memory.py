@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from lightning_flops.config import ProfilerConfig
-from lightning_flops.records import MemoryRecord
-from lightning_flops.report.device_document import memory_section
-from lightning_flops.report.document import Figure
-from lightning_flops.schema.trace import TracedStep
 from lightning_flops.schema.trace_events import MemoryCurve, MemoryRow
-from lightning_flops.trace import analyze_trace
 from lightning_flops.trace.memory import MOST_POINTS, MOST_SPANS, memory_curves, module_memory_table
 from tests.analysis.trace_events import Event, data_loader, made, memory, module, node, operator, phase, step, trace
-from tests.report import windows
-from tests.report.windows import build_profile
 
 
 def at(start: float, size: int, address: int, total: int) -> Event:
@@ -141,25 +132,3 @@ def test_memory_belongs_to_the_module_that_runs_forward() -> None:
 def test_without_marked_modules_or_without_allocations_there_is_no_table() -> None:
     assert module_memory_table(trace(operator("aten::mm", 0, 5), memory(2, 16))) is None
     assert module_memory_table(trace(step(0, 0, 9), module("fc", 1, 5))) is None
-
-
-def test_on_the_host_a_traced_step_tells_what_a_forward_keeps() -> None:
-    record = MemoryRecord(
-        kind="resident",
-        phases=(),
-        run_peak_bytes=1,
-        run_reserved_peak_bytes=None,
-        parameter_bytes=1,
-        buffer_bytes=0,
-        gradient_bytes=1,
-        optimizer_bytes=1,
-        kept_by_forward_bytes=None,
-    )
-    events = (step(0, 0, 50), module("", 1, 5), memory(2, 3000), module("", 21, 5), memory(22, 1000))
-    tables = analyze_trace(trace(*events))
-    traced = TracedStep(index=0, like_counted=True, files=(), tables=tables, own_forward_sec=None)
-    # Two micro-steps.
-    profile = replace(build_profile(windows.mlp_window(), config=ProfilerConfig()), memory=record)
-    for one, said in ((traced, "2 KB (of the traced step)"), (None, "n/a (set profile_memory to know it)")):
-        section = memory_section(replace(profile, traced=one))
-        assert section is not None and isinstance(section.items[-1], Figure) and section.items[-1].value == said
