@@ -146,7 +146,7 @@ class FlopsFormula:
         for apart in dict.fromkeys(map(tuple, ([1] * len(example), powers, whole))):
             formula = Formula()
             for values in _points(example, apart):
-                with suppress(Exception):  # of the user's model, which may refuse a size that nobody asked for
+                with suppress(Exception):  # of the user's model, which may refuse a size that is tried
                     self._take(values, formula)
                 found = formula.solved is not None and {one.step for one in formula.ranges} <= set(apart)
                 if found or formula.refused:
