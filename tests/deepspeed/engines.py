@@ -14,6 +14,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from lightning_flops.deepspeed import Handle, attach, install, uninstall
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.ranks import RanksProfile
 from tests.left_on_torch import global_hooks
 
 SAMPLES = 2
@@ -106,6 +107,16 @@ def profile_of(engine: Any, handle: Handle | None = None) -> Profile:
     assert left_on(engine) == []
     assert handle.profile is not None
     return handle.profile
+
+
+def job_of(profile: Profile) -> RanksProfile | None:
+    """What the first rank's profile says of the job, once all ranks have answered; the others' say nothing of it."""
+    if deepspeed.comm.get_rank():
+        assert profile.ranks is None
+        return None
+    assert profile.ranks is not None
+    assert {profile.ranks.world_size, profile.ranks.answered} == {deepspeed.comm.get_world_size()}
+    return profile.ranks
 
 
 def profiled(

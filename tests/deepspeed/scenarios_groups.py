@@ -14,7 +14,7 @@ from torch import nn
 import lightning_flops.deepspeed
 from lightning_flops import Profile, ProfilerConfig
 from lightning_flops.report.text import render_text
-from tests.deepspeed.engines import config
+from tests.deepspeed.engines import config, job_of
 from tests.deepspeed.launching import NOT_IN_0_16, OLD
 from tests.deepspeed.scenario import Skipped, scenario
 
@@ -84,7 +84,8 @@ def experts_count_the_tokens_that_were_routed_to_them_and_parameters_of_all() ->
     tokens = torch.eye(EXPERTS, WIDTH).repeat_interleave(torch.tensor(ROUTES[rank]), dim=0)
     profile = trained(model, tokens, grouped)
     # Most tokens that any rank of this rank's group sends to one expert: every expert's buffer.
-    busiest = {2: (9, 9), 4: (9, 9, 5, 5)}[ranks()][rank]
+    busiest_of_all = {2: (9, 9), 4: (9, 9, 5, 5)}[ranks()]
+    busiest = busiest_of_all[rank]
     gate, head = 2 * 16 * WIDTH * EXPERTS, 2 * 16 * WIDTH * CLASSES
     # DeepSpeed 0.16 sorts the tokens into the buffers, and back, by products with all places of all buffers.
     sorting = 2 * 16 * (EXPERTS * busiest) * WIDTH if OLD else 0
@@ -103,6 +104,10 @@ def experts_count_the_tokens_that_were_routed_to_them_and_parameters_of_all() ->
     of_expert, rest = WIDTH * WIDTH + WIDTH, EXPERTS * WIDTH + WIDTH * CLASSES + CLASSES
     assert profile.params == profile.trainable_params == rest + EXPERTS * of_expert
     assert {module.name: module.params for module in profile.modules}[experts] == EXPERTS * of_expert
+    if job := job_of(profile):  # ranks with other experts are all of the job; each has two, on two buffers
+        products = 2 * 2 * 2 * WIDTH * WIDTH + (2 * 2 * 16 * EXPERTS * WIDTH if OLD else 0)
+        assert job.flops.forward == ranks() * (gate + head) + products * sum(busiest_of_all)
+        assert job.params == rest + EXPERTS * of_expert
     assert profile.local_params == rest + EXPERTS // 2 * of_expert
     context = profile.context
     assert (context.world_size, context.dp_size, context.ep_size) == (ranks(), ranks(), 2)
@@ -165,6 +170,11 @@ def ranks_that_share_sequences_count_their_samples_once_and_their_own_tokens_and
         "attention.local_attn": attention,
     }
     assert profile.params == 3 * WIDTH * WIDTH
+    if job := job_of(profile):
+        forward = 2 * SAMPLES * TOKENS * WIDTH * 3 * WIDTH + 2 * 2 * SAMPLES * HEADS * TOKENS * TOKENS * 4
+        assert job.flops.forward == ranks() // 2 * forward
+        assert job.flops_of_model is not None and job.flops_of_model.forward == forward
+        assert job.params == 3 * WIDTH * WIDTH
     if ranks() == 2 and torch.distributed.get_rank() == 0:
         lines = render_text(profile, detailed=True).splitlines()
         assert any("rank 0 of 2 (sp 2)" in line for line in lines)
@@ -242,7 +252,12 @@ def weights_that_deepspeed_cut_count_whole_and_the_others_once() -> None:
     shard = 2 * SAMPLES * WIDTH * 4 * WIDTH // 2
     forwards = {module.name: module.total.forward for module in profile.modules}
     assert forwards["mlp.up_proj"] == forwards["mlp.down_proj"] == shard
-    assert profile.flops.forward == 2 * shard + 2 * SAMPLES * WIDTH * CLASSES
+    head = 2 * SAMPLES * WIDTH * CLASSES
+    assert profile.flops.forward == 2 * shard + head
+    if job := job_of(profile):  # the head counts on both ranks, and its weights once
+        assert job.flops.forward == 2 * 2 * SAMPLES * WIDTH * 4 * WIDTH + 2 * head
+        assert job.flops_of_model is not None and job.flops_of_model.forward == job.flops.forward
+        assert job.params == block + rest
 
 
 @scenario()

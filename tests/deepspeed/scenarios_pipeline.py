@@ -21,7 +21,7 @@ from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.report.text import render_text
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.schema.throughput import Spread
-from tests.deepspeed.engines import config, installed, left_on, logged
+from tests.deepspeed.engines import config, installed, job_of, left_on, logged
 from tests.deepspeed.launching import NOT_IN_0_16, OLD
 from tests.deepspeed.scenario import Skipped, scenario
 from tests.fake_clock import FakeNow
@@ -31,7 +31,8 @@ BATCH, MICRO_STEPS, IN, HIDDEN, OUT = 4, 3, 8, 16, 4
 ROWS = MICRO_STEPS * BATCH
 FIRST, SECOND, THIRD, FOURTH = (2 * ROWS * size for size in (IN * HIDDEN, HIDDEN**2, HIDDEN**2, HIDDEN * OUT))
 WHOLE = FIRST + SECOND + THIRD + FOURTH
-PARAMS = IN * HIDDEN + HIDDEN + 2 * (HIDDEN * HIDDEN + HIDDEN) + HIDDEN * OUT + OUT
+LAYER_PARAMS = (IN * HIDDEN + HIDDEN, HIDDEN**2 + HIDDEN, HIDDEN**2 + HIDDEN, HIDDEN * OUT + OUT)
+PARAMS = sum(LAYER_PARAMS)
 STEPS = 9
 WINDOW: dict[str, Any] = {"profile_step": 1, "timing_steps": 3, "trace": False}
 
@@ -90,6 +91,25 @@ def flops(profile: Profile) -> tuple[int, int, int, int]:
     return one.forward, one.backward, one.recompute, one.optimizer
 
 
+def stages_add_up_to_the_model_and_its_copies_to_the_job(profile: Profile, *, stages: int, copies: int = 1) -> None:
+    if job := job_of(profile):
+        # Backward, a layer costs its forward for its weights and, but for the first, for its inputs.
+        forward, backward = WHOLE, 2 * WHOLE - FIRST
+        assert (job.flops.forward, job.flops.backward) == (copies * forward, copies * backward)
+        assert job.flops_of_model is not None
+        assert (job.flops_of_model.forward, job.flops_of_model.backward) == (forward, backward)
+        assert job.params == PARAMS
+        forwards, each = (FIRST, SECOND, THIRD, FOURTH), 4 // stages
+        assert [(one.stage, one.params, one.flops.forward) for one in job.stages] == [
+            (
+                stage,
+                sum(LAYER_PARAMS[each * stage : each * (stage + 1)]),
+                sum(forwards[each * stage : each * (stage + 1)]),
+            )
+            for stage in range(stages)
+        ]
+
+
 def rank() -> int:
     return int(torch.distributed.get_rank())
 
@@ -103,6 +123,7 @@ def each_stage_counts_its_own_layers_of_all_micro_batches_and_no_evaluation() ->
     forwards = {module.name: module.total.forward for module in profile.modules if module.total.forward}
     assert stage == 0 or forwards == {"": THIRD + FOURTH, "2": THIRD, "3": FOURTH}
     assert not profile.uncounted and profile.outside.total == 0
+    stages_add_up_to_the_model_and_its_copies_to_the_job(profile, stages=2)
     # The first stage reports on the model and the others on themselves.
     lines = render_text(profile, detailed=True).splitlines()
     of_stage = [line for line in lines if " of stage" in line.partition(":")[0] and ": " in line]
@@ -127,8 +148,8 @@ def a_stage_in_the_middle_knows_its_samples_though_it_sees_no_batch() -> None:
     assert (profile.micro_steps, profile.samples, profile.tokens) == (3, ROWS, 7 * ROWS)
     layer = (FIRST, SECOND, THIRD, FOURTH)[stage]
     assert flops(profile) == (layer, layer if stage == 0 else 2 * layer, 0, 0)
-    wide, high = ((IN, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, OUT))[stage]
-    assert profile.params == wide * high + high
+    assert profile.params == LAYER_PARAMS[stage]
+    stages_add_up_to_the_model_and_its_copies_to_the_job(profile, stages=4)
 
 
 @scenario()
@@ -159,6 +180,8 @@ def a_tied_weight_counts_in_the_first_stage_that_has_it() -> None:
     assert profile is not None
     assert (profile.params, profile.local_params) == ((tied + layer, tied + layer), (layer, tied + layer))[rank()]
     assert flops(profile) == (2 * 2 * ROWS * IN * IN, (3, 4)[rank()] * 2 * ROWS * IN * IN, 0, 0)
+    if job := job_of(profile):  # the weight that both stages share is one parameter of the model
+        assert (job.params, job.flops.forward) == (tied + 2 * layer, 4 * 2 * ROWS * IN * IN)
 
 
 @scenario()
@@ -333,6 +356,7 @@ def ranks_that_see_different_data_are_no_stages_and_write_reports_of_their_own_w
     assert (context.rank, context.pp_rank) == (rank(), rank() // 2)
     assert (context.dp_size, context.pp_size, context.tp_size) == (2, 2, 1)
     assert profile.rates.samples_per_sec == 2 * ROWS / profile.timing.global_step_sec
+    stages_add_up_to_the_model_and_its_copies_to_the_job(profile, stages=2, copies=2)
     files = {str(path.relative_to(shared)) for path in shared.rglob("*") if path.suffix in (".json", ".txt")}
     names = ["", ".rank1", ".rank2", ".rank3"]
     expected = {f"flops{name}.txt" for name in names} | {f"logs/lightning_flops/profile{name}.json" for name in names}

@@ -5,7 +5,18 @@ from __future__ import annotations
 import deepspeed
 import torch
 
-from tests.deepspeed.engines import Net, config, engine_of, flops_of, installed, profile_of, profiled, train, weights
+from tests.deepspeed.engines import (
+    Net,
+    config,
+    engine_of,
+    flops_of,
+    installed,
+    job_of,
+    profile_of,
+    profiled,
+    train,
+    weights,
+)
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD, FORWARD_BY_MODULE, PARAMS
 from tests.deepspeed.launching import OLD
 from tests.deepspeed.scenario import SCENARIOS, scenario
@@ -54,6 +65,11 @@ def training_does_not_notice_and_every_rank_counts_all_micro_steps(stage_and_acc
         assert 0 <= profile.local_params < PARAMS / ranks + 3 * ranks
     else:
         assert profile.local_params == PARAMS
+    if ranks > 1 and (job := job_of(profile)):
+        assert (job.flops.forward, job.flops.backward) == (ranks * accumulate * FORWARD, ranks * accumulate * BACKWARD)
+        assert job.flops_of_model is not None
+        assert job.flops_of_model.model == accumulate * (FORWARD + BACKWARD)
+        assert (job.params, job.trainable_params) == (PARAMS, PARAMS)
     memory = profile.memory
     # In float32; SGD without momentum keeps nothing but the copies that ZeRO updates.
     assert memory is not None

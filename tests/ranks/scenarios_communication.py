@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.deepspeed import attach
 
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled first, for minutes
+
 WIDTH = 64
 LAYERS = 3
 BATCH = 8
