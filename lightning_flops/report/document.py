@@ -1,7 +1,8 @@
-"""A report as data: sections of figures, paragraphs and tables; drawn as text and as a page's data."""
+"""A report as data: sections of figures, paragraphs and tables; drawn as text, as a page's data and as plain HTML."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -273,3 +274,24 @@ def _cell(text: str, value: Any) -> list[Any]:
     """What a cell shows, and the number that it is sorted by, if it has one that a page can hold."""
     known = isinstance(value, (int, float)) and -_LARGEST < value < _LARGEST
     return [text, value] if known else [printable(text)]
+
+
+def as_html(sections: Iterable[Section], headline: Sequence[str]) -> str:
+    """Plain tables for a notebook, with its own style: words are text, never markup."""
+    words = [f"<p>{html.escape(printable(line))}</p>" for line in headline]
+    for section in map(as_data, sections):
+        words.append(f"<b>{html.escape(section['title'])}</b>")
+        for item in section["items"]:
+            if "head" in item:
+                rows = [_html_row(item["head"], [cell[0] for cell in row], "td") for row in item["rows"]]
+                head = _html_row(item["head"], [column["label"] for column in item["head"]], "th")
+                words.append(f"<table><thead>{head}</thead>\n<tbody>{chr(10).join(rows)}</tbody></table>")
+            else:
+                words.append(f"<p>{html.escape(': '.join(item.values()))}</p>")
+    return f'<div class="lightning-flops">\n{chr(10).join(words)}\n</div>\n'
+
+
+def _html_row(head: Sequence[Mapping[str, Any]], cells: Sequence[str], tag: str) -> str:
+    styles = [f"text-align: {'left' if column['left'] else 'right'}; white-space: pre" for column in head]
+    texts = [f'<{tag} style="{style}">{html.escape(text)}</{tag}>' for text, style in zip(cells, styles, strict=True)]
+    return f"<tr>{''.join(texts)}</tr>"

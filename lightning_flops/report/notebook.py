@@ -1,12 +1,14 @@
-"""How reports show themselves: a line as ``repr``, text for ``print`` and in a notebook (``schema.shown``)."""
+"""How reports show themselves: tables in a notebook, a line as ``repr``, text for ``print`` (``schema.shown``)."""
 
 from __future__ import annotations
 
 import html as markup
 
 from lightning_flops.report.compare_text import comparison_headline
-from lightning_flops.report.headline import counted, headline
+from lightning_flops.report.document import as_html
+from lightning_flops.report.headline import answer, counted, headline
 from lightning_flops.report.html_page import ShownRun, render_comparison_page, render_page
+from lightning_flops.report.profile_document import short_sections
 from lightning_flops.report.text import Renderable, render_text
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile
@@ -29,7 +31,9 @@ def text(report: Renderable) -> str:
 
 
 def html(report: Renderable) -> str:
-    """The text for a notebook; words are text there, never markup."""
+    """For a notebook: the short report on a profile as plain tables; of anything else, its text."""
+    if isinstance(report, Profile):
+        return as_html(short_sections(report), answer(report))
     return f"<pre>{markup.escape(text(report))}</pre>\n"
 
 

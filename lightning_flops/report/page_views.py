@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.rank_names import name_files
+from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import Column, Section, as_data, at, quantity, share, table
 from lightning_flops.report.headline import answer, step_parts
 from lightning_flops.report.layout import WHOLE
@@ -63,7 +64,8 @@ def page_view(
 def profile_view(profile: Profile) -> View:
     """The page of one window."""
     context, tables = profile.context, None if profile.traced is None else profile.traced.tables
-    rows, roofline, steps = _icicle(profile), _roofline_of_profile(profile), _steps(profile)
+    rows = _profile_modules(profile)
+    points, steps = _profile_points(profile, rows), _steps(profile)
     sections: list[Section | Picture] = [times_section(profile), *([Picture("steps")] if steps else [])]
     if profile.budget is not None:
         sections.append(breakdown_section(profile, profile.budget))
@@ -72,8 +74,8 @@ def profile_view(profile: Profile) -> View:
         sections.append(notes_section(profile.notes))
     if rows:
         sections += [_all_modules(profile), Picture("modules"), modules_section(profile)]
-    if roofline["points"]:
-        note = "How fast operators are, over how many FLOPs a byte; areas are in proportion to time."
+    if points["modules"] or points["operators"]:
+        note = "How fast, over how many FLOPs a byte; areas are in proportion to time." + _estimated(profile)
         sections += [Section("Roofline", note, []), Picture("roofline")]
     sections += [one for one in detailed_sections(profile) if one.title not in ("Advice", "Notes")]
     if tables is not None:
@@ -94,7 +96,7 @@ def profile_view(profile: Profile) -> View:
         parts=[[name, seconds] for name, seconds in step_parts(profile)],
         steps=steps,
         modules=rows or None,
-        roofline=roofline,
+        roofline=points,
         curves=_curves(tables),
     )
 
@@ -126,7 +128,7 @@ def traces_views(report: TracesReport) -> list[tuple[str, View]]:
             where=f"{trace.source} · {plain(trace.events)} events",
             summary=summary,
             sections=[*together, advice_section(report.advice, rules=True), *notes, *_traced(trace)],
-            roofline=_roofline_of_trace(trace),
+            roofline=_trace_points(trace),
             curves=_curves(trace),
         )
         views.append((name, view))
@@ -144,6 +146,13 @@ def _steps(profile: Profile) -> Any:
             for place, index in enumerate(profile.timed_steps)
         ],
     }
+
+
+def _estimated(profile: Profile) -> str:
+    """What is said of rates of modules where the traced steps are not like the counted ones."""
+    if profile.traced is None or profile.traced.like_counted:
+        return ""
+    return " FLOP/s are estimates: the traced steps' shapes are not those of the counted ones."
 
 
 def _all_modules(profile: Profile) -> Section:
@@ -172,13 +181,15 @@ def _all_modules(profile: Profile) -> Section:
         per_step("calls", lambda one: one.calls),
         Column("", lambda one: one.extra_repr, str, left=True),
     ]
-    note = f"FLOPs and bytes are the mean of the counted {word}s" + (f", times of the traced {word}." if timed else ".")
-    return Section("Modules", note, [table(profile.modules, columns, whole=True)])
+    steps = len(profile.counted_steps)
+    counted = f"the mean of {steps} counted {word}s" if steps > 1 else f"of the counted {word}"
+    note = f"FLOPs and bytes are {counted}" + (f", times of the traced {word}." if timed else ".")
+    return Section("Modules", note + _estimated(profile), [table(profile.modules, columns, whole=True)])
 
 
-def _icicle(profile: Profile) -> list[list[Any]]:
-    """The icicle: modules by their parents; time, FLOPs, bytes and parameters of each, own and whole."""
-    per_step = profile.per_step
+def _profile_modules(profile: Profile) -> list[list[Any]]:
+    """The icicle: modules by their parents; time, FLOPs, bytes, parameters and kept memory of each, own and whole."""
+    kept, per_step = _kept(None if profile.traced is None else profile.traced.tables), profile.per_step
     place = {module.name: number for number, module in enumerate(profile.modules)}
     inside: dict[str, list[ModuleProfile]] = {}
     for module in profile.modules:
@@ -186,17 +197,20 @@ def _icicle(profile: Profile) -> list[list[Any]]:
             inside.setdefault(parent_name(module.name), []).append(module)
     rows = []
     for module in profile.modules:
-        below, times, moved = inside.get(module.name, []), module.times, module.total_bytes.total
+        below, times = inside.get(module.name, []), module.times
+        moved = module.total_bytes.total
         own_bytes = per_step(max(0, moved - sum(one.total_bytes.total for one in below)))
         own_params = 0 if module.alias_of is not None else max(0, module.params - sum(one.params for one in below))
         seconds = None if times is None else times.forward_sec + (times.backward_sec or 0.0)
         own_sec = None if times is None else times.own_forward_sec + (times.own_backward_sec or 0.0)
+        memory = kept.get(module.name, (None, None))
         rows.append(
             [
                 *map(printable, (module.name, module.short_name, module.type_name, module.extra_repr)),
                 place.get(parent_name(module.name)) if module.name else None,
-                [own_sec, per_step(module.own.total), own_bytes, own_params],
-                [seconds, per_step(module.total.total), per_step(moved), module.params],
+                [own_sec, per_step(module.own.total), own_bytes, own_params, memory[1]],
+                [seconds, per_step(module.total.total), per_step(moved), module.params, memory[0]],
+                _achieved(profile, module),
                 share_of_peak([module]),
                 per_step(module.calls),
             ]
@@ -204,41 +218,73 @@ def _icicle(profile: Profile) -> list[list[Any]]:
     return rows
 
 
-def _roofline_of_profile(profile: Profile) -> dict[str, Any]:
-    """What operators reach over how many FLOPs a byte, in the traced step."""
-    known, bandwidth = profile.peaks_flops_per_sec, profile.memory_bytes_per_sec
+def _achieved(profile: Profile, module: ModuleProfile) -> float | None:
+    """FLOP/s of a module's forward and backward in the traced step; None where that was no such step."""
+    times = module.times
+    if times is None or (times.forward_flops_per_sec is None and times.backward_flops_per_sec is None):
+        return None
+    spent = profile.per_step(module.total.total - module.total.optimizer)
+    return ratio(part=spent, whole=times.forward_sec + (times.backward_sec or 0.0))
+
+
+def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
+    """Bytes that each module's forward keeps in one step, with and without the modules inside."""
+    rows = () if tables is None else tables.module_memory or ()
+    on_device = any(one.device >= 0 for one in rows)
+    steps = 1 if tables is None else max(1, len(tables.step_times.steps))
+    return {
+        one.name: (one.size_increase_bytes / steps, one.self_size_increase_bytes / steps)
+        for one in rows
+        if one.name is not None and (one.device >= 0) == on_device
+    }
+
+
+def _profile_points(profile: Profile, rows: Sequence[list[Any]]) -> dict[str, Any]:
+    """The roofline: what modules and operators reach over how many FLOPs a byte."""
+    known = profile.peaks_flops_per_sec
     peaks = {one.dtype: known[one.dtype] for one in profile.dtypes if one.dtype in known}
-    traced = {} if profile.traced is None else profile.traced.operators
-    seconds_of = {name.replace("::", "."): one.self_sec for name, one in traced.items()}
-    points = []
-    for one in profile.operators:
-        seconds, flops, moved = seconds_of.get(one.operator), *map(profile.per_step, (one.flops.total, one.bytes))
-        if seconds and flops and moved:
-            limits = sorted(peaks[dtype] for dtype in one.dtypes if dtype in peaks)[-1:]
+    found = _roofline(peaks, profile.memory_bytes_per_sec)
+    if profile.traced is None:
+        return found
+
+    def add(kind: str, name: str, words: str, amounts: Sequence[Any], dtypes: Iterable[str]) -> None:
+        seconds, flops, moved = amounts
+        if flops and moved and seconds:
+            bandwidth, limits = found["bandwidth"], sorted(peaks[one] for one in dtypes if one in peaks)[-1:]
             limit = min([*limits, *([] if bandwidth is None else [bandwidth * flops / moved])], default=None)
-            points.append([printable(one.operator), flops / moved, flops / seconds, seconds, flops, moved, limit])
-    return _roofline(peaks, bandwidth, points)
+            names = (printable(name), printable(words))
+            found[kind].append([*names, flops / moved, flops / seconds, seconds, flops, moved, limit])
+
+    for module, row in zip(profile.modules, rows, strict=True):
+        add("modules", module.name or "(root)", module.type_name, row[5][:3], peaks)
+    seconds_of = {name.replace("::", "."): one.self_sec for name, one in profile.traced.operators.items()}
+    for spent in profile.operators:
+        flops, moved = profile.per_step(spent.flops.total), profile.per_step(spent.bytes)
+        amounts = (seconds_of.get(spent.operator), flops, moved)
+        add("operators", spent.operator, "operator", amounts, spent.dtypes)
+    return found
 
 
-def _roofline(peaks: Mapping[str, float], bandwidth: float | None, points: Sequence[list[Any]]) -> dict[str, Any]:
+def _roofline(peaks: Mapping[str, float], bandwidth: float | None) -> dict[str, Any]:
     ordered = sorted(peaks.items(), key=lambda item: item[1], reverse=True)
-    return {"peaks": [list(one) for one in ordered], "bandwidth": bandwidth, "points": points}
+    return {"peaks": [list(one) for one in ordered], "bandwidth": bandwidth, "modules": [], "operators": []}
 
 
 def _curves(tables: TraceReport | None) -> list[dict[str, Any]]:
     return [asdict(curve) for curve in (() if tables is None else tables.memory_curves or ())]
 
 
-def _roofline_of_trace(trace: TraceReport) -> dict[str, Any] | None:
+def _trace_points(trace: TraceReport) -> dict[str, Any]:
     flops, steps = trace.flops, max(1, len(trace.step_times.steps))
     if flops is None:
-        return None
+        return _roofline({}, None)
     points = [
         [
-            *(printable(f"{one.name} ({one.dtype})"), one.flops_per_byte, one.flops_per_sec),
-            *(one.time_us * _US / steps, one.counted / steps, one.bytes / steps, one.attainable_flops_per_sec),
+            *(printable(f"{one.name} ({one.dtype})"), "operator"),
+            *(one.flops_per_byte, one.flops_per_sec, one.time_us * _US / steps),
+            *(one.counted / steps, one.bytes / steps, one.attainable_flops_per_sec),
         ]
         for one in flops.operators
         if one.flops_per_sec and one.flops_per_byte and one.time_us and one.bytes
     ]
-    return _roofline(flops.peaks, flops.memory_bytes_per_sec, points)
+    return {**_roofline(flops.peaks, flops.memory_bytes_per_sec), "operators": points}

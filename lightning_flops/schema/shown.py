@@ -55,7 +55,7 @@ class Shown(codec.Json):
         return find().text(self)
 
     def _repr_html_(self) -> str:
-        """For a notebook: the same text."""
+        """For a notebook: tables of the short report."""
         return find().html(self)
 
 

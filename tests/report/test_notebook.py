@@ -1,4 +1,4 @@
-"""What a notebook shows: the text, whatever the names are."""
+"""What a notebook shows: the short report as plain tables, whatever the names are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from lightning_flops.analysis.flop_counts import FlopCounts
-from tests.report import windows
+from lightning_flops.report.text import render_text
+from tests.golden_files import golden
 from tests.report.test_hostile_names import PROFILES, hostile, renamed, with_suffix
 from tests.report.test_ranks_text import CASES as JOBS
 from tests.report.test_text import profile_of
@@ -21,8 +21,6 @@ REPORTS: dict[str, Any] = {
     "traced_on_device": profile_of("traced_on_device"),
     "ranks_slow_loader": JOBS["slow_loader"],
     "unknown": profile_of("unknown"),
-    "counts": FlopCounts(windows.mlp_window().flops, windows.mlp_window().modules),
-    "run": OF_TEN_STEPS,
 }
 
 
@@ -33,9 +31,19 @@ def seen(text: str) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_a_notebook_shows_the_text(name: str) -> None:
-    tags, words = seen(REPORTS[name]._repr_html_())
-    assert tags == ["pre"] and " ".join(words) == " ".join(str(REPORTS[name]).split())
+def test_a_notebook_shows_the_words_of_the_short_report(name: str) -> None:
+    made = REPORTS[name]._repr_html_()
+    tags, words = seen(made)
+    assert {tag.split()[0] for tag in tags} <= {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td"}
+    assert sorted(tag.split()[0] for tag in tags) == sorted(re.findall(r"</(\w+)>", made))
+    text = " ".join(str(REPORTS[name]).split())
+    assert [one for one in words if one not in text] == [] and len(words) > 5
+
+
+def test_a_notebook_shows_the_file_people_read_and_the_text_of_a_run() -> None:
+    golden("html/traced_on_device.html", REPORTS["traced_on_device"]._repr_html_())
+    tags, words = seen(OF_TEN_STEPS._repr_html_())
+    assert tags == ["pre"] and " ".join(words) == " ".join(render_text(OF_TEN_STEPS).split())
 
 
 @settings(deadline=None, max_examples=15)  # a busy machine is no failure

@@ -22,7 +22,7 @@ export interface SectionData {
   items: readonly Item[];
 }
 
-/** Time, FLOPs, bytes and parameters; null is what was not measured. */
+/** Time, FLOPs, bytes, parameters and memory that is kept; null is what was not measured. */
 export type Sizes = readonly (number | null)[];
 
 export type ModuleData = readonly [
@@ -33,12 +33,14 @@ export type ModuleData = readonly [
   parent: number | null,
   own: Sizes,
   total: Sizes,
+  achieved: number | null,
   ofPeak: number | null,
   calls: number,
 ];
 
 export type PointData = readonly [
   name: string,
+  kind: string,
   intensity: number,
   achieved: number,
   seconds: number,
@@ -52,8 +54,8 @@ export interface RooflineData {
   peaks: readonly (readonly [dtype: string, flopsPerSec: number])[];
   /** Bytes a second; null where the device's memory bandwidth is not known. */
   bandwidth: number | null;
-  /** Of operators. */
-  points: readonly PointData[];
+  modules: readonly PointData[];
+  operators: readonly PointData[];
 }
 
 export interface CurveData {

@@ -5,9 +5,9 @@ import { layout, moduleAt, visible } from "../src/ui/icicle";
 
 // The root has 1 s of its own; fc1 takes 2 s, fc2 5 s, at half and a tenth of the peak.
 const ROWS: ModuleData[] = [
-  ["", "", "Net", "", null, [1, 0, 0, 0], [8, 14, 3, 5], null, 1],
-  ["fc1", "fc1", "Linear", "in=3", 0, [2, 8, 2, 3], [2, 8, 2, 3], 0.5, 1],
-  ["fc2", "fc2", "Linear", "", 0, [5, 6, 1, 2], [5, 6, 1, 2], 0.1, 1],
+  ["", "", "Net", "", null, [1, 0, 0, 0, null], [8, 14, 3, 5, null], null, null, 1],
+  ["fc1", "fc1", "Linear", "in=3", 0, [2, 8, 2, 3, null], [2, 8, 2, 3, null], 4, 0.5, 1],
+  ["fc2", "fc2", "Linear", "", 0, [5, 6, 1, 2, null], [5, 6, 1, 2, null], 1.2, 0.1, 1],
 ];
 
 test("a tree has its modules below one another", () => {
@@ -17,9 +17,10 @@ test("a tree has its modules below one another", () => {
   expect(tree.root.children.map((one) => one.name)).toEqual(["fc1", "fc2"]);
   const inner = tree.byName.get("fc1");
   if (!inner) throw new Error("no module");
-  expect([inner.total.seconds, inner.own.flops, inner.share]).toEqual([2, 8, 0.5]);
+  expect([inner.total.seconds, inner.own.flops, inner.total.memory, inner.share]).toEqual([2, 8, null, 0.5]);
   expect(pathTo(inner).map((one) => one.label)).toEqual(["Net", "fc1"]);
   expect([isInside(inner, tree.root), isInside(tree.root, inner)]).toEqual([true, false]);
+  expect([tree.knowsPeak, tree.fastest]).toEqual([true, 4]);
   expect(moduleTree([])).toBeNull();
 });
 

@@ -3,7 +3,7 @@
 import type { ModuleData } from "../document";
 
 /** In the order of `Sizes`. */
-export const SIZE_KEYS = ["seconds", "flops", "bytes", "params"] as const;
+export const SIZE_KEYS = ["seconds", "flops", "bytes", "params", "memory"] as const;
 
 export type SizeKey = (typeof SIZE_KEYS)[number];
 
@@ -30,17 +30,22 @@ export interface Module {
   calls: number;
   /** Share of the device's peak over forward and backward; null without FLOPs, times or a peak. */
   share: number | null;
+  /** FLOP/s over forward and backward. */
+  achieved: number | null;
 }
 
 export interface ModuleTree {
   root: Module;
   all: Module[];
   byName: Map<string, Module>;
+  /** Share of peak colours the modules; without a peak, share of the fastest module. */
+  knowsPeak: boolean;
+  fastest: number;
 }
 
 export function moduleTree(rows: readonly ModuleData[]): ModuleTree | null {
   const all: Module[] = [];
-  for (const [name, label, type, detail, parentAt, own, total, share, calls] of rows) {
+  for (const [name, label, type, detail, parentAt, own, total, achieved, share, calls] of rows) {
     const parent = parentAt === null ? null : (all[parentAt] ?? null);
     const module: Module = {
       index: all.length,
@@ -55,6 +60,7 @@ export function moduleTree(rows: readonly ModuleData[]): ModuleTree | null {
       own: spent(own),
       calls,
       share,
+      achieved,
     };
     parent?.children.push(module);
     all.push(module);
@@ -64,6 +70,8 @@ export function moduleTree(rows: readonly ModuleData[]): ModuleTree | null {
     root: all[0],
     all,
     byName: new Map(all.map((one) => [one.name, one])),
+    knowsPeak: all.some((one) => one.share !== null),
+    fastest: all.reduce((most, one) => Math.max(most, one.achieved ?? 0), 0),
   };
 }
 

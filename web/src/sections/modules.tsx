@@ -13,6 +13,7 @@ const SIZES: Record<SizeKey, { label: string; show: (value: number | null) => st
   flops: { label: "FLOPs", show: (value) => si(value, "FLOPs") },
   bytes: { label: "Bytes", show: bytes },
   params: { label: "Parameters", show: (value) => si(value) },
+  memory: { label: "Memory kept", show: bytes },
 };
 
 export function Modules(props: { tree: ModuleTree; place: Place; go: (changes: Place) => void }): JSX.Element {
@@ -53,7 +54,7 @@ export function Modules(props: { tree: ModuleTree; place: Place; go: (changes: P
           zoomed={zoomed}
           selected={selected}
           wordsOf={(module) => wordsOf(module, size, tree)}
-          shareOf={(one) => one.share}
+          shareOf={(one) => colored(one, tree)}
           onZoom={zoom}
           onSelect={setSelected}
         />
@@ -61,6 +62,12 @@ export function Modules(props: { tree: ModuleTree; place: Place; go: (changes: P
       </div>
     </>
   );
+}
+
+/** What colours a module: its share of the peak; without a peak its share of the fastest module's FLOP/s. */
+function colored(module: Module, tree: ModuleTree): number | null {
+  if (tree.knowsPeak) return module.share;
+  return module.achieved !== null && tree.fastest > 0 ? module.achieved / tree.fastest : null;
 }
 
 function Crumbs({ zoomed, place }: { zoomed: Module; place: Place }): JSX.Element {
@@ -81,10 +88,10 @@ function Crumbs({ zoomed, place }: { zoomed: Module; place: Place }): JSX.Elemen
 }
 
 function Scale({ tree }: { tree: ModuleTree }): JSX.Element | null {
-  if (!tree.all.some((one) => one.share !== null)) return null;
+  if (!tree.all.some((one) => one.achieved !== null)) return null;
   return (
     <div class="scale">
-      <span class="dim">Share of peak</span>
+      <span class="dim">{tree.knowsPeak ? "Share of peak" : "FLOP/s, share of the fastest module"}</span>
       {[...STEPS, { fill: "var(--no-flops)", words: "no FLOPs" }].map((one) => (
         <span key={one.words} class="scale-step">
           <span class="swatch wide" style={{ background: one.fill }} aria-hidden="true" />
@@ -99,9 +106,13 @@ function wordsOf(module: Module, size: SizeKey, tree: ModuleTree): string {
   const whole = tree.root.total[size];
   const value = module.total[size];
   const share = whole && value !== null ? `, ${percent(value / whole)} of the model` : "";
-  const rate = module.share === null ? [] : [`${percent(module.share)} of peak`];
+  const rate = module.achieved === null ? [] : [`${si(module.achieved, "FLOP/s")}${ofPeak(module)}`];
   const head = `${module.name || module.label}${module.type ? ` (${module.type})` : ""}`;
   return [head, `${SIZES[size].label}: ${SIZES[size].show(value)}${share}`, ...rate].join("\n");
+}
+
+function ofPeak(module: Module): string {
+  return module.share === null ? "" : `, ${percent(module.share)} of peak`;
 }
 
 /** Everything that is known of the module that is looked at. */
@@ -112,7 +123,7 @@ function Looked({ module }: { module: Module }): JSX.Element {
     if (module.total[key] !== null) rows.push([label, show(module.total[key])]);
     if (module.own[key] !== null && module.children.length) rows.push([`${label}, self`, show(module.own[key])]);
   }
-  if (module.share !== null) rows.push(["Share of peak", percent(module.share)]);
+  if (module.achieved !== null) rows.push(["FLOP/s", `${si(module.achieved)}${ofPeak(module)}`]);
   rows.push(["Calls", plain(module.calls)]);
   return (
     <aside class="looked" aria-label="The selected module">

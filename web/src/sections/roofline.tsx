@@ -1,5 +1,6 @@
 import { scaleLog } from "d3-scale";
 import type { JSX } from "preact";
+import { useState } from "preact/hooks";
 import { bytes, duration, percent, plain, si } from "../model/format";
 import type { PointData, RooflineData } from "../document";
 import { useWidth } from "../ui/size";
@@ -11,6 +12,7 @@ const MARGIN = { left: 86, right: 16, top: 14, bottom: 40 };
 
 interface Point {
   name: string;
+  kind: string;
   /** FLOPs a byte. */
   intensity: number;
   /** FLOP/s. */
@@ -21,18 +23,45 @@ interface Point {
   attainable: number | null;
 }
 
-function pointOf([name, intensity, achieved, seconds, flops, bytes, attainable]: PointData): Point {
-  return { name, intensity, achieved, seconds, flops, bytes, attainable };
+function pointOf([name, kind, intensity, achieved, seconds, flops, bytes, attainable]: PointData): Point {
+  return { name, kind, intensity, achieved, seconds, flops, bytes, attainable };
 }
 
 type Roof = Pick<RooflineData, "peaks" | "bandwidth">;
 
 export function Roofline(props: RooflineData): JSX.Element | null {
-  const points = props.points.map(pointOf);
-  if (!points.length) return null;
+  const { modules, operators } = props;
+  const [ofModules, setOfModules] = useState(true);
+  if (!modules.length && !operators.length) return null;
+  const showsModules = (ofModules || !operators.length) && modules.length > 0;
+  const points = (showsModules ? modules : operators).map(pointOf);
   const drawn = [...points].sort((one, other) => other.seconds - one.seconds).slice(0, MOST);
   return (
     <>
+      {modules.length ? (
+        <div class="tools">
+          <div class="choice" role="group" aria-label="Points">
+            <button
+              type="button"
+              class={showsModules ? "chosen" : ""}
+              aria-pressed={showsModules}
+              disabled={!modules.length}
+              onClick={() => setOfModules(true)}
+            >
+              Modules
+            </button>
+            <button
+              type="button"
+              class={showsModules ? "" : "chosen"}
+              aria-pressed={!showsModules}
+              disabled={!operators.length}
+              onClick={() => setOfModules(false)}
+            >
+              Operators
+            </button>
+          </div>
+        </div>
+      ) : null}
       <Plot points={drawn} roof={props} />
       {drawn.length < points.length ? <p class="note">{`Drawn: the ${plain(MOST)} that take most time.`}</p> : null}
     </>
@@ -60,7 +89,7 @@ function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.E
   const [from, to] = x.domain() as [number, number];
   const lines = (one: Point): string =>
     [
-      one.name,
+      `${one.name} (${one.kind})`,
       `${si(one.achieved, "FLOP/s")}${one.attainable ? `, ${percent(one.achieved / one.attainable)} of the attainable ${si(one.attainable, "FLOP/s")}` : ""}`,
       `${plain(Number(one.intensity.toPrecision(3)))} FLOPs a byte, ${duration(one.seconds)}, ${si(one.flops, "FLOPs")}, ${bytes(one.bytes)}`,
     ].join("\n");
