@@ -54,7 +54,8 @@ def test_a_program_that_ends_in_a_window_reports_what_there_is(tmp_path: Path) -
         environment=DEEPSPEED_ON_CPU,
         imports=DEEPSPEED,
     )
-    assert printed.count("Profile Summary at step 2:") == 1 and "2 steps, 5-6" in printed
+    assert printed.count("Profile Summary at step 2:") == 1
+    assert "2 of the 20 steps asked for were timed" in " ".join(printed.split())
     assert printed.count("nothing was profiled: profile_step is 100, and this run ended after 3 step(s)") == 1
     # In the folder of ours, since no monitor is on; of the engine that profiled nothing there is no file.
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json"))
