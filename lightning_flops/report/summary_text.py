@@ -20,7 +20,10 @@ _NOTATIONS = (
     "Notations: dp_size (data parallel size, ranks that see different data), mp_size (model parallel size, "
     "tensor-parallel ranks), params (number of parameters), MACs (number of multiply-adds of matmul-like operators), "
     "flops (number of floating-point operations, two a MAC), FLOPS (floating-point operations per second), fwd latency "
-    "(forward pass), bwd latency (backward pass), step latency (optimizer), iter latency (sum of fwd, bwd and step "
+    "(forward pass)"
+)
+_NOTATIONS_OF_TRAINING = (
+    f"{_NOTATIONS}, bwd latency (backward pass), step latency (optimizer), iter latency (sum of fwd, bwd and step "
     "latency). Estimated lines take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those "
     "that autograd ran, recomputation included."
 )
@@ -43,7 +46,7 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
         f"Profile Summary at {context.step_word if of_run else 'step'} {profile.profile_step}:",
         *([f"The report came out at {context.step_word} {profile.report_step}."] if of_run else []),
         *([_where(profile), _ABOUT] if of_run else []),
-        _NOTATIONS,
+        _NOTATIONS_OF_TRAINING if context.trains else f"{_NOTATIONS}.",
         "",
         Figure("world size", plain(context.world_size)),
         Figure("data parallel size", plain(context.dp_size)),
