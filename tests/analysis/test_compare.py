@@ -353,17 +353,3 @@ def test_causes_add_up_whatever_differs(
     # Exchanged runs have the opposite causes, but for roundings of each module.
     for cause in ("work_ns", "efficiency_ns", "waiting_ns"):
         assert abs(getattr(there.step.causes, cause) + getattr(back.step.causes, cause)) <= 40
-
-
-@pytest.mark.parametrize("prefix", ["layers", "renamed"])
-def test_ten_thousand_modules_are_compared(prefix: str) -> None:
-    def with_layers(name: str) -> Profile:
-        profile = run()
-        like = next(one for one in profile.modules if one.name == "act")
-        names = [below for i in range(2_500) for below in (f"{name}.{i}", *(f"{name}.{i}.{j}" for j in "abc"))]
-        layers = (replace(like, name=one) for one in (name, *names))
-        return replace(profile, modules=(*profile.modules, *layers))
-
-    comparison = compare_profiles(with_layers("layers"), with_layers(prefix))
-    assert len(comparison.modules) == 10_006 and "more modules" in str(comparison)
-    assert_adds_up(comparison)

@@ -59,12 +59,6 @@ def test_a_step_that_disagrees_ends_the_formula() -> None:
     assert fit.solved is None
 
 
-def test_equal_sizes_with_other_flops_end_the_search() -> None:
-    fit = fitted({(2, 8): 10})
-    fit.add(Sizes(((2, 8),)), {KEY: 11})
-    assert fit.refused
-
-
 def test_sizes_between_counted_ones_are_covered_in_their_common_distance() -> None:
     """Lengths that were all padded to eights say nothing of nines."""
     sizes = [(2, 8), (3, 16), (1, 40), (4, 64), (5, 24)]
@@ -79,10 +73,6 @@ def test_sizes_between_counted_ones_are_covered_in_their_common_distance() -> No
 def test_a_size_that_never_varied_is_part_of_what_is_known() -> None:
     formula = fitted({(4, s, 3): s * 12 for s in (1, 2, 5, 7, 9)})
     assert formula.flops(Sizes(((4, 6, 2),))) is None
-
-
-def test_no_polynomial_of_second_degree_is_no_formula() -> None:
-    assert fitted({(b, s): cube(b, s) for b in range(1, 7) for s in range(2, 9)}).refused
 
 
 def test_several_batches_add_up() -> None:

@@ -79,13 +79,6 @@ def test_a_kernel_without_its_launch_goes_to_the_operator_with_its_external_id()
     assert device.total_us == 40
 
 
-def test_a_driver_call_inside_a_runtime_call_is_the_same_launch() -> None:
-    inner = launch(1, 12, 2)
-    inner["cat"] = "cuda_driver"
-    loaded = trace(operator("aten::mm", 5, 20), inner, launch(1, 10, 5), kernel(1, 30, 10))
-    assert loaded.links.launch.tolist()[3] == 2
-
-
 @settings(deadline=None)  # a busy machine is slow, not wrong
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(1, 2)), min_size=1, max_size=12))
 def test_self_times_of_nested_operators_are_the_time_that_any_ran(drawn: list[tuple[int, int, int]]) -> None:
@@ -205,39 +198,3 @@ def test_operator_that_calls_itself_is_counted_once() -> None:
     mean = rows["aten::mean"]
     assert (mean.calls, mean.host.total_us, mean.host_self.total_us) == (1, 9, 4)
     assert sum(row.host_self.total_us for row in table) == 10 + 9
-
-
-def test_memory_of_an_operator_that_calls_itself_is_counted_once() -> None:
-    table = memory_table(
-        trace(
-            operator("aten::div", 0, 10), operator("aten::div", 2, 6), memory(1, 100), memory(3, 1000), memory(9, -100)
-        )
-    )
-    assert table is not None
-    (row,) = table
-    assert (row.calls, row.allocation_bytes, row.self_allocation_bytes) == (1, 1100, 1100)
-    assert (row.size_increase_bytes, row.self_size_increase_bytes) == (1000, 1000)
-
-
-SPANS = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 30), st.integers(0, 12)), min_size=1, max_size=40)
-
-
-@given(SPANS)
-def test_an_operators_caller_is_the_last_that_began_before_it_on_its_thread_and_holds_it(
-    spans: list[tuple[int, int, int]],
-) -> None:
-    found = trace(*(operator("aten::mm", start, length, thread=thread) for thread, start, length in spans))
-    rows = found.links.operators.tolist()
-    starts, ends, lanes = found.start_ns, found.end_ns, found.lane
-    depth_of = {-1: -1}
-    for place, row in enumerate(rows):
-        # It may end a microsecond before what it called, by rounding; what ends later is not called by it.
-        before = [
-            one
-            for one in rows[:place]
-            if lanes[one] == lanes[row] and ends[one] > starts[row] and ends[one] >= ends[row] - 1000
-        ]
-        expected = before[-1] if before else -1
-        assert found.links.parent[row] == expected
-        depth_of[row] = depth_of[expected] + 1
-        assert row in found.links.levels[depth_of[row]]

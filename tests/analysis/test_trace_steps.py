@@ -148,23 +148,6 @@ def test_phases_named_by_scopes_are_taken_from_them() -> None:
     assert (others.host.ratio, others.device.ratio) == (0.3, 2 / 57)
 
 
-def test_an_optimizer_step_that_runs_the_closure_is_only_what_the_closure_leaves() -> None:
-    loaded = trace(
-        step(1, 0, 100),
-        scope("Optimizer.step#SGD.step", 10, 80),
-        scope("forward", 20, 30),
-        launch(1, 25),
-        kernel(1, 26, 7),
-        scope("## backward ##", 50, 20),
-        launch(2, 80),
-        kernel(2, 81, 3),
-    )
-    found = phases(loaded)
-    assert found["optimizer"] == (1, 30, 3, "scopes")
-    assert found["forward"] == (1, 30, 7, "scopes")
-    assert found["others"][1] == 20
-
-
 def test_what_marks_tell_apart_inside_an_optimizers_step_is_not_the_optimizers() -> None:
     loaded = trace(
         step(1, 0, 100),

@@ -5,9 +5,7 @@ import pytest
 from lightning_flops.config import TraceSchedule
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import StepSignature
-from tests.instrument.small_run import SHAPES, FakeTracer, Run
-
-OTHER_SHAPES = ((2, 3), (2,))
+from tests.instrument.small_run import FakeTracer, Run
 
 
 def signature(name: str = "same") -> StepSignature:
@@ -62,16 +60,6 @@ def test_a_step_unlike_the_counted_one_is_tried_again_three_times_in_all() -> No
     assert steps_of(cycles, *[odd] * 9) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("lost_at", "steps"), [("warm_up", 1), ("start", 2), ("stop", 2)])
-def test_when_the_tracer_is_lost_it_is_over(lost_at: str, steps: int) -> None:
-    cycles = TraceCycles(FakeTracer(lost_at=lost_at), TraceSchedule(active=1, repeat=2))
-    cycles.begin(lambda one: True)
-    assert steps_of(cycles, *[signature()] * 20) == list(range(steps))
-    assert len(cycles.traces) == (lost_at == "stop")
-    (note,) = cycles.notes
-    assert note.startswith(f"Lost at {lost_at}")
-
-
 # In the recorder's window
 
 
@@ -96,22 +84,6 @@ def test_the_window_traces_after_the_timed_steps_and_then_closes() -> None:
     assert [record.index for record in window.traces] == [6]
     assert window.traces[0].signatures == (window.counted_steps[0].signature,)
     assert window.notes == ()
-
-
-def test_steps_that_a_schedule_waits_for_are_left_alone() -> None:
-    tracer = FakeTracer()
-    run = TracedRun(tracer, TraceSchedule(wait=3, active=1))
-    for _ in range(5):
-        run.batch()
-    marking = []
-    while not run.recorder.closed:
-        marking.append((run.recorder.marking, run.recorder.tracing))
-        if run.recorder.marking:
-            run.batch()
-        else:  # no taps are in, so no scope is entered
-            run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
-    assert marking == [(False, False)] * 3 + [(True, True)] * 2
-    assert [record.index for record in run.close().traces] == [9]
 
 
 @pytest.mark.parametrize("in_a_step", [False, True])
