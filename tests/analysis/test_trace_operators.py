@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from lightning_flops.schema.trace_events import MemoryRow, OperatorRow
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.memory import memory_table
 from lightning_flops.trace.tables import (
     operator_table,
-    self_host_ns,
     transfer_table,
     user_scope_table,
 )
@@ -77,23 +73,6 @@ def test_a_kernel_without_its_launch_goes_to_the_operator_with_its_external_id()
     device = found["aten::mm"].device_self
     assert device is not None
     assert device.total_us == 40
-
-
-@settings(deadline=None)  # a busy machine is slow, not wrong
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(1, 2)), min_size=1, max_size=12))
-def test_self_times_of_nested_operators_are_the_time_that_any_ran(drawn: list[tuple[int, int, int]]) -> None:
-    # Only spans that nest, as calls in one thread do.
-    kept: list[tuple[int, int, int]] = []
-    for start, length, thread in drawn:
-        crosses = any(
-            thread == other_thread and (start < other < start + length < end or other < start < end < start + length)
-            for other, end, other_thread in ((a, a + b, c) for a, b, c in kept)
-        )
-        if not crosses:
-            kept.append((start, length, thread))
-    loaded = trace(*(operator(f"op{index}", *span[:2], thread=span[2]) for index, span in enumerate(kept)))
-    running = {(thread, moment) for start, length, thread in kept for moment in range(start, start + length)}
-    assert int(self_host_ns(loaded).sum()) == 1000 * len(running)
 
 
 def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None:

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import astuple
 from typing import Any
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lightning_flops.records import phase_mark
 from lightning_flops.schema.trace_steps import StepTime
@@ -68,47 +64,6 @@ def test_a_kernel_launched_before_the_first_step_puts_off_its_start() -> None:
 
 KINDS = ("kernel", "gpu_memcpy", "gpu_memset", "nccl", "runtime", "loader", "operator")
 """In the order of priority, and of the fields of StepTime."""
-
-
-def event_of(kind: str, correlation: int, start: int, length: int) -> Event:
-    if kind == "runtime":
-        return launch(correlation, start, length)
-    if kind == "loader":
-        return data_loader(start, length)
-    if kind == "operator":
-        return operator("aten::mm", start, length, thread=correlation)
-    if kind == "nccl":
-        return kernel(correlation, start, length, name="ncclDevKernel_Broadcast_RING_LL")
-    return on_device(kind, correlation, start, length, name=kind, stream=correlation)
-
-
-@settings(deadline=None)  # a busy machine is slow, not wrong
-@given(
-    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 40), st.integers(0, 12)), max_size=10),
-    st.lists(st.integers(1, 12), min_size=1, max_size=4),
-)
-def test_parts_of_any_step_are_its_moments_by_priority(events: list[tuple[str, int, int]], lengths: list[int]) -> None:
-    marks, begin = [], 0
-    for number, length in enumerate(lengths):
-        marks.append(step(number, begin, length))
-        # So many calls of no length that the first and the last step are whole ones, whatever is drawn.
-        marks += [operator("aten::mm", begin, 0)] * 20
-        begin += length
-    # One event of every kind far behind, so that no part is None; unlaunched, so that no step is extended.
-    shown = [event_of(kind, 1000 + index, 1000, 1) for index, kind in enumerate(KINDS)]
-    loaded = trace(
-        *marks, *shown, *(event_of(kind, n, start, length) for n, (kind, start, length) in enumerate(events))
-    )
-    begin = 0
-    for found, length in zip(step_times(loaded).steps, lengths, strict=True):
-        counted = dict.fromkeys((*KINDS, "other"), 0)
-        for moment in range(begin, begin + length):
-            running = {kind for kind, start, duration in events if start <= moment < start + duration}
-            counted[next((kind for kind in KINDS if kind in running), "other")] += 1
-        _, wall, *parts = astuple(found)
-        assert wall == length
-        assert parts == list(counted.values())
-        begin += length
 
 
 def phases(loaded: Trace) -> dict[str, tuple[Any, ...]]:
