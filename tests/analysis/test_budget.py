@@ -25,7 +25,6 @@ def rows(budget: Budget | None) -> dict[str, int | None]:
     return {key: ns for key, ns in budget.rows_ns.items() if ns != 0}
 
 
-REPORT = "the profiler: reading the trace and making this report"
 UNKNOWN = dict.fromkeys(("operators", "communication", "idle"))
 """Rows that only a trace divides."""
 

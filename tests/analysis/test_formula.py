@@ -40,10 +40,6 @@ def test_a_model_by_hand(model: ByHand) -> None:
     assert (exact > 200) == model.has_law
 
 
-def cube(batch: int, length: int) -> int:
-    return batch * length**3
-
-
 def test_two_more_steps_must_agree() -> None:
     """B x (3 S + S^2) has two terms, in a family of three."""
     steps: dict[tuple[int, ...], int] = {(2, 8): 176, (3, 16): 912, (1, 12): 180, (4, 20): 1840}

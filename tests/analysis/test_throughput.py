@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from hypothesis import strategies as st
-
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.records import BatchTokens, BatchTotals, Extremes, StepSums, UnprofiledFlops
 from lightning_flops.run.monitor import Monitor
@@ -68,6 +66,3 @@ def test_flops_of_the_run_and_rates_of_its_unprofiled_steps() -> None:
     assert list(found.unavailable) == ["useful_mfu"]
     no_peak = build_throughput(totals, dp_size=1, flops=flops)
     assert no_peak is not None and "no dense peak" in no_peak.unavailable["mfu"]
-
-
-SECONDS = st.floats(min_value=0.0, max_value=1e4)

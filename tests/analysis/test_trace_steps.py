@@ -5,7 +5,6 @@ from typing import Any
 from lightning_flops.records import phase_mark
 from lightning_flops.schema.trace_steps import StepTime
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.communication import overlap
 from lightning_flops.trace.steps import phase_table, step_times
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, on_device, operator, scope, step, trace
 
@@ -60,10 +59,6 @@ def test_a_kernel_launched_before_the_first_step_puts_off_its_start() -> None:
     loaded = trace(launch(1, 0), kernel(1, 5, 20), step(1, 10, 50), operator("aten::mm", 30, 1))
     assert (loaded.steps.start_ns // 1000).tolist() == [25]
     assert step_times(loaded).mean.kernel_us == 0
-
-
-KINDS = ("kernel", "gpu_memcpy", "gpu_memset", "nccl", "runtime", "loader", "operator")
-"""In the order of priority, and of the fields of StepTime."""
 
 
 def phases(loaded: Trace) -> dict[str, tuple[Any, ...]]:
@@ -157,19 +152,3 @@ def test_phases_without_scopes_are_told_by_operators() -> None:
     assert found["data loader"] == (2, 15, None, "scopes")
     assert found["optimizer"] == (1, 30, None, "scopes")
     assert found["others"] == (1, 200 - 35 - 40 - 15 - 30, None, "rest")
-
-
-def test_computation_overlap_communication_and_the_rest_are_the_steps() -> None:
-    loaded = trace(
-        step(1, 0, 100),
-        launch(1, 1),
-        kernel(1, 10, 30),
-        launch(2, 2),
-        kernel(2, 20, 30, stream=8),  # computation: 10-50
-        launch(3, 3),
-        kernel(3, 40, 40, name="ncclKernel_AllGather", stream=9),  # 40-80
-    )
-    share = overlap(loaded)
-    assert (share.wall_us, share.computation_us, share.communication_us, share.overlap_us) == (100, 40, 40, 10)
-    assert share.other_us == 30
-    assert share.overlap_ratio == 0.25

@@ -7,12 +7,10 @@ import random
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.instrument.random_state import random_state_kept
 from tests.lightning.nets import loader, new_net, new_trainer
 
 
@@ -38,12 +36,6 @@ class Drawing(nn.Linear):
 
     def extra_repr(self) -> str:
         return f"drawn={draw()}"
-
-
-def raising() -> None:
-    with pytest.raises(ZeroDivisionError), random_state_kept():
-        draw()
-        raise ZeroDivisionError
 
 
 def test_a_fit_whose_settings_and_modules_and_loggers_draw_is_the_fit_without_us(tmp_path: Any) -> None:

@@ -32,11 +32,6 @@ class Asking(nn.Module):
         return self.run(self, *batch)
 
 
-def offline(run: Callable[..., torch.Tensor], *batch: torch.Tensor) -> tuple[int, int]:
-    counts = count_offline(Asking(run), batch)
-    return counts.forward, counts.backward
-
-
 def test_a_grouped_product_in_float32_is_counted() -> None:
     class Experts(nn.Module):
         def __init__(self) -> None:
