@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast, get_args
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from lightning_flops.analysis.budget import build_budget
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import TimePhase
@@ -28,7 +25,6 @@ def rows(budget: Budget | None) -> dict[str, int | None]:
     return {key: ns for key, ns in budget.rows_ns.items() if ns != 0}
 
 
-REPORT = "the profiler: reading the trace and making this report"
 UNKNOWN = dict.fromkeys(("operators", "communication", "idle"))
 """Rows that only a trace divides."""
 
@@ -132,52 +128,6 @@ def test_flops_that_took_less_time_than_at_the_peak_give_no_row() -> None:
         "idle": 400_000_000,
     }
     assert made.notes == ("FLOPs at the peak are n/a: matmul-like operators took less time than that.",)
-
-
-def test_phases_that_cannot_be_told_apart_are_divided_together() -> None:
-    fillings = (
-        filled("forward", matmul=30, idle=10),
-        filled("backward", matmul=50, operators=10),
-        filled("other", idle=5),
-    )
-    waits = part("data wait + transfer + other", 0.25)
-    made = budget(part("forward + backward", 1.0), waits, fillings=fillings, model=None)
-    assert rows(made) == {
-        "model": None,
-        "other_flops": None,
-        "compute": 800_000_000,
-        "operators": 100_000_000,
-        "idle": 100_000_000,
-        "other": 250_000_000,
-    }
-
-
-def test_flops_at_a_peak_that_is_not_known_stay_in_the_row_that_follows() -> None:
-    made = build_budget(
-        timing=timing(part("forward", 1.0)), traced=None, peak_sec=(0.1, None), memory_sec=None, lower_bound=False
-    )
-    assert made is not None
-    assert rows(made) == {"model": 100_000_000, "other_flops": None, "compute": 900_000_000, **UNKNOWN}
-    assert "the peak of a dtype is unknown" in made.notes[-1]
-
-
-@given(
-    st.lists(st.floats(0, 1e3), min_size=5, max_size=5),
-    st.lists(st.integers(0, 10**9), min_size=6, max_size=6),
-    st.floats(0, 10),
-)
-def test_rows_add_up_to_the_step_to_the_nanosecond(seconds: list[float], filling: list[int], model: float) -> None:
-    if sum(seconds) <= 0:
-        return
-    names = ("data wait", "forward", "backward", "optimizer", "other")
-    fillings = (
-        filled("forward", matmul=filling[0], operators=filling[1], idle=filling[2]),
-        filled("backward", matmul=filling[3], operators=filling[4], idle=filling[5]),
-    )
-    made = budget(*(part(name, one) for name, one in zip(names, seconds, strict=True)), fillings=fillings, model=model)
-    assert sum(ns or 0 for ns in made.rows_ns.values()) == made.wall_ns
-    assert abs(made.wall_ns - 1e9 * sum(seconds)) <= 2.5 + 1e-6 * sum(seconds)
-    assert all((ns or 0) >= 0 for ns in made.rows_ns.values())
 
 
 def test_time_between_the_timed_steps_stands_beside_the_step() -> None:

@@ -62,15 +62,6 @@ def test_peaks_by_dtype_leave_other_dtypes_theirs() -> None:
     assert given.rates.mfu == (3744e9 / 624e12 + 240e9 / 19.5e12) / (100 * TICK)
 
 
-def test_a_share_beyond_twice_the_peak_is_no_figure() -> None:
-    # 1,400 MFLOPs at 1 GFLOP/s take 1.4 s: 71.7 times the 20 ticks of the step.
-    low = with_given_peaks(PLAIN, flops_per_sec=1e9, memory_bytes_per_sec=None)
-    inside = build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=1e9))
-    for profile in (low, inside):
-        assert (profile.rates.mfu, profile.rates.hfu) == (None, None)
-        assert profile.unavailable["mfu"].startswith("MFU would be 7168%, which is impossible: the peak is too low")
-
-
 def test_modules_beyond_twice_the_peak_are_left_out_and_listed() -> None:
     window, traced = mlp_traced()
     plain = build_profile(window, config=ProfilerConfig(), traced=traced)

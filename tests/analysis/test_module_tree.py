@@ -18,19 +18,6 @@ def _modules(names: list[str], cells: tuple[OperatorCell, ...] = ()) -> tuple[Mo
     return build_modules(records, FlopCounts(FlopRecord(cells=cells)))
 
 
-def test_modules_stand_before_those_below_them_and_siblings_in_the_models_order() -> None:
-    names = ["", "head", "body", "body.10", "body.2", "body.10.a"]
-    assert [module.name for module in _modules(names)] == ["", "head", "body", "body.10", "body.10.a", "body.2"]
-
-
-def test_total_is_own_work_plus_that_of_the_modules_below() -> None:
-    root, a, b = _modules(["", "a", "a.b"], (_cell("", 1), _cell("a", 10), _cell("a.b", 100, "backward")))
-    assert root.own == PhaseFlops(forward=1)
-    assert root.total == PhaseFlops(forward=11, backward=100)
-    assert a.total == PhaseFlops(forward=10, backward=100)
-    assert b.own == b.total == PhaseFlops(backward=100)
-
-
 def test_module_that_the_model_does_not_list_keeps_its_work_in_the_tree() -> None:
     modules = _modules(["", "a"], (_cell("a.late.inner", 5),))
     assert [module.name for module in modules] == ["", "a", "a.late", "a.late.inner"]
@@ -67,13 +54,6 @@ def test_equal_neighbours_fold_into_the_first() -> None:
     assert (block.module.name, block.last.name, block.count) == ("blocks.0", "blocks.2", 3)
     assert [child.module.name for child in block.children] == ["blocks.0.fc"]
     assert root.size == 1 + 1 + 3 * 2
-
-
-def test_neighbour_that_differs_deep_inside_stays_apart() -> None:
-    names = ["", *(f"{i}{end}" for i in range(4) for end in ("", ".fc", ".fc.lin"))]
-    root = module_tree(_modules(names, (_cell("0.fc.lin", 1), _cell("1.fc.lin", 1), _cell("2.fc.lin", 2))))
-    assert root is not None
-    assert [(node.module.name, node.count) for node in root.children] == [("0", 2), ("2", 1), ("3", 1)]
 
 
 def test_modules_fold_only_when_they_are_numbered_in_a_row() -> None:

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from lightning_flops.analysis.devices import DEVICES, device_named, memory_bytes_per_sec, why_no_peak
+from lightning_flops.analysis.devices import memory_bytes_per_sec, why_no_peak
 from lightning_flops.analysis.peak_flops import peak_for
 
 
@@ -141,18 +139,6 @@ def test_peak_is_what_the_vendor_publishes(device: str, dtype: str, tflops: floa
     assert peak is not None
     # White papers print one decimal.
     assert abs(peak / 1e12 - tflops) < 0.06
-
-
-def test_every_row_has_a_source_and_a_name_that_is_no_other_rows() -> None:
-    for device in DEVICES:
-        assert device.source
-        assert device.peaks
-    examples = [
-        re.sub(r"\?", "", re.sub(r"\(([^|)]*)[^)]*\)\??", r"\1", one.name.split("|H100 SXM5")[0])) for one in DEVICES
-    ]
-    for device, example in zip(DEVICES, examples, strict=True):
-        name = example.replace("\\d+", "480")
-        assert device_named(f"NVIDIA {name}") is device, name
 
 
 def test_slices_and_virtual_gpus_are_said_to_be_such() -> None:

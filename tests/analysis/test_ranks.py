@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rank_record import RankRecord
@@ -166,24 +163,6 @@ def test_record_of_another_window_is_an_absence() -> None:
     assert isinstance(answers[1], RankRecord)
     answers[1] = replace(answers[1], profile=replace(answers[1].profile, profile_step=9))
     assert [one.reason for one in merged(profile, answers).absences] == ["its record is of step 9"]
-
-
-@given(st.randoms(use_true_random=False))
-@settings(max_examples=25, deadline=None)
-def test_order_of_the_answers_changes_nothing(draw: random.Random) -> None:
-    profile, answers = SHUFFLED
-    other = list(answers)
-    draw.shuffle(other)
-    assert with_ranks(profile, other) == with_ranks(profile, answers)
-
-
-SHUFFLED = jobs.thousands(24)
-
-
-def test_merged_profile_comes_back_from_json() -> None:
-    for profile, answers in (jobs.job(jobs.pipeline()), jobs.missing(), jobs.thousands(24)):
-        whole = with_ranks(profile, answers)
-        assert Profile.from_json(whole.to_json()) == whole
 
 
 # ---- communication and stragglers

@@ -138,15 +138,6 @@ def test_a_slow_forward_under_sharding_is_told_from_the_waits_of_the_others_in_i
     assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "forward", 30)
 
 
-def test_several_slow_ranks_are_all_named_the_slowest_first() -> None:
-    others = [record(rank, HEALTHY | {"backward": 100}, exposed={"backward": 45}) for rank in range(6)]
-    slow = [
-        record(6, HEALTHY | {"data_wait": 21}, exposed=WAITING),
-        record(7, HEALTHY | {"data_wait": 41}, exposed=WAITING),
-    ]
-    assert [(one.rank, milliseconds(one.late_sec)) for one in find_stragglers([*slow, *others])] == [(7, 40), (6, 20)]
-
-
 # ---- what is no straggler
 
 
@@ -182,18 +173,6 @@ def test_without_traces_only_waits_for_data_and_transfers_tell() -> None:
     assert (found.rank, found.part) == (1, "data wait")
     # A long forward may well be a wait for the others.
     assert find_stragglers([record(0, HEALTHY), record(1, HEALTHY | {"forward": 70})]) == ()
-
-
-def test_parts_that_the_timed_steps_do_not_tell_apart_are_looked_at_together() -> None:
-    # Forward and backward are one part of 90 ms, all of it work on rank 0; rank 1 waits 30 ms of 120 in it.
-    def mixed(one: RankRecord) -> RankRecord:
-        timing = build_timing([timed_step(timed_of[one.rank])] * TIMED, mixed_phases=("forward", "backward"))
-        return replace(one, profile=replace(one.profile, timing=timing))
-
-    timed_of = {0: HEALTHY | {"data_wait": 31.0}, 1: HEALTHY | {"backward": 90.0}}
-    ranks = [record(0, timed_of[0], exposed={}), record(1, timed_of[1], exposed={"backward": 30.0})]
-    found = only(find_stragglers([mixed(one) for one in ranks]))
-    assert (found.rank, found.part, milliseconds(found.late_sec)) == (0, "data wait", 30)
 
 
 def test_stages_of_a_pipeline_are_held_against_their_own_ranks() -> None:

@@ -1,11 +1,6 @@
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from lightning_flops.analysis.throughput import build_throughput
-from lightning_flops.errors import ProfileFormatError
 from lightning_flops.records import BatchTokens, BatchTotals, Extremes, StepSums, UnprofiledFlops
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
@@ -71,23 +66,3 @@ def test_flops_of_the_run_and_rates_of_its_unprofiled_steps() -> None:
     assert list(found.unavailable) == ["useful_mfu"]
     no_peak = build_throughput(totals, dp_size=1, flops=flops)
     assert no_peak is not None and "no dense peak" in no_peak.unavailable["mfu"]
-
-
-SECONDS = st.floats(min_value=0.0, max_value=1e4)
-
-
-@given(st.lists(st.tuples(SECONDS, SECONDS, st.none() | st.integers(0, 10**6)), min_size=1), st.integers(1, 64))
-def test_an_average_lies_between_the_extremes(batches: list[Batch], ranks: int) -> None:
-    summary = run(batches, ranks=ranks)
-    assert summary is not None
-    for spread in (summary.reader_cost_sec, summary.batch_cost_sec, summary.ips):
-        assert spread is None or spread.minimum <= spread.average <= spread.maximum
-    assert summary.reader_ratio is None or 0.0 <= summary.reader_ratio <= 1.0 + 1e-12
-
-
-def test_a_summary_survives_its_json() -> None:
-    summary = run([(0.5, 0.5, 8), (0.25, 1.5, None)])
-    assert summary is not None
-    assert ThroughputSummary.from_json(summary.to_json()) == summary
-    with pytest.raises(ProfileFormatError):
-        ThroughputSummary.from_json("{}")

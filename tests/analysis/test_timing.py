@@ -62,11 +62,6 @@ def test_a_step_stalls_from_a_tenth_beyond_a_typical_one(longest: float, stalls:
     assert (None if found.stalls is None else found.stalls.steps) == stalls
 
 
-@pytest.mark.parametrize(("steps", "few"), [(7, True), (8, False)])
-def test_less_than_eight_steps_are_few(steps: int, few: bool) -> None:
-    assert forwards(*[1.0] * steps).few_steps is few
-
-
 def test_how_busy_processors_were_while_steps_were_timed() -> None:
     steps = [windows.step(at, seconds=PhaseSeconds(forward=0.5)) for at in range(2)]
     used = ProcessorLoss(seconds=1.0, batches_sec=(0.5, 1.0), waited_share=None, busy_share=0.875)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from lightning_flops.analysis.compare_noise import noise_interval
 from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.errors import ComparisonError
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
@@ -118,30 +116,12 @@ def test_parts_add_up_to_the_step_and_a_longer_kernel_is_named() -> None:
     assert times(table(comparison, "operators")["aten::mm"]) == (10 * US, 10 * US, 0)
 
 
-def test_what_is_noise_follows_the_one_rule_for_profiles() -> None:
-    a, b = (30.0, 50.0, 34.0, 46.0, 40.0), (31.0, 52.0, 35.0, 47.0, 40.0)
-    gemm = table(compare_traces([run(*a)], [run(*b)]), "kernels")["gemm"]
-    by_rule = noise_interval(np.array(a) / 1e6, np.array(b) / 1e6, value_ns=1 * US)
-    assert by_rule is not None
-    assert gemm.difference_ns == 1 * US
-    assert gemm.noise is not None and not gemm.noise.beyond
-    assert gemm.noise.low_ns < 0 < gemm.noise.high_ns
-    assert (gemm.noise.low_ns, gemm.noise.high_ns) == pytest.approx((by_rule.low_ns, by_rule.high_ns), abs=1)
-
-
 def test_a_kernel_of_one_run_alone_and_one_with_more_calls_have_their_calls() -> None:
     relu = table(compare_traces([A], [run(40, 40, 40, 40, relus=(16, 16))]), "kernels")["relu"]
     assert (*times(relu), relu.calls_a, relu.calls_b) == (8 * US, 32 * US, 24 * US, 1.0, 2.0)
     without = run(40, 40, 40, 40, relus=())
     relu = table(compare_traces([without], [A]), "kernels")["relu"]
     assert (*times(relu), relu.calls_a, relu.calls_b) == (0, 8 * US, 8 * US, 0.0, 1.0)
-
-
-def test_what_lies_outside_of_the_steps_is_left_out() -> None:
-    late = (launch(999, 500), kernel(999, 510, 300, name="gemm"), operator("aten::mm", 500, 20))
-    comparison = compare_traces([A], [run(40, 40, 40, 40, more=late)])
-    assert times(table(comparison, "kernels")["gemm"]) == (40 * US, 40 * US, 0)
-    assert times(table(comparison, "operators")["aten::mm"]) == (10 * US, 10 * US, 0)
 
 
 def test_a_step_that_only_begins_is_left_out() -> None:
@@ -206,15 +186,6 @@ def test_flops_and_mfu_are_figures_where_both_have_shapes() -> None:
     figures = {one.name: one for one in compare_traces([a], [A]).figures}
     assert figures["forward_flops"].reason == "not known in B: the trace was taken without record_shapes=True"
     assert figures["mfu"].reason == figures["forward_flops"].reason
-
-
-def test_a_share_that_strays_to_zero_has_no_noise_and_says_why() -> None:
-    waits = tuple(data_loader(1000 * number + 110, length) for number, length in ((1, 1), (2, 400), (3, 1), (4, 1)))
-    far = tuple(step(number, 1000 * number, 600) for number in range(1, 5))
-    b = run(40, 40, 40, 40, mark=False, more=(*far, *waits))
-    figure = next(one for one in compare_traces([A], [b]).figures if one.name == "data_wait_ratio")
-    assert figure.ratio is not None and figure.ratio_low is None
-    assert figure.reason == "its single steps stray so far that zero is within its noise"
 
 
 def test_the_most_memory_is_a_figure_of_the_same_kind_in_both() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +55,3 @@ def _killed(file: str, **settings: Any) -> AnalyzedTrace:
     if multiprocessing.parent_process() is not None:
         os._exit(9)
     return analyze_file(file, **settings)
-
-
-def test_a_process_that_reads_a_file_imports_no_settings_and_no_comparison() -> None:
-    program = "import sys, lightning_flops.trace.report; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    names = done.stdout.split()
-    assert "lightning_flops.trace.read" in names
-    unneeded = {"fsspec", "torch", "lightning_flops.config", "lightning_flops.schema.comparison"}
-    assert not {*unneeded, "lightning_flops.analysis.compare_traces"} & set(names)

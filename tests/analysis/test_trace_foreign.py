@@ -148,14 +148,6 @@ def test_backslashes_that_nobody_escaped_are_read(tmp_path: Path) -> None:
     assert found.names == ("aten::mm", r'C:\logs\x\u.py(3): "f" \ end')
 
 
-def test_null_arguments_and_events_without_a_category_do_no_harm(tmp_path: Path) -> None:
-    mm = mm_with("null")
-    text = f'[{mm}, {{"ph": "X", "name": "x", "pid": 1, "tid": 1, "ts": 1, "dur": 1}}]'
-    found = loaded(text, tmp_path)
-    assert len(found) == 1
-    assert found.notes == ("Left out: events of categories that are not torch.profiler's ('none'): 1.",)
-
-
 def test_torch_18_has_other_keys_and_no_dtypes() -> None:
     def old(name: str, start: float, *dims: list[int], **more: Any) -> Event:
         return span("Operator", name, start, 5, **{"Input dims": list(dims), "Input type": [], **more})

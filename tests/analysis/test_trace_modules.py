@@ -63,20 +63,6 @@ def test_every_moment_belongs_to_the_innermost_module_and_a_node_to_the_one_whos
     assert table.unattributed_backward_us == 200 - 150 - 15
 
 
-def test_forward_and_backward_in_an_optimizers_closure_are_not_the_optimizers() -> None:
-    table = table_of(
-        step(0, 0, 100),
-        phase("optimizer", 0, 100),
-        phase("forward", 10, 20),
-        module("layer", 12, 10),
-        made(1, 13),
-        phase("backward", 40, 30),
-        node(1, 45, 20),
-    )
-    assert (table.optimizer_us, table.forward_us, table.backward_us) == (50, 20, 30)
-    assert rows(table)["layer"].backward_us == 20
-
-
 def test_nodes_inside_a_node_are_taken_out_of_its_time_and_what_it_repeats_is_backward() -> None:
     # A reentrant checkpoint of "block": its node runs the block again, and then the nodes that this made.
     table = table_of(

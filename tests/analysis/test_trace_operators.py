@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from lightning_flops.schema.trace_events import MemoryRow, OperatorRow
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.memory import memory_table
 from lightning_flops.trace.tables import (
     operator_table,
-    self_host_ns,
     transfer_table,
     user_scope_table,
 )
@@ -77,30 +73,6 @@ def test_a_kernel_without_its_launch_goes_to_the_operator_with_its_external_id()
     device = found["aten::mm"].device_self
     assert device is not None
     assert device.total_us == 40
-
-
-def test_a_driver_call_inside_a_runtime_call_is_the_same_launch() -> None:
-    inner = launch(1, 12, 2)
-    inner["cat"] = "cuda_driver"
-    loaded = trace(operator("aten::mm", 5, 20), inner, launch(1, 10, 5), kernel(1, 30, 10))
-    assert loaded.links.launch.tolist()[3] == 2
-
-
-@settings(deadline=None)  # a busy machine is slow, not wrong
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(1, 2)), min_size=1, max_size=12))
-def test_self_times_of_nested_operators_are_the_time_that_any_ran(drawn: list[tuple[int, int, int]]) -> None:
-    # Only spans that nest, as calls in one thread do.
-    kept: list[tuple[int, int, int]] = []
-    for start, length, thread in drawn:
-        crosses = any(
-            thread == other_thread and (start < other < start + length < end or other < start < end < start + length)
-            for other, end, other_thread in ((a, a + b, c) for a, b, c in kept)
-        )
-        if not crosses:
-            kept.append((start, length, thread))
-    loaded = trace(*(operator(f"op{index}", *span[:2], thread=span[2]) for index, span in enumerate(kept)))
-    running = {(thread, moment) for start, length, thread in kept for moment in range(start, start + length)}
-    assert int(self_host_ns(loaded).sum()) == 1000 * len(running)
 
 
 def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None:
@@ -205,39 +177,3 @@ def test_operator_that_calls_itself_is_counted_once() -> None:
     mean = rows["aten::mean"]
     assert (mean.calls, mean.host.total_us, mean.host_self.total_us) == (1, 9, 4)
     assert sum(row.host_self.total_us for row in table) == 10 + 9
-
-
-def test_memory_of_an_operator_that_calls_itself_is_counted_once() -> None:
-    table = memory_table(
-        trace(
-            operator("aten::div", 0, 10), operator("aten::div", 2, 6), memory(1, 100), memory(3, 1000), memory(9, -100)
-        )
-    )
-    assert table is not None
-    (row,) = table
-    assert (row.calls, row.allocation_bytes, row.self_allocation_bytes) == (1, 1100, 1100)
-    assert (row.size_increase_bytes, row.self_size_increase_bytes) == (1000, 1000)
-
-
-SPANS = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 30), st.integers(0, 12)), min_size=1, max_size=40)
-
-
-@given(SPANS)
-def test_an_operators_caller_is_the_last_that_began_before_it_on_its_thread_and_holds_it(
-    spans: list[tuple[int, int, int]],
-) -> None:
-    found = trace(*(operator("aten::mm", start, length, thread=thread) for thread, start, length in spans))
-    rows = found.links.operators.tolist()
-    starts, ends, lanes = found.start_ns, found.end_ns, found.lane
-    depth_of = {-1: -1}
-    for place, row in enumerate(rows):
-        # It may end a microsecond before what it called, by rounding; what ends later is not called by it.
-        before = [
-            one
-            for one in rows[:place]
-            if lanes[one] == lanes[row] and ends[one] > starts[row] and ends[one] >= ends[row] - 1000
-        ]
-        expected = before[-1] if before else -1
-        assert found.links.parent[row] == expected
-        depth_of[row] = depth_of[expected] + 1
-        assert row in found.links.levels[depth_of[row]]

@@ -9,9 +9,9 @@ import fsspec
 import pytest
 
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.trace import load_trace, read
+from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace, TraceFormatError
-from tests.analysis.trace_events import kernel, launch, memory, operator, scope, span, trace
+from tests.analysis.trace_events import operator, scope, span, trace
 
 RANK_0 = Path(__file__).parents[1] / "data" / "traces" / "two_ranks_known_answers.rank0.pt.trace.json"
 
@@ -20,22 +20,6 @@ def columns(loaded: Trace) -> dict[str, Any]:
     """Everything of a trace but where it came from, for comparisons."""
     named = "name kind lane start_ns duration_ns correlation external_id device stream bytes".split()
     return {name: getattr(loaded, name).tolist() for name in named} | {"names": loaded.names, "lanes": loaded.lanes}
-
-
-def test_shapes_and_stacks_are_kept_once_each() -> None:
-    shapes: dict[str, Any] = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"]}
-    first: dict[str, Any] = {"Call stack": 'net.py(7): "f"'}
-    second: dict[str, Any] = {"Call stack": "train.py(1): <module>"}
-    loaded = trace(
-        operator("aten::mm", 0, 1, **shapes, **first),
-        operator("aten::add", 2, 1, **second),
-        operator("aten::mm", 3, 1, **shapes, **first),
-    )
-    assert loaded.inputs.tolist() == [0, -1, 0]
-    (only,) = loaded.recorded_inputs
-    assert (only.dims, only.types, only.concrete, only.strides) == ([[2, 3], [3, 4]], ["float", "float"], None, None)
-    assert loaded.stack.tolist() == [0, 1, 0]
-    assert loaded.stacks == ('net.py(7): "f"', "train.py(1): <module>")
 
 
 def test_gzipped_and_remote_files_hold_the_same_trace(tmp_path: Path) -> None:
@@ -57,37 +41,10 @@ def test_head_of_a_file_says_devices_and_ranks() -> None:
     assert (first.name, first.sm_count, first.compute_capability) == ("NVIDIA H100 80GB HBM3", 132, (9, 0))
 
 
-def test_a_thread_written_as_number_and_as_text_is_one_lane() -> None:
-    number = operator("aten::mm", 0, 1, thread=7)
-    text = operator("aten::mm", 2, 1)
-    text["tid"] = "7"
-    loaded = trace(number, text, memory(3, 8, thread=7))
-    assert len(loaded.lanes) == 1
-
-
 def test_events_of_other_tools_are_left_out_and_said() -> None:
     loaded = trace(operator("aten::mm", 0, 1), span("blink", "paint", 0, 5), span("v8", "gc", 1, 5))
     assert len(loaded) == 1
     assert loaded.notes == ("Left out: events of categories that are not torch.profiler's ('blink', 'v8'): 2.",)
-
-
-def test_columns_hold_what_events_say() -> None:
-    figures: dict[str, Any] = {"blocks per SM": 0.5, "est. achieved occupancy %": 25}
-    loaded = trace(
-        operator("aten::mm", 0, 5, **{"External id": 3, "Sequence number": 4, "Fwd thread id": 1}),
-        launch(9, 1, 2),
-        kernel(9, 4, 6, **figures),
-        memory(2, 64, device=0),
-    )
-    assert loaded.external_id.tolist() == [3, -1, -1]
-    assert loaded.sequence.tolist() == [4, -1, -1]
-    assert loaded.forward_thread.tolist() == [1, -1, -1]
-    assert loaded.correlation.tolist() == [-1, 9, 9]
-    assert loaded.device.tolist() == [-1, -1, 0]
-    assert loaded.blocks_per_sm.tolist()[2] == 0.5
-    assert loaded.occupancy_percent.tolist()[2] == 25
-    assert loaded.memory is not None
-    assert (loaded.memory.bytes.tolist(), loaded.memory.device.tolist()) == ([64], [0])
 
 
 GOOD = json.dumps({"traceEvents": [operator("aten::mm", 0, 1)]}).encode()
@@ -149,14 +106,6 @@ def test_a_scope_that_old_traces_call_an_operator_is_a_scope() -> None:
     assert loaded.steps.numbers == (3,)
     assert loaded.links.operators.tolist() == [1]
     assert trace(scope("ProfilerStep#3", 0, 9)).kind.tolist() == [loaded.kind.tolist()[0]]
-
-
-@pytest.mark.parametrize("block_bytes", [1, 100])
-def test_blocks_of_any_length_hold_the_same_trace(block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = load_trace(RANK_0)
-    monkeypatch.setattr(read, "BLOCK_BYTES", block_bytes)
-    assert columns(load_trace(RANK_0)) == columns(whole)
-    assert load_trace(RANK_0).metadata == whole.metadata
 
 
 @pytest.mark.parametrize("nested", [{"a": [{"b": 1}, {"c": 2}]}, {"a": '"}, {"'}, {"a": "}],"}])

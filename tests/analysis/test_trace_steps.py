@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import astuple
 from typing import Any
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lightning_flops.records import phase_mark
 from lightning_flops.schema.trace_steps import StepTime
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.communication import overlap
 from lightning_flops.trace.steps import phase_table, step_times
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, on_device, operator, scope, step, trace
 
@@ -66,51 +61,6 @@ def test_a_kernel_launched_before_the_first_step_puts_off_its_start() -> None:
     assert step_times(loaded).mean.kernel_us == 0
 
 
-KINDS = ("kernel", "gpu_memcpy", "gpu_memset", "nccl", "runtime", "loader", "operator")
-"""In the order of priority, and of the fields of StepTime."""
-
-
-def event_of(kind: str, correlation: int, start: int, length: int) -> Event:
-    if kind == "runtime":
-        return launch(correlation, start, length)
-    if kind == "loader":
-        return data_loader(start, length)
-    if kind == "operator":
-        return operator("aten::mm", start, length, thread=correlation)
-    if kind == "nccl":
-        return kernel(correlation, start, length, name="ncclDevKernel_Broadcast_RING_LL")
-    return on_device(kind, correlation, start, length, name=kind, stream=correlation)
-
-
-@settings(deadline=None)  # a busy machine is slow, not wrong
-@given(
-    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 40), st.integers(0, 12)), max_size=10),
-    st.lists(st.integers(1, 12), min_size=1, max_size=4),
-)
-def test_parts_of_any_step_are_its_moments_by_priority(events: list[tuple[str, int, int]], lengths: list[int]) -> None:
-    marks, begin = [], 0
-    for number, length in enumerate(lengths):
-        marks.append(step(number, begin, length))
-        # So many calls of no length that the first and the last step are whole ones, whatever is drawn.
-        marks += [operator("aten::mm", begin, 0)] * 20
-        begin += length
-    # One event of every kind far behind, so that no part is None; unlaunched, so that no step is extended.
-    shown = [event_of(kind, 1000 + index, 1000, 1) for index, kind in enumerate(KINDS)]
-    loaded = trace(
-        *marks, *shown, *(event_of(kind, n, start, length) for n, (kind, start, length) in enumerate(events))
-    )
-    begin = 0
-    for found, length in zip(step_times(loaded).steps, lengths, strict=True):
-        counted = dict.fromkeys((*KINDS, "other"), 0)
-        for moment in range(begin, begin + length):
-            running = {kind for kind, start, duration in events if start <= moment < start + duration}
-            counted[next((kind for kind in KINDS if kind in running), "other")] += 1
-        _, wall, *parts = astuple(found)
-        assert wall == length
-        assert parts == list(counted.values())
-        begin += length
-
-
 def phases(loaded: Trace) -> dict[str, tuple[Any, ...]]:
     """Calls, host time, device time and source of each phase."""
     return {
@@ -146,23 +96,6 @@ def test_phases_named_by_scopes_are_taken_from_them() -> None:
     others = phase_table(loaded)[-1]
     assert others.host is not None and others.device is not None
     assert (others.host.ratio, others.device.ratio) == (0.3, 2 / 57)
-
-
-def test_an_optimizer_step_that_runs_the_closure_is_only_what_the_closure_leaves() -> None:
-    loaded = trace(
-        step(1, 0, 100),
-        scope("Optimizer.step#SGD.step", 10, 80),
-        scope("forward", 20, 30),
-        launch(1, 25),
-        kernel(1, 26, 7),
-        scope("## backward ##", 50, 20),
-        launch(2, 80),
-        kernel(2, 81, 3),
-    )
-    found = phases(loaded)
-    assert found["optimizer"] == (1, 30, 3, "scopes")
-    assert found["forward"] == (1, 30, 7, "scopes")
-    assert found["others"][1] == 20
 
 
 def test_what_marks_tell_apart_inside_an_optimizers_step_is_not_the_optimizers() -> None:
@@ -219,19 +152,3 @@ def test_phases_without_scopes_are_told_by_operators() -> None:
     assert found["data loader"] == (2, 15, None, "scopes")
     assert found["optimizer"] == (1, 30, None, "scopes")
     assert found["others"] == (1, 200 - 35 - 40 - 15 - 30, None, "rest")
-
-
-def test_computation_overlap_communication_and_the_rest_are_the_steps() -> None:
-    loaded = trace(
-        step(1, 0, 100),
-        launch(1, 1),
-        kernel(1, 10, 30),
-        launch(2, 2),
-        kernel(2, 20, 30, stream=8),  # computation: 10-50
-        launch(3, 3),
-        kernel(3, 40, 40, name="ncclKernel_AllGather", stream=9),  # 40-80
-    )
-    share = overlap(loaded)
-    assert (share.wall_us, share.computation_us, share.communication_us, share.overlap_us) == (100, 40, 40, 10)
-    assert share.other_us == 30
-    assert share.overlap_ratio == 0.25

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .case import Example, Expected, Family, Network
+from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, Example, Expected, Family, Network
 
 FAMILY = Family("autograd_forms")
 
@@ -42,15 +42,13 @@ class Own(nn.Module):
 @FAMILY.network
 def custom_function() -> Network:
     """Its backward computes both gradients although the first input needs none: what runs is what counts."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
         build=lambda: Example(
-            nn.Sequential(Own(OwnProduct, inputs, hidden), nn.Tanh(), Own(OwnProduct, hidden, outputs)),
-            torch.randn(batch, inputs),
+            nn.Sequential(Own(OwnProduct, INPUTS, HIDDEN), nn.Tanh(), Own(OwnProduct, HIDDEN, OUTPUTS)),
+            torch.randn(BATCH, INPUTS),
         ),
         expected=Expected(
-            first + second, 2 * first + 2 * second, by_module={"0": (first, 2 * first), "2": (second, 2 * second)}
+            FIRST + SECOND, 2 * FIRST + 2 * SECOND, by_module={"0": (FIRST, 2 * FIRST), "2": (SECOND, 2 * SECOND)}
         ),
     )
 
@@ -85,77 +83,39 @@ def custom_function_that_recomputes() -> Network:
     )
 
 
-@FAMILY.network
-def backward_twice() -> Network:
+@FAMILY.of_two_layers(
+    FIRST + SECOND, 2 * (FIRST + 2 * SECOND), by_module={"0": (FIRST, 2 * FIRST), "2": (SECOND, 4 * SECOND)}
+)
+def backward_twice(example: Example) -> None:
     """A graph that is kept runs its backward twice."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-
-    def step(example: Example) -> None:
-        loss = example.forward().sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
-            torch.randn(batch, inputs),
-            step=step,
-        ),
-        expected=Expected(
-            first + second, 2 * (first + 2 * second), by_module={"0": (first, 2 * first), "2": (second, 4 * second)}
-        ),
-    )
+    loss = example.forward().sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
 
 
-@FAMILY.network
-def gradient_of_the_input_alone() -> Network:
+@FAMILY.of_two_layers(FIRST + SECOND, FIRST + SECOND, of_input=True)
+def gradient_of_the_input_alone(example: Example) -> None:
     """autograd.grad for the input computes no weight gradient: one product a layer."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-
-    def step(example: Example) -> None:
-        (x,) = example.args
-        torch.autograd.grad(example.forward().sum(), x)
-
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
-            torch.randn(batch, inputs, requires_grad=True),
-            step=step,
-        ),
-        expected=Expected(first + second, first + second),
-    )
+    (x,) = example.args
+    torch.autograd.grad(example.forward().sum(), x)
 
 
-@FAMILY.network
-def gradient_penalty() -> Network:
+@FAMILY.of_two_layers(
+    FIRST + SECOND,
+    (FIRST + SECOND) + (2 * FIRST + 2 * FIRST) + SECOND,
+    by_module={"0": (FIRST, (1 + 2 + 2) * FIRST), "2": (SECOND, (1 + 1) * SECOND)},
+    of_input=True,
+)
+def gradient_penalty(example: Example) -> None:
     """The squared norm of d(sum y)/dx, differentiated again, for y = W2 tanh(W1 x).
 
     The first gradient is two products: g1 = g0 W2 and g2 = (g1 * tanh') W1. Its own backward runs, for W1: the
     gradients of both factors of g2, and, through tanh', those of W1 x, of which x needs one too. For W2: the gradient
     of the factor W2 of g1; g0 is constant. The product W2 tanh(W1 x) itself is not on the way.
     """
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-
-    def step(example: Example) -> None:
-        (x,) = example.args
-        (gradient,) = torch.autograd.grad(example.forward().sum(), x, create_graph=True)
-        gradient.square().sum().backward()
-
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
-            torch.randn(batch, inputs, requires_grad=True),
-            step=step,
-        ),
-        expected=Expected(
-            first + second,
-            (first + second) + (2 * first + 2 * first) + second,
-            by_module={"0": (first, (1 + 2 + 2) * first), "2": (second, (1 + 1) * second)},
-        ),
-    )
+    (x,) = example.args
+    (gradient,) = torch.autograd.grad(example.forward().sum(), x, create_graph=True)
+    gradient.square().sum().backward()
 
 
 @FAMILY.network
@@ -165,13 +125,12 @@ def forces_from_an_energy() -> Network:
     To the gradient penalty's products the energy adds its own path: both gradients of W2 tanh(W1 x). What reaches tanh
     is one sum of two gradients, so W1's own are not computed twice.
     """
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
 
     class Potential(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.enter = nn.Linear(inputs, hidden)
-            self.leave = nn.Linear(hidden, outputs)
+            self.enter = nn.Linear(INPUTS, HIDDEN)
+            self.leave = nn.Linear(HIDDEN, OUTPUTS)
 
         def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
             energy = self.leave(torch.tanh(self.enter(positions))).sum()
@@ -182,93 +141,52 @@ def forces_from_an_energy() -> Network:
         energy, forces = example.forward()
         (energy.square() + forces.square().sum()).backward()
 
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
         one_call=False,
-        build=lambda: Example(Potential(), torch.randn(batch, inputs, requires_grad=True), step=step),
+        build=lambda: Example(Potential(), torch.randn(BATCH, INPUTS, requires_grad=True), step=step),
         expected=Expected(
-            first + second,
-            (first + second) + (2 * first + second) + (2 * first + 2 * second),
-            by_module={"enter": (first, 5 * first), "leave": (second, 4 * second)},
+            FIRST + SECOND,
+            (FIRST + SECOND) + (2 * FIRST + SECOND) + (2 * FIRST + 2 * SECOND),
+            by_module={"enter": (FIRST, 5 * FIRST), "leave": (SECOND, 4 * SECOND)},
         ),
     )
 
 
-@FAMILY.network
-def functional_gradient() -> Network:
+@FAMILY.of_two_layers(FIRST + SECOND, FIRST + 2 * SECOND)
+def functional_gradient(example: Example) -> None:
     """torch.func.grad of a functional call: weights' gradients, and the inner layer's input."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
+    parameters = {name: parameter.detach() for name, parameter in example.model.named_parameters()}
 
-    def step(example: Example) -> None:
-        parameters = {name: parameter.detach() for name, parameter in example.model.named_parameters()}
+    def loss(values: dict[str, Tensor]) -> Tensor:
+        output: Tensor = torch.func.functional_call(example.model, values, example.args)
+        return output.sum()
 
-        def loss(values: dict[str, Tensor]) -> Tensor:
-            output: Tensor = torch.func.functional_call(example.model, values, example.args)
-            return output.sum()
-
-        torch.func.grad(loss)(parameters)
-
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
-            torch.randn(batch, inputs),
-            step=step,
-        ),
-        expected=Expected(first + second, first + 2 * second),
-    )
+    torch.func.grad(loss)(parameters)
 
 
-@FAMILY.network
-def per_sample_gradients() -> Network:
+@FAMILY.of_two_layers(FIRST + SECOND, FIRST + 2 * SECOND)
+def per_sample_gradients(example: Example) -> None:
     """vmap over grad: every sample has its own weight gradient, a product of a column with a row."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
+    parameters = {name: parameter.detach() for name, parameter in example.model.named_parameters()}
 
-    def step(example: Example) -> None:
-        parameters = {name: parameter.detach() for name, parameter in example.model.named_parameters()}
+    def loss(values: dict[str, Tensor], sample: Tensor) -> Tensor:
+        output: Tensor = torch.func.functional_call(example.model, values, (sample.unsqueeze(0),))
+        return output.sum()
 
-        def loss(values: dict[str, Tensor], sample: Tensor) -> Tensor:
-            output: Tensor = torch.func.functional_call(example.model, values, (sample.unsqueeze(0),))
-            return output.sum()
-
-        torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, *example.args)
-
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
-            torch.randn(batch, inputs),
-            step=step,
-        ),
-        expected=Expected(first + second, first + 2 * second),
-    )
+    torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, *example.args)
 
 
-@FAMILY.network
-def forward_mode_tangent() -> Network:
+@FAMILY.of_two_layers(3 * (FIRST + SECOND), by_module={"0": (3 * FIRST,), "2": (3 * SECOND,)}, one_call=False)
+def forward_mode_tangent(example: Example) -> None:
     """A Jacobian-vector product: the tangent of x W is dx W + x dW, so three products a layer, all of them forward."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
+    (x,) = example.args
+    parameters = {name: parameter.detach() for name, parameter in example.model.named_parameters()}
 
-    def step(example: Example) -> None:
-        (x,) = example.args
-        parameters = {name: parameter.detach() for name, parameter in example.model.named_parameters()}
+    def output(values: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(example.model, values, (x,))
 
-        def output(values: dict[str, Tensor], x: Tensor) -> Tensor:
-            return torch.func.functional_call(example.model, values, (x,))
-
-        tangents = {name: torch.ones_like(parameter) for name, parameter in parameters.items()}
-        torch.func.jvp(output, (parameters, x), (tangents, torch.ones_like(x)))
-
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(
-        one_call=False,
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
-            torch.randn(batch, inputs),
-            step=step,
-        ),
-        expected=Expected(3 * (first + second), by_module={"0": (3 * first,), "2": (3 * second,)}),
-    )
+    tangents = {name: torch.ones_like(parameter) for name, parameter in parameters.items()}
+    torch.func.jvp(output, (parameters, x), (tangents, torch.ones_like(x)))
 
 
 @FAMILY.network
@@ -291,28 +209,13 @@ def jacobian() -> Network:
     )
 
 
-@FAMILY.network
-def backward_on_another_thread() -> Network:
+@FAMILY.of_two_layers(FIRST + SECOND, FIRST + 2 * SECOND, by_module={"0": (FIRST, FIRST), "2": (SECOND, 2 * SECOND)})
+def backward_on_another_thread(example: Example) -> None:
     """The thread that calls backward runs the graph that another one built."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-
-    def step(example: Example) -> None:
-        loss = example.forward().sum()
-        thread = Thread(target=loss.backward)
-        thread.start()
-        thread.join()
-
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
-            torch.randn(batch, inputs),
-            step=step,
-        ),
-        expected=Expected(
-            first + second, first + 2 * second, by_module={"0": (first, first), "2": (second, 2 * second)}
-        ),
-    )
+    loss = example.forward().sum()
+    thread = Thread(target=loss.backward)
+    thread.start()
+    thread.join()
 
 
 @FAMILY.network

@@ -24,6 +24,14 @@ from torch import Tensor, nn
 from lightning_flops.records import PhaseFlops
 
 SEED = 20_240_229
+BATCH, INPUTS, HIDDEN, OUTPUTS = 3, 5, 7, 11
+FIRST, SECOND = 2 * 3 * 5 * 7, 2 * 3 * 7 * 11
+"""The layers of ``two_layers``, forward."""
+
+
+def two_layers(between: nn.Module) -> nn.Sequential:
+    """Two linear layers, "0" and "2"."""
+    return nn.Sequential(nn.Linear(INPUTS, HIDDEN), between, nn.Linear(HIDDEN, OUTPUTS))
 
 
 class Expected:
@@ -134,6 +142,28 @@ class Family:
     def network(self, define: Callable[[], Network]) -> Callable[[], Network]:
         """Decorates a function that returns a network; the function's name becomes the network's."""
         self.put(define.__name__, define())
+        return define
+
+    def of_two_layers(
+        self,
+        forward: int,
+        backward: int = 0,
+        *,
+        between: Callable[[], nn.Module] = nn.Tanh,
+        of_input: bool = False,
+        one_call: bool = True,
+        **more: Any,
+    ) -> Callable[[Callable[[Example], None]], Callable[[Example], None]]:
+        """Decorates what is done with two layers; *of_input*: their input needs its gradient."""
+
+        def define(step: Callable[[Example], None]) -> Callable[[Example], None]:
+            def build() -> Example:
+                return Example(two_layers(between()), torch.randn(BATCH, INPUTS, requires_grad=of_input), step=step)
+
+            expected = Expected(forward, backward, **more)
+            self.put(step.__name__, Network(build=build, expected=expected, one_call=one_call))
+            return step
+
         return define
 
 

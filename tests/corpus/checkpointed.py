@@ -25,7 +25,7 @@ from torch.utils.checkpoint import (
 from lightning_flops import register_flop_formula
 from lightning_flops.records import PhaseFlops
 
-from .case import Example, Expected, Family, Network
+from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, Example, Expected, Family, Network
 
 FAMILY = Family("checkpointed")
 
@@ -137,15 +137,14 @@ def checkpointed_sequence() -> Network:
 @FAMILY.network
 def checkpointed_function() -> Network:
     """No module is inside: a plain function of the module's parameters is repeated, but for its last product."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-    first = 2 * batch * inputs * hidden
-    second = 2 * batch * hidden * outputs
+    first = 2 * BATCH * INPUTS * HIDDEN
+    second = 2 * BATCH * HIDDEN * OUTPUTS
 
     class WithFunction(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first = nn.Parameter(torch.randn(inputs, hidden))
-            self.second = nn.Parameter(torch.randn(hidden, outputs))
+            self.first = nn.Parameter(torch.randn(INPUTS, HIDDEN))
+            self.second = nn.Parameter(torch.randn(HIDDEN, OUTPUTS))
 
         def core(self, x: Tensor) -> Tensor:
             return torch.tanh(x @ self.first) @ self.second
@@ -154,7 +153,7 @@ def checkpointed_function() -> Network:
             return checkpoint(self.core, x, use_reentrant=False)
 
     return Network(
-        build=lambda: Example(WithFunction(), torch.randn(batch, inputs)),
+        build=lambda: Example(WithFunction(), torch.randn(BATCH, INPUTS)),
         expected=Expected(
             first + second, first + 2 * second, first, by_module={"": (first + second, first + 2 * second, first)}
         ),
@@ -278,13 +277,12 @@ def gradient_penalty_through_a_checkpoint() -> Network:
     Both backwards need the block's activations and repeat its product. The products themselves are those of the
     gradient penalty without a checkpoint: for y = W2 tanh(W1 x) five of W1's size and two of W2's.
     """
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
 
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.block = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh())
-            self.head = nn.Linear(hidden, outputs)
+            self.block = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh())
+            self.head = nn.Linear(HIDDEN, OUTPUTS)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(checkpoint(self.block, x, use_reentrant=False))
@@ -294,14 +292,13 @@ def gradient_penalty_through_a_checkpoint() -> Network:
         (gradient,) = torch.autograd.grad(example.forward().sum(), x, create_graph=True)
         gradient.square().sum().backward()
 
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
-        build=lambda: Example(Model(), torch.randn(batch, inputs, requires_grad=True), step=step),
+        build=lambda: Example(Model(), torch.randn(BATCH, INPUTS, requires_grad=True), step=step),
         expected=Expected(
-            first + second,
-            5 * first + 2 * second,
-            2 * first,
-            by_module={"block": (first, 5 * first, 2 * first), "head": (second, 2 * second)},
+            FIRST + SECOND,
+            5 * FIRST + 2 * SECOND,
+            2 * FIRST,
+            by_module={"block": (FIRST, 5 * FIRST, 2 * FIRST), "head": (SECOND, 2 * SECOND)},
         ),
     )
 
@@ -309,23 +306,21 @@ def gradient_penalty_through_a_checkpoint() -> Network:
 @FAMILY.network
 def checkpoint_that_does_not_stop_early() -> Network:
     """Told not to stop early, it repeats the last product too."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
 
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.block = block_of(inputs, hidden, outputs)
+            self.block = block_of(INPUTS, HIDDEN, OUTPUTS)
 
         def forward(self, x: Tensor) -> Tensor:
             with set_checkpoint_early_stop(False):
                 result: Tensor = checkpoint(self.block, x, use_reentrant=False)
             return result
 
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
-        build=lambda: Example(Model(), torch.randn(batch, inputs)),
+        build=lambda: Example(Model(), torch.randn(BATCH, INPUTS)),
         expected=Expected(
-            first + second, first + 2 * second, first + second, by_module={"block.2": (second, 2 * second, second)}
+            FIRST + SECOND, FIRST + 2 * SECOND, FIRST + SECOND, by_module={"block.2": (SECOND, 2 * SECOND, SECOND)}
         ),
     )
 
@@ -432,13 +427,12 @@ register_flop_formula(
 @FAMILY.network
 def block_that_ends_in_a_function_with_formulas() -> Network:
     """The function saves its factors once it has run, so the repetition, inside its backward, runs all of the block."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
 
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first = nn.Linear(inputs, hidden)
-            self.weight = nn.Parameter(torch.randn(hidden, outputs))
+            self.first = nn.Linear(INPUTS, HIDDEN)
+            self.weight = nn.Parameter(torch.randn(HIDDEN, OUTPUTS))
 
         def block(self, x: Tensor) -> Tensor:
             return CountedProduct.apply(torch.tanh(self.first(x)), self.weight)  # type: ignore[no-untyped-call]
@@ -446,10 +440,9 @@ def block_that_ends_in_a_function_with_formulas() -> Network:
         def forward(self, x: Tensor) -> Tensor:
             return checkpoint(self.block, x, use_reentrant=False)
 
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
-        build=lambda: Example(Model(), torch.randn(batch, inputs)),
+        build=lambda: Example(Model(), torch.randn(BATCH, INPUTS)),
         expected=Expected(
-            first + second, first + 2 * second, first + second, by_module={"first": (first, first, first)}
+            FIRST + SECOND, FIRST + 2 * SECOND, FIRST + SECOND, by_module={"first": (FIRST, FIRST, FIRST)}
         ),
     )

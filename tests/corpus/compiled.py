@@ -18,7 +18,20 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.records import PhaseFlops
 
-from .case import Example, Expected, Family, Network, forward_and_backward, forward_without_grad
+from .case import (
+    BATCH,
+    FIRST,
+    HIDDEN,
+    INPUTS,
+    OUTPUTS,
+    SECOND,
+    Example,
+    Expected,
+    Family,
+    Network,
+    forward_and_backward,
+    forward_without_grad,
+)
 
 FAMILY = Family("compiled")
 
@@ -43,13 +56,11 @@ def perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 def compiled_perceptron(compiled: Callable[[nn.Module], Any], step: Callable[[Example], None]) -> Network:
     """A perceptron after *compiled* has been applied to it, or returned something in its place."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    whole = PhaseFlops(forward=first + second, backward=first + 2 * second if step is forward_and_backward else 0)
+    whole = PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND if step is forward_and_backward else 0)
 
     def build() -> Example:
-        model = perceptron(inputs, hidden, outputs)
-        return warmed_up(Example(compiled(model) or model, torch.randn(batch, inputs), step=step))
+        model = perceptron(INPUTS, HIDDEN, OUTPUTS)
+        return warmed_up(Example(compiled(model) or model, torch.randn(BATCH, INPUTS), step=step))
 
     return Network(build=build, expected=Expected(whole.forward, whole.backward, by_module={"": whole}))
 
@@ -75,14 +86,12 @@ FAMILY.put(
 @FAMILY.network
 def compiled_while_it_is_counted() -> Network:
     """The first call traces and compiles: what is only traced is not work, what runs then is."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    whole = PhaseFlops(forward=first + second, backward=first + 2 * second)
+    whole = PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND)
 
     def build() -> Example:
-        model = perceptron(inputs, hidden, outputs)
+        model = perceptron(INPUTS, HIDDEN, OUTPUTS)
         model.compile(backend="aot_eager")
-        return Example(model, torch.randn(batch, inputs), teardown=torch._dynamo.reset)
+        return Example(model, torch.randn(BATCH, INPUTS), teardown=torch._dynamo.reset)
 
     return Network(build=build, expected=Expected(whole.forward, whole.backward, by_module={"": whole}))
 
@@ -119,13 +128,12 @@ def compiled_block_in_an_eager_model() -> Network:
 @FAMILY.network
 def compiled_function_in_a_forward() -> Network:
     """The function belongs to the module that calls it."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
 
     class WithFunction(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.enter = nn.Linear(inputs, hidden)
-            self.weight = nn.Parameter(torch.randn(hidden, outputs))
+            self.enter = nn.Linear(INPUTS, HIDDEN)
+            self.weight = nn.Parameter(torch.randn(HIDDEN, OUTPUTS))
             self.function: Callable[[Tensor, Tensor], Tensor] = torch.compile(
                 lambda x, weight: torch.relu(x) @ weight, backend="aot_eager"
             )
@@ -133,9 +141,9 @@ def compiled_function_in_a_forward() -> Network:
         def forward(self, x: Tensor) -> Tensor:
             return self.function(self.enter(x), self.weight)
 
-    enter, product = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    enter, product = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * OUTPUTS
     return Network(
-        build=lambda: warmed_up(Example(WithFunction(), torch.randn(batch, inputs))),
+        build=lambda: warmed_up(Example(WithFunction(), torch.randn(BATCH, INPUTS))),
         expected=Expected(enter + product, enter + 2 * product, by_module={"enter": (enter, enter)}),
     )
 
@@ -163,23 +171,21 @@ def compiled_common_subexpression() -> Network:
 @FAMILY.network
 def compiled_around_a_graph_break() -> Network:
     """What the compiler must leave to Python splits the region in two; both are counted."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
 
     class Broken(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first = nn.Linear(inputs, hidden)
-            self.second = nn.Linear(hidden, outputs)
+            self.first = nn.Linear(INPUTS, HIDDEN)
+            self.second = nn.Linear(HIDDEN, OUTPUTS)
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.first(x)
             torch._dynamo.graph_break()
             return self.second(torch.relu(x))
 
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
-        build=lambda: compiled(Broken(), torch.randn(batch, inputs), backend="aot_eager"),
-        expected=Expected(first + second, first + 2 * second),
+        build=lambda: compiled(Broken(), torch.randn(BATCH, INPUTS), backend="aot_eager"),
+        expected=Expected(FIRST + SECOND, FIRST + 2 * SECOND),
     )
 
 
@@ -326,21 +332,20 @@ FAMILY.put("traced_transformer_layer", transformer_layer(backend="aot_eager"))
 
 def compiled_block_under_a_checkpoint(*, backend: str, reentrant: bool) -> Network:
     """The checkpoint is outside of the region, so what the backward repeats is a compiled forward of its own."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
 
     class UnderCheckpoint(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.enter = nn.Linear(inputs, hidden)
-            block = nn.Sequential(nn.Linear(hidden, hidden), nn.Sigmoid(), nn.Linear(hidden, outputs), nn.Sigmoid())
+            self.enter = nn.Linear(INPUTS, HIDDEN)
+            block = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Sigmoid(), nn.Linear(HIDDEN, OUTPUTS), nn.Sigmoid())
             self.block: Callable[[Tensor], Tensor] = torch.compile(block, backend=backend)
 
         def forward(self, x: Tensor) -> Tensor:
             return checkpoint(self.block, self.enter(x), use_reentrant=reentrant)
 
-    enter, block = 2 * batch * inputs * hidden, 2 * batch * hidden * hidden + 2 * batch * hidden * outputs
+    enter, block = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * HIDDEN + 2 * BATCH * HIDDEN * OUTPUTS
     return Network(
-        build=lambda: warmed_up(Example(UnderCheckpoint(), torch.randn(batch, inputs))),
+        build=lambda: warmed_up(Example(UnderCheckpoint(), torch.randn(BATCH, INPUTS))),
         expected=Expected(
             enter + block,
             enter + 2 * block,

@@ -5,18 +5,23 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .case import Example, Expected, Family, Network, forward_in_inference_mode, forward_only, forward_without_grad
+from .case import (
+    FIRST,
+    SECOND,
+    Example,
+    Expected,
+    Family,
+    Network,
+    forward_in_inference_mode,
+    forward_only,
+    forward_without_grad,
+    two_layers,
+)
 
 FAMILY = Family("mlp")
 
 
 PRODUCT = 2 * 3 * 5 * 7  # 3 rows through 5 x 7
-FIRST, SECOND = PRODUCT, 2 * 3 * 7 * 11  # and through 7 x 11
-
-
-def layers(between: nn.Module) -> nn.Sequential:
-    """Two linear layers."""
-    return nn.Sequential(nn.Linear(5, 7), between, nn.Linear(7, 11))
 
 
 # The input needs no gradient, so the backward is the weight's gradient alone.
@@ -50,7 +55,7 @@ FAMILY.add("linear_with_one_output", lambda: Example(nn.Linear(5, 1), torch.rand
 # The first layer computes one gradient, the second both: less than twice the forward.
 FAMILY.add(
     "two_layers",
-    lambda: Example(layers(nn.ReLU()), torch.randn(3, 5)),
+    lambda: Example(two_layers(nn.ReLU()), torch.randn(3, 5)),
     FIRST + SECOND,
     FIRST + 2 * SECOND,
     by_module={"": (FIRST + SECOND, FIRST + 2 * SECOND), "0": (FIRST, FIRST), "2": (SECOND, 2 * SECOND)},
@@ -58,19 +63,19 @@ FAMILY.add(
 # No backward runs, none is counted; and the forward costs the same when no graph is recorded.
 FAMILY.add(
     "two_layers_forward_only",
-    lambda: Example(layers(nn.Tanh()), torch.randn(3, 5), step=forward_only),
+    lambda: Example(two_layers(nn.Tanh()), torch.randn(3, 5), step=forward_only),
     FIRST + SECOND,
 )
 FAMILY.add(
     "two_layers_without_grad",
-    lambda: Example(layers(nn.Tanh()), torch.randn(3, 5), step=forward_without_grad),
+    lambda: Example(two_layers(nn.Tanh()), torch.randn(3, 5), step=forward_without_grad),
     FIRST + SECOND,
     by_module={"2": (SECOND,)},
 )
 # In inference mode operators reach the counter in other forms; the products are the same.
 FAMILY.add(
     "two_layers_in_inference_mode",
-    lambda: Example(layers(nn.Tanh()), torch.randn(3, 13, 5), step=forward_in_inference_mode),
+    lambda: Example(two_layers(nn.Tanh()), torch.randn(3, 13, 5), step=forward_in_inference_mode),
     13 * (FIRST + SECOND),
     by_module={"0": (13 * FIRST,), "2": (13 * SECOND,)},
 )

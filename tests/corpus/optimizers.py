@@ -8,58 +8,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .case import Example, Expected, Family, Network, forward_and_backward, total
+from .case import (
+    BATCH,
+    FIRST,
+    HIDDEN,
+    INPUTS,
+    OUTPUTS,
+    SECOND,
+    Example,
+    Expected,
+    Family,
+    Network,
+    forward_and_backward,
+    total,
+)
 
 FAMILY = Family("optimizers")
 
 
-@FAMILY.network
-def gradient_accumulation() -> Network:
+@FAMILY.of_two_layers(
+    4 * (FIRST + SECOND),
+    4 * (FIRST + 2 * SECOND),
+    without_backward=0,
+    by_module={"0": (4 * FIRST, 4 * FIRST)},
+    between=nn.ReLU,
+    one_call=False,
+)
+def gradient_accumulation(example: Example) -> None:
     """Four micro-batches, one update that is elementwise."""
-    batch, inputs, hidden, outputs, micro_steps = 3, 5, 7, 11, 4
-
-    def step(example: Example) -> None:
-        optimizer = torch.optim.AdamW(example.model.parameters(), lr=1e-3)
-        for _ in range(micro_steps):
-            forward_and_backward(example)
-        optimizer.step()
-
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(
-        one_call=False,
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
-            torch.randn(batch, inputs),
-            step=step,
-        ),
-        expected=Expected(
-            micro_steps * (first + second),
-            micro_steps * (first + 2 * second),
-            without_backward=0,
-            by_module={"0": (micro_steps * first, micro_steps * first)},
-        ),
-    )
+    optimizer = torch.optim.AdamW(example.model.parameters(), lr=1e-3)
+    for _ in range(4):
+        forward_and_backward(example)
+    optimizer.step()
 
 
-@FAMILY.network
-def autocast() -> Network:
+@FAMILY.of_two_layers(FIRST + SECOND, FIRST + 2 * SECOND, between=nn.ReLU)
+def autocast(example: Example) -> None:
     """Lower precision changes no count."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-
-    def step(example: Example) -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = total(example.forward())
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
-            torch.randn(batch, inputs),
-            step=step,
-        ),
-        expected=Expected(first + second, first + 2 * second),
-    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = total(example.forward())
+    loss.backward()  # type: ignore[no-untyped-call]
 
 
 def newton_schulz(rows: int, columns: int, steps: int) -> int:
@@ -139,10 +127,9 @@ def own_optimizer_with_a_closure() -> Network:
 @FAMILY.network
 def update_under_a_gradient_hook() -> Network:
     """An update that runs as soon as a gradient is complete, in the middle of the backward, is optimizer work."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
 
     def build() -> Example:
-        model = nn.Sequential(nn.Linear(inputs, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, outputs, bias=False))
+        model = nn.Sequential(nn.Linear(INPUTS, HIDDEN, bias=False), nn.ReLU(), nn.Linear(HIDDEN, OUTPUTS, bias=False))
 
         @torch.no_grad()
         def update(parameter: Tensor) -> None:
@@ -152,8 +139,7 @@ def update_under_a_gradient_hook() -> Network:
 
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
-        return Example(model, torch.randn(batch, inputs))
+        return Example(model, torch.randn(BATCH, INPUTS))
 
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    updates = 2 * (2 * inputs * hidden * inputs) + 2 * (2 * hidden * outputs * hidden)
-    return Network(build=build, expected=Expected(first + second, first + 2 * second, optimizer=updates))
+    updates = 2 * (2 * INPUTS * HIDDEN * INPUTS) + 2 * (2 * HIDDEN * OUTPUTS * HIDDEN)
+    return Network(build=build, expected=Expected(FIRST + SECOND, FIRST + 2 * SECOND, optimizer=updates))

@@ -11,7 +11,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from lightning_flops.records import PhaseFlops
 
-from .case import Example, Expected, Family, Network
+from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, Example, Expected, Family, Network, two_layers
 
 FAMILY = Family("programs")
 
@@ -127,13 +127,12 @@ def module_that_raises() -> Network:
 @FAMILY.network
 def method_that_is_not_forward() -> Network:
     """The parent calls encoder.encode: the product inside belongs to encoder's layer, the one beside it to the root."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
 
     class Encoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = nn.Linear(inputs, hidden)
-            self.weight = nn.Parameter(torch.randn(hidden, outputs))
+            self.layer = nn.Linear(INPUTS, HIDDEN)
+            self.weight = nn.Parameter(torch.randn(HIDDEN, OUTPUTS))
 
         def encode(self, x: Tensor) -> Tensor:
             return torch.relu(self.layer(x)) @ self.weight
@@ -146,9 +145,9 @@ def method_that_is_not_forward() -> Network:
         def forward(self, x: Tensor) -> Tensor:
             return self.encoder.encode(x)
 
-    layer, product = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    layer, product = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * OUTPUTS
     return Network(
-        build=lambda: Example(Model(), torch.randn(batch, inputs)),
+        build=lambda: Example(Model(), torch.randn(BATCH, INPUTS)),
         expected=Expected(
             layer + product,
             layer + 2 * product,
@@ -261,21 +260,20 @@ def data_dependent_routing() -> Network:
 @FAMILY.network
 def layer_made_in_the_forward() -> Network:
     """A layer that did not exist when counting began has its name nevertheless."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
 
     class Growing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first = nn.Linear(inputs, hidden)
+            self.first = nn.Linear(INPUTS, HIDDEN)
             self.grown = nn.ModuleList()
 
         def forward(self, x: Tensor) -> Tensor:
-            self.grown.append(nn.Linear(hidden, outputs))
+            self.grown.append(nn.Linear(HIDDEN, OUTPUTS))
             return self.grown[0](self.first(x))
 
-    first, grown = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    first, grown = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * OUTPUTS
     return Network(
-        build=lambda: Example(Growing(), torch.randn(batch, inputs)),
+        build=lambda: Example(Growing(), torch.randn(BATCH, INPUTS)),
         expected=Expected(
             first + grown, first + 2 * grown, by_module={"first": (first, first), "grown.0": (grown, 2 * grown)}
         ),
@@ -285,20 +283,18 @@ def layer_made_in_the_forward() -> Network:
 @FAMILY.network
 def hooks_of_the_users_own() -> Network:
     """Forward hooks and full backward hooks, which put nodes of their own into the graph, move no count."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
 
     def build() -> Example:
-        model = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+        model = two_layers(nn.ReLU())
         for layer in model:
             layer.register_forward_hook(lambda module, args, output: output * 2)
             layer.register_full_backward_hook(lambda module, inputs, outputs: None)
-        return Example(model, torch.randn(batch, inputs, requires_grad=True))
+        return Example(model, torch.randn(BATCH, INPUTS, requires_grad=True))
 
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
         build=build,
         expected=Expected(
-            first + second, 2 * first + 2 * second, by_module={"0": (first, 2 * first), "2": (second, 2 * second)}
+            FIRST + SECOND, 2 * FIRST + 2 * SECOND, by_module={"0": (FIRST, 2 * FIRST), "2": (SECOND, 2 * SECOND)}
         ),
     )
 
@@ -331,18 +327,16 @@ def product_in_a_gradient_hook() -> Network:
 
 def as_scripted_block(script: Callable[[nn.Module, Tensor], Any]) -> Network:
     """A block that TorchScript runs, in front of a layer that Python runs."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
 
     def build() -> Example:
-        x = torch.randn(batch, inputs)
-        block = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU())
-        return Example(nn.Sequential(script(block, x), nn.Linear(hidden, outputs)), x)
+        x = torch.randn(BATCH, INPUTS)
+        block = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU())
+        return Example(nn.Sequential(script(block, x), nn.Linear(HIDDEN, OUTPUTS)), x)
 
     return Network(
         build=build,
         expected=Expected(
-            first + second, first + 2 * second, by_module={"0": (first, first), "1": (second, 2 * second)}
+            FIRST + SECOND, FIRST + 2 * SECOND, by_module={"0": (FIRST, FIRST), "1": (SECOND, 2 * SECOND)}
         ),
     )
 

@@ -12,18 +12,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from .case import Example, Expected, Family, Network
+from .case import BATCH, FIRST, INPUTS, SECOND, Example, Expected, Family, Network, two_layers
 
 FAMILY = Family("wrapped")
-
-BATCH, INPUTS, HIDDEN, OUTPUTS = 3, 5, 7, 11
-FIRST = 2 * BATCH * INPUTS * HIDDEN
-SECOND = 2 * BATCH * HIDDEN * OUTPUTS
-
-
-def perceptron() -> nn.Sequential:
-    """Two linear layers called "0" and "2"."""
-    return nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUTPUTS))
 
 
 def expected(recompute: int = 0) -> Expected:
@@ -42,7 +33,7 @@ def expected(recompute: int = 0) -> Expected:
 
 def wrapped_by(wrap: Callable[[nn.Module], nn.Module]) -> Network:
     """The perceptron inside a wrapper that needs no process group."""
-    return Network(build=lambda: Example(wrap(perceptron()), torch.randn(BATCH, INPUTS)), expected=expected())
+    return Network(build=lambda: Example(wrap(two_layers(nn.ReLU())), torch.randn(BATCH, INPUTS)), expected=expected())
 
 
 _GROUPS: list[object] = []
@@ -65,7 +56,7 @@ def on_one_rank(wrap: Callable[[nn.Module], nn.Module]) -> Network:
         )
         _GROUPS.append(distributed.group.WORLD)
         try:
-            model = wrap(perceptron())
+            model = wrap(two_layers(nn.ReLU()))
         except BaseException:
             distributed.destroy_process_group()
             raise
@@ -173,7 +164,8 @@ def checkpoint_wrapped() -> Network:
     """The wrapper's own name is left out; the first product is repeated, the last one saves its factors before it."""
     return Network(
         build=lambda: Example(
-            checkpoint_wrapper(perceptron(), checkpoint_impl=CheckpointImpl.NO_REENTRANT), torch.randn(BATCH, INPUTS)
+            checkpoint_wrapper(two_layers(nn.ReLU()), checkpoint_impl=CheckpointImpl.NO_REENTRANT),
+            torch.randn(BATCH, INPUTS),
         ),
         expected=expected(recompute=FIRST),
     )
@@ -186,7 +178,7 @@ def module_that_is_called_module() -> Network:
     class Holder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.module = perceptron()
+            self.module = two_layers(nn.ReLU())
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.module(x)

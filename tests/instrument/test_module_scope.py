@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -56,11 +55,6 @@ def test_a_shared_module_is_listed_under_each_name_as_an_alias_of_the_first() ->
     assert records[""].params == 2 * 2 + 2
 
 
-@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
-def test_a_lazy_module_has_no_parameters_yet() -> None:
-    assert describe_modules(nn.LazyLinear(3))[0].params == 0
-
-
 def test_a_description_that_raises_says_so() -> None:
     class Rude(nn.Module):
         def extra_repr(self) -> str:
@@ -85,16 +79,6 @@ def test_a_shared_module_has_the_name_that_is_nearest_to_its_caller() -> None:
     assert names.name_for(shared, "b") == "b.0"
     assert names.name_for(shared, "a") == "a.0"
     assert names.name_for(shared, "") == "a.0"
-
-
-def test_a_module_put_in_later_gets_its_name_and_a_stranger_none() -> None:
-    model = nn.Sequential(nn.ReLU())
-    names = ModuleNames(model)
-    later = nn.Tanh()
-    assert names.name_for(later, "") is None
-    model.append(later)
-    names.refresh()
-    assert names.name_for(later, "") == "1"
 
 
 def test_bytes_of_parameters_are_told_by_dtype_and_of_a_shared_one_once() -> None:

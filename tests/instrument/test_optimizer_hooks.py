@@ -10,7 +10,7 @@ import torch
 from torch.optim import optimizer as torchs
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.instrument.optimizer_hooks import OptimizerHooks, remove_retired, with_inner
+from lightning_flops.instrument.optimizer_hooks import OptimizerHooks, remove_retired
 
 
 @pytest.fixture
@@ -105,18 +105,3 @@ def test_what_fails_in_a_hook_is_told_and_the_step_goes_on(optimizer: torch.opti
     hooks.remove()
     assert told == ["ours", "ours"]
     assert optimizer.param_groups[0]["params"][0].tolist() == [0.5, 0.5]
-
-
-class Around:
-    """An optimizer around another one."""
-
-    def __init__(self, optimizer: Any = None) -> None:
-        self.optimizer = optimizer
-
-
-def test_an_optimizer_is_found_in_its_wrappers() -> None:
-    inside = Around()
-    middle = Around(inside)
-    outside = Around(middle)
-    assert with_inner(outside) == [outside, middle, inside]
-    assert with_inner(inside) == [inside]

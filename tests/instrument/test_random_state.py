@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
-from lightning_flops import FlopsProfilerCallback, get_model_profile
-from lightning_flops.instrument.random_state import random_state_kept
+from lightning_flops import FlopsProfilerCallback
 from tests.lightning.nets import loader, new_net, new_trainer
 
 
@@ -39,28 +36,6 @@ class Drawing(nn.Linear):
 
     def extra_repr(self) -> str:
         return f"drawn={draw()}"
-
-
-DRAWING = Drawing(2, 2)
-
-
-def raising() -> None:
-    with pytest.raises(ZeroDivisionError), random_state_kept():
-        draw()
-        raise ZeroDivisionError
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [raising, lambda: get_model_profile(DRAWING, (1, 2), print_profile=False)],
-    ids=["raising", "get_model_profile"],
-)
-def test_a_question_moves_no_generator(ask: Callable[[], object]) -> None:
-    seed()
-    expected = next_numbers()
-    seed()
-    ask()
-    assert next_numbers() == expected
 
 
 def test_a_fit_whose_settings_and_modules_and_loggers_draw_is_the_fit_without_us(tmp_path: Any) -> None:

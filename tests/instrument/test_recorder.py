@@ -141,18 +141,6 @@ def test_work_of_one_phase_in_the_part_of_another_makes_their_times_inseparable(
     assert any("cannot be separated" in note for note in window.notes) == bool(mixed)
 
 
-def test_work_after_the_batch_ended_is_still_the_steps() -> None:
-    run = Run(profile_step=0, timing_steps=1, settle_steps=1)
-    with run.recorder.batch_scope():
-        run.part("forward", 2.0, "forward", 50)
-        run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
-        run.counter.spend("forward", 7)  # another callback's hook
-    run.counter.spend("forward", 1000)  # validation
-    window = run.close()
-    assert window.counted_steps[0].flops == PhaseFlops(forward=57)
-    assert window.mixed_phases == ("forward", "other")
-
-
 def test_a_device_without_a_clock_is_counted_and_not_timed() -> None:
     run = Run(profile_step=0, clock=False)
     run.batch()
@@ -177,49 +165,6 @@ def test_what_ran_since_a_part_was_left_can_be_claimed_for_it() -> None:
     (step,) = window.timed_steps
     assert step.seconds == PhaseSeconds(forward=2.0 + 32.0, backward=4.0, other=64.0)
     assert window.mixed_phases == ()  # the loss's FLOPs are where its time is
-
-
-def test_phases_that_a_front_door_cannot_see_apart_are_known_as_a_sum() -> None:
-    run = Run(profile_step=0, timing_steps=1, settle_steps=0)
-    run.batch()
-    run.recorder.cannot_tell_apart(("data_wait", "other"))
-    run.batch()
-    window = run.close()
-    assert window.mixed_phases == ("data_wait", "other")
-    assert window.notes == ()  # nothing was seen to be in the wrong place
-
-
-def test_work_for_the_update_is_the_optimizers_in_whatever_part_it_runs() -> None:
-    run = Run(profile_step=0, timing_steps=1, settle_steps=0)
-    with run.recorder.batch_scope():
-        run.recorder.enter("backward")
-        with run.recorder.optimizer_work():
-            run.counter.spend("forward", 11)
-        run.counter.spend("backward", 200)
-        run.recorder.leave()
-        run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
-    assert run.counter.flops == {"forward": 0, "backward": 200, "recompute": 0, "optimizer": 11}
-    with run.recorder.optimizer_work():  # nothing is counted any more
-        assert run.counter.optimizers == 0
-
-
-def test_abandoning_the_window_leaves_the_batch_that_runs_and_its_step_is_not_counted() -> None:
-    run = Run(profile_step=0)
-    scope = run.recorder.batch_scope()
-    scope.__enter__()
-    run.part("forward", 2.0, "forward", 100)
-    run.recorder.enter("data_wait")
-    run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
-    run.recorder.abandon()
-    assert (run.counter.entered, run.counter.paused) == (0, 0)
-    scope.__exit__(None, None, None)
-    run.recorder.abandon()
-    assert run.counter.entered == 0
-    assert run.recorder.closed
-    assert not run.recorder.has_counted
-    run.batch()
-    assert run.counter.flops["forward"] == 100
-    assert run.recorder.close(context=CONTEXT) is None
 
 
 def test_a_window_that_is_abandoned_inside_a_backward_leaves_no_dispatch_mode_behind() -> None:

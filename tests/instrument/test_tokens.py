@@ -16,59 +16,67 @@ IDS = torch.arange(3, 15).reshape(3, 4)
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 1, 1]])
 
 
-def test_a_mask_tells_padding_on_either_side() -> None:
-    # Lengths 4, 2 and 3: 16 + 4 + 9 pairs.
-    assert tokens_in({"input_ids": IDS, "attention_mask": MASK}) == BatchTokens(12, 9, 29)
-    assert tokens_in({"input_ids": IDS, "attention_mask": MASK.bool()}) == BatchTokens(12, 9, 29)
-    assert tokens_in({"attention_mask": MASK}) == BatchTokens(12, 9, 29)
-    assert tokens_in(UserDict(input_ids=IDS, attention_mask=MASK)) == BatchTokens(12, 9, 29)
-
-
-def test_a_mask_that_numbers_packed_sequences_tells_them_apart() -> None:
-    """Rows of 2 and 1, and of 1 and 3 tokens: 4 + 1 + 1 + 9 pairs. A row of a collator that packs need not be full."""
-    mask = torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2]])
-    assert tokens_in({"input_ids": IDS[:2], "attention_mask": mask}) == BatchTokens(8, 7, 15)
-
-
-def test_labels_tell_what_is_trained_on_and_no_padding() -> None:
-    labels = torch.tensor([[-100, -100, 5, 6], [-100, 4, -100, -100], [1, 2, 3, 4]])
-    assert tokens_in({"input_ids": IDS, "attention_mask": MASK, "labels": labels}) == BatchTokens(12, 9, 29)
-    assert tokens_in({"input_ids": IDS, "labels": labels}) == BatchTokens(12, None, None)
-    assert tokens_in({"input_ids": IDS, "labels": IDS}) == BatchTokens(12, 12, None)  # a prompt has none
-
-
-@pytest.mark.parametrize("name", ["cu_seqlens", "cu_seq_lens_q"])
-def test_borders_of_packed_sequences(name: str) -> None:
-    """Three sequences of 2, 5 and 3 tokens, and 2 tokens of padding behind them: 4 + 25 + 9 pairs."""
-    batch = {"input_ids": IDS.reshape(1, 12), name: torch.tensor([0, 2, 7, 10], dtype=torch.int32)}
-    assert tokens_in(batch) == BatchTokens(12, 10, 38)
-
-
-def test_positions_that_begin_anew() -> None:
-    places = torch.tensor([[0, 1, 2, 0, 1, 0, 0, 1, 2, 3, 4, 5]])  # 3, 2, 1 and 6
-    batch = {"input_ids": IDS.reshape(1, 12), "position_ids": places}
-    assert tokens_in(batch) == BatchTokens(12, 12, 9 + 4 + 1 + 36)
-    assert tokens_in({**batch, "position_ids": places + 2}) == BatchTokens(12, 12, 9 + 4 + 1 + 36)
-
-
-def test_positions_of_rows_are_of_each_row_alone() -> None:
-    places = torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3], [0, 1, 2, 3]])
-    assert tokens_in({"input_ids": IDS, "position_ids": places}) == BatchTokens(12, 12, 4 + 4 + 16 + 16)
-
-
+LONG = IDS.reshape(1, 12)
+LABELS = torch.tensor([[-100, -100, 5, 6], [-100, 4, -100, -100], [1, 2, 3, 4]])
+PLACES = torch.tensor([[0, 1, 2, 0, 1, 0, 0, 1, 2, 3, 4, 5]])
 BY_SHAPE = BatchTokens(12, None, None)
 
 
 @pytest.mark.parametrize(
-    "places",
+    ("batch", "expected"),
     [
-        [[0, 1, 2, 3]] * 3,  # of rows of one sequence each, whose positions go on in the padding
-        [[0, 1, 0, 1], [2, 3, 4, 5], [0, 1, 2, 3]],  # of a row that goes on
-        [[0, 1, 0, 1], [0, 1, 1, 1], [0, 1, 2, 3]],  # transformers gives padding the place 1
+        # Lengths 4, 2 and 3, padded on either side: 16 + 4 + 9 pairs.
+        ({"input_ids": IDS, "attention_mask": MASK}, BatchTokens(12, 9, 29)),
+        ({"input_ids": IDS, "attention_mask": MASK.bool()}, BatchTokens(12, 9, 29)),
+        ({"attention_mask": MASK}, BatchTokens(12, 9, 29)),
+        (UserDict(input_ids=IDS, attention_mask=MASK), BatchTokens(12, 9, 29)),
+        # A mask that numbers packed sequences. Rows of 2 and 1, and of 1 and 3 tokens: 4 + 1 + 1 + 9 pairs.
+        (
+            {"input_ids": IDS[:2], "attention_mask": torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2]])},
+            BatchTokens(8, 7, 15),
+        ),
+        # Labels tell what is trained on and no padding; a prompt has none.
+        ({"input_ids": IDS, "attention_mask": MASK, "labels": LABELS}, BatchTokens(12, 9, 29)),
+        ({"input_ids": IDS, "labels": LABELS}, BY_SHAPE),
+        ({"input_ids": IDS, "labels": IDS}, BatchTokens(12, 12, None)),
+        # Borders of three sequences of 2, 5 and 3 tokens, and 2 tokens of padding behind them: 4 + 25 + 9 pairs.
+        *(
+            ({"input_ids": LONG, name: torch.tensor([0, 2, 7, 10], dtype=torch.int32)}, BatchTokens(12, 10, 38))
+            for name in ("cu_seqlens", "cu_seq_lens_q")
+        ),
+        # Positions that begin anew after 3, 2, 1 and 6, from whatever number; those of rows are of each row alone.
+        ({"input_ids": LONG, "position_ids": PLACES}, BatchTokens(12, 12, 9 + 4 + 1 + 36)),
+        ({"input_ids": LONG, "position_ids": PLACES + 2}, BatchTokens(12, 12, 9 + 4 + 1 + 36)),
+        (
+            {"input_ids": IDS, "position_ids": torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3], [0, 1, 2, 3]])},
+            BatchTokens(12, 12, 4 + 4 + 16 + 16),
+        ),
+        # Positions that tell no sequences: of one sequence a row, of a row that goes on, of padding at the place 1.
+        *(
+            ({"input_ids": IDS, "position_ids": torch.tensor(places)}, BY_SHAPE)
+            for places in (
+                [[0, 1, 2, 3]] * 3,
+                [[0, 1, 0, 1], [2, 3, 4, 5], [0, 1, 2, 3]],
+                [[0, 1, 0, 1], [0, 1, 1, 1], [0, 1, 2, 3]],
+            )
+        ),
+        # What are no offsets.
+        *(
+            ({"input_ids": IDS, "cu_seqlens": torch.tensor(offsets, dtype=torch.int32)}, BY_SHAPE)
+            for offsets in ([0, 5, 13], [1, 5, 12], [0, 5, 3, 12], [[0, 4], [0, 4]])
+        ),
+        # What tells no tokens.
+        (IDS, None),
+        ((IDS, MASK), None),
+        ({"x": IDS}, None),
+        ({"input_ids": [1, 2]}, None),
+        ({"input_ids": torch.zeros(3, 4, 5)}, None),
+        ({"input_ids": IDS, "attention_mask": torch.ones(3, 6, dtype=torch.long)}, None),
+        (None, None),
     ],
 )
-def test_positions_that_tell_no_sequences(places: list[list[int]]) -> None:
-    assert tokens_in({"input_ids": IDS, "position_ids": torch.tensor(places)}) == BY_SHAPE
+def test_tokens_of_a_batch(batch: Any, expected: BatchTokens | None) -> None:
+    assert tokens_in(batch) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,20 +102,12 @@ def test_a_sequence_of_one_token_at_the_border_of_a_row_may_be_padding(
     assert tokens is not None and (tokens.processed, tokens.real) == (5, real)
 
 
-@pytest.mark.parametrize("offsets", [[0, 5, 13], [1, 5, 12], [0, 5, 3, 12], [[0, 4], [0, 4]]])
-def test_what_are_no_offsets_tells_no_sequences(offsets: Any) -> None:
-    assert tokens_in({"input_ids": IDS, "cu_seqlens": torch.tensor(offsets, dtype=torch.int32)}) == BY_SHAPE
-
-
 def test_a_packed_sequence_has_no_padding() -> None:
     batch = pack_sequence([torch.zeros(length, 7) for length in (2, 5, 3)], enforce_sorted=False)
     expected = BatchTokens(10, 10, 4 + 25 + 9)
     assert tokens_in(batch) == expected
     assert tokens_in((batch, torch.zeros(3))) == expected
 
-
-WHOLE = {"input_ids": IDS[:2], "attention_mask": torch.ones(2, 4, dtype=torch.long)}
-"""8 tokens of 2 sequences: 16 + 16 pairs."""
 
 PADDED = {"input_ids": IDS, "attention_mask": MASK}
 """12 tokens, 9 of which are no padding."""
@@ -129,22 +129,6 @@ def test_batches_of_several_loaders_are_added_up(batch: Any) -> None:
 def test_a_part_that_does_not_tell_its_tokens_leaves_those_of_all_unknown() -> None:
     assert tokens_in((PADDED, {"input_ids": torch.zeros(3, 4, 5)})) is None
     assert tokens_in((PADDED, {"pixels": torch.zeros(3, 4, 5)})) == BatchTokens(12, 9, 29)
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        IDS,
-        (IDS, MASK),
-        {"x": IDS},
-        {"input_ids": [1, 2]},
-        {"input_ids": torch.zeros(3, 4, 5)},
-        {"input_ids": IDS, "attention_mask": torch.ones(3, 6, dtype=torch.long)},
-        None,
-    ],
-)
-def test_what_tells_no_tokens(batch: Any) -> None:
-    assert tokens_in(batch) is None
 
 
 def test_a_device_is_never_waited_for() -> None:

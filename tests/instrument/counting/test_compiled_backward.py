@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule
 from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.instrument.counting.compiled import repeated_products
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.torch_private import compiler
 
@@ -40,19 +37,6 @@ def compiled_and_run_once() -> Any:
     model: Any = torch.compile(Checkpointed(), backend="aot_eager")
     model(torch.randn(BATCH, INPUTS)).sum().backward()
     return model
-
-
-def test_a_product_that_no_incoming_gradient_reaches_is_a_repeated_one() -> None:
-    graph = Graph()
-    weight, x, gradient = (graph.placeholder(name) for name in ("primals_1", "primals_2", "tangents_1"))
-    hidden = graph.call_function(aten.mm.default, (x, weight))  # (3, 5) by (5, 7), again
-    active = graph.call_function(aten.relu.default, (hidden,))
-    turned = graph.call_function(aten.t.default, (active,))
-    of_next = graph.call_function(aten.mm.default, (turned, gradient))  # (7, 3) by (3, 11)
-    graph.output((of_next,))
-    GraphModule(nn.Module(), graph)
-    inputs = [torch.empty(5, 7), torch.empty(3, 5), torch.empty(3, 11)]
-    assert repeated_products(graph, inputs, int) == Counter({2 * 3 * 5 * 7: 1})
 
 
 def test_a_backward_that_cannot_be_read_counts_as_backward_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

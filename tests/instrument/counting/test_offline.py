@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -31,11 +30,6 @@ class Asking(nn.Module):
 
     def forward(self, *batch: torch.Tensor) -> torch.Tensor:
         return self.run(self, *batch)
-
-
-def offline(run: Callable[..., torch.Tensor], *batch: torch.Tensor) -> tuple[int, int]:
-    counts = count_offline(Asking(run), batch)
-    return counts.forward, counts.backward
 
 
 def test_a_grouped_product_in_float32_is_counted() -> None:
@@ -90,20 +84,6 @@ def test_what_a_forward_writes_reaches_neither_the_batch_nor_a_buffer() -> None:
     assert count_offline(model, batch).forward == 3 * ROW
     assert torch.equal(batch, ROWS)
     assert int(model.threshold) == 2
-
-
-class Frozen(OrderedDict[str, int]):
-    """A configuration that may not be written to, as that of every model of diffusers."""
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        raise TypeError("frozen")
-
-
-def test_a_configuration_of_a_class_of_its_own_is_not_touched() -> None:
-    model, config = Asking(lambda m, x: m.layer(x)), Frozen(width=4)
-    vars(model)["config"] = config
-    assert count_offline(model, ROWS).forward == 4 * ROW
-    assert dict(config) == {"width": 4}
 
 
 def test_no_cache_of_a_function_keeps_what_was_computed_on_fake_tensors() -> None:

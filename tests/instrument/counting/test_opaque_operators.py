@@ -195,7 +195,3 @@ def test_a_python_kernel_runs_as_it_does_without_a_counter(with_formula: bool) -
     counts = counted(lambda: seen.extend(run()))
     assert all(torch.equal(left, right) for left, right in zip(plain, seen, strict=True))
     assert counts.forward == (0 if with_formula else 2 * PRODUCT)
-
-
-def lambda_product(x: Tensor, weight: Tensor) -> Tensor:
-    return x @ weight

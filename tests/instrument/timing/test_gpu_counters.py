@@ -115,17 +115,3 @@ def test_energy_and_the_time_held_down_are_differences_of_two_readings() -> None
 def test_a_short_time_or_no_counter_gives_no_energy_and_says_why(seconds: float, later: int | None, why: str) -> None:
     record = watched(FakeGpu("a", millijoules=5_000), seconds=seconds, millijoules=later)
     assert (record.joules, record.no_joules_because) == (None, why)
-
-
-def test_the_clock_is_read_between_steps_but_not_more_often_than_twice_a_second() -> None:
-    now = FakeNow()
-    ask, nvml = asking(FakeGpu("a"))
-    watch = GpuWatch(ask, now)
-    watch.follow(timed=False)
-    assert nvml.asked == [] and watch.record() is None
-    for _ in range(17):  # steps of 0.125 s: after 0.5, 1, 1.5 and 2 s
-        watch.follow(timed=True)
-        now.sleep(0.125)
-    record = watch.record()
-    assert record is not None and len(record.clock_mhz) == 2 + 4
-    assert nvml.asked.count("energy") == 2

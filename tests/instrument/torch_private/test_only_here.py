@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -72,18 +71,3 @@ def test_no_private_name_of_torch_stands_outside_of_its_room() -> None:
         for name in private_names_in(path.read_text(), known)
     }
     assert not sorted(found)
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("import torch._dynamo", "torch._dynamo"),
-        ("from torch._subclasses import FakeTensor", "_subclasses"),
-        ("from torch.utils.data.dataloader import _BaseDataLoaderIter", "_BaseDataLoaderIter"),
-        ("torch._C.Graph", "_C"),
-        ("x = tensor._nnz()", "_nnz"),
-        ("sys.modules['torch._dynamo.eval_frame']", "torch._dynamo.eval_frame"),
-    ],
-)
-def test_a_private_name_is_found_however_it_is_written(source: str, name: str) -> None:
-    assert name in set(private_names_in(source, torchs()))

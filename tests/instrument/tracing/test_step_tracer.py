@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 import torch.autograd.profiler as autograd_profiler
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
-from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
@@ -34,51 +32,15 @@ def quiet_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Net(nn.Module):
-    """Two layers; the second is checkpointed if asked."""
+    """Two layers."""
 
-    def __init__(self, *, reentrant: bool | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(4, 3)
         self.second = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
-        self.reentrant = reentrant
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        hidden = self.first(inputs)
-        if self.reentrant is None:
-            outputs = self.second(hidden)
-        else:
-            outputs = checkpoint(self.second, hidden, use_reentrant=self.reentrant)
-        assert isinstance(outputs, torch.Tensor)
-        return outputs
-
-
-class Slow(torch.autograd.Function):
-    """Passes its input on, and takes a known while for it in the backward."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, seconds: float, spent: list[float]) -> torch.Tensor:
-        ctx.seconds, ctx.spent = seconds, spent
-        return inputs.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        begun = time.perf_counter()
-        while time.perf_counter() - begun < ctx.seconds:
-            pass
-        ctx.spent.append(time.perf_counter() - begun)
-        return gradients[0], None, None
-
-
-class SlowBlock(nn.Module):
-    """A block whose backward takes a known while."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-        self.spent: list[float] = []
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs = Slow.apply(inputs, self.seconds, self.spent)  # type: ignore[no-untyped-call]
+        outputs = self.second(self.first(inputs))
         assert isinstance(outputs, torch.Tensor)
         return outputs
 
@@ -161,24 +123,6 @@ def test_the_file_goes_with_the_tracer() -> None:
     assert Path(record.path).exists()
     del tracer
     assert not Path(record.path).exists()
-
-
-@pytest.mark.parametrize("reentrant", [None, True, False], ids=["plain", "reentrant", "non-reentrant"])
-def test_blocks_of_known_backward_cost_get_it_back(reentrant: bool | None) -> None:
-    model = Net(reentrant=reentrant)
-    long, short = SlowBlock(0.030), SlowBlock(0.003)
-    model.first = nn.Sequential(nn.Linear(4, 3), long)  # type: ignore[assignment]
-    model.second = nn.Sequential(nn.Linear(3, 3), short)
-    _tracer, record = traced(model)
-    table = table_of(record)
-    for name, block in (("first.1", long), ("second.1", short)):
-        # The block clocks itself inside its node, so the node's time is at least that; the rest of the backward
-        # bounds it from above.
-        assert rows(table)[name].own_backward_us >= block.spent[-1] * 1e6
-    own = sum(row.own_backward_us for row in table.rows)
-    assert own <= table.backward_us
-    others = own - rows(table)["first.1"].own_backward_us - rows(table)["second.1"].own_backward_us
-    assert others < rows(table)["first.1"].own_backward_us
 
 
 def test_an_error_of_the_users_leaves_no_mark_open_and_nothing_on_torch() -> None:
