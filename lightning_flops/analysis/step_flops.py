@@ -125,12 +125,15 @@ class _Kind:
     """The tokens of each batch are what the axes of a tensor make."""
 
 
-class _Known(NamedTuple):
+@dataclass(slots=True)
+class _Known:
     """Counted steps of one shape."""
 
     kind: _Kind
-    values: Counter[frozenset[tuple[tuple[str, str], int]]]
+    values: Counter[frozenset[tuple[tuple[str, str], int]]] = field(default_factory=Counter)
     """How often each count was found."""
+    usual: BucketFlops = field(default_factory=dict)
+    """The most frequent count, which is exact where others are rare, as of a first step that also logs a picture."""
 
 
 @dataclass(slots=True)
@@ -145,7 +148,8 @@ class _Sum:
     """Model FLOPs that are estimates."""
 
     def add(self, flops: _Flops, how: _How, useful: BucketFlops | None, *, steps: int, times: int) -> None:
-        _add(self.flops, flops, times)
+        for bucket, value in flops.items():
+            self.flops[bucket] = self.flops.get(bucket, 0) + times * value
         self.useful = None if useful is None or self.useful is None else _add(self.useful, useful)
         self.steps[how] += steps
         if how in ("varied", "nearest"):
@@ -160,10 +164,15 @@ class _Sum:
         return flops
 
     def unprofiled(self, missed: Mapping[bool, _Missed]) -> UnprofiledFlops:
-        flops = _by_dtype(self.corrected(missed))
-        model, useful = sum(flops.values()), self.useful if self.steps else None
+        known = self.useful is not None and self.steps
+        by_dtype: tuple[dict[str, float], dict[str, float]] = {}, {}
+        for flops, sums in zip((self.corrected(missed), self.useful or {}), by_dtype, strict=True):
+            for (bucket, dtype), value in flops.items():
+                if bucket in _MODEL:
+                    sums[dtype] = sums.get(dtype, 0) + value
+        model = sum(by_dtype[0].values())
         ratio = min(1.0, self.estimated / model) if model else 0.0
-        return UnprofiledFlops(flops, None if useful is None else _by_dtype(useful), ratio)
+        return UnprofiledFlops(by_dtype[0], by_dtype[1] if known else None, ratio)
 
 
 @dataclass(slots=True)
@@ -227,10 +236,12 @@ class StepFlops:
             if one is not None
         )
         if shape not in self._known:
-            self._known[shape] = _Known(kind, Counter())
+            self._known[shape] = _Known(kind)
             for form, place in shape.places.items():
                 self._kinds.setdefault(form, _Kind()).near.append((place, shape))
-        self._known[shape].values[frozenset(flops.items())] += 1
+        known = self._known[shape]
+        known.values[frozenset(flops.items())] += 1
+        known.usual = dict(known.values.most_common(1)[0][0])
         self._counts.append(_Count(shape, flops, self.schedule.stands_for if random else 0))
         self._batches.update((batch, shape.padded) for batch in batches)
         self._lower_bound |= lower_bound
@@ -260,7 +271,7 @@ class StepFlops:
                 useful = kind.formula.useful(shape.sizes(*group))
             if known is not None and not kind.formula.by_tokens:
                 how: _How = "counted" if len(known.values) == 1 and not kind.varies else "varied"
-                found.add(_most_frequent(known.values), how, useful, steps=group[0], times=group[0])
+                found.add(known.usual, how, useful, steps=group[0], times=group[0])
             else:
                 found.add(*self._predicted(shape, kind, shape.sizes(*group)), useful, steps=group[0], times=1)
         return found
@@ -287,7 +298,7 @@ class StepFlops:
             near = [one for one in self._kinds.get(form, _Kind()).near if one[1] != but]
             if near:
                 _, other = min(near, key=lambda one: sum(map(abs, map(sub, one[0], place))))
-                counted, elements = _most_frequent(self._known[other].values), steps * shape.elements
+                counted, elements = self._known[other].usual, steps * shape.elements
                 return {bucket: value * elements / other.elements for bucket, value in counted.items()}
         return {}
 
@@ -295,10 +306,11 @@ class StepFlops:
         """Differences of every counted step from its prediction now: a better one leaves nothing of an older one."""
         found = []
         for shape, flops, stands_for in self._counts:
-            kind, values = self._known[shape]
+            known = self._known[shape]
+            kind, values = known.kind, known.values
             predicted: _Flops = flops
             if kind.formula.solved is None:  # they agree, or it would be no formula
-                predicted = _most_frequent(values) if values.total() > 1 else self._nearest(shape, but=shape)
+                predicted = known.usual if values.total() > 1 else self._nearest(shape, but=shape)
             if predicted:
                 off = _add(dict(flops), predicted, -1)
                 found.append(_Difference(off, values.total() == 1 and predicted is not flops, stands_for))
@@ -473,11 +485,6 @@ def _shape(batches: Batches, tokens: Tokens, updates: int) -> tuple[_Shape, int,
     return _Shape(batches, updates, padded), real, squares
 
 
-def _most_frequent(values: Counter[frozenset[tuple[tuple[str, str], int]]]) -> BucketFlops:
-    """The most frequent count, which is exact where others are rare, as of a first step that also logs a picture."""
-    return dict(values.most_common(1)[0][0])
-
-
 def _add(sums: _Sums, more: _Flops, times: float = 1) -> _Sums:
     for bucket, value in more.items():
         if value:  # whole numbers stay whole
@@ -487,12 +494,3 @@ def _add(sums: _Sums, more: _Flops, times: float = 1) -> _Sums:
 
 def _model(flops: _Flops) -> float:
     return sum([value for (bucket, _), value in flops.items() if bucket in _MODEL])
-
-
-def _by_dtype(flops: _Flops) -> dict[str, float]:
-    """Forward and backward by dtype."""
-    sums: dict[str, float] = {}
-    for (bucket, dtype), value in flops.items():
-        if bucket in _MODEL:
-            sums[dtype] = sums.get(dtype, 0) + value
-    return sums

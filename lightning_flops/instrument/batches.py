@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -36,17 +36,32 @@ def tensor_shapes(batch: Any) -> Shapes:
 
     ``HIDDEN_SHAPE`` if there are none, but other things, as texts or a class of the user's, whose sizes are not seen.
     """
-    leaves = list(_leaves(batch, _MAX_DEPTH))
-    found = tuple(shape for leaf in leaves for shape in _shapes_of(leaf))
-    return found or ((HIDDEN_SHAPE,) if leaves else ())
+    found: list[tuple[int, ...]] = []
+    hides, waiting = False, [(batch, _MAX_DEPTH)]
+    while waiting:
+        value, depth = waiting.pop()
+        inside: Any = None
+        if type(value) is torch.Tensor and value.layout is torch.strided and not value.is_nested:
+            found.append(tuple(value.shape))
+        elif isinstance(value, (torch.Tensor, PackedSequence)):
+            found += _shapes_of(value)
+        elif depth and isinstance(value, Mapping):
+            inside = value.values()
+        elif depth and isinstance(value, (list, tuple)):
+            inside = value
+        elif depth and is_dataclass(value) and not isinstance(value, type):
+            inside = [getattr(value, field.name, None) for field in fields(value)]
+        if inside is not None:
+            waiting += [(one, depth - 1) for one in reversed([*inside])]
+        else:
+            hides |= value is not None
+    return tuple(found) or ((HIDDEN_SHAPE,) if hides else ())
 
 
-def _shapes_of(leaf: Any) -> Shapes:
+def _shapes_of(leaf: torch.Tensor | PackedSequence) -> Shapes:
     if isinstance(leaf, PackedSequence):
         with modes_off():  # not counted: we ask
             return (_PACKED, int(leaf.batch_sizes[0])), tuple(leaf.data.shape), tuple(leaf.batch_sizes.shape)
-    if not isinstance(leaf, torch.Tensor):
-        return ()
     if leaf.layout is torch.jagged:  # one of its sizes is no number, and another one in each batch
         with modes_off():
             return (_PACKED, int(leaf.shape[0])), tuple(leaf.values().shape)
@@ -80,9 +95,14 @@ def samples_in(shapes: Shapes) -> int | None:
     Returns:
         None where the tensors disagree or there is none: a guess would make every samples/s a guess.
     """
-    leading = {shape[1] for shape in shapes if shape[:1] == (_PACKED,)}
-    leading = leading or {shape[0] for shape in shapes if shape and shape[0] >= 0}
-    return leading.pop() if len(leading) == 1 else None
+    packed, leading = set(), set()
+    for shape in shapes:
+        if shape[:1] == (_PACKED,):
+            packed.add(shape[1])
+        elif shape and shape[0] >= 0:
+            leading.add(shape[0])
+    found = packed or leading
+    return found.pop() if len(found) == 1 else None
 
 
 class BatchMeter:
@@ -142,21 +162,3 @@ class BatchMeter:
             self._note(f"{setting} must return a number > 0, got {shown(answer)}; what needs it is n/a.")
             return None
         return answer
-
-
-def _leaves(value: Any, depth: int) -> Iterator[Any]:
-    """Every tensor and packed sequence in *value*, and everything else in it that is not None."""
-    inside: Any = None
-    if depth == 0 or isinstance(value, (torch.Tensor, PackedSequence)):
-        pass
-    elif isinstance(value, Mapping):
-        inside = value.values()
-    elif isinstance(value, (list, tuple)):
-        inside = value
-    elif is_dataclass(value) and not isinstance(value, type):
-        inside = [getattr(value, field.name, None) for field in fields(value)]
-    if inside is not None:
-        for item in inside:
-            yield from _leaves(item, depth - 1)
-    elif value is not None:
-        yield value

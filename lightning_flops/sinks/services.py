@@ -44,7 +44,7 @@ class Services:
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Write all *scalars* at *step* of the run's own x-axis, in one call per service."""
-        self._each(lambda service: _write_scalars(service, dict(scalars), step))  # some change it in place
+        self._each(functools.partial(_write_scalars, scalars=scalars, step=step))
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
         """Show *text*, which is Markdown, wherever a text can be shown; returns whether any service took it."""
@@ -151,7 +151,8 @@ def is_writer(value: object) -> bool:
     return callable(getattr(value, "add_scalar", None)) or hasattr(value, "store_init_configuration") or callable(value)
 
 
-def _write_scalars(service: Any, scalars: dict[str, float], step: int) -> None:
+def _write_scalars(service: Any, scalars: Mapping[str, float], step: int) -> None:
+    scalars = dict(scalars)  # some change it in place
     if callable(log := getattr(service, "log_metrics", None)):
         # By name, as Lightning's own call has it: a logger of the user's need not take it in any other way.
         log(metrics=scalars, step=step)
