@@ -85,36 +85,30 @@ class FakeCounter(FlopCounter):
 
 
 class FakeTracer(StepTracer):
-    """Writes down what is called; is lost at a call that the test names."""
+    """Writes down what is called."""
 
-    def __init__(self, *, lost_at: str = "") -> None:
+    def __init__(self) -> None:
         self.calls: list[str] = []
         self.lost = None
-        self.lost_at = lost_at
         self.first: int | None = None
 
-    def _call(self, name: str) -> None:
-        self.calls.append(name)
-        if name.partition(" ")[0] == self.lost_at:
-            self.lost = f"Lost at {name}."
-
     def warm_up(self) -> None:
-        self._call("warm_up")
+        self.calls.append("warm_up")
 
     def start(self, index: int) -> None:
         self.first = index if self.first is None else self.first
-        self._call(f"start {index}")
+        self.calls.append(f"start {index}")
 
     def enter(self, part: str) -> None:
-        self._call(f"enter {part}")
+        self.calls.append(f"enter {part}")
 
     def leave(self) -> None:
-        self._call("leave")
+        self.calls.append("leave")
 
     def stop(self, *signatures: StepSignature) -> TracedStepRecord:
         assert self.first is not None
         index, self.first = self.first, None
-        self._call("stop")
+        self.calls.append("stop")
         return TracedStepRecord(index=index, signatures=signatures, process=1, path="")
 
     def give_up(self) -> None:
