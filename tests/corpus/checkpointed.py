@@ -137,8 +137,6 @@ def checkpointed_sequence() -> Network:
 @FAMILY.network
 def checkpointed_function() -> Network:
     """No module is inside: a plain function of the module's parameters is repeated, but for its last product."""
-    first = 2 * BATCH * INPUTS * HIDDEN
-    second = 2 * BATCH * HIDDEN * OUTPUTS
 
     class WithFunction(nn.Module):
         def __init__(self) -> None:
@@ -155,7 +153,7 @@ def checkpointed_function() -> Network:
     return Network(
         build=lambda: Example(WithFunction(), torch.randn(BATCH, INPUTS)),
         expected=Expected(
-            first + second, first + 2 * second, first, by_module={"": (first + second, first + 2 * second, first)}
+            FIRST + SECOND, FIRST + 2 * SECOND, FIRST, by_module={"": (FIRST + SECOND, FIRST + 2 * SECOND, FIRST)}
         ),
     )
 
