@@ -45,12 +45,6 @@ def test_a_renamed_tree_goes_as_a_whole() -> None:
     }
 
 
-def test_a_module_inside_a_renamed_one_can_be_renamed_too() -> None:
-    changed = [one for one in block("new") if not one.name.endswith("up")]
-    changed.insert(1, module("new.wide", params=6, flops=8))
-    assert partners(block("old"), changed)["new.wide"] == "old.up"
-
-
 def test_a_layer_put_before_others_moves_their_names_and_not_their_partners() -> None:
     a = [module("0", params=4, flops=1), module("1", "ReLU"), module("2", params=5, flops=2)]
     b = [module("0", "LayerNorm"), module("1", params=4, flops=1), module("2", "ReLU"), module("3", params=5, flops=2)]

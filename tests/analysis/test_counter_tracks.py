@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_flops.trace.counters import counter_tracks
-from tests.analysis.trace_events import Event, kernel, memory, operator, step, trace
+from tests.analysis.trace_events import Event, kernel, memory, operator, trace
 
 
 def tracks(*events: Event) -> dict[str, list[tuple[int, float]]]:
@@ -49,8 +49,3 @@ def test_memory_has_what_is_allocated_and_reserved_of_each_device() -> None:
     }
     old = tracks(operator("aten::mm", 0, 1), memory(1, 100), memory(3, 50), memory(3, -120))
     assert old == {"memory allocated since the trace began, host": [(1, 100), (3, 30)]}
-
-
-def test_there_is_no_track_without_a_figure() -> None:
-    assert tracks(step(1, 0, 10), operator("aten::relu", 1, 2)) == {}
-    assert tracks(operator("aten::relu", 1, 2), kernel(1, 10, 10)).keys() == {"GPU utilization, device 0"}

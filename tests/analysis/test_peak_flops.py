@@ -82,13 +82,10 @@ def test_a_rate_that_is_published_in_two_versions_is_not_known(device: str) -> N
     assert peak_for(device, "float32") is None
 
 
-def test_figure_of_the_user_wins_over_the_table() -> None:
+def test_figures_of_the_user_win_and_by_dtype_leave_the_others_to_the_table() -> None:
     assert peak_for(device_name="NVIDIA A40", dtype="bfloat16", given=1e15) == 1e15
     assert peak_for(device_name="cpu", dtype="float32", given=2e11) == 2e11
     assert peak_for(device_name="cpu", dtype="float32", given=None) is None
-
-
-def test_figures_by_dtype_leave_the_others_to_the_table() -> None:
     given = {"float32": 1e12}
     assert peak_for(device_name="NVIDIA A40", dtype="float32", given=given) == 1e12
     assert peak_for(device_name="NVIDIA A40", dtype="bfloat16", given=given) == 149.7e12

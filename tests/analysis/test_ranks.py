@@ -158,13 +158,6 @@ def test_figures_are_those_of_the_ranks_that_answered() -> None:
     assert [one.rank for one in ranks.ranks] == [0, 2]
 
 
-def test_record_of_another_window_is_an_absence() -> None:
-    profile, answers = jobs.job(jobs.slow_loader())
-    assert isinstance(answers[1], RankRecord)
-    answers[1] = replace(answers[1], profile=replace(answers[1].profile, profile_step=9))
-    assert [one.reason for one in merged(profile, answers).absences] == ["its record is of step 9"]
-
-
 # ---- communication and stragglers
 
 

@@ -8,7 +8,6 @@ from lightning_flops.schema.trace_events import IdleTime, KernelSummary
 from lightning_flops.schema.trace_steps import DeviceMetrics
 from lightning_flops.trace.names import (
     collective_of_kernel,
-    may_use_tensor_cores,
     multiplies,
     uses_tensor_cores,
 )
@@ -218,13 +217,6 @@ def test_of_other_vendors_kernels_it_is_not_known_which_ran_on_matrix_cores(
     assert (other.tensor_core_ratio, other.tensor_core_eligible_ratio) == (None, None)
     nvidia = summary("cudaLaunchKernel", [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}])
     assert (nvidia.tensor_core_ratio, nvidia.tensor_core_eligible_ratio) == (1.0, 1.0)
-
-
-def test_products_convolutions_attention_and_recurrent_layers_may_use_tensor_cores() -> None:
-    for name in ("aten::addmm", "aten::convolution_backward", "aten::_flash_attention_forward", "aten::_cudnn_rnn"):
-        assert may_use_tensor_cores(name)
-    for name in ("aten::add", "aten::native_layer_norm", "aten::_softmax", "my::mm"):
-        assert not may_use_tensor_cores(name)
 
 
 @pytest.mark.parametrize(

@@ -113,11 +113,6 @@ def test_the_last_operator_of_a_number_made_the_node() -> None:
     assert rows(table)["without"].backward_us == 0
 
 
-def test_a_node_from_before_the_trace_is_nobodys() -> None:
-    table = table_of(step(0, 0, 100), module("layer", 0, 10), made(30, 1), node(2, 50, 10))
-    assert table.unattributed_backward_us == table.backward_us == 10
-
-
 def test_what_synchronizes_gradients_is_no_modules() -> None:
     table = table_of(
         *ON_DEVICE,

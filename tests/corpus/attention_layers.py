@@ -17,20 +17,23 @@ from .case import Example, Expected, Family, Network, forward_without_grad
 FAMILY = Family("attention_layers")
 
 
+class SelfAttention(nn.Module):
+    """Three heads of 4, asked for their weights."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(12, num_heads=3, batch_first=True, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x)[0]
+
+
 @FAMILY.network
 def multi_head_attention_with_weights() -> Network:
     """Asked for its weights, it runs separate products: 3 projections in, attention, 1 out."""
     batch, sequence, hidden = 2, 7, 12
     projection = 2 * batch * sequence * hidden * hidden
     scores = 2 * batch * sequence * sequence * hidden
-
-    class SelfAttention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(hidden, num_heads=3, batch_first=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.attention(x, x, x)[0]
 
     forward = 4 * projection + 2 * scores
     # The input needs no gradient: the 3 input projections have their weights' alone.
@@ -80,18 +83,11 @@ def multi_head_attention_with_extra_keys() -> Network:
     projection = 2 * batch * sequence * hidden * hidden
     scores = 2 * batch * sequence * (sequence + 2) * hidden
 
-    class SelfAttention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(
-                hidden, num_heads=3, batch_first=True, add_bias_kv=True, add_zero_attn=True
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.attention(x, x, x)[0]
-
     return Network(
-        build=lambda: Example(SelfAttention(), torch.randn(batch, sequence, hidden, requires_grad=True)),
+        build=lambda: Example(
+            SelfAttention(add_bias_kv=True, add_zero_attn=True),
+            torch.randn(batch, sequence, hidden, requires_grad=True),
+        ),
         expected=Expected(4 * projection + 2 * scores, 8 * projection + 4 * scores),
     )
 

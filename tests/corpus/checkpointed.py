@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from torch.utils.checkpoint import (
 from lightning_flops import register_flop_formula
 from lightning_flops.records import PhaseFlops
 
+from .autograd_forms import Own, OwnProduct
 from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, Example, Expected, Family, Network
 
 FAMILY = Family("checkpointed")
@@ -137,8 +137,6 @@ def checkpointed_sequence() -> Network:
 @FAMILY.network
 def checkpointed_function() -> Network:
     """No module is inside: a plain function of the module's parameters is repeated, but for its last product."""
-    first = 2 * BATCH * INPUTS * HIDDEN
-    second = 2 * BATCH * HIDDEN * OUTPUTS
 
     class WithFunction(nn.Module):
         def __init__(self) -> None:
@@ -155,7 +153,7 @@ def checkpointed_function() -> Network:
     return Network(
         build=lambda: Example(WithFunction(), torch.randn(BATCH, INPUTS)),
         expected=Expected(
-            first + second, first + 2 * second, first, by_module={"": (first + second, first + 2 * second, first)}
+            FIRST + SECOND, FIRST + 2 * SECOND, FIRST, by_module={"": (FIRST + SECOND, FIRST + 2 * SECOND, FIRST)}
         ),
     )
 
@@ -349,31 +347,6 @@ def checkpoint_with_a_frozen_body() -> Network:
     )
 
 
-class Product(torch.autograd.Function):
-    """A matrix product and its two gradients, as kernel libraries write them; its forward runs with grad disabled."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x @ weight
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        return gradient @ weight.T, x.T @ gradient
-
-
-class ProductLayer(nn.Module):
-    """A layer around ``Product``."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(inputs, outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast("Tensor", Product.apply(x, self.weight))  # type: ignore[no-untyped-call]
-
-
 def custom_function_in_a_block(*, reentrant: bool) -> Network:
     """A block whose first product is a custom function's; the sigmoid at its end has both repeated."""
     batch, inputs, width, hidden, classes = 3, 5, 7, 11, 2
@@ -381,7 +354,7 @@ def custom_function_in_a_block(*, reentrant: bool) -> Network:
     first, second = 2 * batch * width * hidden, 2 * batch * hidden * width
 
     def build() -> Example:
-        block = nn.Sequential(ProductLayer(width, hidden), nn.Linear(hidden, width), nn.Sigmoid())
+        block = nn.Sequential(Own(OwnProduct, width, hidden), nn.Linear(hidden, width), nn.Sigmoid())
         model = Checkpointed(nn.Linear(inputs, width), [block], nn.Linear(width, classes), reentrant=reentrant)
         return Example(model, torch.randn(batch, inputs))
 
@@ -403,18 +376,8 @@ FAMILY.put("custom_function_in_a_reentrant_block", custom_function_in_a_block(re
 FAMILY.put("custom_function_in_a_block_that_is_not_reentrant", custom_function_in_a_block(reentrant=False))
 
 
-class CountedProduct(torch.autograd.Function):
+class CountedProduct(OwnProduct):
     """A product whose own formulas say what its forward and its backward cost."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x @ weight
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        return gradients[0] @ weight.T, x.T @ gradients[0]
 
 
 register_flop_formula(

@@ -31,6 +31,7 @@ from .case import (
     Network,
     forward_and_backward,
     forward_without_grad,
+    two_layers,
 )
 
 FAMILY = Family("compiled")
@@ -49,17 +50,12 @@ def compiled(model: nn.Module, *args: Tensor, **options: Any) -> Example:
     return warmed_up(Example(cast("nn.Module", torch.compile(model, **options)), *args))
 
 
-def perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Two linear layers."""
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
-
-
 def compiled_perceptron(compiled: Callable[[nn.Module], Any], step: Callable[[Example], None]) -> Network:
     """A perceptron after *compiled* has been applied to it, or returned something in its place."""
     whole = PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND if step is forward_and_backward else 0)
 
     def build() -> Example:
-        model = perceptron(INPUTS, HIDDEN, OUTPUTS)
+        model = two_layers(nn.GELU())
         return warmed_up(Example(compiled(model) or model, torch.randn(BATCH, INPUTS), step=step))
 
     return Network(build=build, expected=Expected(whole.forward, whole.backward, by_module={"": whole}))
@@ -89,7 +85,7 @@ def compiled_while_it_is_counted() -> Network:
     whole = PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND)
 
     def build() -> Example:
-        model = perceptron(INPUTS, HIDDEN, OUTPUTS)
+        model = two_layers(nn.GELU())
         model.compile(backend="aot_eager")
         return Example(model, torch.randn(BATCH, INPUTS), teardown=torch._dynamo.reset)
 
@@ -99,19 +95,18 @@ def compiled_while_it_is_counted() -> Network:
 @FAMILY.network
 def compiled_block_in_an_eager_model() -> Network:
     """The block is compiled, what is around it is not; every part keeps its own name."""
-    batch, inputs, hidden, outputs, classes = 3, 5, 7, 11, 2
-    stem = 2 * batch * inputs * inputs
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    head = 2 * batch * outputs * classes
-    block = PhaseFlops(forward=first + second, backward=2 * (first + second))
+    classes = 2
+    stem = 2 * BATCH * INPUTS * INPUTS
+    head = 2 * BATCH * OUTPUTS * classes
+    block = PhaseFlops(forward=FIRST + SECOND, backward=2 * (FIRST + SECOND))
 
     def build() -> Example:
-        compiled = torch.compile(perceptron(inputs, hidden, outputs), backend="aot_eager")
+        compiled = torch.compile(two_layers(nn.GELU()), backend="aot_eager")
         assert isinstance(compiled, nn.Module)
         return warmed_up(
             Example(
-                nn.Sequential(nn.Linear(inputs, inputs), compiled, nn.Linear(outputs, classes)),
-                torch.randn(batch, inputs),
+                nn.Sequential(nn.Linear(INPUTS, INPUTS), compiled, nn.Linear(OUTPUTS, classes)),
+                torch.randn(BATCH, INPUTS),
             )
         )
 

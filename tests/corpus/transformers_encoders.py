@@ -7,6 +7,8 @@ The image or spectrogram needs no gradient, so the convolution that reads it com
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .case import Example, Expected, Family, Network, forward_without_grad
@@ -24,6 +26,22 @@ from .transformers_parts import (
 FAMILY = Family("transformers_encoders")
 
 
+def bert_example(model: str, attention: str, *, batch: int, sequence: int, heads: int, **more: Any) -> Example:
+    """Two layers of 12, 20 between them, and 37 words."""
+    made = tiny(
+        model,
+        "BertConfig",
+        vocab_size=37,
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        intermediate_size=20,
+        max_position_embeddings=16,
+        attn_implementation=attention,
+    )
+    return Example(made, kwargs={"input_ids": tokens(37, batch, sequence)}, **more)
+
+
 def bert(attention: str) -> Network:
     """Encoder layers, and a head that transforms every position before it scores the vocabulary."""
     batch, sequence, hidden, heads, intermediate, layers, vocabulary = 2, 7, 12, 3, 20, 2, 37
@@ -35,22 +53,8 @@ def bert(attention: str) -> Network:
     head = linear(rows, hidden, hidden) + linear(rows, hidden, vocabulary)
     repeated = scores if attention == "sdpa" else 0
 
-    def build() -> Example:
-        model = tiny(
-            "BertForMaskedLM",
-            "BertConfig",
-            vocab_size=vocabulary,
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            intermediate_size=intermediate,
-            max_position_embeddings=16,
-            attn_implementation=attention,
-        )
-        return Example(model, kwargs={"input_ids": tokens(vocabulary, batch, sequence)})
-
     return Network(
-        build=build,
+        build=lambda: bert_example("BertForMaskedLM", attention, batch=batch, sequence=sequence, heads=heads),
         expected=Expected(
             layers * layer + head,
             2 * (layers * layer + head),
@@ -76,7 +80,7 @@ FAMILY.put("bert_with_fused_attention", bert("sdpa"))
 @FAMILY.network
 def bert_without_grad() -> Network:
     """The encoder and its pooler, which reads the first position alone."""
-    batch, sequence, hidden, heads, intermediate, layers, vocabulary = 3, 5, 12, 2, 20, 2, 37
+    batch, sequence, hidden, heads, intermediate, layers = 3, 5, 12, 2, 20, 2
     rows = batch * sequence
     layer = (
         4 * linear(rows, hidden, hidden)
@@ -85,22 +89,10 @@ def bert_without_grad() -> Network:
     )
     pooler = linear(batch, hidden, hidden)
 
-    def build() -> Example:
-        model = tiny(
-            "BertModel",
-            "BertConfig",
-            vocab_size=vocabulary,
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            intermediate_size=intermediate,
-            max_position_embeddings=16,
-            attn_implementation="sdpa",
-        )
-        return Example(model, kwargs={"input_ids": tokens(vocabulary, batch, sequence)}, step=forward_without_grad)
-
     return Network(
-        build=build,
+        build=lambda: bert_example(
+            "BertModel", "sdpa", batch=batch, sequence=sequence, heads=heads, step=forward_without_grad
+        ),
         expected=Expected(layers * layer + pooler, by_module={"encoder.layer.1": (layer,), "pooler": (pooler,)}),
     )
 

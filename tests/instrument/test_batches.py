@@ -46,10 +46,6 @@ def test_a_batch_without_tensors_that_have_a_first_dimension_has_no_known_size(b
     assert samples_in(tensor_shapes(batch)) is None
 
 
-def test_shapes_read_as_text() -> None:
-    assert shapes_text(((5, 3), (5,), ())) == "[5, 3] [5] []"
-
-
 def meter(notes: list[str], **settings: Any) -> BatchMeter:
     return BatchMeter(**{"batch_size": None, "tokens_per_sample": None, **settings}, note=notes.append)
 

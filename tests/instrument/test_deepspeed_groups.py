@@ -22,14 +22,10 @@ def eight_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("eight_ranks")
-def test_without_a_unit_all_ranks_see_different_data() -> None:
-    assert parallel_sizes(SimpleNamespace(mpu=None)) == ParallelSizes(dp_size=8)
-
-
-@pytest.mark.usefixtures("eight_ranks")
 @pytest.mark.parametrize(
     ("mpu", "expected"),
     [
+        (None, ParallelSizes(dp_size=8)),  # without a unit all ranks see different data
         (  # Megatron
             _unit(get_tensor_model_parallel_world_size=2, get_pipeline_model_parallel_world_size=2),
             ParallelSizes(dp_size=2, tp_size=2, pp_size=2),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from lightning_flops.instrument.module_scope import ModuleNames, describe_modules, named_modules
+from lightning_flops.instrument.module_scope import describe_modules, named_modules
 
 
 def names_of(root: nn.Module) -> list[str]:
@@ -70,15 +70,6 @@ def test_a_module_that_contains_itself_is_named_once() -> None:
     loop.add_module("again", loop)
     assert names_of(loop) == ["", "inner"]
     assert [name for name, _ in named_modules(loop)] == ["", "inner"]
-
-
-def test_a_shared_module_has_the_name_that_is_nearest_to_its_caller() -> None:
-    shared = nn.Linear(2, 2)
-    model = nn.ModuleDict({"a": nn.ModuleList([shared]), "b": nn.ModuleList([shared])})
-    names = ModuleNames(model)
-    assert names.name_for(shared, "b") == "b.0"
-    assert names.name_for(shared, "a") == "a.0"
-    assert names.name_for(shared, "") == "a.0"
 
 
 def test_bytes_of_parameters_are_told_by_dtype_and_of_a_shared_one_once() -> None:

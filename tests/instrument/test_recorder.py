@@ -150,23 +150,6 @@ def test_a_device_without_a_clock_is_counted_and_not_timed() -> None:
     assert "no clock" in window.notes[0]
 
 
-def test_what_ran_since_a_part_was_left_can_be_claimed_for_it() -> None:
-    run = Run(profile_step=0, timing_steps=1, settle_steps=0)
-    for _ in range(2):  # counted, then timed
-        with run.recorder.batch_scope():
-            run.now.sleep(64.0)
-            run.part("forward", 2.0, "forward", 100)
-            run.now.sleep(32.0)  # the loss is computed between forward and backward
-            run.counter.spend("forward", 10)
-            run.recorder.claim("forward")
-            run.part("backward", 4.0, "backward", 200)
-            run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
-    window = run.close()
-    (step,) = window.timed_steps
-    assert step.seconds == PhaseSeconds(forward=2.0 + 32.0, backward=4.0, other=64.0)
-    assert window.mixed_phases == ()  # the loss's FLOPs are where its time is
-
-
 def test_a_window_that_is_abandoned_inside_a_backward_leaves_no_dispatch_mode_behind() -> None:
     net = nn.Linear(3, 2)
     recorder = Recorder(net, timing_steps=1, settle_steps=0, clock=None, new_counter=FlopCounter, notes=Notes())

@@ -94,23 +94,6 @@ def test_a_step_that_raises_does_not_make_the_rest_the_optimizers() -> None:
     assert FlopCounts(counter.record()).total == PhaseFlops(forward=FIRST + SECOND)
 
 
-def test_a_forward_and_backward_on_a_python_thread_stand_under_their_modules() -> None:
-    model = two_layers()
-    counter = FlopCounter(model)
-
-    def work() -> None:
-        model(batch()).sum().backward()
-
-    with counter:
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-            thread.join()
-    by_module = FlopCounts(counter.record()).by_module()
-    assert by_module["0"] == PhaseFlops(forward=2 * FIRST, backward=2 * FIRST)
-    assert by_module["2"] == PhaseFlops(forward=2 * SECOND, backward=2 * 2 * SECOND)
-
-
 def test_replicas_on_threads_of_their_own_are_the_roots_and_a_note_says_so() -> None:
     model = two_layers()
     counter = FlopCounter(model)

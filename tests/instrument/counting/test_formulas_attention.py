@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_hop
 from torch._higher_order_ops.flex_attention import flex_attention_backward
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -143,30 +142,10 @@ def test_what_a_mask_rules_out_equals_the_entries_of_the_mask_itself(
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_padded_encoder_counts_tokens_and_the_longest_samples_scores() -> None:
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1).eval()
-    padding = torch.tensor([[False, False, False, True], [False, False, True, True]])
-    tokens, longest = 3 + 2, 3
-    expected = 2 * tokens * 8 * 24 + 4 * (2 * longest * longest) * 8 + 2 * tokens * 8 * 8 + 4 * tokens * 8 * 16
-    with torch.no_grad():
-        assert total_flops(lambda: encoder(torch.randn(2, 4, 8), src_key_padding_mask=padding)) == expected
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_attention_counts_each_samples_scores() -> None:
     nested = torch.nested.nested_tensor([torch.randn(2, 3, 4), torch.randn(2, 5, 4)])
     with torch.no_grad():
         assert total_flops(lambda: F.scaled_dot_product_attention(nested, nested, nested)) == 4 * 2 * (9 + 25) * 4
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_counts_the_full_score_matrix_and_skips_the_blocks_that_its_mask_leaves_out() -> None:
-    # 2 × 2 blocks of 128, of which a causal mask leaves out 1.
-    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu")
-    q = torch.randn(1, 2, 256, 16)
-    ((entry, work),) = record(lambda: flex_attention(q, q, q, block_mask=mask)).work
-    assert (entry.name, work) == ("higher_order.flex_attention", Work(64 * 2 * 256 * 256, 0, 64 * 2 * 128 * 128))
-    assert not entry.estimate
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.instrument.counting.recording import forward_and_backward, leaf, meta, total_flops, work_of
+from tests.instrument.counting.recording import leaf, meta, total_flops, work_of
 
 
 def test_a_gradient_penalty_through_a_convolution_counts_every_product() -> None:
@@ -30,15 +30,6 @@ def test_a_convolutions_backward_counts_the_gradients_asked_for(mask: list[bool]
     assert work_of("aten::convolution_backward", *plain).flops == products * one
     overrideable = (grad, values, weight, [1, 1], [0, 0], [1, 1], False, [0, 0], 2, mask)
     assert work_of("aten::convolution_backward_overrideable", *overrideable).flops == products * one
-
-
-def test_a_time_major_convolution_counts_its_taps() -> None:
-    inputs, weight, bias = leaf(5, 2, 3), leaf(2, 3, 4), leaf(4)
-    one = 2 * (4 * 2 * 4) * 2 * 3
-    assert forward_and_backward(lambda: torch.conv_tbc(inputs, weight, bias, 0)) == (one, 2 * one)
-    # Padded by one, 6 steps come out; of the 5 that exist, either tap sees every one.
-    padded = 2 * (5 + 5) * 2 * 3 * 4
-    assert forward_and_backward(lambda: torch.conv_tbc(inputs, weight, bias, 1)) == (padded, 2 * padded)
 
 
 @pytest.mark.parametrize("padding", [1, "same"])

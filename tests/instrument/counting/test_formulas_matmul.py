@@ -141,11 +141,6 @@ def test_nested_batches_multiply_sample_by_sample() -> None:
     assert total_flops(lambda: torch.bmm(rows, rows.transpose(1, 2))) == 2 * 8 * (2 * 2 + 3 * 3)
 
 
-def test_a_jagged_linear_layer_counts_the_rows_there_are() -> None:
-    rows = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)], layout=torch.jagged)
-    assert total_flops(lambda: F.linear(rows, torch.ones(4, 8))) == 2 * 5 * 8 * 4
-
-
 def test_an_affine_grid_is_a_product_with_each_samples_matrix() -> None:
     theta = leaf(2, 2, 3)
     # 4x5 points with 3 homogeneous coordinates, 2 results, for 2 samples; the backward is one product as large.

@@ -42,33 +42,23 @@ def foreign_product(left: Tensor, right: Tensor) -> Tensor:
     return torch.from_numpy(np.matmul(left.detach().numpy(), right.detach().numpy()))
 
 
-def operator_of(name: str, kernel: Callable[..., Any], mutates: tuple[str, ...] = ()) -> Any:
-    return torch.library.custom_op(name, kernel, mutates_args=mutates)
-
-
-def same_shape_kernel(q: Tensor, k: Tensor) -> Tensor:
+@torch.library.custom_op("fla::chunk_gla_fwd", mutates_args=())
+def opaque(q: Tensor, k: Tensor) -> Tensor:
     return foreign_product(foreign_product(q, k.T), k)
-
-
-def takes_two(namespace: str, name: str) -> Any:
-    return operator_of(f"{namespace}::{name}", same_shape_kernel)
-
-
-OPAQUE = takes_two("fla", "chunk_gla_fwd")
 
 
 def test_an_opaque_operator_on_tensors_of_one_shape_makes_a_lower_bound_unless_the_user_says_0() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
 
     def run() -> None:
-        OPAQUE(model(torch.ones(3, 4)).detach(), torch.ones(3, 4))
+        opaque(model(torch.ones(3, 4)).detach(), torch.ones(3, 4))
 
     counts = counted(run, model)
     listed = counts.uncounted["fla.chunk_gla_fwd"]
     assert (listed.calls, listed.heavy, listed.output_elements) == (1, True, 12)
     assert counts.is_lower_bound
     assert counts.forward == 2 * 3 * 4 * 4  # the layer's
-    register_flop_formula(OPAQUE, 0)
+    register_flop_formula(opaque, 0)
     counts = counted(run, model)
     assert (dict(counts.uncounted), counts.is_lower_bound) == ({}, False)
 

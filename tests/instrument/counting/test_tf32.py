@@ -33,11 +33,8 @@ def in_tf32() -> set[str]:
 PRODUCT, CONVOLUTION, RECURRENT = "aten.mm", "aten.convolution", "aten._cudnn_rnn"
 
 
-def test_torchs_default_is_tf32_for_convolutions_and_recurrent_layers() -> None:
+def test_torchs_default_is_tf32_for_all_but_products_which_the_older_switch_adds() -> None:
     assert in_tf32() == {CONVOLUTION, RECURRENT}
-
-
-def test_the_older_switch_adds_products() -> None:
     torch.set_float32_matmul_precision("high")
     assert in_tf32() == {PRODUCT, CONVOLUTION, RECURRENT}
 

@@ -13,26 +13,6 @@ def started() -> tuple[FakeNow, PhaseTimer]:
     return now, timer
 
 
-def test_parts_of_a_step_add_up_to_its_wall_time() -> None:
-    now, timer = started()
-    for part, seconds in (
-        ("data_wait", 1.0),
-        ("transfer", 2.0),
-        ("forward", 4.0),
-        ("backward", 8.0),
-        ("optimizer", 16.0),
-    ):
-        timer.enter(part)
-        now.sleep(seconds)
-        timer.leave()
-        now.sleep(0.5)  # what the loop does in between
-    times = timer.read(timer.cut())
-    assert times.seconds == PhaseSeconds(
-        data_wait=1.0, transfer=2.0, forward=4.0, backward=8.0, optimizer=16.0, other=2.5
-    )
-    assert times.seconds.total == now() - 100.0
-
-
 def test_the_innermost_part_owns_the_time() -> None:
     now, timer = started()
     timer.enter("optimizer")  # Lightning runs forward and backward inside the optimizer's closure

@@ -24,15 +24,6 @@ def steps_of(cycles: TraceCycles, *signatures: StepSignature) -> list[int]:
     return ran
 
 
-def test_a_cycle_waits_warms_up_and_records_several_steps_as_one_trace() -> None:
-    tracer = FakeTracer()
-    cycles = TraceCycles(tracer, TraceSchedule(wait=2, warmup=1, active=3))
-    cycles.begin(lambda one: True)
-    assert steps_of(cycles, *[signature()] * 20) == [0, 1, 2, 3, 4, 5]
-    assert tracer.calls == ["warm_up", "start 3", "start 4", "start 5", "stop"]
-    assert [record.index for record in cycles.traces] == [3]
-
-
 @pytest.mark.parametrize(("operators", "steps"), [(0, 5), (20_000, 5), (20_001, 4), (1_000_000, 1)])
 def test_of_large_steps_fewer_are_traced_by_default(operators: int, steps: int) -> None:
     default = TraceSchedule()
@@ -51,6 +42,3 @@ def test_a_step_unlike_the_counted_one_is_tried_again_three_times_in_all() -> No
     cycles = TraceCycles(FakeTracer(), TraceSchedule(warmup=0, active=1))
     cycles.begin(lambda one: one == signature())
     assert steps_of(cycles, *[odd] * 9) == [0, 1, 2]
-
-
-# In the recorder's window
