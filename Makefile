@@ -85,7 +85,7 @@ $(OLD_VENV)/.installed: pyproject.toml constraints.txt
 # The torch that pip brings, whatever constraints.txt says; there is no DeepSpeed in it.
 NEWEST_VENV := .venv-newest-torch
 NEWEST_TORCH ?= 2.14.1
-NEWEST_TESTS ?= tests/instrument tests/corpus tests/test_pytorch.py tests/test_neutrality.py
+NEWEST_TESTS ?= tests/measure tests/corpus tests/test_pytorch.py tests/test_neutrality.py
 
 test-newest-torch: $(NEWEST_VENV)/.installed
 	OMP_NUM_THREADS=1 $(NEWEST_VENV)/bin/python -m pytest $(NEWEST_TESTS)

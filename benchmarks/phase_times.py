@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.instrument.recorder import Recorder
+from lightning_flops.measure.recorder import Recorder
 from lightning_flops.records import WindowRecord
 from lightning_flops.run import results as run_results
 from lightning_flops.run import window as run_window

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig as ProfilerConfig
     from lightning_flops.errors import ConfigError as ConfigError
     from lightning_flops.errors import LightningFlopsError as LightningFlopsError
-    from lightning_flops.instrument.counting.formulas import register_flop_formula as register_flop_formula
     from lightning_flops.lightning import FlopsProfilerCallback as FlopsProfilerCallback
+    from lightning_flops.measure.counting.formulas import register_flop_formula as register_flop_formula
     from lightning_flops.pytorch import count_flops as count_flops
     from lightning_flops.pytorch import count_offline as count_offline
     from lightning_flops.pytorch import flops_formula as flops_formula
@@ -42,7 +42,7 @@ _NAMES = {
     "analysis.compare": "compare_profiles",
     "config": "ProfilerConfig",
     "errors": "ConfigError LightningFlopsError",
-    "instrument.counting.formulas": "register_flop_formula",
+    "measure.counting.formulas": "register_flop_formula",
     "lightning": "FlopsProfilerCallback",
     "pytorch": "count_flops count_offline flops_formula profile_training",
     "report.summary_text": (

@@ -18,10 +18,10 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import Counted, FlopsFormula
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
 from lightning_flops.errors import ConfigError
-from lightning_flops.instrument.counting.flop_counter import FlopCounter
-from lightning_flops.instrument.counting.offline import count_on_fake_tensors
-from lightning_flops.instrument.counting.resized import VariedBatch
-from lightning_flops.instrument.module_scope import describe_modules, require_module
+from lightning_flops.measure.counting.flop_counter import FlopCounter
+from lightning_flops.measure.counting.offline import count_on_fake_tensors
+from lightning_flops.measure.counting.resized import VariedBatch
+from lightning_flops.measure.module_scope import describe_modules, require_module
 from lightning_flops.run.results import ProfiledRun
 from lightning_flops.run.run import safe
 from lightning_flops.sinks.services import is_writer

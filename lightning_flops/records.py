@@ -1,4 +1,4 @@
-"""What was measured: frozen records that instruments write and analysis reads.
+"""What was measured: frozen records that measure/ makes and analysis reads.
 
 Nothing here knows torch or a training framework. Counts are ints, seconds are floats, what could not be known is None.
 """

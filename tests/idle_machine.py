@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_flops.instrument.timing.processor_wait import Counters, ProcessorWatch
+from lightning_flops.measure.timing.processor_wait import Counters, ProcessorWatch
 
 
 def untold() -> ProcessorWatch:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_flops.analysis.step_flops import CountSchedule, StepFlops
-from lightning_flops.instrument.tokens import TokenReader
+from lightning_flops.measure.tokens import TokenReader
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.reports import Reports
 from lightning_flops.run.run import Run

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_flops.cli import main
-from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.trace import load_trace
 from tests.analysis.in_memory import analyze_traces

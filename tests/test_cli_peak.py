@@ -9,7 +9,7 @@ import pytest
 
 from lightning_flops.analysis.peak_flops import COPY, measured_file, measured_peaks
 from lightning_flops.cli import main
-from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
+from lightning_flops.measure.timing.processor_wait import ProcessorWatch
 from lightning_flops.records import ProcessorLoss
 
 
@@ -17,8 +17,8 @@ def measure(waited: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> i
     """The command on a machine where this process waited so much of the time for a processor, and short."""
     loss = ProcessorLoss(seconds=1.0, batches_sec=(), waited_share=waited)
     monkeypatch.setattr(ProcessorWatch, "loss", lambda watch: loss)
-    monkeypatch.setattr("lightning_flops.instrument.peaks._SIZES", (64,))
-    monkeypatch.setattr("lightning_flops.instrument.peaks._SEC_EACH", 0.001)
+    monkeypatch.setattr("lightning_flops.measure.peaks._SIZES", (64,))
+    monkeypatch.setattr("lightning_flops.measure.peaks._SEC_EACH", 0.001)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return main(["peak"])
 

@@ -9,7 +9,7 @@ import torch
 import torch._dynamo  # adds to the warning filters when it is first imported, which is not ours to undo
 from torch import Tensor, nn
 
-from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.pytorch import count_flops
 from tests.left_on_torch import torch_state_and_warnings
 
@@ -97,7 +97,7 @@ def test_losses_weights_and_random_state_are_bit_identical(optimizer_class: Any)
 def test_a_formula_that_raises_lists_its_operator_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from lightning_flops.instrument.counting.formulas import registry
+    from lightning_flops.measure.counting.formulas import registry
 
     def broken(args: Any, kwargs: Any, out: Any) -> int:
         raise ZeroDivisionError("no such shape")
@@ -122,7 +122,7 @@ def test_a_formula_that_raises_lists_its_operator_and_training_goes_on(
 def test_a_failure_of_the_counter_itself_is_noted_once_and_breaks_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from lightning_flops.instrument.counting import attribution
+    from lightning_flops.measure.counting import attribution
 
     model = small_model()
     run_step(model)

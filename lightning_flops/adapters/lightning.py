@@ -19,10 +19,10 @@ from lightning_flops.adapters.loop import Hook
 from lightning_flops.adapters.place import announce_in_log, mesh_sizes, run_context_on, sizes_along
 from lightning_flops.adapters.wrapping import hear, hear_fetches
 from lightning_flops.config import BLOCK, ProfilerConfig
-from lightning_flops.instrument.batches import from_loader, tensor_shapes
-from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
-from lightning_flops.instrument.recorder import steps_to_settle
-from lightning_flops.instrument.torch_private.loading import fetched_ahead
+from lightning_flops.measure.batches import from_loader, tensor_shapes
+from lightning_flops.measure.optimizer_hooks import OptimizerHooks
+from lightning_flops.measure.recorder import steps_to_settle
+from lightning_flops.measure.torch_private.loading import fetched_ahead
 from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput

@@ -21,12 +21,12 @@ from torch import nn
 from lightning_flops.adapters.loop_context import Frame, called_in, device_of, root_of, run_context
 from lightning_flops.adapters.wrapping import hear, hear_backwards, hear_fetches
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.instrument.batches import HIDDEN_SHAPE, tensor_shapes
-from lightning_flops.instrument.module_hooks import around_compilations
-from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
-from lightning_flops.instrument.recorder import steps_to_settle
-from lightning_flops.instrument.torch_private.compiler import hide, leave_compiled_code, was_used
-from lightning_flops.instrument.torch_private.loading import fetched_ahead, workers_of
+from lightning_flops.measure.batches import HIDDEN_SHAPE, tensor_shapes
+from lightning_flops.measure.module_hooks import around_compilations
+from lightning_flops.measure.optimizer_hooks import OptimizerHooks
+from lightning_flops.measure.recorder import steps_to_settle
+from lightning_flops.measure.torch_private.compiler import hide, leave_compiled_code, was_used
+from lightning_flops.measure.torch_private.loading import fetched_ahead, workers_of
 from lightning_flops.records import BatchTokens, Shapes
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput

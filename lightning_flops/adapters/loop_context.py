@@ -16,8 +16,8 @@ from torch import nn
 from lightning_flops.adapters.place import log_is_shown, mesh_sizes, run_context_on, sizes_along
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.errors import ConfigError
-from lightning_flops.instrument.deepspeed_groups import ParallelSizes
-from lightning_flops.instrument.module_scope import unwrapped
+from lightning_flops.measure.deepspeed_groups import ParallelSizes
+from lightning_flops.measure.module_scope import unwrapped
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.sinks.console import say

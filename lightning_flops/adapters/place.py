@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lightning_flops.instrument.deepspeed_groups import ParallelSizes
+from lightning_flops.measure.deepspeed_groups import ParallelSizes
 from lightning_flops.records import RunContext
 from lightning_flops.text.printable import printable
 

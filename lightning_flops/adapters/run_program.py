@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.loop_context import frame_of, loop_output
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.instrument.module_hooks import put_up_hooks
+from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.run import Run, close_quietly, safe
 from lightning_flops.schema.profile import Profile

@@ -18,12 +18,12 @@ from torch import nn
 from lightning_flops.adapters.place import run_context_on
 from lightning_flops.analysis.forward_profile import build_forward_profile
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.instrument.batches import samples_in, tensor_shapes
-from lightning_flops.instrument.counting.flop_counter import FlopCounter
-from lightning_flops.instrument.deepspeed_groups import ParallelSizes, parallel_sizes
-from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
-from lightning_flops.instrument.timing.clocks import WallClock, clock_for
-from lightning_flops.instrument.timing.module_timer import ModuleTimer
+from lightning_flops.measure.batches import samples_in, tensor_shapes
+from lightning_flops.measure.counting.flop_counter import FlopCounter
+from lightning_flops.measure.deepspeed_groups import ParallelSizes, parallel_sizes
+from lightning_flops.measure.module_scope import describe_modules, named_modules, require_module
+from lightning_flops.measure.timing.clocks import WallClock, clock_for
+from lightning_flops.measure.timing.module_timer import ModuleTimer
 from lightning_flops.records import PhaseSeconds, RunContext
 from lightning_flops.report import summary_text as units
 from lightning_flops.report.text import render_aggregated, render_forwards

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lightning_flops.instrument.torch_private.compiler import hide_around
-from lightning_flops.instrument.torch_private.loading import iterator_class
+from lightning_flops.measure.torch_private.compiler import hide_around
+from lightning_flops.measure.torch_private.loading import iterator_class
 
 _users: dict[tuple[int, Any], list[Callable[[], None]]] = {}
 """By owner and name: how the wrapper is removed, once for each who needs it."""

@@ -28,7 +28,7 @@ def analyzed(analyze: Callable[..., T], files: Sequence[str], options: argparse.
 
 def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
     """FLOPs of a call in a trace, by the counter's formulas: the first call imports torch."""
-    from lightning_flops.instrument.counting.recorded_calls import recorded_work
+    from lightning_flops.measure.counting.recorded_calls import recorded_work
 
     return recorded_work(operator, inputs)
 

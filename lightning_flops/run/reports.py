@@ -16,9 +16,9 @@ from lightning_flops.analysis.peak_flops import measured_peaks, peak_for
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.instrument.notes import Notes
-from lightning_flops.instrument.random_state import random_state_kept
-from lightning_flops.instrument.run_facts import gather_run_facts
+from lightning_flops.measure.notes import Notes
+from lightning_flops.measure.random_state import random_state_kept
+from lightning_flops.measure.run_facts import gather_run_facts
 from lightning_flops.records import BatchTokens, RunContext, StepSums, UnprofiledFlops, WindowRecord
 from lightning_flops.report.headline import headline
 from lightning_flops.report.scalars import monitor_scalars

@@ -16,12 +16,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from lightning_flops.analysis.step_flops import StepFlops
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.instrument.batches import BatchMeter
-from lightning_flops.instrument.notes import Notes
-from lightning_flops.instrument.recorder import CountedStep
-from lightning_flops.instrument.timing.gpu_counters import open_nvml
-from lightning_flops.instrument.tokens import TokenReader
-from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
+from lightning_flops.measure.batches import BatchMeter
+from lightning_flops.measure.notes import Notes
+from lightning_flops.measure.recorder import CountedStep
+from lightning_flops.measure.timing.gpu_counters import open_nvml
+from lightning_flops.measure.tokens import TokenReader
+from lightning_flops.measure.torch_private.profiling import profiler_is_recording
 from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.monitor import Monitor

@@ -7,15 +7,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.instrument.counting.flop_counter import FlopCounter
-from lightning_flops.instrument.memory import MemoryWatch, memory_reader
-from lightning_flops.instrument.notes import Notes
-from lightning_flops.instrument.recorder import CountedStep, Recorder
-from lightning_flops.instrument.timing.clocks import clock_for
-from lightning_flops.instrument.timing.gpu_counters import Ask, GpuWatch
-from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
-from lightning_flops.instrument.tracing.step_tracer import StepTracer
-from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
+from lightning_flops.measure.counting.flop_counter import FlopCounter
+from lightning_flops.measure.memory import MemoryWatch, memory_reader
+from lightning_flops.measure.notes import Notes
+from lightning_flops.measure.recorder import CountedStep, Recorder
+from lightning_flops.measure.timing.clocks import clock_for
+from lightning_flops.measure.timing.gpu_counters import Ask, GpuWatch
+from lightning_flops.measure.timing.processor_wait import ProcessorWatch
+from lightning_flops.measure.tracing.step_tracer import StepTracer
+from lightning_flops.measure.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import TimePhase, WindowRecord
 from lightning_flops.run.adapter import Facts
 

@@ -24,7 +24,7 @@ from lightning_flops.trace.structure import NODE, nearest
 from lightning_flops.trace.tables import with_callees
 
 Formulas = Callable[[str, RecordedInputs], RecordedWork]
-"""FLOPs of one recorded call. ``instrument.counting.recorded_calls`` has the one there is; it needs torch."""
+"""FLOPs of one recorded call. ``measure.counting.recorded_calls`` has the one there is; it needs torch."""
 _CAPTURE = re.compile(r"(cuda|hip)Stream(Begin|End)Capture")
 _CAPTURE_BEGINS = re.compile(r"(cuda|hip)StreamBeginCapture")
 _NO_INPUTS = RecordedInputs(dims=(), types=())

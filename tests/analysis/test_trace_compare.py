@@ -13,7 +13,7 @@ import pytest
 
 from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.errors import ComparisonError
-from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace_comparison import TimeDifference, TraceComparison
 from lightning_flops.trace.report import AnalyzedTrace, analyze_one
 from tests.analysis.trace_events import (

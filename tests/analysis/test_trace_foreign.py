@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.trace import Peaks, Trace, load_trace

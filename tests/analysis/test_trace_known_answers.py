@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.schema.trace_steps import DeviceMetrics
 from lightning_flops.trace import analyze_trace, load_trace

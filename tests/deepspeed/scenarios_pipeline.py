@@ -17,7 +17,7 @@ from torch import nn
 
 from lightning_flops import Profile, ProfilerConfig
 from lightning_flops.deepspeed import attach
-from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.report.text import render_text
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.schema.throughput import Spread

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops.deepspeed import attach
-from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.sinks.services import Services
 from tests.deepspeed.engines import (

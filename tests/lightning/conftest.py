@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.measure.timing.clocks import WallClock
 from tests.fake_clock import FakeNow
 from tests.idle_machine import untold
 from tests.lightning.nets import ROOT, new_trainer

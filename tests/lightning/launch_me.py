@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.run import window as instruments
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import SlowSGD, loader, new_trainer, trunk

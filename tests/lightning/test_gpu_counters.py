@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lightning_flops import FlopsProfilerCallback, render_text
-from lightning_flops.instrument.timing.gpu_counters import Ask, GpuWatch, open_nvml
+from lightning_flops.measure.timing.gpu_counters import Ask, GpuWatch, open_nvml
 from tests.fake_clock import FakeNow
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.lightning.nets import loader, new_net

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.run.monitor import Monitor
 from tests.fake_clock import FakeNow
 from tests.prompt_worker import PromptWorker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace import TracesReport
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import (

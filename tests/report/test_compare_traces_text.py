@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightning_flops.analysis.compare_traces import compare_traces
-from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report import compare_traces_text
 from lightning_flops.report.compare_traces_text import render_trace_comparison
 from lightning_flops.schema.trace_comparison import TraceComparison

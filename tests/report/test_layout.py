@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from lightning_flops.commands.trace import SORT_KEYS
-from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.layout import SortKey, View
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace import TracesReport

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.trace.columns import Trace
 from tests.analysis.in_memory import analyze_traces

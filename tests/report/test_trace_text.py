@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.layout import shortened_apart, shortened_inside
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace import TracesReport

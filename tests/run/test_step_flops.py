@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lightning_flops.analysis.step_flops import StepFlops
-from lightning_flops.instrument.batches import HIDDEN_SHAPE
+from lightning_flops.measure.batches import HIDDEN_SHAPE
 from lightning_flops.records import BatchTokens, UnprofiledFlops
 from tests.run.simulated import STEP_SEC, Ran, Step, generator, rows, simulate
 

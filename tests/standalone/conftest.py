@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch._dynamo  # noqa: F401  adds to the warning filters when it is first imported, which is not ours to undo
 
-from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.measure.timing.clocks import WallClock
 from tests.fake_clock import FakeNow
 
 

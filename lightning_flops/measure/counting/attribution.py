@@ -1,0 +1,243 @@
+"""Whose the running work is: its module and its phase, on one thread.
+
+Autograd numbers the nodes that a thread makes. The numbers at which modules begin and end say which module made a node,
+and so whose its backward is. A backward runs with grad disabled; what runs in it with grad enabled repeats a forward.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import is_grad_enabled
+
+from lightning_flops.measure.counting.totals import UNKNOWN
+from lightning_flops.measure.torch_private.autograd import (
+    ACCUMULATES_GRADIENT,
+    NO_GRAPH_TASK,
+    current_node,
+    graph_task_id,
+    node_sequence,
+    sequence_number,
+)
+from lightning_flops.records import OUTSIDE, FlopPhase
+
+
+class Running(NamedTuple):
+    """A module's forward, the root's own code or an optimizer's step that is running."""
+
+    module: str
+    phase: FlopPhase
+    owner: Any
+    """The module or the optimizer; None for code of neither."""
+    task: int
+    """The graph task inside which it began."""
+    pushed: bool = False
+    """Whether the dispatch mode was pushed for it."""
+    without_grad: bool = False
+    """Whether it runs without grad, and not by an ``autograd.Function``: no backward follows, whatever it calls."""
+
+
+class Repetition(NamedTuple):
+    """A part of a backward that repeats a forward."""
+
+    manager: Any
+    """What enabled grad for it; None if it is a part of the backward's own graph, which runs with grad disabled."""
+    task: int
+    whole: bool
+    """Whether backwards that are started in it are repeated as well."""
+
+
+@dataclass(slots=True, eq=False)
+class Backward:
+    """A call of backward() or grad() that is running."""
+
+    caller: ThreadState
+    """Of the thread it was called on, whose numbers its nodes have."""
+    create_graph: bool
+    task: int = NO_GRAPH_TASK
+    """Number of its graph task, once that is known."""
+    tables: tuple[tuple[ThreadState, int], ...] = ()
+    """Threads that may have made its nodes, likeliest first, each with the number that its nodes are below."""
+
+    def maker(self, number: int) -> str:
+        """The module that made the node with this number."""
+        for state, limit in self.tables:
+            if number < limit and (name := state.maker(number)) is not UNKNOWN:
+                return name
+        return UNKNOWN
+
+
+class Threads:
+    """What the counter knows on every thread: CUDA's device threads run backwards, and number nodes of their own."""
+
+    def __init__(self) -> None:
+        self.backwards: list[Backward] = []
+        """Backwards that are running, the latest last."""
+        self._local = threading.local()
+        self._all: list[ThreadState] = []
+
+    def here(self) -> ThreadState:
+        """The state of this thread, a new one at first."""
+        try:
+            state: ThreadState = self._local.state
+        except AttributeError:
+            state = self._local.state = ThreadState(self)
+            self._all.append(state)
+        return state
+
+    def all(self) -> list[ThreadState]:
+        """The states of all threads."""
+        return list(self._all)
+
+    def backward(self, task: int, state: ThreadState) -> Backward:
+        """The call that started the graph task of this number, which *state*'s thread runs.
+
+        A graph task runs on the thread that called, and on the engine's own threads, one for each device.
+        """
+        running = self.backwards[::-1]
+        if known := next((one for one in running if one.task == task), None):
+            return known
+        waiting = [one for one in running if one.task == NO_GRAPH_TASK]
+        # It may have been called before this counter was entered, or by C++.
+        found = next((one for one in waiting if one.caller is state), None) or next(iter(waiting), None)
+        if found is None:
+            found = Backward(state, is_grad_enabled())
+            self.backwards.append(found)
+        number, found.task = sequence_number(), task
+        ordered = sorted(self.all(), key=lambda other: other is not found.caller)
+        found.tables = tuple((other, number if other is state else ACCUMULATES_GRADIENT) for other in ordered)
+        return found
+
+
+class ThreadState:
+    """What runs on one thread."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self.entered = 0
+        """How many times the counter is entered on this thread."""
+        self.paused = 0
+        self.functions: list[tuple[Any, FlopPhase]] = []
+        """Running functions that have a formula of their own, and the phase in which each was called."""
+        self.stack = [Running(OUTSIDE, "forward", None, NO_GRAPH_TASK)]
+        self.starts = [-1]
+        self.makers = [UNKNOWN]
+        """The module that made this thread's autograd nodes from ``starts[i]`` on is ``makers[i]``."""
+        self.repetitions: list[Repetition] = []
+        self.to_repeat: Counter[int] = Counter()
+        """FLOPs of the products that the running compiled backward has yet to repeat of its forward."""
+        self._task = NO_GRAPH_TASK
+        self._backward = Backward(self, False)
+        self._known = 0
+        """Inside a backward, nodes with numbers below this have a known maker."""
+        self._made_nodes = False
+        """Whether nodes were made in the running backward."""
+
+    def mark(self, module: str, start: int | None = None) -> None:
+        """From the node of number *start* on, by default the next one, *module* makes the nodes."""
+        start = sequence_number() if start is None else start
+        if start > self.starts[-1]:
+            self.starts.append(start)
+            self.makers.append(module)
+        else:
+            self.makers[-1] = module
+
+    def insert(self, number: int, module: str) -> None:
+        """The *module* made this one earlier node, whatever ran around it."""
+        place = bisect_right(self.starts, number)
+        around = self.makers[place - 1]
+        if around != module:
+            self.starts[place:place] = (number, number + 1)
+            self.makers[place:place] = (module, around)
+
+    def maker(self, number: int) -> str:
+        """The module that made the node with this number."""
+        return self.makers[bisect_right(self.starts, number) - 1]
+
+    def push(self, running: Running) -> None:
+        """Something starts to run."""
+        self.stack.append(running)
+        self.mark(running.module)
+
+    def pop_to(self, depth: int) -> None:
+        """What is at *depth* of the stack, and above it, has ended."""
+        del self.stack[depth:]
+        self.mark(self.stack[-1].module)
+
+    def depth_of(self, owner: Any) -> int:
+        """The place on the stack where *owner* runs; 0 if it does not."""
+        depth = len(self.stack) - 1
+        while depth and self.stack[depth].owner is not owner:
+            depth -= 1
+        return depth
+
+    def stop(self) -> None:
+        """Counting ends on this thread."""
+        del self.stack[1:]
+        self.mark(UNKNOWN)
+        self.paused = 0
+        self.functions.clear()
+        self.repetitions.clear()
+
+    def task(self) -> int:
+        """Number of the backward that is running on this thread, or ``NO_GRAPH_TASK``."""
+        task = graph_task_id()
+        if task != self._task:
+            self._switch_task(task)
+        return task
+
+    def _switch_task(self, task: int) -> None:
+        """Another backward runs than before, or none does any more."""
+        if self._made_nodes:
+            self._own_nodes(self.stack[-1].module)
+            self._made_nodes = False
+        self._task = task
+        if task == NO_GRAPH_TASK:
+            self.repetitions.clear()
+            for depth in range(1, len(self.stack)):
+                if self.stack[depth].task != NO_GRAPH_TASK:
+                    self.pop_to(depth)  # begun in a backward that has ended, and never left
+                    break
+        else:
+            self._backward = self._threads.backward(task, self)
+            # If the current operator makes a node, it has already made it.
+            self._known = sequence_number() - int(is_grad_enabled())
+
+    def place(self, counted: bool) -> tuple[str, FlopPhase]:
+        """The module and the phase that an operator belongs to which has just run here.
+
+        Args:
+            counted: whether it has a formula.
+        """
+        task = self.task()
+        top = self.stack[-1]
+        if task == NO_GRAPH_TASK:
+            return top.module, top.phase
+        if top.task == task:
+            # A module called inside this backward, even with create_graph, repeats a forward or inverts it.
+            return top.module, "optimizer" if top.phase == "optimizer" else "recompute"
+        repeating = bool(self.repetitions) and (self.repetitions[-1].whole or self.repetitions[-1].task == task)
+        node = current_node()
+        if node is None:
+            # At the end of a backward, a reducer's callback; or all of a backward under compiled autograd
+            return OUTSIDE, "recompute" if repeating else "backward"
+        number = node_sequence(node)
+        if number >= ACCUMULATES_GRADIENT:
+            # A leaf's gradient: products done here belong to its hooks, such as an optimizer that runs in the backward.
+            return OUTSIDE, "optimizer" if counted else "backward"
+        maker = self._backward.maker(number)
+        if not (repeating or is_grad_enabled()):
+            return maker, "backward"
+        now = sequence_number()
+        if now > self._known:  # nodes made in a backward belong to the module whose backward is running
+            self._own_nodes(maker)
+            self._known = now
+            self._made_nodes = True
+        return maker, "recompute" if repeating or not self._backward.create_graph else "backward"
+
+    def _own_nodes(self, module: str) -> None:
+        self.mark(module, max(self._known, self.starts[-1]))

@@ -1,0 +1,350 @@
+"""Counts FLOPs and bytes by module, phase, operator and dtype while a model runs, and lists what it could not count.
+
+A dispatch mode sees every operator. Torch's global module hooks say which module's forward is running. In a backward,
+the sequence number of the running autograd node says which module made it. Nothing is put on the user's modules.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
+from types import CodeType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from lightning_flops.measure import patches
+from lightning_flops.measure.counting.attribution import Backward, Repetition, Running, Threads, ThreadState
+from lightning_flops.measure.counting.compiled import CompiledCode
+from lightning_flops.measure.counting.formulas import formulas_without_operator, watch_functions
+from lightning_flops.measure.counting.mode import CountingMode, split_work
+from lightning_flops.measure.counting.totals import Totals
+from lightning_flops.measure.counting.traffic import tf32_operators
+from lightning_flops.measure.module_hooks import put_up_hooks
+from lightning_flops.measure.module_scope import ModuleNames
+from lightning_flops.measure.optimizer_hooks import OptimizerHooks
+from lightning_flops.measure.torch_private.autograd import (
+    ENGINE_ENTRY,
+    NO_GRAPH_TASK,
+    checkpoint_codes,
+    function_in_forward,
+    graph_task_id,
+)
+from lightning_flops.measure.torch_private.dispatch import (
+    fake_mode,
+    is_fake,
+    is_pushed,
+    push,
+    push_under_others,
+    remove,
+)
+from lightning_flops.measure.torch_private.modules import is_replica
+from lightning_flops.measure.torch_private.names import require_all, untested
+from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, PhaseFlops
+
+CausalAttention = Literal["full", "half"]
+
+_OWN_FILES = (__file__, patches.__file__)
+
+_OWN_THREAD = (
+    "Modules of the model ran on Python threads of their own (as torch.nn.DataParallel runs its replicas): what they "
+    "cost is counted, and that of their backward may stand under other modules."
+)
+_NOT_COUNTED = (
+    "Some backwards belong to forwards that ran while nothing was counted: they have no module, and what compiled ones "
+    "repeat counts as backward."
+)
+_OTHER_BITS = {
+    "aten.prod": "prod",
+    "aten.linalg_lstsq": "linalg.lstsq",
+    "aten._linalg_eigh": "linalg.eigvalsh",
+    "aten._linalg_svd": "linalg.svdvals, linalg.cond and the matrix norms 2 and nuc",
+}
+"""Operators behind those that torch computes in another way under any dispatch mode, and what users call."""
+
+
+class FlopCounter:
+    """Counts what runs while it is entered. It may be entered several times; the counts add up.
+
+    Args:
+        root: the model whose modules own the work; None: all work is ``(outside)``.
+        causal_attention: ``"full"`` counts attention over the full score matrix. ``"half"`` counts half of it where a
+            fused kernel is called with the causal flag; hardware FLOPs are the same as with ``"full"``. Attention that
+            is computed as separate products does not show the flag, and counts in full.
+
+    Raises:
+        ValueError: *causal_attention* is neither.
+    """
+
+    def __init__(self, root: nn.Module | None, *, causal_attention: CausalAttention = "full") -> None:
+        if causal_attention not in ("full", "half"):
+            raise ValueError(f'causal_attention must be "full" or "half", got {causal_attention!r}')
+        halve = causal_attention == "half"
+        self._root = root
+        self._names = ModuleNames(root)
+        self._totals = Totals(OUTSIDE if root is None else "")
+        self._failed = self._totals.failed
+        self._threads = Threads()
+        self._compiled = CompiledCode(self._names, self._threads, self._totals, lambda work: split_work(work, halve)[0])
+        self._mode = CountingMode(self._threads, self._totals, self._compiled, halve_causal=halve)
+        self._lock = threading.RLock()
+        self._undo = ExitStack()
+        """Removes everything that this counter puts on torch, when no thread is inside any more."""
+
+    # ---- on and off
+
+    def __enter__(self) -> FlopCounter:
+        """Starts counting on this thread.
+
+        Raises:
+            LightningFlopsError: this torch lacks a private name that counting needs.
+            Exception: whatever fails here; nothing of ours is then left on torch.
+        """
+        require_all()
+        state = self._threads.here()
+        with self._lock:
+            is_first = not self._is_entered()
+            state.entered += 1
+            try:
+                if is_first:
+                    self._install(self._undo)
+                if state.entered == 1:
+                    state.mark(state.stack[-1].module)
+                if not is_pushed(self._mode):  # if it were on the stack twice, it would count twice
+                    push_under_others(self._mode)  # a step may begin inside a mode of the user's, and end outside of it
+            except BaseException:
+                with suppress(Exception):
+                    self._leave(state)
+                raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Stops counting and removes everything from torch. A failure here is noted, and the user's code goes on.
+
+        Does nothing if this thread has not entered the counter.
+        """
+        try:
+            state = self._threads.here()
+            if state.entered:
+                with self._lock:
+                    self._leave(state)
+        except Exception as error:
+            self._failed("the end of counting", error)
+
+    def _leave(self, state: ThreadState) -> None:
+        state.entered -= 1
+        try:
+            if not state.entered:
+                remove(self._mode)  # first, so that it is off whatever fails afterwards
+                state.stop()
+        finally:
+            if not self._is_entered():
+                self._undo.close()
+
+    def _is_entered(self) -> bool:
+        return any(state.entered for state in self._threads.all())
+
+    def sweep(self) -> None:
+        """Removes from this thread what torch has put back since the counter was left.
+
+        Torch resets a thread's modes after every node of a backward, and after a mode's handler. If a counter is left
+        inside one of them, call this outside.
+        """
+        if not self._is_entered():
+            remove(self._mode)
+
+    def _install(self, undo: ExitStack) -> None:
+        """Puts up the hooks. They are global, because hooks on modules recompile blocks and switch off fused paths."""
+        self._mode.runs_in_tf32 = tf32_operators()
+        self._mode.counts_fake = _computes_on_fake_tensors(self._root)
+        undo.callback(self._compiled.close)
+        self._compiled.begin(self._mode.count_unseen)
+        put_up_hooks(
+            undo, self._on_module_enter, self._on_module_leave, self._compiled.watch_graphs, failed=self._failed
+        )
+        optimizers = OptimizerHooks(
+            self._on_optimizer_enter, self._on_optimizer_leave, failed=partial(self._failed, "an optimizer's hook")
+        )
+        undo.callback(optimizers.remove)
+        optimizers.put_up()
+        undo.enter_context(watch_functions(self._mode.enter_function, self._mode.leave_function))
+        begins, ends = listeners_of_repetitions(self._threads)
+        at_backward = partial(self._failed, "the beginning of a backward")
+        patches.listen(undo, torch.autograd, ENGINE_ENTRY, at_backward, before=self._backward_begins)
+        at_begin, at_end = (partial(self._failed, f"the {one} of a repeated forward") for one in ("beginning", "end"))
+        for manager in (torch.enable_grad, torch.set_grad_enabled):
+            patches.listen(undo, manager, "__enter__", at_begin, after=begins)
+            patches.listen(undo, manager, "__exit__", at_end, before=ends)
+        graph = getattr(torch.cuda, "CUDAGraph", None)
+        if graph is not None and hasattr(graph, "replay"):
+            patches.listen(undo, graph, "replay", partial(self._failed, "a replayed CUDA graph"), before=self._replays)
+
+    # ---- what the loop says
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Inside, nothing on this thread is counted: for data loading, metrics, logging."""
+        state = self._threads.here()
+        state.paused += 1
+        try:
+            yield
+        finally:
+            state.paused = max(0, state.paused - 1)
+
+    def in_root(self) -> AbstractContextManager[None]:
+        """Inside, work outside of module calls is the root's: for a ``training_step``, which is not a module call."""
+        return self._running(self._totals.unknown, "forward")
+
+    def in_optimizer(self) -> AbstractContextManager[None]:
+        """Inside, work is the optimizer's: for engines whose steps do not fire torch's optimizer hooks."""
+        return self._running(OUTSIDE, "optimizer")
+
+    @contextmanager
+    def _running(self, module: str, phase: FlopPhase) -> Iterator[None]:
+        state = self._threads.here()
+        depth = len(state.stack)
+        running = Running(module, phase, None, state.task())
+        state.push(running)
+        try:
+            yield
+        finally:
+            if depth < len(state.stack) and state.stack[depth] is running:
+                state.pop_to(depth)
+
+    # ---- hooks. They run in the user's step: what they raise is noted for the report
+
+    def _on_module_enter(self, module: nn.Module, args: Any) -> None:
+        state = self._threads.here()
+        task = state.task()
+        caller = state.stack[-1]
+        name = self._names.name_for(module, caller.module)
+        without_grad = caller.without_grad or not (torch.is_grad_enabled() or function_in_forward())
+        if len(state.stack) == 1 and not state.entered and not is_pushed(self._mode):
+            name = "" if name is None and is_replica(module) else name
+            if name is not None:
+                self._totals.note(_OWN_THREAD)
+                push(self._mode)
+                state.push(Running(name, "forward", module, task, pushed=True))
+            return
+        if name is None:  # a loss function, or another model
+            if caller.phase == "optimizer":  # a closure is running
+                state.push(Running(OUTSIDE, "forward", module, task))
+            elif without_grad and not caller.without_grad and task == NO_GRAPH_TASK:
+                state.push(Running(caller.module, caller.phase, module, task, without_grad=True))
+            return
+        # A wrapper and the module in it have one name, and count as one call.
+        is_wrapped = caller.module == name and isinstance(caller.owner, nn.Module) and module in caller.owner.children()
+        if task == NO_GRAPH_TASK and not state.paused and not is_wrapped:
+            self._totals.called(name)
+        state.push(Running(name, "forward", module, task, without_grad=without_grad))
+
+    def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        state = self._threads.here()
+        if depth := state.depth_of(module):
+            state.task()
+            if any(running.pushed for running in state.stack[depth:]):
+                remove(self._mode)
+            state.pop_to(depth)
+
+    def _on_optimizer_enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._on_optimizer_leave(optimizer, args, kwargs)  # its last step may have raised, and then no hook is called
+        state = self._threads.here()
+        state.push(Running(OUTSIDE, "optimizer", optimizer, state.task()))
+
+    def _on_optimizer_leave(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        state = self._threads.here()
+        if depth := state.depth_of(optimizer):
+            state.pop_to(depth)
+
+    def _backward_begins(self, roots: Any, gradients: Any = None, *options: Any, **others: Any) -> Callable[[], None]:
+        """A backward begins; on a Python thread that has not entered the counter it is counted too."""
+        state, nested = self._threads.here(), graph_task_id() != NO_GRAPH_TASK
+        call = Backward(state, create_graph=len(options) > 1 and bool(options[1]))
+        self._threads.backwards.append(call)
+        pushes = not (nested or state.entered or is_pushed(self._mode))
+        if pushes:
+            push(self._mode)
+
+        def ends() -> None:
+            self._threads.backwards.remove(call)
+            if pushes:
+                remove(self._mode)
+
+        return ends
+
+    def _replays(self, graph: Any) -> None:
+        """A CUDA graph is replayed, of which no operator is seen."""
+        self._compiled.list_unseen("cuda.graph_replay")
+
+    # ---- results
+
+    def take_data_dependent(self) -> bool:
+        """Whether values in tensors have decided sizes since this was last asked."""
+        found, self._mode.data_dependent = self._mode.data_dependent, False
+        return found
+
+    def total(self) -> PhaseFlops:
+        """FLOPs by phase so far, on all threads; cheaper than ``record``."""
+        return self._totals.by_phase()
+
+    def record(self) -> FlopRecord:
+        """What was counted so far, on all threads."""
+        return self._totals.record((*untested(), *self._afterthoughts()))
+
+    def _afterthoughts(self) -> Iterator[str]:
+        """Sentences about all that was counted."""
+        totals = self._totals
+        for name in formulas_without_operator():
+            yield f"A FLOP formula is registered for {name}, and torch knows no operator of that name."
+        if names := sorted(totals.operators().intersection(_OTHER_BITS)):
+            called = " and ".join(map(_OTHER_BITS.__getitem__, names))
+            yield (
+                f"Torch computes {called} in another way while operators are counted: last bits of the counted step "
+                "may differ from those of another one."
+            )
+        if totals.lacks_forwards:
+            yield _NOT_COUNTED
+
+
+def listeners_of_repetitions(threads: Threads) -> tuple[Callable[..., None], Callable[..., None]]:
+    """What is called where grad is enabled inside a backward, and where that ends: a part of a forward is repeated.
+
+    Activation checkpoints, and whatever works like one, must enable grad, whoever wrote them. Torch and DeepSpeed
+    repeat a forward inside such a block and take gradients after it, so that what takes a gradient inside was repeated
+    too. In code that we do not know, which may differentiate on the spot what it has just computed, such gradients are
+    the backward's.
+    """
+    codes: frozenset[CodeType] = checkpoint_codes()
+
+    def begins(manager: Any) -> None:
+        if graph_task_id() == NO_GRAPH_TASK or not getattr(manager, "mode", True):
+            return
+        state = threads.here()
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename in _OWN_FILES and frame.f_back is not None:
+            frame = frame.f_back
+        whole = frame.f_code in codes or bool(state.repetitions and state.repetitions[-1].whole)
+        state.repetitions.append(Repetition(manager, state.task(), whole))
+
+    def ends(manager: Any, *exception: Any) -> None:
+        if graph_task_id() == NO_GRAPH_TASK:
+            return
+        repetitions = threads.here().repetitions
+        for depth in range(len(repetitions) - 1, -1, -1):
+            if repetitions[depth].manager is manager:
+                del repetitions[depth:]
+                return
+
+    return begins, ends
+
+
+def _computes_on_fake_tensors(root: nn.Module | None) -> bool:
+    """Whether the user runs the model on fake tensors, to learn its shapes or its FLOPs without the work."""
+    if fake_mode() is not None:
+        return True
+    first = None if root is None else next(root.parameters(), None)
+    return first is not None and (is_fake(type(first)) or is_fake(type(first.data)))

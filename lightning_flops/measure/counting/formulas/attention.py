@@ -1,0 +1,344 @@
+"""Attention: every fused kernel, forward and backward, and the fused transformer layers.
+
+With H query heads, Sq queries, Sk keys, head size D and value head size Dv, a forward is two products over the full
+score matrix, 2·B·H·Sq·Sk·(D + Dv) FLOPs. A backward is four: those for V and the scores' gradient (Dv each), for Q and
+K (D each). A fused kernel also repeats Q·Kᵀ in its backward, which is ``Work.recompute``, so that model FLOPs are the
+same under every backend. What a causal mask, a sliding window or a block mask rules out is ``Work.skipped``.
+
+Where not all of Q, K and V need a gradient, a backward is what those that do need: V's is one product, Q's and K's one
+each and the scores' gradient before it. Attention as separate products runs no more than that. A fused kernel runs all
+five, whatever is asked for: the rest of them is ``Work.recompute`` too. Which gradients are asked for is read from the
+running autograd node, in eager code and where torch's own node runs the kernel; elsewhere it is all three.
+
+Sizes are the kernel's: before its CUDA flash kernel torch pads head sizes to a multiple of 8, and the padding counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from math import prod
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy
+from torch import Tensor, arange, int64
+
+from lightning_flops.measure.counting.formulas.contract import (
+    Arguments,
+    Formula,
+    Keywords,
+    Rule,
+    Unreadable,
+    Work,
+    host_integers,
+    named,
+    rules,
+)
+from lightning_flops.measure.counting.formulas.products import rows_of, sizes_of
+from lightning_flops.measure.torch_private.autograd import current_node
+from lightning_flops.measure.torch_private.dispatch import out_of_sight
+
+_TOP_LEFT, _BOTTOM_RIGHT = 1, 2  # values of the memory-efficient kernels' custom_mask_type
+
+
+Matrices = Sequence[tuple[int, int, int]]
+"""Score matrices: how many heads (batch included) have each, its queries and its keys."""
+
+
+class Call(NamedTuple):
+    """What one call of a fused kernel multiplies."""
+
+    entries: int
+    """Entries of all its score matrices."""
+    skipped: int = 0
+    """Scores that the mask rules out."""
+    causal: bool = False
+    """Whether it was flagged causal."""
+    by_values: bool = False
+    """The sizes of the matrices are data-dependent."""
+
+
+def _call(
+    matrices: Matrices,
+    causal: bool,
+    left: int | None = None,
+    right: int | None = None,
+    *,
+    bottom_right: bool = False,
+    by_values: bool = False,
+) -> Call:
+    """Query i sees the keys from ``i - left`` to ``i + right``; None is no bound.
+
+    *bottom_right*: the last query lines up with the last key; else the first with the first.
+    """
+    entries = sum(map(prod, matrices))
+    seen = sum(
+        heads * _seen(queries, keys, left, right, keys - queries if bottom_right else 0)
+        for heads, queries, keys in matrices
+    )
+    return Call(entries, entries - seen, bool(causal), by_values)
+
+
+def _seen(queries: int, keys: int, left: int | None, right: int | None, shift: int) -> int:
+    """Entries of one score matrix that a window leaves, whose query 0 stands at key *shift*."""
+    if left is None and right is None:
+        return queries * keys
+    at = numpy.arange(shift, shift + queries)
+    begins = numpy.clip(at - (keys + queries if left is None else left), 0, keys)
+    ends = numpy.clip(at + (keys + queries if right is None else right) + 1, 0, keys)
+    return int((ends - begins).sum())
+
+
+def forward_work(call: Call, head_size: int, value_size: int) -> Work:
+    """Two products over each score matrix."""
+    per_entry = 2 * (head_size + value_size)
+    return Work(per_entry * call.entries, 0, per_entry * call.skipped, call.causal, call.by_values)
+
+
+def backward_work(call: Call, head_size: int, value_size: int) -> Work:
+    """The gradients asked for, of four products over each score matrix; the scores once more, and the others."""
+    query, key, value, bias = _asked_for()
+    gradients = 2 * head_size * (query + key) + 2 * value_size * (value + (query or key or bias))
+    all_of_it = 6 * head_size + 4 * value_size
+    repeated = (all_of_it - gradients) * call.entries
+    return Work(gradients * call.entries, repeated, all_of_it * call.skipped, call.causal, call.by_values)
+
+
+def _asked_for() -> tuple[bool, ...]:
+    """Whether the running autograd node is asked for the gradients of Q, K, V, and of what is added to the scores."""
+    node = current_node()
+    name = "" if node is None else str(node.name())
+    edges = node.next_functions if "Attention" in name and name.endswith("Backward0") else ()
+    if len(edges) < 3:
+        return True, True, True, False
+    return tuple(edge is not None for edge, _ in (*edges, (None, 0))[:4])
+
+
+def heads_first(query: Tensor, key: Tensor) -> Matrices:
+    """Score matrices of (…, heads, sequence, head size) operands; nested ones give one for each sample."""
+    pairs = zip(sizes_of(query), sizes_of(key), strict=True)
+    return [(prod(q[:-2]), q[-2], k[-2]) for q, k in pairs]
+
+
+def _has_values(offsets: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether there are *offsets*: backwards are handed empty ones where there are none."""
+    return offsets is not None and offsets.numel() > 0
+
+
+def _lengths(offsets: Tensor) -> list[int]:
+    return [stop - start for start, stop in pairwise(host_integers(offsets))]
+
+
+def sequence_first(
+    query: Tensor, key: Tensor, query_offsets: Tensor | None, key_offsets: Tensor | None, *cache: Tensor | None
+) -> Matrices:
+    """Score matrices of (batch, sequence, heads, head size) operands, or of packed ones with cumulative lengths."""
+    if any(part is not None for part in cache):
+        raise Unreadable("it reads a cache of keys, of which only a part is used")
+    heads = int(query.shape[-2])
+    if not _has_values(query_offsets):
+        return [(prod(query.shape[:-3]) * heads, int(query.shape[-3]), int(key.shape[-3]))]
+    queries = _lengths(query_offsets)
+    keys = queries if key_offsets is None else _lengths(key_offsets)
+    return [(heads, q, k) for q, k in zip(queries, keys, strict=True)]
+
+
+def fused(query: Tensor, key: Tensor, causal: bool) -> Call:
+    """Kernels behind ``scaled_dot_product_attention``: a causal mask starts at the first query and key."""
+    return _call(heads_first(query, key), causal, right=0 if causal else None)
+
+
+def flash(
+    query: Tensor,
+    key: Tensor,
+    query_offsets: Tensor | None,
+    key_offsets: Tensor | None,
+    causal: bool,
+    left: int | None,
+    right: int | None,
+    *cache: Tensor | None,
+) -> Call:
+    """Flash attention's kernels: sequence before heads, packed when there are offsets.
+
+    They spell "no bound" of a window as -1 or None, and line the last query up with the last key.
+    """
+    left = None if left is None or left < 0 else int(left)
+    right = 0 if causal else None if right is None or right < 0 else int(right)
+    matrices = sequence_first(query, key, query_offsets, key_offsets, *cache)
+    return _call(matrices, causal, left, right, bottom_right=True, by_values=_has_values(query_offsets))
+
+
+def _efficient(
+    query: Tensor,
+    key: Tensor,
+    query_offsets: Tensor | None,
+    key_offsets: Tensor | None,
+    mask_type: int,
+    size: int | None,
+    *cache: Tensor | None,
+) -> Call:
+    """The memory-efficient kernels: sequence before heads; packed operands have a batch of one and offsets."""
+    causal = mask_type in (_TOP_LEFT, _BOTTOM_RIGHT)
+    # The kernel's window holds the query's own key and those before it.
+    left = size - 1 if causal and size is not None and size > 0 else None
+    matrices = sequence_first(query, key, query_offsets, key_offsets, *cache)
+    right, last_first = 0 if causal else None, mask_type == _BOTTOM_RIGHT
+    return _call(matrices, causal, left, right, bottom_right=last_first, by_values=_has_values(query_offsets))
+
+
+def _cudnn(query: Tensor, key: Tensor, query_offsets: Tensor | None, key_offsets: Tensor | None, causal: bool) -> Call:
+    """The raw operators of cuDNN: heads before sequence, or packed (tokens, heads, size) with offsets."""
+    if not _has_values(query_offsets) or query.dim() == 4:
+        return fused(query, key, causal)
+    matrices = sequence_first(query, key, query_offsets, key_offsets)
+    return _call(matrices, causal, right=0 if causal else None, by_values=True)
+
+
+def _flex_call(query: Tensor, key: Tensor, block_mask: Sequence[Any]) -> Call:
+    """Flex attention: the kernel skips the blocks that the mask does not keep.
+
+    ``BlockMask.as_tuple()`` is (queries, keys, kept blocks per row, their columns, full blocks per row, their columns,
+    …, block rows, block columns, mask function); the counts are (batch or 1, heads or 1, rows of blocks).
+    """
+    heads, queries, keys = prod(query.shape[:-2]), int(query.shape[-2]), int(key.shape[-2])
+    partial, partial_columns, full, full_columns = block_mask[2:6]
+    tall, wide = int(block_mask[-3]), int(block_mask[-2])
+    entries = heads * queries * keys
+    if partial is None or (tall >= queries and wide >= keys):
+        return Call(entries)
+    kept = sum(
+        _entries_in_blocks(counts, columns, (queries, keys), (tall, wide))
+        for counts, columns in ((partial, partial_columns), (full, full_columns))
+        if counts is not None
+    )
+    return Call(entries, entries - kept * (heads // max(prod(partial.shape[:-1]), 1)))
+
+
+def _entries_in_blocks(counts: Tensor, columns: Tensor, lengths: tuple[int, int], block: tuple[int, int]) -> int:
+    """Entries of the blocks that each row of blocks lists, cut where the sequences end."""
+    (queries, keys), (tall, wide) = lengths, block
+    with out_of_sight():
+        listed = arange(columns.shape[-1], device=columns.device) < counts.unsqueeze(-1)
+        widths = (keys - columns * wide).clamp(0, wide) * listed
+        heights = (queries - arange(counts.shape[-1], device=counts.device) * tall).clamp(0, tall)
+        # 64 bits: a long sequence's entries outgrow 32.
+        entries = (widths.sum(-1, dtype=int64) * heights).sum()
+    return host_integers(entries)[0]
+
+
+def _flex(work: Callable[[Call, int, int], Work], mask_at: int) -> Formula:
+    """``flex_attention(query, key, value, score_mod, block_mask, …)``, or its backward, with the mask elsewhere."""
+
+    def flops(args: Arguments, kwargs: Keywords, out: Any) -> Work:
+        query, key, value = args[:3]
+        return work(_flex_call(query, key, args[mask_at]), int(query.shape[-1]), int(value.shape[-1]))
+
+    return flops
+
+
+def native_multi_head(query: Tensor, key: Tensor, value: Tensor, qkv_weight: Tensor, out_weight: Tensor) -> int:
+    """``_native_multi_head_attention``: input projections, attention, output projection.
+
+    Nested samples are projected as they are; their scores are computed over the longest sample's length.
+    """
+    size = int(qkv_weight.shape[1])
+    projections = 2 * (rows_of(query) + rows_of(key) + rows_of(value)) * size * (int(qkv_weight.shape[0]) // 3)
+    queries, keys = sizes_of(query), sizes_of(key)
+    samples = len(queries) if query.is_nested else queries[0][0]
+    scores = samples * max(shape[-2] for shape in queries) * max(shape[-2] for shape in keys)
+    return projections + 4 * scores * size + 2 * rows_of(query) * out_weight.numel()
+
+
+def encoder_layer(source: Tensor, qkv_weight: Tensor, out_weight: Tensor, *feed_forward: Tensor) -> int:
+    """``_transformer_encoder_layer_fwd``: self-attention and the two linear layers behind it."""
+    attention = native_multi_head(source, source, source, qkv_weight, out_weight)
+    return attention + 2 * rows_of(source) * sum(weight.numel() for weight in feed_forward)
+
+
+def _kernel(
+    names: str, read: Callable[..., Call], arguments: str, operands: str = "query key value"
+) -> dict[str, Rule]:
+    """Rules of a fused kernel's operators, forward and backward, of which *read* says alike what they multiply.
+
+    Args:
+        names: of the operators; those with ``backward`` in them run it backward.
+        read: takes query, key and *arguments*.
+        arguments: schema names, as a rule has them.
+        operands: schema names of query, key and value.
+    """
+    found: dict[str, Rule] = {}
+    for name in names.split():
+        work = backward_work if "backward" in name else forward_work
+        found |= rules(name, partial(_kernel_work, work, read), f"{operands} {arguments}")
+    return found
+
+
+def _kernel_work(
+    work: Callable[[Call, int, int], Work],
+    read: Callable[..., Call],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *rest: Any,
+) -> Work:
+    return work(read(query, key, *rest), sizes_of(query)[0][-1], sizes_of(value)[0][-1])
+
+
+_WINDOW = "window_size_left? window_size_right?"
+_CACHE = "seqused_k? block_table?"
+
+ATTENTION_RULES: dict[str, Rule] = {
+    **_kernel(
+        named(
+            "_scaled_dot_product_",
+            "flash_attention_for_cpu flash_attention efficient_attention cudnn_attention fused_attention_overrideable",
+            "_backward",
+        ),
+        fused,
+        "is_causal",
+    ),
+    # Separate products, called as one operator: nothing is skipped.
+    **_kernel(
+        "_scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps",
+        lambda query, key, causal: _call(heads_first(query, key), causal),
+        "is_causal",
+    ),
+    **_kernel(
+        "_flash_attention_forward _flash_attention_forward_no_dropout_inplace _flash_attention_backward",
+        flash,
+        f"cum_seq_q cum_seq_k is_causal {_WINDOW} {_CACHE}",
+    ),
+    **_kernel(
+        "_efficient_attention_forward _efficient_attention_backward",
+        _efficient,
+        "cu_seqlens_q cu_seqlens_k custom_mask_type window_size? seqlen_k?",
+    ),
+    **_kernel("_cudnn_attention_forward _cudnn_attention_backward", _cudnn, "cum_seq_q cum_seq_k is_causal"),
+    **_kernel(
+        "torch_attn::_varlen_attn torch_attn::_varlen_attn_out torch_attn::_varlen_attn_backward",
+        lambda query, key, starts, stops, causal, window, *cache: flash(
+            query, key, starts, stops, causal, *(window or (None, None)), *cache
+        ),
+        f"cu_seq_q cu_seq_k is_causal window_size? {_CACHE}",
+    ),
+    **_kernel(
+        "flash_attn::_flash_attn_forward flash_attn::_flash_attn_backward",
+        lambda query, key, *mask: flash(query, key, None, None, *mask),
+        f"causal {_WINDOW}",
+        "q k v",
+    ),
+    **_kernel(
+        "flash_attn::_flash_attn_varlen_forward flash_attn::_flash_attn_varlen_backward",
+        flash,
+        f"cu_seqlens_q cu_seqlens_k causal {_WINDOW} {_CACHE}",
+        "q k v",
+    ),
+    **rules("_native_multi_head_attention", native_multi_head, "query key value qkv_weight proj_weight"),
+    **rules("_transformer_encoder_layer_fwd", encoder_layer, "src qkv_weight proj_weight ffn_weight_1 ffn_weight_2"),
+}
+
+HIGHER_ORDER_FORMULAS: dict[str, Formula] = {
+    "flex_attention": _flex(forward_work, mask_at=4),
+    "flex_attention_backward": _flex(backward_work, mask_at=9),
+}

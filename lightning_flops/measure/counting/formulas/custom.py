@@ -1,0 +1,196 @@
+"""Formulas for work that only its author can count: custom operators, autograd functions, Triton kernels."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, overload
+
+import torch
+
+from lightning_flops.measure.counting.formulas.contract import Entry, Formula, no_flops
+from lightning_flops.measure.counting.formulas.registry import forget_entries, heard_kernels, user_formulas
+from lightning_flops.measure.torch_private.operators import (
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    custom_operator_name,
+    higher_order_name,
+    packet_name,
+    schema_of,
+)
+
+F = TypeVar("F", bound=Formula | int)
+
+
+Enter = Callable[[Entry], None]
+"""Called where a registered autograd function or Triton kernel starts; its formula stands for all that runs inside."""
+
+Leave = Callable[[Entry, tuple[Any, ...], dict[str, Any], Any, bool], None]
+"""Called where it has returned or raised, with its arguments without autograd's ``ctx``, the result, and whether it
+returned."""
+
+_entries: dict[tuple[int, str], tuple[Any, Entry]] = {}
+"""Functions and kernels, which must live on, by the id of the class or kernel and the attribute that runs them."""
+
+_listeners: list[tuple[Enter, Leave]] = []
+_lock = threading.RLock()
+
+
+@overload
+def register_flop_formula(target: Any, formula: F, *, backward: Formula | int | None = None) -> F: ...
+@overload
+def register_flop_formula(
+    target: Any, formula: None = None, *, backward: Formula | int | None = None
+) -> Callable[[F], F]: ...
+def register_flop_formula(
+    target: Any, formula: Formula | int | None = None, *, backward: Formula | int | None = None
+) -> Any:
+    """Register the FLOPs of a call of *target* for every counter; a multiply-add is two.
+
+    The formula takes ``(args, kwargs, out)``: positional arguments as a tuple, keyword arguments as a mapping, and what
+    the call returned. It returns a whole number (or a ``Work``), and should read shapes only. A second registration
+    replaces the first. The operator may be made later::
+
+        @torch.library.custom_op("mylib::pair_product", mutates_args=())
+        def pair_product(a: Tensor, b: Tensor) -> Tensor: ...
+
+        @register_flop_formula("mylib::pair_product")
+        def pair_product_flops(args, kwargs, out):
+            a, b = args
+            return 2 * a.shape[0] * a.shape[1] * b.shape[1]
+
+    For an operator that multiplies nothing, register 0: ``register_flop_formula("mylib::rms_norm", 0)``. An operator on
+    floating-point tensors that has neither makes every count a lower bound. What a kernel that is a Python function
+    calls of torch's operators is counted without a formula; a formula (or 0) stands for all that the kernel runs.
+
+    Args:
+        target: an operator (``torch.ops.mylib.op`` for all its overloads, ``torch.ops.mylib.op.default`` for one), its
+            name ``"mylib::op"`` or ``"mylib::op.overload"``, what ``torch.library.custom_op`` or ``triton_op``
+            returned, a subclass of ``torch.autograd.Function``, or a Triton kernel (what ``@triton.jit`` returned).
+            A function's formula sees the arguments of ``apply`` and stands for all operators its ``forward`` runs; a
+            kernel's sees the launch's arguments, and None for *out*. So that counters hear of its calls, ``forward``
+            (``backward``, ``run``) is wrapped here, once, and stays wrapped: register before compiling. Code that
+            ``torch.compile`` made calls none of them; there the operators that were compiled are counted.
+        formula: the formula, or the whole number of FLOPs of every call; left out, ``register_flop_formula`` is a
+            decorator.
+        backward: for an autograd function, the same for its ``backward``: a formula sees the incoming gradients, and
+            the outgoing ones as *out*. Without it the operators that ``backward`` runs count as they are.
+
+    Returns:
+        The formula.
+
+    Raises:
+        TypeError: *target* or *formula* is none of the above, or *backward* is given for something that has none.
+        ValueError: *formula* or *backward* is a number below zero.
+    """
+    if formula is None:
+        return lambda given: register_flop_formula(target, given, backward=backward)
+    compute = _as_formula(formula)
+    is_function = isinstance(target, type) and issubclass(target, torch.autograd.Function)
+    if backward is not None and not is_function:
+        raise TypeError(f"only an autograd.Function has a backward formula, got {target!r}")
+    with _lock:
+        if is_function:
+            _register_function(target, compute, None if backward is None else _as_formula(backward))
+        elif type(target).__module__.partition(".")[0] == "triton" and callable(getattr(target, "run", None)):
+            # A Triton kernel, or one in an autotuner or ``wrap_triton``
+            inner = getattr(target, "fn", target)
+            name = getattr(inner, "__name__", None) or type(target).__name__
+            heard_kernels.add(id(target))
+            _watch(target, "run", f"triton.{name}", compute, hidden=("grid", "warmup"))
+        else:
+            user_formulas[_operator_name(target)] = compute
+            forget_entries()
+    return formula
+
+
+def _as_formula(given: Formula | int) -> Formula:
+    if callable(given):
+        return given
+    if type(given) is not int:
+        raise TypeError(f"a FLOP formula is a function or a whole number, got {given!r}")
+    if given < 0:
+        raise ValueError(f"a FLOP formula's number must be >= 0, got {given}")
+    return no_flops if given == 0 else lambda args, kwargs, out: given
+
+
+def _operator_name(target: Any) -> str:
+    """``namespace::name`` of an operator in any of its forms."""
+    if isinstance(target, OpOverload):
+        schema = schema_of(target)
+        return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
+    if isinstance(target, OpOverloadPacket):
+        return packet_name(target)
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order::{higher_order_name(target)}"
+    if isinstance(target, str):
+        if all(target.partition("::")):
+            return target.removesuffix(".default")
+        raise TypeError(f"an operator's name is 'namespace::name', got {target!r}")
+    if (custom := custom_operator_name(target)) is not None:
+        return custom
+    raise TypeError(
+        "a FLOP formula is registered for an operator, its name, a custom operator, an autograd.Function or a Triton "
+        f"kernel, got {target!r}"
+    )
+
+
+def _register_function(function: type, formula: Formula, backward: Formula | None) -> None:
+    name = f"{function.__module__}.{function.__qualname__}"
+    # A forward that leaves the context to setup_context does not get it.
+    base = getattr(torch.autograd.Function, "setup_context", None)
+    takes_context = getattr(function, "setup_context", base) is base
+    _watch(function, "forward", name, formula, skipped=int(takes_context))
+    if backward is not None:
+        _watch(function, "backward", f"{name}.backward", backward, skipped=1)
+
+
+def _watch(
+    owner: Any, attribute: str, name: str, formula: Formula, *, skipped: int = 0, hidden: tuple[str, ...] = ()
+) -> None:
+    """Wraps one attribute of a class or kernel, so that listeners hear of its calls.
+
+    The formula does not see the first *skipped* arguments (autograd's ``ctx``), nor the *hidden* keywords (a launch's).
+    """
+    key = (id(owner), attribute)
+    known = key in _entries
+    _entries[key] = (owner, Entry(name, "formula", formula))
+    if known:
+        return  # wrapped already
+    original = getattr(owner, attribute)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # The compiler follows the first branch alone, so what it compiles does not depend on who listens.
+        if torch.compiler.is_compiling() or not _listeners:
+            return original(*args, **kwargs)
+        (_, entry), entered = _entries[key], tuple(_listeners)
+        for enter, _ in entered:
+            enter(entry)
+        out, ok = None, False
+        try:
+            out = original(*args, **kwargs)
+            ok = True
+            return out
+        finally:
+            shown = {name: value for name, value in kwargs.items() if name not in hidden}
+            for _, leave in reversed(entered):
+                leave(entry, args[skipped:], shown, out, ok)
+
+    setattr(owner, attribute, staticmethod(call) if isinstance(owner, type) else call)
+
+
+@contextmanager
+def watch_functions(enter: Enter, leave: Leave) -> Iterator[None]:
+    """Inside, every call of a registered autograd function or Triton kernel calls the two, which raise nothing."""
+    listener = (enter, leave)
+    with _lock:
+        _listeners.append(listener)
+    try:
+        yield
+    finally:
+        with _lock:
+            _listeners.remove(listener)

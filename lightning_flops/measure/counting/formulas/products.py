@@ -1,0 +1,261 @@
+"""Matrix products, linear and recurrent layers: dense, packed and sparse.
+
+A product of an (M, K) and a (K, N) matrix is 2·M·K·N FLOPs; adding a bias or a scaled third matrix is elementwise and
+counts nothing. A product of complex numbers is four times as much, and integer kernels count like others. Sparse
+operands count their stored elements. A recurrent layer's tokens meet each of its weight matrices once; its gates'
+elementwise work counts nothing.
+
+``outer`` has no rule: torch runs it as the elementwise product of a column and a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import zip_longest
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_flops.measure.counting.formulas.contract import (
+    RESULT,
+    Rule,
+    Unreadable,
+    Work,
+    host_integers,
+    rules,
+)
+from lightning_flops.measure.torch_private.dispatch import is_fake, out_of_sight
+from lightning_flops.measure.torch_private.modules import nested_sizes, stored
+
+_STRIDED = torch.strided
+_PAIR_OF_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in older torch
+
+
+def sizes_of(tensor: Tensor) -> list[tuple[int, ...]]:
+    """Shapes that a tensor holds: its own, or one for each component of a nested tensor."""
+    if not tensor.is_nested:
+        return [tuple(tensor.shape)]
+    if tensor.layout is torch.jagged:
+        return [tuple(component.shape) for component in tensor.unbind()]
+    return nested_sizes(tensor)
+
+
+def rows_of(values: Tensor) -> int:
+    """Rows of the last dimension, of all components."""
+    return sum(prod(shape[:-1]) for shape in sizes_of(values))
+
+
+def non_zeros(tensor: Tensor) -> int:
+    """Stored elements of a tensor of any layout: all of a dense one, whole blocks of a blocked one.
+
+    Raises:
+        Unreadable: it is sparse, and has no values.
+    """
+    if tensor.layout is not _STRIDED and (tensor.is_meta or is_fake(type(tensor))):
+        raise Unreadable("how many elements a sparse tensor stores follows from its values")
+    if tensor.layout is torch.sparse_coo:
+        with out_of_sight():
+            return stored(tensor)[1].numel()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        with out_of_sight():
+            return tensor.values().numel()
+    return tensor.numel()
+
+
+def _sparse_times_sparse(left: Tensor, right: Tensor) -> int:
+    """Two FLOPs for every pair of stored elements that meet: (m, k) of the left one, (k, n) of the right one."""
+    inner = left.shape[1]
+    with out_of_sight():
+        met_left = torch.bincount(stored(left.to_sparse_coo())[0][1], minlength=inner)  # type: ignore[no-untyped-call]
+        met_right = torch.bincount(stored(right.to_sparse_coo())[0][0], minlength=inner)  # type: ignore[no-untyped-call]
+        met = (met_left * met_right).sum()
+    return 2 * sum(host_integers(met))
+
+
+def _nested_product(left: Tensor, right: Tensor) -> int:
+    """Product of which at least one side is nested: component by component, a plain side shared by all."""
+    lefts, rights = sizes_of(left), sizes_of(right)
+    if left.is_nested and not right.is_nested and right.dim() == 3:
+        rights = [tuple(right.shape[1:])] * len(lefts)
+    elif len(rights) == 1:
+        rights = rights * len(lefts)
+    elif len(lefts) == 1:
+        lefts = lefts * len(rights)
+    return sum(_shape_product(a, b) for a, b in zip(lefts, rights, strict=True))
+
+
+def _shape_product(left: Sequence[int], right: Sequence[int]) -> int:
+    """``matmul`` of two shapes, batch dimensions broadcast, vectors allowed on either side."""
+    if left[-1] != right[-2:][0]:
+        raise Unreadable("the sizes of its arguments do not fit together")
+    rows, columns = (left[-2] if len(left) > 1 else 1), (right[-1] if len(right) > 1 else 1)
+    batches = zip_longest(reversed(left[:-2]), reversed(right[:-2]), fillvalue=1)
+    return 2 * prod(a if b == 1 else b for a, b in batches) * rows * left[-1] * columns
+
+
+def product(left: Tensor, right: Tensor) -> int:
+    """Products in all their forms: vectors, matrices, broadcast stacks, nested and sparse operands."""
+    if left.is_nested or right.is_nested:
+        return _nested_product(left, right)
+    if left.layout is _STRIDED:
+        if right.layout is not _STRIDED:
+            return 2 * non_zeros(right) * prod(left.shape[:-1])
+        if right.dim() == 2:  # the commonest, without the loop over batches
+            return 2 * left.numel() * int(right.shape[1])
+        return _shape_product(left.shape, right.shape)
+    if right.layout is not _STRIDED:
+        return _sparse_times_sparse(left, right)
+    return 2 * non_zeros(left) * (int(right.shape[-1]) if right.dim() > 1 else 1)
+
+
+def linear(values: Tensor, weight: Tensor) -> int:
+    """Every row of *values* (…, in) times a weight (out, in) or (in,)."""
+    return 2 * rows_of(values) * non_zeros(weight)
+
+
+def backward_of(forward: Callable[..., int]) -> Callable[..., int]:
+    """Each gradient asked for of the first two operands is one product as large as the forward; a bias's is a sum."""
+    return lambda left, right, mask: (bool(mask[0]) + bool(mask[1])) * forward(left, right)
+
+
+def linear_from_result(values: Tensor, out: Tensor) -> int:
+    """A product whose right side is packed: (…, in) to (…, out)."""
+    return 2 * out.numel() * int(values.shape[-1])
+
+
+def _packed_elements(tensor: Tensor) -> int:
+    """Numbers in one element of *tensor*: two where a byte holds a pair of 4-bit floats."""
+    return 2 if tensor.dtype is _PAIR_OF_FLOAT4 else 1
+
+
+def grouped_product(left: Tensor, right: Tensor, offsets: Tensor | None, *, times: int = 1) -> int | Work:
+    """``_grouped_mm``: groups that differ in one size; *offsets* holds the cumulative ends of the groups.
+
+    Rows (or columns) behind the last offset belong to no group and are not computed. Where the offsets cannot be read,
+    the groups are taken to fill the tensor.
+    """
+    times *= 2 * _packed_elements(left)
+    if left.dim() == 3 and right.dim() == 3:
+        return times * left.numel() * int(right.shape[2])
+    if left.dim() == 2 and right.dim() == 3:  # rows are grouped: (T, K) by (G, K, N)
+        grouped, others = int(left.shape[0]), int(left.shape[1]) * int(right.shape[2])
+    elif left.dim() == 3:  # columns are grouped: (G, M, K) by (K, T)
+        grouped, others = int(right.shape[1]), int(left.shape[1]) * int(left.shape[2])
+    else:  # the inner size is grouped: (M, T) by (T, N), giving (G, M, N)
+        grouped, others = int(left.shape[1]), int(left.shape[0]) * int(right.shape[1])
+    whole = grouped
+    if offsets is not None:
+        with suppress(Unreadable):
+            grouped = min(grouped, host_integers(offsets)[-1])
+    flops = times * grouped * others
+    return flops if grouped == whole else Work(flops, by_values=True)
+
+
+def trilinear(first: Tensor, second: Tensor, third: Tensor, *dims: Any) -> int:
+    """``_trilinear``: two pairwise products; sums the third factor has no part in are done by the first of them.
+
+    *dims* are the dimensions that each factor lacks, those summed, and the one that is a loop.
+    """
+    *lacking, summed, unrolled = dims
+    held = [[dim for dim in range(first.dim() + len(lacking[0])) if dim not in lacks] for lacks in lacking]
+    size = {
+        dim: length
+        for dims, one in zip(held, (first, second, third), strict=True)
+        for dim, length in zip(dims, one.shape, strict=True)
+    }
+    a, b, c = map(set, held)
+    early = {dim for dim in summed if dim not in c and dim != unrolled}
+
+    def product_of(left: set[int], right: set[int], over: set[int]) -> int:
+        alone = over & (left ^ right)  # one side's own sums are done before it
+        return 2 * prod(size[dim] for dim in (left | right | {unrolled}) - alone) if over else 0
+
+    return product_of(a, b, early) + product_of((a | b) - early, c, {*summed} - early - {unrolled})
+
+
+def _affine_grid(theta: Tensor, grid: Tensor) -> int:
+    return 2 * grid.numel() * int(theta.shape[2])
+
+
+def layers(values: Tensor, weights: Sequence[Tensor]) -> int:
+    """All layers and directions of a recurrent layer at once: *weights* lists their matrices and biases."""
+    return 2 * rows_of(values) * sum(weight.numel() for weight in weights if weight.dim() == 2)
+
+
+def layers_backward(values: Tensor, weights: Sequence[Tensor], mask: Sequence[bool]) -> int:
+    """One forward's work down the sequence, one more for the weights if they are asked for.
+
+    *mask* is (input, hidden, cell, weights): the backend walks the whole sequence for any of the first three, and the
+    weights' gradients need that walk too.
+    """
+    return (1 + bool(mask[3])) * layers(values, weights) if any(mask) else 0
+
+
+_PAIR = "mat1|batch1|mat|sparse|self|a mat2|batch2|vec|tensor|other|dense|b"
+_LINEAR = "input|self|A|grad_output weight|B|CB"
+_FROM_RESULT = f"self|input|inp|X|x {RESULT}"
+
+PRODUCT_RULES: dict[str, Rule] = {
+    **rules(
+        "mm bmm addmm addmm_ baddbmm baddbmm_ addbmm addbmm_ _addmm_activation _int_mm mv addmv addmv_ dot vdot matmul "
+        "_sparse_mm _sparse_addmm _sparse_sparse_matmul _sparse_mm_reduce_impl hspmm sspaddmm "
+        "symm_mem::_async_input_mm",
+        product,
+        _PAIR,
+    ),
+    **rules("_scaled_mm _scaled_mm_v2", lambda left, right: _packed_elements(left) * product(left, right), "self mat2"),
+    **rules("addr addr_", lambda left, right: 2 * left.numel() * right.numel(), "vec1 vec2"),
+    **rules("matmul_backward", backward_of(product), "self other mask"),
+    **rules(
+        "linear mkldnn_linear mkldnn_linear_backward_input mkldnn_linear_backward_weights "
+        "bitsandbytes::int8_linear_matmul bitsandbytes::int8_scaled_mm bitsandbytes::int8_mixed_scaled_mm",
+        linear,
+        _LINEAR,
+    ),
+    **rules("bitsandbytes::gemv_4bit", lambda values, shape: 2 * values.numel() * shape[0], "A shapeB"),
+    **rules("linear_backward mkldnn_linear_backward", backward_of(linear), "self weight output_mask"),
+    **rules("_foreach_mm", lambda lefts, rights: sum(map(product, lefts, rights)), "self mat2"),
+    **rules(
+        "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2 transformers::grouped_mm_fallback",
+        grouped_product,
+        "self|input mat2|weight offs",
+    ),
+    **rules("transformers::grouped_mm_fallback_backward", partial(grouped_product, times=2), "input weight offs"),
+    **rules("_trilinear", trilinear, "i1 i2 i3 expand1 expand2 expand3 sumdim unroll_dim"),
+    # A grid of homogeneous points (…, 3 or 4 coordinates) times each sample's matrix, (d, d + 1)
+    **rules("affine_grid_generator cudnn_affine_grid_generator", _affine_grid, f"theta {RESULT}"),
+    **rules("cudnn_affine_grid_generator_backward", _affine_grid, f"{RESULT} grad"),
+    # Weights packed as int4 or int8: activations and accumulation stay in the activations' dtype.
+    **rules(
+        "_weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros _weight_int8pack_mm "
+        "_dyn_quant_matmul_4bit _mixed_dtypes_linear quantized::int4mm_packed_weight_cpu mkldnn::_linear_pointwise "
+        "mkl::_mkl_linear",
+        linear_from_result,
+        _FROM_RESULT,
+    ),
+    # Sparse
+    **rules("sparse_sampled_addmm", lambda left, pattern: 2 * non_zeros(pattern) * int(left.shape[-1]), "mat1 self"),
+    **rules(
+        "_sparse_mm_reduce_impl_backward",
+        backward_of(lambda pattern, grad: 2 * non_zeros(pattern) * int(grad.shape[-1])),
+        "self grad_out output_mask",
+    ),
+    **rules(
+        "_sparse_semi_structured_linear _sparse_semi_structured_mm _sparse_semi_structured_addmm",
+        lambda stored_half, out: 2 * out.numel() * int(stored_half.shape[1]),
+        f"weight|mat1 {RESULT}",
+    ),
+    # Its compressed side is opaque, the dense side is (K, N); half of K is stored.
+    **rules("_cslt_sparse_mm", lambda dense, out: out.numel() * int(dense.shape[0]), f"dense_B {RESULT}"),
+    **rules("inductor::_mm_plus_mm", lambda a, b, c, d: product(a, b) + product(c, d), "a b c d"),
+    # Recurrent layers
+    **rules("mkldnn_rnn_layer", lambda x, *weights: layers(x, weights), "input weight0 weight1"),
+    **rules("mkldnn_rnn_layer_backward", lambda x, *weights: 2 * layers(x, weights), "input weight1 weight2"),
+    **rules("_cudnn_rnn miopen_rnn _lstm_mps", layers, "input weight|params"),
+    **rules("_cudnn_rnn_backward miopen_rnn_backward", layers_backward, "input weight output_mask"),
+    **rules("lstm_mps_backward", lambda x, weights: 2 * layers(x, weights), "input params"),
+}

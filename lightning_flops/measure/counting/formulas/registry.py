@@ -1,0 +1,226 @@
+"""From an operator to what is known about it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from lightning_flops.measure.counting.formulas.attention import ATTENTION_RULES, HIGHER_ORDER_FORMULAS
+from lightning_flops.measure.counting.formulas.contract import (
+    Arguments,
+    Entry,
+    Formula,
+    Keywords,
+    Rule,
+    Unreadable,
+    Work,
+    bind,
+    tensors_in,
+    whole_flops,
+)
+from lightning_flops.measure.counting.formulas.convolution import CONVOLUTION_RULES
+from lightning_flops.measure.counting.formulas.estimates import ESTIMATE_RULES
+from lightning_flops.measure.counting.formulas.products import PRODUCT_RULES
+from lightning_flops.measure.torch_private.operators import (
+    OpOverload,
+    higher_order_name,
+    is_composite,
+    overloads_named,
+    replaced_by,
+    schema_of,
+    triton_kernel,
+)
+
+RULES: Mapping[str, Rule] = {**PRODUCT_RULES, **CONVOLUTION_RULES, **ATTENTION_RULES, **ESTIMATE_RULES}
+"""Rules of whole operators, all overloads alike: ``aten::mm``."""
+
+user_formulas: dict[str, Formula] = {}
+"""Formulas users registered, by ``namespace::name`` or ``namespace::name.overload``."""
+
+heard_kernels: set[int] = set()
+"""Ids of the Triton kernels that users registered: their launches are heard of, whoever launches them."""
+
+_CALLS_ANOTHER = {
+    # position of the operator that is called, where its arguments start, where its result is in what comes out
+    "out_dtype": (0, 2, None),
+    "run_and_save_rng_state": (0, 1, 1),
+    "run_with_rng_state": (1, 2, None),
+    "graphsafe_run_with_rng_state": (0, 1, None),
+    "with_effects": (1, 2, 1),
+}
+"""Higher-order operators that call the operator they are handed, with something set up around it."""
+
+_entries: dict[Any, Entry] = {}
+
+
+def forget_entries() -> None:
+    """Forget what was looked up, because a formula was registered."""
+    _entries.clear()
+
+
+def formulas_without_operator() -> Iterator[str]:
+    """Names for which users registered a formula and under which torch knows no operator: misspelled, or not loaded."""
+    for name in sorted(user_formulas):
+        operator, _, overload = name.partition(".")
+        if all(overload not in ("", schema_of(one).overload_name) for one in overloads_named(operator)):
+            yield name
+
+
+def lookup(operator: Any) -> Entry:
+    """What is known about *operator*, an ``OpOverload`` or a higher-order operator; the same object at every call.
+
+    A user's formula wins over ours, ours over one registered with ``torch.utils.flop_counter``, any over "free". Ours
+    stand in for torch's own, which count complex numbers, sparse operands, groups and masks like everything else.
+    """
+    entry = _entries.get(operator)
+    if entry is None:
+        find = _find if isinstance(operator, OpOverload) else _find_higher_order
+        entry = _entries[operator] = find(operator)
+    return entry
+
+
+def _find(operator: Any) -> Entry:
+    schema = schema_of(operator)
+    qualified = schema.name  # "aten::mm"
+    name = qualified.replace("::", ".", 1)
+    user = user_formulas.get(f"{qualified}.{schema.overload_name}") or user_formulas.get(qualified)
+    if user is not None:
+        return Entry(name, "formula", user)
+    if (replaced := replaced_by(operator)) is not None:
+        return replace(lookup(replaced), name=name)
+    if (rule := RULES.get(qualified)) is not None:
+        try:
+            return Entry(name, "formula", *bind(rule, schema), rule.estimate)
+        except LookupError:
+            # A torch version whose schema has other arguments: better listed as uncounted than counted wrong.
+            return Entry(name, "unknown")
+    # A formula registered with torch.utils.flop_counter.register_flop_formula; not imported: nothing is registered
+    of_torch = getattr(sys.modules.get("torch.utils.flop_counter"), "flop_registry", {}).get(operator.overloadpacket)
+    if of_torch is not None:
+        return Entry(name, "formula", lambda args, kwargs, out: whole_flops(of_torch(*args, **kwargs, out_val=out)))
+    if makes_views(operator):
+        return Entry(name, "free")
+    if is_composite(operator):
+        return Entry(name, "unknown", composite=True)
+    return Entry(name, "free" if is_free(qualified, operator) else "unknown")
+
+
+def _find_higher_order(operator: Any) -> Entry:
+    short = higher_order_name(operator)
+    formula = user_formulas.get(f"higher_order::{short}") or HIGHER_ORDER_FORMULAS.get(short)
+    if formula is None and short in _CALLS_ANOTHER:
+        formula = _flops_of_called(*_CALLS_ANOTHER[short])
+    if formula is None and short.startswith("triton_kernel_wrapper"):
+        formula = _no_flops_if_heard
+    if formula is None:
+        return Entry(f"higher_order.{short}", "unknown")
+    return Entry(f"higher_order.{short}", "formula", formula)
+
+
+def _flops_of_called(place: int, start: int, result: int | None) -> Formula:
+    """FLOPs of the operator that a call hands over at *place*."""
+
+    def flops(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
+        called = lookup(args[place])
+        if called.kind == "unknown":
+            raise Unreadable(f"it calls {called.name}, which has no formula")
+        return called.compute(args[start:], kwargs, out if result is None else out[result])
+
+    return flops
+
+
+def _no_flops_if_heard(args: Arguments, kwargs: Keywords, out: Any) -> int:
+    """Zero for a launch of a Triton kernel with a formula, because its ``run`` is counted."""
+    kernel = triton_kernel(kwargs["kernel_idx"])
+    if kernel is None or id(kernel) not in heard_kernels:
+        name = getattr(getattr(kernel, "fn", kernel), "__name__", type(kernel).__name__)
+        raise Unreadable(f"no formula is registered for the Triton kernel {name}")
+    return 0
+
+
+def hides_flops(name: str, args: Arguments, kwargs: Keywords, out: Any) -> bool:
+    """Whether a call of an operator that nothing is known about may have FLOPs, so that counts are lower bounds.
+
+    It may if it takes or makes a floating-point, complex or quantized tensor. One that works on integers alone does
+    not, unless its name (``namespace.name``) speaks of a product (mm, conv, attention …).
+    """
+    tensors = tensors_in((*args, *kwargs.values(), *(out if isinstance(out, (list, tuple)) else (out,))))
+    return says_heavy(name) or any(
+        one.dtype.is_floating_point or one.dtype.is_complex or one.is_quantized for one in tensors
+    )
+
+
+# ---- operators that have no FLOPs as this package counts them, and what shows it. An operator of torch's own is free
+# unless its name speaks of a product, a transform or a solver (``says_heavy``); a test holds this to every operator
+# that torch has. Of anybody else's neither the name nor the schema shows anything: it is free if it takes and makes no
+# tensor, or if its author has registered 0.
+
+TORCH_NAMESPACES = frozenset(
+    (
+        "aten prim prims profiler quantized _quantized quantized_decomposed quantization sparse inductor "
+        "inductor_prims _inductor_test mkl mkldnn mkldnn_prepacked onednn prepacked rngprims static_runtime "
+        "streams symm_mem fsdp ao bucketing c10d _c10d_functional _c10d_functional_autograd c10d_functional "
+        "_dtensor cplib debugprims export flex_lib onnx"
+    ).split()
+)
+"""Namespaces that torch itself fills."""
+
+_HEAVY_WORDS = re.compile(
+    # Short words stand alone or next to an underscore, a digit or their usual neighbours; long ones anywhere.
+    r"(?:^|[_\d:.])(?:s|sp|add|badd|addb|b|int|f16|grouped|qk|av)?(?:mm|bmm|mv)(?:$|[_\d])"
+    r"|matmul|gemm|gemv|conv(?!ert)|attention|attn|flash|(?:^|_)sdpa?(?:$|_)|(?<!bi)(?<!tri)linear(?!1d)|einsum"
+    r"|lstm|(?:^|_)gru|(?:^|_|\d)rnn|(?:^|_)dot(?:$|_)|outer_?prod|tensordot|bilinear(?!2d)|trilinear(?!3d)"
+    r"|cholesky|lstsq|(?:^|_)svd|(?:^|_)qr(?:$|_)|(?<!w)eig(?:h|vals)|(?<!re)solve|(?:^|_)fft|matrix_(?:exp|power)"
+    r"|ssm|selective_scan|triton|(?:^|_)moe(?:$|_)|(?:^|_)mlp(?:$|_)|fused_(?:dense|experts)",
+    re.IGNORECASE,
+)
+
+_FREE_IN_SPITE_OF_THE_NAME = re.compile(
+    # Weights packed, unpacked or laid out anew; the gates of a recurrent cell; sample frequencies; what checks,
+    # converts or moves. None multiplies.
+    r"(?:pre|un|_)?pack|reorder|flatten_weight|_thnn_fused_(?:gru|lstm)_cell|fft_r?fftfreq|_fused_sdp_choice"
+    r"|_linalg_check_errors|_fill_mem_eff_dropout_mask|_transform_bias_rescale_qkv|inductor_random"
+)
+
+_LIBRARIES_FREE = frozenset(
+    (
+        "bitsandbytes::dequantize_4bit bitsandbytes::dequantize_blockwise bitsandbytes::int8_double_quant "
+        "bitsandbytes::int8_mm_dequant bitsandbytes::int8_vectorwise_dequant bitsandbytes::int8_vectorwise_quant "
+        "bitsandbytes::optimizer_update_32bit bitsandbytes::optimizer_update_8bit_blockwise "
+        "bitsandbytes::quantize_4bit bitsandbytes::quantize_blockwise deepspeed::dim_zero_all_to_all "
+        "torchvision::_ps_roi_pool_backward torchvision::_roi_pool_backward torchvision::nms "
+        "torchvision::ps_roi_pool torchvision::roi_pool"
+    ).split()
+)
+"""Operators of libraries that people have read: they convert, compare, pool, update parameters or communicate."""
+
+
+def says_heavy(name: str) -> bool:
+    """Whether a name (without namespace) speaks of a product: mm, conv, attention, lstm, solve and the like."""
+    return _HEAVY_WORDS.search(name) is not None
+
+
+def is_free(qualified_name: str, operator: Any) -> bool:
+    """Whether *operator*, an ``OpOverload`` named ``namespace::name``, is known to have no FLOPs."""
+    namespace, _, name = qualified_name.partition("::")
+    if says_heavy(name) and not (namespace in TORCH_NAMESPACES and _FREE_IN_SPITE_OF_THE_NAME.search(name)):
+        return qualified_name in _LIBRARIES_FREE
+    return namespace in TORCH_NAMESPACES or qualified_name in _LIBRARIES_FREE or not _has_tensors(operator)
+
+
+def makes_views(operator: Any) -> bool:
+    """Whether all that the operator returns are views of what it is given, and it writes nothing."""
+    schema = schema_of(operator)
+    aliases = [value.alias_info for value in schema.returns]
+    written = any(value.alias_info is not None and value.alias_info.is_write for value in schema.arguments)
+    return bool(aliases) and not written and all(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _has_tensors(operator: Any) -> bool:
+    schema = schema_of(operator)
+    if "(...)" in str(schema):  # it takes or returns anything
+        return True
+    return any("Tensor" in str(value.type) for value in (*schema.arguments, *schema.returns))

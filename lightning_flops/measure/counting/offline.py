@@ -1,0 +1,162 @@
+"""Counts a model's training step on fake tensors: shapes without the work."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
+from lightning_flops.measure.torch_private.dispatch import DispatchMode, new_fake_mode
+from lightning_flops.measure.torch_private.modules import tree_map_only
+from lightning_flops.records import FlopRecord
+
+
+def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: CausalAttention = "full") -> FlopRecord:
+    """FLOPs of one eager forward of *model* on a batch of these shapes, and of the backward of all that it puts out.
+
+    Neither the model nor the random state is touched, no memory is taken, and compiled modules run eagerly. What the
+    forward keeps in attributes of modules is put back, and a ``functools.lru_cache`` that holds a fake tensor is
+    cleared; what it keeps elsewhere is not put back.
+
+    Args:
+        model: its parameters' shapes, dtypes and devices are what counts.
+        batch: a tuple of positional arguments, a dict of keyword arguments, or the one argument (a named tuple is one).
+        causal_attention: as for ``FlopCounter``.
+
+    Raises:
+        LightningFlopsError: a lazy module has no shapes yet.
+        Exception: whatever the model raises where its forward needs values: fake tensors have none.
+    """
+    counter = FlopCounter(model, causal_attention=causal_attention)
+    states = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    lazy = sorted(name for name, tensor in states.items() if is_lazy(tensor))
+    if lazy:
+        raise LightningFlopsError(
+            f"count_offline needs the shapes of all parameters, and {', '.join(lazy)} of lazy modules have none yet: "
+            "call the model once before"
+        )
+    fakes = _Fakes(new_fake_mode())
+    with _caches_cleared(fakes), _attributes_put_back(model):
+        _run(fakes, counter, model, states, batch)
+    return counter.record()
+
+
+class _Fakes(DispatchMode):  # type: ignore[no-untyped-call]
+    """Entered above *mode*: knows which of its fake tensors are still held, and shapes that torch refuses to give."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, mode: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.mode = mode
+        self.held: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        """By their ids."""
+
+    def fake(self, real: torch.Tensor) -> torch.Tensor:
+        """A fake tensor like *real*, the same one whenever the same is asked for: tied weights stay tied."""
+        fake: torch.Tensor = self.mode.from_tensor(real)
+        self.held[id(fake)] = fake
+        return fake
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = _SHAPES.get(func, func)(*args, **(kwargs or {}))
+        self.held.update((id(one), one) for one in tensors_of(out))
+        return out
+
+
+def _grouped_product(
+    first: torch.Tensor,
+    second: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``_grouped_mm``'s result: torch's own shape function takes bfloat16 alone, its kernels take other dtypes."""
+    groups = [offs.shape[0] if offs is not None else 1] if first.dim() == second.dim() == 2 else first.shape[:-2]
+    if first.dim() != second.dim():
+        groups = []
+    return first.new_empty([*groups, first.shape[-2], second.shape[-1]], dtype=out_dtype or first.dtype)
+
+
+_SHAPES: dict[Any, Callable[..., Any]] = (
+    {torch.ops.aten._grouped_mm.default: _grouped_product} if hasattr(torch.ops.aten, "_grouped_mm") else {}
+)
+
+
+def _run(fakes: _Fakes, counter: FlopCounter, model: nn.Module, states: Mapping[str, torch.Tensor], batch: Any) -> None:
+    """Runs the forward and the backward on fake tensors, under *counter*; keeps none of them."""
+    with fakes.mode, fakes, torch.compiler.set_stance("force_eager"):
+        by_id = {id(tensor): fakes.fake(tensor) for tensor in states.values()}
+        fake_states = {name: by_id[id(tensor)] for name, tensor in states.items()}
+        inputs = tree_map_only(torch.Tensor, fakes.fake, batch)
+        # Exactly a tuple: a named one, such as a PackedSequence, is an argument.
+        args = inputs if type(inputs) is tuple else () if isinstance(inputs, Mapping) else (inputs,)
+        kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+        with counter:
+            output = torch.func.functional_call(model, fake_states, args, kwargs, tie_weights=False)
+            roots = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
+            if roots:
+                torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+
+
+def tensors_of(output: Any, depth: int = 3) -> Iterator[torch.Tensor]:
+    """The tensors in a module's output, a few containers deep."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif depth and isinstance(output, (list, tuple, Mapping)):
+        for item in output.values() if isinstance(output, Mapping) else output:
+            yield from tensors_of(item, depth - 1)
+
+
+@contextmanager
+def _attributes_put_back(model: nn.Module) -> Iterator[None]:
+    """Afterwards every module has the attributes it had before, and their dicts, lists and sets hold what they held.
+
+    A forward may keep what it computes, a rotary table or a hook's weight: here that would be a fake tensor, and the
+    next real forward would compute with it. A container's class, which is the user's, may forbid to be written to, as
+    the configurations of diffusers do.
+    """
+    plain = (dict, OrderedDict, list, set)
+    before = [
+        (vars(module), dict(vars(module)), [(one, one.copy()) for one in vars(module).values() if type(one) in plain])
+        for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
+    try:
+        yield
+    finally:
+        for attributes, kept, containers in before:
+            attributes.clear()
+            attributes.update(kept)
+            for container, held in containers:
+                container.clear()
+                container.extend(held) if isinstance(container, list) else container.update(held)
+
+
+@contextmanager
+def _caches_cleared(fakes: _Fakes) -> Iterator[None]:
+    """Afterwards no ``functools.lru_cache`` holds one of these fake tensors, with which the next real forward computes.
+
+    Such a cache, of position codes for one, is a function's, and so of no module. Only a walk through all objects of
+    this process finds it, which takes as long as a small model's count: so only where a fake tensor is left.
+    """
+    try:
+        yield
+    finally:
+        for cache in gc.get_objects() if fakes.held else ():
+            if type(cache) is functools._lru_cache_wrapper and any(
+                getattr(tensor, "fake_mode", None) is fakes.mode
+                for held in gc.get_referents(cache)
+                for tensor in tensors_of(held)
+            ):
+                cache.cache_clear()

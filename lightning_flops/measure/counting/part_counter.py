@@ -1,0 +1,86 @@
+"""Counts the steps of a window part by part: what belongs to a part, and which parts cannot be separated."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import get_args
+
+from lightning_flops.measure.counting.flop_counter import FlopCounter
+from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops, TimePhase
+
+_TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
+
+_COUNTED_PARTS = ("backward", "optimizer", "transfer", "other")
+"""Parts of a step whose work counts as it comes; a forward's counts as the root's, that of anything else not at all."""
+
+
+class PartCounter:
+    """Counts whole steps; they add up."""
+
+    def __init__(self, counter: FlopCounter) -> None:
+        self.counter = counter
+        """Counts what runs inside of it."""
+        self._open: list[tuple[str, ExitStack]] = []
+        self._seen = PhaseFlops()
+        self._before_step = PhaseFlops()
+        self._buckets: BucketFlops = {}
+        self.flops = FlopRecord()
+        """What was counted until the last step ended."""
+        self.step_buckets: BucketFlops = {}
+        """FLOPs of the last step, by bucket and dtype."""
+        self.step_is_data_dependent = False
+        """Values in tensors have decided sizes in the last step."""
+        self.mixed: set[TimePhase] = set()
+        """Phases whose work ran, in part, while the loop was in another of them."""
+
+    def enter(self, part: str) -> None:
+        """*part* of a step begins, inside whatever part is running."""
+        self._look()
+        scope = ExitStack()
+        if part == "forward":
+            scope.enter_context(self.counter.in_root())
+        elif part not in _COUNTED_PARTS:
+            scope.enter_context(self.counter.pause())
+        self._open.append((part, scope))
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        if self._open:
+            self._look()
+            self._open.pop()[1].close()
+
+    def claim(self, part: TimePhase) -> None:
+        """What ran since the last part was left, if none is running now, was *part* too."""
+        if not self._open:
+            self._look(outside=part)
+
+    def step_ends(self) -> PhaseFlops:
+        """FLOPs of the step that ends here."""
+        self._look()
+        before, self._before_step = self._before_step, self.counter.total()
+        self.flops = self.counter.record()
+        buckets = self.flops.by_bucket()
+        self.step_buckets = {
+            key: spent for key, total in buckets.items() if (spent := total - self._buckets.get(key, 0))
+        }
+        self._buckets = buckets
+        self.step_is_data_dependent = self.counter.take_data_dependent()
+        return self._before_step - before
+
+    def give_up(self) -> None:
+        """Every part that is still open ends."""
+        while self._open:
+            self._open.pop()[1].close()
+
+    def _look(self, outside: str = "other") -> None:
+        """Notice work that ran while the loop was in another part than the one its time is looked for in."""
+        seen = self.counter.total()
+        part = self._open[-1][0] if self._open else outside
+        for phase, before, now in (
+            ("forward", self._seen.forward, seen.forward),
+            ("backward", self._seen.backward + self._seen.recompute, seen.backward + seen.recompute),
+            ("optimizer", self._seen.optimizer, seen.optimizer),
+        ):
+            if now > before and part != phase:
+                self.mixed.update(one for one in _TIME_PHASES if one in (phase, part))
+        self._seen = seen

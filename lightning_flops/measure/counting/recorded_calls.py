@@ -1,0 +1,252 @@
+"""What a call in a trace cost: the counter's own formulas, asked with tensors that have shapes and no memory.
+
+A trace with ``record_shapes`` has the sizes, dtypes and strides of a call's tensors and the values of its other
+arguments. From these come *meta* tensors; torch itself works out the shape of what the call returned. Where a file
+leaves something out, whatever asks for it says so, and the call is listed instead of counted.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import torch
+
+from lightning_flops.measure.counting.formulas import Unreadable, Work, lookup
+from lightning_flops.measure.counting.formulas.contract import tensors_in
+from lightning_flops.measure.counting.formulas.registry import says_heavy
+from lightning_flops.measure.counting.traffic import bytes_of, dtype_name
+from lightning_flops.measure.torch_private.operators import is_composite, overloads_named, schema_of
+from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
+
+_NAME = re.compile(r"\w+::\w+")
+
+_FLOATS: Mapping[str, torch.dtype] = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "c10::half": torch.float16,
+    "c10::complex<float>": torch.complex64,
+    "c10::complex<double>": torch.complex128,
+    "c10::complex<c10::half>": torch.complex32,
+    **{
+        f"c10::{name}": getattr(torch, name)
+        for name in "bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu".split()
+        if hasattr(torch, name)
+    },
+}
+_DTYPES: Mapping[str, torch.dtype] = {
+    **_FLOATS,
+    **dict.fromkeys(("long int", "long", "__int64"), torch.int64),
+    "int": torch.int32,
+    **dict.fromkeys(("short int", "short"), torch.int16),
+    **dict.fromkeys(("signed char", "char"), torch.int8),
+    "unsigned char": torch.uint8,
+    "bool": torch.bool,
+}
+"""What C++ calls the dtypes, in lower case: several compilers differ in the words, and old files in their case."""
+
+_SHAPES: Mapping[str, Callable[..., torch.Tensor]] = {
+    "aten::mm": lambda a, b, *_: _product(a, b),
+    "aten::bmm": lambda a, b, *_: _product(a, b),
+    "aten::addmm": lambda c, a, b, *_: _product(a, b),
+    "aten::linear": lambda x, weight, *_: _product(x, weight.mT),
+    "aten::baddbmm": lambda c, a, b, *_: _product(a, b),
+}
+"""What the commonest operators return: torch's own rules for some of these import its compiler, which takes seconds."""
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.shape[-1] != b.shape[-2] or (b.dim() > 2 and a.shape[:-2] != b.shape[:-2]):
+        raise Unreadable("the sizes of its arguments do not fit together")
+    return a.new_empty((*a.shape[:-1], b.shape[-1]))
+
+
+_TENSOR_LISTS = ("tensorlist", "tensor[]")
+
+
+class _NotWritten:
+    """Stands for an argument that the file does not give. Whatever a formula asks of it ends the counting."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise Unreadable(f"{self._what} is not in the file")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse()
+
+    __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = __getitem__ = __eq__ = __hash__ = _refuse
+
+
+def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
+    """What a call of *operator* cost, by the formulas of the counter. Nothing that stands in a file makes it raise."""
+    name = operator.replace("::", ".", 1)
+    if _NAME.fullmatch(operator) is None:
+        return RecordedWork(role="composite", operator=name)  # a scope or a node of autograd
+    types = [str(one).lower() for one in inputs.types]
+    found = _overloads(operator, tuple(types))
+    if not found:
+        return RecordedWork(
+            role="unknown",
+            operator=name,
+            heavy=_may_multiply(name, types),
+            reason="this torch has no such operator, and no formula is known for it",
+        )
+    works = (_work(name, types, inputs, one) for one in found)
+    first = next(works)
+    return first if not first.reason else next((work for work in works if not work.reason), first)
+
+
+def _work(name: str, types: Sequence[str], inputs: RecordedInputs, function: Any) -> RecordedWork:
+    """What a call cost if it was one of this overload."""
+    composite, entry, schema = is_composite(function), lookup(function), schema_of(function)
+    if entry.kind == "free":
+        return RecordedWork(role="composite" if composite else "free", operator=name)
+    if entry.kind == "unknown":
+        heavy = _may_multiply(name, types)
+        return RecordedWork(
+            role="composite" if composite else "unknown", operator=name, heavy=heavy, reason="it has no formula"
+        )
+    try:
+        args, kwargs = _arguments(schema, _last(inputs, len(schema.arguments)))
+        out = _result(function, args, kwargs)
+        answer = entry.compute(args, kwargs, out)
+        work = answer if isinstance(answer, Work) else Work(answer)
+        dtype = dtype_name(entry.dtype_of(args, kwargs, out))
+    except Exception as error:  # a formula on shapes that no torch has written may raise anything
+        known = isinstance(error, Unreadable)
+        reason = str(error) if known else f"its formula cannot read these shapes ({type(error).__name__})"
+        return RecordedWork(role="composite" if composite else "unread", operator=name, heavy=True, reason=reason)
+    return RecordedWork(
+        role="composite" if composite else "counts",
+        operator=name,
+        dtype=dtype,
+        flops=work.flops,
+        recompute=work.recompute,
+        skipped=work.skipped,
+        bytes=_bytes(args, kwargs, out),
+    )
+
+
+def _last(inputs: RecordedInputs, count: int) -> RecordedInputs:
+    """The last arguments, which are a call's own: TorchScript records all that its interpreter has on the stack."""
+    if len(inputs.types) <= count:
+        return inputs
+    columns: dict[str, Any] = {name: getattr(inputs, name) for name in ("dims", "types", "concrete", "strides")}
+    last: dict[str, Any] = {name: one if one is None else one[len(one) - count :] for name, one in columns.items()}
+    return RecordedInputs(**last)
+
+
+@lru_cache(maxsize=4096)
+def _overloads(name: str, types: tuple[str, ...]) -> tuple[Any, ...]:
+    """What a call with arguments of these types can be, likeliest first."""
+    overloads = overloads_named(name)
+    found = [one for one in overloads if _takes(schema_of(one), types)]
+    # What is left over of a call by TorchScript stands before its arguments.
+    for one in sorted(overloads, key=lambda one: -len(schema_of(one).arguments)):
+        count = len(schema_of(one).arguments)
+        if 0 < count < len(types) and _takes(schema_of(one), types[-count:]):
+            found.append(one)
+    if not found and overloads and (lookup(overloads[0]).kind != "formula" or is_composite(overloads[0])):
+        found = overloads[:1]  # a formula would take arguments of another version of torch for those that it knows
+    return tuple(found)
+
+
+def _takes(schema: Any, types: Sequence[str]) -> bool:
+    """Whether a call with arguments of these types can be one of this overload."""
+    if len(schema.arguments) != len(types):
+        return False
+    return all(_fits(str(argument.type), written) for argument, written in zip(schema.arguments, types, strict=True))
+
+
+def _fits(declared: str, written: str) -> bool:
+    if declared in ("Tensor", "Optional[Tensor]"):
+        return written in _DTYPES or written == "" or written.startswith("c10::")
+    if "Tensor" in declared:
+        return written in _TENSOR_LISTS or written in ("", "genericlist")
+    # Old files write a plain number's type with a capital, which is lost here.
+    return written not in _TENSOR_LISTS and not written.startswith("c10::")
+
+
+def _may_multiply(name: str, types: Sequence[str]) -> bool:
+    return says_heavy(name.partition(".")[2]) or any(one in _FLOATS for one in types)
+
+
+def _arguments(schema: Any, inputs: RecordedInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, positional and by keyword; tensors are meta tensors."""
+    values = {one.name: _value(one, place, inputs) for place, one in enumerate(schema.arguments)}
+    by_name = {one.name: values.pop(one.name) for one in schema.arguments if one.kwarg_only}
+    return tuple(values.values()), by_name
+
+
+def _value(argument: Any, place: int, inputs: RecordedInputs) -> Any:
+    declared, optional = str(argument.type), str(argument.type).startswith("Optional")
+    written = str(_at(inputs.types, place) or "").lower()
+    dims, strides = _at(inputs.dims, place), None if inputs.strides is None else _at(inputs.strides, place)
+    missing = _NotWritten(f"the argument {argument.name}")
+    if declared in ("Tensor", "Optional[Tensor]"):
+        return None if optional and not written else _tensor(dims, strides, _DTYPES.get(written), missing)
+    if "Tensor" in declared:
+        if not isinstance(dims, Sequence) or written not in _TENSOR_LISTS:
+            return missing
+        # A list's dtype is not written. Its tensors' shapes are what formulas ask for.
+        known = next((dtype for one in inputs.types if (dtype := _DTYPES.get(str(one).lower()))), None)
+        many = strides if isinstance(strides, Sequence) and len(strides) == len(dims) else [None] * len(dims)
+        return [_tensor(one, its, known, missing) for one, its in zip(dims, many, strict=True)]
+    text = None if inputs.concrete is None else _at(inputs.concrete, place)
+    if isinstance(text, str) and text:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return missing
+    if not written and optional:
+        return None
+    # What a result is scaled by: no shape and no count depends on it.
+    return argument.default_value if declared == "number" and argument.default_value is not None else missing
+
+
+def _at(values: Sequence[Any], place: int) -> Any:
+    """What stands at *place*; an empty list beyond the end: torch 1.9 leaves the last ones out where they are empty."""
+    return values[place] if place < len(values) else []
+
+
+def _tensor(dims: Any, strides: Any, dtype: torch.dtype | None, missing: _NotWritten) -> Any:
+    sizes = _sizes(dims)
+    if sizes is None or dtype is None:
+        return missing
+    if strides is None:
+        return torch.empty(sizes, dtype=dtype, device="meta")
+    steps = _sizes(strides)
+    if steps is None or len(steps) != len(sizes):
+        return missing  # a sparse tensor: how many elements it stores is not written
+    return torch.empty_strided(sizes, steps, dtype=dtype, device="meta")
+
+
+def _sizes(dims: Any) -> list[int] | None:
+    is_list = isinstance(dims, Sequence) and not isinstance(dims, str)
+    return list(dims) if is_list and all(type(size) is int and size >= 0 for size in dims) else None
+
+
+def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What the call returned, as meta tensors, by torch's own rules."""
+    shape = _SHAPES.get(schema_of(function).name)
+    out = None
+    try:
+        if shape is not None:
+            out = shape(*args)
+        else:
+            with torch.no_grad():
+                out = function(*args, **kwargs)
+    except Unreadable:
+        raise
+    except Exception:  # an argument is not written, or the operator has no rule for shapes
+        return _NotWritten("the shape of its result")
+    return out
+
+
+def _bytes(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:
+    return None if isinstance(out, _NotWritten) else bytes_of(list(tensors_in((*args, *kwargs.values(), out))))

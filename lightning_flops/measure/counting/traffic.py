@@ -1,0 +1,180 @@
+"""What the counter keeps about one operator: its formula, the bytes that a call moves, and what values decide in it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lightning_flops.measure.counting.formulas import Entry, lookup
+from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES
+from lightning_flops.measure.torch_private.modules import stored
+from lightning_flops.measure.torch_private.operators import OpOverload, schema_of
+
+_OVERWRITING = frozenset(
+    (
+        "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ eye "
+        "trunc_normal_"
+    ).split()
+)
+"""In-place operators that write their first argument without reading it."""
+
+_NO_TRAFFIC = frozenset(
+    (
+        "empty empty_like empty_strided empty_permuted empty_quantized _empty_affine_quantized new_empty "
+        "new_empty_strided _unsafe_view lift_fresh lift detach alias is_same_size size stride numel dim sym_size "
+        "sym_stride sym_numel sym_storage_offset is_contiguous is_strides_like_format set_ resize_ resize_as_ "
+        "_resize_output_ _local_scalar_dense _nested_tensor_size _nested_tensor_strides _nested_get_values "
+        "_nested_tensor_storage_offsets _nested_view_from_jagged _nested_get_offsets _nested_get_lengths "
+        "_nested_get_jagged_dummy"
+    ).split()
+)
+"""Operators that move no tensor's data: they make a view, an unfilled tensor, or read its shape."""
+
+_SELECTING = frozenset("embedding index index_select gather take take_along_dim select_copy slice_copy".split())
+"""Operators that read of their first argument only what they put out."""
+
+_READS_NUMBER = "_local_scalar_dense"
+"""The operator behind ``Tensor.item``, and wherever else a tensor stands for a number."""
+
+_SIZED_BY_VALUES = frozenset(
+    (
+        "_pack_padded_sequence _nested_tensor_from_mask _nested_tensor_from_tensor_list _nested_view_from_jagged "
+        "_to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc"
+    ).split()
+)
+"""Operators of whose results torch does not say that numbers in tensors may decide their sizes."""
+
+
+class Operator:
+    """One overload of an operator, or a higher-order operator."""
+
+    def __init__(self, function: Any, entry: Entry | None = None) -> None:
+        self.function = function
+        self.entry = entry = lookup(function) if entry is None else entry
+        self.name = entry.name
+        self.counted = entry.kind == "formula"
+        self.listed = entry.kind == "unknown"
+        self.higher_order = not isinstance(function, OpOverload)
+        short = entry.name.rpartition(".")[2]
+        self.overwrites = short in _OVERWRITING
+        self.selects = short in _SELECTING
+        self.reads_number = short == _READS_NUMBER
+        self.keywords: tuple[str, ...] | None = None
+        self.sized_by_values: Callable[[tuple[Any, ...]], bool] | None = _has_sparse if self.counted else None
+        """Asks a call's arguments whether numbers in tensors decide the size of its result; None: they never do."""
+        self.moves_nothing = self.looks_inside = False
+        if self.higher_order:
+            return
+        schema = schema_of(function)
+        self.keywords = tuple(
+            argument.name
+            for argument in schema.arguments
+            if argument.kwarg_only and not (argument.alias_info is not None and argument.alias_info.is_write)
+        )
+        self.sized_by_values = _sized_by_values(function, short) or self.sized_by_values
+        self.moves_nothing = entry.kind == "free" and (
+            short in _NO_TRAFFIC
+            or all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
+        )
+        self.looks_inside = self.listed or (self.counted and schema.name.partition("::")[0] not in TORCH_NAMESPACES)
+
+    def bytes_read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: int) -> int:
+        """Bytes of the tensors that a call reads, which puts out so many."""
+        read = bytes_of(args[1:] if self.overwrites else args)
+        if kwargs:
+            for name in kwargs if self.keywords is None else self.keywords:
+                read += bytes_of(kwargs.get(name))
+        return read - max(0, bytes_of(args[0]) - written) if self.selects and args else read
+
+
+def _sized_by_values(function: Any, short: str) -> Callable[[tuple[Any, ...]], bool] | None:
+    if short == _READS_NUMBER:
+        return _is_whole
+    if short == "index":
+        return _has_mask
+    always = short in _SIZED_BY_VALUES or torch.Tag.dynamic_output_shape in function.tags
+    return (lambda args: True) if always else None
+
+
+def _has_mask(args: tuple[Any, ...]) -> bool:
+    """Whether the second argument, which are indexes, has a mask among them."""
+    indexes = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
+    return any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in indexes)
+
+
+def _has_sparse(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args)
+
+
+def _is_whole(args: tuple[Any, ...]) -> bool:
+    """Whether the first argument holds whole numbers, which may become sizes."""
+    return not (args[0].dtype is torch.bool or args[0].is_floating_point() or args[0].is_complex())
+
+
+def bytes_of(value: Any) -> int:
+    """Bytes of a tensor, or of the tensors in a list, tuple or dict; 0 for anything else."""
+    kind = type(value)
+    if kind is Tensor or kind is Parameter or isinstance(value, Tensor):
+        try:
+            return int(value.nbytes)
+        except (RuntimeError, TypeError):
+            return _stored_bytes(value)
+    if kind is list or kind is tuple or isinstance(value, (list, tuple)):
+        return sum([bytes_of(item) for item in value])
+    if isinstance(value, dict):
+        return sum(map(bytes_of, value.values()))
+    return 0
+
+
+def _stored_bytes(tensor: Tensor) -> int:
+    try:
+        values = stored(tensor)[1] if tensor.layout is torch.sparse_coo else tensor.values()
+        return int(values.numel()) * int(values.element_size())
+    except (RuntimeError, TypeError, AttributeError):
+        return 0  # an opaque layout, or a subclass's
+
+
+def elements_of(value: Any) -> int:
+    """Elements of a tensor, or of the tensors in a list or tuple; 0 for anything else."""
+    if isinstance(value, Tensor):
+        try:
+            return int(value.numel())
+        except (RuntimeError, TypeError):
+            return 0
+    return sum(map(elements_of, value)) if isinstance(value, (list, tuple)) else 0
+
+
+def needs_gradient(values: Any) -> bool:
+    """Whether any tensor among *values*, lists searched too, requires a gradient."""
+    return any(
+        value.requires_grad if isinstance(value, Tensor) else isinstance(value, (list, tuple)) and needs_gradient(value)
+        for value in values
+    )
+
+
+@functools.cache
+def dtype_name(dtype: torch.dtype | str) -> str:
+    """Name of a dtype as records have it: ``bfloat16``; one name for all 8-bit floats, one for all 4-bit ones."""
+    name = str(dtype).removeprefix("torch.")
+    return next((narrow for narrow in ("float8", "float4") if name.startswith(narrow)), name)
+
+
+def tf32_operators() -> Callable[[str], bool] | None:
+    """Which operators, by name, the CUDA backend would run in TF32 when their tensors are float32, as things stand.
+
+    None without a CUDA device.
+    """
+    if not torch.cuda.is_available():
+        return None
+    # The older switches (allow_tf32, set_float32_matmul_precision) set these too; they raise when asked after these
+    # were set on their own.
+    backends: Any = torch.backends
+    kinds = {"conv": backends.cudnn.conv, "rnn": backends.cudnn.rnn, "": backends.cuda.matmul}
+    fast = {word: kind.fp32_precision == "tf32" for word, kind in kinds.items()}
+    # The fused kernels that take float32 multiply in float32.
+    return lambda name: "attention" not in name and next(on for word, on in fast.items() if word in name)

@@ -1,0 +1,130 @@
+"""Torch's global module hooks, put up for a while and out of the compiler's sight."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from lightning_flops.measure.torch_private.compiler import compiler_callbacks, hide
+from lightning_flops.signals import words_of
+from lightning_flops.text.printable import package_logger
+
+logger = package_logger(__name__)
+
+Failed = Callable[[str, Exception], None]
+"""Gets the place where something of ours failed, and the error; it never raises."""
+
+EnterHook = Callable[[nn.Module, Any], None]
+LeaveHook = Callable[[nn.Module, Any, Any], None]
+
+_IGNORED = re.compile(r"Using `torch.compile\(module\)` when there are global hooks")
+"""What torch warns users of ``torch.compile(module)`` about hooks that are not theirs."""
+
+
+def put_up_hooks(
+    undo: ExitStack,
+    on_enter: EnterHook,
+    on_leave: LeaveHook,
+    on_compiled: Callable[[], None] = lambda: None,
+    *,
+    failed: Failed | None = None,
+) -> None:
+    """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised.
+
+    They run in the user's step: what one of them raises goes to *failed*, with the place, or once to the log.
+
+    While torch compiles something the hooks are down: compiled code that had seen them would break its graph at them,
+    and would be compiled again as soon as they are gone.
+
+    *undo* takes them down again. *on_compiled* is called when torch has compiled something.
+    """
+    said: list[str] = []
+
+    def has_failed(where: str, error: Exception) -> None:
+        if failed is not None:
+            failed(where, error)
+        elif not said:
+            said.append(where)
+            logger.warning("profiling failed in %s: %s", where, words_of(error), exc_info=error)
+
+    def enters(module: nn.Module, args: Any) -> None:
+        try:
+            on_enter(module, args)
+        except Exception as error:
+            has_failed("a module's forward pre-hook", error)
+
+    def leaves(module: nn.Module, args: Any, output: Any) -> None:
+        try:
+            on_leave(module, args, output)
+        except RecursionError:
+            # There is no room for us after a forward that found none, nor for words about it.
+            return
+        except Exception as error:
+            has_failed("a module's forward hook", error)
+
+    for function in (enters, leaves):
+        hide(function)
+    handles: list[Any] = []
+    is_over: list[bool] = []
+
+    def put_up() -> None:
+        if not is_over and not handles:
+            handles.append(register_module_forward_pre_hook(enters))
+            handles.append(register_module_forward_hook(leaves, always_call=True))
+
+    def take_down() -> None:
+        while handles:
+            handles.pop().remove()
+
+    def compiles(reason: Any) -> None:
+        take_down()
+
+    def compiled(reason: Any) -> None:
+        put_up()
+        try:
+            on_compiled()
+        except Exception as error:
+            has_failed("code that was just compiled", error)
+
+    _silence_hook_warning(undo)
+    undo.callback(take_down)
+    undo.callback(is_over.append, True)
+    for callback in (take_down, put_up):
+        hide(callback)
+    around_compilations(undo, compiles, compiled)
+    put_up()
+
+
+def around_compilations(undo: ExitStack, begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:
+    """Calls *begins* before torch compiles something and *ends* after it, until *undo* is closed."""
+    if (compiler := compiler_callbacks()) is not None:
+        for callback in (begins, ends):
+            hide(callback)  # torch holds a lock around these calls, and would take it again to compile them
+        undo.callback(_take_out, compiler.remove_start_callback, begins)
+        compiler.register_start_callback(begins)
+        undo.callback(_take_out, compiler.remove_end_callback, ends)
+        compiler.register_end_callback(ends)
+
+
+def _take_out(remove: Callable[[Any], None], callback: Callable[[Any], None]) -> None:
+    with suppress(ValueError):  # it is not there
+        remove(callback)
+
+
+def _silence_hook_warning(undo: ExitStack) -> None:
+    """Keeps torch from warning users of ``torch.compile(module)`` about hooks that are not theirs.
+
+    Each one inside has a filter of its own, as ``warnings.filters`` holds it, so that they may leave in any order. The
+    functions of ``warnings`` that change filters make Python forget which warnings it has shown: the user would see
+    each of them again. A filter that ignores something needs no forgetting.
+    """
+    own: Any = ("ignore", _IGNORED, Warning, None, 0)
+    warnings.filters.insert(0, own)  # type: ignore[attr-defined]
+    # The user may put others in the place of the list.
+    undo.callback(_take_out, lambda one: warnings.filters.remove(one), own)  # type: ignore[attr-defined]

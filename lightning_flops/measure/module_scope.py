@@ -1,0 +1,184 @@
+"""Which modules a model has: their names without wrappers' prefixes, and what the report says about each."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+
+import torch
+from torch import nn
+
+from lightning_flops.measure.parameter_sizes import Held, Parameters
+from lightning_flops.measure.random_state import random_state_kept
+from lightning_flops.measure.torch_private.modules import children_of, wraps
+from lightning_flops.records import ModuleRecord
+from lightning_flops.signals import words_of
+from lightning_flops.text.printable import package_logger
+
+logger = package_logger(__name__)
+
+
+def require_module(model: object) -> None:
+    """Check that *model* is a module.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model inside of wrappers such as DistributedDataParallel or what ``torch.compile`` returns."""
+    while (inner := next((child for name, child in module.named_children() if wraps(module, name)), None)) is not None:
+        module = inner
+    return module
+
+
+def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module of *root* under each of its names, wrappers' prefixes removed, in ``named_modules`` order.
+
+    A wrapper and the module it wraps have the same name; both are yielded, the wrapper first. A shared module is
+    yielded under every name, and so are the modules below it. A module that contains itself is yielded once on each
+    path.
+    """
+    # An explicit stack, so that no model is too deep for Python.
+    pending: list[tuple[str, nn.Module, frozenset[int]]] = [("", root, frozenset())]
+    while pending:
+        name, module, above = pending.pop()
+        yield name, module
+        children = children_of(module)
+        if not children:
+            continue
+        within = above | {id(module)}
+        below = [
+            (name if wraps(module, key) else f"{name}.{key}" if name else key, child, within)
+            for key, child in children.items()
+            if child is not None and id(child) not in within
+        ]
+        pending.extend(reversed(below))
+
+
+class ModuleNames:
+    """The names of a model's modules, kept beside the model."""
+
+    def __init__(self, root: nn.Module | None) -> None:
+        self._root = root
+        self._known: dict[nn.Module, tuple[str, ...]] = {}
+        """Each module's names: several if it is shared."""
+        self._strangers: set[nn.Module] = set()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Reads the names again, because modules come and go while a model is set up."""
+        names: dict[nn.Module, tuple[str, ...]] = {}
+        for name, module in () if self._root is None else named_modules(self._root):
+            known = names.get(module, ())
+            if name not in known:
+                names[module] = (*known, name)
+        self._known = names
+        self._strangers = set()
+
+    def name_for(self, module: nn.Module, caller: str) -> str | None:
+        """Name of a module that the module named *caller* calls; None if it is not one of the root's.
+
+        For a shared module it is the name nearest to the caller's, or else the first.
+        """
+        if module not in self._known and module not in self._strangers:
+            # Seen for the first time: added since the names were read, or not the root's, such as a loss function.
+            strangers = {*self._strangers, module}
+            self.refresh()
+            self._strangers = strangers.difference(self._known)
+        known = self._known.get(module, ())
+        if len(known) < 2:
+            return known[0] if known else None
+        return max(known, key=lambda name: _shared_depth(name, caller))
+
+    def modules(self) -> Iterable[nn.Module]:
+        """The modules that have names, each once."""
+        return self._known.keys()
+
+
+def _shared_depth(name: str, caller: str) -> int:
+    """How many leading parts the two names share."""
+    pairs = zip(name.split("."), caller.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def describe_modules(
+    root: nn.Module,
+    *,
+    whole: nn.Module | None = None,
+    note: Callable[[str], object] = logger.warning,
+) -> tuple[ModuleRecord, ...]:
+    """What each module of *root* is and how many parameters it holds, in ``named_modules`` order.
+
+    A module with several names is listed under each; the later ones are aliases of the first. Parameters are counted
+    once in each subtree, however often they are shared in it. A shard counts with its full size.
+
+    Args:
+        root: the model.
+        whole: *root* with all its wrappers, which may know more about its parameters; None if it has none.
+        note: gets a sentence about anything that cannot be known.
+    """
+    parameters = Parameters(root if whole is None else whole, note=note)
+    described: dict[str, nn.Module] = {}
+    """Of a wrapper and what it wraps the latter, which the user wrote."""
+    own: dict[nn.Module, dict[Hashable, Held]] = {}
+    below: defaultdict[str, dict[Hashable, Held]] = defaultdict(dict)
+    for name, module in named_modules(root):
+        described[name] = module
+        if module not in own:
+            own[module] = parameters.of(module)
+        if own[module]:
+            for above in _with_those_above(name):
+                below[above].update(own[module])
+    with random_state_kept():
+        extra_reprs = {module: _extra_repr(module) for module in described.values()}
+    first_name: dict[nn.Module, str] = {}
+    records = []
+    for name, module in described.items():
+        shapes = tuple(held.shape for held in own[module].values() if held.shape is not None)
+        all_held = below[name].values()
+        alias_of = first_name.get(module)
+        first_name.setdefault(module, name)
+        records.append(
+            ModuleRecord(
+                name=name,
+                type_name=type(module).__name__,
+                extra_repr=extra_reprs[module],
+                params=sum(held.size for held in all_held),
+                trainable_params=sum(held.size for held in all_held if held.trainable),
+                local_params=sum(held.local for held in all_held),
+                parameter_bytes=_bytes_by_dtype(all_held),
+                alias_of=alias_of,
+                # A size of 1 is one channel per group: no sum over channels.
+                weight_sizes=tuple(size for shape in shapes if len(shape) >= 2 for size in shape[:2] if size != 1),
+                parameter_shapes=shapes,
+            )
+        )
+    return tuple(records)
+
+
+def _with_those_above(name: str) -> Iterator[str]:
+    """*name* and the names of the modules that it is in."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
+
+
+def _extra_repr(module: nn.Module) -> str:
+    try:
+        return str(module.extra_repr())
+    except Exception as error:
+        # A user's method may need something that the module does not have yet, and may raise anything.
+        return f"extra_repr raised {words_of(error).partition(':')[0]}"
+
+
+def _bytes_by_dtype(parameters: Iterable[Held]) -> dict[str, int]:
+    sums: defaultdict[torch.dtype, int] = defaultdict(int)
+    for held in parameters:
+        sums[held.dtype] += held.size * held.dtype.itemsize
+    return dict(sorted((str(dtype).removeprefix("torch."), size) for dtype, size in sums.items() if size))

@@ -1,0 +1,500 @@
+"""Owns the window: micro-steps go in, one ``WindowRecord`` comes out.
+
+An adapter's events reach a ``Recorder`` by the ``Run``. The recorder's phase, and nothing else, decides which step is
+counted, which are timed, and when the window is over::
+
+    waiting ── open() ──> counting ──> settling ──> timing ──────────────────────┬──> tracing ──> closed
+                             ^                        │                          │
+                             └── signatures keep changing: as many are counted ──┘
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, get_args
+
+from torch import nn
+
+from lightning_flops import host_clock
+from lightning_flops.config import TraceSchedule
+from lightning_flops.measure.batches import never_alike, shapes_text
+from lightning_flops.measure.counting.flop_counter import FlopCounter
+from lightning_flops.measure.counting.part_counter import PartCounter
+from lightning_flops.measure.module_scope import describe_modules
+from lightning_flops.measure.notes import Notes, notes_on_times
+from lightning_flops.measure.timing.clocks import WallClock
+from lightning_flops.measure.timing.phase_timer import PhaseTimer, StepMarks
+from lightning_flops.measure.tracing.trace_cycles import TraceCycles
+from lightning_flops.records import (
+    BucketFlops,
+    ModuleRecord,
+    RunContext,
+    Shapes,
+    StepRecord,
+    StepSignature,
+    TimePhase,
+    WindowRecord,
+)
+
+_TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
+
+_LEAST_WATCHED = 10
+"""Signatures "keep changing" when none of as many steps as are to be timed, and at least so many, has the counted
+step's, or when twice as many steps did not have enough of them."""
+
+
+_LEAST_SETTLE_STEPS = 2
+
+
+class Phase(Enum):
+    """What a recorder does with the running step."""
+
+    WAITING = "waiting"
+    """The step to count is still to come."""
+    SAMPLING = "sampling"
+    """One step is counted outside of every window, for the FLOPs of the run; then the recorder waits again."""
+    COUNTING = "counting"
+    SETTLING = "settling"
+    """Steps are left alone until the loader's queue has drained."""
+    TIMING = "timing"
+    TRACING = "tracing"
+    CLOSED = "closed"
+
+
+def steps_to_settle(*, batches_ahead: int, batches_a_step: int) -> int:
+    """Steps to leave alone after a counted one, until the *batches_ahead* that a loader fetches meanwhile are used up.
+
+    While a step is counted, the loader's workers run ahead, and the next steps find batches ready. If those were timed,
+    they would show less waiting than there is in the long run.
+    """
+    return max(_LEAST_SETTLE_STEPS, math.ceil(batches_ahead / batches_a_step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedStep:
+    """FLOPs of one step."""
+
+    flops: BucketFlops
+    lower_bound: bool
+    """An operator that may have FLOPs was not counted."""
+    data_dependent: bool = False
+    """Values in its tensors decided sizes: another step of its shapes may have other FLOPs."""
+
+
+@dataclass(slots=True)
+class _RunningStep:
+    """What is known of the step that is running."""
+
+    batches: list[Shapes] = field(default_factory=list)
+    samples: int | None = 0
+    tokens: int | None = 0
+    parts: Tally[str] = field(default_factory=Tally)
+    """How often each part began that is a forward, a backward or an update by itself."""
+
+    def add_batch(self, shapes: Shapes, *, samples: int | None, tokens: int | None) -> None:
+        """A batch of this step went through the loop; None for samples or tokens that are not known."""
+        self.batches.append(never_alike(shapes))
+        self.samples = None if self.samples is None or samples is None else self.samples + samples
+        self.tokens = None if self.tokens is None or tokens is None else self.tokens + tokens
+
+    def record(self, index: int) -> StepRecord:
+        """The step's record; *index* steps of the run came before it."""
+        parts = self.parts
+        return StepRecord(
+            index=index,
+            signature=StepSignature(
+                batches=tuple(map(shapes_text, self.batches)),
+                forwards=parts["forward"],
+                backwards=parts["backward"],
+                updates=parts["optimizer"],
+            ),
+            micro_steps=len(self.batches),
+            samples=self.samples,
+            tokens=self.tokens,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Measured:
+    """What a window has measured since its first step was counted."""
+
+    counter: PartCounter
+    counted: list[StepRecord]
+    """One step; several where signatures keep changing."""
+    modules: tuple[ModuleRecord, ...]
+    timer: PhaseTimer | None
+    """None where the device cannot be timed."""
+    watched: list[tuple[StepRecord, StepMarks]] = field(default_factory=list)
+    """The steps that ran while some were timed."""
+    matches: int = 0
+    """How many of them have the counted step's signature."""
+    settled: int = 0
+    """Steps that were left alone."""
+    variable: bool = False
+    """Steps keep changing in their signatures."""
+    complete: bool = False
+    """Whether counts and times are."""
+
+    def is_comparable(self, signature: StepSignature) -> bool:
+        """Whether a step of this signature can be compared with what was counted."""
+        return self.variable or signature == self.counted[0].signature
+
+    def timed(self, clock: WallClock | None) -> tuple[StepRecord, ...]:
+        """The steps that can be compared with what was counted, with their seconds."""
+        if clock is None or self.timer is None or not self.watched:
+            return ()
+        clock.settle()
+        steps = []
+        for step, marks in self.watched:
+            if self.is_comparable(step.signature):
+                seconds, reader_sec, excluded_sec = self.timer.read(marks)
+                steps.append(replace(step, seconds=seconds, reader_sec=reader_sec, excluded_sec=excluded_sec))
+        return tuple(steps)
+
+
+class Recorder:
+    """One window over the steps of one training run, on one rank.
+
+    The caller says when a batch is done (``end_batch``). While ``marking`` is true it also runs each batch inside
+    ``batch_scope`` and calls ``enter``/``leave`` around each part of a step.
+
+    Args:
+        root: the model whose modules own the work.
+        timing_steps: how many steps of the counted step's signature to time.
+        settle_steps: steps left alone after the counted one, for the data loader's queue to drain.
+        clock: stamps the parts of a step; None if the device cannot be timed.
+        new_counter: makes the FLOP counter when the window opens.
+        notes: gets what the report must say of this window.
+        tracing: traces steps after the timed ones; None: none is traced.
+        whole: returns *root* with all its wrappers, which may know more about its parameters; None: it has no wrapper.
+        counted: gets every step that was counted to its end.
+        now: the host's clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        *,
+        timing_steps: int,
+        settle_steps: int,
+        clock: WallClock | None,
+        new_counter: Callable[[nn.Module], FlopCounter],
+        notes: Notes,
+        tracing: TraceCycles | None = None,
+        whole: Callable[[], nn.Module | None] = lambda: None,
+        counted: Callable[[CountedStep], None] = lambda step: None,
+        now: Callable[[], float] = host_clock.now,
+    ) -> None:
+        self._root, self._whole, self._new_counter = root, whole, new_counter
+        self._timing_steps, self._clock, self._now = timing_steps, clock, now
+        self._notes, self._tell_counted = notes, counted
+        self._traces = TraceCycles(None, TraceSchedule()) if tracing is None else tracing
+        self._settle_steps = min(settle_steps, timing_steps)
+        self.state = Phase.WAITING
+        self._step = _RunningStep()
+        self._ended: _RunningStep | None = None
+        """A step that is over, until its last batch's scope is left."""
+        self._steps_done = self._profile_step = 0
+        self._counter: PartCounter | None = None
+        """Counts the running step, where one is counted."""
+        self._sampler: PartCounter | None = None
+        self._measured: _Measured | None = None
+        self._unseen: set[TimePhase] = set()
+        self._slowed_batches, self._slowed_sec = 0, 0.0
+        self._scope = ExitStack()  # of the batch that runs
+        self._undo = ExitStack()
+        self._undo.callback(self._traces.give_up)
+        self._undo.callback(self._scope.close)
+
+    @property
+    def counting(self) -> bool:
+        """Whether the running step is counted; its time is then not usable."""
+        return self.state in (Phase.COUNTING, Phase.SAMPLING)
+
+    @property
+    def idle(self) -> bool:
+        """Whether steps pass by, neither counted, timed nor traced."""
+        return self.state in (Phase.WAITING, Phase.SETTLING)
+
+    @property
+    def timer(self) -> PhaseTimer | None:
+        """Takes the marks of the running step if it is timed."""
+        return self._measured.timer if self.state is Phase.TIMING and self._measured is not None else None
+
+    @property
+    def tracing(self) -> bool:
+        """Whether the running step is traced, or is the warm-up for it; its time is then not usable."""
+        return self.state is Phase.TRACING and not self._traces.waits
+
+    @property
+    def marking(self) -> bool:
+        """Whether the running step's phases must be marked."""
+        return self.counting or self.state is Phase.TIMING or self.tracing
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is measured."""
+        return self.state is Phase.CLOSED
+
+    @property
+    def has_counted(self) -> bool:
+        """Whether a step of the window was counted to its end."""
+        return self._measured is not None
+
+    def open(self, *, steps_done: int) -> None:
+        """The step that begins now is the one to count; *steps_done* steps of the run came before it."""
+        if self.state is Phase.WAITING:
+            self._steps_done = self._profile_step = steps_done
+            self._counter = self._part_counter()
+            self.state = Phase.COUNTING
+
+    def sample(self, *, steps_done: int) -> None:
+        """The running step, of which no batch has run, is counted outside of every window.
+
+        The caller reports its batches as of a window's, inside ``batch_scope``; *steps_done* as for ``open``.
+        """
+        if self.state is Phase.WAITING:
+            self._steps_done, self._step = steps_done, _RunningStep()
+            if self._sampler is None:
+                self._sampler = self._part_counter()
+            self._counter = self._sampler
+            self.state = Phase.SAMPLING
+
+    def _part_counter(self) -> PartCounter:
+        counter = PartCounter(self._new_counter(self._root))
+        self._undo.callback(counter.give_up)
+        return counter
+
+    # ---- the parts of a step
+
+    @contextmanager
+    def batch_scope(self) -> Iterator[None]:
+        """Run one whole batch inside this, including the wait for it; it is counted if the running step is.
+
+        A counted or traced step is over when its last batch's scope is left: what runs after ``end_batch`` still
+        belongs to it. After ``abandon`` or ``close``, leaving a scope only removes what torch has put back since; torch
+        does so if they were called inside a backward.
+        """
+        state, counter, began = self.state, self._counter if self.counting else None, self._now()
+        slowed = state is Phase.COUNTING or self.tracing
+        with self._scope:
+            if counter is not None:
+                self._scope.enter_context(counter.counter)
+            elif state is Phase.TRACING:
+                self._traces.batch_begins(self._steps_done)
+            yield
+        if slowed:
+            self._slowed_sec += self._now() - began
+        if self.closed:
+            if counter is not None:
+                counter.counter.sweep()
+        elif counter is not None:
+            self._counted_batch_ends(counter)
+        elif state is Phase.TRACING and self._ended is not None:
+            self._traced_step_ends(self._ended)
+
+    def enter(self, part: TimePhase | str, *, counts: bool = True) -> None:
+        """*part* of the step begins, inside whatever part is running.
+
+        A name that is not a phase (``validation``, ``checkpoint``) is time that does not belong to the step. *counts*
+        says whether it is a forward, a backward or an update by itself, and not only a part of one.
+        """
+        if (timer := self.timer) is not None:
+            timer.enter(part, counts=counts)
+            return
+        if self.counting and self._counter is not None:
+            self._counter.enter(part)
+        elif self.state is Phase.TRACING:
+            self._traces.enter(part)
+        self._step.parts[part] += counts
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        if (timer := self.timer) is not None:
+            timer.leave()
+        elif self.state is Phase.TRACING:
+            self._traces.leave()
+        elif self._counter is not None and not self.closed:  # a part that began while its step was counted may go on
+            self._counter.leave()
+
+    def claim(self, part: TimePhase) -> None:
+        """Attribute what ran since the last part was left to *part*, if no part is running now."""
+        if (timer := self.timer) is not None:
+            timer.claim(part)
+        elif self.counting and self._counter is not None:
+            self._counter.claim(part)
+
+    def optimizer_work(self) -> AbstractContextManager[Any]:
+        """Inside, what is counted is the optimizer's, whatever part of the step is running."""
+        return self._counter.counter.in_optimizer() if self.counting and self._counter is not None else nullcontext()
+
+    def cannot_tell_apart(self, phases: Iterable[TimePhase]) -> None:
+        """These phases are not seen apart in this run: their seconds are known as one sum."""
+        self._unseen.update(phases)
+
+    def settle_for(self, steps: int) -> None:
+        """Leave at least *steps* steps alone after the counted one, but not more than are timed."""
+        self._settle_steps = min(max(self._settle_steps, steps), self._timing_steps)
+
+    # ---- steps end
+
+    def end_batch(self, *, shapes: Shapes, samples: int | None, tokens: int | None, ends_step: bool) -> None:
+        """A batch went through the loop, with so many samples and tokens, if that is known.
+
+        A global step ends here if an optimizer attempt belongs to this batch.
+        """
+        self._slowed_batches += self.state is Phase.COUNTING or self.tracing
+        self._step.add_batch(shapes, samples=samples, tokens=tokens)
+        if not ends_step:
+            return
+        step, self._step = self._step, _RunningStep()
+        if self.counting or self.tracing:
+            self._ended = step
+        elif self.state is Phase.TRACING:  # the schedule leaves it alone: it has no scope, and is over now
+            self._traced_step_ends(step)
+        elif self._measured is not None and self.state is Phase.TIMING:
+            self._timed_step_ends(step, self._measured)
+        elif self._measured is not None and self.state is Phase.SETTLING:
+            self._steps_done += 1
+            self._measured.settled += 1
+            self._settles_or_times(self._measured)
+
+    def _counted_batch_ends(self, counter: PartCounter) -> None:
+        """The scope of a counted batch was left: if its step is over, too, take what was counted."""
+        in_window = self.state is Phase.COUNTING
+        ended, self._ended = self._ended, None
+        if ended is None:
+            return
+        step = replace(ended.record(self._steps_done), flops=counter.step_ends())
+        self._steps_done += 1
+        lower_bound = any(one.heavy for one in counter.flops.uncounted.values())
+        self._tell_counted(
+            CountedStep(
+                flops=counter.step_buckets, lower_bound=lower_bound, data_dependent=counter.step_is_data_dependent
+            )
+        )
+        if not in_window:
+            self._go_on(Phase.WAITING)
+        elif (measured := self._measured) is None:
+            self._first_was_counted(counter, step)
+        else:
+            measured.counted.append(step)
+            if len(measured.counted) >= len(measured.watched):
+                self._traces_or_closes(measured)
+
+    def _first_was_counted(self, counter: PartCounter, step: StepRecord) -> None:
+        modules = describe_modules(self._root, whole=self._whole(), note=self._notes.add)
+        if self.closed:  # asking the user's modules may have ended the run
+            return
+        timer = None if self._clock is None else PhaseTimer(self._clock)
+        self._measured = measured = _Measured(counter=counter, counted=[step], modules=modules, timer=timer)
+        if timer is None:
+            self._traces_or_closes(measured)
+        else:
+            self._settles_or_times(measured)
+
+    def _settles_or_times(self, measured: _Measured) -> None:
+        if measured.settled < self._settle_steps:
+            self._go_on(Phase.SETTLING)
+        elif measured.timer is not None:
+            measured.timer.begin()
+            self._go_on(Phase.TIMING)
+
+    def _timed_step_ends(self, step: _RunningStep, measured: _Measured) -> None:
+        """What follows depends on how many of the timed steps are like the counted one."""
+        assert measured.timer is not None
+        marks = measured.timer.cut()
+        step.parts.update(marks.entered)
+        record = step.record(self._steps_done)
+        self._steps_done += 1
+        measured.watched.append((record, marks))
+        measured.matches += measured.is_comparable(record.signature)
+        wanted, watched = self._timing_steps, len(measured.watched)
+        if measured.matches >= wanted:
+            self._traces_or_closes(measured)
+        elif watched == max(wanted, _LEAST_WATCHED) and measured.matches:
+            counted = measured.counted[0].index
+            self._notes.speak(f"Waiting for steps like step {counted}: {measured.matches} of {watched} were.")
+        elif watched in (max(wanted, _LEAST_WATCHED), 2 * max(wanted, _LEAST_WATCHED)):
+            measured.variable = True
+            del measured.watched[:-wanted]
+            if len(measured.counted) < len(measured.watched):
+                self._go_on(Phase.COUNTING)
+            else:
+                self._traces_or_closes(measured)
+
+    def _traced_step_ends(self, step: _RunningStep) -> None:
+        self._ended = None
+        self._steps_done += 1
+        self._traces.step_ends(step.record(self._steps_done).signature)
+        if self._traces.over:
+            self._go_on(Phase.CLOSED)
+
+    def _traces_or_closes(self, measured: _Measured) -> None:
+        """Counts and times are complete."""
+        measured.complete = True
+        flops = measured.counter.flops
+        calls = sum(cell.calls for cell in flops.cells) + sum(one.calls for one in flops.uncounted.values())
+        self._traces.begin(measured.is_comparable, operators=calls // len(measured.counted))
+        self._go_on(Phase.CLOSED if self._traces.over else Phase.TRACING)
+
+    def _go_on(self, phase: Phase) -> None:
+        """Change to *phase*, unless the window was abandoned meanwhile."""
+        if not self.closed:
+            self.state = phase
+
+    # ---- the result
+
+    def abandon(self) -> None:
+        """Remove everything of this window from torch, in any phase; nothing more is measured.
+
+        The scope of a batch that is still entered is left, too. If something raises, or the user's Ctrl-C arrives, the
+        rest is still removed, and then the exception is raised. This may be called again.
+        """
+        self.state = Phase.CLOSED
+        self._undo.close()
+
+    def close(self, *, context: RunContext) -> WindowRecord | None:
+        """End the window, in any phase; what it measured, or None if no step was counted to its end."""
+        if self.state is Phase.TRACING:
+            self._notes.add(f"{context.activity} ended before all was traced that was to be.")
+            if not self._step.batches:  # no step is in the trace in part
+                self._traces.end_cycle()
+        self.abandon()
+        return None if self._measured is None else self._record(self._measured, context)
+
+    def _record(self, measured: _Measured, context: RunContext) -> WindowRecord:
+        mixed, traces = measured.counter.mixed, self._traces
+        window = WindowRecord(
+            profile_step=self._profile_step,
+            context=context,
+            modules=measured.modules,
+            flops=measured.counter.flops,
+            counted_steps=tuple(measured.counted),
+            timed_steps=measured.timed(self._clock),
+            timing_steps=self._timing_steps,
+            settle_steps=self._settle_steps,
+            variable=measured.variable,
+            traces=tuple(traces.traces),
+            mixed_phases=_in_order(mixed | self._unseen),
+            slowed_batches=self._slowed_batches,
+            slowed_sec=self._slowed_sec,
+        )
+        for sentence in notes_on_times(
+            window,
+            watched=len(measured.watched),
+            clocked=measured.timer is not None,
+            mixed=_in_order(mixed),
+            complete=measured.complete,
+        ):
+            self._notes.add(sentence)
+        return replace(window, notes=(*self._notes.of_report(), *traces.notes))
+
+
+def _in_order(phases: set[TimePhase]) -> tuple[TimePhase, ...]:
+    return tuple(phase for phase in _TIME_PHASES if phase in phases)

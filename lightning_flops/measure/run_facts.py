@@ -1,0 +1,96 @@
+"""How a run is set up, read once a window from objects that are there anyway: no synchronization, no rank asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from lightning_flops.measure.optimizer_hooks import with_inner
+from lightning_flops.records import OptimizerFacts, RunFacts
+from lightning_flops.text.printable import package_logger
+
+logger = package_logger(__name__)
+
+
+def gather_run_facts(
+    root: nn.Module,
+    *,
+    device: torch.device,
+    optimizers: Iterable[Any] | None,
+    loader_workers: int | None,
+    padding_ratio: float | None = None,
+) -> RunFacts:
+    """The facts of this process, which trains *root* on *device*; what cannot be read is left unknown.
+
+    The optimizers are torch's, or wrappers with an ``optimizer`` or ``param_groups``; the rest is passed on.
+    """
+    capability = None
+    # ROCm's numbers are no compute capabilities.
+    if device.type == "cuda" and torch.cuda.is_available() and torch.version.hip is None:
+        capability = torch.cuda.get_device_capability(device)
+    return RunFacts(
+        padding_ratio=padding_ratio,
+        compute_capability=capability,
+        data_parallel_devices=max(
+            (len(module.device_ids) for module in root.modules() if isinstance(module, nn.DataParallel)), default=0
+        ),
+        process_group_backend=_backend(device),
+        nccl=distributed.is_available() and distributed.is_nccl_available(),
+        optimizers=None if optimizers is None else tuple(_optimizer_facts(one, device) for one in optimizers),
+        loader_workers=loader_workers,
+        cores=_cores(),
+    )
+
+
+def _cores() -> int | None:
+    """Cores that this process may use: those that it is bound to, or a container's quota of their time, if less."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(bound or 1, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such limit, or no such system
+        return bound
+
+
+def _backend(device: torch.device) -> str | None:
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    # "gloo", "nccl", or by device: "cpu:gloo,cuda:nccl".
+    try:
+        by_device = distributed.get_backend_config()
+    except (AttributeError, RuntimeError, ValueError):
+        return None
+    for part in str(by_device).split(","):
+        name, _, backend = part.rpartition(":")
+        if name in ("", device.type):
+            return backend
+    return None
+
+
+def _optimizer_facts(optimizer: Any, device: torch.device) -> OptimizerFacts:
+    every = with_inner(optimizer)
+    torchs = (one for one in every if isinstance(one, torch.optim.Optimizer) and "foreach" in one.defaults)
+    inner = next(torchs, every[-1])
+    return OptimizerFacts(type_name=type(inner).__name__, faster_with=_faster_with(inner, device))
+
+
+def _faster_with(optimizer: Any, device: torch.device) -> tuple[str, ...]:
+    """Nothing for an optimizer that is not torch's, or that updates many tensors at once already.
+
+    As torch's documentation of each optimizer has it; nothing for a device of which it says nothing.
+    """
+    defaults, groups = getattr(optimizer, "defaults", None), getattr(optimizer, "param_groups", None) or ()
+    if not isinstance(defaults, dict) or "foreach" not in defaults or defaults.get("differentiable"):
+        return ()
+    on_cuda = device.type == "cuda"
+    # On a GPU foreach is torch's own choice. On a CPU it updates tensor by tensor all the same.
+    if any(one.get("fused") or one.get("foreach") or (on_cuda and one.get("foreach") is None) for one in groups):
+        return ()
+    fused = device.type == "cpu" or (on_cuda and not isinstance(optimizer, torch.optim.Adagrad))
+    ways = {"fused": fused, "foreach": on_cuda}
+    return tuple(f"{name}=True" for name, helps in ways.items() if helps and name in defaults)

@@ -1,0 +1,272 @@
+"""Runs steps under torch.profiler, with marks around modules and phases, and keeps its trace file.
+
+The user's profiler always has priority: ours does not start while another is there, and stops when one is set up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from typing import Any
+
+import torch
+import torch.autograd.profiler as autograd_profiler
+from torch import distributed, nn
+from torch.profiler import ProfilerActivity, record_function
+
+from lightning_flops.measure.module_hooks import put_up_hooks
+from lightning_flops.measure.module_scope import ModuleNames
+from lightning_flops.measure.patches import listen
+from lightning_flops.measure.torch_private import profiling
+from lightning_flops.records import METADATA_KEY, StepSignature, TracedStepRecord, module_mark, phase_mark
+from lightning_flops.signals import words_of
+from lightning_flops.text.printable import package_logger
+
+logger = package_logger(__name__)
+
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+_SILENT = "6"
+"""At this level Kineto does not report every start and stop on stderr."""
+
+
+class StepTracer:
+    """Traces steps: ``warm_up`` ahead, ``start`` at each batch, ``stop`` after the last, ``enter``/``leave`` the parts.
+
+    No failure reaches the step: neither one of ours, nor one of the profiler when a profiler of the user's ends it.
+    *root*, which computes on *device*, is the model whose modules are marked; the other arguments are torch.profiler's.
+    """
+
+    def __init__(self, root: nn.Module, *, device: torch.device, **settings: bool) -> None:
+        self._root = root
+        self._device = device
+        self._settings = settings
+        self._folder: str | None = None
+        self._profiler: Any = None
+        """One that was prepared."""
+        self._recording = self._ours = self._is_up = False
+        self._undo = ExitStack()
+        self._marks: list[Any] = []
+        """Marks that are open: the step's, and those of the parts that are running."""
+        self._index = self._first_index = -1
+        self.lost: str | None = None
+        """Why something cannot be traced, in a sentence; None if everything can."""
+
+    # ---- the schedule
+
+    def warm_up(self) -> None:
+        """The next step will be traced: put up the marks, and start a device's tracing early."""
+        with self._safely():
+            if self._is_up or self.lost is not None or self._is_there_another():
+                return
+            self._index = -1
+            self._put_up()
+            if self._device.type != "cpu":
+                self._prepare()
+
+    def start(self, index: int) -> None:
+        """The step begins, or the next one of its batches; *index* steps of this fit came before it."""
+        with self._safely():
+            if self._recording:
+                self._mark_step(index)
+                return
+            self.warm_up()
+            if self.lost is not None or self._is_there_another():
+                return
+            if self._profiler is None:
+                self._prepare()
+            with self._by_us():
+                self._profiler.start_trace()
+            self._recording = True
+            self._first_index = index
+            self._mark_step(index)
+
+    def enter(self, part: str) -> None:
+        """*part* of the step begins; in a forward, work outside of module calls is the root's."""
+        if self._recording:
+            mark = profiling.new_mark(phase_mark(part))
+            mark.__enter__()
+            self._marks.append(mark)
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        if len(self._marks) > 1:
+            self._marks.pop().__exit__(None, None, None)
+
+    def stop(self, *signatures: StepSignature) -> TracedStepRecord | None:
+        """The steps of these *signatures* are over: what was recorded; everything is removed from torch."""
+        record = None
+        if not self._recording:
+            return None
+        with self._safely():
+            self._close_marks()
+            rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+            self._profiler.add_metadata_json(METADATA_KEY, json.dumps({"rank": rank}))
+            with self._by_us():
+                self._profiler.stop_trace()
+            profiler, self._profiler, self._recording = self._profiler, None, False
+            record = TracedStepRecord(
+                index=self._first_index, signatures=signatures, process=os.getpid(), path=self._export(profiler)
+            )
+            events = profiler.profiler.kineto_results.events()
+            if self._device.type != "cpu" and all(event.device_type().name == "CPU" for event in events):
+                self.lost = (
+                    f"The trace has no event of the {self._device.type} device (it may not be permitted here): kernels "
+                    "and device times of modules are n/a."
+                )
+            self.give_up()
+        return record
+
+    def give_up(self) -> None:
+        """Stop tracing, and remove everything of ours from torch. What was traced before stays."""
+        self._is_up = False
+        with ExitStack() as undo:  # it runs each of these, also if another one raises
+            undo.callback(self._undo.close)
+            undo.callback(self._stop_profiler)
+            self._close_marks()
+
+    def _stop_profiler(self) -> None:
+        profiler, was_recording = self._profiler, self._recording
+        self._profiler, self._recording = None, False
+        if profiler is None:
+            return
+        try:
+            with self._by_us():
+                # Torch says whether it records: we may have failed right after it began, or after it ended.
+                if not was_recording and not profiling.profiler_is_recording():
+                    profiler.start_trace()  # only a start and a stop make Kineto drop what it prepared
+                if profiling.profiler_is_recording():
+                    profiler.stop_trace()
+        except Exception:  # of torch, or of whatever else listens to its profiler; the rest is undone all the same
+            logger.warning("torch.profiler could not be stopped", exc_info=True)
+
+    # ---- inside
+
+    @contextmanager
+    def _safely(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._cannot_trace(error)
+
+    def _cannot_trace(self, error: Exception) -> None:
+        logger.debug("a step could not be traced", exc_info=error)
+        self._lose(f"torch.profiler failed ({words_of(error)}).")
+
+    def _put_up(self) -> None:
+        marks = _ModuleMarks(self._root)
+        for name in profiling.functions_that_set_up():
+            listen(self._undo, autograd_profiler, name, self._cannot_trace, before=self._stand_aside)
+        put_up_hooks(self._undo, marks.enter, marks.leave)
+        self._is_up = True
+
+    def _prepare(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if self._device.type in ("cuda", "xpu"):
+            activities.append(getattr(ProfilerActivity, self._device.type.upper()))
+        profiler = profiling.new_profiler()(activities=activities, **self._settings)
+        with self._by_us(), _silent_kineto():
+            profiler.prepare_trace()
+        self._profiler = profiler  # not before: torch crashes if it starts a trace that was not prepared
+
+    def _mark_step(self, index: int) -> None:
+        if index == self._index:
+            return  # another batch of the same step
+        self._close_marks()
+        self._index = index
+        mark: Any = record_function(f"ProfilerStep#{index}")
+        mark.__enter__()
+        self._marks.append(mark)
+
+    def _is_there_another(self) -> bool:
+        """Whether the user's profiler is on, or may be switched on at any moment; then this one is lost."""
+        if profiling.profiler_is_recording():
+            self._lose("another profiler is running, and torch runs one profiler at a time.")
+        elif profiling.profiler_is_set_up():
+            self._lose("a torch.profiler.profile is set up in this run, and torch runs one profiler at a time.")
+        return self.lost is not None
+
+    def _stand_aside(self, *args: Any, **kwargs: Any) -> None:
+        if not self._ours:
+            self._lose("another profiler was set up meanwhile, and torch runs one at a time.")
+
+    @contextmanager
+    def _by_us(self) -> Iterator[None]:
+        self._ours = True
+        try:
+            yield
+        finally:
+            self._ours = False
+
+    def _close_marks(self) -> None:
+        while self._marks:
+            self._marks.pop().__exit__(None, None, None)
+
+    def _lose(self, why: str) -> None:
+        self.lost = f"No step was traced: {why}"
+        with suppress(Exception):
+            self.give_up()
+
+    def _export(self, profiler: Any) -> str:
+        """Let torch write the trace to a file, which is deleted with this tracer."""
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="lightning_flops-")
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        path = f"{self._folder}/step{self._first_index}.pt.trace.json"
+        profiler.export_chrome_trace(path)
+        return path
+
+
+@contextmanager
+def _silent_kineto() -> Iterator[None]:
+    """Inside, Kineto does not report our trace on stderr. It reads its log level when it is first used."""
+    before = os.environ.get(_LOG_LEVEL)
+    os.environ[_LOG_LEVEL] = before or _SILENT
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_LOG_LEVEL, None)
+
+
+class _ModuleMarks:
+    """Marks the forward of every module below the root, on every thread, and those that a backward repeats."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._names = ModuleNames(root)
+        self._texts: dict[str, str] = {}
+        self._local = threading.local()
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        """A forward begins."""
+        # enter and leave run for every module of the step, so they make few calls.
+        try:
+            stack = self._local.stack
+        except AttributeError:
+            stack = self._local.stack = []
+        name = self._names.name_for(module, stack[-1][1] if stack else "")
+        if name is None:
+            return
+        text = self._texts.get(name)
+        if text is None:
+            text = self._texts[name] = module_mark(name)
+        # The mark of the phase is the root's. A second one would cross it: hooks of every module run before a module's
+        # own, at both ends of a forward.
+        mark = profiling.new_mark(text) if name else nullcontext()
+        mark.__enter__()
+        stack.append((module, name, mark))
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A forward ends."""
+        stack: list[Any] = getattr(self._local, "stack", [])
+        for depth in range(len(stack) - 1, -1, -1):
+            if stack[depth][0] is module:
+                # The forwards above it ended by an error that skips hooks.
+                while len(stack) > depth:
+                    stack.pop()[2].__exit__(None, None, None)
+                return

@@ -1,0 +1,282 @@
+"""Which module and which bucket an operator's FLOPs fall into."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.measure.counting import compiled as compiled_code
+from lightning_flops.measure.counting.flop_counter import FlopCounter
+from lightning_flops.measure.counting.formulas import custom, register_flop_formula, registry
+from lightning_flops.pytorch import count_flops
+from lightning_flops.records import OUTSIDE, PhaseBytes, PhaseFlops
+
+BATCH = 2
+FIRST = 2 * BATCH * 3 * 5  # Linear(3, 5)
+SECOND = 2 * BATCH * 5 * 7  # Linear(5, 7)
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 7))
+
+
+def batch() -> Tensor:
+    return torch.randn(BATCH, 3)
+
+
+def test_a_counter_entered_again_adds_up() -> None:
+    model = two_layers()
+    counter = FlopCounter(model)
+    for _ in range(3):
+        with counter:
+            model(batch())
+        model(batch())
+    counts = FlopCounts(counter.record())
+    assert counts.forward == 3 * (FIRST + SECOND)
+    assert counts.record.module_calls == {"": 3, "0": 3, "1": 3, "2": 3}
+
+
+def test_nothing_inside_a_pause_is_counted() -> None:
+    model = two_layers()
+    counter = FlopCounter(model)
+    with counter:
+        model(batch())
+        with counter.pause():
+            model(batch()).sum().backward()
+        model(batch())
+    counts = FlopCounts(counter.record())
+    assert (counts.forward, counts.backward) == (2 * (FIRST + SECOND), 0)
+    assert counts.record.module_calls[""] == 2
+
+
+def test_work_in_root_that_no_module_call_owns_is_the_roots_own() -> None:
+    class Task(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = two_layers()
+
+        def training_step(self, x: Tensor) -> Tensor:
+            result: Tensor = self.net(x)
+            return (result @ result.T).sum()
+
+    task = Task()
+    counter = FlopCounter(task)
+    with counter:
+        with counter.in_root():
+            loss = task.training_step(batch())
+        loss.backward()  # type: ignore[no-untyped-call]
+    own = FlopCounts(counter.record()).own_by_module()
+    gram = 2 * BATCH * 7 * BATCH
+    assert own[""] == PhaseFlops(forward=gram, backward=2 * gram)
+    assert own["net.2"] == PhaseFlops(forward=SECOND, backward=2 * SECOND)
+    assert OUTSIDE not in own
+
+
+def test_a_step_that_raises_does_not_make_the_rest_the_optimizers() -> None:
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> float:
+        raise ValueError("no loss today")
+
+    counter = FlopCounter(model)
+    with counter:
+        with pytest.raises(ValueError, match="no loss today"):
+            optimizer.step(closure)
+        model(batch())
+    assert FlopCounts(counter.record()).total == PhaseFlops(forward=FIRST + SECOND)
+
+
+def test_replicas_on_threads_of_their_own_are_the_roots_and_a_note_says_so() -> None:
+    model = two_layers()
+    counter = FlopCounter(model)
+
+    def work() -> None:
+        replica: Any = model._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        for name, child in model.named_children():
+            copy: Any = child._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+            copy._former_parameters = {}
+            for key, parameter in child._parameters.items():
+                setattr(copy, key, parameter)
+            replica._modules[name] = copy
+        replica(batch())
+
+    with counter:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    counts = FlopCounts(counter.record())
+    assert counts.by_module() == {"": PhaseFlops(forward=FIRST + SECOND)}
+    assert "DataParallel" in counts.notes[0]
+
+
+def test_bytes_are_inputs_and_outputs_and_views_are_free() -> None:
+    counter = FlopCounter(None)
+    x, y = torch.zeros(4, 6), torch.zeros(4, 6)
+    with counter:
+        x + y  # 96 read twice, 96 written
+        x.t().reshape(24)[:8].view(2, 4)  # one copy: 96 read, 96 written
+        x.add_(y)  # in place: 96 read twice, 96 written
+        x.copy_(y)  # the target is not read: 96 read, 96 written
+        x.zero_()  # 96 written
+        torch.empty(1000)  # memory that nobody touched
+    sums = FlopCounts(counter.record())
+    assert sums.bytes_read == 96 * (2 + 1 + 2 + 1)
+    assert sums.bytes_written == 96 * (1 + 1 + 1 + 1 + 1)
+    assert sums.own_bytes_by_module()[OUTSIDE] == PhaseBytes(forward=96 * 11)
+
+
+def test_an_embedding_reads_the_rows_it_looks_up() -> None:
+    counter = FlopCounter(None)
+    table, rows = torch.zeros(1000, 4), torch.tensor([1, 5])
+    with counter:
+        nn.functional.embedding(rows, table)
+    assert FlopCounts(counter.record()).bytes_read == 2 * 4 * 4 + 2 * 8
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("compiled_before", [True, False])
+@pytest.mark.parametrize("readable", [True, False])
+def test_compiled_flex_attention_is_counted_from_its_graph_or_listed(
+    compiled_before: bool, readable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It calls a kernel of its own, which no dispatcher sees."""
+    from torch._inductor.output_code import CompiledFxGraph
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu")
+
+    class Attention(nn.Module):
+        def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:
+            return flex_attention(query, key, value, block_mask=mask)
+
+    if not readable:
+        monkeypatch.setattr(compiled_code, "flex_calls", lambda text, inputs: iter(()))
+
+    plain = CompiledFxGraph.__call__
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(Attention())
+    model = nn.ModuleDict({"attention": compiled})
+    inputs = [torch.randn(1, 2, 256, 16) for _ in range(3)]
+    counter = FlopCounter(model)
+    with torch.no_grad():
+        if compiled_before:
+            compiled(*inputs)
+        with counter:
+            compiled(*inputs)
+        compiled(*inputs)
+    counts = FlopCounts(counter.record())
+    assert CompiledFxGraph.__call__ is plain
+    if readable:
+        # Of 2 × 2 blocks of 128 a causal mask leaves out one.
+        assert counts.by_module()["attention"].forward == 2 * 2 * (2 * 256 * 256 * 16)
+        assert (counts.skipped, counts.uncounted) == (2 * 2 * (2 * 128 * 128 * 16), {})
+    else:
+        listed = [value for name, value in counts.uncounted.items() if "flex_attention" in name]
+        assert {(one.calls, one.modules, one.heavy) for one in listed} == {(1, ("attention",), True)}
+        assert counts.is_lower_bound
+
+
+def test_an_estimate_is_called_one_and_names_its_source() -> None:
+    with FlopCounter(None) as counter:
+        torch.fft.fft(torch.randn(8, dtype=torch.complex64))
+        torch.randn(3, 5) @ torch.randn(5, 7)
+    record = counter.record()
+    assert sum(cell.flops for cell in record.cells) == 5 * 8 * 3 + 2 * 3 * 5 * 7
+    (note,) = record.notes
+    assert note.startswith("The FLOPs of aten._fft_c2c are an estimate: 5 N log2 N")
+
+
+@pytest.mark.parametrize("answer", [-5, 2.5, float("nan")])
+def test_a_formula_that_gives_no_number_of_flops_leaves_its_operator_uncounted(
+    answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    @torch.library.custom_op("lightning_flops_tests::answers", mutates_args=())
+    def answers(x: Tensor) -> Tensor:
+        return x.clone()
+
+    register_flop_formula("lightning_flops_tests::answers", lambda args, kwargs, out: answer)
+    with FlopCounter(None) as counter:
+        answers(torch.zeros(3))
+    record = counter.record()
+    assert sum(cell.flops for cell in record.cells) == 0
+    assert record.uncounted["lightning_flops_tests.answers"].heavy
+    assert any("lightning_flops_tests.answers" in entry.getMessage() for entry in caplog.records)
+
+
+def test_a_formula_for_an_operator_that_does_not_exist_is_named_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "user_formulas", {})
+    monkeypatch.setattr(custom, "user_formulas", registry.user_formulas)
+    register_flop_formula("lightning_flops_tests::late_product", lambda args, kwargs, out: 7)
+    register_flop_formula("aten::mm.outt", lambda args, kwargs, out: 7)
+    register_flop_formula("aten::mm.out", lambda args, kwargs, out: 7)
+
+    def named() -> list[str]:
+        with FlopCounter(None) as counter:
+            pass
+        return [note.split()[6].rstrip(",") for note in counter.record().notes]
+
+    assert named() == ["aten::mm.outt", "lightning_flops_tests::late_product"]
+
+    @torch.library.custom_op("lightning_flops_tests::late_product", mutates_args=())
+    def late_product(x: Tensor) -> Tensor:
+        return x.clone()
+
+    assert named() == ["aten::mm.outt"]
+    registry.forget_entries()
+
+
+def test_a_counter_entered_while_it_is_entered_counts_once() -> None:
+    model = two_layers()
+    counter, other = FlopCounter(model), FlopCounter(model)
+    with counter, other:
+        with counter:
+            model(batch())
+        model(batch())
+    for each in (counter, other):
+        assert FlopCounts(each.record()).forward == 2 * (FIRST + SECOND)
+
+
+def test_threads_that_follow_each_other_do_not_get_each_others_backwards() -> None:
+    """Each numbers its autograd nodes from zero."""
+    first, second = nn.Linear(5, 5), nn.Linear(5, 5)
+    model = nn.ModuleDict({"first": first, "second": second})
+    counter = FlopCounter(model)
+
+    def work(order: tuple[nn.Module, nn.Module]) -> None:
+        with counter:
+            order[1](order[0](torch.ones(1, 5))).sum().backward()
+
+    for order in ((first, second), (second, first)):
+        thread = threading.Thread(target=work, args=(order,))
+        thread.start()
+        thread.join()
+    product = 2 * 5 * 5
+    by_module = FlopCounts(counter.record()).by_module()
+    # The layer that comes first, in one thread the one and in the other the other, needs no gradient of its input.
+    assert by_module["first"] == by_module["second"] == PhaseFlops(forward=2 * product, backward=(1 + 2) * product)
+
+
+def test_kept_counts_keep_no_model_and_no_garbage_collection_is_needed_for_it() -> None:
+    model = two_layers()
+    with FlopCounter(model):
+        pass  # what a first time imports leaves frames behind
+    gc.collect()
+    gc.disable()
+    try:
+        with count_flops(model) as counts:
+            model(batch()).sum().backward()
+        alive = weakref.ref(model)
+        del model
+        assert alive() is None
+        assert counts.forward == FIRST + SECOND
+    finally:
+        gc.enable()

@@ -1,0 +1,217 @@
+"""Attention: two products forward, four backward, one repeated; what masks leave out counted entry by entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_hop
+from torch._higher_order_ops.flex_attention import flex_attention_backward
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from lightning_flops.measure.counting.formulas import Unreadable, Work, lookup
+from lightning_flops.pytorch import count_flops
+from lightning_flops.records import PhaseFlops
+from tests.measure.counting.recording import meta, record, total_flops, work_by_name, work_of
+
+# 2 samples, 4 heads, 6 queries, 10 keys, head size 8, value head size 16
+QUERY, KEY, VALUE = (2, 4, 6, 8), (2, 4, 10, 8), (2, 4, 10, 16)
+SCORES = 2 * 4 * 6 * 10
+FORWARD = 2 * SCORES * (8 + 16)
+BACKWARD = 2 * SCORES * (8 + 8 + 16 + 16)
+REPEATED = 2 * SCORES * 8
+# Query i (from 0) sees keys 0 to i.
+SEEN = 2 * 4 * (1 + 2 + 3 + 4 + 5 + 6)
+SKIPPED = SCORES - SEEN
+# Lined up at the last query and key, query i sees keys 0 to i + 4.
+SEEN_FROM_THE_END = 2 * 4 * (5 + 6 + 7 + 8 + 9 + 10)
+
+
+Q, K, V = meta(*QUERY), meta(*KEY), meta(*VALUE)
+HEADS_FIRST = {"query": Q, "key": K, "value": V}
+SEQUENCE_FIRST = {name: one.transpose(1, 2) for name, one in HEADS_FIRST.items()}
+# Packed: two sequences of 2 and 3 queries with 4 and 5 keys; 4 heads of 8
+QUERIES_END, KEYS_END = torch.tensor([0, 2, 5]), torch.tensor([0, 4, 9])
+PACKED = {"query": meta(5, 4, 8), "key": meta(9, 4, 8), "value": meta(9, 4, 8)}
+FLASH_PACKED = {**PACKED, "cum_seq_q": QUERIES_END, "cum_seq_k": KEYS_END, "is_causal": False}
+ENTRIES = 4 * (2 * 4 + 3 * 5)
+SQUARE = {name: meta(5, 4, 8) for name in ("query", "key", "value")}
+# 5 queries and keys; each query sees itself and the two keys before it: 1 + 2 + 3 + 3 + 3 of 25.
+FIVE = {name: meta(1, 5, 1, 4) for name in ("query", "key", "value")}
+FROM_THE_END = 2 * (SCORES - SEEN_FROM_THE_END) * (8 + 16)
+
+FUSED = [
+    f"aten::_scaled_dot_product_{name}"
+    for name in (
+        "flash_attention_for_cpu flash_attention efficient_attention cudnn_attention fused_attention_overrideable"
+    ).split()
+]
+CALLS: dict[str, tuple[dict[str, Any], Work]] = {
+    **{name: ({**HEADS_FIRST, "is_causal": False}, Work(FORWARD)) for name in FUSED},
+    **{
+        f"{name},causal": ({**HEADS_FIRST, "is_causal": True}, Work(FORWARD, skipped=2 * SKIPPED * 24, causal=True))
+        for name in FUSED
+    },
+    **{f"{name}_backward": ({**HEADS_FIRST, "is_causal": False}, Work(BACKWARD, REPEATED)) for name in FUSED},
+    **{
+        f"{name}_backward,causal": (
+            {**HEADS_FIRST, "is_causal": True},
+            Work(BACKWARD, REPEATED, 2 * SKIPPED * (8 + 8 + 16 + 16 + 8), causal=True),
+        )
+        for name in FUSED
+    },
+    "aten::_flash_attention_forward": ({**SEQUENCE_FIRST, "is_causal": False}, Work(FORWARD)),
+    # Its causal mask lines the last query up with the last key.
+    "aten::_flash_attention_forward,causal": (
+        {**SEQUENCE_FIRST, "is_causal": True},
+        Work(FORWARD, 0, FROM_THE_END, True),
+    ),
+    "aten::_flash_attention_backward": ({**SEQUENCE_FIRST, "is_causal": False}, Work(BACKWARD, REPEATED)),
+    "aten::_efficient_attention_forward": ({**SEQUENCE_FIRST, "custom_mask_type": 0}, Work(FORWARD)),
+    "aten::_efficient_attention_forward,1": (
+        {**SEQUENCE_FIRST, "custom_mask_type": 1},
+        Work(FORWARD, 0, 2 * SKIPPED * 24, True),
+    ),
+    "aten::_efficient_attention_forward,2": (
+        {**SEQUENCE_FIRST, "custom_mask_type": 2},
+        Work(FORWARD, 0, FROM_THE_END, True),
+    ),
+    "aten::_efficient_attention_backward": ({**SEQUENCE_FIRST, "custom_mask_type": 0}, Work(BACKWARD, REPEATED)),
+    "aten::_cudnn_attention_forward": ({**HEADS_FIRST, "is_causal": False}, Work(FORWARD)),
+    "aten::_cudnn_attention_forward,packed": (
+        {**SQUARE, "cum_seq_q": QUERIES_END, "cum_seq_k": QUERIES_END, "is_causal": False},
+        Work(2 * 4 * (2 * 2 + 3 * 3) * 16, by_values=True),
+    ),
+    "aten::_flash_attention_forward,packed": (FLASH_PACKED, Work(32 * ENTRIES, by_values=True)),
+    "aten::_flash_attention_backward,packed": (FLASH_PACKED, Work(64 * ENTRIES, 16 * ENTRIES, by_values=True)),
+    "aten::_efficient_attention_forward,packed": (
+        {
+            **{name: one[None] for name, one in PACKED.items()},
+            "cu_seqlens_q": QUERIES_END,
+            "cu_seqlens_k": KEYS_END,
+            "custom_mask_type": 0,
+        },
+        Work(32 * ENTRIES, by_values=True),
+    ),
+    "aten::_flash_attention_forward,packed and causal": (
+        {**SQUARE, "cum_seq_q": QUERIES_END, "cum_seq_k": QUERIES_END, "is_causal": True},
+        Work(32 * 4 * (4 + 9), 0, 32 * 4 * (1 + 3), causal=True, by_values=True),
+    ),
+    "aten::_flash_attention_forward,window": (
+        {**FIVE, "is_causal": True, "window_size_left": 2, "window_size_right": 0},
+        Work(16 * 25, 0, 16 * (25 - 12), True),
+    ),
+    "aten::_efficient_attention_forward,window": (
+        {**FIVE, "custom_mask_type": 1, "window_size": 3},
+        Work(16 * 25, 0, 16 * (25 - 12), True),
+    ),
+    # One key on either side: 2 + 3 + 3 + 3 + 2.
+    "aten::_flash_attention_forward,both sides": (
+        {**FIVE, "is_causal": False, "window_size_left": 1, "window_size_right": 1},
+        Work(16 * 25, 0, 16 * (25 - 13)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_fused_kernel_counts_the_full_score_matrix_and_what_its_mask_leaves_out(name: str) -> None:
+    given, expected = CALLS[name]
+    assert work_by_name(name, None, given) == expected
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (3, 8), (8, 3), (1, 7), (7, 1)])
+@pytest.mark.parametrize("left", [None, 0, 1, 4, 20])
+@pytest.mark.parametrize("right", [None, 0, 2, 20])
+def test_what_a_mask_rules_out_equals_the_entries_of_the_mask_itself(
+    queries: int, keys: int, left: int | None, right: int | None
+) -> None:
+    shift = keys - queries
+    visible = sum(
+        (left is None or key >= query + shift - left) and (right is None or key <= query + shift + right)
+        for query in range(queries)
+        for key in range(keys)
+    )
+    q, k = meta(1, queries, 1, 4), meta(1, keys, 1, 4)
+    bounds: dict[str, Any] = {"window_size_left": left, "window_size_right": right}
+    work = work_of("aten::_flash_attention_forward", q, k, k, None, None, queries, keys, 0.0, False, False, **bounds)
+    assert work.skipped == 16 * (queries * keys - visible)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_attention_counts_each_samples_scores() -> None:
+    nested = torch.nested.nested_tensor([torch.randn(2, 3, 4), torch.randn(2, 5, 4)])
+    with torch.no_grad():
+        assert total_flops(lambda: F.scaled_dot_product_attention(nested, nested, nested)) == 4 * 2 * (9 + 25) * 4
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_cuts_blocks_at_the_end_of_the_sequences() -> None:
+    # Rows of 64, 64, 64, 64 and 44; each keeps its own block and the one before it.
+    def near(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (q >= k) & (q - k < 64)
+
+    mask = create_block_mask(near, None, None, 300, 300, device="cpu", BLOCK_SIZE=64)
+    q = torch.randn(2, 2, 300, 16)
+    kept = 64 * 64 + 3 * 64 * 128 + 44 * (64 + 44)
+    ((_, work),) = record(lambda: flex_attention(q, q, q, block_mask=mask)).work
+    assert work == Work(64 * (2 * 2) * 300 * 300, 0, 64 * (2 * 2) * (300 * 300 - kept))
+
+
+def test_a_flex_backward_counts_four_products_and_repeats_one() -> None:
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu")
+    q = meta(1, 2, 256, 16)
+    args: tuple[Any, ...] = (q, q, q, q, meta(1, 2, 256), q, None, None, None, mask.as_tuple(), 1.0, {})
+    entries, skipped = 2 * 256 * 256, 2 * 128 * 128
+    work = lookup(flex_attention_backward).compute(args, {}, None)
+    assert work == Work(128 * entries, 32 * entries, 160 * skipped)
+
+
+def test_block_masks_without_values_cannot_be_counted() -> None:
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu").as_tuple()
+    on_meta = tuple(part.to("meta") if isinstance(part, torch.Tensor) else part for part in mask)
+    q = meta(1, 2, 256, 16)
+    with pytest.raises(Unreadable):
+        lookup(flex_attention_hop).compute((q, q, q, None, on_meta), {}, None)
+
+
+HEADS, QUERIES, KEYS, SIZE, VALUE_SIZE = 6, 4, 8, 8, 16
+
+
+def math(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(query, key, value)
+
+
+KERNELS: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
+    "math": ("cpu", math),
+    "flash for cpu": ("cpu", lambda *qkv: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*qkv)[0]),
+    "flash": ("meta", lambda *qkv: torch.ops.aten._scaled_dot_product_flash_attention(*qkv)[0]),
+    "efficient": ("meta", lambda *qkv: torch.ops.aten._scaled_dot_product_efficient_attention(*qkv, None, True)[0]),
+    "cudnn": ("meta", lambda *qkv: torch.ops.aten._scaled_dot_product_cudnn_attention(*qkv, None, True)[0]),
+}
+
+# Which of Q, K, V needs a gradient: the products of head size D and of value size Dv that these are
+ASKED_FOR = {"q": (1, 1), "k": (1, 1), "v": (0, 1), "qk": (2, 1), "qv": (1, 2), "kv": (1, 2), "qkv": (2, 2)}
+
+
+@pytest.mark.parametrize("asked", ASKED_FOR)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_backward_is_the_gradients_asked_for_under_every_kernel(kernel: str, asked: str) -> None:
+    """dV is one product; dQ and dK are one each, behind that of the scores' gradient; a kernel runs all, and Q·Kᵀ."""
+    device, attention = KERNELS[kernel]
+    value_size = SIZE if "flash" in kernel else VALUE_SIZE  # flash kernels have one head size
+    shapes = {"q": (2, 3, QUERIES, SIZE), "k": (2, 3, KEYS, SIZE), "v": (2, 3, KEYS, value_size)}
+    qkv = [torch.zeros(shape, device=device, requires_grad=name in asked) for name, shape in shapes.items()]
+    with count_flops(None) as counts:
+        torch.autograd.backward(attention(*qkv).sum())
+    of_head_size, of_value_size = ASKED_FOR[asked]
+    one, one_of_values = 2 * HEADS * QUERIES * KEYS * SIZE, 2 * HEADS * QUERIES * KEYS * value_size
+    backward = of_head_size * one + of_value_size * one_of_values
+    everything = 3 * one + 2 * one_of_values
+    assert counts.total == PhaseFlops(
+        forward=one + one_of_values, backward=backward, recompute=0 if kernel == "math" else everything - backward
+    )

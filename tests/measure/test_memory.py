@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from lightning_flops.measure.memory import MemoryReading, MemoryWatch, memory_reader
+from lightning_flops.records import MemoryRecord, PhaseMemory
+
+
+class Allocator:
+    """Books that a test writes; a peak only rises."""
+
+    def __init__(self, current: int, peak: int) -> None:
+        self.current, self.peak = current, peak
+
+    def take(self, size: int) -> None:
+        self.current += size
+        self.peak = max(self.peak, self.current)
+
+    def free(self, size: int) -> None:
+        self.current -= size
+
+    def read(self) -> MemoryReading:
+        return MemoryReading(current=self.current, peak=self.peak, reserved_peak=2 * self.peak)
+
+
+def record_of(watch: MemoryWatch) -> MemoryRecord:
+    record = watch.record(optimizers=None)
+    assert record is not None
+    return record
+
+
+def test_phase_has_what_it_held_at_its_end_and_the_peak_it_set() -> None:
+    books = Allocator(current=100, peak=400)
+    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=True)
+    watch.enter("forward")
+    books.take(350)  # 450: above 400
+    books.free(50)
+    watch.leave()
+    watch.enter("backward")
+    books.free(250)  # 150, no new peak
+    watch.leave()
+    record = record_of(watch)
+    assert record.phases == (
+        PhaseMemory(name="forward", current_bytes=400, peak_bytes=450),
+        PhaseMemory(name="backward", current_bytes=150, peak_bytes=None),
+    )
+    assert record.run_peak_bytes == 450
+    assert record.kept_by_forward_bytes == 300
+
+
+def test_no_phase_goes_above_the_peak_of_all_also_where_the_user_resets_it() -> None:
+    books = Allocator(current=100, peak=400)
+    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=True)
+    watch.enter("forward")
+    books.take(250)  # 350, no new peak
+    books.free(200)
+    watch.leave()
+    books.peak = books.current  # 150
+    watch.enter("backward")
+    books.take(50)  # 200, which is new since then
+    watch.leave()
+    books.peak = books.current = 10
+    record = record_of(watch)
+    assert [phase.peak_bytes for phase in record.phases] == [None, 200]
+    assert (record.run_peak_bytes, record.run_reserved_peak_bytes) == (400, 800)
+
+
+def test_peak_inside_a_phase_belongs_to_the_innermost_one() -> None:
+    # Lightning's closure runs forward and backward inside the optimizer's step.
+    books = Allocator(current=100, peak=100)
+    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=True)
+    watch.enter("optimizer")
+    watch.enter("forward")
+    books.take(50)
+    watch.leave()
+    watch.enter("backward")
+    books.free(20)
+    watch.leave()
+    books.take(70)  # the states: 200
+    watch.leave()
+    peaks = {phase.name: phase.peak_bytes for phase in record_of(watch).phases}
+    assert list(peaks) == ["forward", "backward", "optimizer"]
+    assert peaks == {"forward": 150, "backward": None, "optimizer": 200}
+
+
+def trained(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], dtype: torch.dtype) -> MemoryRecord:
+    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7)).to(dtype)
+    optimizer = make(list(model.parameters()))
+    watch = MemoryWatch(model, read=Allocator(0, 0).read, on_device=True)
+    watch.enter("backward")
+    model(torch.ones(3, 5, dtype=dtype)).sum().backward()
+    watch.leave()
+    optimizer.step()
+    record = watch.record(optimizers=[optimizer])
+    assert record is not None
+    return record
+
+
+def test_bytes_are_those_of_each_kind_of_tensor() -> None:
+    record = trained(torch.optim.Adam, torch.float64)
+    # 5*7 + 7 + 7 + 7 = 56 parameters of 8 bytes; running mean and variance of 7, and an int64 number of batches.
+    assert record.parameter_bytes == 448
+    assert record.buffer_bytes == 7 * 8 + 7 * 8 + 8
+    assert record.gradient_bytes == 448
+    # Two moments each, and a float32 step for each of the four parameters.
+    assert record.optimizer_bytes == 2 * 448 + 4 * 4
+
+
+def test_copies_that_an_optimizer_keeps_of_parameters_are_its_own() -> None:
+    def with_master_copies(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        copies = [nn.Parameter(parameter.detach().float()) for parameter in parameters]
+        return torch.optim.SGD(copies, lr=0.1)
+
+    assert trained(with_master_copies, torch.bfloat16).optimizer_bytes == 56 * 4
+
+
+def test_resident_memory_of_this_process_grows_with_what_it_holds() -> None:
+    read = memory_reader(torch.device("cpu"))
+    before = read()
+    held = bytearray(64 * 2**20)
+    held[::4096] = b"x" * len(held[::4096])  # touched, so that it is resident
+    after = read()
+    assert before.current is not None and after.current is not None and after.peak is not None
+    assert after.current - before.current >= 60 * 2**20
+    assert after.peak >= after.current

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+
+from lightning_flops.measure.module_scope import describe_modules
+from lightning_flops.measure.run_facts import gather_run_facts
+
+CPU = torch.device("cpu")
+
+
+class OptimizerAround:
+    """A wrapper such as Lightning's or DeepSpeed's."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+
+class OwnOptimizer(torch.optim.Optimizer):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+
+def faster_with(optimizer: Any, *, device: str = "cpu") -> tuple[str, ...]:
+    at = torch.device(device)
+    facts = gather_run_facts(nn.Linear(2, 2), device=at, optimizers=[optimizer], loader_workers=None)
+    assert facts.optimizers is not None
+    return facts.optimizers[0].faster_with
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "on_cpu", "on_cuda"),
+    [
+        (torch.optim.Adam, {"foreach": False}, ("fused=True",), ("fused=True", "foreach=True")),
+        (torch.optim.Adagrad, {"foreach": False}, ("fused=True",), ("foreach=True",)),  # fused on a CPU alone
+        (torch.optim.RMSprop, {"foreach": False}, (), ("foreach=True",)),
+        (torch.optim.LBFGS, {}, (), ()),
+        (torch.optim.Adam, {}, ("fused=True",), ()),  # on a GPU foreach is torch's choice
+        (torch.optim.Adam, {"foreach": True}, (), ()),
+        (torch.optim.Adam, {"fused": True}, (), ()),
+        (torch.optim.Adam, {"foreach": False, "differentiable": True}, (), ()),
+        (OwnOptimizer, {}, (), ()),
+    ],
+)
+def test_what_makes_an_optimizer_faster_is_what_it_takes_on_that_device(
+    kind: Any, options: dict[str, Any], on_cpu: tuple[str, ...], on_cuda: tuple[str, ...]
+) -> None:
+    optimizer = kind([nn.Parameter(torch.ones(2))], **options)
+    assert (faster_with(optimizer), faster_with(optimizer, device="cuda")) == (on_cpu, on_cuda)
+    assert faster_with(optimizer, device="mps") == ()
+    assert faster_with(OptimizerAround(OptimizerAround(optimizer))) == on_cpu
+
+
+def test_device_facts_of_a_cpu_are_unknown() -> None:
+    facts = gather_run_facts(nn.Linear(2, 2), device=CPU, optimizers=None, loader_workers=3)
+    assert (facts.compute_capability, facts.optimizers, facts.loader_workers) == (None, None, 3)
+
+
+def test_backend_is_that_of_the_device() -> None:
+    assert (
+        gather_run_facts(nn.Linear(2, 2), device=CPU, optimizers=None, loader_workers=None).process_group_backend
+        is None
+    )
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
+    try:
+        facts = gather_run_facts(nn.Linear(2, 2), device=CPU, optimizers=None, loader_workers=None)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert facts.process_group_backend == "gloo"
+
+
+def test_weight_sizes_are_what_a_product_has_for_inputs_and_outputs() -> None:
+    model = nn.Sequential(
+        nn.Linear(5, 7), nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(6, 6, 3, groups=6), nn.LayerNorm(4)
+    )
+    sizes = {module.name: module.weight_sizes for module in describe_modules(model)}
+    assert sizes == {"": (), "0": (7, 5), "1": (8, 3), "2": (6,), "3": ()}

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from lightning_flops.config import TraceSchedule
+from lightning_flops.measure.tracing.trace_cycles import TraceCycles
+from lightning_flops.records import StepSignature
+from tests.measure.small_run import FakeTracer
+
+
+def signature(name: str = "same") -> StepSignature:
+    return StepSignature(batches=(name,), forwards=1, backwards=1, updates=1)
+
+
+def steps_of(cycles: TraceCycles, *signatures: StepSignature) -> list[int]:
+    """Indexes of the steps that ran until the cycles were over."""
+    ran = []
+    for index, one in enumerate(signatures):
+        if cycles.over:
+            break
+        cycles.batch_begins(index)
+        cycles.step_ends(one)
+        ran.append(index)
+    return ran
+
+
+@pytest.mark.parametrize(("operators", "steps"), [(0, 5), (20_000, 5), (20_001, 4), (1_000_000, 1)])
+def test_of_large_steps_fewer_are_traced_by_default(operators: int, steps: int) -> None:
+    default = TraceSchedule()
+    for active, schedule in ((min(default.active, steps), default), (7, TraceSchedule(active=7))):
+        cycles = TraceCycles(FakeTracer(), schedule)
+        cycles.begin(lambda one: True, operators=operators)
+        assert steps_of(cycles, *[signature()] * 20) == list(range(1 + active))
+
+
+def test_a_step_unlike_the_counted_one_is_tried_again_three_times_in_all() -> None:
+    odd = signature("last batch of an epoch")
+    cycles = TraceCycles(FakeTracer(), TraceSchedule(warmup=0, active=1))
+    cycles.begin(lambda one: one == signature())
+    assert steps_of(cycles, odd, signature(), signature()) == [0, 1]
+    assert [record.signatures for record in cycles.traces] == [(odd,), (signature(),)]
+    cycles = TraceCycles(FakeTracer(), TraceSchedule(warmup=0, active=1))
+    cycles.begin(lambda one: one == signature())
+    assert steps_of(cycles, *[odd] * 9) == [0, 1, 2]
