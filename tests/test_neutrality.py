@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo  # adds to the warning filters when it is first imported, which is not ours to undo
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.pytorch import count_flops
@@ -40,6 +43,15 @@ def test_nothing_is_left_on_torch_or_on_the_model() -> None:
     ]
 
 
+def test_nothing_is_left_when_the_block_raises() -> None:
+    model = small_model()
+    before = torch_state_and_warnings()
+    with pytest.raises(KeyError, match="mine"), count_flops(model):
+        run_step(model)
+        raise KeyError("mine")
+    assert torch_state_and_warnings() == before
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_forward_that_raises_leaves_later_modules_their_own_work(error: type[BaseException]) -> None:
     class Raising(nn.Module):
@@ -63,6 +75,21 @@ def test_a_forward_that_raises_leaves_later_modules_their_own_work(error: type[B
     assert torch_state_and_warnings() == before
     assert counts.own_by_module()["raising.inner"].forward == 2 * 2 * 3 * 5
     assert counts.own_by_module()["after"].forward == 2 * 2 * 3 * 7
+
+
+def test_a_users_hook_that_raises_raises_as_it_would_without_counting() -> None:
+    model = small_model()
+
+    def refuse(module: nn.Module, args: Any) -> None:
+        raise ValueError("refused")
+
+    before = torch_state_and_warnings()
+    with model[3].register_forward_pre_hook(refuse), count_flops(model) as counts:
+        with pytest.raises(ValueError, match="refused"):
+            model(torch.randn(2, 3))
+        counted = counts.by_module()
+    assert counted["0"].forward == 2 * 2 * 3 * 5
+    assert torch_state_and_warnings() == before
 
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.AdamW])
@@ -140,6 +167,166 @@ def test_a_failure_of_the_counter_itself_is_noted_once_and_breaks_nothing(
         assert torch.equal(parameter.grad, gradient)
     assert any("a defect of ours" in note for note in counts.notes)
     assert len([record for record in caplog.records if "a defect of ours" in record.getMessage()]) == 1
+
+
+def test_two_counters_at_once_both_count_everything() -> None:
+    model = small_model()
+    first, second = FlopCounter(model), FlopCounter(model[3])
+    before = torch_state_and_warnings()
+    with first, second:
+        run_step(model)
+    from lightning_flops.analysis.flop_counts import FlopCounts
+
+    assert FlopCounts(first.record()).forward == 2 * 2 * 3 * 5 + 2 * 2 * 5 * 7
+    assert FlopCounts(second.record()).by_module()[""].forward == 2 * 2 * 5 * 7
+    assert FlopCounts(second.record()).by_module()["(outside)"].forward == 2 * 2 * 3 * 5
+    assert torch_state_and_warnings() == before
+
+
+def test_counters_that_are_left_in_the_wrong_order_leave_nothing() -> None:
+    model = small_model()
+    first, second = FlopCounter(model), FlopCounter(model)
+    before = torch_state_and_warnings()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    run_step(model)
+    second.__exit__(None, None, None)
+    assert torch_state_and_warnings() == before
+    assert not first.record().cells
+    assert sum(cell.flops for cell in second.record().cells if cell.phase == "forward") == 2 * 2 * (3 * 5 + 5 * 7)
+
+
+def test_a_thread_that_ran_modules_has_no_mode_left() -> None:
+    model = small_model()
+    left: list[int] = []
+
+    def work() -> None:
+        run_step(model)
+        left.append(torch._C._len_torch_dispatch_stack())
+
+    with count_flops(model) as counts:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert left == [0]
+    assert counts.forward == 2 * 2 * 3 * 5 + 2 * 2 * 5 * 7
+
+
+def eager_backend_counting_compilations(compilations: list[int]) -> Callable[..., Any]:
+    from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compile_graph(graph: Any, inputs: Any) -> Any:
+        compilations.append(len(list(graph.graph.nodes)))
+        return make_boxed_func(graph)
+
+    backend: Callable[..., Any] = aot_autograd(fw_compiler=compile_graph)
+    return backend
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("way", ["module", "submodules", "in place"])
+def test_compiled_code_is_neither_compiled_again_nor_left_uncompiled(way: str) -> None:
+    torch._dynamo.reset()
+    compilations: list[int] = []
+    backend = eager_backend_counting_compilations(compilations)
+
+    def build() -> nn.Module:
+        model: nn.Module = small_model()
+        if way == "module":
+            return torch.compile(model, backend=backend)  # type: ignore[return-value]
+        if way == "submodules":
+            assert isinstance(model, nn.Sequential)
+            for place in (0, 3):
+                compiled: Any = torch.compile(model[place], backend=backend)
+                model[place] = compiled
+        else:
+            model.compile(backend=backend)
+        return model
+
+    def train(*, counted: bool) -> tuple[list[float], Tensor, int]:
+        model = build()
+        torch.manual_seed(7)
+        losses = []
+        for step in range(5):
+            model.zero_grad()
+            if counted and step == 2:
+                compiled_before = len(compilations)
+                breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
+                with count_flops(model) as counts:
+                    loss = model(torch.randn(2, 3)).square().sum()
+                    loss.backward()
+                assert counts.forward == 2 * 2 * 3 * 5 + 2 * 2 * 5 * 7
+                assert counts.backward == 2 * 2 * 3 * 5 + 2 * 2 * 2 * 5 * 7
+                assert not counts.uncounted
+            else:
+                loss = model(torch.randn(2, 3)).square().sum()
+                loss.backward()
+            losses.append(loss.item())
+        if counted:
+            assert len(compilations) == compiled_before
+            assert sum(torch._dynamo.utils.counters["graph_break"].values()) == breaks
+        return losses, torch.get_rng_state(), len(compilations)
+
+    losses, random, _ = train(counted=False)
+    counted_losses, counted_random, _ = train(counted=True)
+    assert counted_losses == losses
+    assert torch.equal(counted_random, random)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+def test_compiled_code_runs_compiled_after_counting() -> None:
+    """A mode that compiled code does not ignore would leave the later steps eager: the backend's graph never called."""
+    torch._dynamo.reset()
+    calls: list[str] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            calls.append("compiled")
+            return graph(*args)
+
+        return run
+
+    model: Any = torch.compile(small_model(), backend=backend)
+    x = torch.randn(2, 3)
+    model(x)
+    for expected in (2, 3, 4):
+        if expected == 3:
+            with count_flops(model):
+                model(x)
+        else:
+            model(x)
+        assert len(calls) == expected
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+def test_a_model_first_compiled_in_the_counted_step_is_not_compiled_again_later() -> None:
+    torch._dynamo.reset()
+    compilations: list[int] = []
+    model: Any = torch.compile(small_model(), backend=eager_backend_counting_compilations(compilations))
+    with count_flops(model) as counts:
+        run_step(model)
+    first = len(compilations)
+    run_step(model)
+    assert first == len(compilations) > 0
+    assert counts.forward == 2 * 2 * 3 * 5 + 2 * 2 * 5 * 7
+
+
+def test_reentrant_checkpointing_gives_the_same_gradients() -> None:
+    def gradient(*, counted: bool) -> Tensor:
+        model = small_model()
+        torch.manual_seed(5)
+        x = torch.randn(2, 3, requires_grad=True)
+        if counted:
+            with count_flops(model):
+                checkpoint(model, x, use_reentrant=True).sum().backward()
+        else:
+            checkpoint(model, x, use_reentrant=True).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    assert torch.equal(gradient(counted=True), gradient(counted=False))
 
 
 def test_lazy_conjugates_are_resolved_as_without_a_counter() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import pickle
 import weakref
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from lightning_flops import FlopsProfilerCallback
+from lightning_flops.measure.recorder import Recorder
 from tests.lightning.footprint import footprint
 from tests.lightning.nets import ROOTS, loader, new_gan, new_net
 
@@ -26,17 +28,9 @@ def root(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-EVERYTHING: dict[str, Any] = {"record_shapes": True, "profile_memory": True, "with_stack": True}
-WINDOWS: dict[str, dict[str, Any]] = {
-    "one": {"timing_steps": 3, **EVERYTHING},
-    "several": {"profile_step": 0, "every": 5, "timing_steps": 1, "trace": False},
-}
-
-
-@pytest.mark.parametrize("settings", WINDOWS)
 @pytest.mark.parametrize("make", [new_net, new_gan], ids=["automatic", "manual"])
 def test_weights_losses_and_random_state_are_the_same_bit_for_bit(
-    root: str, trainer: MakeTrainer, make: Callable[..., Any], settings: str
+    root: str, trainer: MakeTrainer, make: Callable[..., Any]
 ) -> None:
     def train(*callbacks: Any) -> tuple[Any, Any, Any]:
         net = make(root)
@@ -45,7 +39,7 @@ def test_weights_losses_and_random_state_are_the_same_bit_for_bit(
         return [p.detach().clone() for p in net.parameters()], getattr(net, "losses", None), torch.get_rng_state()
 
     weights, losses, random_state = train()
-    callback = FlopsProfilerCallback(**WINDOWS[settings])
+    callback = FlopsProfilerCallback(timing_steps=3)
     profiled_weights, profiled_losses, profiled_random_state = train(callback)
     assert callback.profile is not None
     assert all(torch.equal(a, b) for a, b in zip(weights, profiled_weights, strict=True))
@@ -64,6 +58,100 @@ def test_nothing_is_left_behind_wherever_the_run_ends(
     run, net = trainer(FlopsProfilerCallback(timing_steps=3)), make(root)
     run.fit(net, loader(batches))
     assert footprint(run, net) == expected
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 4, 6])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_nothing_is_left_behind_when_the_users_step_raises(
+    root: str, trainer: MakeTrainer, at: int, error: type[BaseException]
+) -> None:
+    def failing(net: Any) -> Any:
+        step = net.training_step
+
+        def training_step(batch: Any, batch_idx: int) -> Any:
+            if batch_idx == at:
+                raise error("the user's own")
+            return step(batch, batch_idx)
+
+        net.training_step = training_step
+        return net
+
+    def train(*callbacks: Any) -> tuple[Any, Any]:
+        run, net = trainer(*callbacks), failing(new_net(root))
+        with pytest.raises((ValueError, KeyboardInterrupt, SystemExit)):
+            run.fit(net, loader(12))
+        return run, net
+
+    expected = footprint(*train())
+    assert footprint(*train(FlopsProfilerCallback(profile_step=1, timing_steps=3))) == expected
+
+
+def test_a_failure_while_the_profiler_takes_itself_out_leaves_nothing_of_the_rest(
+    root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain_run, plain = trainer(), new_net(root)
+    plain_run.fit(plain, loader(12))
+    expected = footprint(plain_run, plain)
+    abandon = Recorder.abandon
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("broken on purpose")
+
+    def abandoned_and_broken(recorder: Recorder) -> None:
+        abandon(recorder)
+        broken()
+
+    monkeypatch.setattr(Recorder, "enter", broken)
+    monkeypatch.setattr(Recorder, "abandon", abandoned_and_broken)
+    run, net = trainer(FlopsProfilerCallback(timing_steps=3)), new_net(root)
+    run.fit(net, loader(12))
+    assert any("something of the FLOPs profiler could not be removed" in said for said in caplog.messages)
+    monkeypatch.undo()
+    assert footprint(run, net) == expected
+
+
+def test_a_logging_handler_that_fails_on_our_warning_does_not_end_the_training(
+    root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("the log is full")
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("broken on purpose")
+
+    plain_run, plain = trainer(), new_net(root)
+    plain_run.fit(plain, loader(12))
+    expected = footprint(plain_run, plain)
+    handler, package = Failing(logging.WARNING), logging.getLogger("lightning_flops")
+    package.addHandler(handler)
+    try:
+        monkeypatch.setattr(Recorder, "enter", broken)
+        run, net = trainer(FlopsProfilerCallback(timing_steps=3)), new_net(root)
+        run.fit(net, loader(12))
+    finally:
+        package.removeHandler(handler)
+    assert len(net.losses) == 12
+    assert footprint(run, net) == expected
+
+
+def test_an_interrupt_while_the_profiler_taps_the_loop_arrives_and_leaves_nothing(
+    root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def left_after(*callbacks: Any, **hooks: Any) -> Any:
+        run, net = trainer(*callbacks), new_net(root)
+        vars(net).update(hooks)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            run.fit(net, loader(12))
+        return footprint(run, net)
+
+    expected = left_after(on_train_start=interrupted)
+    expected["module "].remove("on_train_start")
+    monkeypatch.setattr("lightning_flops.run.window.Recorder", interrupted)
+    assert left_after(FlopsProfilerCallback(timing_steps=3)) == expected
 
 
 def test_two_callbacks_in_one_trainer_count_the_same_and_leave_nothing(root: str, trainer: MakeTrainer) -> None:

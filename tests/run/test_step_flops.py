@@ -213,6 +213,73 @@ def test_what_is_logged_follows_a_run_that_changes() -> None:
     assert run.covered
 
 
+def test_three_equal_differences_are_no_interval_of_no_width() -> None:
+    """Of 256 elements one step was counted; three random ones of 512 cost 1,000 more than twice as much."""
+    flops = StepFlops()
+    counted(flops, Step((((4, 64),),), 10_000))
+    for size in (8, 16, 32):
+        counted(flops, Step((((size, 64),),), 2_500 * size + 1_000), drawn=True)
+    flops.ran((((7, 64),),), (None,), 1, seconds=STEP_SEC)
+    sums = flops.totals()
+    assert sums is not None and sums.error is not None and sums.error > 0
+
+
+def test_with_two_checks_the_error_is_not_known() -> None:
+    flops = StepFlops()
+    for drawn in (False, True, True):
+        counted(flops, Step(FIXED, 10_000), drawn=drawn)
+    flops.ran(FIXED, (None,), 1, seconds=STEP_SEC)
+    sums = flops.totals()
+    assert sums is not None and (sums.error, sums.checks, sums.model_flops) == (None, 2, 4 * 30_000)
+
+
+def test_what_was_predicted_before_the_formula_leaves_no_error() -> None:
+    """The first checks were predicted by the nearest shape, and wrongly. The formula that came later is exact."""
+    flops = StepFlops()
+    early = [(2, 8), (3, 100), (7, 30)]
+    for one in early:
+        counted(flops, Step(rows(*one), layer(*one)), drawn=True)
+    before = flops.totals()
+    for one in [(1, 128), (8, 8), (8, 128), (1, 8), (5, 64)]:
+        counted(flops, Step(rows(*one), layer(*one)))
+    flops.ran(rows(4, 50), (None,), 1, seconds=STEP_SEC)
+    after = flops.totals()
+    assert before is not None and after is not None
+    assert (after.error, after.unprofiled.by_dtype) == (0.0, {"float32": 3 * layer(4, 50)})
+
+
+def test_data_dependent_steps_are_estimates_even_where_every_check_agrees() -> None:
+    run = simulate([Step(FIXED, 10_000, data_dependent=True)] * 300)
+    assert (run.sums.model_flops, run.sums.error) == (run.truth, 0.0)
+    assert (run.sums.steps_counted, run.sums.steps_estimated) == (run.counted, 300 - run.counted)
+
+
+def test_before_a_step_was_counted_there_is_nothing_to_say() -> None:
+    flops = StepFlops()
+    flops.ran(FIXED, (None,), 1, seconds=STEP_SEC)
+    assert flops.reading() is None and flops.totals() is None
+    counted(flops, Step(FIXED, 10_000))
+    sums = flops.totals()
+    assert sums is not None and (sums.steps_counted, sums.model_flops) == (2, 2 * 30_000)
+
+
+def test_hardware_flops_have_what_is_repeated_and_lack_what_kernels_skip() -> None:
+    flops = StepFlops()
+    key = FIXED, (None,), 1
+    spent = {
+        ("forward", "bfloat16"): 100,
+        ("backward", "bfloat16"): 200,
+        ("recompute", "bfloat16"): 50,
+        ("optimizer", "float32"): 7,
+        ("skipped", "bfloat16"): 30,
+    }
+    flops.counted(*key, spent, seconds=1.0, random=False, data_dependent=False, lower_bound=True)
+    flops.ran(*key, seconds=1.0)
+    sums = flops.totals()
+    assert sums is not None and sums.lower_bound
+    assert (sums.hardware_flops, sums.model_flops) == (2 * 327, 600)
+
+
 def test_accumulated_batches_add_up() -> None:
     """Four batches a step, of two lengths each time; only the first one's shape is known when a step begins."""
     numbers = generator(0)
@@ -235,7 +302,30 @@ def test_counting_adds_half_a_percent_to_a_long_run_and_goes_on_to_the_end(cost:
     assert run.counted <= 700
 
 
+def test_ever_new_shapes_are_kept_as_a_sum() -> None:
+    flops = StepFlops()
+    counted(flops, Step((((1, 1),),), 10))
+    for size in range(1, 10_001):
+        flops.ran((((1, size),),), (None,), 1, seconds=STEP_SEC)
+    sums = flops.totals()
+    assert sums is not None and sums.steps_counted + sums.steps_estimated == 10_001
+    assert sums.model_flops == 30 + 30 * sum(range(1, 10_001))
+
+
 def test_the_global_random_state_is_not_touched() -> None:
     before = random.getstate()
     simulate([Step(FIXED, 10_000)] * 100)
     assert random.getstate() == before
+
+
+def test_profiled_steps_are_in_the_sum_of_the_run_and_in_no_rate() -> None:
+    flops = StepFlops()
+    key = FIXED, (None,), 1
+    for forward in (10_000, 16_000, 16_000, 10_000):
+        counted(flops, Step(FIXED, forward), drawn=True)
+    for profiled in (True, False, False):
+        flops.ran(*key, seconds=STEP_SEC, profiled=profiled)
+    sums = flops.totals()
+    assert sums is not None and sums.steps_counted + sums.steps_estimated == 7
+    assert sums.unprofiled.by_dtype == {"float32": 2 * 3 * 13_000}, "as the mean of the checks"
+    assert sums.model_flops == 4 * 3 * 13_000 + 3 * 3 * 13_000
