@@ -45,7 +45,7 @@ from lightning_flops.trace.steps import launched_ns
 from lightning_flops.trace.structure import launched_at, nearest, without_inner
 
 if TYPE_CHECKING:
-    from lightning_flops.schema.trace_comparison import TableName
+    from lightning_flops.schema.comparison import TableName
 
 _NO_TENSOR = ("Scalar", "TensorList", "GenericList", "Int", "Bool", "Double", "Float")
 """What begins the types of arguments that are no tensor, or a list of them."""

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import pytest
 
 from lightning_flops.analysis.compare_split import Work, split
+from lightning_flops.schema.comparison import WORK, Cause
 
 
-def causes(one: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(one.get(name, 0) for name in ("flops", "bytes", "modules", "efficiency"))
+def causes(one: Mapping[Cause, int]) -> tuple[int, ...]:
+    return tuple(one.get(name, 0) for name in (*WORK, "efficiency"))
 
 
 @pytest.mark.parametrize(
