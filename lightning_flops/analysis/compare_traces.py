@@ -7,10 +7,11 @@ to it. The rows of other tables are sums of events, which may overlap.
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import methodcaller
 from typing import Any, get_args
 
 import numpy as np
@@ -35,13 +36,12 @@ from lightning_flops.trace.report import AnalyzedTrace
 from lightning_flops.trace.tables import StepSums
 from lightning_flops.units import plain, plural
 
-_COUNTS = {"forward_flops": "forward", "backward_flops": "backward", "hardware_flops": "hardware"}
-_SHARES = {
-    "data_wait_ratio": ("data_loader_us", "the trace shows no DataLoader"),
-    "exposed_communication_ratio": ("communication_us", "the trace has no collectives"),
-}
-_MEMORY = {"device_memory_peak_bytes": "device", "host_memory_peak_bytes": "host"}
+_NOT_THERE = {
+    "data_loader_us": "the trace shows no DataLoader", "communication_us": "the trace has no collectives"
+}  # fmt: skip
 _NS_PER_US, _NS_PER_SEC = 1000, 1e9
+_Figure = tuple[float | None, Floats | None, str | None]
+"""A figure of a run, what it is in each step or in proportion to that, and why it is not known if it is not."""
 
 
 def compare_traces(
@@ -76,7 +76,7 @@ def compare_traces(
         step=replace(whole, a_ns=sum(one.a_ns for one in parts), b_ns=sum(one.b_ns for one in parts)),
         parts=parts,
         tables=tuple(one for one in tables if one.rows),
-        figures=tuple(_figures(runs)),
+        figures=tuple(_figures(*runs)),
         notes=tuple(_notes(runs)),
     )
 
@@ -134,24 +134,38 @@ class _Run:
         found = [[getattr(step, field) for step in report.flops.steps] for report in self.reports if report.flops]
         return None if len(found) < len(self.reports) or any(None in rank for rank in found) else found
 
-    def count(self, field: str) -> float | None:
+    def step_sec(self) -> _Figure:
+        """Seconds of a step."""
+        wall = self.part("wall_us")
+        return float(wall.mean()) / _NS_PER_SEC, wall, None
+
+    def count(self, field: str) -> _Figure:
         """A count of one step; an integer where the mean over steps and ranks is one."""
         counts = self.flops(field)
-        return None if counts is None else statistics.mean(itertools.chain(*counts))
+        return None if counts is None else statistics.mean(chain(*counts)), None, why_no_flops(self.reports)
 
-    def share(self, name: str) -> Floats | None:
-        """Nanoseconds of each step that it waits, or that its FLOPs take at the peak; None if not known."""
-        if name in _SHARES:
-            return self.part(_SHARES[name][0]) if self.knows(_SHARES[name][0]) else None
+    def utilization(self, name: str) -> _Figure:
+        """MFU or HFU: of each step, what its FLOPs take at the peak."""
         shares, walls = self.flops(name), self.flops("wall_us")
-        return None if shares is None else np.mean(np.array(shares) * np.array(walls) * _NS_PER_US, axis=0)
+        used = None if shares is None else np.mean(np.array(shares) * np.array(walls) * _NS_PER_US, axis=0)
+        return self._share(used, why_no_mfu(self.reports))
 
-    def most_memory(self, kind: str, *, absolute: bool) -> int | None:
-        """The most that was allocated on one device."""
+    def waiting(self, field: str) -> _Figure:
+        """The share of a part of the steps."""
+        return self._share(self.part(field) if self.knows(field) else None, _NOT_THERE[field])
+
+    def _share(self, part: Floats | None, why: str | None) -> _Figure:
+        wall = self.part("wall_us")
+        if part is None or not wall.any():
+            return None, None, why
+        return float(part.mean()) / float(wall.mean()), part / wall if wall.all() else None, why
+
+    def most_memory(self, where: str, absolute: bool) -> _Figure:
+        """The most that was allocated on one device, or on the host."""
         curves = [one for report in self.reports for one in report.memory_curves or ()]
-        is_host = kind == "host"
-        known = [one.peak_bytes for one in curves if (one.device < 0, one.absolute) == (is_host, absolute)]
-        return max(known, default=None)
+        known = [one.peak_bytes for one in curves if (one.device < 0, one.absolute) == (where == "host", absolute)]
+        why = f"the trace shows no allocations on the {where}" + (", or their change alone" if absolute else "")
+        return max(known, default=None), None, why
 
 
 def _run_of(analyzed: Sequence[AnalyzedTrace], source: str) -> _Run:
@@ -186,38 +200,25 @@ def _rows(runs: tuple[_Run, _Run], which: TableName) -> tuple[CalledDifference, 
     return tuple(sorted(rows, key=lambda row: (-abs(row.difference_ns), -max(row.a_ns, row.b_ns), row.name)))
 
 
-def _figures(runs: tuple[_Run, _Run]) -> Iterator[FigureDifference]:
+def _figures(a: _Run, b: _Run) -> Iterator[FigureDifference]:
     """Step time and rates with the noise of the times that they are made of, counts, and the most memory."""
-    a, b = runs
-    wall_a, wall_b = walls = (a.part("wall_us"), b.part("wall_us"))
-    means = [float(wall.mean()) for wall in walls]
 
-    def share(name: str, why: tuple[str | None, str | None]) -> FigureDifference:
-        """A part of the steps, divided by them."""
-        parts = [run.share(name) for run in runs]
-        of_a, of_b = (
-            None if part is None or not of else float(part.mean()) / of for part, of in zip(parts, means, strict=True)
-        )
-        steps_a, steps_b = (
-            None if part is None or not wall.all() else part / wall for part, wall in zip(parts, walls, strict=True)
-        )
-        return figure_difference(name, (of_a, of_b), unknown=why, steps=(steps_a, steps_b))
+    def figure(name: str, of: Callable[[_Run], _Figure], *, exact: bool = False) -> FigureDifference:
+        (of_a, steps_a, why_a), (of_b, steps_b, why_b) = of(a), of(b)
+        steps = None if exact else (steps_a, steps_b)
+        return figure_difference(name, (of_a, of_b), unknown=(why_a, why_b), steps=steps)
 
-    seconds = (means[0] / _NS_PER_SEC, means[1] / _NS_PER_SEC)
-    yield figure_difference("global_step_sec", seconds, unknown=(None, None), steps=(wall_a, wall_b))
+    yield figure("global_step_sec", _Run.step_sec)
     for name in ("mfu", "hfu"):
-        yield share(name, (why_no_mfu(a.reports), why_no_mfu(b.reports)))
-    for name, field in _COUNTS.items():
-        no_flops = (why_no_flops(a.reports), why_no_flops(b.reports))
-        yield figure_difference(name, (a.count(field), b.count(field)), unknown=no_flops)
-    for name, (field, reason) in _SHARES.items():
-        if name == "data_wait_ratio" or any(run.knows(field) for run in runs):  # that neither communicates is none
-            yield share(name, (reason, reason))
-    for name, kind in _MEMORY.items():
-        absolute = any(run.most_memory(kind, absolute=True) is not None for run in runs)
-        why = f"the trace shows no allocations on the {kind}" + (", or their change alone" if absolute else "")
-        most = (a.most_memory(kind, absolute=absolute), b.most_memory(kind, absolute=absolute))
-        yield figure_difference(name, most, unknown=(why, why))
+        yield figure(name, methodcaller("utilization", name))
+    for name in ("forward", "backward", "hardware"):
+        yield figure(f"{name}_flops", methodcaller("count", name), exact=True)
+    yield figure("data_wait_ratio", methodcaller("waiting", "data_loader_us"))
+    if a.knows("communication_us") or b.knows("communication_us"):
+        yield figure("exposed_communication_ratio", methodcaller("waiting", "communication_us"))
+    for name in ("device", "host"):
+        absolute = any(run.most_memory(name, absolute=True)[0] is not None for run in (a, b))
+        yield figure(f"{name}_memory_peak_bytes", methodcaller("most_memory", name, absolute), exact=True)
 
 
 def _notes(runs: tuple[_Run, _Run]) -> Iterator[str]:

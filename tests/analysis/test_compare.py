@@ -27,7 +27,14 @@ def part(comparison: Comparison, name: str) -> CausedDifference:
 
 
 def module(comparison: Comparison, name: str) -> ModuleDifference:
-    return next(one for one in comparison.modules if name in {side.name for side in (one.a, one.b) if side is not None})
+    return next(one for one in comparison.modules if one.name == name)
+
+
+def against(a: Profile, b: Profile) -> Comparison:
+    """The two compared; all sums are right."""
+    comparison = compare_profiles(a, b)
+    assert_adds_up(comparison)
+    return comparison
 
 
 def figure(comparison: Comparison, name: str) -> FigureDifference:
@@ -56,8 +63,7 @@ def assert_adds_up(comparison: Comparison) -> None:
 
 
 def test_a_run_differs_from_itself_in_nothing() -> None:
-    comparison = compare_profiles(run(), run())
-    assert_adds_up(comparison)
+    comparison = against(run(), run())
     assert comparison.step.a_ns == 22 * MS == comparison.step.b_ns
     assert three(comparison.step) == (0, 0, 0) and comparison.settings == ()
     for one in (comparison.step, *comparison.parts):
@@ -67,14 +73,13 @@ def test_a_run_differs_from_itself_in_nothing() -> None:
 
 
 def test_a_slower_module_is_efficiency_of_that_module() -> None:
-    comparison = compare_profiles(run(), compared.slow_module())
-    assert_adds_up(comparison)
+    comparison = against(run(), compared.slow_module())
     assert three(comparison.step) == three(part(comparison, "forward")) == (0, 3, 0)
     assert three(part(comparison, "backward")) == (0, 0, 0)
-    assert {(one.b or one.a).name: three(one) for one in comparison.modules} == {  # type: ignore[union-attr]
+    assert {one.name: three(one) for one in comparison.modules} == {
         "": (0, 0, 0), "fc1": (0, 0, 0), "act": (0, 3, 0), "fc2": (0, 0, 0), OUTSIDE: (0, 0, 0),
     }  # fmt: skip
-    assert [(one.b or one.a).name for one in comparison.modules if one.beyond_noise] == ["act"]  # type: ignore[union-attr]
+    assert [one.name for one in comparison.modules if one.beyond_noise] == ["act"]
 
 
 @pytest.mark.parametrize(("error", "beyond"), [(0.1, True), (0.2, False), (None, None)])
@@ -100,15 +105,14 @@ def test_other_counts_are_evidence_without_times() -> None:
     # fc1 has 40 M FLOPs more, 5%, in times that are the same.
     cells = [replace(one, flops=one.flops + 20_000_000) if one.module == "fc1" else one for one in CELLS]
     comparison = compare_profiles(run(), run(cells=cells))
-    assert [(one.b or one.a).name for one in comparison.modules if one.other_counts] == ["fc1"]  # type: ignore[union-attr]
+    assert [one.name for one in comparison.modules if one.other_counts] == ["fc1"]
     assert re.search(r"Most of it: fc1 \+0\.\d+ ms \(\+40 MFLOPs\)\.", str(comparison))
     untimed = compare_profiles(run(), run(cells=cells, traced=None))
     assert "Most of it: fc1 (+40 MFLOPs).\n" in str(untimed)
 
 
 def test_a_wider_layer_is_work_of_that_layer() -> None:
-    comparison = compare_profiles(run(), compared.wider())
-    assert_adds_up(comparison)
+    comparison = against(run(), compared.wider())
     # Forward: twice the work in twice the time, 2 ms. Backward: twice the work in 5 / 3 of it: 2 ms / ln(5 / 3) x ln 2
     # are work, 2.713831 ms, and as much less as the difference is less than that because a FLOP takes less.
     assert three(module(comparison, "fc1")) == three(comparison.step) == (4.713831, -0.713831, 0)
@@ -132,8 +136,7 @@ def test_a_wider_layer_is_work_of_that_layer() -> None:
 def test_a_part_of_the_loop_that_takes_longer_has_its_cause(
     name: str, mean_ms: dict[str, float], three_ms: tuple[float, float, float], causes: dict[str, int]
 ) -> None:
-    comparison = compare_profiles(run(), run(mean_ms=mean_ms))
-    assert_adds_up(comparison)
+    comparison = against(run(), run(mean_ms=mean_ms))
     assert three(part(comparison, name)) == three_ms == three(module(comparison, OUTSIDE))
     assert comparison.step.causes == causes
 
@@ -144,10 +147,7 @@ def test_the_bytes_of_a_module_are_without_those_below_it() -> None:
         mine = cell("", "forward", 0, operator="aten.add", bytes_read=own)
         return run(cells=[*CELLS, mine, cell("fc1", "forward", 0, operator="aten.cat", bytes_read=5_000_000)], **times)
 
-    comparison = compare_profiles(
-        with_bytes(1_000_000), with_bytes(3_000_000, mean_ms={"forward": 8}, forward_ms={"": 4.5})
-    )
-    assert_adds_up(comparison)
+    comparison = against(with_bytes(1_000_000), with_bytes(3_000_000, mean_ms={"forward": 8}, forward_ms={"": 4.5}))
     assert three(module(comparison, "")) == (3, 0, 0)
     assert three(module(comparison, "fc1")) == (0, 0, 0)
 
@@ -168,8 +168,7 @@ def run_with(last: ModuleRecord) -> Profile:
 
 
 def test_new_gone_and_renamed_modules() -> None:
-    comparison = compare_profiles(run(), run_with(TAIL))
-    assert_adds_up(comparison)
+    comparison = against(run(), run_with(TAIL))
     new = module(comparison, "tail")
     assert new.a is None and new.beyond_noise and new.causes == {"modules": 3 * MS}
     assert three(new) == three(comparison.step) == (3, 0, 0)
@@ -184,8 +183,7 @@ def test_new_gone_and_renamed_modules() -> None:
 def test_on_a_device_waiting_for_ranks_and_for_the_host_are_told_from_work() -> None:
     # Of 5 ms 3 are work, 0.5 communication, 1.5 idle; of 9 ms 3, 2, 3 idle and 1 of copies that no module has.
     a = on_device(forward_ms=5, busy_ms=3, exposed_ms=0.5, idle_ms=1.5)
-    comparison = compare_profiles(a, on_device(forward_ms=9, busy_ms=3, exposed_ms=2, idle_ms=3))
-    assert_adds_up(comparison)
+    comparison = against(a, on_device(forward_ms=9, busy_ms=3, exposed_ms=2, idle_ms=3))
     forward = part(comparison, "forward")
     assert three(forward) == (0, 1, 3)
     assert forward.causes == {"communication": 1.5 * MS, "idle": 1.5 * MS, "efficiency": MS}
@@ -195,8 +193,7 @@ def test_on_a_device_waiting_for_ranks_and_for_the_host_are_told_from_work() -> 
 def test_communication_that_a_module_waits_for_is_not_the_work_of_it() -> None:
     # fc1's own 5 ms hold 2 ms of communication that nothing hides: of a wall of 5 ms 3 are left to compute.
     same, waits = (on_device(forward_ms=5, busy_ms=busy, exposed_ms=2, idle_ms=0) for busy in (3, 5))
-    comparison = compare_profiles(same, waits)
-    assert_adds_up(comparison)
+    comparison = against(same, waits)
     assert module(comparison, "fc1").b_ns == (3 + 3) * MS == module(comparison, "fc1").a_ns
     assert three(part(comparison, "forward")) == (0, 0, 0)
 
@@ -216,8 +213,7 @@ def test_processor_time_of_a_step_is_a_figure_that_load_hardly_moves() -> None:
 def test_without_a_comparable_trace_the_parts_are_split_as_a_whole() -> None:
     wider = compared.wider()
     wider = replace(wider, traced=None, modules=tuple(replace(one, times=None) for one in wider.modules))
-    comparison = compare_profiles(run(traced=None), wider)
-    assert_adds_up(comparison)
+    comparison = against(run(traced=None), wider)
     # Forward: 600 M to 1000 M in 5 to 7 ms: 2 ms / ln(7 / 5) x ln(10 / 6) = 3.036361 ms; the rest is efficiency.
     assert three(part(comparison, "forward")) == (3.036361, -1.036361, 0)
     assert not any(one.a_ns or one.b_ns or one.causes for one in comparison.modules[:-1])
@@ -232,14 +228,12 @@ def test_traces_that_cannot_be_compared_say_nothing_of_modules() -> None:
 
 
 def test_parts_that_one_run_cannot_tell_apart_stand_together() -> None:
-    comparison = compare_profiles(run(), run(mixed_phases=("transfer", "other"), mean_ms={"other": 3}))
-    assert_adds_up(comparison)
+    comparison = against(run(), run(mixed_phases=("transfer", "other"), mean_ms={"other": 3}))
     names = ["data wait", "transfer + other", "forward", "backward", "optimizer"]
     assert [one.name for one in comparison.parts] == names
     assert three(part(comparison, "transfer + other")) == (0, 0, 1)
-    both = compare_profiles(run(mixed_phases=("forward", "backward")), run(mixed_phases=("backward", "optimizer")))
+    both = against(run(mixed_phases=("forward", "backward")), run(mixed_phases=("backward", "optimizer")))
     assert [one.name for one in both.parts] == ["data wait", "transfer", "forward + backward + optimizer", "other"]
-    assert_adds_up(both)
 
 
 def test_what_is_set_up_differently_is_listed() -> None:

@@ -8,6 +8,7 @@ the kernels run, one beside them. So the step is 48 us kernels, 10 loader, 1 run
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import pytest
@@ -15,18 +16,9 @@ import pytest
 from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.errors import ComparisonError
 from lightning_flops.measure.counting.recorded_calls import recorded_work
-from lightning_flops.schema.comparison import CalledDifference, Comparison, TimeDifference
+from lightning_flops.schema.comparison import CalledDifference, Comparison, FigureDifference, TimeDifference
 from lightning_flops.trace.report import AnalyzedTrace, analyze_one
-from tests.analysis.trace_events import (
-    Event,
-    data_loader,
-    kernel,
-    launch,
-    memory,
-    operator,
-    step,
-    trace,
-)
+from tests.analysis.trace_events import Event, data_loader, kernel, launch, memory, operator, step, trace
 
 D = TypeVar("D", bound=TimeDifference)
 US = 1000
@@ -38,49 +30,37 @@ def one_step(
 ) -> list[Event]:
     """The events of a step, at 1000 us times its number."""
     at = 1000.0 * number
-    written: dict[str, Any] = {
-        "Input Dims": [[2, 3], [3, 4]],
-        "Input type": ["float", "float"],
-        "Concrete Inputs": ["", ""],
-    }
-    events = [step(number, at, 100)] if mark else []
-    events += [
+    dims, types = [[2, 3], [3, 4]], ["float", "float"]
+    written: dict[str, Any] = {"Input Dims": dims, "Input type": types, "Concrete Inputs": ["", ""]} if shapes else {}
+    events = [
+        *([step(number, at, 100)] if mark else []),
         data_loader(at, 10),
-        operator("aten::mm", at + 20, 10, **(written if shapes else {})),
+        operator("aten::mm", at + 20, 10, **written),
         launch(10 * number, at + 22),
         kernel(10 * number, at + 30, gemm, name="gemm"),
         operator("aten::relu", at + 32, 4),
     ]
     begin = at + 30 + gemm + 2
-    for index, length in enumerate(relus, 1):
-        events += [
-            launch(10 * number + index, at + 33),
-            kernel(10 * number + index, begin, length, name="relu"),
-        ]
+    for call, length in enumerate(relus, 10 * number + 1):
+        events += [launch(call, at + 33), kernel(call, begin, length, name="relu")]
         begin += length
     return events
 
 
 def run(
     *gemms: float,
-    relus: tuple[float, ...] = (8,),
     rank: int | None = None,
     first: int = 1,
-    shapes: bool = False,
-    mark: bool = True,
-    more: tuple[Event, ...] = (),
+    more: Sequence[Event] = (),
     device: str = "NVIDIA A100-SXM4-80GB",
+    **of_step: Any,
 ) -> AnalyzedTrace:
     """A run whose steps have these lengths of gemm."""
-    events = [
-        event
-        for number, gemm in enumerate(gemms, first)
-        for event in one_step(number, gemm=gemm, relus=relus, shapes=shapes, mark=mark)
-    ]
-    head = {"deviceProperties": [{"id": 0, "name": device, "numSms": 108}]}
+    steps = [one_step(number, gemm=gemm, **of_step) for number, gemm in enumerate(gemms, first)]
+    head: dict[str, Any] = {"deviceProperties": [{"id": 0, "name": device, "numSms": 108}]}
     if rank is not None:
-        head["distributedInfo"] = {"rank": rank, "world_size": 2, "backend": "nccl"}  # type: ignore[assignment]
-    return analyze_one(trace(*events, *more, **head), formulas=recorded_work, stepwise=True)
+        head["distributedInfo"] = {"rank": rank, "world_size": 2, "backend": "nccl"}
+    return analyze_one(trace(*chain(*steps), *more, **head), formulas=recorded_work, stepwise=True)
 
 
 A = run(40, 40, 40, 40)
@@ -92,6 +72,10 @@ def named(rows: Sequence[D]) -> dict[str, D]:
 
 def table(comparison: Comparison, of: str) -> dict[str, CalledDifference]:
     return next(named(one.rows) for one in comparison.tables if one.of == of)
+
+
+def figure(comparison: Comparison, name: str) -> FigureDifference:
+    return next(one for one in comparison.figures if one.name == name)
 
 
 def times(row: TimeDifference) -> tuple[int, int, int]:
@@ -111,10 +95,17 @@ def test_parts_add_up_to_the_step_and_a_longer_kernel_is_named() -> None:
         "other": (32 * US, 12 * US),
     }
     assert times(comparison.step) == (100 * US, 120 * US, 20 * US)
-    kernels = next(one for one in comparison.tables if one.of == "kernels")
-    assert [row.name for row in kernels.rows] == ["gemm", "relu"]
-    assert times(kernels.rows[0]) == (40 * US, 80 * US, 40 * US)
-    assert times(kernels.rows[1]) == (8 * US, 8 * US, 0)
+    gemm, relu = table(comparison, "kernels").values()
+    assert (gemm.name, *times(gemm), relu.name, *times(relu)) == (
+        "gemm",
+        40 * US,
+        80 * US,
+        40 * US,
+        "relu",
+        8 * US,
+        8 * US,
+        0,
+    )
     assert times(table(comparison, "operators")["aten::mm"]) == (10 * US, 10 * US, 0)
 
 
@@ -192,36 +183,29 @@ def test_flops_and_mfu_are_figures_where_both_have_shapes() -> None:
 
 
 def test_the_most_memory_is_a_figure_of_the_same_kind_in_both() -> None:
-    def with_memory(size: int, *, absolute: bool = True) -> AnalyzedTrace:
-        known = {"Total Allocated": 1000 + size, "Total Reserved": 4096} if absolute else {}
-        return run(40, 40, 40, 40, more=(memory(1025, size, device=0, **known),))
+    def peak(a_is_absolute: bool, b_is_absolute: bool, where: str = "device") -> FigureDifference:
+        def with_memory(size: int, absolute: bool) -> AnalyzedTrace:
+            known = {"Total Allocated": 1000 + size, "Total Reserved": 4096} if absolute else {}
+            return run(40, 40, 40, 40, more=[memory(1025, size, device=0, **known)])
 
-    figures = {one.name: one for one in compare_traces([with_memory(1000)], [with_memory(3000)]).figures}
-    peak = figures["device_memory_peak_bytes"]
-    assert (peak.a, peak.b, peak.ratio, peak.ends) == (2000, 4000, 2.0, (2.0, 2.0))
-    assert figures["host_memory_peak_bytes"].reason == "not known in A: the trace shows no allocations on the host"
-    mixed = compare_traces([with_memory(1000)], [with_memory(3000, absolute=False)])
-    peak = next(one for one in mixed.figures if one.name == "device_memory_peak_bytes")
-    assert (peak.b, peak.reason) == (
-        None, "not known in B: the trace shows no allocations on the device, or their change alone"
-    )  # fmt: skip
-    relative = compare_traces([with_memory(1000, absolute=False)], [with_memory(3000, absolute=False)])
-    peak = next(one for one in relative.figures if one.name == "device_memory_peak_bytes")
-    assert (peak.a, peak.b) == (1000, 3000)
+        a, b = with_memory(1000, a_is_absolute), with_memory(3000, b_is_absolute)
+        return figure(compare_traces([a], [b]), f"{where}_memory_peak_bytes")
+
+    both, mixed, relative = peak(True, True), peak(True, False), peak(False, False)
+    assert (both.a, both.b, both.ratio, both.ends) == (2000, 4000, 2.0, (2.0, 2.0))
+    assert peak(True, True, "host").reason == "not known in A: the trace shows no allocations on the host"
+    why = "not known in B: the trace shows no allocations on the device, or their change alone"
+    assert (mixed.b, mixed.reason) == (None, why)
+    assert (relative.a, relative.b) == (1000, 3000)
 
 
 def test_collectives_are_compared_also_where_one_run_has_none() -> None:
-    events = tuple(
-        event
-        for number in range(1, 5)
-        for event in (
-            launch(10 * number + 9, 1000 * number + 40),
-            kernel(10 * number + 9, 1000 * number + 80, 15, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=9),
-        )
-    )
+    name, events = "ncclDevKernel_AllReduce_Sum_f32_RING_LL", list[Event]()
+    for number in range(1, 5):
+        call, at = 10 * number + 9, 1000 * number
+        events += [launch(call, at + 40), kernel(call, at + 80, 15, name=name, stream=9)]
     comparison = compare_traces([A], [run(40, 40, 40, 40, more=events)])
     assert times(table(comparison, "collectives")["allreduce"]) == (0, 15 * US, 15 * US)
     assert times(named(comparison.parts)["communication"]) == (0, 15 * US, 15 * US)
-    figure = next(one for one in comparison.figures if one.name == "exposed_communication_ratio")
-    assert (figure.a, figure.b) == (None, 0.15)
-    assert figure.reason == "not known in A: the trace has no collectives"
+    ratio = figure(comparison, "exposed_communication_ratio")
+    assert (ratio.a, ratio.b, ratio.reason) == (None, 0.15, "not known in A: the trace has no collectives")
