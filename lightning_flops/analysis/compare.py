@@ -150,11 +150,11 @@ class _Run:
     def strays(self) -> dict[str | None, float]:
         """Standard error of each module's own time over the traced steps, divided by that time, where it is known."""
         traced = self.profile.traced
-        table = None if traced is None or traced.tables is None else traced.tables.modules
+        table = traced and traced.tables and traced.tables.modules
         found: dict[str | None, float] = {None: 0.0}
-        for row in () if table is None else table.rows:
-            own_us = row.own_forward_us + row.own_backward_us
+        for row in table.rows if table else ():
             if row.own_error_us is not None:
+                own_us = row.own_forward_us + row.own_backward_us
                 found[row.name] = row.own_error_us / own_us if own_us else 0.0
         return found
 
@@ -176,18 +176,12 @@ class _Run:
             wait = None if None in kinds else kinds.pop() if len(kinds) == 1 else "loop"
             return {(_OUTSIDE, wait): (whole_ns, work)}
         works = self.works.get(phases[0], {})
-        *owned_ns, waits_ns, idle_ns, rest_ns = apportioned(
-            whole_ns, [*(filled[0].get(name, 0) for name in works), *filled[1]]
-        )
         owned = map(sum, zip(Work(), *works.values(), strict=True))
         left = Work(*(max(0, every - own) for every, own in zip(work, owned, strict=True)))
-        found: dict[_Piece, _Amounts] = {
-            (rows[name], None): (ns, one) for (name, one), ns in zip(works.items(), owned_ns, strict=True)
-        }
-        waits: dict[_Piece, _Amounts] = {
-            (_OUTSIDE, "communication"): (waits_ns, None), (_OUTSIDE, "idle"): (idle_ns, None)
-        }  # fmt: skip
-        return {**found, **waits, (_OUTSIDE, None): (rest_ns, left)}
+        ns = apportioned(whole_ns, [*(filled[0].get(name, 0) for name in works), *filled[1]])
+        pieces: list[_Piece] = [(rows[name], None) for name in works]
+        pieces += [(_OUTSIDE, "communication"), (_OUTSIDE, "idle"), (_OUTSIDE, None)]
+        return dict(zip(pieces, zip(ns, [*works.values(), None, None, left], strict=True), strict=True))
 
     def filled(self) -> tuple[dict[TimePhase, _Filled], str]:
         """What filled the computing parts of its traced step; empty, and why, if it cannot be said.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 
-from lightning_flops.report.document import Column, Item, Section, Table, cells, draw_all, table
+from lightning_flops.records import OUTSIDE
+from lightning_flops.report.document import Column, Item, Section, Table, cells, draw_all, quantity, table
 from lightning_flops.report.layout import View, some_of
 from lightning_flops.schema.comparison import (
     CONFIDENCE,
+    WAITING,
     WORK,
     CalledDifference,
     CausedDifference,
@@ -19,8 +19,9 @@ from lightning_flops.schema.comparison import (
     TableName,
     TimeDifference,
 )
-from lightning_flops.units import NOT_AVAILABLE, percent, plain, si
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
 
+_NS = 1e9
 _ROWS_SHOWN = 12
 _NAMES_SHOWN = 8
 _CAUSES_NAMED = 3
@@ -48,21 +49,21 @@ def render_comparison(comparison: Comparison, *, width: int | None = None) -> st
 
 def comparison_headline(comparison: Comparison) -> str:
     """The difference of the steps, and what of it is noise, in one sentence."""
-    step, scale = comparison.step, _Scale.of(comparison)
+    step = comparison.step
     share = f" ({'+' if step.difference_ns > 0 else ''}{percent(step.difference_ns / step.a_ns)})" if step.a_ns else ""
-    of_a, of_b = (f"{scale.number(ns)} {scale.unit}" for ns in (step.a_ns, step.b_ns))
+    of_a, of_b = (duration(ns / _NS) for ns in (step.a_ns, step.b_ns))
     which = "The whole trace" if step.name == "whole trace" else f"One {step.name}"
-    words = f"{which} takes {of_b} in B and {of_a} in A: {scale.signed(step.difference_ns)}{share}"
+    words = f"{which} takes {of_b} in B and {of_a} in A: {_signed(step.difference_ns)}{share}"
     if step.noise_ns is None:
         return f"{words}; what of it is noise is not known."
-    ends = " to ".join(scale.signed(step.difference_ns + one) for one in (-step.noise_ns, step.noise_ns))
+    ends = " to ".join(_signed(step.difference_ns + one) for one in (-step.noise_ns, step.noise_ns))
     verdict = "more than noise explains" if step.beyond_noise else "within noise"
     return f"{words}, {verdict} ({CONFIDENCE:.0%}: {ends})."
 
 
 def comparison_sections(comparison: Comparison) -> list[Section]:
-    """What differs, why, by part, and by module or kernel; all times in the unit that fits the step."""
-    scale, of_traces = _Scale.of(comparison), comparison.kind == "traces"
+    """What differs, why, by part, and by module or kernel."""
+    of_traces = comparison.kind == "traces"
     sides = (("A", comparison.a), ("B", comparison.b))
     items: list[Item] = [f"{letter}: {run.source} ({run.about})" for letter, run in sides]
     if comparison.settings:
@@ -72,65 +73,36 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         items.append("Set up alike: device, ranks, batch, precision, versions, parameters and settings.")
     items += ["", comparison_headline(comparison)]
     items += [f"{letter} was starved: {run.starved}" for letter, run in sides if run.starved]
-    items += [] if of_traces else [_causes(comparison.step, scale)]
-    items += _most_of_it(comparison, scale)
-    columns = scale.columns(f"mean, {scale.unit}", causes=not of_traces)
-    noise = Column("noise", scale.noise, str, left=True)
-    parts = table((*comparison.parts, comparison.step), [*columns, noise], whole=True)
-    tables = [Section(_TITLES[one.of], "", [_table(one.rows, scale)]) for one in comparison.tables]
+    items += [*([] if of_traces else [_causes(comparison.step)]), *_most_of_it(comparison)]
+    columns = [
+        *_columns("mean", causes=not of_traces),
+        quantity("noise", lambda row: None if row.noise_ns is None else row.noise_ns / _NS, "s"),
+        Column("", lambda row: "beyond noise" if row.beyond_noise else "", str, left=True),
+    ]
+    parts = table((*comparison.parts, comparison.step), columns, whole=True, least_width=7)
+    tables = [Section(_TITLES[one.of], "", [_table(one.rows)]) for one in comparison.tables]
     return [
         Section("Two traces compared" if of_traces else "Two runs compared", "", items),
         Section("By part of the step", "", [parts]),
-        *(tables if of_traces else [Section("By module", "", list(_modules(comparison, scale)))]),
+        *(tables if of_traces else [Section("By module", "", list(_modules(comparison)))]),
         _figures_section(comparison.figures),
         Section("How to read it", "", [f"- {note}" for note in _notes(comparison)]),
     ]
 
 
-_UNITS = ((10_000_000_000, 1e9, "s"), (1_000_000, 1e6, "ms"), (0, 1e3, "us"))
-"""From which length of a step on, nanoseconds in one unit, and its name."""
+def _signed(ns: int) -> str:
+    return f"{'+' if ns > 0 else ''}{duration(ns / _NS)}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """The one unit in which all times of a report are."""
+def _columns(first: str, *, causes: bool) -> list[Column]:
+    """Columns of differences: their names under *first*, the times of both, and their *causes*."""
+    fields = {"A": "a_ns", "B": "b_ns", "B - A": "difference_ns"}
+    fields |= {kind: f"{kind}_ns" for kind in _WORDS} if causes else {}
 
-    per_unit: float
-    """Nanoseconds in one unit."""
-    unit: str
+    def time(label: str, field: str) -> Column:
+        return quantity(label, lambda row: getattr(row, field) / _NS, "s")
 
-    @classmethod
-    def of(cls, comparison: Comparison) -> _Scale:
-        """The unit that fits the longer step."""
-        longest = max(comparison.step.a_ns, comparison.step.b_ns)
-        return next(cls(per, name) for least, per, name in _UNITS if longest >= least)
-
-    def number(self, ns: int, *, signed: bool = False) -> str:
-        """Without its unit, as it stands in a table."""
-        text = f"{ns / self.per_unit:+,.3f}" if signed else f"{ns / self.per_unit:,.3f}"
-        return "0" if not ns else text
-
-    def signed(self, ns: int) -> str:
-        """With its sign and its unit."""
-        return f"{self.number(ns, signed=True)} {self.unit}"
-
-    def noise(self, row: TimeDifference) -> str:
-        """How far a difference may be chance, and whether it is."""
-        if row.noise_ns is None:
-            return NOT_AVAILABLE
-        return f"±{self.number(row.noise_ns)}{', beyond' if row.beyond_noise else ''}"
-
-    def columns(self, first: str, *, causes: bool) -> list[Column]:
-        """Columns of differences: their names under *first*, the times of both, and their *causes*."""
-        signed = partial(self.number, signed=True)
-        kinds = _WORDS if causes else ()
-        return [
-            Column(first, lambda row: _name(row), str, chars=_NAME_CHARS),
-            Column("A", lambda row: row.a_ns, self.number),
-            Column("B", lambda row: row.b_ns, self.number),
-            Column("B - A", lambda row: row.difference_ns, signed),
-            *(Column(kind, partial(_by_kind, kind), signed) for kind in kinds),
-        ]
+    return [Column(first, _name, str, chars=_NAME_CHARS), *(time(*one) for one in fields.items())]
 
 
 def _by_kind(kind: str, row: CausedDifference) -> int:
@@ -138,50 +110,43 @@ def _by_kind(kind: str, row: CausedDifference) -> int:
     return found
 
 
-def _causes(step: CausedDifference, scale: _Scale) -> Table:
-    details: dict[str, list[str]] = {"work": [], "efficiency": [], "waiting": []}
-    for cause, ns in step.causes.items():
-        if cause != "efficiency":
-            label = "FLOPs" if cause == "flops" else cause
-            details["work" if cause in WORK else "waiting"].append(f"{label} {scale.signed(ns)}")
+def _causes(step: CausedDifference) -> Table:
     rows = []
     for kind, (more, less) in _WORDS.items():
-        value = _by_kind(kind, step)
-        rows.append((less if value < 0 else more, scale.signed(value), "; ".join(details[kind])))
+        value, of = _by_kind(kind, step), {"work": WORK, "waiting": WAITING}.get(kind, ())
+        details = [
+            f"{'FLOPs' if one == 'flops' else one} {_signed(step.causes[one])}" for one in of if one in step.causes
+        ]
+        rows.append((less if value < 0 else more, _signed(value), "; ".join(details)))
     return cells(["B - A by cause", "", ""], rows, left=(0, 2), least_width=0)
 
 
-def _most_of_it(comparison: Comparison, scale: _Scale) -> Iterator[str]:
+def _most_of_it(comparison: Comparison) -> Iterator[str]:
     """The parts and modules that most of the difference comes from, if it is no noise."""
     found: list[tuple[int, str]] = []
-    for one in comparison.modules:
+    by_module = _BY_MODULE if _timed(comparison) else ()
+    for one in (*comparison.modules, *(part for part in comparison.parts if part.name not in by_module)):
         if one.beyond_noise:
-            found.append((one.difference_ns, f"{_name(one)} {scale.signed(one.difference_ns)}{_main_cause(one)}"))
-        elif one.other_counts:
-            time = f" {scale.signed(one.work_ns)}" if one.work_ns else ""
+            found.append((one.difference_ns, f"{_name(one)} {_signed(one.difference_ns)}{_main_cause(one)}"))
+        elif isinstance(one, ModuleDifference) and one.other_counts:
+            time = f" {_signed(one.work_ns)}" if one.work_ns else ""
             found.append((one.work_ns, f"{_name(one)}{time} ({_counts(one)})"))
-    for part in comparison.parts:
-        if part.beyond_noise and (part.name not in _BY_MODULE or not _timed(comparison)):
-            found.append((part.difference_ns, f"{part.name} {scale.signed(part.difference_ns)}{_main_cause(part)}"))
     found.sort(key=lambda item: -abs(item[0]))
     if found:
         of = "Most of it" if comparison.kind == "profiles" else "Beyond noise"
         yield f"{of}: {', '.join(words for _, words in found[:_CAUSES_NAMED])}."
 
 
-def _modules(comparison: Comparison, scale: _Scale) -> Iterator[Table | str]:
-    *owned, outside = comparison.modules
+def _modules(comparison: Comparison) -> Iterator[Table | str]:
+    owned = comparison.modules[:-1]
     if _timed(comparison):
-        rows = sorted((one for one in owned if one.a_ns or one.b_ns), key=lambda one: -abs(one.difference_ns))
-        columns = [*scale.columns(f"own, {scale.unit}", causes=True), Column("", _verdict, str, left=True)]
-        foot = [[column.show(column.of(one)) for column in columns[1:-1]] for one in (outside, comparison.step)]
+        rows = sorted(comparison.modules, key=lambda one: -abs(one.difference_ns))
         yield (
             "Forward and backward of each module without those below it; the parts are means over the timed steps, "
             "their shares from the traced steps."
         )
-        yield table(
-            rows, columns, foot=[["no module, waiting included", *foot[0], ""], [comparison.step.name, *foot[1], ""]]
-        )
+        columns = [*_columns("own", causes=True), Column("", _verdict, str, left=True)]
+        yield table([one for one in rows if one.a_ns or one.b_ns], columns, least_width=7)
     else:
         yield "No times of modules in both runs; the notes say why."
         if names := [f"{_name(one)} ({_counts(one)})" for one in owned if one.other_counts]:
@@ -203,13 +168,13 @@ def _verdict(one: ModuleDifference) -> str:
     return _main_cause(one).strip(" ()") if one.beyond_noise else "noise"
 
 
-def _table(found: Sequence[CalledDifference], scale: _Scale) -> Table | str:
+def _table(found: Sequence[CalledDifference]) -> Table | str:
     """A table of traces, without the rows that do not differ."""
     shown = [row for row in found if row.difference_ns or row.calls_a != row.calls_b]
     if not shown:
         return f"No difference in any of {plain(len(found))}."
-    columns = scale.columns(f"mean, {scale.unit}", causes=False)
-    return table(shown, [*columns, Column("calls", _calls, str), Column("", _change, str, left=True)], least_width=7)
+    calls = Column("calls", _calls, str), Column("", _change, str, left=True)
+    return table(shown, [*_columns("mean", causes=False), *calls], least_width=7)
 
 
 def _change(row: CalledDifference) -> str:
@@ -249,7 +214,7 @@ def _counts(one: ModuleDifference) -> str:
 def _name(row: TimeDifference) -> str:
     if not isinstance(row, ModuleDifference):
         return row.name
-    name = row.name or "the root"
+    name = "no module, waiting included" if row.name == OUTSIDE else row.name or "the root"
     if row.a is None or row.b is None:
         return f"{name} ({'new' if row.a is None else 'gone'})"
     return name if row.a.name == row.b.name else f"{row.a.name} -> {name}"

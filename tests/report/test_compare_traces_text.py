@@ -49,11 +49,11 @@ def lines_of(comparison: Comparison) -> list[str]:
 
 def test_calls_and_their_length_are_told_apart() -> None:
     lines = lines_of(compare_traces([A], [run(40, 40, 40, 40, relus=(16, 16))]))
-    assert "relu 8.000 32.000 +24.000 1 -> 2 more calls, longer calls" in lines
+    assert "relu 8.00 32.0 24.0 1 -> 2 more calls, longer calls" in lines
     lines = lines_of(compare_traces([A], [run(40, 40, 40, 40, relus=(8, 8))]))
-    assert "relu 8.000 16.000 +8.000 1 -> 2 more calls" in lines
+    assert "relu 8.00 16.0 8.00 1 -> 2 more calls" in lines
     lines = lines_of(compare_traces([A], [run(40, 40, 40, 40, relus=())]))
-    assert "relu 8.000 0 -8.000 1 -> 0 gone" in lines
+    assert "relu 8.00 0 -8.00 1 -> 0 gone" in lines
 
 
 def test_rows_are_capped_and_those_without_a_difference_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_what_only_one_run_has_is_not_called_noise() -> None:
     comparison = compare_traces([A], [run(40, 40, 40, 40, more=some)])
     odd = next(row for one in comparison.tables if one.of == "kernels" for row in one.rows if row.name == "odd")
     assert odd.beyond_noise is False
-    assert "odd 0 23.500 +23.500 0 -> 1 new" in lines_of(comparison)
+    assert "odd 0 23.5 23.5 0 -> 1 new" in lines_of(comparison)
 
 
 def test_names_of_files_and_events_are_printable() -> None:
