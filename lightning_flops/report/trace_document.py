@@ -23,7 +23,7 @@ from lightning_flops.report.document import (
 from lightning_flops.report.layout import shortened
 from lightning_flops.report.work_document import flops_section, kernel_section, operator_section, rates
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, HeldMemory, MemoryCurve, MemoryRow
+from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, MemoryCurve, MemoryRow
 from lightning_flops.schema.trace_steps import STEP_PARTS, StepTime
 from lightning_flops.units import NOT_AVAILABLE, percent, si
 
@@ -38,7 +38,7 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
     if report.kernels is not None:
         yield kernel_section(report)
     if report.flops is not None:
-        yield flops_section(report.flops)
+        yield flops_section(report, report.flops)
     yield _phases(report)
     if report.modules is not None:
         yield _modules(report)
@@ -141,7 +141,7 @@ def _modules(report: TraceReport) -> Section:
     columns += [field("bwd self", "own_backward_us", us), field("bwd total", "backward_us", us)] if has_backward else []
     columns += [field("fwd kernels", "forward_kernels")] if on_device else []
     columns += [field("bwd kernels", "backward_kernels")] if on_device and has_backward else []
-    columns += rates(report.flops.modules if report.flops is not None else None)
+    columns += rates(modules.rows)
 
     def own(row: Any) -> float:
         return float(row.own_forward_us + row.own_backward_us)
@@ -195,8 +195,7 @@ def _communication(report: TraceReport) -> Section:
 
 def _memory(report: TraceReport) -> Iterator[Section]:
     if report.memory_curves:
-        items = [item for curve in report.memory_curves for item in _peak_of(curve)]
-        yield Section("Memory over time", "The most that was allocated at once, and what had allocated it.", items)
+        yield Section("Memory over time", "The most that was allocated at once.", [*map(_peak, report.memory_curves)])
     notes = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
     if report.memory is not None:
         yield _sizes("Memory (bytes)", notes, "operator", report.memory)
@@ -205,13 +204,23 @@ def _memory(report: TraceReport) -> Iterator[Section]:
         yield _sizes("Memory by module (bytes)", notes, "module", report.module_memory)
 
 
+def _peak(curve: MemoryCurve) -> Figure:
+    since = "" if curve.absolute else " more than when the trace began"
+    peak = f"{si(curve.peak_bytes, 'B')}{since}, {us(curve.peak_us)} after the first event"
+    return Figure(f"{_where(curve)}: peak", peak)
+
+
+def _where(of: Any) -> str:
+    return "host" if of.device < 0 else f"device {of.device}"
+
+
 def _sizes(title: str, note: str, of: str, rows: Sequence[MemoryRow]) -> Section:
     def name(row: Any) -> str:
         return shortened("(outside operators)" if row.name is None else row.name or "(root)", chars=NAME_CHARS)
 
     columns = [
         Column(of, name, str, "name"),
-        Column("where", lambda row: "host" if row.device < 0 else f"device {row.device}", str, left=True),
+        Column("where", _where, str, left=True),
         CALLS,
         field("size increase", "size_increase_bytes"),
         field("self", "self_size_increase_bytes"),
@@ -219,28 +228,6 @@ def _sizes(title: str, note: str, of: str, rows: Sequence[MemoryRow]) -> Section
         field("self", "self_allocation_bytes", sort="self"),
     ]
     return Section(title, note, [table(rows, columns, least_width=3, total=lambda row: row.allocation_bytes)])
-
-
-def _peak_of(curve: MemoryCurve) -> Iterator[Figure | Table]:
-    where = "host" if curve.device < 0 else f"device {curve.device}"
-    since = "" if curve.absolute else " more than when the trace began"
-    peak = f"{si(curve.peak_bytes, 'B')}{since}, {us(curve.peak_us)} after the first event"
-    yield Figure(f"{where}: peak", peak)
-    if curve.held is None:
-        yield Figure(f"{where}: held by", f"{NOT_AVAILABLE} (the trace has no addresses)")
-        return
-
-    def name(one: HeldMemory) -> str:
-        outside = "(before the trace)" if one.allocations is None else "(outside operators)"
-        return outside if one.name is None else one.name or "(root)"
-
-    columns = [
-        Column(f"{where}: held by", name, short, "name"),
-        Column("bytes", lambda one: one.bytes, lambda size: si(size, "B"), "bytes"),
-        Column("of peak", lambda one: one.bytes / curve.peak_bytes if curve.peak_bytes else None, percent),
-        field("allocations", "allocations", sort="calls"),
-    ]
-    yield table(curve.held, columns, total=lambda one: one.bytes)
 
 
 def _idle(report: TraceReport) -> Section:

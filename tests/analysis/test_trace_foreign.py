@@ -227,7 +227,7 @@ def test_what_no_device_can_do_is_left_out_and_listed() -> None:
         return call, launch(number, start + 1), kernel(number, start + 10, length)
 
     flops = flops_of(step(1, 0, 1000), *mm(1, 10, 1000, 1), *mm(2, 100, 100, 20), deviceProperties=[A100])
-    assert (flops.steps[0].forward, flops.lower_bound) == (2 * 100**3, True)
+    assert (flops.steps[0].forward, flops.steps[0].lower_bound) == (2 * 100**3, True)
     (row,) = flops.uncounted
     assert (row.name, row.calls) == ("aten.mm", 1) and "times the peak in float32: impossible" in row.reason
     # A step whose kernels are not in the trace may have too little time; its MFU is no figure.

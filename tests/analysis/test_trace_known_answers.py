@@ -199,8 +199,8 @@ def test_mfu_of_resnet_steps_is_theirs_on_a_v100_in_float32() -> None:
 
 def test_rates_of_resnet_operators_are_over_the_kernels_that_they_launched() -> None:
     """By plain sums over the file: a kernel's external id is its operator's, innermost."""
-    flops = resnet()[1].flops
-    assert flops is not None
+    flops, shown = resnet()[1].flops, resnet()[1].kernels
+    assert flops is not None and shown is not None
     events = resnet_events()
     ids = {event["args"]["External id"] for event in events if event["name"] == "aten::cudnn_convolution"}
     kernels = [event for event in events if event["cat"] in ("Kernel", "Memcpy", "Memset")]
@@ -212,19 +212,21 @@ def test_rates_of_resnet_operators_are_over_the_kernels_that_they_launched() -> 
     assert row.time_us == time_us
     assert row.flops_per_sec is not None
     assert abs(row.flops_per_sec - 6 * 2 * products / (time_us / 1e6)) < 1
-    assert row.peak_share == row.flops_per_sec / 15.7e12
-    assert flops.kernels is not None
-    executed = sum(one.flops for one in flops.kernels)
+    assert row.hfu == row.flops_per_sec / 15.7e12
+    multiplied = [one.flops for one in shown if one.flops is not None]
+    executed = sum(one.hardware for one in multiplied)
     # Divided among kernels and rounded once for each name.
-    assert abs(executed - sum(one.forward + one.backward for one in flops.operators)) <= len(flops.kernels)
+    assert abs(executed - sum(one.forward + one.backward for one in flops.operators)) <= len(multiplied)
 
 
 def test_flops_of_a_resnets_shapes_are_those_of_its_layers() -> None:
-    flops = resnet()[1].flops
-    assert flops is not None
-    rows = {(row.name, row.inputs): row for row in flops.shapes}
+    flops, shown = resnet()[1].flops, resnet()[1].operators_by_shape
+    assert flops is not None and shown is not None
+    rows = {(row.name, row.inputs): row for row in shown}
     # The last convolution of the third stage's blocks, 1 x 1 from 256 to 1024 channels, in 6 blocks of 6 steps.
     row = rows["aten::cudnn_convolution", "[32, 256, 14, 14], [1024, 256, 1, 1]"]
-    assert (row.calls, row.forward, row.backward) == (36, 36 * 2 * 32 * 14 * 14 * 256 * 1024, 0)
-    for part in ("forward", "backward", "recompute", "optimizer", "calls"):
-        assert sum(getattr(one, part) for one in flops.shapes) == sum(getattr(one, part) for one in flops.operators)
+    assert row.flops is not None
+    assert (row.calls, row.flops.forward, row.flops.backward) == (36, 36 * 2 * 32 * 14 * 14 * 256 * 1024, 0)
+    counted = [one.flops for one in shown if one.flops is not None]
+    for part in ("forward", "backward", "recompute", "optimizer"):
+        assert sum(getattr(one, part) for one in counted) == sum(getattr(one, part) for one in flops.operators)

@@ -114,7 +114,7 @@ def test_modules_with_stacks_have_their_time_and_their_flops(tmp_path: Path) -> 
     assert alone.modules is None and alone.flops is not None
     assert any(note.startswith("Modules are n/a: with_modules=True alone") for note in alone.notes)
     report = traced(tmp_path, with_stack=True)
-    assert report.modules is not None and report.flops is not None and report.flops.modules is not None
+    assert report.modules is not None and report.flops is not None
     assert not any(note.startswith("Modules") for note in report.notes)
     for flops in (alone.flops, report.flops):
         assert {row.name: (row.calls, row.forward, row.backward) for row in flops.operators} == {
@@ -127,7 +127,7 @@ def test_modules_with_stacks_have_their_time_and_their_flops(tmp_path: Path) -> 
         assert rows[name].calls == 3
         assert 0 < rows[name].own_forward_us <= rows["Net_0"].forward_us
         assert rows[name].backward_us > 0
-    of_modules = {row.name: (row.forward, row.backward, row.own) for row in report.flops.modules}
-    assert of_modules[linears[0]] == (3 * FIRST, 3 * FIRST, 6 * FIRST)
-    assert of_modules[linears[1]] == (3 * SECOND, 6 * SECOND, 9 * SECOND)
-    assert of_modules["Net_0"] == (3 * (FIRST + SECOND), 3 * (FIRST + 2 * SECOND), 0)
+    of_modules = {name: (row.flops.forward, row.flops.backward) for name, row in rows.items() if row.flops is not None}
+    assert of_modules[linears[0]] == (3 * FIRST, 3 * FIRST)
+    assert of_modules[linears[1]] == (3 * SECOND, 6 * SECOND)
+    assert of_modules["Net_0"] == (3 * (FIRST + SECOND), 3 * (FIRST + 2 * SECOND))
