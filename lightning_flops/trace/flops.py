@@ -22,7 +22,7 @@ from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, distinc
 from lightning_flops.trace.modules import modules_above, with_below
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
 from lightning_flops.trace.structure import nearest
-from lightning_flops.trace.tables import by_shapes, device_ns_of_operators, with_callees
+from lightning_flops.trace.tables import by_shapes
 
 Sums = Callable[[npt.NDArray[Any]], list[Any]]
 """The sums of a column of all calls in each of some groups."""
@@ -68,8 +68,8 @@ class Work:
         self.parts["optimizer"] += np.where(in_optimizer, again, 0)
         self.parts["skipped"] = counted.of("skipped")
         self.executed: Ints = model + again - self.parts["skipped"]
-        spent = with_callees(trace, device_ns_of_operators(trace)) if trace.has_device else trace.duration_ns
-        self.time_ns: Ints = spent[rows]
+        times = trace.operator_times
+        self.time_ns: Ints = (times.device if trace.has_device else times.host)[rows]
         self.dtypes = ("tf32", *dict.fromkeys(work.dtype for work in counted.works))
         self.dtype = self._dtypes_of()
         used = trace.used_device

@@ -8,7 +8,7 @@ import numpy as np
 
 from lightning_flops.schema.trace_events import MemoryCurve, MemoryRow
 from lightning_flops.trace.columns import MemoryEvents, Trace
-from lightning_flops.trace.intervals import NS_PER_US, Ints, distinct, sums_by
+from lightning_flops.trace.intervals import NS_PER_US, Ints, distinct, sums_by, table
 from lightning_flops.trace.modules import NO_MODULE, Phase, modules_above, with_below
 from lightning_flops.trace.structure import enclosing
 from lightning_flops.trace.tables import with_callees
@@ -34,32 +34,26 @@ def allocated_after(memory: MemoryEvents, rows: Ints) -> tuple[Ints, bool]:
 
 def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
     """The curve of each device whose allocations were recorded; None where none were."""
-    memory = trace.memory
-    if memory is None:
+    if (memory := trace.memory) is None:
         return None
     begin, curves = int(trace.start_ns.min()), []
     spans = _spans(trace, begin)
     for device, rows in by_device(memory):
-        times, (allocated, absolute) = memory.time_ns[rows] - begin, allocated_after(memory, rows)
-        peak = int(allocated.argmax())
+        times_us, (allocated, absolute) = (memory.time_ns[rows] - begin) / NS_PER_US, allocated_after(memory, rows)
+        # Of each of at most so many stretches its highest point.
+        firsts = np.unique(np.linspace(0, len(rows), MOST_POINTS, endpoint=False, dtype=np.int64))
+        stretches = zip(firsts.tolist(), np.split(allocated, firsts[1:]), strict=True)
+        highest, peak = [first + int(one.argmax()) for first, one in stretches], int(allocated.argmax())
         curve = MemoryCurve(
             device=device,
             absolute=absolute,
             peak_bytes=int(allocated[peak]),
-            peak_us=int(times[peak]) / NS_PER_US,
-            points=_points(times, allocated),
+            peak_us=float(times_us[peak]),
+            points=tuple(zip(times_us[highest].tolist(), allocated[highest].tolist(), strict=True)),
             spans=spans,
         )
         curves.append(curve)
     return tuple(curves)
-
-
-def _points(times: Ints, allocated: Ints) -> tuple[tuple[float, int], ...]:
-    """At most ``MOST_POINTS`` of the curve: of each stretch its highest point."""
-    firsts = np.unique(np.linspace(0, len(times), MOST_POINTS, endpoint=False, dtype=np.int64))
-    ends = np.append(firsts[1:], len(times)).tolist()
-    highest = [first + int(allocated[first:end].argmax()) for first, end in zip(firsts.tolist(), ends, strict=True)]
-    return tuple(zip((times[highest] / NS_PER_US).tolist(), allocated[highest].tolist(), strict=True))
 
 
 def _spans(trace: Trace, begin: int) -> tuple[tuple[str, float, float], ...]:
@@ -113,18 +107,19 @@ def _amounts(owner: Ints, size: Ints, count: int) -> list[Ints]:
     return [sums_by(owner[known], values[known], count) for values in sizes]
 
 
-def _rows(device: int, names: Sequence[str | None], own: list[Ints], total: list[Ints]) -> Iterator[MemoryRow]:
+def _rows(device: int, names: Sequence[str | None], own: list[Ints], total: list[Ints]) -> tuple[MemoryRow, ...]:
     """A row for each name that has any calls in *total*."""
-    for place in np.flatnonzero(total[2]).tolist():
-        yield MemoryRow(
-            name=names[place],
-            device=device,
-            calls=int(total[2][place]),
-            size_increase_bytes=int(total[0][place]),
-            self_size_increase_bytes=int(own[0][place]),
-            allocation_bytes=int(total[1][place]),
-            self_allocation_bytes=int(own[1][place]),
-        )
+    places = np.flatnonzero(total[2])
+    return table(
+        MemoryRow,
+        name=[names[place] for place in places.tolist()],
+        device=[device] * len(places),
+        calls=total[2][places].tolist(),
+        size_increase_bytes=total[0][places].tolist(),
+        self_size_increase_bytes=own[0][places].tolist(),
+        allocation_bytes=total[1][places].tolist(),
+        self_allocation_bytes=own[1][places].tolist(),
+    )
 
 
 def _most_first(row: MemoryRow) -> tuple[bool, int, int, str]:

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.collectives import TracedRank
-from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
+from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
 from lightning_flops.analysis.no_mfu import NO_FLOPS
 from lightning_flops.schema.trace import TracedPart, TraceReport
 from lightning_flops.schema.trace_flops import Flops
@@ -114,21 +114,22 @@ def analyze_one(
     if report.modules is None and trace.metadata.get(WITH_MODULES):
         notes += (_NO_CALLS_OF_MODULES,)
     used = trace.used_device
-    name, capability = (used.name, used.compute_capability) if used else ("", None)
-    # A device without a name may be any vendor's.
-    abilities = device_abilities(device_type="cuda", name=name, compute_capability=capability if name else None)
-    traced = TracedRank(
-        rank=trace.rank,
-        source=trace.source,
-        steps=len(trace.steps),
-        overlap=overlap(trace),
-        collectives=collective_calls(trace),
-    )
     return AnalyzedTrace(
         report=replace(report, notes=notes),
-        abilities=abilities if trace.has_device else UNKNOWN_DEVICE,
+        abilities=device_abilities(
+            device_type="cuda" if trace.has_device else "cpu",
+            name=used and used.name,
+            # A device without a name may be any vendor's.
+            compute_capability=used.compute_capability if used and used.name else None,
+        ),
         parts=step_parts(trace),
-        traced=traced,
+        traced=TracedRank(
+            rank=trace.rank,
+            source=trace.source,
+            steps=len(trace.steps),
+            overlap=overlap(trace),
+            collectives=collective_calls(trace),
+        ),
         step_sums=tables.step_sums(trace) if stepwise else None,
     )
 

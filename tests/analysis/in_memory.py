@@ -1,4 +1,4 @@
-"""Traces that no file holds, analyzed as ``analyze_files`` does with files."""
+"""Traces that no file holds, analyzed as the command does with files."""
 
 from __future__ import annotations
 
