@@ -12,7 +12,6 @@ from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.trace import Peaks, Trace, load_trace
-from lightning_flops.trace.names import multiplies, own_name
 from lightning_flops.trace.report import analyze_one
 from tests.analysis.trace_events import Event, kernel, launch, operator, product, span, step, trace
 
@@ -185,27 +184,6 @@ def test_an_occupancy_of_zero_is_worked_out_from_the_launch() -> None:
     assert occupancy() is None
     # With less shared memory 0 is what a small grid rounds to.
     assert occupancy(A100, **{"shared memory": 1024}) == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "own", "is_product"),
-    [
-        ("triton_poi_fused__scaled_dot_product_flash_attention_cat_view_10", None, False),
-        ("triton_red_fused_mm_native_layer_norm_2", None, False),
-        ("triton_per_fused_convolution_1", None, False),
-        ("triton_tem_fused_mm_3", None, True),
-        ("void fbgemm_gpu::permute_2D_lengths_kernel<int>(int, int const*)", "permute_2D_lengths_kernel", False),
-        ("_ZN10fbgemm_gpu25permute_2D_lengths_kernelIiEEvPi", "permute_2D_lengths_kernel", False),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::conv_x<float>>(int)", None, False),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16>(X)", None, True),
-        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float>(P)", None, True),
-        ("void gemmSN_TN_kernel<float, 128>(int)", "gemmSN_TN_kernel", True),
-        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn", True),
-    ],
-)
-def test_a_kernel_is_known_by_its_functions_own_name(name: str, own: str | None, is_product: bool) -> None:
-    assert multiplies(name) is is_product
-    assert own is None or own_name(name) == own
 
 
 def test_events_of_mtia_are_on_a_device() -> None:
