@@ -13,21 +13,25 @@ from typing import NoReturn
 
 import lightning_flops
 from lightning_flops.commands import compare, formula, peak, report, run, trace
-from lightning_flops.commands.terminal import PROGRAM, Act, add_command, complain, print_whole
+from lightning_flops.commands.terminal import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    PROGRAM,
+    Act,
+    add_command,
+    complain,
+    print_whole,
+)
 from lightning_flops.config import ARGUMENTS
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import printable
-
-_FAILED = 2
-_INTERRUPTED = 130  # after Ctrl-C, as shells have it: 128 and the signal's number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that *arguments* (by default the program's) ask for; returns the exit status.
 
-    0: done. 2: wrong usage, or something cannot be read, written or compared; standard error says which. 130: Ctrl-C.
-    Of ``compare``, 1 means that a condition of ``--fail-if`` holds, and 3 that it is inconclusive; of ``peak``, 1 that
-    the machine was too busy. What a program under ``run`` raises is raised here.
+    What a program under ``run`` raises is raised here.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # DeepSpeed's launcher, and torch's old one, put this argument first. It is meant for the program.
@@ -42,9 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return act(options)
     except (LightningFlopsError, OSError) as error:
         complain(str(error))
-        return _FAILED
+        return FAILED
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 class _Parser(argparse.ArgumentParser):
@@ -71,4 +75,4 @@ def parser() -> argparse.ArgumentParser:
 def skill(options: argparse.Namespace) -> int:
     """Print the path of the instructions for coding agents."""
     print_whole(f"{Path(__file__).with_name('SKILL.md')}\n")
-    return 0
+    return DONE

@@ -6,6 +6,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from lightning_flops.commands.terminal import (
+    DONE,
+    FAILED,
+    HOLDS,
+    INCONCLUSIVE,
     Commands,
     add_command,
     add_forms,
@@ -19,7 +23,7 @@ from lightning_flops.errors import ComparisonError
 if TYPE_CHECKING:
     from lightning_flops.schema.comparison import Comparison
 
-_INCONCLUSIVE = {None: 3, "fail": 1, "pass": 0}
+_LEFT_OPEN = {None: INCONCLUSIVE, "fail": HOLDS, "pass": DONE}
 """Exit status of a condition that a starved run leaves open, by ``--starved``."""
 
 
@@ -69,19 +73,20 @@ def compare(options: argparse.Namespace) -> int:
     if not options.quiet:
         text = comparison.to_json() if options.json else render_comparison(comparison, width=terminal_width())
         print_whole(text)
-    statuses = {0}
+    statuses = {DONE}
     for condition in options.fail_if:
         try:
             verdict, words = judge(comparison, condition)
         except ComparisonError as error:
             complain(f"--fail-if {error}", command="compare")
-            statuses.add(2)
+            statuses.add(FAILED)
             continue
         complain(f"--fail-if '{condition}' {verdict}: {words}", command="compare")
-        statuses.add(_INCONCLUSIVE[options.starved] if verdict == "is inconclusive" else int(verdict == "holds"))
+        ends = {"holds": HOLDS, "does not hold": DONE, "is inconclusive": _LEFT_OPEN[options.starved]}
+        statuses.add(ends[verdict])
     if options.html is not None:
         write_text_file(options.html, comparison.to_html())
-    return next(status for status in (2, 1, 3, 0) if status in statuses)
+    return next(status for status in (FAILED, HOLDS, INCONCLUSIVE, DONE) if status in statuses)
 
 
 def _compared(options: argparse.Namespace) -> Comparison:

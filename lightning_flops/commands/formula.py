@@ -10,7 +10,7 @@ import runpy
 import sys
 from typing import Any
 
-from lightning_flops.commands.terminal import Commands, add_command, print_whole
+from lightning_flops.commands.terminal import DONE, Commands, add_command, print_whole
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import shown
 
@@ -75,7 +75,7 @@ def formula(options: argparse.Namespace) -> int:
         except TypeError as error:
             raise LightningFlopsError(f"--at: {error}") from error
     print_whole(found.to_json() if options.json else render_text(found))
-    return 0
+    return DONE
 
 
 def _example(where: str) -> tuple[Any, Any]:

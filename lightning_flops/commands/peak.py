@@ -6,7 +6,7 @@ import argparse
 import json
 import platform
 
-from lightning_flops.commands.terminal import Commands, add_command, complain, print_whole
+from lightning_flops.commands.terminal import DONE, HOLDS, Commands, add_command, complain, print_whole
 from lightning_flops.units import si
 
 _STARVED, _USELESS = 0.05, 0.5
@@ -52,7 +52,7 @@ def peak(options: argparse.Namespace) -> int:
         words = f"for {waited:.0%} of the time it waited for processors, so the figures are too low. {kept} it again"
         complain(f"{words} while nothing else runs.", command="peak")
         if waited > _USELESS:
-            return 1
+            return HOLDS  # against the machine: it was too busy
     write_text_file(measured_file(host), json.dumps(found, indent=2) + "\n")
     print_whole(f"Reports use this where no vendor's peak is known. It is kept in {measured_file(host)}.\n")
-    return 0
+    return DONE

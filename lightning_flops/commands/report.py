@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from lightning_flops.commands.terminal import Commands, add_command, print_whole, say
+from lightning_flops.commands.terminal import DONE, Commands, add_command, print_whole, say
 from lightning_flops.commands.traces import add_peaks, held_against
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import printable
@@ -38,7 +38,7 @@ def show(options: argparse.Namespace) -> int:
 
     profile, _ = read_profile(options.path)
     print_whole(render_text(held_against(options, profile), detailed=options.detailed))
-    return 0
+    return DONE
 
 
 def report(options: argparse.Namespace) -> int:
@@ -59,7 +59,7 @@ def report(options: argparse.Namespace) -> int:
     for problem in problems:
         say(problem)
     print_whole(f"{printable(output)}\n")
-    return 0
+    return DONE
 
 
 def _page_of(path: str) -> str:

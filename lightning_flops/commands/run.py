@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops import entry_points
-from lightning_flops.commands.terminal import Commands, add_command, complain, say
+from lightning_flops.commands.terminal import DONE, FAILED, Commands, add_command, complain, say
 from lightning_flops.config import ARGUMENTS, BLOCK, OWN_FOLDER, SETTINGS, config_from
 from lightning_flops.errors import ConfigError
 
@@ -84,10 +84,10 @@ def run(options: argparse.Namespace) -> int:
     except ConfigError as wrong:
         words = re.sub(rf"{BLOCK}\.(\w+)", lambda found: _option(found[1]), str(wrong))
         complain(f"error: {words}", command="run")
-        return 2
+        return FAILED
     if not options.module and not os.path.exists(program[0]):
         complain(f"can't open file {program[0]!r}: No such file or directory")
-        return 2
+        return FAILED
     sys.argv = program
     error: BaseException | None = None
     try:
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
         raise
     finally:
         profiled.end(error)
-    return 0
+    return DONE
 
 
 def _run(target: str, *, is_module: bool) -> None:

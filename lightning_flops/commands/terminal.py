@@ -19,6 +19,9 @@ Commands = Any
 """What ``add_subparsers`` returns; argparse has no public name for its class."""
 Act = Callable[[argparse.Namespace], int]
 """Does what a command's options ask for, and returns the exit status."""
+DONE, HOLDS, FAILED, INCONCLUSIVE, INTERRUPTED = 0, 1, 2, 3, 130
+"""Exit statuses: done; a condition of ``--fail-if`` holds; wrong usage, or something cannot be read, written or
+compared, and standard error says which; a condition is inconclusive; Ctrl-C, 128 and the signal's number."""
 
 
 def complain(words: str, *, command: str = "") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from lightning_flops.commands.terminal import Commands, add_command, add_forms, print_whole, terminal_width
+from lightning_flops.commands.terminal import DONE, Commands, add_command, add_forms, print_whole, terminal_width
 from lightning_flops.commands.traces import add_peaks, analyzed
 
 SORT_KEYS = ("total", "self", "mean", "max", "min", "calls", "name", "flops", "rate", "bytes")
@@ -58,4 +58,4 @@ def trace(options: argparse.Namespace) -> int:
     print_whole(report.to_json() if options.json else render_traces(report, **shown))
     if options.html is not None:
         write_text_file(options.html, render_traces_page(report))
-    return 0
+    return DONE
