@@ -114,11 +114,8 @@ class Trace:
     bytes: Ints
     """Bytes that a copy or a memset moves."""
     inputs: npt.NDArray[np.int32]
-    """Index into ``recorded_inputs``, as ``stack`` into ``stacks``."""
+    """Index into ``recorded_inputs``."""
     recorded_inputs: tuple[RecordedInputs, ...]
-    stack: npt.NDArray[np.int32]
-    stacks: tuple[str, ...]
-    """Call stacks as the file has them, the innermost call first: ``net.py(7): forward;train.py(30): <module>``."""
     collectives: Mapping[int, CollectiveArguments]
     """By row."""
     memory: MemoryEvents | None

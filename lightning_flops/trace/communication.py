@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from lightning_flops.schema.communication import CollectiveCalls, Overlap
 from lightning_flops.schema.trace_steps import Row
 from lightning_flops.trace.columns import CollectiveArguments, Trace
+from lightning_flops.trace.events import are_integers
 from lightning_flops.trace.intervals import (
     NS_PER_US,
     Intervals,
@@ -22,6 +24,7 @@ from lightning_flops.trace.intervals import (
     union,
 )
 from lightning_flops.trace.names import (
+    ELEMENT_BYTES,
     Kind,
     collective_of_kernel,
     computes_on_host,
@@ -76,13 +79,26 @@ def collective_bytes(trace: Trace, rows: list[int]) -> int | None:
     """
     total = 0
     for row in rows:
-        sent, times = trace.collectives.get(row, _NOTHING).bytes, 1
+        known, times = trace.collectives.get(row), 1
         if not trace.on_device[row] and host_collective(trace.name_of(row)) in ("all_gather", "gather"):
-            times = 0 if trace.only_group is None else len(trace.only_group)
-        if sent is None or not times:
+            times = len(trace.only_group or ())
+        size = known.bytes if known else _bytes_of_inputs(trace, row)
+        if size is None or not times:
             return None
-        total += sent * times
+        total += size * times
     return total
+
+
+def _bytes_of_inputs(trace: Trace, row: int) -> int | None:
+    """Bytes of all inputs of a call; None if one of them is not known."""
+    if trace.inputs[row] < 0:
+        return None
+    inputs = trace.recorded_inputs[trace.inputs[row]]
+    sizes = [
+        math.prod(shape) * ELEMENT_BYTES.get(str(dtype).lower(), 0) if are_integers(shape) else 0
+        for shape, dtype in zip(inputs.dims, inputs.types, strict=False)
+    ]
+    return sum(sizes) if sizes and all(sizes) else None
 
 
 def collective_table(trace: Trace) -> tuple[Row, ...] | None:

@@ -28,15 +28,8 @@ def order_by(keys: npt.NDArray[np.signedinteger]) -> Ints:
 
 
 def distinct(values: npt.NDArray[np.signedinteger]) -> Ints:
-    """Each of *values* once, rising; in one pass where they lie close together, as numbers of rows and lanes do."""
-    if not len(values):
-        return np.zeros(0, dtype=np.int64)
-    first, last = int(values.min()), int(values.max())
-    if last - first > 4 * len(values) + 1024:
-        return np.unique(values).astype(np.int64)
-    there = np.zeros(last - first + 1, dtype=bool)
-    there[values - first] = True
-    return np.flatnonzero(there) + first
+    """Each of *values* once, rising."""
+    return np.unique(values).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,27 +51,24 @@ class Intervals:
 
 NOTHING = Intervals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 """No moment at all."""
+_FIRST = -(2**62)
+"""A moment before all others."""
 
 
 def merge(starts: Ints, ends: Ints) -> Intervals:
     """Every moment that at least one of the given intervals covers; they may overlap, be empty and be unordered."""
-    some = ends > starts
-    if not some.all():
-        starts, ends = starts[some], ends[some]
-    if not len(starts):
+    some = np.flatnonzero(ends > starts)
+    if not len(some):
         return NOTHING
-    if (starts[1:] < starts[:-1]).any():  # events of one lane come in order
-        order = np.argsort(starts, kind="stable")
-        starts, ends = starts[order], ends[order]
-    reached = np.maximum.accumulate(ends)
+    some = some[np.argsort(starts[some], kind="stable")]  # fast where events come in order
+    starts, reached = starts[some], np.maximum.accumulate(ends[some])
     firsts = np.flatnonzero(np.append(True, starts[1:] > reached[:-1]))
     return Intervals(starts[firsts], reached[np.append(firsts[1:] - 1, len(starts) - 1)])
 
 
 def union(*parts: Intervals) -> Intervals:
     """Every moment that at least one of *parts* covers."""
-    if not parts:
-        return NOTHING
+    parts = (NOTHING, *parts)
     return merge(np.concatenate([part.starts for part in parts]), np.concatenate([part.ends for part in parts]))
 
 
@@ -104,22 +94,15 @@ def covered_within(covered: Intervals, starts: Ints, ends: Ints) -> Ints:
 
 def inside(covered: Intervals, moments: Ints) -> Mask:
     """Which of *moments* are covered."""
-    if not len(covered.starts):
-        return np.zeros(len(moments), dtype=bool)
-    index = np.searchsorted(covered.starts, moments, side="right") - 1
-    return (index >= 0) & (moments < covered.ends[np.maximum(index, 0)])
+    return moments < np.append(_FIRST, covered.ends)[np.searchsorted(covered.starts, moments, side="right")]
 
 
 def _covered_up_to(covered: Intervals, moments: Ints) -> Ints:
     """Nanoseconds that *covered* has before each of *moments*."""
-    if not len(covered.starts):
-        return np.zeros(len(moments), dtype=np.int64)
-    before = np.concatenate([[0], np.cumsum(covered.ends - covered.starts)])
     # The interval that began last before the moment is the only one that the moment can cut.
-    index = np.searchsorted(covered.starts, moments, side="left") - 1
-    last = np.maximum(index, 0)
-    cut = np.minimum(moments, covered.ends[last]) - covered.starts[last]
-    return np.where(index < 0, 0, before[last] + cut).astype(np.int64)
+    begun = np.searchsorted(covered.starts, moments, side="right")
+    before = np.append(0, np.cumsum(covered.ends - covered.starts))
+    return before[begun] - np.maximum(np.append(_FIRST, covered.ends)[begun] - moments, 0)
 
 
 def levels(starts: Ints, ends: Ints, weights: Floats) -> tuple[Ints, Floats]:

@@ -267,18 +267,15 @@ def place_of(frame: str) -> str | None:
 
 
 def called_from(trace: Trace) -> dict[int, str]:
-    """By the index of an operator's name, the place that called it first, as its own stack or Python's calls say it."""
+    """By the index of an operator's name, the user's line that called it first, as Python's calls say it."""
     rows, (calls, around) = trace.by_start(trace.links.operators), python_calls(trace)
     is_users = trace.where(lambda name: place_of(name) is not None, Kind.PYTHON)
     inner = enclosing(trace, calls, around, lanes=trace.lane[rows], moments_ns=trace.start_ns[rows])
-    inner = np.where((inner < 0) | is_users[inner], inner, nearest(inner, around, is_users))
-    known = (inner >= 0) | (trace.stack[rows] >= 0)
-    names, first = np.unique(trace.name[rows[known]], return_index=True)
-    lines = {}
-    for name, row, call in zip(names.tolist(), rows[known][first].tolist(), inner[known][first].tolist(), strict=True):
-        frames = trace.stacks[trace.stack[row]].split(";") if trace.stack[row] >= 0 else [trace.name_of(call)]
-        lines[name] = next((place for frame in frames if (place := place_of(frame)) is not None), "")
-    return lines
+    rows, inner = rows[inner >= 0], inner[inner >= 0]
+    users = np.where(is_users[inner], inner, nearest(inner, around, is_users))
+    names, first = np.unique(trace.name[rows], return_index=True)
+    places = [place_of(trace.name_of(call)) if call >= 0 else None for call in users[first].tolist()]
+    return {name: place or "" for name, place in zip(names.tolist(), places, strict=True)}
 
 
 def python_calls(trace: Trace) -> tuple[Ints, Ints]:

@@ -198,13 +198,15 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
 
 
 def outermost_calls(trace: Trace) -> Ints:
-    """For each row of an operator the call that it is a part of: itself, or one of its name that called it directly.
+    """For each row of an operator the call that it is a part of: itself, or one of its name that calls nothing else.
 
-    So do torch's own tables have it: ``aten::add`` for other dtypes calls ``aten::add``. It is -1 for other rows.
+    So do torch's own tables have it: ``aten::sum`` that only passes other arguments on to ``aten::sum`` is one call. It
+    is -1 for other rows.
     """
     links, found = trace.links, np.full(len(trace), -1, dtype=np.int64)
     found[links.operators] = links.operators
-    inner = links.called[trace.name[links.called] == trace.name[links.parent[links.called]]]
+    inner, outer = links.called, links.parent[links.called]
+    inner = inner[(trace.name[inner] == trace.name[outer]) & (np.bincount(outer, minlength=1)[outer] == 1)]
     is_outer = np.full(len(trace), True)
     is_outer[inner] = False
     found[inner] = nearest(inner, links.parent, is_outer)
