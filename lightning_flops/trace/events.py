@@ -20,7 +20,7 @@ import numpy.typing as npt
 from lightning_flops.records import METADATA_KEY
 from lightning_flops.trace.columns import CollectiveArguments, DeviceProperties, MemoryEvents, Trace
 from lightning_flops.trace.intervals import NS_PER_US, Ints
-from lightning_flops.trace.names import ELEMENT_BYTES, KIND_OF_CATEGORY, Kind, host_collective, is_users_scope
+from lightning_flops.trace.names import ELEMENT_BYTES, KIND_OF_CATEGORY, Kind, is_users_scope
 from lightning_flops.trace.recorded import RecordedInputs
 
 T = TypeVar("T")
@@ -269,7 +269,7 @@ class Columns:
             ValueError: none of the events is one that a table needs.
         """
         names = tuple(map(str, self._names))
-        columns = {name: np.concatenate(parts) for name, parts in self._parts.items()}
+        columns: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self._parts.items()}
         kind, name_of = columns.pop("kind").astype(np.int8), columns["name"]
         if not (kind > Kind.PYTHON).any():
             words = "is an operator, a scope, a runtime call or a kernel of torch.profiler; others are"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lightning_flops.records import marked_phase
 from lightning_flops.schema.trace import PartFilling, StepFilling, TracedPart
-from lightning_flops.schema.trace_steps import Durations, PhaseRow, StepTime, StepTimes
+from lightning_flops.schema.trace_steps import Row, StepTime, StepTimes
 from lightning_flops.trace.communication import communication_and_computation
 from lightning_flops.trace.intervals import (
     NOTHING,
@@ -137,10 +137,7 @@ def _calls(trace: Trace, host_start: Ints, host_end: Ints) -> Ints:
 def step_times(trace: Trace) -> StepTimes:
     """Where each step's wall time went: one name for every moment of it."""
     steps, kind, collective = trace.steps, trace.kind, trace.is_collective
-    wall = steps.end_ns - steps.start_ns
-    covered, before = NOTHING, np.zeros(len(steps), dtype=np.int64)
-    parts: dict[str, Ints | None] = {"wall_us": wall}
-    by_priority = {
+    rows = {
         "kernel_us": (kind == Kind.KERNEL) & ~collective,
         "memcpy_us": kind == Kind.MEMCPY,
         "memset_us": kind == Kind.MEMSET,
@@ -149,22 +146,29 @@ def step_times(trace: Trace) -> StepTimes:
         "data_loader_us": trace.where(lambda name: phase_of(name) == "data loader", Kind.ANNOTATION),
         "cpu_us": kind == Kind.OPERATOR,
     }
-    for name, rows in by_priority.items():
-        covered = union(covered, trace.merged(rows))
-        reached = covered_within(covered, steps.start_ns, steps.end_ns)
+    spent = _shares(map(trace.merged, rows.values()), steps.start_ns, steps.end_ns)
+    known = {"wall_us": steps.end_ns - steps.start_ns, **dict(zip([*rows, "other_us"], spent, strict=True))}
+    for name in rows:
         of_device = trace.has_device and name in ("kernel_us", "memcpy_us", "memset_us", "runtime_us")
-        parts[name] = reached - before if of_device or rows.any() else None
-        before = reached
-    parts["other_us"] = wall - before
-    nothing = [None] * len(steps)
-    columns = {name: nothing if ns is None else (ns / NS_PER_US).tolist() for name, ns in parts.items()}
-    per_step = NS_PER_US * len(steps)
-    means = {name: None if ns is None else int(ns.sum()) / per_step for name, ns in parts.items()}
+        if not of_device and not rows[name].any():
+            del known[name]
+    unknown = dict.fromkeys(rows)
+    means = {name: int(ns.sum()) / (NS_PER_US * len(steps)) for name, ns in known.items()}
+    columns = {name: (ns / NS_PER_US).tolist() for name, ns in known.items()}
     return StepTimes(
         marked=steps.marked,
-        steps=table(StepTime, number=steps.numbers, **columns),
-        mean=StepTime(number=None, **means),  # type: ignore[arg-type]  # only the unknown may be None
+        steps=table(StepTime, number=steps.numbers, **dict.fromkeys(rows, [None] * len(steps)) | columns),
+        mean=StepTime(number=None, **unknown | means),  # type: ignore[arg-type]  # only the unknown may be None
     )
+
+
+def _shares(kinds: Iterable[Intervals], starts: Ints, ends: Ints) -> Ints:
+    """What each of *kinds* takes of each span, a row for each, and the rest; a shared moment is the first one's."""
+    covered, reached = NOTHING, [np.zeros(len(starts), dtype=np.int64)]
+    for moments in kinds:
+        covered = union(covered, moments)
+        reached.append(covered_within(covered, starts, ends))
+    return np.diff([*reached, ends - starts], axis=0)
 
 
 # ---- phases
@@ -176,7 +180,6 @@ class PhaseSpans:
 
     starts: Ints
     ends: Ints
-    source: Literal["scopes", "operators", "rest"]
     lent: Intervals = NOTHING
     """Moments in the phase that belong to something else."""
 
@@ -184,22 +187,18 @@ class PhaseSpans:
         """The moments in the phase."""
         return subtract(merge(self.starts, self.ends), self.lent)
 
-    def host_ns(self) -> Ints:
-        """The length of each span, without what is lent."""
-        return self.ends - self.starts - covered_within(self.lent, self.starts, self.ends)
-
 
 def find_phases(trace: Trace) -> dict[str, PhaseSpans]:
-    """The phases of *trace*: by the names of scopes where there are any, else by its operators.
-
-    By its operators, a forward goes from the first to the last operator with gradients on before a backward. A backward
-    goes from the first to the last operator that autograd ran, until something else follows.
-    """
-    found = {name: _by_scopes(trace, name) for name in ("data loader", "forward", "backward", "optimizer")}
-    if found["forward"] is None or found["backward"] is None:
-        runs = _by_operators(trace, found["data loader"], found["optimizer"])
-        found |= {name: found[name] or run for name, run in zip(("forward", "backward"), runs, strict=True)}
-    phases = {name: spans for name, spans in found.items() if spans is not None}
+    """The phases that scopes in *trace* name."""
+    phases, found = {}, in_steps(trace, np.flatnonzero(trace.where(phase_of, Kind.ANNOTATION)))
+    of_row = np.array([phase_of(trace.name_of(row)) for row in found.tolist()])
+    for phase in ("data loader", "forward", "backward", "optimizer"):
+        rows = found[of_row == phase]
+        # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.
+        ends = trace.end_ns[rows]
+        rows = rows[np.append(True, ends[1:] > np.maximum.accumulate(ends)[:-1])[: len(rows)]]
+        if len(rows):
+            phases[phase] = PhaseSpans(trace.start_ns[rows], trace.end_ns[rows])
     if (optimizer := phases.pop("optimizer", None)) is not None:
         # The closure, and whatever other part is marked there, is not its own.
         pieces = _pieces_on_host(trace)
@@ -219,39 +218,6 @@ def in_steps(trace: Trace, rows: Ints) -> Ints:
     return trace.by_start(rows[trace.steps.of(trace.start_ns[rows]) >= 0])
 
 
-def _by_scopes(trace: Trace, phase: str) -> PhaseSpans | None:
-    rows = in_steps(trace, np.flatnonzero(trace.where(lambda name: phase_of(name) == phase, Kind.ANNOTATION)))
-    if not len(rows):
-        return None
-    # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.
-    ends = trace.end_ns[rows]
-    outer = np.append(True, ends[1:] > np.maximum.accumulate(ends)[:-1])
-    return PhaseSpans(trace.start_ns[rows[outer]], ends[outer], "scopes")
-
-
-def _by_operators(
-    trace: Trace, data_loader: PhaseSpans | None, optimizer: PhaseSpans | None
-) -> tuple[PhaseSpans | None, PhaseSpans | None]:
-    links = trace.links
-    rows = in_steps(trace, links.levels[0] if links.levels else links.operators)
-    backward = links.is_backward[rows]
-    with_gradients = (trace.sequence[rows] >= 0) & ~backward
-    kept = backward | with_gradients
-    rows, backward = rows[kept], backward[kept]
-    if not backward.any():
-        return None, None
-    others = [spans for spans in (data_loader, optimizer) if spans is not None]
-    boundaries = [trace.steps.host_start_ns, *(edge for spans in others for edge in (spans.starts, spans.ends))]
-    # A run ends where the label changes or a boundary lies between two operators.
-    section = np.searchsorted(np.sort(np.concatenate(boundaries)), trace.start_ns[rows], side="right")
-    firsts = np.flatnonzero(np.append(True, (backward[1:] != backward[:-1]) | (section[1:] != section[:-1])))
-    starts, ends = trace.start_ns[rows[firsts]], np.maximum.reduceat(trace.end_ns[rows], firsts)
-    of_backward = backward[firsts]
-    before = np.append(~of_backward[:-1] & of_backward[1:], False)
-    forward = PhaseSpans(starts[before], ends[before], "operators") if before.any() else None
-    return forward, PhaseSpans(starts[of_backward], ends[of_backward], "operators")
-
-
 def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, without: Intervals = NOTHING) -> Ints:
     """Lengths of all device events launched in each span by any thread, without those launched in *without*."""
     moments, rows = trace.launches
@@ -260,27 +226,28 @@ def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, without: Intervals = 
     return before[np.searchsorted(moments, ends)] - before[np.searchsorted(moments, starts)]
 
 
-def phase_table(trace: Trace) -> tuple[PhaseRow, ...]:
-    """Calls and time of the steps, of each phase, and of what is in none, on the host and by launches on the device."""
-    steps, covered = trace.steps, merged(trace.phases)
-    whole = PhaseSpans(steps.host_start_ns, steps.host_end_ns, "scopes" if steps.marked else "operators")
-    rest = PhaseSpans(whole.starts, whole.ends, "rest", lent=covered)
+def phase_table(trace: Trace) -> tuple[Row, ...] | None:
+    """Calls and time of the steps, of each phase, and of what is in none, on the host and by launches on the device.
+
+    None where no scope names a phase.
+    """
+    steps = trace.steps
+    whole = PhaseSpans(steps.host_start_ns, steps.host_end_ns)
+    phases = {"step": whole, **trace.phases, "others": replace(whole, lent=merged(trace.phases))}
     device_ns = int(launched_ns(trace, whole.starts, whole.ends).sum())
 
-    def device(spans: PhaseSpans) -> Durations | None:
+    def row(name: str, spans: PhaseSpans) -> Row:
+        host_ns = spans.ends - spans.starts - covered_within(spans.lent, spans.starts, spans.ends)
         launched = launched_ns(trace, spans.starts, spans.ends, without=spans.lent)
-        return durations_of(launched, whole_ns=device_ns) if trace.has_device else None
-
-    return tuple(
-        PhaseRow(
-            name=name,
-            calls=len(spans.starts),
-            host=durations_of(spans.host_ns(), whole_ns=steps.host_ns),
-            device=device(spans),
-            source=spans.source,
+        device = durations_of(launched, whole_ns=device_ns) if trace.has_device else None
+        return Row(
+            name=name, calls=len(spans.starts), host=durations_of(host_ns, whole_ns=steps.host_ns), device=device
         )
-        for name, spans in {"step": whole, **trace.phases, "others": rest}.items()
-    )
+
+    return tuple(row(*phase) for phase in phases.items()) if trace.phases else None
+
+
+# ---- parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -292,10 +259,10 @@ class Pieces:
     starts: Ints
     ends: Ints
 
-    def sums(self, covered: Intervals) -> dict[str, int]:
-        """Nanoseconds of each part that are *covered*, in order of the parts' first moments."""
+    def sums(self, values: Ints) -> dict[str, int]:
+        """The sum of the pieces' *values* of each part, in order of the parts' first moments."""
         sums = dict.fromkeys(self.names, 0)
-        for name, value in zip(self.names, covered_within(covered, self.starts, self.ends).tolist(), strict=True):
+        for name, value in zip(self.names, values.tolist(), strict=True):
             sums[name] += value
         return sums
 
@@ -308,10 +275,10 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
     """
     communication, computation = communication_and_computation(trace)
     pieces, per_step = _pieces_on_device(trace), len(trace.steps) * NS_PER_SEC
-    exposed = pieces.sums(subtract(communication, computation))
+    exposed = pieces.sums(covered_within(subtract(communication, computation), pieces.starts, pieces.ends))
     return tuple(
         TracedPart(name=name, wall_sec=total / per_step, exposed_sec=exposed[name] / per_step)
-        for name, total in pieces.sums(trace.steps.spans).items()
+        for name, total in pieces.sums(pieces.ends - pieces.starts).items()
     )
 
 
@@ -355,17 +322,15 @@ def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
 
 def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> StepFilling:
     """What filled each part of the steps, mean over these; *counted* operators, as ``aten.mm``, are matmul-like."""
-    pieces, covered, until = _pieces_on_device(trace), NOTHING, []
-    for moments in _fillings(trace, frozenset(name.replace(".", "::", 1) for name in counted)):
-        covered = union(covered, moments)
-        until.append([*pieces.sums(covered).values()])
-    walls = pieces.sums(trace.steps.spans)
+    pieces, names = _pieces_on_device(trace), frozenset(name.replace(".", "::", 1) for name in counted)
+    sums = [pieces.sums(spent) for spent in _shares(_fillings(trace, names), pieces.starts, pieces.ends)]
     # Rounded as running sums, so that the means add up to the part's as well.
-    means = np.rint(np.array([*until, [*walls.values()]]) / len(trace.steps)).astype(np.int64)
+    means = np.rint(np.cumsum([[*one.values()] for one in sums], axis=0) / len(trace.steps)).astype(np.int64)
     fields = ("matmul_ns", "operators_ns", "copies_ns", "communication_ns", "idle_ns")
     columns = dict(zip(fields, np.diff(means, axis=0, prepend=0).tolist(), strict=True))
-    clock: Literal["host", "device"] = "device" if trace.has_device else "host"
-    return StepFilling(clock=clock, parts=table(PartFilling, name=walls, **columns))
+    return StepFilling(
+        clock="device" if trace.has_device else "host", parts=table(PartFilling, name=sums[0], **columns)
+    )
 
 
 def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Intervals, Intervals, Intervals]:
