@@ -120,7 +120,7 @@ _OF_DEVICE: _Getters = {
     "external_id": _external_id, "device": _device,
 }  # fmt: skip
 _INTEGERS = np.dtype(np.int64)
-_COLUMNS = {
+_COLUMNS: dict[str, np.dtype[Any]] = {
     **dict.fromkeys((*_OF_HOST, *_OF_RUNTIME, *_OF_DEVICE), _INTEGERS),
     **dict.fromkeys(_FRACTIONS, np.dtype(np.float64)),
     "inputs": np.dtype(np.int32),
