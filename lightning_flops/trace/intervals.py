@@ -212,6 +212,11 @@ def durations_of(durations_ns: Ints, *, whole_ns: float) -> Durations | None:
     return next(iter(together.durations(durations_ns, whole_ns=whole_ns)), None)
 
 
+def weighted_mean(values: Floats, weights: Ints) -> float | None:
+    """The mean of the known *values*; None where none is known, or has a weight."""
+    return next(iter(group_by(np.zeros(len(values), dtype=np.int64)).means(values, weights)), None)
+
+
 def ratio(part: float, whole: float) -> float | None:
     """*part* over *whole*; None when there is no whole."""
     return part / whole if whole else None
