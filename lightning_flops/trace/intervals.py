@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from lightning_flops.schema import trace_steps as schema
 from lightning_flops.schema.trace_steps import Durations
 
 Ints = npt.NDArray[np.int64]
@@ -204,6 +205,12 @@ def table(row: type[Row], by: Callable[[Row], Any] | None = None, /, **columns: 
     """The rows of a table, sorted *by* a key; *columns* are the values of each field of a row."""
     found = [row(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)]
     return tuple(found if by is None else sorted(found, key=by))
+
+
+def longest_first(row: schema.Row) -> tuple[float, str]:
+    """The key by which most tables are sorted: the time on the device if the row has one, then the name."""
+    spent = row.device or row.host
+    return -spent.total_us if spent else 0.0, row.name
 
 
 def durations_of(durations_ns: Ints, *, whole_ns: float) -> Durations | None:

@@ -19,7 +19,7 @@ from lightning_flops.schema.trace_events import (
 )
 from lightning_flops.schema.trace_steps import DeviceMetrics, Row
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.communication import collective_name
+from lightning_flops.trace.communication import collectives_by_name
 from lightning_flops.trace.intervals import (
     NS_PER_US,
     Groups,
@@ -31,6 +31,7 @@ from lightning_flops.trace.intervals import (
     group_by,
     intersect,
     load_within,
+    longest_first,
     ratio,
     sums_by,
     table,
@@ -43,11 +44,6 @@ from lightning_flops.trace.structure import launched_at, nearest, without_inner
 
 _NO_TENSOR = ("Scalar", "TensorList", "GenericList", "Int", "Bool", "Double", "Float")
 """What begins the types of arguments that are no tensor, or a list of them."""
-
-
-def _longest_first(row: Row) -> tuple[float, str]:
-    longest = row.host if row.device is None else row.device
-    return -longest.total_us if longest else 0.0, row.name
 
 
 # ---- the device
@@ -90,7 +86,7 @@ def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
     names = trace.texts(groups.keys)
     return table(
         KernelRow,
-        _longest_first,
+        longest_first,
         name=names,
         calls=groups.calls,
         device=groups.durations(lengths, whole_ns=int(lengths.sum())),
@@ -139,7 +135,7 @@ def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
     calls = [distinct(trace.links.launch[here]) for here in groups.parts(rows)]
     return table(
         Row,
-        _longest_first,
+        longest_first,
         name=trace.texts(groups.keys),
         calls=groups.calls,
         bytes=groups.sums_known(sizes, sizes >= 0),
@@ -323,8 +319,7 @@ def step_sums(trace: Trace) -> dict[TableName, StepSums]:
 
     Operators on the host, without what they called.
     """
-    times, collectives, names = trace.operator_times, trace.by_start(trace.is_collective), dict[str, int]()
-    number = [names.setdefault(collective_name(trace, row), len(names)) for row in collectives.tolist()]
+    times, (collectives, number, names) = trace.operator_times, collectives_by_name(trace)
 
     def sums(of: Sequence[str], name: Lanes, rows: Ints, spent_ns: Ints) -> StepSums:
         ones = np.ones(len(rows), dtype=np.int64)
@@ -334,5 +329,5 @@ def step_sums(trace: Trace) -> dict[TableName, StepSums]:
     return {
         "kernels": sums(trace.names, trace.name[trace.device_rows], trace.device_rows, trace.duration_ns),
         "operators": sums(trace.names, trace.name[times.rows], times.rows, times.host_self),
-        "collectives": sums(tuple(names), np.array(number, dtype=np.int64), collectives, trace.duration_ns),
+        "collectives": sums(names, number, collectives, trace.duration_ns),
     }
