@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
 
 _UNMARKED = "other"
+_PHASES = ("data loader", "forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,54 +175,20 @@ def _shares(kinds: Iterable[Intervals], starts: Ints, ends: Ints) -> Ints:
 # ---- phases
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PhaseSpans:
-    """When a phase ran."""
-
-    starts: Ints
-    ends: Ints
-    lent: Intervals = NOTHING
-    """Moments in the phase that belong to something else."""
-
-    def merged(self) -> Intervals:
-        """The moments in the phase."""
-        return subtract(merge(self.starts, self.ends), self.lent)
+def find_phases(trace: Trace) -> dict[str, Intervals]:
+    """When each phase that scopes name ran: a moment is of the innermost scope or mark of a part around it."""
+    pieces = _pieces_on_host(trace, lambda name: phase_of(name) or (marked_phase(name) and _UNMARKED))
+    names = np.array(pieces.names)
+    spans = {phase: merge(pieces.starts[names == phase], pieces.ends[names == phase]) for phase in _PHASES}
+    return {phase: own for phase, own in spans.items() if len(own.starts)}
 
 
-def find_phases(trace: Trace) -> dict[str, PhaseSpans]:
-    """The phases that scopes in *trace* name."""
-    phases, found = {}, in_steps(trace, np.flatnonzero(trace.where(phase_of, Kind.ANNOTATION)))
-    of_row = np.array([phase_of(trace.name_of(row)) for row in found.tolist()])
-    for phase in ("data loader", "forward", "backward", "optimizer"):
-        rows = found[of_row == phase]
-        # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.
-        ends = trace.end_ns[rows]
-        rows = rows[np.append(True, ends[1:] > np.maximum.accumulate(ends)[:-1])[: len(rows)]]
-        if len(rows):
-            phases[phase] = PhaseSpans(trace.start_ns[rows], trace.end_ns[rows])
-    if (optimizer := phases.pop("optimizer", None)) is not None:
-        # The closure, and whatever other part is marked there, is not its own.
-        pieces = _pieces_on_host(trace)
-        own = np.array(pieces.names) == "optimizer"
-        rest = subtract(optimizer.merged(), merge(pieces.starts[own], pieces.ends[own]))
-        phases["optimizer"] = replace(optimizer, lent=rest if own.any() else merged(phases))
-    return phases
-
-
-def merged(phases: dict[str, PhaseSpans]) -> Intervals:
-    """The moments in any phase."""
-    return union(*(spans.merged() for spans in phases.values()))
-
-
-def in_steps(trace: Trace, rows: Ints) -> Ints:
-    """Places of *rows* that begin inside a step's own mark on the host, by start."""
-    return trace.by_start(rows[trace.steps.of(trace.start_ns[rows]) >= 0])
-
-
-def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, without: Intervals = NOTHING) -> Ints:
-    """Lengths of all device events launched in each span by any thread, without those launched in *without*."""
+def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, within: Intervals | None = None) -> Ints:
+    """Lengths of all device events launched in each span, and *within* these moments if given, by any thread."""
     moments, rows = trace.launches
-    values = np.where(inside(without, moments), 0, trace.duration_ns[rows])
+    values = (
+        trace.duration_ns[rows] if within is None else np.where(inside(within, moments), trace.duration_ns[rows], 0)
+    )
     before: Ints = np.append(0, np.cumsum(values))
     return before[np.searchsorted(moments, ends)] - before[np.searchsorted(moments, starts)]
 
@@ -231,20 +198,34 @@ def phase_table(trace: Trace) -> tuple[Row, ...] | None:
 
     None where no scope names a phase.
     """
-    steps = trace.steps
-    whole = PhaseSpans(steps.host_start_ns, steps.host_end_ns)
-    phases = {"step": whole, **trace.phases, "others": replace(whole, lent=merged(trace.phases))}
-    device_ns = int(launched_ns(trace, whole.starts, whole.ends).sum())
+    steps, marks = trace.steps, (trace.steps.host_start_ns, trace.steps.host_end_ns)
+    device_ns = int(launched_ns(trace, *marks).sum())
 
-    def row(name: str, spans: PhaseSpans) -> Row:
-        host_ns = spans.ends - spans.starts - covered_within(spans.lent, spans.starts, spans.ends)
-        launched = launched_ns(trace, spans.starts, spans.ends, without=spans.lent)
-        device = durations_of(launched, whole_ns=device_ns) if trace.has_device else None
+    def row(name: str, starts: Ints, ends: Ints, own: Intervals) -> Row:
+        launched = launched_ns(trace, starts, ends, within=own)
         return Row(
-            name=name, calls=len(spans.starts), host=durations_of(host_ns, whole_ns=steps.host_ns), device=device
+            name=name,
+            calls=len(starts),
+            host=durations_of(covered_within(own, starts, ends), whole_ns=steps.host_ns),
+            device=durations_of(launched, whole_ns=device_ns) if trace.has_device else None,
         )
 
-    return tuple(row(*phase) for phase in phases.items()) if trace.phases else None
+    found = [row("step", *marks, merge(*marks))]
+    for name, own in trace.phases.items():
+        calls = _in_steps(trace, lambda text, phase=name: phase_of(text) == phase)
+        # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.
+        ends = trace.end_ns[calls]
+        outer = np.append(True, ends[1:] > np.maximum.accumulate(ends)[:-1])
+        found.append(row(name, trace.start_ns[calls[outer]], ends[outer], own))
+    found.append(row("others", *marks, subtract(merge(*marks), union(*trace.phases.values()))))
+    return tuple(found) if trace.phases else None
+
+
+def _in_steps(trace: Trace, holds: Callable[[str], object]) -> Ints:
+    """Rows of scopes for whose names *holds*, and which begin inside a step's own mark; outer before inner."""
+    rows = np.flatnonzero(trace.where(holds, Kind.ANNOTATION))
+    rows = rows[trace.steps.of(trace.start_ns[rows]) >= 0]
+    return rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
 
 
 # ---- parts
@@ -282,18 +263,16 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
     )
 
 
-def _pieces_on_host(trace: Trace) -> Pieces:
-    """The steps' own marks, cut at the ends of every part's mark: each piece is of the innermost part."""
-    steps = trace.steps
-    rows = in_steps(trace, np.flatnonzero(trace.where(lambda name: marked_phase(name) is not None, Kind.ANNOTATION)))
-    rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
+def _pieces_on_host(trace: Trace, part_of: Callable[[str], str | None] = marked_phase) -> Pieces:
+    """The steps' own marks, cut at the ends of every part's scope: each piece is of the innermost part."""
+    steps, rows = trace.steps, _in_steps(trace, part_of)
     starts = trace.start_ns[rows]
     ends = np.minimum(trace.end_ns[rows], steps.host_end_ns[steps.of(starts)])
     cuts = np.unique(np.concatenate([steps.host_start_ns, steps.host_end_ns, starts, ends]))
     names = [_UNMARKED] * (len(cuts) - 1)
     begins, until = np.searchsorted(cuts, starts).tolist(), np.searchsorted(cuts, ends).tolist()
     for row, begin, end in zip(rows.tolist(), begins, until, strict=True):  # outer before inner
-        names[begin:end] = [marked_phase(trace.name_of(row)) or ""] * (end - begin)
+        names[begin:end] = [part_of(trace.name_of(row)) or ""] * (end - begin)
     inside = np.flatnonzero(steps.of(cuts[:-1]) >= 0)
     return Pieces([names[at] for at in inside.tolist()], cuts[inside], cuts[inside + 1])
 
