@@ -118,7 +118,7 @@ def analyze_one(
         report=replace(report, notes=notes),
         abilities=device_abilities(
             device_type="cuda" if trace.has_device else "cpu",
-            name=used and used.name,
+            name=used.name if used else None,
             # A device without a name may be any vendor's.
             compute_capability=used.compute_capability if used and used.name else None,
         ),
