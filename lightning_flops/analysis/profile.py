@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 
 from lightning_flops.analysis.advice import advise
@@ -16,9 +16,8 @@ from lightning_flops.analysis.devices import device_named, memory_bytes_per_sec
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flops_by_phase, grouped
 from lightning_flops.analysis.module_tree import build_modules
-from lightning_flops.analysis.peak_flops import COPY, measured_peaks, peak_for
-from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio
-from lightning_flops.analysis.step_rates import build_rates
+from lightning_flops.analysis.peaks import COPY, measured_peaks, peak_for
+from lightning_flops.analysis.rates import build_rates, mean, peak_seconds_of_step, per_second, ratio
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
@@ -147,15 +146,6 @@ def _flops_by_dtype(cells: Sequence[OperatorCell]) -> tuple[DtypeFlops, ...]:
         DtypeFlops(dtype=dtype, model=model[dtype], hardware=hardware[dtype])
         for dtype in sorted(hardware, key=lambda dtype: (-hardware[dtype], dtype))
     )
-
-
-def peak_seconds_of_step(
-    dtypes: Sequence[DtypeFlops], peaks: Mapping[str, float], *, steps: int
-) -> tuple[float | None, float | None]:
-    """Seconds that one step's model FLOPs, and its hardware FLOPs, take at the device's peaks; None: one is unknown."""
-    model = peak_seconds({one.dtype: one.model for one in dtypes}, peaks)
-    hardware = peak_seconds({one.dtype: one.hardware for one in dtypes}, peaks)
-    return mean(total=model, steps=steps), mean(total=hardware, steps=steps)
 
 
 def _operators(cells: Sequence[OperatorCell]) -> tuple[OperatorProfile, ...]:

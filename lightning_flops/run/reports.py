@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from lightning_flops import host_clock
 from lightning_flops.analysis.budget import with_report_sec
-from lightning_flops.analysis.peak_flops import measured_peaks, peak_for
+from lightning_flops.analysis.peaks import measured_peaks, peak_for
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig

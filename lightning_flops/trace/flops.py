@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.analysis.devices import device_like, memory_bytes_per_sec
-from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.peaks import peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.trace_flops import FlopRow, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.schema.trace_steps import ModuleTable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.collectives import TracedRank
 from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
-from lightning_flops.analysis.no_mfu import NO_FLOPS
+from lightning_flops.analysis.peaks import NO_FLOPS
 from lightning_flops.schema.trace import TracedPart, TraceReport
 from lightning_flops.trace import tables
 from lightning_flops.trace.columns import Trace

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_flops.analysis.devices import memory_bytes_per_sec, why_no_peak
-from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.peaks import peak_for
 
 
 @pytest.mark.parametrize(
