@@ -40,7 +40,7 @@ def with_ranks(
     limits = AdviceThresholds() if thresholds is None else thresholds
     ranks = _merged(records, absences, thresholds=limits)
     evidence, known = _evidence(ranks), profile.advice
-    if evidence.waiting_share is not None:
+    if evidence.shares.get("waiting") is not None:
         known = tuple(one for one in known if one.rule not in ON_COMMUNICATION)
     advice = () if profile.timing is None or profile.timing.few_steps else advise(evidence, limits, known=known)
     return replace(profile, ranks=ranks, advice=advice)
@@ -55,11 +55,8 @@ def _evidence(ranks: RanksProfile) -> Evidence:
         return evidence
     wall_us = median(row.overlap.wall_us / row.steps for row in rows)
     exposed_us = median(row.overlap.exposed_us / row.steps for row in rows)
-    return replace(
-        evidence,
-        exposed_communication_share=ratio(part=exposed_us, whole=wall_us),
-        waiting_share=ratio(part=min(exposed_us, median(waits_us)), whole=wall_us),
-    )
+    shares_us = {"exposed_communication": exposed_us, "waiting": min(exposed_us, median(waits_us))}
+    return replace(evidence, shares={rule: ratio(part=part, whole=wall_us) for rule, part in shares_us.items()})
 
 
 def _communication(records: Iterable[RankRecord]) -> RankComparison | None:
