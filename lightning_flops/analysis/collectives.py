@@ -56,7 +56,7 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
     listed = sorted(traced, key=lambda one: -1 if one.rank is None else one.rank)
     tables, notes = _match([one.collectives for one in listed])
     per_step = [one.overlap.computation_us / one.steps for one in listed]
-    middle, longest = median(per_step), max(per_step)
+    middle = median(per_step)
     if len({one.steps for one in listed}) > 1:
         notes = ("The traces hold different numbers of steps: only figures per step can be compared.", *notes)
     rows = tuple(
@@ -72,10 +72,7 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
         )
         for one, computation, table in zip(listed, per_step, tables, strict=True)
     )
-    alone = len(listed) > 1 and per_step.count(longest) == 1
-    return RankComparison(
-        ranks=rows, computes_longest=listed[per_step.index(longest)].rank if alone else None, notes=notes
-    )
+    return RankComparison(ranks=rows, notes=notes)
 
 
 def refuse_mixed_ranks(traces: Sequence[TracedRank] | Sequence[TraceReport]) -> None:

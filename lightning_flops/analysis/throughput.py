@@ -11,6 +11,8 @@ from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, Throughput
 _NO_PEAK = f"no dense peak of this device is known for every dtype of the run; {GIVE_PEAK}"
 _NO_FORMULA = "no formula gives the cost of its steps without padding"
 
+_STEPS = ("steps_counted", "steps_by_formula", "steps_estimated", "checks")
+
 
 def build_throughput(
     totals: BatchTotals,
@@ -71,10 +73,7 @@ def build_throughput(
         flops_error=None if flops is None else flops.error,
         lower_bound=flops is not None and flops.lower_bound,
         notes=notes,
-        steps_counted=0 if flops is None else flops.steps_counted,
-        steps_by_formula=0 if flops is None else flops.steps_by_formula,
-        steps_estimated=0 if flops is None else flops.steps_estimated,
-        checks=0 if flops is None else flops.checks,
+        **{name: 0 if flops is None else getattr(flops, name) for name in _STEPS},
         mfu=shares["mfu"],
         useful_mfu=shares["useful_mfu"],
         tokens=tokens.processed,

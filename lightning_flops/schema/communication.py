@@ -102,8 +102,5 @@ class RankComparison:
 
     ranks: tuple[RankRow, ...]
     """By number."""
-    computes_longest: int | None
-    """The rank that computes longest per step, overlap included. None for one rank, if several tie, or if its trace
-    names no rank. Whom the others wait for is for the advice to say."""
     notes: tuple[str, ...]
     """What could not be compared, in sentences."""

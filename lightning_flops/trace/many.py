@@ -94,10 +94,10 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
 def compare_ranks(traced: Sequence[TracedRank], *, marked: bool) -> RankComparison:
     """Computation, communication and waiting of several ranks of one run, a trace each.
 
-    Of ranks whose steps are not all *marked* no rank is said to compute longest.
+    Of ranks whose steps are not all *marked* none is held against the others.
     """
     comparison = compare(traced)
     if len(traced) == 1 or marked:
         return comparison
     rows = tuple(replace(row, compute_over_median=None) for row in comparison.ranks)
-    return replace(comparison, ranks=rows, computes_longest=None, notes=(_UNMARKED, *comparison.notes))
+    return replace(comparison, ranks=rows, notes=(_UNMARKED, *comparison.notes))
