@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ class PhaseAmounts:
         return self.forward + self.backward + self.recompute + self.optimizer
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(**{phase: getattr(self, phase) + getattr(other, phase) for phase in get_args(FlopPhase)})
+        return type(self)(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
 
     def __sub__(self, other: Self) -> Self:
-        return type(self)(**{phase: getattr(self, phase) - getattr(other, phase) for phase in get_args(FlopPhase)})
+        return type(self)(**{one.name: getattr(self, one.name) - getattr(other, one.name) for one in fields(self)})
 
     @classmethod
     def summed(cls, amounts: Iterable[tuple[FlopPhase, int]]) -> Self:
