@@ -83,7 +83,7 @@ def _peak_sec(profile: Profile, peaks: dict[str, float]) -> tuple[float | None, 
 
 def _budget(profile: Profile, peaks: dict[str, float], bandwidth: float | None) -> Budget | None:
     moved = sum(one.bytes for one in profile.operators if not one.flops.total)
-    found = build_budget(
+    return build_budget(
         timing=profile.timing,
         traced=profile.traced,
         peak_sec=_peak_sec(profile, peaks),
@@ -91,7 +91,6 @@ def _budget(profile: Profile, peaks: dict[str, float], bandwidth: float | None) 
         lower_bound=profile.lower_bound,
         step_word=profile.context.step_word,
     )
-    return None if found is None or profile.budget is None else replace(found, run_ns=profile.budget.run_ns)
 
 
 def _rates(profile: Profile, peaks: dict[str, float]) -> tuple[dict[str, float | None], dict[str, str]]:

@@ -16,6 +16,7 @@ from lightning_flops.analysis.module_tree import (
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import at
 from lightning_flops.report.layout import VIEW
+from lightning_flops.report.profile_document import PHASES
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable, printable_lines
@@ -23,9 +24,6 @@ from lightning_flops.units import duration, percent, plural, si
 
 NOT_DESCRIBED = "(not described)"
 """Stands for the class of a module that did work but that the model does not list."""
-
-PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed", "optimizer": "optimizer"}
-"""Short names of the phases, as reports have them."""
 
 
 def aggregated_lines(profile: Profile) -> list[str]:

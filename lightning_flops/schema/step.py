@@ -223,9 +223,6 @@ class Budget:
     memory_ns: int | None
     """At most so much of ``operators`` is explained by moving their bytes at the memory's bandwidth; None where the
     bandwidth is not known."""
-    run_ns: Mapping[str, int]
-    """What the run did while the window was open, by words for it: timed steps, what some took beyond a typical one
-    (stalls), what came between them, and what the profiler took for itself."""
     notes: tuple[str, ...]
     """Why rows are not known, in sentences."""
 
