@@ -133,8 +133,6 @@ def with_given_peaks(
         lower_bound=profile.lower_bound,
         step_word=profile.context.step_word,
     )
-    if budget is not None:
-        budget = None if profile.budget is None else replace(budget, run_ns=profile.budget.run_ns)
     settings = profile.settings if flops_per_sec is None else replace(profile.settings, peaks_from="given")
     return replace(
         profile,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 
 from lightning_flops.analysis.advice import advise
-from lightning_flops.analysis.budget import build_budget, own_seconds
+from lightning_flops.analysis.budget import build_budget
 from lightning_flops.analysis.devices import device_named, memory_bytes_per_sec
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flops_by_phase, grouped
@@ -103,7 +103,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         ),
         counted_steps=tuple(step.index for step in window.counted_steps),
         timed_steps=tuple(step.index for step in timed),
-        variable=window.variable,
         params=None if root is None else root.params,
         trainable_params=None if root is None else root.trainable_params,
         local_params=None if root is None else root.local_params,
@@ -123,7 +122,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             memory_sec=mean(total=per_second(amount=_other_bytes(cells), seconds=bandwidth), steps=steps),
             lower_bound=counts.is_lower_bound,
             step_word=context.step_word,
-            own_sec=own_seconds(window, timing),
         ),
         memory_bytes_per_sec=bandwidth,
         energy=energy,

@@ -7,8 +7,10 @@ is guessed for the others. Only figures of one copy of the model are averages.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import reduce
+from operator import add
 from statistics import median
 from typing import Literal
 
@@ -100,9 +102,6 @@ def _merged(
     records: Sequence[RankRecord], absences: tuple[RankAbsence, ...], *, thresholds: AdviceThresholds
 ) -> RanksProfile:
     profiles = [record.profile for record in records]
-    context = profiles[0].context
-    stages = _stages(profiles)
-    whole = stages if len(stages) == context.pp_size else None
     model, hardware = flops_by_dtype(profiles, "model"), flops_by_dtype(profiles, "hardware")
     devices = tuple(
         DeviceGroup(device_name=name, ranks=ranks, peak_flops_per_sec=peak)
@@ -113,35 +112,29 @@ def _merged(
     )
     rates, unavailable = build_job_rates(profiles, model=model, hardware=hardware)
     return RanksProfile(
-        world_size=context.world_size,
         absences=absences,
-        flops=_step_flops(lambda name: sum(getattr(one.flops, name) for one in profiles)),
-        flops_of_model=None
-        if whole is None
-        else _step_flops(lambda name: sum(getattr(one.flops, name) for one in whole)),
-        lower_bound=any(one.lower_bound for one in profiles),
-        params=None if whole is None else sum_if_all_known(one.params for one in whole),
-        trainable_params=None if whole is None else sum_if_all_known(one.trainable_params for one in whole),
+        flops=reduce(add, (one.flops for one in profiles)),
         devices=devices,
-        peak_flops_per_sec=sum_if_all_known(
-            None if one.peak_flops_per_sec is None else one.ranks * one.peak_flops_per_sec for one in devices
-        ),
         rates=rates,
         unavailable=unavailable,
-        stages=stages if context.pp_size > 1 else (),
+        pipeline_stages=profiles[0].context.pp_size,
+        stages=_stages(profiles),
         communication=_communication(records),
         stragglers=find_stragglers(records, thresholds=thresholds),
-        left_out=tuple(
-            f"{name_ranks(one.rank for one in records if sentence in one.left_out)}: {sentence}"
-            for sentence in dict.fromkeys(sentence for one in records for sentence in one.left_out)
-        ),
+        notes=_notes(records),
         ranks=tuple(map(_figures, profiles)),
     )
 
 
-def _step_flops(figure: Callable[[str], int]) -> StepFlops:
-    """FLOPs whose every field is *figure* of its name."""
-    return StepFlops(**{field.name: figure(field.name) for field in fields(StepFlops)})
+def _notes(records: Sequence[RankRecord]) -> tuple[str, ...]:
+    """What some of the records lack, and whose FLOPs are lower bounds."""
+    whose: defaultdict[str, list[int]] = defaultdict(list)
+    for one in records:
+        for words in one.left_out:
+            whose[f"Left out of the record of {{}}: {words}."].append(one.rank)
+        if one.profile.lower_bound:
+            whose["LOWER BOUND: FLOPs and their rates, because of {}."].append(one.rank)
+    return tuple(words.format(name_ranks(ranks)) for words, ranks in whose.items())
 
 
 def _figures(profile: Profile) -> RankFigures:
@@ -180,9 +173,8 @@ def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
 def _of_one_copy(ranks: Sequence[Profile]) -> StepFlops:
     """FLOPs of one copy of a stage whose copies are in *ranks*, to the nearest whole FLOP."""
     parts, of_all = ranks_of_one_copy(ranks[0].context), len(ranks)
-    return _step_flops(
-        lambda name: (2 * parts * sum(getattr(one.flops, name) for one in ranks) + of_all) // (2 * of_all)
-    )
+    flops = asdict(reduce(add, (one.flops for one in ranks)))
+    return StepFlops(**{name: (2 * parts * total + of_all) // (2 * of_all) for name, total in flops.items()})
 
 
 def ranks_of_one_copy(context: RunContext) -> int:
