@@ -101,7 +101,7 @@ def advise_on_traces(
 ) -> tuple[Advice, ...]:
     """Advice from traces alone; of several ranks to which a rule applies, the one with the largest possible saving.
 
-    *ranks* and *devices* are in the order of *traces*, and *straggler* has the place of its rank there.
+    *ranks* and *devices* are in the order of *traces*.
     """
     limits = AdviceThresholds() if thresholds is None else thresholds
     files = name_files([trace.source for trace in traces])
@@ -110,8 +110,7 @@ def advise_on_traces(
     for trace, file, row, device in zip(traces, files, rows, devices, strict=True):
         mean, waiting = trace.step_times.mean, None
         if row is not None and row.wait_us is not None:
-            exposed_us = row.overlap.communication_us - row.overlap.overlap_us
-            waiting = ratio(part=min(exposed_us, row.wait_us), whole=row.overlap.wall_us)
+            waiting = ratio(part=min(row.overlap.exposed_us, row.wait_us), whole=row.overlap.wall_us)
         evidence = Evidence(
             step_sec=mean.wall_us / _US_PER_SEC,
             data_wait_sec=None if mean.data_loader_us is None else mean.data_loader_us / _US_PER_SEC,
@@ -122,11 +121,7 @@ def advise_on_traces(
         for one in advise(with_trace(evidence, trace), limits):
             if straggler is None or one.rule != "waiting":  # the others wait for the straggler
                 every.append(replace(one, fact=f"{whose}{one.fact}"))
-    if straggler is not None:
-        rank, file = traces[straggler.rank].rank, files[straggler.rank]
-        known = replace(straggler, rank=straggler.rank if rank is None else rank)
-        every += advise(Evidence(straggler=known, straggler_name=file if rank is None else None), limits)
-    ordered = advise(Evidence(), limits, known=every)
+    ordered = advise(Evidence(straggler=straggler), limits, known=every)
     return tuple({one.rule: one for one in reversed(ordered)}.values())[::-1]
 
 
@@ -190,9 +185,7 @@ def _of_optimizer(evidence: Evidence) -> Mapping[str, str]:
 
 def _of_straggler(evidence: Evidence) -> Mapping[str, str]:
     one = evidence.straggler
-    if one is None:
-        return {}
-    return {"who": straggler_evidence(one, name=evidence.straggler_name), "look": straggler_action(one)}
+    return {} if one is None else {"who": straggler_evidence(one), "look": straggler_action(one)}
 
 
 RULES: tuple[Rule, ...] = (

@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-_TERA = 1e12
-_GIGA = 1e9
-
 
 class Device(NamedTuple):
     """A device as ``torch.cuda.get_device_name`` writes it, and what it can do."""
@@ -27,9 +24,9 @@ class Device(NamedTuple):
     """Pattern of the whole name without the vendor's. Nothing may follow: a longer name is another chip, or a slice of
     this one (``MIG 1g.10gb``, ``L40S-24Q``, ``Laptop GPU``)."""
     peaks: Mapping[str, float]
-    """Dense TFLOP/s by dtype."""
-    gigabytes_per_sec: float | None
-    """Of its memory; None where it is not published, or in two versions."""
+    """Dense FLOP/s by dtype."""
+    memory_bytes_per_sec: float | None
+    """Bandwidth; None where it is not published, or in two versions."""
 
 
 _TABLE = r"""
@@ -173,7 +170,8 @@ def _rows() -> Iterator[Device]:
                 figures = {dtype: round(clock * flops, 1) for dtype, flops in of_an_sm.items()}
             if half := figures.pop("half", None):
                 figures |= {"bfloat16": half, "float16": half}
-            yield Device(cells[0], figures, gigabytes)
+            peaks = {dtype: float(round(tera * 1e12)) for dtype, tera in figures.items()}
+            yield Device(cells[0], peaks, None if gigabytes is None else float(round(gigabytes * 1e9)))
 
 
 DEVICES = tuple(_rows())
@@ -189,20 +187,6 @@ def device_named(name: str) -> Device | None:
     """The row of the device that torch calls *name*; None if there is none. It never takes another device's."""
     bare = _VENDOR.sub("", name).strip()
     return next((device for device in DEVICES if re.fullmatch(device.name, bare, re.IGNORECASE)), None)
-
-
-def peak_of(device: Device, dtype: str) -> float | None:
-    """Its dense peak in one dtype, in FLOP/s; None where the row has none."""
-    peak = device.peaks.get(dtype)
-    return None if peak is None else float(round(peak * _TERA))
-
-
-def memory_bytes_per_sec(device_name: str) -> float | None:
-    """Bandwidth in bytes/s of the memory of the device that torch calls so; None where it is not known."""
-    device = device_named(device_name)
-    if device is None or device.gigabytes_per_sec is None:
-        return None
-    return float(round(device.gigabytes_per_sec * _GIGA))
 
 
 def why_no_peak(name: str, dtype: str) -> str:

@@ -53,8 +53,6 @@ class Evidence:
     """Of the process group that synchronizes gradients of modules on GPUs, where that could be NCCL."""
     straggler: Straggler | None = None
     """The rank that the others wait for longest; None if all keep pace, or the other ranks are not known."""
-    straggler_name: str | None = None
-    """What the straggler is called where its number is not known."""
     idle_cores: float | None = None
     """Cores of the machine that had nothing to do while steps were timed."""
     processor_share: float | None = None

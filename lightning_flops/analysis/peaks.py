@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_flops.analysis.budget import build_budget
-from lightning_flops.analysis.devices import device_named, peak_of, why_no_peak
+from lightning_flops.analysis.devices import device_named, why_no_peak
 from lightning_flops.analysis.rates import MOST_OF_PEAK, peak_seconds_of_step, per_second, utilization
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
@@ -49,8 +49,7 @@ def peak_for(
     if given is not None:
         return given
     device = device_named(device_name)
-    peak = None if device is None else peak_of(device, dtype)
-    return (measured or {}).get(dtype) if peak is None else peak
+    return (device.peaks if device else {}).get(dtype, (measured or {}).get(dtype))
 
 
 def measured_file(host: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import asdict, fields, replace
 
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.budget import build_budget
-from lightning_flops.analysis.devices import device_named, memory_bytes_per_sec
+from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flops_by_phase, grouped
 from lightning_flops.analysis.module_names import parent_name
@@ -256,7 +256,7 @@ def _device_figures(
     context: RunContext, config: ProfilerConfig, dtypes: Sequence[DtypeFlops]
 ) -> tuple[dict[str, float], float | None, Origin]:
     """The device's peaks by dtype and its memory's bandwidth, and whose the peaks are."""
-    measured = measured_peaks(context.host, context.device_name)
+    measured, device = measured_peaks(context.host, context.device_name), device_named(context.device_name)
     peaks = {
         dtype: peak
         for dtype in dict.fromkeys((*DTYPE_NAMES, *(one.dtype for one in dtypes)))
@@ -264,8 +264,8 @@ def _device_figures(
     }
     bandwidth = config.memory_bytes_per_sec
     if bandwidth is None:
-        bandwidth = memory_bytes_per_sec(context.device_name) or measured.get(COPY)
-    otherwise: Origin = "measured" if device_named(context.device_name) is None and measured else "vendor"
+        bandwidth = (device and device.memory_bytes_per_sec) or measured.get(COPY)
+    otherwise: Origin = "measured" if device is None and measured else "vendor"
     return peaks, bandwidth, otherwise if config.peak_flops_per_sec is None else "given"
 
 

@@ -58,13 +58,13 @@ def find_stragglers(
 
 
 def find_stragglers_in_traces(
-    ranks: Sequence[Sequence[TracedPart]], *, thresholds: AdviceThresholds | None = None
+    ranks: Mapping[int, Sequence[TracedPart]], *, thresholds: AdviceThresholds | None = None
 ) -> tuple[Straggler, ...]:
-    """Stragglers, whose ``rank`` is a place in *ranks*: nothing is known but the parts of their traced steps."""
+    """Stragglers among *ranks*, of which nothing is known but the parts of their traced steps."""
     peers = []
-    for place, parts in enumerate(ranks):
+    for rank, parts in ranks.items():
         own_sec = {part.name.replace("_", " "): part.wall_sec - part.exposed_sec for part in parts}
-        peers.append(_Rank(place, sum(part.wall_sec for part in parts), own_sec))
+        peers.append(_Rank(rank, sum(part.wall_sec for part in parts), own_sec))
     return tuple(_of_peers(peers, thresholds or AdviceThresholds()))
 
 
@@ -161,10 +161,10 @@ def _module(field: str, part_sec: float, one: _Rank, peers: Sequence[_Rank]) -> 
     return _main(mine.module_names, delays_ns * 1e-9, part_sec)[0]
 
 
-def straggler_evidence(straggler: Straggler, *, name: str | None = None) -> str:
-    """Who waits for whom, how long, and where that comes from, in a sentence; *name* stands for its number."""
+def straggler_evidence(straggler: Straggler) -> str:
+    """Who waits for whom, how long, and where that comes from, in a sentence."""
     late = f"The other ranks wait {duration(straggler.late_sec)} a step ({percent(straggler.share)} of it) for "
-    late += name or f"rank {straggler.rank}"
+    late += f"rank {straggler.rank}"
     if straggler.part is None:
         return f"{late}: no part of its step stands out alone."
     part = "what is in no named part of its step" if straggler.part == "other" else f"its {straggler.part}"

@@ -66,7 +66,9 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     if len(ordered) > 1 and reports[0].rank is not None:
         comparison = compare_ranks(ordered)
         if are_compared(comparison):
-            found = find_stragglers_in_traces([one.parts for one in ordered], thresholds=thresholds)
+            found = find_stragglers_in_traces(
+                {one.report.rank or 0: one.parts for one in ordered}, thresholds=thresholds
+            )
             straggler = next(iter(found), None)
     abilities = tuple(one.abilities for one in ordered)
     advice = advise_on_traces(reports, comparison, straggler=straggler, devices=abilities, thresholds=thresholds)
