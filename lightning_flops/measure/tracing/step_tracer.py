@@ -162,7 +162,7 @@ class StepTracer:
         marks = _ModuleMarks(self._root)
         for name in profiling.functions_that_set_up():
             listen(self._undo, autograd_profiler, name, self._cannot_trace, before=self._stand_aside)
-        put_up_hooks(self._undo, marks.enter, marks.leave)
+        put_up_hooks(self._undo, marks.enter, marks.leave, failed=lambda _, error: self._cannot_trace(error))
         self._is_up = True
 
     def _prepare(self) -> None:
