@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from lightning_flops.measure.torch_private.compiler import compiler_callbacks, hide
+from lightning_flops.measure.torch_private.needed import hide
+from lightning_flops.measure.torch_private.optional import compiler_callbacks
 
 Failed = Callable[[str, Exception], None]
 """Gets the place where something of ours failed, and the error; it never raises."""

@@ -8,7 +8,7 @@ from lightning_flops.config import TraceSchedule
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.recorder import Recorder
-from lightning_flops.measure.torch_private.dispatch import depth
+from lightning_flops.measure.torch_private.needed import depth
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import FlopPhase, PhaseFlops, PhaseSeconds
 from tests.left_on_torch import torch_state
