@@ -19,7 +19,7 @@ import numpy as np
 from lightning_flops.analysis.collectives import refuse_mixed_ranks
 from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, noise_ns, too_few
 from lightning_flops.analysis.compare_rules import figure_difference
-from lightning_flops.analysis.no_mfu import NO_FLOPS, why_no_flops, why_no_mfu
+from lightning_flops.analysis.peaks import NO_FLOPS, why_no_flops, why_no_mfu
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import (
     CalledDifference,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.collectives import TracedRank
 from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
-from lightning_flops.analysis.no_mfu import NO_FLOPS
+from lightning_flops.analysis.peaks import NO_FLOPS
 from lightning_flops.schema.trace import TracedPart, TraceReport
 from lightning_flops.schema.trace_flops import Flops
 from lightning_flops.trace import tables
@@ -118,7 +118,7 @@ def analyze_one(
         report=replace(report, notes=notes),
         abilities=device_abilities(
             device_type="cuda" if trace.has_device else "cpu",
-            name=used and used.name,
+            name=used.name if used else None,
             # A device without a name may be any vendor's.
             compute_capability=used.compute_capability if used and used.name else None,
         ),
