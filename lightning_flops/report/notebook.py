@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import html as markup
-
 from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.report.document import as_html
 from lightning_flops.report.headline import answer, counted, headline
-from lightning_flops.report.html_page import ShownRun, render_comparison_page, render_page
+from lightning_flops.report.html_page import render_comparison_page, render_page
 from lightning_flops.report.profile_document import short_sections
-from lightning_flops.report.text import Renderable, render_text
+from lightning_flops.report.text import Renderable, other_sections, render_text
 from lightning_flops.schema.comparison import Comparison
-from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.profile import Profile, ProfiledRun
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.units import plain, plural
 
@@ -31,14 +29,14 @@ def text(report: Renderable) -> str:
 
 
 def html(report: Renderable) -> str:
-    """For a notebook: the short report on a profile as plain tables; of anything else, its text."""
+    """For a notebook: the tables of the report as plain ones, of a profile those of the short report."""
     if isinstance(report, Profile):
         return as_html(short_sections(report), answer(report))
-    return f"<pre>{markup.escape(text(report))}</pre>\n"
+    return as_html(other_sections(report))
 
 
 def whole_page(report: Profile | Comparison) -> str:
     """*report* as an HTML file of its own."""
     if isinstance(report, Comparison):
         return render_comparison_page(report)
-    return render_page([ShownRun(name="this run", windows=[report])])
+    return render_page([ProfiledRun(name="this run", windows=(report,))])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from lightning_flops.analysis.module_names import parent_name
@@ -27,7 +28,6 @@ from lightning_flops.report.text import detailed_sections
 from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.report.trace_text import answer_lines as traces_answer
 from lightning_flops.report.trace_text import name_of
-from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.text.printable import printable
@@ -39,47 +39,47 @@ View = dict[str, Any]
 """Plain JSON of one profile, trace or comparison, as ``web/src/document.ts`` has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture that the page draws between the tables, from the view's field of this name."""
-
-    picture: str
-
-
 def page_view(
-    *, title: str, where: str, summary: Sequence[str], sections: Iterable[Section | Picture], **pictures: Any
+    *,
+    title: str,
+    where: str,
+    summary: Sequence[str],
+    sections: Iterable[Section],
+    pictures: Mapping[str, str] = {},
+    **data: Any,
 ) -> View:
-    """A view of *sections*; a picture belongs to the section before it."""
-    shown: list[dict[str, Any]] = []
-    for one in sections:
-        if isinstance(one, Picture):
-            shown[-1]["items"].insert(0, {"picture": one.picture})
-        else:
-            shown.append(as_data(one))
+    """A view of *sections*; *pictures* are named by the title of the section that each begins, and drawn of *data*."""
+    shown = list(map(as_data, sections))
+    for one in shown:
+        if one["title"] in pictures:
+            one["items"].insert(0, {"picture": pictures[one["title"]]})
     empty: View = {"parts": [], "steps": None, "modules": None, "roofline": None, "curves": []}
     head = {"title": printable(title), "where": printable(where), "summary": [printable(line) for line in summary]}
-    return {**head, **empty, **pictures, "sections": shown}
+    return {**head, **empty, **data, "sections": shown}
 
 
 def profile_view(profile: Profile) -> View:
     """The page of one window."""
     context, tables = profile.context, None if profile.traced is None else profile.traced.tables
-    rows = _profile_modules(profile)
-    points, steps = _profile_points(profile, rows), _steps(profile)
-    sections: list[Section | Picture] = [times_section(profile), *([Picture("steps")] if steps else [])]
+    rows = _icicle(profile, tables)
+    times, roofline = times_section(profile), _profile_roofline(profile, [row[3] for row in rows])
+    sections = [times]
     if profile.budget is not None:
         sections.append(breakdown_section(profile, profile.budget))
     sections.append(advice_section(profile.advice, rules=True, nothing=no_advice(profile)))
     if profile.notes:
         sections.append(notes_section(profile.notes))
     if rows:
-        sections += [_all_modules(profile), Picture("modules"), modules_section(profile)]
-    if points["modules"] or points["operators"]:
+        sections += [_all_modules(profile), modules_section(profile)]
+    if roofline["modules"] or roofline["operators"]:
         note = "How fast, over how many FLOPs a byte; areas are in proportion to time." + _estimated(profile)
-        sections += [Section("Roofline", note, []), Picture("roofline")]
+        sections.append(Section("Roofline", note, []))
     sections += [one for one in detailed_sections(profile) if one.title not in ("Advice", "Notes")]
+    prefix = f"Traced {context.step_word}: "
     if tables is not None:
-        sections += _traced(tables, f"Traced {context.step_word}: ")
+        sections += [
+            replace(one, title=f"{prefix}{one.title[:1].lower()}{one.title[1:]}") for one in trace_sections(tables)
+        ]
     name = profile.modules[0].type_name if profile.modules else ""
     parts = [
         f"{context.device_name or 'unknown device'} ({context.device_type})",
@@ -88,36 +88,28 @@ def profile_view(profile: Profile) -> View:
         f"step {profile.profile_step} counted",
     ]
     first = [f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]]
+    pictures = {times.title: "steps", "Modules": "modules", "Roofline": "roofline"}
     return page_view(
         title=name or "FLOPs profile",
         where=" · ".join(filter(None, parts)),
         summary=[*answer(profile), *first],
         sections=sections,
-        parts=[[name, seconds] for name, seconds in step_parts(profile)],
-        steps=steps,
+        pictures={**pictures, f"{prefix}memory over time": "curves"},
+        parts=step_parts(profile),
+        steps=_steps(profile),
         modules=rows or None,
-        roofline=points,
+        roofline=roofline,
         curves=_curves(tables),
     )
-
-
-def _traced(tables: TraceReport, prefix: str = "") -> Iterator[Section | Picture]:
-    for one in trace_sections(tables):
-        title = f"{prefix}{one.title[:1].lower()}{one.title[1:]}" if prefix else one.title
-        yield Section(title, one.note, one.items)
-        if one.title == "Memory over time":
-            yield Picture("curves")
-        if one.title == "FLOPs" and not prefix:
-            yield Picture("roofline")
 
 
 def traces_views(report: TracesReport) -> list[tuple[str, View]]:
     """Name and page of each trace; what all of them say together is in each."""
     files = name_files([trace.source for trace in report.traces])
-    together: list[Section] = []
+    together = [advice_section(report.advice, rules=True)]
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
-        together.append(rank_section(report.ranks, straggles=straggles))
+        together.insert(0, rank_section(report.ranks, straggles=straggles))
     summary = "\n".join(traces_answer(report, files, WHOLE)[1:]).replace("\n  ", " ").split("\n")
     views = []
     for trace, file in zip(report.traces, files, strict=True):
@@ -127,8 +119,9 @@ def traces_views(report: TracesReport) -> list[tuple[str, View]]:
             title=f"Trace of {name}",
             where=f"{trace.source} · {plain(trace.events)} events",
             summary=summary,
-            sections=[*together, advice_section(report.advice, rules=True), *notes, *_traced(trace)],
-            roofline=_trace_points(trace),
+            sections=[*together, *notes, *trace_sections(trace)],
+            pictures={"Memory over time": "curves", "FLOPs": "roofline"},
+            roofline=_trace_roofline(trace),
             curves=_curves(trace),
         )
         views.append((name, view))
@@ -139,12 +132,10 @@ def _steps(profile: Profile) -> Any:
     timing = profile.timing
     if timing is None or not timing.global_step.steps_sec:
         return None
+    seconds = zip(*(part.steps_sec for part in timing.parts), strict=True)
     return {
         "names": [part.name for part in timing.parts],
-        "items": [
-            [f"step {index}", [part.steps_sec[place] for part in timing.parts]]
-            for place, index in enumerate(profile.timed_steps)
-        ],
+        "items": [(f"step {index}", each) for index, each in zip(profile.timed_steps, seconds, strict=True)],
     }
 
 
@@ -187,44 +178,44 @@ def _all_modules(profile: Profile) -> Section:
     return Section("Modules", note + _estimated(profile), [table(profile.modules, columns, whole=True)])
 
 
-def _profile_modules(profile: Profile) -> list[list[Any]]:
-    """The icicle: modules by their parents; time, FLOPs, bytes, parameters and kept memory of each, own and whole."""
-    kept, per_step = _kept(None if profile.traced is None else profile.traced.tables), profile.per_step
-    place = {module.name: number for number, module in enumerate(profile.modules)}
-    inside: dict[str, list[ModuleProfile]] = {}
+def _icicle(profile: Profile, tables: TraceReport | None) -> list[list[Any]]:
+    """Modules in tree order; time, FLOPs, bytes, parameters and kept memory of each, own and whole."""
+    kept, per_step = _kept(tables), profile.per_step
+    bytes_inside, params_inside = Counter[str](), Counter[str]()
     for module in profile.modules:
         if module.name and module.alias_of is None:
-            inside.setdefault(parent_name(module.name), []).append(module)
-    rows = []
+            bytes_inside[parent_name(module.name)] += module.total_bytes.total
+            params_inside[parent_name(module.name)] += module.params
+    rows: list[list[Any]] = []
     for module in profile.modules:
-        below, times = inside.get(module.name, []), module.times
-        moved = module.total_bytes.total
-        own_bytes = per_step(max(0, moved - sum(one.total_bytes.total for one in below)))
-        own_params = 0 if module.alias_of is not None else max(0, module.params - sum(one.params for one in below))
-        seconds = None if times is None else times.forward_sec + (times.backward_sec or 0.0)
-        own_sec = None if times is None else times.own_forward_sec + (times.own_backward_sec or 0.0)
-        memory = kept.get(module.name, (None, None))
+        name, times, moved = module.name, module.times, module.total_bytes.total
+        seconds = own_sec = None
+        if times is not None:
+            seconds = times.forward_sec + (times.backward_sec or 0.0)
+            own_sec = times.own_forward_sec + (times.own_backward_sec or 0.0)
+        own_bytes = per_step(max(0, moved - bytes_inside[name]))
+        own_params = 0 if module.alias_of is not None else max(0, module.params - params_inside[name])
+        whole_kept, own_kept = kept.get(name, (None, None))
+        spent = None
+        if times is not None and (times.forward_flops_per_sec, times.backward_flops_per_sec) != (None, None):
+            spent = per_step(module.total.total - module.total.optimizer)
         rows.append(
             [
-                *map(printable, (module.name, module.short_name, module.type_name, module.extra_repr)),
-                place.get(parent_name(module.name)) if module.name else None,
-                [own_sec, per_step(module.own.total), own_bytes, own_params, memory[1]],
-                [seconds, per_step(module.total.total), per_step(moved), module.params, memory[0]],
-                _achieved(profile, module),
+                *map(printable, (name, module.type_name, module.extra_repr)),
+                [
+                    own_sec,
+                    per_step(module.own.total),
+                    own_bytes,
+                    own_params,
+                    own_kept,
+                ],
+                [seconds, per_step(module.total.total), per_step(moved), module.params, whole_kept],
+                ratio(part=spent, whole=seconds),
                 share_of_peak([module]),
                 per_step(module.calls),
             ]
         )
     return rows
-
-
-def _achieved(profile: Profile, module: ModuleProfile) -> float | None:
-    """FLOP/s of a module's forward and backward in the traced step; None where that was no such step."""
-    times = module.times
-    if times is None or (times.forward_flops_per_sec is None and times.backward_flops_per_sec is None):
-        return None
-    spent = profile.per_step(module.total.total - module.total.optimizer)
-    return ratio(part=spent, whole=times.forward_sec + (times.backward_sec or 0.0))
 
 
 def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
@@ -239,45 +230,35 @@ def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
     }
 
 
-def _profile_points(profile: Profile, rows: Sequence[list[Any]]) -> dict[str, Any]:
-    """The roofline: what modules and operators reach over how many FLOPs a byte."""
-    known = profile.peaks_flops_per_sec
+def _profile_roofline(profile: Profile, own: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """What modules, whose *own* costs are given, and operators reach over how many FLOPs a byte."""
+    known, bandwidth = profile.peaks_flops_per_sec, profile.memory_bytes_per_sec
     peaks = {one.dtype: known[one.dtype] for one in profile.dtypes if one.dtype in known}
-    found = _roofline(peaks, profile.memory_bytes_per_sec)
-    if profile.traced is None:
-        return found
 
-    def add(kind: str, name: str, words: str, amounts: Sequence[Any], dtypes: Iterable[str]) -> None:
+    def point(name: str, words: str, amounts: Sequence[Any], dtypes: Iterable[str]) -> list[list[Any]]:
         seconds, flops, moved = amounts
-        if flops and moved and seconds:
-            bandwidth, limits = found["bandwidth"], sorted(peaks[one] for one in dtypes if one in peaks)[-1:]
-            limit = min([*limits, *([] if bandwidth is None else [bandwidth * flops / moved])], default=None)
-            names = (printable(name), printable(words))
-            found[kind].append([*names, flops / moved, flops / seconds, seconds, flops, moved, limit])
+        if not (flops and moved and seconds):
+            return []
+        limits = sorted(peaks[one] for one in dtypes if one in peaks)[-1:]
+        limits += [] if bandwidth is None else [bandwidth * flops / moved]
+        names = (printable(name), printable(words))
+        return [[*names, flops / moved, flops / seconds, seconds, flops, moved, min(limits, default=None)]]
 
-    for module, row in zip(profile.modules, rows, strict=True):
-        add("modules", module.name or "(root)", module.type_name, row[5][:3], peaks)
-    seconds_of = {name.replace("::", "."): one.self_sec for name, one in profile.traced.operators.items()}
-    for spent in profile.operators:
-        flops, moved = profile.per_step(spent.flops.total), profile.per_step(spent.bytes)
-        amounts = (seconds_of.get(spent.operator), flops, moved)
-        add("operators", spent.operator, "operator", amounts, spent.dtypes)
-    return found
-
-
-def _roofline(peaks: Mapping[str, float], bandwidth: float | None) -> dict[str, Any]:
-    ordered = sorted(peaks.items(), key=lambda item: item[1], reverse=True)
-    return {"peaks": [list(one) for one in ordered], "bandwidth": bandwidth, "modules": [], "operators": []}
+    modules, operators = [], []
+    if profile.traced is not None:
+        for module, amounts in zip(profile.modules, own, strict=True):
+            modules += point(module.name or "(root)", module.type_name, amounts[:3], peaks)
+        seconds_of = {name.replace("::", "."): one.self_sec for name, one in profile.traced.operators.items()}
+        for spent in profile.operators:
+            moved = (profile.per_step(spent.flops.total), profile.per_step(spent.bytes))
+            operators += point(spent.operator, "operator", (seconds_of.get(spent.operator), *moved), spent.dtypes)
+    return _roofline(peaks, bandwidth, modules, operators)
 
 
-def _curves(tables: TraceReport | None) -> list[dict[str, Any]]:
-    return [asdict(curve) for curve in (() if tables is None else tables.memory_curves or ())]
-
-
-def _trace_points(trace: TraceReport) -> dict[str, Any]:
+def _trace_roofline(trace: TraceReport) -> dict[str, Any]:
     flops, steps = trace.flops, max(1, len(trace.step_times.steps))
     if flops is None:
-        return _roofline({}, None)
+        return _roofline({}, None, [], [])
     points = [
         [
             *(printable(f"{one.name} ({one.dtype})"), "operator"),
@@ -287,4 +268,13 @@ def _trace_points(trace: TraceReport) -> dict[str, Any]:
         for one in flops.operators
         if one.flops_per_sec and one.flops_per_byte and one.time_us and one.bytes
     ]
-    return {**_roofline(flops.peaks, flops.memory_bytes_per_sec), "operators": points}
+    return _roofline(flops.peaks, flops.memory_bytes_per_sec, [], points)
+
+
+def _roofline(peaks: Mapping[str, float], bandwidth: float | None, modules: Any, operators: Any) -> dict[str, Any]:
+    ordered = sorted(peaks.items(), key=lambda item: item[1], reverse=True)
+    return {"peaks": ordered, "bandwidth": bandwidth, "modules": modules, "operators": operators}
+
+
+def _curves(tables: TraceReport | None) -> list[dict[str, Any]]:
+    return [asdict(curve) for curve in (() if tables is None else tables.memory_curves or ())]

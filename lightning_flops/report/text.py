@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
-from lightning_flops.report.compare_text import render_comparison
+from lightning_flops.report.compare_text import comparison_sections
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
 from lightning_flops.report.device_document import energy_section, memory_section, traced_section
 from lightning_flops.report.document import Section, draw, draw_all
@@ -52,25 +52,37 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     Raises:
         TypeError: *profile* is nothing that there is a report on.
     """
-    if isinstance(profile, Comparison):
-        return render_comparison(profile)
-    if isinstance(profile, FlopCounts):
-        return draw_all([counts_section(profile)], WHOLE)
-    if isinstance(profile, ThroughputSummary):
-        return draw_all([run_section(profile)], WHOLE)
-    if isinstance(profile, FlopsFormula | FormulaReport):
-        return draw_all([formula_section(profile.report() if isinstance(profile, FlopsFormula) else profile)], WHOLE)
     if not isinstance(profile, Profile):
-        raise TypeError(
-            "render_text takes a Profile, a ThroughputSummary, or what count_flops, flops_formula or compare_profiles "
-            f"return, got {type(profile).__name__}"
-        )
+        return draw_all(other_sections(profile), WHOLE)
     lines = _short_lines(profile)
     if profile.settings.detailed if detailed is None else detailed:
         for section in (summary_section(profile), *detailed_sections(profile), *_traced(profile)):
             lines += draw(section)
         lines += ["", *aggregated_lines(profile), "", *detailed_lines(profile)]
     return page([*lines, VIEW.rule()])
+
+
+def other_sections(report: object) -> Sequence[Section]:
+    """The document of a *report* that is no profile.
+
+    Raises:
+        TypeError: *report* is nothing that there is a document of.
+    """
+    match report:
+        case Comparison():
+            return comparison_sections(report)
+        case FlopCounts():
+            return [counts_section(report)]
+        case ThroughputSummary():
+            return [run_section(report)]
+        case FlopsFormula():
+            return [formula_section(report.report())]
+        case FormulaReport():
+            return [formula_section(report)]
+    raise TypeError(
+        "render_text takes a Profile, a ThroughputSummary, or what count_flops, flops_formula or compare_profiles "
+        f"return, got {type(report).__name__}"
+    )
 
 
 def _short_lines(profile: Profile) -> list[str]:

@@ -11,8 +11,8 @@ import pytest
 
 from lightning_flops.cli import main
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.report.html_page import ShownRun, bundled, render_page
-from lightning_flops.schema.profile import Profile
+from lightning_flops.report.html_page import bundled, render_page
+from lightning_flops.schema.profile import Profile, ProfiledRun
 from lightning_flops.sinks.profile_files import read_runs
 from tests.page import samples
 from tests.report.test_text import profile_of
@@ -69,7 +69,7 @@ def test_a_page_lies_beside_its_file_in_its_folder_or_where_it_is_asked_for(
     assert main(["report", str(path)]) == 0
     page = path.with_suffix(".html")
     assert capsys.readouterr() == (f"{page}\n", "")
-    assert page.read_text() == render_page([ShownRun(name="profile-11.json", windows=[SECOND])])
+    assert page.read_text() == render_page([ProfiledRun(name="profile-11.json", windows=(SECOND,))])
     assert main(["report", str(logs), "-o", str(logs / "new" / "page.html")]) == 0
     assert not (logs / "profile.html").exists()
     assert (logs / "new" / "page.html").read_text().count('<script type="text/plain"') == 14

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import msgspec
 import pytest
 
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
@@ -51,9 +52,9 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first.write_tab(samples.many_ranks(), prefix="flops_profiler/predict")
     second.write_tab(replace(samples.hostile(), profile_step=7), prefix="flops_profiler")
     good = samples.decoder(9)
-    figures = json.dumps(window_figures(good)).encode()
+    figures = msgspec.json.encode(window_figures(good))
     later = good.to_json().replace('"schema_version": ', '"schema_version": 9')
-    nan = figures.replace(b'"mfu": 0', b'"mfu": NaN, "was": 0')
+    nan = figures.replace(b'"mfu":0', b'"mfu":NaN,"was":0')
     broken = [
         tab_events(tag="flops_profiler/window/9", figures=figures, packed=packed(good)[:-20], step=9),
         tab_events(tag="flops_profiler/window/8", figures=b"[" * 100_000, packed=b"", step=8),

@@ -27,10 +27,8 @@ export type Sizes = readonly (number | null)[];
 
 export type ModuleData = readonly [
   name: string,
-  label: string,
   kind: string,
   detail: string,
-  parent: number | null,
   own: Sizes,
   total: Sizes,
   achieved: number | null,
