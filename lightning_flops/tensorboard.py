@@ -21,7 +21,7 @@ from werkzeug import wrappers
 
 from lightning_flops.config.values import BLOCK, OWN_FOLDER
 from lightning_flops.errors import ProfileFormatError
-from lightning_flops.report.html_page import PageRun, WindowFigures, bundled, document, view_text
+from lightning_flops.report.html_page import PageRun, WindowFigures, bundled, document
 from lightning_flops.report.page_views import profile_view
 from lightning_flops.schema import codec
 from lightning_flops.schema.profile import Profile
@@ -98,7 +98,7 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             return _answer(request, "There is no such window any more.", "text/plain", code=404)
         try:
             profile = Profile.from_json(_unpacked(series[-1].numpy.item()))
-            view = view_text(profile_view(profile))
+            view = codec.dump(profile_view(profile), indented=False)
         except Exception as error:  # the file may hold anything
             words = str(error) if isinstance(error, (ProfileFormatError, ValueError)) else f"{error!r}"
             return _answer(request, f"{run}, {tag}: {printable(words)}", "text/plain", code=422)

@@ -11,16 +11,14 @@ import base64
 import gzip
 import hashlib
 import html
-import json
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
 import msgspec
 
-from lightning_flops.errors import ProfileFormatError
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections
 from lightning_flops.report.compare_traces_text import trace_comparison_headline, trace_comparison_sections
 from lightning_flops.report.document import Section
@@ -115,7 +113,7 @@ def render_traces_page(report: TracesReport) -> str:
 
 
 def _alone(name: str, view: View) -> _Run:
-    return name, [(WindowFigures(""), _packed(view_text(view)))], ()
+    return name, [(WindowFigures(""), packed(view))], ()
 
 
 def _page(title: str, runs: Sequence[_Run], *, pick: str = "Run") -> str:
@@ -149,36 +147,21 @@ def _page(title: str, runs: Sequence[_Run], *, pick: str = "Run") -> str:
 
 def document(runs: Sequence[PageRun], *, pick: str = "Run") -> str:
     """What the page reads first, as JSON: the runs and their windows; *pick* is what a run is called."""
-    return msgspec.json.encode({"written_by": package_version(), "pick": pick, "runs": runs}).decode()
+    package = sys.modules["lightning_flops"]  # the root, which knows every folder, is always imported first
+    return msgspec.json.encode({"written_by": package.__version__, "pick": pick, "runs": runs}).decode()
+
+
+def packed(value: object) -> bytes:
+    """The JSON of a profile or of a view of one, compressed by gzip; the same bytes for equal ones.
+
+    Raises:
+        ProfileFormatError: a number of it is not finite.
+    """
+    return gzip.compress(codec.dump(value, indented=False).encode(), compresslevel=6, mtime=0)
 
 
 def _window(profile: Profile) -> Window:
-    return window_figures(profile), _packed(view_text(profile_view(profile)))
-
-
-def packed(profile: Profile) -> bytes:
-    """The JSON of *profile*, compressed by gzip; the same bytes for equal profiles.
-
-    Raises:
-        ProfileFormatError: a number of it is not finite.
-    """
-    return _packed(codec.dump(profile, indented=False))
-
-
-def _packed(text: str) -> bytes:
-    return gzip.compress(text.encode(), compresslevel=6, mtime=0)
-
-
-def view_text(view: View) -> str:
-    """*view* as JSON.
-
-    Raises:
-        ProfileFormatError: a number of it is not finite.
-    """
-    try:
-        return json.dumps(view, allow_nan=False, separators=(",", ":"))
-    except ValueError as error:
-        raise ProfileFormatError(f"the page cannot be made: {error}") from error
+    return window_figures(profile), packed(profile_view(profile))
 
 
 def window_figures(profile: Profile) -> WindowFigures:
@@ -196,15 +179,6 @@ def window_figures(profile: Profile) -> WindowFigures:
 def bundled(name: str) -> str:
     """The text of a file that ``web/`` built."""
     return (BUNDLE / name).read_text(encoding="utf-8")
-
-
-@cache
-def package_version() -> str:
-    """Version of this package, by what was installed: the layers below the package do not know its root."""
-    try:
-        return version("lightning-flops")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 def _digest(text: str) -> str:

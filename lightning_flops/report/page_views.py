@@ -62,7 +62,7 @@ def profile_view(profile: Profile) -> View:
     """The page of one window."""
     context, tables = profile.context, None if profile.traced is None else profile.traced.tables
     rows = _icicle(profile, tables)
-    times, roofline = times_section(profile), _profile_roofline(profile, [row[3] for row in rows])
+    times, roofline = times_section(profile), _operators(profile)
     sections = [times]
     if profile.budget is not None:
         sections.append(breakdown_section(profile, profile.budget))
@@ -71,7 +71,7 @@ def profile_view(profile: Profile) -> View:
         sections.append(notes_section(profile.notes))
     if rows:
         sections += [_all_modules(profile), modules_section(profile)]
-    if roofline["modules"] or roofline["operators"]:
+    if roofline["operators"] or any(all(row[3][:3]) for row in rows):
         note = "How fast, over how many FLOPs a byte; areas are in proportion to time." + _estimated(profile)
         sections.append(Section("Roofline", note, []))
     sections += [one for one in detailed_sections(profile) if one.title not in ("Advice", "Notes")]
@@ -121,7 +121,7 @@ def traces_views(report: TracesReport) -> list[tuple[str, View]]:
             summary=summary,
             sections=[*together, *notes, *trace_sections(trace)],
             pictures={"Memory over time": "curves", "FLOPs": "roofline"},
-            roofline=_trace_roofline(trace),
+            roofline=_traced_operators(trace),
             curves=_curves(trace),
         )
         views.append((name, view))
@@ -163,12 +163,10 @@ def _all_modules(profile: Profile) -> Section:
     if timed:
         times = {"fwd": "forward", "bwd": "backward", "self fwd": "own_forward", "self bwd": "own_backward"}
         columns += [quantity(label, at(f"times.{name}_sec"), "s") for label, name in times.items()]
-        columns += [
-            share("fwd of peak", at("times.forward_utilization")),
-            share("bwd of peak", at("times.backward_utilization")),
-        ]
+        columns.append(share("fwd of peak", at("times.forward_utilization")))
+        columns.append(share("bwd of peak", at("times.backward_utilization")))
     columns += [
-        per_step("bytes", lambda one: one.total_bytes.total),
+        per_step("bytes", lambda one: one.total_bytes.total, "B"),
         per_step("calls", lambda one: one.calls),
         Column("", lambda one: one.extra_repr, str, left=True),
     ]
@@ -186,94 +184,73 @@ def _icicle(profile: Profile, tables: TraceReport | None) -> list[list[Any]]:
         if module.name and module.alias_of is None:
             bytes_inside[parent_name(module.name)] += module.total_bytes.total
             params_inside[parent_name(module.name)] += module.params
-    rows: list[list[Any]] = []
+    rows = []
     for module in profile.modules:
-        name, times, moved = module.name, module.times, module.total_bytes.total
-        seconds = own_sec = None
-        if times is not None:
-            seconds = times.forward_sec + (times.backward_sec or 0.0)
-            own_sec = times.own_forward_sec + (times.own_backward_sec or 0.0)
-        own_bytes = per_step(max(0, moved - bytes_inside[name]))
+        name, times, total, moved = module.name, module.times, module.total, module.total_bytes.total
         own_params = 0 if module.alias_of is not None else max(0, module.params - params_inside[name])
-        whole_kept, own_kept = kept.get(name, (None, None))
-        spent = None
-        if times is not None and (times.forward_flops_per_sec, times.backward_flops_per_sec) != (None, None):
-            spent = per_step(module.total.total - module.total.optimizer)
-        rows.append(
-            [
-                *map(printable, (name, module.type_name, module.extra_repr)),
-                [
-                    own_sec,
-                    per_step(module.own.total),
-                    own_bytes,
-                    own_params,
-                    own_kept,
-                ],
-                [seconds, per_step(module.total.total), per_step(moved), module.params, whole_kept],
-                ratio(part=spent, whole=seconds),
-                share_of_peak([module]),
-                per_step(module.calls),
-            ]
-        )
+        own_bytes = per_step(max(0, moved - bytes_inside[name]))
+        own = [None, per_step(module.own.total), own_bytes, own_params]
+        whole = [None, per_step(total.total), per_step(moved), module.params]
+        achieved = None
+        if times is not None:
+            own[0] = times.own_forward_sec + (times.own_backward_sec or 0.0)
+            whole[0] = times.forward_sec + (times.backward_sec or 0.0)
+            if (times.forward_flops_per_sec, times.backward_flops_per_sec) != (None, None):
+                achieved = ratio(part=per_step(total.total - total.optimizer), whole=whole[0])
+        own_kept, whole_kept = kept.get(name, (None, None))
+        words = map(printable, (name, module.type_name, module.extra_repr))
+        figures = (achieved, share_of_peak([module]), per_step(module.calls))
+        rows.append([*words, [*own, own_kept], [*whole, whole_kept], *figures])
     return rows
 
 
 def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
-    """Bytes that each module's forward keeps in one step, with and without the modules inside."""
+    """Bytes that each module's forward keeps in one step, without and with the modules inside."""
     rows = () if tables is None else tables.module_memory or ()
     on_device = any(one.device >= 0 for one in rows)
     steps = 1 if tables is None else max(1, len(tables.step_times.steps))
     return {
-        one.name: (one.size_increase_bytes / steps, one.self_size_increase_bytes / steps)
+        one.name: (one.self_size_increase_bytes / steps, one.size_increase_bytes / steps)
         for one in rows
         if one.name is not None and (one.device >= 0) == on_device
     }
 
 
-def _profile_roofline(profile: Profile, own: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """What modules, whose *own* costs are given, and operators reach over how many FLOPs a byte."""
+def _operators(profile: Profile) -> dict[str, Any]:
+    """The roofline, and what operators reach of it over how many FLOPs a byte."""
     known, bandwidth = profile.peaks_flops_per_sec, profile.memory_bytes_per_sec
     peaks = {one.dtype: known[one.dtype] for one in profile.dtypes if one.dtype in known}
-
-    def point(name: str, words: str, amounts: Sequence[Any], dtypes: Iterable[str]) -> list[list[Any]]:
-        seconds, flops, moved = amounts
-        if not (flops and moved and seconds):
-            return []
-        limits = sorted(peaks[one] for one in dtypes if one in peaks)[-1:]
-        limits += [] if bandwidth is None else [bandwidth * flops / moved]
-        names = (printable(name), printable(words))
-        return [[*names, flops / moved, flops / seconds, seconds, flops, moved, min(limits, default=None)]]
-
-    modules, operators = [], []
-    if profile.traced is not None:
-        for module, amounts in zip(profile.modules, own, strict=True):
-            modules += point(module.name or "(root)", module.type_name, amounts[:3], peaks)
-        seconds_of = {name.replace("::", "."): one.self_sec for name, one in profile.traced.operators.items()}
-        for spent in profile.operators:
-            moved = (profile.per_step(spent.flops.total), profile.per_step(spent.bytes))
-            operators += point(spent.operator, "operator", (seconds_of.get(spent.operator), *moved), spent.dtypes)
-    return _roofline(peaks, bandwidth, modules, operators)
+    traced = {} if profile.traced is None else profile.traced.operators
+    seconds_of = {name.replace("::", "."): one.self_sec for name, one in traced.items()}
+    points = []
+    for one in profile.operators:
+        seconds, flops = seconds_of.get(one.operator), profile.per_step(one.flops.total)
+        moved = profile.per_step(one.bytes)
+        if seconds and flops and moved:
+            limits = sorted(peaks[dtype] for dtype in one.dtypes if dtype in peaks)[-1:]
+            limits += [] if bandwidth is None else [bandwidth * flops / moved]
+            points.append([one.operator, seconds, flops / seconds, flops / moved, min(limits, default=None)])
+    return _roofline(peaks, bandwidth, points)
 
 
-def _trace_roofline(trace: TraceReport) -> dict[str, Any]:
+def _traced_operators(trace: TraceReport) -> dict[str, Any]:
     flops, steps = trace.flops, max(1, len(trace.step_times.steps))
     if flops is None:
-        return _roofline({}, None, [], [])
+        return _roofline({}, None, [])
     points = [
-        [
-            *(printable(f"{one.name} ({one.dtype})"), "operator"),
-            *(one.flops_per_byte, one.flops_per_sec, one.time_us * _US / steps),
-            *(one.counted / steps, one.bytes / steps, one.attainable_flops_per_sec),
-        ]
+        (
+            *(f"{one.name} ({one.dtype})", one.time_us * _US / steps),
+            *(one.flops_per_sec, one.flops_per_byte, one.attainable_flops_per_sec),
+        )
         for one in flops.operators
-        if one.flops_per_sec and one.flops_per_byte and one.time_us and one.bytes
+        if one.flops_per_sec and one.flops_per_byte and one.time_us
     ]
-    return _roofline(flops.peaks, flops.memory_bytes_per_sec, [], points)
+    return _roofline(flops.peaks, flops.memory_bytes_per_sec, points)
 
 
-def _roofline(peaks: Mapping[str, float], bandwidth: float | None, modules: Any, operators: Any) -> dict[str, Any]:
+def _roofline(peaks: Mapping[str, float], bandwidth: float | None, points: Sequence[Sequence[Any]]) -> dict[str, Any]:
     ordered = sorted(peaks.items(), key=lambda item: item[1], reverse=True)
-    return {"peaks": ordered, "bandwidth": bandwidth, "modules": modules, "operators": operators}
+    return {"peaks": ordered, "bandwidth": bandwidth, "operators": [[printable(name), *at] for name, *at in points]}
 
 
 def _curves(tables: TraceReport | None) -> list[dict[str, Any]]:

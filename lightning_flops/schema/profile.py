@@ -184,7 +184,8 @@ class Profile(shown.Shown):
         Raises:
             ProfileFormatError: a number of the profile is not finite.
         """
-        return str(shown.above("report.notebook").whole_page(self))
+        run = ProfiledRun(name="this run", windows=(self,))
+        return str(shown.above("report.html_page").render_page([run]))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:

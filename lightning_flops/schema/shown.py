@@ -35,12 +35,12 @@ class Shown(codec.Json):
 
     def __repr__(self) -> str:
         """One line; ``to_json`` has every field."""
-        return str(above("report.notebook").line(self))
+        return str(above("report.text").line(self))
 
     def __str__(self) -> str:
         """The report as text, the short one of a profile."""
-        return str(above("report.notebook").text(self))
+        return str(above("report.text").render_text(self, detailed=False))
 
     def _repr_html_(self) -> str:
         """For a notebook: tables of the short report."""
-        return str(above("report.notebook").html(self))
+        return str(above("report.text").render_html(self))
