@@ -182,16 +182,11 @@ def test_the_policy_stops_a_script_of_someone_else(started: Any, pages: dict[str
     opened.context.close()
 
 
-def test_ten_thousand_modules_open_in_a_second(opened: Callable[..., Opened]) -> None:
+def test_ten_thousand_modules_are_few_elements(opened: Callable[..., Opened]) -> None:
     found = opened("wide")
-    page, took = found.page, []
-    for _ in range(10):  # other work of the machine makes it slower, nothing makes it faster: the best counts
-        page.reload()
-        found.wait_until_whole()
-        took.append(page.evaluate("performance.getEntriesByName('whole')[0].startTime"))
-        if min(took) <= 1000:
-            return
-    pytest.fail(f"whole page after {took} ms")
+    assert found.page.evaluate("document.querySelectorAll('*').length") < 2_500
+    assert found.page.locator(".icicle path").count() < 20
+    assert "Show 200 more of 10,000" in found.texts("#modules button.more")
 
 
 @pytest.mark.parametrize("width", [390, 820, 1440])
