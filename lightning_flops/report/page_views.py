@@ -8,11 +8,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from lightning_flops.analysis.module_names import parent_name
-from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import Column, Section, as_data, at, quantity, share, table
 from lightning_flops.report.headline import answer, step_parts
-from lightning_flops.report.layout import WHOLE
 from lightning_flops.report.profile_document import (
     advice_section,
     breakdown_section,
@@ -23,11 +21,10 @@ from lightning_flops.report.profile_document import (
     share_of_peak,
     times_section,
 )
-from lightning_flops.report.ranks_document import rank_section
 from lightning_flops.report.text import detailed_sections
 from lightning_flops.report.trace_document import trace_sections
-from lightning_flops.report.trace_text import answer_lines as traces_answer
-from lightning_flops.report.trace_text import name_of
+from lightning_flops.report.trace_text import answer as answer_of_traces
+from lightning_flops.report.trace_text import names_of, ranks_of
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.text.printable import printable
@@ -105,21 +102,14 @@ def profile_view(profile: Profile) -> View:
 
 def traces_views(report: TracesReport) -> list[tuple[str, View]]:
     """Name and page of each trace; what all of them say together is in each."""
-    files = name_files([trace.source for trace in report.traces])
-    together = [advice_section(report.advice, rules=True)]
-    if report.ranks is not None:
-        straggles = any(advice.rule == "straggler" for advice in report.advice)
-        together.insert(0, rank_section(report.ranks, straggles=straggles))
-    summary = "\n".join(traces_answer(report, files, WHOLE)[1:]).replace("\n  ", " ").split("\n")
-    views = []
-    for trace, file in zip(report.traces, files, strict=True):
-        name = name_of(trace, file)
+    summary, views = answer_of_traces(report), []
+    for trace, name in zip(report.traces, names_of(report), strict=True):
         notes = [notes_section(trace.notes)] if trace.notes else []
         view = page_view(
             title=f"Trace of {name}",
             where=f"{trace.source} · {plain(trace.events)} events",
             summary=summary,
-            sections=[*together, *notes, *trace_sections(trace)],
+            sections=[*ranks_of(report), advice_section(report.advice, rules=True), *notes, *trace_sections(trace)],
             pictures={"Memory over time": "curves", "FLOPs": "roofline"},
             roofline=_traced_operators(trace),
             curves=_curves(trace),
