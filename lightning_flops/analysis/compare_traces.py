@@ -243,5 +243,5 @@ def _notes(a: _Run, b: _Run) -> Iterator[str]:
             yield too_few(run.source, f"{count} traced {plural('step', count)}")
         if len(run.reports) > 1:
             yield f"Times of {run.source} are means over its {len(run.reports)} ranks."
-        if any(report.flops is not None and report.flops.lower_bound for report in run.reports):
+        if any(report.flops is not None and report.flops.uncounted for report in run.reports):
             yield f"FLOPs of {run.source} are lower bounds: what could not be counted is not in them."

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lightning_flops.analysis.module_names import parent_name
-from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import Column, Section, as_data, at, quantity, share, table
 from lightning_flops.report.headline import answer, step_parts
-from lightning_flops.report.layout import WHOLE
 from lightning_flops.report.profile_document import (
     advice_section,
     breakdown_section,
@@ -22,11 +20,10 @@ from lightning_flops.report.profile_document import (
     share_of_peak,
     times_section,
 )
-from lightning_flops.report.ranks_document import rank_section
 from lightning_flops.report.text import detailed_sections
 from lightning_flops.report.trace_document import trace_sections
-from lightning_flops.report.trace_text import answer_lines as traces_answer
-from lightning_flops.report.trace_text import name_of
+from lightning_flops.report.trace_text import answer as answer_of_traces
+from lightning_flops.report.trace_text import names_of, ranks_of
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TraceReport, TracesReport
@@ -113,21 +110,14 @@ def _traced(tables: TraceReport, prefix: str = "") -> Iterator[Section | Picture
 
 def traces_views(report: TracesReport) -> list[tuple[str, View]]:
     """Name and page of each trace; what all of them say together is in each."""
-    files = name_files([trace.source for trace in report.traces])
-    together: list[Section] = []
-    if report.ranks is not None:
-        straggles = any(advice.rule == "straggler" for advice in report.advice)
-        together.append(rank_section(report.ranks, straggles=straggles))
-    summary = "\n".join(traces_answer(report, files, WHOLE)[1:]).replace("\n  ", " ").split("\n")
-    views = []
-    for trace, file in zip(report.traces, files, strict=True):
-        name = name_of(trace, file)
+    summary, views = answer_of_traces(report), []
+    for trace, name in zip(report.traces, names_of(report), strict=True):
         notes = [notes_section(trace.notes)] if trace.notes else []
         view = page_view(
             title=f"Trace of {name}",
             where=f"{trace.source} · {plain(trace.events)} events",
             summary=summary,
-            sections=[*together, advice_section(report.advice, rules=True), *notes, *_traced(trace)],
+            sections=[*ranks_of(report), advice_section(report.advice, rules=True), *notes, *_traced(trace)],
             roofline=_trace_points(trace),
             curves=_curves(trace),
         )
@@ -282,7 +272,7 @@ def _trace_points(trace: TraceReport) -> dict[str, Any]:
         [
             *(printable(f"{one.name} ({one.dtype})"), "operator"),
             *(one.flops_per_byte, one.flops_per_sec, one.time_us * _US / steps),
-            *(one.counted / steps, one.bytes / steps, one.attainable_flops_per_sec),
+            *(one.total / steps, one.bytes / steps, one.attainable_flops_per_sec),
         ]
         for one in flops.operators
         if one.flops_per_sec and one.flops_per_byte and one.time_us and one.bytes
