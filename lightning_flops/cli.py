@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import inspect
 import itertools
 import re
 import sys
@@ -12,17 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import lightning_flops
-from lightning_flops.commands import compare, formula, peak, report, run, trace
-from lightning_flops.commands.terminal import (
-    DONE,
-    FAILED,
-    INTERRUPTED,
-    PROGRAM,
-    Act,
-    add_command,
-    complain,
-    print_whole,
-)
+from lightning_flops.commands import compare, formula, peak, report, run, trace  # noqa: F401 - each has its commands
+from lightning_flops.commands.terminal import COMMANDS, PROGRAM, Act, Status, command, complain, print_whole
 from lightning_flops.config import ARGUMENTS
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import printable
@@ -46,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return act(options)
     except (LightningFlopsError, OSError) as error:
         complain(str(error))
-        return FAILED
+        return Status.FAILED
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return Status.INTERRUPTED
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,13 +58,20 @@ def parser() -> argparse.ArgumentParser:
     whole = _Parser(prog=PROGRAM, description="What a PyTorch training run computes and waits for.", allow_abbrev=False)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {lightning_flops.__version__}")
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (run, formula, report, trace, compare, peak):
-        command.add(commands)
-    add_command(commands, skill)
+    for name in ("run", "formula", "show", "report", "trace", "compare", "peak", "skill"):
+        act, options, settings = COMMANDS[name]
+        words = inspect.getdoc(act) or ""  # none under python -OO
+        does = words.partition("\n")[0].rstrip(".")
+        settings = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **settings}
+        added = commands.add_parser(name, help=f"{does[:1].lower()}{does[1:]}", description=words, **settings)
+        added.set_defaults(act=act)
+        for option in options:
+            option(added)
     return whole
 
 
+@command()
 def skill(options: argparse.Namespace) -> int:
     """Print the path of the instructions for coding agents."""
     print_whole(f"{Path(__file__).with_name('SKILL.md')}\n")
-    return DONE
+    return Status.DONE
