@@ -154,7 +154,7 @@ def test_what_only_one_run_has_is_not_called_noise() -> None:
         )
     )
     comparison = compare_traces([A], [traced_run(40, 40, 40, 40, more=some)])
-    odd = next(row for one in comparison.tables if one.of == "kernels" for row in one.rows if row.name == "odd")
+    odd = next(row for row in comparison.tables["kernels"] if row.name == "odd")
     assert odd.beyond_noise is False
     assert "odd 0 23.5 23.5 0 -> 1 new" in lines_of(comparison)
 
