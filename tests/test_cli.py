@@ -41,7 +41,7 @@ def test_json_holds_every_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "--json", *RANKS]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [trace["source"] for trace in found["traces"]] == RANKS
-    assert found["ranks"]["computes_longest"] == 1
+    assert [one["compute_over_median"] for one in found["ranks"]["ranks"]] == [5000 / 5250, 5500 / 5250]
     assert found["traces"][0]["device_metrics"][0]["occupancy_percent"] == 22.0
 
 

@@ -23,7 +23,7 @@ from lightning_flops.analysis.compare_noise import (
     too_few,
 )
 from lightning_flops.analysis.compare_rules import figure_difference
-from lightning_flops.analysis.no_mfu import NO_FLOPS, why_no_flops, why_no_mfu
+from lightning_flops.analysis.peaks import NO_FLOPS, why_no_flops, why_no_mfu
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import FigureDifference
 from lightning_flops.schema.trace import TraceReport

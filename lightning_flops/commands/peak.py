@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
 def _measure(options: argparse.Namespace) -> int:
     import torch
 
-    from lightning_flops.analysis.peak_flops import COPY, measured_file, read_measured
+    from lightning_flops.analysis.peaks import COPY, measured_file, read_measured
     from lightning_flops.measure.peaks import measure
     from lightning_flops.measure.timing.processor_wait import ProcessorWatch
     from lightning_flops.sinks.file import write_text_file

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from lightning_flops.records import PhaseFlops
 from lightning_flops.schema import codec
 
 SCHEMA_VERSION = 3
@@ -44,19 +45,13 @@ class FormulaTerm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizedFlops:
+class SizedFlops(PhaseFlops):
     """FLOPs of one forward and backward on a batch of these sizes, exact; a multiply-add is two."""
 
     sizes: Mapping[str, int]
-    """By name."""
-    forward: int
-    """Of the forward pass."""
-    backward: int
-    """Of what autograd runs."""
-    recompute: int
-    """Repeated by activation checkpointing, and by fused attention's backward."""
+    """Sizes of the batch by name."""
     skipped: int
-    """Of the others, what fused masked attention does not execute."""
+    """FLOPs of all phases that fused masked attention does not execute."""
     source: Literal["formula", "counted"]
     """Whether the formula gave them, or a count of these very sizes."""
 
@@ -68,7 +63,7 @@ class SizedFlops:
     @property
     def hardware_flops(self) -> int:
         """What kernels execute."""
-        return self.model_flops + self.recompute - self.skipped
+        return self.total - self.skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

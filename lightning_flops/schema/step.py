@@ -10,17 +10,9 @@ from lightning_flops.records import PhaseFlops, TimePhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepFlops:
+class StepFlops(PhaseFlops):
     """FLOPs of one global step on this rank; a multiply-add is two."""
 
-    forward: int
-    """Every forward that runs inside a step."""
-    backward: int
-    """What autograd ran, without what it repeated of the forward."""
-    recompute: int
-    """What the backward repeated of the forward: activation checkpointing, fused attention's score matrix."""
-    optimizer: int
-    """Inside optimizer steps."""
     skipped: int
     """Part of the four phases' FLOPs that fused masked attention does not execute."""
     without_backward: int
@@ -36,7 +28,7 @@ class StepFlops:
     @property
     def hardware(self) -> int:
         """All four phases - skipped: what the kernels execute, the numerator of HFU."""
-        return self.forward + self.backward + self.recompute + self.optimizer - self.skipped
+        return self.total - self.skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,9 +223,6 @@ class Budget:
     memory_ns: int | None
     """At most so much of ``operators`` is explained by moving their bytes at the memory's bandwidth; None where the
     bandwidth is not known."""
-    run_ns: Mapping[str, int]
-    """What the run did while the window was open, by words for it: timed steps, what some took beyond a typical one
-    (stalls), what came between them, and what the profiler took for itself."""
     notes: tuple[str, ...]
     """Why rows are not known, in sentences."""
 
