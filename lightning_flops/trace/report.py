@@ -24,7 +24,7 @@ from lightning_flops.trace.read import WITH_MODULES, load_trace
 from lightning_flops.trace.steps import phase_table, step_parts, step_times
 
 if TYPE_CHECKING:
-    from lightning_flops.schema.trace_comparison import TableName
+    from lightning_flops.schema.comparison import TableName
 
 _NO_KERNELS = (
     "Calls of the device's runtime launched no kernel, copy or memset that was recorded, as where the profiler may not "
