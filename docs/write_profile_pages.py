@@ -28,8 +28,6 @@ from lightning_flops.schema.throughput import SCHEMA_VERSION as THROUGHPUT_VERSI
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.schema.trace import SCHEMA_VERSION as TRACES_VERSION
 from lightning_flops.schema.trace import TracesReport
-from lightning_flops.schema.trace_comparison import SCHEMA_VERSION as TRACE_COMPARISON_VERSION
-from lightning_flops.schema.trace_comparison import TraceComparison
 
 FOLDER = Path(__file__).parent
 SCHEMA = FOLDER / "profile.schema.json"
@@ -40,7 +38,6 @@ FILES: Mapping[type, tuple[str, int]] = {
     ThroughputSummary: ("`throughput.json`, `ThroughputSummary.to_json()`", THROUGHPUT_VERSION),
     TracesReport: ("`lightning-flops trace --json`", TRACES_VERSION),
     Comparison: ("`lightning-flops compare --json`, `Comparison.to_json()`", COMPARISON_VERSION),
-    TraceComparison: ("`lightning-flops compare --json` of two traces", TRACE_COMPARISON_VERSION),
 }
 """What is written as JSON: the file or command, and the version of its shape."""
 
@@ -74,7 +71,6 @@ class _Files(BaseModel):
     throughput: ThroughputSummary
     traces: TracesReport
     comparison: Comparison
-    trace_comparison: TraceComparison
 
 
 def json_schema() -> dict[str, Any]:
