@@ -135,7 +135,7 @@ class FlopsFormula:
 
     def __str__(self) -> str:
         """The formula in words, ending in a line break."""
-        return shown.find().text(self.report())
+        return str(shown.above("report.text").render_text(self))
 
     def _found(self, example: tuple[int, ...], is_batch: Sequence[bool]) -> Formula:
         """Count batches near the example until there is a formula; then some that are much larger."""

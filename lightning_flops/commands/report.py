@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 
 from lightning_flops.commands.terminal import Commands, add_command, print_whole, say
 from lightning_flops.commands.traces import add_peaks, held_against
@@ -43,7 +44,7 @@ def show(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write profiles as one HTML page, which opens from disk, without a network."""
-    from lightning_flops.report.html_page import ShownRun, render_page
+    from lightning_flops.report.html_page import render_page
     from lightning_flops.sinks.file import write_text_file
     from lightning_flops.sinks.profile_files import read_runs
 
@@ -51,10 +52,7 @@ def report(options: argparse.Namespace) -> int:
     problems = [problem for run in runs for problem in run.problems]
     if not any(run.windows for run in runs):
         raise LightningFlopsError("; ".join(problems))
-    shown = [
-        ShownRun(name=one.name, windows=tuple(held_against(options, it) for it in one.windows), problems=one.problems)
-        for one in runs
-    ]
+    shown = [replace(run, windows=tuple(held_against(options, one) for one in run.windows)) for run in runs]
     write_text_file(output, render_page(shown))
     for problem in problems:
         say(problem)

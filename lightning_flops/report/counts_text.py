@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import ModuleNode, build_modules, lower_bound_modules, module_tree
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
-from lightning_flops.report.document import Column, Item, Section, cells, field, table
+from lightning_flops.report.document import Column, Figure, Item, Section, cells, field, table
 from lightning_flops.report.layout import shortened, some_of
 from lightning_flops.report.module_text import names_of
-from lightning_flops.schema.formula import FormulaReport, FormulaSize, FormulaTerm, SizedFlops
+from lightning_flops.schema.formula import FormulaReport, FormulaSize, FormulaTerm
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, percent, plain, plural, si
 
@@ -110,7 +109,7 @@ def formula_section(report: FormulaReport) -> Section:
         items.append("An operator that may have FLOPs could not be counted: every figure is a lower bound.")
     if report.asked:
         columns = [
-            *(Column(name, partial(_size, name)) for name in report.asked[0].sizes),
+            Column("sizes", lambda one: ", ".join(f"{name} {plain(size)}" for name, size in one.sizes.items()), str),
             *(field(phase, phase) for phase in ("forward", "backward", "recompute")),
             field("model FLOPs", "model_flops"),
             field("hardware FLOPs", "hardware_flops"),
@@ -125,10 +124,6 @@ def _product(term: FormulaTerm) -> str:
     number = plain(term.numerator) + ("" if term.denominator == 1 else f"/{plain(term.denominator)}")
     powers = {name: "" if power == 1 else str(power).translate(_RAISED) for name, power in term.powers.items()}
     return "·".join([number, *(f"{name}{power}" for name, power in powers.items())])
-
-
-def _size(name: str, one: SizedFlops) -> int:
-    return one.sizes[name]
 
 
 def _range(size: FormulaSize) -> str:
@@ -151,10 +146,22 @@ def run_section(summary: ThroughputSummary) -> Section:
         f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank. ips is this rank's, times the "
         "number of ranks that see different data, as if all were as fast. An average is a total divided by a total. "
         "Left out: batches that were counted or traced, validation, checkpoints and what lies between epochs.",
-        *(_flops_of_run(summary) if summary.model_flops is not None else ()),
-        *_tokens(summary),
     ]
-    return Section("Throughput of the run", "", items)
+    figures = {
+        "model FLOPs": _exact_or_about(summary, summary.model_flops),
+        "hardware FLOPs": _exact_or_about(summary, summary.hardware_flops),
+        "MFU": _share(summary, "mfu"),
+        "tokens": plain(summary.tokens),
+        "tokens without padding": plain(summary.real_tokens),
+        "padding": percent(summary.padding_ratio),
+        "useful MFU, of the FLOPs without padding": _share(summary, "useful_mfu"),
+        f"tokens/s, {'by tokens_per_sample' if summary.tokens is None else 'without padding'}": plain(
+            summary.tokens_per_sec
+        ),
+    }
+    items += [Figure(label, value) for label, value in figures.items() if value != NOT_AVAILABLE]
+    steps = [] if summary.model_flops is None else [_steps(summary)]
+    return Section("Throughput of the run", "", [*items, *summary.notes, *steps])
 
 
 def estimate_text(value: float | None, error: float | None) -> str:
@@ -164,23 +171,26 @@ def estimate_text(value: float | None, error: float | None) -> str:
     return f"≈ {percent(value)} " + ("(unchecked)" if error is None else f"± {percent(value * error)}")
 
 
-def _flops_of_run(summary: ThroughputSummary) -> Iterator[str]:
-    """FLOPs of the run's steps, how they are known, and what random checks show of them."""
-    bound, error = " (lower bound)" if summary.lower_bound else "", summary.flops_error
-    about = "" if error == 0.0 else "≈ "
-    yield (
-        f"Model FLOPs: {about}{plain(summary.model_flops)}{bound}, hardware FLOPs: {about}"
-        f"{plain(summary.hardware_flops)}{bound}, MFU: {estimate_text(summary.mfu, error)}{bound}"
-    )
-    if reason := summary.unavailable.get("mfu"):
-        yield f"MFU is {NOT_AVAILABLE}: {reason}."
-    yield from summary.notes
+def _exact_or_about(summary: ThroughputSummary, flops: int | None) -> str:
+    about, bound = "" if summary.flops_error == 0.0 else "≈ ", " (lower bound)" if summary.lower_bound else ""
+    return NOT_AVAILABLE if flops is None else f"{about}{plain(flops)}{bound}"
+
+
+def _share(summary: ThroughputSummary, name: str) -> str:
+    value, reason = getattr(summary, name), summary.unavailable.get(name)
+    if value is None:
+        return NOT_AVAILABLE if reason is None else f"{NOT_AVAILABLE} ({reason})"
+    return estimate_text(value, summary.flops_error) + (" (lower bound)" if summary.lower_bound else "")
+
+
+def _steps(summary: ThroughputSummary) -> str:
+    """How the FLOPs of the run's steps are known, and what random checks show of them."""
     numbers = {
         "of shapes that were counted": summary.steps_counted,
         "by an exact formula of the batch's sizes": summary.steps_by_formula,
         "estimated": summary.steps_estimated,
     }
-    steps = sum(numbers.values())
+    steps, error = sum(numbers.values()), summary.flops_error
     shares = ", ".join(f"{percent(number / steps)} {words}" for words, number in numbers.items() if number)
     checks = f"{plain(summary.checks)} random {plural('check', summary.checks)}"
     if error is None:
@@ -192,18 +202,4 @@ def _flops_of_run(summary: ThroughputSummary) -> Iterator[str]:
     else:
         differ = percent(min(1.0, 3 / summary.checks))
         checked = f"{checks} agreed to the last FLOP: at most {differ} of the steps differ, with 95% confidence."
-    yield f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {shares}. {checked}"
-
-
-def _tokens(summary: ThroughputSummary) -> Iterator[str]:
-    if summary.tokens is None:
-        if summary.tokens_per_sec is not None:
-            yield f"tokens/s, by tokens_per_sample: {plain(summary.tokens_per_sec)}"
-        return
-    yield f"Tokens: {plain(summary.tokens)} processed, {plain(summary.real_tokens)} without padding"
-    reason = summary.unavailable.get("useful_mfu") if summary.useful_mfu is None else None
-    yield (
-        f"Padding: {percent(summary.padding_ratio)}; "
-        f"useful MFU, of the FLOPs without it: {estimate_text(summary.useful_mfu, summary.flops_error)}"
-        f"{f' ({reason})' if reason else ''}; tokens/s without padding: {plain(summary.tokens_per_sec)}"
-    )
+    return f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {shares}. {checked}"

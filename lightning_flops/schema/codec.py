@@ -29,7 +29,7 @@ def dump(value: object, *, indented: bool = True) -> str:
     """
     plain = msgspec.to_builtins(value, enc_hook=_plain)
     try:
-        text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError as error:
         raise ProfileFormatError(f"a number of it is not finite, which JSON cannot hold: {error}") from error
     # A lone surrogate, which a module's description may contain, has no form in a file.

@@ -208,4 +208,4 @@ class Comparison(shown.Shown):
 
     def to_html(self) -> str:
         """The comparison as a page: one HTML file with everything in it, which needs no network and opens from disk."""
-        return shown.find().whole_page(self)
+        return str(shown.above("report.html_page").render_comparison_page(self))

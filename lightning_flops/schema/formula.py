@@ -32,16 +32,15 @@ class FormulaTerm:
     """One product of a bucket's sum: numerator / denominator x each size to its power."""
 
     bucket: str
-    """``forward``, ``backward``, ``recompute``, ``optimizer``, or ``skipped``: what fused masked attention does
-    not execute of the others."""
+    """A phase, or ``skipped``: what fused masked attention does not execute of the others."""
     dtype: str
-    """Of the arithmetic."""
+    """Dtype of the arithmetic."""
     numerator: int
-    """Of the exact coefficient."""
+    """Numerator of the exact coefficient."""
     denominator: int
-    """Mostly 1."""
+    """Denominator of the coefficient, mostly 1."""
     powers: Mapping[str, int]
-    """By size; a size that is not in the term is left out."""
+    """Power of each size in the product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

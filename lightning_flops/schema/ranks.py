@@ -68,7 +68,7 @@ class Straggler:
     rank: int
     """Number of the rank."""
     late_sec: float
-    """How much longer its own work takes than the median of the other ranks': so long they wait for it."""
+    """Time by which its own work takes longer than the others' median: so long they wait for it."""
     share: float
     """``late_sec`` ÷ the other ranks' median step."""
     part: str | None
