@@ -85,7 +85,7 @@ CASES = [*((2, name) for name in TWO), *((4, name) for name in FOUR)]
 
 
 def launched(ranks: int) -> Launched:
-    return launch("scenarios_two_strategies" if ranks == 2 else "scenarios_four_strategies", ranks=ranks)
+    return launch("scenarios_strategies", ranks=ranks)
 
 
 def profiles(ranks: int, name: str) -> list[Profile]:
