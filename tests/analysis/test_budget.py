@@ -10,6 +10,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import TimePhase
 from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, TimingProfile
 from lightning_flops.schema.trace import PartFilling, TracedStep
+from tests.analysis.in_memory import known
 from tests.report import windows
 from tests.report.traced_windows import mlp_traced, transformer_traced
 from tests.report.windows import build_profile
@@ -44,8 +45,7 @@ def test_shares_of_the_traced_step_divide_the_times_of_the_timed_steps() -> None
         "data": 2_000_000,
         "other": 2_000_000,
     }
-    assert profile.budget is not None
-    assert profile.budget.notes == ()
+    assert known(profile.budget).notes == ()
 
 
 def test_without_a_trace_what_it_would_tell_is_not_known_and_stands_in_one_row() -> None:
@@ -57,8 +57,7 @@ def test_without_a_trace_what_it_would_tell_is_not_known_and_stands_in_one_row()
         "data": 2_000_000,
         "other": 2_000_000,
     }
-    assert profile.budget is not None
-    assert len(profile.budget.notes) == 1
+    assert len(known(profile.budget).notes) == 1
 
 
 def test_row_of_useful_flops_is_the_mfu_and_attention_that_is_not_executed_is_taken_back() -> None:
@@ -68,8 +67,7 @@ def test_row_of_useful_flops_is_the_mfu_and_attention_that_is_not_executed_is_ta
     # 3744 G in bfloat16 at 312 T and 240 G in float32 at 19.5 T: 12 + 12.307692 ms. Recompute 48 G, skipped 168 G.
     assert found["model"] == 24_307_692
     assert found["other_flops"] == 153_846 - 538_461
-    assert profile.rates.mfu is not None
-    assert found["model"] == round(profile.rates.mfu * 100_000_000)
+    assert found["model"] == round(known(profile.rates.mfu) * 100_000_000)
 
 
 def test_bytes_of_operators_without_flops_explain_a_part_of_them() -> None:
@@ -126,10 +124,9 @@ def test_time_between_the_timed_steps_stands_beside_the_step() -> None:
     window = windows.mlp_window()
     first = replace(window.timed_steps[0], excluded_sec={"validation": 1.5, "epoch restart": 0.25, "my own": 0.5})
     profile = build_profile(replace(window, timed_steps=(first, *window.timed_steps[1:])), config=PEAK)
-    assert profile.timing is not None
     # Eight steps of 20 ms on average, of which two, beside the middle half, took 10 ms longer.
-    stalls = profile.timing.stalls
-    assert stalls is not None and (stalls.steps, round(1e9 * stalls.seconds), stalls.part) == (
+    stalls = known(known(profile.timing).stalls)
+    assert (stalls.steps, round(1e9 * stalls.seconds), stalls.part) == (
         2,
         20_000_000,
         "backward",
