@@ -243,7 +243,7 @@ def torchs_own_packages() -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_formula_reads_its_arguments_where_the_schema_has_them(name: str) -> None:
-    if not overloads_named(name):
+    if not overloads_named(name.partition(",")[0].partition(".")[0]):
         pytest.skip("this torch has no such operator")
     given, out, expected = CALLS[name]
     assert work_by_name(name, out, given).flops == expected
