@@ -314,13 +314,16 @@ def pushed(mode: Any) -> Iterator[None]:
         remove(mode)
 
 
+_CONJUGATE, _NEGATIVE = torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative
+
+
 def conjugates_lazily() -> None:
     """Has the operator that a mode's handler runs next resolve lazy conjugates and negatives, as it does without modes.
 
     Torch switches these keys off for a handler, and itself puts them back when the handler ends.
     """
-    _set_excluded(torch._C.DispatchKey.Conjugate, False)
-    _set_excluded(torch._C.DispatchKey.Negative, False)
+    _set_excluded(_CONJUGATE, False)
+    _set_excluded(_NEGATIVE, False)
 
 
 # ---- tracers and fake tensors, which torch keeps apart from the stack; tensor subclasses
