@@ -20,15 +20,12 @@ from importlib.resources import files
 import msgspec
 
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections
-from lightning_flops.report.compare_traces_text import trace_comparison_headline, trace_comparison_sections
-from lightning_flops.report.document import Section
 from lightning_flops.report.headline import step_parts
 from lightning_flops.report.page_views import View, page_view, profile_view, traces_views
 from lightning_flops.schema import codec
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile, ProfiledRun
 from lightning_flops.schema.trace import TracesReport
-from lightning_flops.schema.trace_comparison import TraceComparison
 from lightning_flops.text.printable import printable
 
 BUNDLE = files("lightning_flops.report") / "page"
@@ -91,18 +88,9 @@ def render_latest(profile: Profile, windows: deque[Window]) -> str:
 
 def render_comparison_page(comparison: Comparison) -> str:
     """The page of two runs compared."""
-    sources = (comparison.a.source, comparison.b.source)
-    return _compared(sources, comparison_headline(comparison), comparison_sections(comparison))
-
-
-def render_trace_comparison_page(comparison: TraceComparison, *, sources: tuple[str, str]) -> str:
-    """The page of two runs' traces compared; *sources* are what the user calls the two."""
-    return _compared(sources, trace_comparison_headline(comparison), trace_comparison_sections(comparison))
-
-
-def _compared(sources: tuple[str, str], headline: str, sections: Sequence[Section]) -> str:
-    title = f"{sources[0]} and {sources[1]} compared"
-    return _page(title, [_alone("", page_view(title=title, where="", summary=[headline], sections=sections))])
+    title = f"{comparison.a.source} and {comparison.b.source} compared"
+    summary, sections = [comparison_headline(comparison)], comparison_sections(comparison)
+    return _page(title, [_alone("", page_view(title=title, where="", summary=summary, sections=sections))])
 
 
 def render_traces_page(report: TracesReport) -> str:

@@ -71,8 +71,6 @@ class Profile(shown.Shown):
     """Index of each counted step in the fit, the first step being 0."""
     timed_steps: tuple[int, ...]
     """Index of each timed step."""
-    variable: bool
-    """Whether signatures kept changing: counted and timed steps are then different samples of the same run."""
     params: int | None
     """Unique logical parameters of the whole model; None if no model was described."""
     trainable_params: int | None
