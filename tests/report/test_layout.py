@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from lightning_flops.commands.trace import SORT_KEYS
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.layout import SortKey, View
 from lightning_flops.report.trace_text import render_traces
@@ -36,10 +35,6 @@ def test_names_give_way_where_the_terminal_is_narrow() -> None:
     assert drawn(45, "a" * 30, "b" * 20, "1", left=(0, 1)) == f"{'a' * 10}…{'a' * 9}  {'b' * 20}  1"
     # What would not fit even so stays as it is.
     assert drawn(5, "x" * 60, "1") == f"{'x' * 60}  1"
-
-
-def test_the_command_knows_the_keys_that_the_tables_know() -> None:
-    assert SORT_KEYS and set(SORT_KEYS) == set(get_args(SortKey))
 
 
 def test_rows_cap_every_table() -> None:
