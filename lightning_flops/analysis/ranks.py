@@ -7,7 +7,7 @@ is guessed for the others. Only figures of one copy of the model are averages.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import reduce
 from operator import add
@@ -42,7 +42,7 @@ def with_ranks(
     limits = AdviceThresholds() if thresholds is None else thresholds
     ranks = _merged(records, absences, thresholds=limits)
     evidence, known = _evidence(ranks), profile.advice
-    if evidence.waiting_share is not None:
+    if evidence.shares.get("waiting") is not None:
         known = tuple(one for one in known if one.rule not in ON_COMMUNICATION)
     advice = () if profile.timing is None or profile.timing.few_steps else advise(evidence, limits, known=known)
     return replace(profile, ranks=ranks, advice=advice)
@@ -57,11 +57,8 @@ def _evidence(ranks: RanksProfile) -> Evidence:
         return evidence
     wall_us = median(row.overlap.wall_us / row.steps for row in rows)
     exposed_us = median(row.overlap.exposed_us / row.steps for row in rows)
-    return replace(
-        evidence,
-        exposed_communication_share=ratio(part=exposed_us, whole=wall_us),
-        waiting_share=ratio(part=min(exposed_us, median(waits_us)), whole=wall_us),
-    )
+    shares_us = {"exposed_communication": exposed_us, "waiting": min(exposed_us, median(waits_us))}
+    return replace(evidence, shares={rule: ratio(part=part, whole=wall_us) for rule, part in shares_us.items()})
 
 
 def _communication(records: Iterable[RankRecord]) -> RankComparison | None:
@@ -157,14 +154,16 @@ def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
     by_stage: defaultdict[int, list[Profile]] = defaultdict(list)
     for one in profiles:
         by_stage[one.context.pp_rank].append(one)
+
+    def of_any(ranks: Sequence[Profile], name: str) -> int | None:
+        """Each rank answers for the whole stage; one that could not look is passed over."""
+        return max((value for one in ranks if (value := getattr(one, name)) is not None), default=None)
+
     return tuple(
         StageProfile(
             stage=stage,
-            # Each rank answers for the whole stage; one that could not look is passed over.
-            params=max((one.params for one in ranks if one.params is not None), default=None),
-            trainable_params=max(
-                (one.trainable_params for one in ranks if one.trainable_params is not None), default=None
-            ),
+            params=of_any(ranks, "params"),
+            trainable_params=of_any(ranks, "trainable_params"),
             flops=_of_one_copy(ranks),
         )
         for stage, ranks in sorted(by_stage.items())
@@ -203,13 +202,8 @@ def build_job_rates(
     profiles: Sequence[Profile], *, model: Mapping[str, float], hardware: Mapping[str, float]
 ) -> tuple[JobRates, dict[str, str]]:
     """Every ratio of the job, and the reason for each one that is None: that of the ranks that do not know it."""
-    rates = {
-        "mfu": _utilization(profiles, model),
-        "hfu": _utilization(profiles, hardware),
-        "samples_per_sec": _of_different_data(profiles, lambda one: one.rates.samples_per_sec),
-        "iter_samples_per_sec": _of_different_data(profiles, lambda one: one.rates.iter_samples_per_sec),
-        "tokens_per_sec": _of_different_data(profiles, lambda one: one.rates.tokens_per_sec),
-    }
+    rates = {"mfu": _utilization(profiles, model), "hfu": _utilization(profiles, hardware)}
+    rates |= {name: _of_different_data(profiles, name) for name in _OF_DATA}
     reasons = {}
     for name, value in rates.items():
         without = [one for one in profiles if getattr(one.rates, name) is None]
@@ -222,15 +216,18 @@ def build_job_rates(
     return JobRates(**rates), reasons
 
 
-def _of_different_data(profiles: Sequence[Profile], rate: Callable[[Profile], float | None]) -> float | None:
-    """Sum over the ranks that see different data of what each does in a second; None if one does not know it.
+_OF_DATA = ("samples_per_sec", "iter_samples_per_sec", "tokens_per_sec")
 
-    Every stage of a pipeline sees the same data: the stage of which most ranks answered is used. A rank's own *rate* is
+
+def _of_different_data(profiles: Sequence[Profile], name: str) -> float | None:
+    """Sum over the ranks that see different data of their rate of that *name*; None if one does not know it.
+
+    Every stage of a pipeline sees the same data: the stage of which most ranks answered is used. A rank's own rate is
     that of all dp_size ranks that see different data, if they did the same.
     """
     by_stage: defaultdict[int, list[float | None]] = defaultdict(list)
     for one in profiles:
-        by_stage[one.context.pp_rank].append(rate(one))
+        by_stage[one.context.pp_rank].append(getattr(one.rates, name))
     known = {stage: total for stage, rates in by_stage.items() if (total := sum_if_all_known(rates)) is not None}
     if not known:
         return None

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.step_rates import RATES_OF_TRAINING
+from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
 from lightning_flops.report.document import Column, Figure, Item, Section, at, quantity, share, table
 from lightning_flops.report.layout import some_of
 from lightning_flops.schema.advice import Advice

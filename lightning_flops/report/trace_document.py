@@ -153,17 +153,16 @@ def _devices(report: TraceReport) -> Section:
 
 
 def _phases(report: TraceReport) -> Section:
-    def name(row: Any) -> str:
-        return f"{row.name} *" if row.source == "operators" else str(row.name)
-
+    if report.phases is None:
+        return Section("Phases", "", [Figure("Phases", f"{NOT_AVAILABLE} (the trace names no phases)")])
     tables = []
     for clock in ("host", "device") if report.device_metrics is not None else ("host",):
-        columns = [Column(clock, name, str, "name"), CALLS, *statistics(at(clock))]
+        columns = [named(clock), CALLS, *statistics(at(clock))]
         tables.append(table(report.phases, columns, whole=True))
     return Section(
         "Phases",
-        "On the host's clock, and the device work launched in them. A phase with * has no scope in the trace and is "
-        "found by its operators. What is in no phase is in others, once for each step.",
+        "On the host's clock, and the device work launched in them, as scopes in the trace name them. What is in no "
+        "phase is in others, once for each step.",
         tables,
     )
 

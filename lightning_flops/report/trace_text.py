@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lightning_flops.analysis.no_mfu import why_no_mfu
+from lightning_flops.analysis.peaks import why_no_mfu
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import Section, draw, short, us

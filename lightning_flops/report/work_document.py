@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lightning_flops.analysis.devices import why_no_peak
-from lightning_flops.analysis.no_mfu import why_no_mfu
+from lightning_flops.analysis.peaks import why_no_mfu
 from lightning_flops.report.document import (
     CALLS,
     NAME_CHARS,

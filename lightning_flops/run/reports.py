@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from lightning_flops.analysis.peak_flops import measured_peaks, peak_for
+from lightning_flops.analysis.peaks import measured_peaks, peak_for
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig

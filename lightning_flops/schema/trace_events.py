@@ -74,8 +74,8 @@ class OperatorRow(Row):
     dtypes: str = ""
     """Their dtypes, as C++ names them."""
     called_from: str = ""
-    """The line of the user's code that called it first, ``net.py:7``; where Python's calls were recorded, the first of
-    its function. Empty where the trace was taken without ``with_stack``, or does not say, and by shapes."""
+    """The user's function that called it first, by its first line, ``net.py:7``. Empty by shapes, where no function of
+    the user's did, and where the trace was taken without ``with_stack``."""
     flops: Flops | None = None
     """Of calls by shapes that count; None for all others."""
 

@@ -91,18 +91,6 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseRow(Row):
-    """One phase over all steps; ratios are of the steps.
-
-    The optimizer's is without what of other phases runs inside it, as in Lightning, whose closure runs there.
-    """
-
-    source: Literal["scopes", "operators", "rest"]
-    """``scopes``: named in the trace. ``operators``: from the operators that ran with gradients and in autograd.
-    ``rest``: what of each step is in no phase."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMetrics:
     """One device over all steps; ratios are of the steps' wall time."""
 

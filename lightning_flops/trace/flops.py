@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.devices import device_like, memory_bytes_per_sec
-from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.devices import device_like, device_named
+from lightning_flops.analysis.peaks import peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.trace_flops import Flops, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.schema.trace_steps import ModuleRow
@@ -88,7 +88,8 @@ class Work:
             dtype: peak_for(device_name=alike or name, dtype=dtype, given=given)
             for dtype in {*self.dtypes, "tf32", "float32"}
         }
-        self.bandwidth = peaks.memory_bytes_per_sec or memory_bytes_per_sec(alike or name)
+        row = device_named(alike or name)
+        self.bandwidth = peaks.memory_bytes_per_sec or (row and row.memory_bytes_per_sec)
         peak = np.array([self._peak[dtype] or np.nan for dtype in self.dtypes])[self.dtype]
         self._ns_per_flop = NS_PER_SEC / (peak if self.devices else peak * np.nan)
         """Of each call, at the peak of its dtype; NaN where that is not known."""

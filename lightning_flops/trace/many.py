@@ -66,7 +66,9 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     if len(ordered) > 1 and reports[0].rank is not None:
         comparison = compare_ranks(ordered)
         if are_compared(comparison):
-            found = find_stragglers_in_traces([one.parts for one in ordered], thresholds=thresholds)
+            found = find_stragglers_in_traces(
+                {one.report.rank or 0: one.parts for one in ordered}, thresholds=thresholds
+            )
             straggler = next(iter(found), None)
     abilities = tuple(one.abilities for one in ordered)
     advice = advise_on_traces(reports, comparison, straggler=straggler, devices=abilities, thresholds=thresholds)
@@ -76,10 +78,10 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
 def compare_ranks(analyzed: Sequence[AnalyzedTrace]) -> RankComparison:
     """Computation, communication and waiting of several ranks of one run, a trace each.
 
-    Of ranks whose steps are not all marked no rank is said to compute longest.
+    Of ranks whose steps are not all marked none is held against the others.
     """
     comparison = compare([one.traced for one in analyzed])
     if len(analyzed) == 1 or all(one.report.step_times.marked for one in analyzed):
         return comparison
     rows = tuple(replace(row, compute_over_median=None) for row in comparison.ranks)
-    return replace(comparison, ranks=rows, computes_longest=None, notes=(_UNMARKED, *comparison.notes))
+    return replace(comparison, ranks=rows, notes=(_UNMARKED, *comparison.notes))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.collectives import TracedRank
 from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
-from lightning_flops.analysis.no_mfu import NO_FLOPS
+from lightning_flops.analysis.peaks import NO_FLOPS
 from lightning_flops.schema.trace import TracedPart, TraceReport
 from lightning_flops.schema.trace_flops import Flops
 from lightning_flops.trace import tables
@@ -24,7 +24,7 @@ from lightning_flops.trace.read import WITH_MODULES, load_trace
 from lightning_flops.trace.steps import phase_table, step_parts, step_times
 
 if TYPE_CHECKING:
-    from lightning_flops.schema.trace_comparison import TableName
+    from lightning_flops.schema.comparison import TableName
 
 _NO_KERNELS = (
     "Calls of the device's runtime launched no kernel, copy or memset that was recorded, as where the profiler may not "
@@ -118,7 +118,7 @@ def analyze_one(
         report=replace(report, notes=notes),
         abilities=device_abilities(
             device_type="cuda" if trace.has_device else "cpu",
-            name=used and used.name,
+            name=used.name if used else None,
             # A device without a name may be any vendor's.
             compute_capability=used.compute_capability if used and used.name else None,
         ),

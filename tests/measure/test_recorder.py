@@ -7,7 +7,7 @@ from torch import nn
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.recorder import Recorder
-from lightning_flops.measure.torch_private.dispatch import depth
+from lightning_flops.measure.torch_private.needed import depth
 from lightning_flops.records import FlopPhase, PhaseFlops, PhaseSeconds
 from tests.left_on_torch import torch_state
 from tests.measure.small_run import CONTEXT, SHAPES, Run
