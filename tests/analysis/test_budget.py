@@ -9,7 +9,7 @@ from lightning_flops.analysis.budget import build_budget
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import TimePhase
 from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, TimingProfile
-from lightning_flops.schema.trace import PartFilling, StepFilling, TracedStep
+from lightning_flops.schema.trace import PartFilling, TracedStep
 from tests.report import windows
 from tests.report.traced_windows import mlp_traced, transformer_traced
 from tests.report.windows import build_profile
@@ -75,9 +75,7 @@ def test_row_of_useful_flops_is_the_mfu_and_attention_that_is_not_executed_is_ta
 def test_bytes_of_operators_without_flops_explain_a_part_of_them() -> None:
     # The gelu of block 0 writes 0.5 GB: at 2,039 GB/s of an A100 that takes 245,218 ns. Nothing else moves such bytes.
     window = windows.transformer_window()
-    filling = StepFilling(
-        clock="device", parts=(filled("forward", matmul=80, operators=20), filled("backward", matmul=1))
-    )
+    filling = {"forward": PartFilling(matmul_ns=80, operators_ns=20), "backward": PartFilling(matmul_ns=1)}
     traced = TracedStep(index=8, like_counted=True, files=(), tables=None, own_forward_sec=None, filling=filling)
     profile = build_profile(window, config=ProfilerConfig(), traced=traced)
     assert profile.memory_bytes_per_sec == 2039e9
@@ -85,12 +83,6 @@ def test_bytes_of_operators_without_flops_explain_a_part_of_them() -> None:
     assert profile.budget.memory_ns == 245_218
     # Forward 30 ms of it 20% others; the optimizer's 10 ms have no trace.
     assert rows(profile.budget)["operators"] == 6_000_000
-
-
-def filled(name: str, *, matmul: int = 0, operators: int = 0, idle: int = 0) -> PartFilling:
-    return PartFilling(
-        name=name, matmul_ns=matmul, operators_ns=operators, copies_ns=0, communication_ns=0, idle_ns=idle
-    )
 
 
 def part(name: str, seconds: float) -> PartTiming:
@@ -103,8 +95,7 @@ def timing(*parts: PartTiming) -> TimingProfile:
     return TimingProfile(stalls=None, parts=parts, global_step=whole, reader_sec=None, excluded_sec={})
 
 
-def budget(*parts: PartTiming, fillings: tuple[PartFilling, ...], model: float | None) -> Budget:
-    filling = StepFilling(clock="device", parts=fillings)
+def budget(*parts: PartTiming, filling: dict[str, PartFilling], model: float | None) -> Budget:
     traced = TracedStep(index=5, like_counted=True, files=(), tables=None, own_forward_sec=None, filling=filling)
     made = build_budget(
         timing=timing(*parts),
@@ -119,7 +110,8 @@ def budget(*parts: PartTiming, fillings: tuple[PartFilling, ...], model: float |
 
 def test_flops_that_took_less_time_than_at_the_peak_give_no_row() -> None:
     # 1 s of forward: the trace gives products 0.1 s, but at the peak they need 0.5.
-    made = budget(part("forward", 1.0), fillings=(filled("forward", matmul=10, operators=50, idle=40),), model=0.5)
+    filling = {"forward": PartFilling(matmul_ns=10, operators_ns=50, idle_ns=40)}
+    made = budget(part("forward", 1.0), filling=filling, model=0.5)
     assert rows(made) == {
         "model": None,
         "other_flops": None,
