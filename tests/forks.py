@@ -46,7 +46,7 @@ UNUSED_SEC = 60.0
 
 
 class Fork:
-    """A Python that runs a module, to be watched like a ``Popen``. It leads a session of its own.
+    """A Python that runs a module, to be watched like a ``Popen``. It leads a process group of its own.
 
     At SIGUSR1 it prints where each of its threads is.
     """
@@ -232,7 +232,7 @@ def _begin(address: Path, imports: tuple[str, ...], environment: dict[str, str])
                     stdout=writes,
                     start_new_session=True,
                 )
-                _BEGUN.append(process)  # so that nobody warns of a process that is let go
+                _BEGUN.append(process)  # so that Python does not warn of a process that is let go
         finally:
             os.close(writes)
         assert said.readline() == b"listens\n"
@@ -245,12 +245,12 @@ _BEGUN: list[subprocess.Popen[bytes]] = []
 
 
 def serve(address: str, imports: Sequence[str]) -> list[str] | None:
-    """Answer until nobody is left who asks. In a fork: the arguments of the Python that it is to be."""
+    """Answer until all who may ask have gone. In a fork: the arguments of the Python that it is to be."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
     listener.listen(64)
     os.write(1, b"listens\n")
-    os.dup2(2, 1)  # nobody reads the pipe any more
+    os.dup2(2, 1)  # the pipe is not read any more
     for module in imports:
         with contextlib.suppress(ImportError):  # not every environment has everything
             import_module(module)

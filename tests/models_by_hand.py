@@ -1,4 +1,4 @@
-"""Models that are trained on batches of ever new sizes, and what a step of each spends, worked out by hand."""
+"""Models that are trained on batches of ever new sizes, and what a step of each costs, worked out by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Sizes = tuple[int, ...]
 """Whatever a step's FLOPs depend on."""
 
 
-class Spent(NamedTuple):
+class StepCost(NamedTuple):
     """FLOPs of one step."""
 
     forward: int
@@ -58,9 +58,9 @@ class ByHand:
     """Draws the sizes of one batch."""
     batch: Callable[..., Batch]
     """A batch of these sizes."""
-    spent: Callable[..., Spent]
-    """What a step on a batch of these sizes spends."""
-    has_law: bool = True
+    cost: Callable[..., StepCost]
+    """What a step on a batch of these sizes costs."""
+    has_formula: bool = True
     """A step's FLOPs are a polynomial of its sizes."""
 
 
@@ -95,11 +95,11 @@ def bert() -> nn.Module:
     )  # fmt: skip
 
 
-def bert_spends(batch: int, sequence: int) -> Spent:
+def bert_cost(batch: int, sequence: int) -> StepCost:
     """The layer; the transform before the head; the head."""
     rows = batch * sequence
     forward = encoder_layer(batch, sequence, 12, 3, 20) + linear(rows, 12, 12) + linear(rows, 12, VOCABULARY)
-    return Spent(forward, 2 * forward)
+    return StepCost(forward, 2 * forward)
 
 
 def checkpointed_bert() -> nn.Module:
@@ -109,9 +109,9 @@ def checkpointed_bert() -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def checkpointed_bert_spends(batch: int, sequence: int) -> Spent:
+def checkpointed_bert_cost(batch: int, sequence: int) -> StepCost:
     """All of the layer again: its last operator, a normalization, needs what the last product gave."""
-    plain = bert_spends(batch, sequence)
+    plain = bert_cost(batch, sequence)
     return plain._replace(recompute=encoder_layer(batch, sequence, 12, 3, 20))
 
 
@@ -123,11 +123,11 @@ def gpt2() -> nn.Module:
     )  # fmt: skip
 
 
-def gpt2_spends(batch: int, sequence: int, padded: int = 0) -> Spent:
+def gpt2_cost(batch: int, sequence: int, padded: int = 0) -> StepCost:
     """The backward of fused attention repeats the scores.
 
-    A kernel that is told to be causal skips what is above the diagonal: in both products of the forward, in the four of
-    the backward, and in the repeated one. With padding transformers gives it a mask in place of that: it skips nothing.
+    A kernel with the causal flag skips what is above the diagonal: in both products of the forward, in the four of the
+    backward, and in the repeated one. With padding transformers gives it a mask in place of that: it skips nothing.
     """
     rows = batch * sequence
     scores = attention_scores(batch, 2, sequence, sequence, 6)
@@ -139,7 +139,7 @@ def gpt2_spends(batch: int, sequence: int, padded: int = 0) -> Spent:
         + linear(rows, 12, VOCABULARY)
     )
     skipped = 0 if padded else (2 + 4 + 1) * 2 * batch * 2 * above_the_diagonal(sequence) * 6
-    return Spent(forward, 2 * forward, recompute=scores, skipped=skipped)
+    return StepCost(forward, 2 * forward, recompute=scores, skipped=skipped)
 
 
 def lengths_and_padding(numbers: random.Random) -> Sizes:
@@ -175,7 +175,7 @@ def pairs(batch: int, source: int, target: int) -> Batch:
     return {"input_ids": tokens(VOCABULARY, batch, source), "labels": tokens(VOCABULARY, batch, target)}
 
 
-def t5_spends(batch: int, source: int, target: int) -> Spent:
+def t5_cost(batch: int, source: int, target: int) -> StepCost:
     """The encoder's layer; the decoder's attention to itself and to the encoder, its perceptron; the head."""
     source_rows, target_rows = batch * source, batch * target
     forward = (
@@ -190,7 +190,7 @@ def t5_spends(batch: int, source: int, target: int) -> Spent:
         + 2 * linear(target_rows, 12, 20)
         + linear(target_rows, 12, VOCABULARY)
     )
-    return Spent(forward, 2 * forward)
+    return StepCost(forward, 2 * forward)
 
 
 def grouped_query_attention(batch: int, sequence: int) -> int:
@@ -214,13 +214,13 @@ def mixtral() -> nn.Module:
     )  # fmt: skip
 
 
-def mixtral_spends(batch: int, sequence: int) -> Spent:
+def mixtral_cost(batch: int, sequence: int) -> StepCost:
     """Attention, the router, two experts a token, and the head."""
     rows = batch * sequence
     experts = 2 * (linear(rows, 12, 40) + linear(rows, 20, 12))
     attention = grouped_query_attention(batch, sequence)
     forward = attention + linear(rows, 12, 4) + experts + linear(rows, 12, VOCABULARY)
-    return Spent(forward, 2 * forward)
+    return StepCost(forward, 2 * forward)
 
 
 class Images(nn.Module):
@@ -248,7 +248,7 @@ def images(batch: int, height: int, width: int) -> Batch:
     return {"pixel_values": torch.randn(batch, 2, height, width), "labels": torch.randint(5, (batch,))}
 
 
-def vit_spends(batch: int, height: int, width: int) -> Spent:
+def vit_cost(batch: int, height: int, width: int) -> StepCost:
     """Patches of 4 x 4 pixels, whose product needs no gradient of the image; a layer over them and one more; the head.
 
     Rows of pixels beyond the last whole patch are left out.
@@ -256,7 +256,7 @@ def vit_spends(batch: int, height: int, width: int) -> Spent:
     patches = (height // 4) * (width // 4)
     patching = convolution(batch, 12, patches, 2, 16)
     rest = encoder_layer(batch, patches + 1, 12, 2, 20) + linear(batch, 12, 5)
-    return Spent(patching + rest, patching + 2 * rest)
+    return StepCost(patching + rest, patching + 2 * rest)
 
 
 # ---- of our own
@@ -288,7 +288,7 @@ def recordings(batch: int, frames: int) -> Batch:
     return {"features": torch.randn(batch, frames, 6), "labels": torch.randint(7, (batch,))}
 
 
-def conformer_spends(batch: int, frames: int) -> Spent:
+def conformer_cost(batch: int, frames: int) -> StepCost:
     """The first convolution needs no gradient of the features; fused attention repeats its scores."""
     halved = (frames - 3) // 2 + 1
     left = (halved - 3) // 2 + 1
@@ -304,7 +304,7 @@ def conformer_spends(batch: int, frames: int) -> Spent:
         + convolution(batch, 12, left, 1, 3)
         + linear(batch, 12, 7)
     )
-    return Spent(first + rest, first + 2 * rest, recompute=scores)
+    return StepCost(first + rest, first + 2 * rest, recompute=scores)
 
 
 class LoRA(nn.Module):
@@ -323,28 +323,28 @@ class LoRA(nn.Module):
         return {"loss": (self.frozen(hidden) + self.up(self.down(hidden))).square().mean()}
 
 
-def lora_spends(batch: int, sequence: int) -> Spent:
+def lora_cost(batch: int, sequence: int) -> StepCost:
     """Backward: of the frozen product nothing; of ``down`` its weight's; of ``up`` its weight's and its input's."""
     rows = batch * sequence
     down, up = linear(rows, 12, 3), linear(rows, 3, 12)
-    return Spent(linear(rows, 12, 12) + down + up, down + 2 * up)
+    return StepCost(linear(rows, 12, 12) + down + up, down + 2 * up)
 
 
 MODELS = (
-    ByHand(name="BERT", make=bert, sizes=lengths, batch=padded, spent=bert_spends),
-    ByHand(name="GPT-2", make=gpt2, sizes=lengths, batch=sentences, spent=gpt2_spends),
-    ByHand(name="GPT-2 with padding", make=gpt2, sizes=lengths_and_padding, batch=padded_or_not, spent=gpt2_spends),
-    ByHand(name="T5", make=t5, sizes=t5_lengths, batch=pairs, spent=t5_spends),
-    ByHand(name="Mixtral", make=mixtral, sizes=lengths, batch=padded, spent=mixtral_spends),
-    ByHand(name="ViT", make=Images, sizes=image_sizes, batch=images, spent=vit_spends),
-    ByHand(name="Conformer", make=Conformer, sizes=frames, batch=recordings, spent=conformer_spends, has_law=False),
-    ByHand(name="LoRA", make=LoRA, sizes=lengths, batch=sentences, spent=lora_spends),
+    ByHand(name="BERT", make=bert, sizes=lengths, batch=padded, cost=bert_cost),
+    ByHand(name="GPT-2", make=gpt2, sizes=lengths, batch=sentences, cost=gpt2_cost),
+    ByHand(name="GPT-2 with padding", make=gpt2, sizes=lengths_and_padding, batch=padded_or_not, cost=gpt2_cost),
+    ByHand(name="T5", make=t5, sizes=t5_lengths, batch=pairs, cost=t5_cost),
+    ByHand(name="Mixtral", make=mixtral, sizes=lengths, batch=padded, cost=mixtral_cost),
+    ByHand(name="ViT", make=Images, sizes=image_sizes, batch=images, cost=vit_cost),
+    ByHand(name="Conformer", make=Conformer, sizes=frames, batch=recordings, cost=conformer_cost, has_formula=False),
+    ByHand(name="LoRA", make=LoRA, sizes=lengths, batch=sentences, cost=lora_cost),
     ByHand(
         name="BERT with checkpointing",
         make=checkpointed_bert,
         sizes=lengths,
         batch=padded,
-        spent=checkpointed_bert_spends,
+        cost=checkpointed_bert_cost,
     ),
 )
 """Every model, by the names that results have for them."""

@@ -1,4 +1,4 @@
-"""A model whose attention runs over packed sequences, by torch's ``varlen_attn``, with a kernel for the processor."""
+"""Kernels for the processor of torch's ``varlen_attn``, the attention over packed sequences."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import Any
 
 import torch
 import torch.nn.attention.varlen as varlen
-from torch import nn
-
-VOCAB, WIDTH, HEADS = 50, 16, 2
 
 
 def _forward(
@@ -72,55 +69,3 @@ def kernels_for_the_processor() -> Iterator[None]:
     finally:
         for operator, _ in pairs:
             operator._backend_fns.pop("cpu")
-
-
-class Packed(nn.Module):
-    """Attention between two linear layers, over the tokens of each sequence alone.
-
-    ``position_ids`` that begin anew tell packed sequences apart. With an ``attention_mask`` the rows are padded, and
-    only their attention is without padding, as flash attention is called in transformers.
-    """
-
-    def __init__(self, *, causal: bool = False) -> None:
-        super().__init__()
-        self.window = (-1, 0) if causal else (-1, -1)
-        self.embed = nn.Embedding(VOCAB, WIDTH)
-        self.inside = nn.Linear(WIDTH, 3 * WIDTH)
-        self.outside = nn.Linear(WIDTH, WIDTH)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        cu_seqlens: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        rows, length = input_ids.shape
-        query, key, value = self.inside(self.embed(input_ids)).view(rows * length, 3, HEADS, -1).unbind(1)
-        where = None
-        if attention_mask is not None:
-            where = attention_mask.flatten().nonzero().flatten()
-            query, key, value = query[where], key[where], value[where]
-            lengths = attention_mask.sum(1)
-            cu_seqlens = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        elif position_ids is not None:
-            begins = (position_ids.flatten() == 0).nonzero().flatten()
-            cu_seqlens = torch.cat([begins, begins.new_tensor([rows * length])])
-        assert cu_seqlens is not None
-        longest = int(cu_seqlens.diff().max())
-        attended: Any = varlen.varlen_attn(
-            query, key, value, cu_seqlens, cu_seqlens, longest, longest, window_size=self.window
-        )
-        if where is not None:
-            attended = torch.zeros(rows * length, *attended.shape[1:]).index_put((where,), attended)
-        out: torch.Tensor = self.outside(attended.reshape(rows, length, WIDTH))
-        return out
-
-
-def spent_on(lengths: list[int], *, tokens: int | None = None) -> int:
-    """Forward and backward of a step on sequences of these *lengths*, packed or padded into so many *tokens*.
-
-    The two linear layers for each token, and two products of attention over each pair; twice that in the backward.
-    """
-    linear = 2 * WIDTH * 3 * WIDTH + 2 * WIDTH * WIDTH
-    return 3 * (linear * (sum(lengths) if tokens is None else tokens) + 4 * WIDTH * sum(one**2 for one in lengths))

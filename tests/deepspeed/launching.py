@@ -1,4 +1,4 @@
-"""Launches the scenarios of a module once under DeepSpeed, however many tests ask for what they returned."""
+"""Launches scenarios once under DeepSpeed, however many tests ask for what they returned."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ NOT_IN_0_16 = {
 """What keeps a scenario from running under DeepSpeed 0.16."""
 
 
+ON_ONE = "scenarios_attach+scenarios_failures+scenarios_steps+scenarios_zero"
+PARALLEL = "scenarios_pipeline+scenarios_groups"
+"""Modules whose scenarios are of one launch."""
 ON_FOUR = (
     "a_stage_in_the_middle_knows_its_samples_though_it_sees_no_batch",
     "ranks_that_see_different_data_are_no_stages_and_write_reports_of_their_own_where_asked",
@@ -32,13 +35,13 @@ ON_BOTH = (
 
 
 @functools.cache
-def launch(module: str, *, ranks: int, timeout_sec: float = 270.0) -> Launched:
-    """Run every scenario of *module* on *ranks* ranks of one process group."""
+def launch(modules: str, *, ranks: int) -> Launched:
+    """Run every scenario of *modules* on *ranks* ranks of one process group."""
     return launch_worker(
         "tests.deepspeed.worker",
-        f"tests.deepspeed.{module}",
+        modules,
         ranks=ranks,
-        timeout_sec=timeout_sec,
+        timeout_sec=270.0,
         environment=DEEPSPEED_ON_CPU,
         imports=DEEPSPEED,
     )

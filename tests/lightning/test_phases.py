@@ -11,7 +11,7 @@ import torch
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.records import PhaseSeconds
 from tests.fake_clock import FakeNow
-from tests.lightning.nets import BATCH, ROOTS, loader, new_gan, new_net
+from tests.lightning.nets import BATCH, loader, new_gan, new_net
 
 MakeTrainer = Callable[..., Any]
 
@@ -30,12 +30,6 @@ HOOKS: dict[str, tuple[float, str]] = {
 """What a user may write into a module, how long it takes here, and what that time is."""
 
 FORWARD, BACKWARD, OPTIMIZER, FETCH = 2.0, 4.0, 8.0, 0.5
-
-
-@pytest.fixture(params=ROOTS)
-def root(request: pytest.FixtureRequest) -> str:
-    """Both import roots, one after the other: what is here is asked of both in every run of the tests."""
-    return str(request.param)
 
 
 def profiler() -> FlopsProfilerCallback:
@@ -69,7 +63,7 @@ def hooked(net: Any, now: FakeNow) -> Any:
 
 
 def hook_seconds(phase: str, **times: int) -> float:
-    """Seconds a step spends in the hooks that are *phase*, each called once or as often as *times* says."""
+    """Seconds of a step in the hooks that are *phase*, each called once or as often as *times* says."""
     return sum(seconds * times.get(name, 1) for name, (seconds, kind) in HOOKS.items() if kind == phase)
 
 

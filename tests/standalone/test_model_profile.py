@@ -130,12 +130,6 @@ def test_an_output_file_gets_the_report_and_nothing_is_printed(
     assert capsys.readouterr().out == ""
 
 
-# Generation
-
-
-# Wrong arguments
-
-
 def test_wrong_arguments_are_refused_before_anything_runs() -> None:
     model: Any = Calling(lambda self, *args: pytest.fail("the model was called"))
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got function"):

@@ -195,7 +195,7 @@ def test_after_a_forward_that_raised_stopping_leaves_nothing_on_torch_or_model()
     assert torch_state_and_warnings() == before
 
 
-def test_a_profiler_that_an_error_leaves_behind_takes_itself_off_torch() -> None:
+def test_a_profiler_that_an_error_leaves_behind_detaches_from_torch() -> None:
     model = model_of_two()
     before = torch_state_and_warnings()
 

@@ -21,6 +21,7 @@ from transformers import (
 
 from lightning_flops.transformers import FlopsProfilerTrainerCallback
 from tests.packed_attention import kernels_for_the_processor
+from tests.results import profile_of, throughput_of
 from tests.transformers.tiny import BATCH, arguments
 
 HIDDEN, INSIDE, LAYERS, HEADS, KEY_HEADS, VOCAB = 32, 64, 2, 4, 2, 64
@@ -33,12 +34,12 @@ def attend(
     """As transformers calls flash attention on one packed row, with (1, heads, length, size)."""
     repeated = [one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (query, key, value)]
     queries, keys, values = (one[0].transpose(0, 1) for one in repeated)
-    borders = more.get("cu_seq_lens_q")
-    if borders is None:
+    bounds = more.get("cu_seq_lens_q")
+    if bounds is None:
         begins = (more["position_ids"].flatten() == 0).nonzero().flatten()
-        borders = torch.cat([begins, begins.new_tensor([query.shape[2]])])
-    longest = int(borders.diff().max())
-    out: Any = varlen.varlen_attn(queries, keys, values, borders, borders, longest, longest, window_size=(-1, 0))
+        bounds = torch.cat([begins, begins.new_tensor([query.shape[2]])])
+    longest = int(bounds.diff().max())
+    out: Any = varlen.varlen_attn(queries, keys, values, bounds, bounds, longest, longest, window_size=(-1, 0))
     return out[None], None
 
 
@@ -50,7 +51,7 @@ def attention() -> Iterator[None]:
         yield
 
 
-def spent_on(lengths: list[int]) -> int:
+def cost_of(lengths: list[int]) -> int:
     """Forward and backward: linear layers for each token, two products of attention for each pair of a sequence."""
     size = HIDDEN // HEADS
     projections = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEY_HEADS * size  # of queries and the result, of keys and values
@@ -58,11 +59,11 @@ def spent_on(lengths: list[int]) -> int:
     return 3 * (linear * sum(lengths) + LAYERS * 2 * 2 * HIDDEN * sum(one**2 for one in lengths))
 
 
-@pytest.mark.parametrize("borders", [False, True], ids=["position_ids", "cu_seq_lens"])
-def test_packed_steps_are_counted_and_the_run_is_what_its_sequences_spend(borders: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bounds", [False, True], ids=["position_ids", "cu_seq_lens"])
+def test_packed_steps_are_counted_and_the_run_is_the_sum_of_its_sequences(bounds: bool, tmp_path: Path) -> None:
     numbers, packed = random.Random(0), []
     texts = [[numbers.randrange(VOCAB) for _ in range(numbers.randint(2, 30))] for _ in range(40 * BATCH)]
-    flatten: Any = DataCollatorWithFlattening(return_flash_attn_kwargs=borders)  # type: ignore[no-untyped-call]
+    flatten: Any = DataCollatorWithFlattening(return_flash_attn_kwargs=bounds)  # type: ignore[no-untyped-call]
 
     def collate(features: Any) -> Any:
         packed.append([len(one["input_ids"]) for one in features])
@@ -87,10 +88,9 @@ def test_packed_steps_are_counted_and_the_run_is_what_its_sequences_spend(border
     Trainer(
         model, arguments(tmp_path, **given), train_dataset=data, data_collator=collate, callbacks=[callback]
     ).train()
-    profile, summary = callback.profile, callback.throughput
-    assert profile is not None and summary is not None
-    counted = [spent_on(packed[step]) for step in profile.counted_steps]
+    profile, summary = profile_of(callback), throughput_of(callback)
+    counted = [cost_of(packed[step]) for step in profile.counted_steps]
     assert PROFILE_STEP in profile.counted_steps
     assert (profile.flops.forward + profile.flops.backward) * len(counted) == sum(counted)
     assert summary.real_tokens == summary.tokens == sum(map(sum, packed))
-    assert summary.model_flops == sum(map(spent_on, packed))
+    assert summary.model_flops == sum(map(cost_of, packed))

@@ -13,6 +13,7 @@ import torch
 from accelerate import data_loader
 
 from lightning_flops import FlopsProfilerTrainerCallback
+from tests.results import profile_of, throughput_of
 from tests.transformers.tiny import BATCH, LENGTH, Sentences, length_of, new_trainer
 
 READS = {"item", "tolist", "numpy", "cpu", "__int__", "__bool__", "__float__", "__iter__", "__contains__"}
@@ -58,8 +59,7 @@ def test_tokens_of_batches_that_are_moved_are_known(accumulated: int, moved: lis
     before = data_loader.send_to_device
     trainer.train()
     assert data_loader.send_to_device is before
-    summary, profile = callback.throughput, callback.profile
-    assert summary is not None and profile is not None
+    summary, profile = throughput_of(callback), profile_of(callback)
     real = 2 * sum(length_of(index) for index in range(10 * BATCH))
     assert (summary.tokens, summary.real_tokens) == (2 * 10 * BATCH * LENGTH, real)
     assert summary.tokens_per_sec is not None
