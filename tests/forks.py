@@ -78,7 +78,6 @@ def start_fork(
     place: Mapping[str, str],
     output: int,
     errors: int | None = None,
-    given: int | None = None,
 ) -> Fork:
     """Start ``python ARGUMENTS``: a module, a file or a text, with or without ``-W ignore`` before it.
 
@@ -90,7 +89,6 @@ def start_fork(
         place: variables besides, which were not set when anything was imported.
         output: a file, where both its streams go.
         errors: another for what goes to stderr.
-        given: a file that it reads as stdin; None: there is nothing to read.
     """
     silent = list(arguments[:2]) == ["-W", "ignore"]
     server = _server(imports, os.getpid(), tuple(environment.items()))
@@ -100,8 +98,7 @@ def start_fork(
         "folder": str(folder),
         "environment": {**environment, **place},
     }
-    streams = (output, output if errors is None else errors, *(() if given is None else (given,)))
-    return Fork(server, server.ask(program, *streams))
+    return Fork(server, server.ask(program, output, output if errors is None else errors))
 
 
 TORCH = ("torch", "torch._dynamo")
@@ -323,10 +320,10 @@ def _end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _become(program: dict[str, Any], output: int, errors: int, given: int | None = None) -> list[str]:
+def _become(program: dict[str, Any], output: int, errors: int) -> list[str]:
     """Make this fork the program that was asked for."""
     os.setsid()
-    for stream, file in ((0, os.open(os.devnull, os.O_RDONLY) if given is None else given), (1, output), (2, errors)):
+    for stream, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, errors)):
         os.dup2(file, stream)
         os.close(file)
     for text in (sys.stdout, sys.stderr):

@@ -53,11 +53,12 @@ class ByHand:
     """A model, batches for it, and what they cost."""
 
     name: str
-    make: Callable[[], nn.Module]
+    make: Callable[[], nn.Module] = nn.Identity
+    """The model, where one is run."""
     sizes: Callable[[random.Random], Sizes]
     """Draws the sizes of one batch."""
-    batch: Callable[..., Batch]
-    """A batch of these sizes."""
+    batch: Callable[..., Batch] = dict
+    """A batch of these sizes, where a model is run."""
     cost: Callable[..., StepCost]
     """What a step on a batch of these sizes costs."""
     has_formula: bool = True
@@ -102,15 +103,8 @@ def bert_cost(batch: int, sequence: int) -> StepCost:
     return StepCost(forward, 2 * forward)
 
 
-def checkpointed_bert() -> nn.Module:
-    """The same; its layer is computed again in the backward."""
-    model: Any = bert()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model  # type: ignore[no-any-return]
-
-
 def checkpointed_bert_cost(batch: int, sequence: int) -> StepCost:
-    """All of the layer again: its last operator, a normalization, needs what the last product gave."""
+    """BERT with all of its layer again: its last operator, a normalization, needs what the last product gave."""
     plain = bert_cost(batch, sequence)
     return plain._replace(recompute=encoder_layer(batch, sequence, 12, 3, 20))
 
@@ -146,15 +140,6 @@ def lengths_and_padding(numbers: random.Random) -> Sizes:
     """Samples, tokens of each, and whether one of them is padding."""
     batch, sequence = lengths(numbers)
     return batch, sequence, int(batch > 1 and numbers.random() < 0.8)
-
-
-def padded_or_not(batch: int, sequence: int, padded: int) -> Batch:
-    """A batch whose last row ends in padding, or none."""
-    rows = sentences(batch, sequence)
-    mask = torch.ones(batch, sequence, dtype=torch.long)
-    if padded:
-        mask[-1, int(torch.randint(1, sequence, ())) :] = 0
-    return {"input_ids": rows["input_ids"], "attention_mask": mask, "labels": rows["labels"]}
 
 
 def t5() -> nn.Module:
@@ -262,34 +247,16 @@ def vit_cost(batch: int, height: int, width: int) -> StepCost:
 # ---- of our own
 
 
-class Conformer(nn.Module):
-    """Of every two frames one is left, twice; then attention, a convolution for each channel, and classes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.front = nn.Sequential(nn.Conv1d(6, 8, 3, stride=2), nn.ReLU(), nn.Conv1d(8, 12, 3, stride=2), nn.ReLU())
-        self.attention = nn.TransformerEncoderLayer(12, 2, 20, dropout=0.0, batch_first=True)
-        self.depthwise = nn.Conv1d(12, 12, 3, padding=1, groups=12)
-        self.head = nn.Linear(12, 7)
-
-    def forward(self, features: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        hidden = self.attention(self.front(features.transpose(1, 2)).transpose(1, 2))
-        hidden = hidden + self.depthwise(hidden.transpose(1, 2)).transpose(1, 2)
-        return {"loss": nn.functional.cross_entropy(self.head(hidden.mean(1)), labels)}
-
-
 def frames(numbers: random.Random) -> Sizes:
     """Recordings, and the frames of each."""
     return numbers.randint(1, 5), numbers.randint(20, 200)
 
 
-def recordings(batch: int, frames: int) -> Batch:
-    """Random features in 7 classes."""
-    return {"features": torch.randn(batch, frames, 6), "labels": torch.randint(7, (batch,))}
-
-
 def conformer_cost(batch: int, frames: int) -> StepCost:
-    """The first convolution needs no gradient of the features; fused attention repeats its scores."""
+    """Two convolutions that halve the frames, 6 to 8 to 12 channels; an encoder's layer; a depthwise one; classes.
+
+    The first convolution needs no gradient of the features; fused attention repeats its scores.
+    """
     halved = (frames - 3) // 2 + 1
     left = (halved - 3) // 2 + 1
     rows = batch * left
@@ -333,19 +300,13 @@ def lora_cost(batch: int, sequence: int) -> StepCost:
 MODELS = (
     ByHand(name="BERT", make=bert, sizes=lengths, batch=padded, cost=bert_cost),
     ByHand(name="GPT-2", make=gpt2, sizes=lengths, batch=sentences, cost=gpt2_cost),
-    ByHand(name="GPT-2 with padding", make=gpt2, sizes=lengths_and_padding, batch=padded_or_not, cost=gpt2_cost),
+    ByHand(name="GPT-2 with padding", sizes=lengths_and_padding, cost=gpt2_cost),
     ByHand(name="T5", make=t5, sizes=t5_lengths, batch=pairs, cost=t5_cost),
     ByHand(name="Mixtral", make=mixtral, sizes=lengths, batch=padded, cost=mixtral_cost),
     ByHand(name="ViT", make=Images, sizes=image_sizes, batch=images, cost=vit_cost),
-    ByHand(name="Conformer", make=Conformer, sizes=frames, batch=recordings, cost=conformer_cost, has_formula=False),
+    ByHand(name="Conformer", sizes=frames, cost=conformer_cost, has_formula=False),
     ByHand(name="LoRA", make=LoRA, sizes=lengths, batch=sentences, cost=lora_cost),
-    ByHand(
-        name="BERT with checkpointing",
-        make=checkpointed_bert,
-        sizes=lengths,
-        batch=padded,
-        cost=checkpointed_bert_cost,
-    ),
+    ByHand(name="BERT with checkpointing", sizes=lengths, cost=checkpointed_bert_cost),
 )
 """Every model, by the names that results have for them."""
 

@@ -20,9 +20,8 @@ from lightning_flops.adapters.transformers import TrainerRun
 from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
 from tests.left_on_torch import torch_state
-from tests.lightning import evaluations, footprint, nets
+from tests.lightning import evaluations, nets
 from tests.loops.nets import BATCH, NARROW, WIDE, Rows
-from tests.transformers import footprint as of_transformers
 from tests.transformers import tiny
 
 Settings = Mapping[str, Any]
@@ -44,7 +43,7 @@ def lightning(
     return {
         "weights": values(net.parameters()),
         "losses": getattr(net, "losses", None),
-        "marks": footprint.footprint(trainer, net),
+        "marks": nets.footprint(trainer, net),
         "profiles": [callback.profile for callback in callbacks],
     }
 
@@ -59,7 +58,7 @@ def evaluation(folder: Path, settings: Settings | None, *, function: str) -> dic
     return {
         "returned": values(given) if function == "predict" else given,
         "modes": [module.training for module in net.modules()],
-        "marks": footprint.footprint(trainer, net),
+        "marks": nets.footprint(trainer, net),
         "profiles": [callback.profile for callback in callbacks],
     }
 
@@ -110,7 +109,7 @@ def transformers(folder: Path, settings: Settings | None) -> dict[str, Any]:
         "weights": values(net.parameters()),
         "losses": net.losses,
         "logs": [{name: log[name] for name in logged if name in log} for log in trainer.state.log_history],
-        "marks": of_transformers.footprint(trainer),
+        "marks": tiny.footprint(trainer),
         "profiles": [callback.profile for callback in callbacks],
     }
 

@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightning_flops.records import PhaseFlops
 from tests.fake_clock import FakeNow
+from tests.left_on_objects import written_on
+from tests.left_on_torch import global_hooks
 
 ROOTS = ("lightning.pytorch", "pytorch_lightning")
 ROOT = ROOTS[0]
@@ -181,24 +183,18 @@ def new_gan(root: str = ROOT, *, now: FakeNow | None = None, raw: bool = False) 
 
     With *raw*, ``loss.backward()`` and the bare optimizers are used, of which Lightning knows nothing.
     """
-    base: Any = importlib.import_module(root).LightningModule
-    sleep = now.sleep if now is not None else lambda seconds: None
 
-    class Gan(base):  # type: ignore[misc]
+    class Gan(net_class(root)):  # type: ignore[misc]
         def __init__(self) -> None:
-            super().__init__()
-            self.critic, self.generator = trunk(), trunk()
-            self.automatic_optimization = False
-
-        def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            super().backward(loss, *args, **kwargs)
-            sleep(4.0)
+            super().__init__(now=now, at=nothing, manual=True)
+            self.critic, self.generator = self.net, trunk()
+            del self.net
 
         def training_step(self, batch: Any, batch_idx: int) -> None:
             x, y = batch
             optimizers = self.optimizers(use_pl_optimizer=not raw)
             for net, optimizer in zip((self.critic, self.generator), optimizers, strict=True):
-                sleep(2.0)
+                self.sleep(2.0)
                 loss = nn.functional.mse_loss(net(x), y)
                 optimizer.zero_grad()
                 if raw:
@@ -232,3 +228,25 @@ def new_trainer(root: str, tmp_path: Any, *callbacks: Any, **kwargs: Any) -> Any
         "callbacks": list(callbacks),
     }
     return module.Trainer(**{**settings, **kwargs})
+
+
+def footprint(run: Any, net: Any) -> dict[str, Any]:
+    """Everything of a trainer, its loops, its strategy, a model and torch that a profiler might write on."""
+    fit_loop = run.fit_loop
+    objects = {
+        "trainer": run,
+        "strategy": run.strategy,
+        "precision": run.strategy.precision_plugin,
+        "epoch loop": fit_loop.epoch_loop,
+        "validation loop": fit_loop.epoch_loop.val_loop,
+        "predict loop": run.predict_loop,
+        "test loop": run.test_loop,
+        "validate loop": run.validate_loop,
+        "automatic": fit_loop.epoch_loop.automatic_optimization,
+        "manual": fit_loop.epoch_loop.manual_optimization,
+    }
+    return {
+        **written_on(objects, net),
+        "global hooks": {table: len(hooks) for table, hooks in global_hooks().items()},
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+    }

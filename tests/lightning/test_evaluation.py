@@ -17,8 +17,7 @@ from lightning_flops.report.text import render_text
 from tests.fake_clock import FakeNow
 from tests.left_on_torch import torch_state
 from tests.lightning.evaluations import LOOPS, new_evaluated_net, run
-from tests.lightning.footprint import footprint
-from tests.lightning.nets import BATCH, FORWARD, HIDDEN, IN, OUT, ROOT, Rows, Stream, loader
+from tests.lightning.nets import BATCH, FORWARD, HIDDEN, IN, OUT, ROOT, Rows, Stream, footprint, loader
 from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
 from tests.listening import warnings_in
 from tests.results import profile_of, throughput_of

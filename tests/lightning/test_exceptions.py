@@ -18,8 +18,7 @@ from lightning_flops import FlopsProfilerCallback
 from lightning_flops.run.reports import Reports
 from lightning_flops.run.run import Run
 from tests.left_on_torch import torch_state
-from tests.lightning.footprint import footprint
-from tests.lightning.nets import BACKWARD, BATCH, FORWARD, ROOT, Rows, net_class, new_trainer
+from tests.lightning.nets import BACKWARD, BATCH, FORWARD, ROOT, Rows, footprint, net_class, new_trainer
 from tests.results import profile_of
 
 SETTINGS = {"profile_step": 1, "timing_steps": 2}

@@ -16,8 +16,7 @@ import torch
 
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.measure.recorder import Recorder
-from tests.lightning.footprint import footprint
-from tests.lightning.nets import loader, new_net
+from tests.lightning.nets import footprint, loader, new_net
 from tests.results import profile_of
 
 MakeTrainer = Callable[..., Any]

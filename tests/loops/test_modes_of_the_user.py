@@ -31,11 +31,12 @@ class Loop:
     def __init__(self, profile_step: int) -> None:
         self.net = nn.Linear(IN, OUT)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01)
-        window = {"profile_step": profile_step, "timing_steps": 2, "trace": False}
-        self.profiler = profile_training(self.net, self.optimizer, **window)
+        self.profiler = profile_training(
+            self.net, self.optimizer, profile_step=profile_step, timing_steps=2, trace=False
+        )
 
     def update(self, loss: Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 

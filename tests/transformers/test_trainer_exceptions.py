@@ -10,8 +10,7 @@ from transformers import Trainer, TrainerCallback
 
 from lightning_flops import FlopsProfilerTrainerCallback
 from tests.left_on_torch import torch_state
-from tests.transformers.footprint import footprint
-from tests.transformers.tiny import ROWS, Rows, new_net_trainer
+from tests.transformers.tiny import ROWS, Rows, footprint, new_net_trainer
 
 
 class Broken(Exception):

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import data_loader as accelerate_loaders
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from lightning_flops.records import PhaseFlops
 from tests.fake_clock import FakeNow
+from tests.left_on_objects import is_ours, written_on
+from tests.left_on_torch import torch_state
 from tests.lightning import nets
 
 VOCAB, WIDTH, LAYERS, LENGTH, BATCH = 32, 8, 2, 6, 4
@@ -149,3 +152,27 @@ def new_net_trainer(
         callbacks=list(callbacks),
         optimizers=(optimizer, schedule),
     )
+
+
+def footprint(trainer: Any) -> dict[str, Any]:
+    """Everything of a Trainer, of what it holds and of torch that a profiler might write on, as names and numbers."""
+    loader = trainer.callback_handler.train_dataloader
+    objects = {
+        "trainer": trainer,
+        "arguments": trainer.args,
+        "state": trainer.state,
+        "control": trainer.control,
+        "callbacks": trainer.callback_handler,
+        "accelerator": trainer.accelerator,
+        "optimizer": trainer.optimizer,
+        "inner optimizer": trainer.optimizer.optimizer,
+        "loader": getattr(loader, "base_dataloader", loader),
+        "wrapped": trainer.model_wrapped,
+    }
+    torchs = torch_state()
+    return {
+        **written_on(objects, trainer.model),
+        "send_to_device": is_ours(accelerate_loaders.send_to_device),
+        **{f"torch's {name}": torchs[name] for name in ("functions", "dispatch modes", "function modes", "grad")},
+        "torch's hooks": {table: len(hooks) for table, hooks in torchs["hooks"].items()},
+    }
