@@ -18,7 +18,7 @@ from lightning_flops.schema.trace_events import (
     OperatorRow,
 )
 from lightning_flops.schema.trace_flops import TraceFlops
-from lightning_flops.schema.trace_steps import DeviceMetrics, ModuleTable, PhaseRow, Row, StepTimes
+from lightning_flops.schema.trace_steps import DeviceMetrics, ModuleTable, Row, StepTimes
 from lightning_flops.units import plural, run_text
 
 SCHEMA_VERSION = 8
@@ -41,9 +41,10 @@ class TraceReport:
     """Forward and backward of each module; None where the trace's modules are not marked."""
     device_metrics: tuple[DeviceMetrics, ...] | None
     """How well each device was used over the steps; None without a device."""
-    phases: tuple[PhaseRow, ...]
-    """``step``, ``data loader``, ``forward``, ``backward`` and ``optimizer`` as far as the trace shows them, and
-    ``others``: what of the steps is in none of them."""
+    phases: tuple[Row, ...] | None
+    """``step``, then ``data loader``, ``forward``, ``backward`` and ``optimizer`` as far as scopes name them, and
+    ``others``: what of the steps is in none of them. The optimizer's is without what of other phases runs inside it, as
+    in Lightning, whose closure runs there. Ratios are of the steps. None where no scope names a phase."""
     overlap: Overlap | None
     """None when the trace has no collectives, or is of a run of one rank."""
     collectives: tuple[Row, ...] | None

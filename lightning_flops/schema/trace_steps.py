@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from lightning_flops.schema.trace_flops import Flops
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
@@ -89,18 +91,6 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseRow(Row):
-    """One phase over all steps; ratios are of the steps.
-
-    The optimizer's is without what of other phases runs inside it, as in Lightning, whose closure runs there.
-    """
-
-    source: Literal["scopes", "operators", "rest"]
-    """``scopes``: named in the trace. ``operators``: from the operators that ran with gradients and in autograd.
-    ``rest``: what of each step is in no phase."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMetrics:
     """One device over all steps; ratios are of the steps' wall time."""
 
@@ -145,6 +135,8 @@ class ModuleRow:
     own_error_us: float | None = None
     """Standard error of ``own_forward_us`` and ``own_backward_us`` together, by the middle half of the steps of a run's
     own trace; None for fewer than four."""
+    flops: Flops | None = None
+    """With the modules below it, over forward and backward; None where none was counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

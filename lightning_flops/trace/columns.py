@@ -19,7 +19,7 @@ from lightning_flops.trace.recorded import RecordedInputs
 
 if TYPE_CHECKING:
     from lightning_flops.trace.modules import Frames
-    from lightning_flops.trace.steps import PhaseSpans, Steps
+    from lightning_flops.trace.steps import Steps
     from lightning_flops.trace.tables import OperatorTimes
 
 
@@ -114,11 +114,8 @@ class Trace:
     bytes: Ints
     """Bytes that a copy or a memset moves."""
     inputs: npt.NDArray[np.int32]
-    """Index into ``recorded_inputs``, as ``stack`` into ``stacks``."""
+    """Index into ``recorded_inputs``."""
     recorded_inputs: tuple[RecordedInputs, ...]
-    stack: npt.NDArray[np.int32]
-    stacks: tuple[str, ...]
-    """Call stacks as the file has them, the innermost call first: ``net.py(7): forward;train.py(30): <module>``."""
     collectives: Mapping[int, CollectiveArguments]
     """By row."""
     memory: MemoryEvents | None
@@ -203,8 +200,8 @@ class Trace:
         return find_steps(self)
 
     @cached_property
-    def phases(self) -> dict[str, PhaseSpans]:
-        """The phases of training inside the steps that the trace shows, by name."""
+    def phases(self) -> dict[str, Intervals]:
+        """When the phases of training ran that scopes in the steps name."""
         from lightning_flops.trace.steps import find_phases
 
         return find_phases(self)

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
+import math
 
 import numpy as np
 
 from lightning_flops.schema.communication import CollectiveCalls, Overlap
 from lightning_flops.schema.trace_steps import Row
 from lightning_flops.trace.columns import CollectiveArguments, Trace
+from lightning_flops.trace.events import are_integers
 from lightning_flops.trace.intervals import (
     NS_PER_US,
     Intervals,
+    Ints,
     distinct,
-    durations_of,
+    group_by,
     inside,
     intersect,
+    longest_first,
     ratio,
+    subtract,
     table,
     union,
 )
 from lightning_flops.trace.names import (
+    ELEMENT_BYTES,
     Kind,
     collective_of_kernel,
     computes_on_host,
@@ -37,13 +42,14 @@ _NOTHING = CollectiveArguments()
 def overlap(trace: Trace) -> Overlap:
     """Computation, communication and their overlap over all steps."""
     communication, computation = communication_and_computation(trace)
-    shared, wall = intersect(computation, communication).total, trace.steps.total_ns
+    shared = intersect(computation, communication).total
+    other = subtract(trace.steps.spans, union(computation, communication)).total
     return Overlap(
-        wall_us=wall / NS_PER_US,
+        wall_us=trace.steps.total_ns / NS_PER_US,
         computation_us=computation.total / NS_PER_US,
         communication_us=communication.total / NS_PER_US,
         overlap_us=shared / NS_PER_US,
-        other_us=(wall - union(computation, communication).total) / NS_PER_US,
+        other_us=other / NS_PER_US,
         overlap_ratio=ratio(shared, communication.total),
     )
 
@@ -76,26 +82,48 @@ def collective_bytes(trace: Trace, rows: list[int]) -> int | None:
     """
     total = 0
     for row in rows:
-        sent, times = trace.collectives.get(row, _NOTHING).bytes, 1
+        known, times = trace.collectives.get(row), 1
         if not trace.on_device[row] and host_collective(trace.name_of(row)) in ("all_gather", "gather"):
-            times = 0 if trace.only_group is None else len(trace.only_group)
-        if sent is None or not times:
+            times = len(trace.only_group or ())
+        size = known.bytes if known else _bytes_of_inputs(trace, row)
+        if size is None or not times:
             return None
-        total += sent * times
+        total += size * times
     return total
+
+
+def _bytes_of_inputs(trace: Trace, row: int) -> int | None:
+    """Bytes of all inputs of a call; None if one of them is not known."""
+    if trace.inputs[row] < 0:
+        return None
+    inputs = trace.recorded_inputs[trace.inputs[row]]
+    sizes = [
+        math.prod(shape) * ELEMENT_BYTES.get(str(dtype).lower(), 0) if are_integers(shape) else 0
+        for shape, dtype in zip(inputs.dims, inputs.types, strict=False)
+    ]
+    return sum(sizes) if sizes and all(sizes) else None
+
+
+def collectives_by_name(trace: Trace) -> tuple[Ints, Ints, tuple[str, ...]]:
+    """Rows of all collectives, by start; for each of them the index of its name; and the names."""
+    rows, names = trace.by_start(trace.is_collective), dict[str, int]()
+    number = [names.setdefault(collective_name(trace, row), len(names)) for row in rows.tolist()]
+    return rows, np.array(number, dtype=np.int64), tuple(names)
 
 
 def collective_table(trace: Trace) -> tuple[Row, ...] | None:
     """Collectives by name, the longest first; None when the trace has none."""
-    found: dict[str, list[int]] = {}
-    for row in trace.by_start(trace.is_collective).tolist():
-        found.setdefault(collective_name(trace, row), []).append(row)
-    whole_ns = int(trace.duration_ns[trace.is_collective].sum())
-    found = dict(sorted(found.items(), key=lambda item: (-int(trace.duration_ns[item[1]].sum()), item[0])))
-    lengths = [durations_of(trace.duration_ns[rows], whole_ns=whole_ns) for rows in found.values()]
-    sizes = [collective_bytes(trace, rows) for rows in found.values()]
-    columns = {"name": found, "calls": map(len, found.values()), "bytes": sizes}
-    return table(Row, **columns, **{"device" if trace.has_device else "host": lengths}) or None
+    rows, number, names = collectives_by_name(trace)
+    groups, lengths = group_by(number), trace.duration_ns[rows]
+    found = table(
+        Row,
+        longest_first,
+        name=names,
+        calls=groups.calls,
+        bytes=[collective_bytes(trace, one.tolist()) for one in groups.parts(rows)],
+        **{"device" if trace.has_device else "host": groups.durations(lengths, whole_ns=int(lengths.sum()))},
+    )
+    return found or None
 
 
 def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
@@ -105,27 +133,28 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
     """
     found: dict[tuple[str, str | None, int | None], list[int]] = {}
     default_group = None if trace.only_group is None else str(list(trace.only_group))
-    every, steps = trace.by_start(trace.is_collective), trace.steps
-    for row, index in zip(every.tolist(), steps.of(launched_at(trace, every)).tolist(), strict=True):
-        if steps.marked and index < 0:
+    rows, number, names = collectives_by_name(trace)
+    columns = (rows.tolist(), number.tolist(), trace.steps.of(launched_at(trace, rows)).tolist())
+    for row, one, index in zip(*columns, strict=True):
+        if trace.steps.marked and index < 0:
             continue
-        name = collective_name(trace, row)
         group = trace.collectives.get(row, _NOTHING).group or default_group
-        if is_point_to_point(name, trace.name_of(row)):
+        if is_point_to_point(names[one], trace.name_of(row)):
             group = None
-        found.setdefault((name, group, steps.numbers[index] if steps.marked else None), []).append(row)
+        key = (names[one], group, trace.steps.numbers[index] if trace.steps.marked else None)
+        found.setdefault(key, []).append(row)
     return tuple(
         CollectiveCalls(
             name=name,
             group=None if group is None else _short(group),
             group_size=trace.collectives.get(rows[0], _NOTHING).group_size,
-            step=number,
+            step=step,
             calls=len(rows),
             bytes=collective_bytes(trace, rows),
             total_ns=int(trace.duration_ns[rows].sum()),
-            latency_ns=array("q", trace.duration_ns[rows].tolist()),
+            latency_ns=tuple(trace.duration_ns[rows].tolist()),
         )
-        for (name, group, number), rows in found.items()
+        for (name, group, step), rows in found.items()
     )
 
 

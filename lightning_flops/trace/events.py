@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
@@ -19,14 +19,8 @@ import numpy.typing as npt
 
 from lightning_flops.records import METADATA_KEY
 from lightning_flops.trace.columns import CollectiveArguments, DeviceProperties, MemoryEvents, Trace
-from lightning_flops.trace.intervals import NS_PER_US, Floats, Ints
-from lightning_flops.trace.names import (
-    ELEMENT_BYTES,
-    KIND_OF_CATEGORY,
-    Kind,
-    host_collective,
-    is_users_scope,
-)
+from lightning_flops.trace.intervals import NS_PER_US, Ints
+from lightning_flops.trace.names import ELEMENT_BYTES, KIND_OF_CATEGORY, Kind, is_users_scope
 from lightning_flops.trace.recorded import RecordedInputs
 
 T = TypeVar("T")
@@ -50,7 +44,7 @@ _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "external_id": ("External id", _ABSENT), "old_external_id": ("external id", _ABSENT),
     "sequence": ("Sequence number", _ABSENT), "forward_thread": ("Fwd thread id", _ABSENT),
     "concrete": ("Concrete Inputs", _RAW), "types": ("Input type", _RAW), "strides": ("Input Strides", _RAW),
-    "dims": ("Input Dims", _RAW), "old_dims": ("Input dims", _RAW), "stack": ("Call stack", _RAW),
+    "dims": ("Input Dims", _RAW), "old_dims": ("Input dims", _RAW),
     "device": ("device", None), "stream": ("stream", _ABSENT), "correlation": ("correlation", _ABSENT),
     "bytes": ("bytes", _ABSENT), "registers": ("registers per thread", _ABSENT),
     "shared_memory": ("shared memory", _ABSENT), "blocks_per_sm": ("blocks per SM", math.nan), "grid": ("grid", _RAW),
@@ -64,7 +58,7 @@ _ARGUMENTS: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 """Of an event's ``args`` those that are read, and what stands for one that is not there; in the order of torch's files.
 
-Anything may stand there; of shapes and stacks, which are long and often the same, the text is kept.
+Anything may stand there; of shapes, which are long and often the same, the text is kept.
 """
 _Arguments: Any = msgspec.defstruct(
     "_Arguments",
@@ -105,14 +99,37 @@ class Event(msgspec.Struct, gc=False):
 DECODER = msgspec.json.Decoder(list[Event])
 """Makes events of the text of a JSON list; what no table needs is checked and passed over."""
 
-_COLUMNS: dict[str, type[np.generic]] = {
-    **dict.fromkeys(
-        ("sequence", "forward_thread", "external_id", "device", "stream", "correlation", "bytes"), np.int64
-    ),
-    **dict.fromkeys(("inputs", "stack"), np.int32),
-    **dict.fromkeys(("blocks_per_sm", "occupancy_percent"), np.float64),
+
+def _external_id(span: Event) -> Any:
+    return span.args.old_external_id if span.args.external_id == _ABSENT else span.args.external_id
+
+
+def _device(span: Event) -> Any:
+    return span.pid if span.args.device is None else span.args.device
+
+
+_FRACTIONS = ("blocks_per_sm", "occupancy_percent")
+_Getters = dict[str, Callable[[Event], Any]]
+_OF_HOST: _Getters = {
+    "sequence": attrgetter("args.sequence"), "forward_thread": attrgetter("args.forward_thread"),
+    "external_id": _external_id,
+}  # fmt: skip
+_OF_RUNTIME: _Getters = {"correlation": attrgetter("args.correlation")}
+_OF_DEVICE: _Getters = {
+    **{name: attrgetter(f"args.{name}") for name in ("stream", "correlation", "bytes", *_FRACTIONS)},
+    "external_id": _external_id, "device": _device,
+}  # fmt: skip
+_INTEGERS = np.dtype(np.int64)
+_COLUMNS: dict[str, np.dtype[Any]] = {
+    **dict.fromkeys((*_OF_HOST, *_OF_RUNTIME, *_OF_DEVICE), _INTEGERS),
+    **dict.fromkeys(_FRACTIONS, np.dtype(np.float64)),
+    "inputs": np.dtype(np.int32),
 }
-_OF_MEMORY = ("allocated_bytes", "device_index", "device_type", "address", "total_allocated", "total_reserved")
+_OF_MEMORY = {
+    "bytes": "allocated_bytes", "device": "device_index",
+    **{name: name for name in ("device_type", "address", "total_allocated", "total_reserved")},
+}  # fmt: skip
+"""Of the columns of memory events, the arguments."""
 
 
 @lru_cache(maxsize=1024)
@@ -150,12 +167,12 @@ def _nanoseconds(times_us: list[Any]) -> Ints:
     return rest_ns
 
 
-def _integers(values: list[Any]) -> Ints:
-    """Integer arguments; -1 for one that the event does not have, that reads "N/A", or that needs more than 64 bits."""
+def _column(values: list[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Arguments of events; -1 or NaN for one that the event does not have, that is no number, or over 64 bits."""
     try:
-        return _packed("q", values)
+        return _packed(dtype.char, values)
     except _NOT_AS_EXPECTED:
-        return _packed("q", list(map(_integer, values)))
+        return np.array([*map(_fraction if dtype.kind == "f" else _integer, values)], dtype=dtype)
 
 
 def _integer(value: Any) -> int:
@@ -166,13 +183,8 @@ def _integer(value: Any) -> int:
     return number if abs(number) <= _LARGEST else _ABSENT
 
 
-def _fractions(values: list[Any]) -> Floats:
-    """Float arguments; NaN for one that the event does not have."""
-    try:
-        found = _packed("d", values)
-    except _NOT_AS_EXPECTED:
-        found = _packed("d", [float(value) if isinstance(value, (int, float)) else math.nan for value in values])
-    return np.where(np.isinf(found), np.nan, found)
+def _fraction(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else math.nan
 
 
 def are_integers(values: Any) -> bool:
@@ -193,12 +205,12 @@ class Columns:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._names, self._lanes, self._inputs, self._stacks = _numbers(), _numbers(), _numbers(), _numbers()
+        self._names, self._lanes, self._inputs = _numbers(), _numbers(), _numbers()
         self._parts: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
-        self._spread: defaultdict[str, list[tuple[Ints, npt.NDArray[Any]]]] = defaultdict(list)
+        self._memory: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
         self._collectives: dict[int, CollectiveArguments] = {}
-        self._without_occupancy: dict[int, tuple[int, int, Any, int]] = {}
-        """By row blocks, threads of one, registers of a thread and shared memory of a block."""
+        self._without_occupancy: dict[int, Any] = {}
+        """By row the arguments."""
         self._foreign: Counter[str] = Counter()
         self._rows = self._seen = 0
 
@@ -212,71 +224,43 @@ class Columns:
         if (foreign := kind == _FOREIGN).any():
             self._foreign.update(span.cat or "" for span in compress(spans, foreign.tobytes()))
             spans, kind = [*compress(spans, (~foreign).tobytes())], kind[~foreign]
-        self._parts["kind"].append(kind)
-        self._parts["name"].append(_packed("i", [self._names[span.name] for span in spans]))
-        self._parts["lane"].append(_packed("i", [self._lanes[span.pid, span.tid] for span in spans]))
+        columns = {name: np.full(len(spans), np.nan if name in _FRACTIONS else -1, t) for name, t in _COLUMNS.items()}
+        columns["kind"] = kind
+        columns["name"] = _packed("i", [self._names[span.name] for span in spans])
+        columns["lane"] = _packed("i", [self._lanes[span.pid, span.tid] for span in spans])
         times = _nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
-        self._parts["start_ns"].append(times[: len(spans)])
-        self._parts["duration_ns"].append(times[len(spans) :])
-        on_host = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION)
-        readers = ((on_host, self._of_host), (kind == Kind.RUNTIME, _launches), (kind >= Kind.KERNEL, self._of_device))
-        for chosen, reader in readers:
-            rows = np.flatnonzero(chosen) + self._rows
-            if len(rows):
-                for name, values in reader([*compress(spans, chosen.tobytes())], rows):
-                    self._spread[name].append((rows, values))
+        columns["start_ns"], columns["duration_ns"] = times[: len(spans)], times[len(spans) :]
+        on_host, on_device = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION), kind >= Kind.KERNEL
+        for chosen, of in ((on_host, _OF_HOST), (kind == Kind.RUNTIME, _OF_RUNTIME), (on_device, _OF_DEVICE)):
+            if some := [*compress(spans, chosen.tobytes())]:
+                for name, get in of.items():
+                    columns[name][chosen] = _column([*map(get, some)], _COLUMNS[name])
+                if of is _OF_HOST:
+                    columns["inputs"][chosen] = [self._input_of(span.args) for span in some]
+                if of is not _OF_RUNTIME:
+                    self._keep_arguments((np.flatnonzero(chosen) + self._rows).tolist(), some)
+        for name, values in columns.items():
+            self._parts[name].append(values)
         self._rows += len(spans)
 
-    def _of_host(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
-        arguments = [span.args for span in spans]
-        self._find_collectives(arguments, rows)
-        for name in ("sequence", "forward_thread"):
-            yield name, _integers([*map(attrgetter(name), arguments)])
-        yield "external_id", _external_ids(arguments)
-        if any(dims := [one.dims or one.old_dims for one in arguments]):
-            others = ([getattr(one, name) for one in arguments] for name in ("types", "concrete", "strides"))
-            keys = zip(*(map(bytes, column) for column in (dims, *others)), strict=True)
-            yield "inputs", _packed("i", [self._inputs[key] if key[0] else _ABSENT for key in keys])
-        if any(stacks := [one.stack for one in arguments]):
-            yield "stack", _packed("i", [self._stacks[one] if one else _ABSENT for one in map(bytes, stacks)])
+    def _input_of(self, one: Any) -> int:
+        key = (bytes(one.dims or one.old_dims), bytes(one.types), bytes(one.concrete), bytes(one.strides))
+        return self._inputs[key] if key[0] else _ABSENT
 
-    def _of_device(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
-        arguments = [span.args for span in spans]
-        self._find_collectives(arguments, rows)
-        for row, one in zip(rows.tolist(), arguments, strict=True):
-            if one.occupancy_percent == 0 and type(one.shared_memory) is int and one.shared_memory > _MUCH_SHARED_BYTES:
-                sizes = _product(bytes(one.grid)), _product(bytes(one.block))
-                self._without_occupancy[row] = (*sizes, one.registers, one.shared_memory)
-        for name in ("stream", "correlation", "bytes"):
-            yield name, _integers([*map(attrgetter(name), arguments)])
-        for name in ("blocks_per_sm", "occupancy_percent"):
-            yield name, _fractions([*map(attrgetter(name), arguments)])
-        yield "external_id", _external_ids(arguments)
-        yield "device", _integers([span.pid if span.args.device is None else span.args.device for span in spans])
-
-    def _find_collectives(self, arguments: list[Any], rows: Ints) -> None:
-        for row, one in zip(rows.tolist(), arguments, strict=True):
+    def _keep_arguments(self, rows: list[int], spans: list[Event]) -> None:
+        for row, one in zip(rows, [span.args for span in spans], strict=True):
             if one.collective is not None:
                 self._collectives[row] = _collective(one)
+            if one.occupancy_percent == 0 and type(one.shared_memory) is int and one.shared_memory > _MUCH_SHARED_BYTES:
+                self._without_occupancy[row] = one
 
     def _add_memory(self, events: list[Event]) -> None:
-        arguments = [event.args for event in events]
-        self._parts["memory_lane"].append(_packed("i", [self._lanes[event.pid, event.tid] for event in events]))
-        self._parts["time_ns"].append(_nanoseconds([event.ts for event in events]))
-        for name in _OF_MEMORY:
-            self._parts[name].append(_integers([*map(attrgetter(name), arguments)]))
-
-    def _whole(self, name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
-        parts = self._parts.pop(name, [])
-        return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype=dtype)
-
-    def _column(self, name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
-        """A column of all rows, of which only some events have the values that were kept."""
-        column = np.full(self._rows, np.nan if dtype is np.float64 else _ABSENT, dtype=dtype)
-        if name in self._spread:
-            rows, values = zip(*self._spread.pop(name), strict=True)
-            column[np.concatenate(rows)] = np.concatenate(values)
-        return column
+        if not events:
+            return
+        for name, argument in _OF_MEMORY.items():
+            self._memory[name].append(_column([getattr(one.args, argument) for one in events], _INTEGERS))
+        self._memory["lane"].append(_packed("i", [self._lanes[event.pid, event.tid] for event in events]))
+        self._memory["time_ns"].append(_nanoseconds([event.ts for event in events]))
 
     def trace(self, metadata: Mapping[str, Any]) -> Trace:
         """The finished trace; the columns are used up.
@@ -285,57 +269,49 @@ class Columns:
             ValueError: none of the events is one that a table needs.
         """
         names = tuple(map(str, self._names))
-        name_of, kind = self._whole("name", np.int32), self._whole("kind", np.int8)
+        columns: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self._parts.items()}
+        kind, name_of = columns.pop("kind").astype(np.int8), columns["name"]
         if not (kind > Kind.PYTHON).any():
             words = "is an operator, a scope, a runtime call or a kernel of torch.profiler; others are"
             raise ValueError(f"none of its {self._seen} events {words} {self._categories() or 'none'}")
-        columns: dict[str, Any] = {name: self._column(name, dtype) for name, dtype in _COLUMNS.items()}
         scopes = np.array([not is_users_scope(text) for text in names], dtype=bool)
         kind = np.where((kind == Kind.OPERATOR) & scopes[name_of], np.int8(Kind.ANNOTATION), kind)
-        duration_ns, recorded = self._whole("duration_ns", np.int64), tuple(map(_recorded_inputs, self._inputs))
-        # Scopes on the host that communicate say what they send as any operator does.
-        communicates = np.array([host_collective(text) is not None for text in names], dtype=bool)
-        host = np.flatnonzero((kind == Kind.ANNOTATION) & communicates[name_of] & (columns["inputs"] >= 0)).tolist()
-        sent = {row: CollectiveArguments(bytes=_bytes_of(recorded[columns["inputs"][row]])) for row in host}
         devices = tuple(converted(metadata.get("deviceProperties"), list[DeviceProperties]) or ())
         notes = self._notes()
-        if shapes := self._without_occupancy:
+        if without := self._without_occupancy:
             by_index, on = {one.index: one for one in devices}, columns["device"]
-            found = [_occupancy(*shape, by_index.get(on[row])) for row, shape in shapes.items()]
-            columns["occupancy_percent"][[*shapes]] = found
+            found = [_occupancy(one, by_index.get(on[row])) for row, one in without.items()]
+            columns["occupancy_percent"][[*without]] = found
             known = len(found) - sum(map(math.isnan, found))
             words = "kernels with much shared memory: worked out of"
             notes.append(f"Occupancy is written as 0 of {len(found)} {words} {known}.")
         # A process or thread may be written as a number here and as text there.
         lanes = _numbers()
         lane_of = np.array([lanes[str(process), str(thread)] for process, thread in self._lanes], dtype=np.int32)
-        return _without_overlong(
-            Trace(
-                source=self._source,
-                names=names,
-                lanes=tuple(lanes),
-                name=name_of,
-                kind=kind,
-                lane=lane_of[self._whole("lane", np.int32)],
-                start_ns=self._whole("start_ns", np.int64),
-                duration_ns=np.maximum(duration_ns, 0),
-                recorded_inputs=recorded,
-                stacks=tuple(text if isinstance(text := _value(stack), str) else "" for stack in self._stacks),
-                collectives=sent | self._collectives,
-                memory=self._memory_events(lane_of),
-                devices=devices,
-                metadata=metadata,
-                notes=tuple(notes),
-                **columns,
-                **_place_in_run(metadata),
-            )
+        trace = Trace(
+            source=self._source,
+            names=names,
+            lanes=tuple(lanes),
+            kind=kind,
+            lane=lane_of[columns.pop("lane")],
+            duration_ns=np.maximum(columns.pop("duration_ns"), 0),
+            recorded_inputs=tuple(map(_recorded_inputs, self._inputs)),
+            collectives=self._collectives,
+            memory=self._memory_events(lane_of),
+            devices=devices,
+            metadata=metadata,
+            notes=tuple(notes),
+            **columns,
+            **_place_in_run(metadata),
         )
+        return _without_overlong(trace)
 
     def _memory_events(self, lane_of: npt.NDArray[np.int32]) -> MemoryEvents | None:
-        found = {name: self._whole(name, np.int64) for name in ("memory_lane", "time_ns", *_OF_MEMORY)}
-        on_host, index = found.pop("device_type") == 0, found.pop("device_index")
-        lane, sizes = lane_of[found.pop("memory_lane")], found.pop("allocated_bytes")
-        return MemoryEvents(lane=lane, bytes=sizes, device=np.where(on_host, -1, index), **found) if len(lane) else None
+        if not self._memory:
+            return None
+        found = {name: np.concatenate(parts) for name, parts in self._memory.items()}
+        found["device"] = np.where(found.pop("device_type") == 0, -1, found["device"])
+        return MemoryEvents(lane=lane_of[found.pop("lane")], **found)
 
     def _categories(self) -> str:
         return ", ".join(repr(name or "none")[:80] for name in sorted(self._foreign)[:_CATEGORIES_NAMED])
@@ -366,14 +342,6 @@ def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _launches(spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
-    yield "correlation", _integers([span.args.correlation for span in spans])
-
-
-def _external_ids(arguments: list[Any]) -> Ints:
-    return _integers([one.old_external_id if one.external_id == _ABSENT else one.external_id for one in arguments])
-
-
 def _value(text: bytes) -> Any:
     return msgspec.json.decode(text) if text else None
 
@@ -385,15 +353,6 @@ def _recorded_inputs(texts: tuple[bytes, ...]) -> RecordedInputs:
     if types == []:
         types = ["float" if one else "" for one in dims]
     return RecordedInputs(dims=dims, types=types if isinstance(types, list) else (), concrete=concrete, strides=strides)
-
-
-def _bytes_of(inputs: RecordedInputs) -> int | None:
-    """Bytes of all inputs; None if one of them is not known."""
-    sizes = [
-        math.prod(shape) * ELEMENT_BYTES.get(str(dtype).lower(), 0) if are_integers(shape) else 0
-        for shape, dtype in zip(inputs.dims, inputs.types, strict=False)
-    ]
-    return sum(sizes) if sizes and all(sizes) else None
 
 
 def _collective(arguments: Any) -> CollectiveArguments:
@@ -439,11 +398,12 @@ def _product(sizes: bytes) -> int:
     return math.prod(converted(_value(sizes), list[int]) or [0])
 
 
-def _occupancy(blocks: int, threads: int, registers: Any, shared_bytes: int, device: DeviceProperties | None) -> float:
-    """Percent of a multiprocessor's warps that a kernel can fill; NaN where it is not known.
+def _occupancy(launched: Any, device: DeviceProperties | None) -> float:
+    """Percent of a multiprocessor's warps that a kernel of these arguments can fill; NaN where it is not known.
 
     Registers are given to a warp 256 at a time.
     """
+    blocks, threads, registers = _product(bytes(launched.grid)), _product(bytes(launched.block)), launched.registers
     if device is None or threads <= 0 or not device.max_threads or not device.sm_count:
         return math.nan
     warps, most_warps = -(-threads // 32), device.max_threads // 32
@@ -451,6 +411,6 @@ def _occupancy(blocks: int, threads: int, registers: Any, shared_bytes: int, dev
     if type(registers) is int and registers > 0:
         limits.append((device.registers or _REGISTERS) // (-(-registers * 32 // 256) * 256) // warps)
     if device.shared_memory:
-        limits.append(device.shared_memory // shared_bytes)
+        limits.append(device.shared_memory // launched.shared_memory)
     fitting = min(max(1, min(limits)), blocks / device.sm_count if blocks > 0 else math.inf)
     return 100.0 * min(1.0, fitting * warps / most_warps)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from lightning_flops.schema import trace_steps as schema
 from lightning_flops.schema.trace_steps import Durations
 
 Ints = npt.NDArray[np.int64]
@@ -28,15 +29,8 @@ def order_by(keys: npt.NDArray[np.signedinteger]) -> Ints:
 
 
 def distinct(values: npt.NDArray[np.signedinteger]) -> Ints:
-    """Each of *values* once, rising; in one pass where they lie close together, as numbers of rows and lanes do."""
-    if not len(values):
-        return np.zeros(0, dtype=np.int64)
-    first, last = int(values.min()), int(values.max())
-    if last - first > 4 * len(values) + 1024:
-        return np.unique(values).astype(np.int64)
-    there = np.zeros(last - first + 1, dtype=bool)
-    there[values - first] = True
-    return np.flatnonzero(there) + first
+    """Each of *values* once, rising."""
+    return np.unique(values).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,27 +52,24 @@ class Intervals:
 
 NOTHING = Intervals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 """No moment at all."""
+_FIRST = -(2**62)
+"""A moment before all others."""
 
 
 def merge(starts: Ints, ends: Ints) -> Intervals:
     """Every moment that at least one of the given intervals covers; they may overlap, be empty and be unordered."""
-    some = ends > starts
-    if not some.all():
-        starts, ends = starts[some], ends[some]
-    if not len(starts):
+    some = np.flatnonzero(ends > starts)
+    if not len(some):
         return NOTHING
-    if (starts[1:] < starts[:-1]).any():  # events of one lane come in order
-        order = np.argsort(starts, kind="stable")
-        starts, ends = starts[order], ends[order]
-    reached = np.maximum.accumulate(ends)
+    some = some[np.argsort(starts[some], kind="stable")]  # fast where events come in order
+    starts, reached = starts[some], np.maximum.accumulate(ends[some])
     firsts = np.flatnonzero(np.append(True, starts[1:] > reached[:-1]))
     return Intervals(starts[firsts], reached[np.append(firsts[1:] - 1, len(starts) - 1)])
 
 
 def union(*parts: Intervals) -> Intervals:
     """Every moment that at least one of *parts* covers."""
-    if not parts:
-        return NOTHING
+    parts = (NOTHING, *parts)
     return merge(np.concatenate([part.starts for part in parts]), np.concatenate([part.ends for part in parts]))
 
 
@@ -104,22 +95,15 @@ def covered_within(covered: Intervals, starts: Ints, ends: Ints) -> Ints:
 
 def inside(covered: Intervals, moments: Ints) -> Mask:
     """Which of *moments* are covered."""
-    if not len(covered.starts):
-        return np.zeros(len(moments), dtype=bool)
-    index = np.searchsorted(covered.starts, moments, side="right") - 1
-    return (index >= 0) & (moments < covered.ends[np.maximum(index, 0)])
+    return moments < np.append(_FIRST, covered.ends)[np.searchsorted(covered.starts, moments, side="right")]
 
 
 def _covered_up_to(covered: Intervals, moments: Ints) -> Ints:
     """Nanoseconds that *covered* has before each of *moments*."""
-    if not len(covered.starts):
-        return np.zeros(len(moments), dtype=np.int64)
-    before = np.concatenate([[0], np.cumsum(covered.ends - covered.starts)])
     # The interval that began last before the moment is the only one that the moment can cut.
-    index = np.searchsorted(covered.starts, moments, side="left") - 1
-    last = np.maximum(index, 0)
-    cut = np.minimum(moments, covered.ends[last]) - covered.starts[last]
-    return np.where(index < 0, 0, before[last] + cut).astype(np.int64)
+    begun = np.searchsorted(covered.starts, moments, side="right")
+    before = np.append(0, np.cumsum(covered.ends - covered.starts))
+    return before[begun] - np.maximum(np.append(_FIRST, covered.ends)[begun] - moments, 0)
 
 
 def levels(starts: Ints, ends: Ints, weights: Floats) -> tuple[Ints, Floats]:
@@ -223,10 +207,21 @@ def table(row: type[Row], by: Callable[[Row], Any] | None = None, /, **columns: 
     return tuple(found if by is None else sorted(found, key=by))
 
 
+def longest_first(row: schema.Row) -> tuple[float, str]:
+    """The key by which most tables are sorted: the time on the device if the row has one, then the name."""
+    spent = row.device or row.host
+    return -spent.total_us if spent else 0.0, row.name
+
+
 def durations_of(durations_ns: Ints, *, whole_ns: float) -> Durations | None:
     """Statistics of all *durations_ns*; None when there are none."""
     together = group_by(np.zeros(len(durations_ns), dtype=np.int64))
     return next(iter(together.durations(durations_ns, whole_ns=whole_ns)), None)
+
+
+def weighted_mean(values: Floats, weights: Ints) -> float | None:
+    """The mean of the known *values*; None where none is known, or has a weight."""
+    return next(iter(group_by(np.zeros(len(values), dtype=np.int64)).means(values, weights)), None)
 
 
 def ratio(part: float, whole: float) -> float | None:

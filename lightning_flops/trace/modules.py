@@ -83,50 +83,44 @@ def find_frames(trace: Trace) -> Frames | None:
 
     Calls that torch recorded with ``with_stack`` stand in for marks where there are none of ours.
     """
-    is_module = trace.where(lambda name: marked_module(name) is not None, Kind.ANNOTATION)
-    called = {} if is_module.any() else called_modules(trace)
-    of_name = {name: marked_module(trace.names[name]) for name in distinct(trace.name[is_module]).tolist()}
-    named = [*called.values(), *(module for module in of_name.values() if module is not None)]
+    is_marked = trace.where(lambda name: marked_module(name) is not None, Kind.ANNOTATION)
+    marked = {row: marked_module(trace.name_of(row)) or "" for row in np.flatnonzero(is_marked).tolist()}
+    module_of = marked or called_modules(trace)
     # A container whose forward is never called, such as a list of blocks, has the time of what is in it.
-    modules = tuple(dict.fromkeys(one for name in ("", *dict.fromkeys(named)) for one in with_those_above(name)))
+    modules = tuple(
+        dict.fromkeys(one for name in ("", *dict.fromkeys(module_of.values())) for one in with_those_above(name))
+    )
     numbers = {name: index for index, name in enumerate(modules)}
 
     def part_of(name: str) -> str | None:  # torch's own scopes stand in a trace that is not of ours
-        return marked_phase(name) or ("optimizer" if called and phase_of(name) == "optimizer" else None)
+        return marked_phase(name) or ("optimizer" if not marked and phase_of(name) == "optimizer" else None)
 
-    is_part = trace.where(lambda name: part_of(name) is not None, Kind.ANNOTATION)
-    if not named and not is_part.any():
+    is_part = trace.where(lambda name: marked_phase(name) is not None, Kind.ANNOTATION)
+    if not module_of and not is_part.any():
         return None
+    is_frame = trace.where(part_of, Kind.ANNOTATION)
+    is_frame[[*module_of]] = True
     is_node = trace.where(lambda name: name.startswith(_NODE), Kind.OPERATOR)
-    rows = np.flatnonzero(is_module | is_part | is_node)
-    rows = in_nesting_order(trace, np.concatenate([rows, np.array(list(called), dtype=np.int64)]))
+    rows = in_nesting_order(trace, np.flatnonzero(is_frame | is_node))
     parent, _ = nest(trace, rows)
     maker = _maker_frames(trace, rows[is_node[rows]], Frames(modules, rows, parent, parent, parent))
-
-    owners: dict[int, int] = {-1: NO_MODULE}
-    phases: dict[int, int] = {-1: Phase.FORWARD}  # a module that is called outside of every mark runs forward
-    parts: dict[int, str | None] = {}
-    in_time = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
-    columns = (in_time.tolist(), trace.name[in_time].tolist(), parent[in_time].tolist(), is_node[in_time].tolist())
-    for row, name, around, runs_node in zip(*columns, strict=True):
-        module = called.get(row, of_name.get(name))
-        if runs_node:
-            phases[row] = Phase.BACKWARD
-            accumulates = trace.names[name].endswith(_ACCUMULATES)
+    # The last of each is outside of every frame, where a module that is called runs forward.
+    owner, phase = np.full(len(trace) + 1, NO_MODULE), np.append(np.zeros(len(trace), dtype=np.int64), Phase.FORWARD)
+    parts: dict[int, str] = {}
+    for row in rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))].tolist():
+        name, around = trace.name_of(row), int(parent[row])
+        if is_node[row]:
+            phase[row] = Phase.BACKWARD
             # A node whose maker is not recorded may seem made in an optimizer's step: it is no module's.
-            owners[row] = ACCUMULATION if accumulates else max(NO_MODULE, owners[int(maker[row])])
-        elif module is not None:
-            owners[row], phases[row] = numbers[module], phases[around]
-            if phases[around] == Phase.NONE and parts.get(around) in _INSIDE_STEP:
-                phases[row] = Phase.FORWARD
+            owner[row] = ACCUMULATION if name.endswith(_ACCUMULATES) else max(NO_MODULE, owner[maker[row]])
+        elif row in module_of:
+            owner[row] = numbers[module_of[row]]
+            phase[row] = phase[around] or (Phase.FORWARD if parts.get(around) in _INSIDE_STEP else Phase.NONE)
         else:
-            part = parts[row] = part_of(trace.names[name])
-            phases[row] = _BOTH.get(part or "", Phase.NONE)
-            owners[row] = {"forward": numbers[""], "optimizer": OPTIMIZER}.get(part or "", NO_MODULE)
-    owner, phase = np.full(len(trace), NO_MODULE, dtype=np.int64), np.zeros(len(trace), dtype=np.int64)
-    owner[in_time] = [owners[row] for row in in_time.tolist()]
-    phase[in_time] = [phases[row] for row in in_time.tolist()]
-    return Frames(modules, rows, parent, owner, phase)
+            part = parts[row] = part_of(name) or ""
+            phase[row] = _BOTH.get(part, Phase.NONE)
+            owner[row] = {"forward": numbers[""], "optimizer": OPTIMIZER}.get(part, NO_MODULE)
+    return Frames(modules, rows, parent, owner[:-1], phase[:-1])
 
 
 def _maker_frames(trace: Trace, nodes: Ints, frames: Frames) -> Ints:
@@ -267,18 +261,15 @@ def place_of(frame: str) -> str | None:
 
 
 def called_from(trace: Trace) -> dict[int, str]:
-    """By the index of an operator's name, the place that called it first, as its own stack or Python's calls say it."""
+    """By the index of an operator's name, the user's line that called it first, as Python's calls say it."""
     rows, (calls, around) = trace.by_start(trace.links.operators), python_calls(trace)
     is_users = trace.where(lambda name: place_of(name) is not None, Kind.PYTHON)
     inner = enclosing(trace, calls, around, lanes=trace.lane[rows], moments_ns=trace.start_ns[rows])
-    inner = np.where((inner < 0) | is_users[inner], inner, nearest(inner, around, is_users))
-    known = (inner >= 0) | (trace.stack[rows] >= 0)
-    names, first = np.unique(trace.name[rows[known]], return_index=True)
-    lines = {}
-    for name, row, call in zip(names.tolist(), rows[known][first].tolist(), inner[known][first].tolist(), strict=True):
-        frames = trace.stacks[trace.stack[row]].split(";") if trace.stack[row] >= 0 else [trace.name_of(call)]
-        lines[name] = next((place for frame in frames if (place := place_of(frame)) is not None), "")
-    return lines
+    rows, inner = rows[inner >= 0], inner[inner >= 0]
+    users = np.where(is_users[inner], inner, nearest(inner, around, is_users))
+    names, first = np.unique(trace.name[rows], return_index=True)
+    places = [place_of(trace.name_of(call)) if call >= 0 else None for call in users[first].tolist()]
+    return {name: place or "" for name, place in zip(names.tolist(), places, strict=True)}
 
 
 def python_calls(trace: Trace) -> tuple[Ints, Ints]:

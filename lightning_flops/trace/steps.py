@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lightning_flops.records import marked_phase
 from lightning_flops.schema.trace import PartFilling, StepFilling, TracedPart
-from lightning_flops.schema.trace_steps import Durations, PhaseRow, StepTime, StepTimes
+from lightning_flops.schema.trace_steps import Row, StepTime, StepTimes
 from lightning_flops.trace.communication import communication_and_computation
 from lightning_flops.trace.intervals import (
     NOTHING,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
 
 _UNMARKED = "other"
+_PHASES = ("data loader", "forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,10 +138,7 @@ def _calls(trace: Trace, host_start: Ints, host_end: Ints) -> Ints:
 def step_times(trace: Trace) -> StepTimes:
     """Where each step's wall time went: one name for every moment of it."""
     steps, kind, collective = trace.steps, trace.kind, trace.is_collective
-    wall = steps.end_ns - steps.start_ns
-    covered, before = NOTHING, np.zeros(len(steps), dtype=np.int64)
-    parts: dict[str, Ints | None] = {"wall_us": wall}
-    by_priority = {
+    rows = {
         "kernel_us": (kind == Kind.KERNEL) & ~collective,
         "memcpy_us": kind == Kind.MEMCPY,
         "memset_us": kind == Kind.MEMSET,
@@ -149,138 +147,89 @@ def step_times(trace: Trace) -> StepTimes:
         "data_loader_us": trace.where(lambda name: phase_of(name) == "data loader", Kind.ANNOTATION),
         "cpu_us": kind == Kind.OPERATOR,
     }
-    for name, rows in by_priority.items():
-        covered = union(covered, trace.merged(rows))
-        reached = covered_within(covered, steps.start_ns, steps.end_ns)
+    spent = _shares(map(trace.merged, rows.values()), steps.start_ns, steps.end_ns)
+    known = {"wall_us": steps.end_ns - steps.start_ns, **dict(zip([*rows, "other_us"], spent, strict=True))}
+    for name in rows:
         of_device = trace.has_device and name in ("kernel_us", "memcpy_us", "memset_us", "runtime_us")
-        parts[name] = reached - before if of_device or rows.any() else None
-        before = reached
-    parts["other_us"] = wall - before
-    nothing = [None] * len(steps)
-    columns = {name: nothing if ns is None else (ns / NS_PER_US).tolist() for name, ns in parts.items()}
-    per_step = NS_PER_US * len(steps)
-    means = {name: None if ns is None else int(ns.sum()) / per_step for name, ns in parts.items()}
+        if not of_device and not rows[name].any():
+            del known[name]
+    unknown = dict.fromkeys(rows)
+    means = {name: int(ns.sum()) / (NS_PER_US * len(steps)) for name, ns in known.items()}
+    columns = {name: (ns / NS_PER_US).tolist() for name, ns in known.items()}
     return StepTimes(
         marked=steps.marked,
-        steps=table(StepTime, number=steps.numbers, **columns),
-        mean=StepTime(number=None, **means),  # type: ignore[arg-type]  # only the unknown may be None
+        steps=table(StepTime, number=steps.numbers, **dict.fromkeys(rows, [None] * len(steps)) | columns),
+        mean=StepTime(number=None, **unknown | means),  # type: ignore[arg-type]  # only the unknown may be None
     )
+
+
+def _shares(kinds: Iterable[Intervals], starts: Ints, ends: Ints) -> Ints:
+    """What each of *kinds* takes of each span, a row for each, and the rest; a shared moment is the first one's."""
+    covered, reached = NOTHING, [np.zeros(len(starts), dtype=np.int64)]
+    for moments in kinds:
+        covered = union(covered, moments)
+        reached.append(covered_within(covered, starts, ends))
+    return np.diff([*reached, ends - starts], axis=0)
 
 
 # ---- phases
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PhaseSpans:
-    """When a phase ran."""
-
-    starts: Ints
-    ends: Ints
-    source: Literal["scopes", "operators", "rest"]
-    lent: Intervals = NOTHING
-    """Moments in the phase that belong to something else."""
-
-    def merged(self) -> Intervals:
-        """The moments in the phase."""
-        return subtract(merge(self.starts, self.ends), self.lent)
-
-    def host_ns(self) -> Ints:
-        """The length of each span, without what is lent."""
-        return self.ends - self.starts - covered_within(self.lent, self.starts, self.ends)
+def find_phases(trace: Trace) -> dict[str, Intervals]:
+    """When each phase that scopes name ran: a moment is of the innermost scope or mark of a part around it."""
+    pieces = _pieces_on_host(trace, lambda name: phase_of(name) or (marked_phase(name) and _UNMARKED))
+    names = np.array(pieces.names)
+    spans = {phase: merge(pieces.starts[names == phase], pieces.ends[names == phase]) for phase in _PHASES}
+    return {phase: own for phase, own in spans.items() if len(own.starts)}
 
 
-def find_phases(trace: Trace) -> dict[str, PhaseSpans]:
-    """The phases of *trace*: by the names of scopes where there are any, else by its operators.
-
-    By its operators, a forward goes from the first to the last operator with gradients on before a backward. A backward
-    goes from the first to the last operator that autograd ran, until something else follows.
-    """
-    found = {name: _by_scopes(trace, name) for name in ("data loader", "forward", "backward", "optimizer")}
-    if found["forward"] is None or found["backward"] is None:
-        runs = _by_operators(trace, found["data loader"], found["optimizer"])
-        found |= {name: found[name] or run for name, run in zip(("forward", "backward"), runs, strict=True)}
-    phases = {name: spans for name, spans in found.items() if spans is not None}
-    if (optimizer := phases.pop("optimizer", None)) is not None:
-        # The closure, and whatever other part is marked there, is not its own.
-        pieces = _pieces_on_host(trace)
-        own = np.array(pieces.names) == "optimizer"
-        rest = subtract(optimizer.merged(), merge(pieces.starts[own], pieces.ends[own]))
-        phases["optimizer"] = replace(optimizer, lent=rest if own.any() else merged(phases))
-    return phases
-
-
-def merged(phases: dict[str, PhaseSpans]) -> Intervals:
-    """The moments in any phase."""
-    return union(*(spans.merged() for spans in phases.values()))
-
-
-def in_steps(trace: Trace, rows: Ints) -> Ints:
-    """Places of *rows* that begin inside a step's own mark on the host, by start."""
-    return trace.by_start(rows[trace.steps.of(trace.start_ns[rows]) >= 0])
-
-
-def _by_scopes(trace: Trace, phase: str) -> PhaseSpans | None:
-    rows = in_steps(trace, np.flatnonzero(trace.where(lambda name: phase_of(name) == phase, Kind.ANNOTATION)))
-    if not len(rows):
-        return None
-    # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.
-    ends = trace.end_ns[rows]
-    outer = np.append(True, ends[1:] > np.maximum.accumulate(ends)[:-1])
-    return PhaseSpans(trace.start_ns[rows[outer]], ends[outer], "scopes")
-
-
-def _by_operators(
-    trace: Trace, data_loader: PhaseSpans | None, optimizer: PhaseSpans | None
-) -> tuple[PhaseSpans | None, PhaseSpans | None]:
-    links = trace.links
-    rows = in_steps(trace, links.levels[0] if links.levels else links.operators)
-    backward = links.is_backward[rows]
-    with_gradients = (trace.sequence[rows] >= 0) & ~backward
-    kept = backward | with_gradients
-    rows, backward = rows[kept], backward[kept]
-    if not backward.any():
-        return None, None
-    others = [spans for spans in (data_loader, optimizer) if spans is not None]
-    boundaries = [trace.steps.host_start_ns, *(edge for spans in others for edge in (spans.starts, spans.ends))]
-    # A run ends where the label changes or a boundary lies between two operators.
-    section = np.searchsorted(np.sort(np.concatenate(boundaries)), trace.start_ns[rows], side="right")
-    firsts = np.flatnonzero(np.append(True, (backward[1:] != backward[:-1]) | (section[1:] != section[:-1])))
-    starts, ends = trace.start_ns[rows[firsts]], np.maximum.reduceat(trace.end_ns[rows], firsts)
-    of_backward = backward[firsts]
-    before = np.append(~of_backward[:-1] & of_backward[1:], False)
-    forward = PhaseSpans(starts[before], ends[before], "operators") if before.any() else None
-    return forward, PhaseSpans(starts[of_backward], ends[of_backward], "operators")
-
-
-def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, without: Intervals = NOTHING) -> Ints:
-    """Lengths of all device events launched in each span by any thread, without those launched in *without*."""
+def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, within: Intervals | None = None) -> Ints:
+    """Lengths of all device events launched in each span, and *within* these moments if given, by any thread."""
     moments, rows = trace.launches
-    values = np.where(inside(without, moments), 0, trace.duration_ns[rows])
+    values = (
+        trace.duration_ns[rows] if within is None else np.where(inside(within, moments), trace.duration_ns[rows], 0)
+    )
     before: Ints = np.append(0, np.cumsum(values))
     return before[np.searchsorted(moments, ends)] - before[np.searchsorted(moments, starts)]
 
 
-def phase_table(trace: Trace) -> tuple[PhaseRow, ...]:
-    """Calls and time of the steps, of each phase, and of what is in none, on the host and by launches on the device."""
-    steps, covered = trace.steps, merged(trace.phases)
-    whole = PhaseSpans(steps.host_start_ns, steps.host_end_ns, "scopes" if steps.marked else "operators")
-    rest = PhaseSpans(whole.starts, whole.ends, "rest", lent=covered)
-    device_ns = int(launched_ns(trace, whole.starts, whole.ends).sum())
+def phase_table(trace: Trace) -> tuple[Row, ...] | None:
+    """Calls and time of the steps, of each phase, and of what is in none, on the host and by launches on the device.
 
-    def device(spans: PhaseSpans) -> Durations | None:
-        launched = launched_ns(trace, spans.starts, spans.ends, without=spans.lent)
-        return durations_of(launched, whole_ns=device_ns) if trace.has_device else None
+    None where no scope names a phase.
+    """
+    steps, marks = trace.steps, (trace.steps.host_start_ns, trace.steps.host_end_ns)
+    device_ns = int(launched_ns(trace, *marks).sum())
 
-    return tuple(
-        PhaseRow(
+    def row(name: str, starts: Ints, ends: Ints, own: Intervals) -> Row:
+        launched = launched_ns(trace, starts, ends, within=own)
+        return Row(
             name=name,
-            calls=len(spans.starts),
-            host=durations_of(spans.host_ns(), whole_ns=steps.host_ns),
-            device=device(spans),
-            source=spans.source,
+            calls=len(starts),
+            host=durations_of(covered_within(own, starts, ends), whole_ns=steps.host_ns),
+            device=durations_of(launched, whole_ns=device_ns) if trace.has_device else None,
         )
-        for name, spans in {"step": whole, **trace.phases, "others": rest}.items()
-    )
+
+    scopes, found = _in_steps(trace, phase_of), [row("step", *marks, merge(*marks))]
+    phase = np.array([phase_of(name) for name in trace.texts(trace.name[scopes])])
+    for name, own in trace.phases.items():
+        calls = scopes[phase == name]
+        # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.
+        ends = trace.end_ns[calls]
+        outer = np.append(True, ends[1:] > np.maximum.accumulate(ends)[:-1])
+        found.append(row(name, trace.start_ns[calls[outer]], ends[outer], own))
+    found.append(row("others", *marks, subtract(merge(*marks), union(*trace.phases.values()))))
+    return tuple(found) if trace.phases else None
+
+
+def _in_steps(trace: Trace, holds: Callable[[str], object]) -> Ints:
+    """Rows of scopes for whose names *holds*, and which begin inside a step's own mark; outer before inner."""
+    rows = np.flatnonzero(trace.where(holds, Kind.ANNOTATION))
+    rows = rows[trace.steps.of(trace.start_ns[rows]) >= 0]
+    return rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
+
+
+# ---- parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -292,10 +241,10 @@ class Pieces:
     starts: Ints
     ends: Ints
 
-    def sums(self, covered: Intervals) -> dict[str, int]:
-        """Nanoseconds of each part that are *covered*, in order of the parts' first moments."""
+    def sums(self, values: Ints) -> dict[str, int]:
+        """The sum of the pieces' *values* of each part, in order of the parts' first moments."""
         sums = dict.fromkeys(self.names, 0)
-        for name, value in zip(self.names, covered_within(covered, self.starts, self.ends).tolist(), strict=True):
+        for name, value in zip(self.names, values.tolist(), strict=True):
             sums[name] += value
         return sums
 
@@ -308,25 +257,23 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
     """
     communication, computation = communication_and_computation(trace)
     pieces, per_step = _pieces_on_device(trace), len(trace.steps) * NS_PER_SEC
-    exposed = pieces.sums(subtract(communication, computation))
+    exposed = pieces.sums(covered_within(subtract(communication, computation), pieces.starts, pieces.ends))
     return tuple(
         TracedPart(name=name, wall_sec=total / per_step, exposed_sec=exposed[name] / per_step)
-        for name, total in pieces.sums(trace.steps.spans).items()
+        for name, total in pieces.sums(pieces.ends - pieces.starts).items()
     )
 
 
-def _pieces_on_host(trace: Trace) -> Pieces:
-    """The steps' own marks, cut at the ends of every part's mark: each piece is of the innermost part."""
-    steps = trace.steps
-    rows = in_steps(trace, np.flatnonzero(trace.where(lambda name: marked_phase(name) is not None, Kind.ANNOTATION)))
-    rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
+def _pieces_on_host(trace: Trace, part_of: Callable[[str], str | None] = marked_phase) -> Pieces:
+    """The steps' own marks, cut at the ends of every part's scope: each piece is of the innermost part."""
+    steps, rows = trace.steps, _in_steps(trace, part_of)
     starts = trace.start_ns[rows]
     ends = np.minimum(trace.end_ns[rows], steps.host_end_ns[steps.of(starts)])
     cuts = np.unique(np.concatenate([steps.host_start_ns, steps.host_end_ns, starts, ends]))
     names = [_UNMARKED] * (len(cuts) - 1)
     begins, until = np.searchsorted(cuts, starts).tolist(), np.searchsorted(cuts, ends).tolist()
     for row, begin, end in zip(rows.tolist(), begins, until, strict=True):  # outer before inner
-        names[begin:end] = [marked_phase(trace.name_of(row)) or ""] * (end - begin)
+        names[begin:end] = [part_of(trace.name_of(row)) or ""] * (end - begin)
     inside = np.flatnonzero(steps.of(cuts[:-1]) >= 0)
     return Pieces([names[at] for at in inside.tolist()], cuts[inside], cuts[inside + 1])
 
@@ -355,17 +302,15 @@ def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
 
 def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> StepFilling:
     """What filled each part of the steps, mean over these; *counted* operators, as ``aten.mm``, are matmul-like."""
-    pieces, covered, until = _pieces_on_device(trace), NOTHING, []
-    for moments in _fillings(trace, frozenset(name.replace(".", "::", 1) for name in counted)):
-        covered = union(covered, moments)
-        until.append([*pieces.sums(covered).values()])
-    walls = pieces.sums(trace.steps.spans)
+    pieces, names = _pieces_on_device(trace), frozenset(name.replace(".", "::", 1) for name in counted)
+    sums = [pieces.sums(spent) for spent in _shares(_fillings(trace, names), pieces.starts, pieces.ends)]
     # Rounded as running sums, so that the means add up to the part's as well.
-    means = np.rint(np.array([*until, [*walls.values()]]) / len(trace.steps)).astype(np.int64)
+    means = np.rint(np.cumsum([[*one.values()] for one in sums], axis=0) / len(trace.steps)).astype(np.int64)
     fields = ("matmul_ns", "operators_ns", "copies_ns", "communication_ns", "idle_ns")
     columns = dict(zip(fields, np.diff(means, axis=0, prepend=0).tolist(), strict=True))
-    clock: Literal["host", "device"] = "device" if trace.has_device else "host"
-    return StepFilling(clock=clock, parts=table(PartFilling, name=walls, **columns))
+    return StepFilling(
+        clock="device" if trace.has_device else "host", parts=table(PartFilling, name=sums[0], **columns)
+    )
 
 
 def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Intervals, Intervals, Intervals]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from lightning_flops.schema.comparison import TableName
 from lightning_flops.schema.trace_events import (
     KERNEL_GAP_LIMIT_US,
     SHORT_KERNEL_LIMIT_US,
@@ -18,7 +19,7 @@ from lightning_flops.schema.trace_events import (
 )
 from lightning_flops.schema.trace_steps import DeviceMetrics, Row
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.communication import collective_name
+from lightning_flops.trace.communication import collectives_by_name
 from lightning_flops.trace.intervals import (
     NS_PER_US,
     Groups,
@@ -30,30 +31,19 @@ from lightning_flops.trace.intervals import (
     group_by,
     intersect,
     load_within,
+    longest_first,
     ratio,
     sums_by,
     table,
+    weighted_mean,
 )
 from lightning_flops.trace.modules import Phase, called_from
-from lightning_flops.trace.names import (
-    Kind,
-    is_users_scope,
-    may_use_tensor_cores,
-    uses_tensor_cores,
-)
+from lightning_flops.trace.names import Kind, is_users_scope, may_use_tensor_cores, uses_tensor_cores
 from lightning_flops.trace.steps import launched_ns
 from lightning_flops.trace.structure import launched_at, nearest, without_inner
 
-if TYPE_CHECKING:
-    from lightning_flops.schema.trace_comparison import TableName
-
 _NO_TENSOR = ("Scalar", "TensorList", "GenericList", "Int", "Bool", "Double", "Float")
 """What begins the types of arguments that are no tensor, or a list of them."""
-
-
-def _longest_first(row: Row) -> tuple[float, str]:
-    longest = row.host if row.device is None else row.device
-    return -longest.total_us if longest else 0.0, row.name
 
 
 # ---- the device
@@ -61,31 +51,30 @@ def _longest_first(row: Row) -> tuple[float, str]:
 
 def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:
     """Utilization, SM efficiency, occupancy and blocks per SM of each device; None without a device."""
-    return tuple(_metrics(trace, device) for device in _devices(trace)) if trace.has_device else None
-
-
-def _devices(trace: Trace) -> list[int]:
-    return distinct(trace.device[trace.on_device]).tolist()  # type: ignore[no-any-return]
-
-
-def _metrics(trace: Trace, device: int) -> DeviceMetrics:
-    total_ns, spans, entry = trace.steps.total_ns, trace.steps.spans, trace.described(device)
-    rows = np.flatnonzero((trace.kind == Kind.KERNEL) & (trace.device == device))
-    efficiency, blocks, busy = None, trace.blocks_per_sm[rows], trace.merged(rows)
-    if len(rows) and not np.isnan(blocks).any():
-        efficiency = ratio(load_within(trace.start_ns[rows], trace.end_ns[rows], blocks, spans), total_ns)
-    within = rows[(trace.end_ns[rows] > trace.steps.start_ns[0]) & (trace.start_ns[rows] < trace.steps.end_ns[-1])]
-    together, weights = group_by(np.zeros(len(within), dtype=np.int64)), trace.duration_ns[within]
-    return DeviceMetrics(
-        device=device,
-        name=entry.name if entry else None,
-        sm_count=entry.sm_count if entry else None,
-        utilization=ratio(intersect(busy, spans).total, total_ns) or 0.0,
-        sm_efficiency=efficiency,
-        occupancy_percent=next(iter(together.means(trace.occupancy_percent[within], weights)), None),
-        blocks_per_sm=next(iter(together.means(trace.blocks_per_sm[within], weights)), None),
-        busy_us=busy.total / NS_PER_US,
-    )
+    steps, spans, found = trace.steps, trace.steps.spans, list[DeviceMetrics]()
+    for device in distinct(trace.device[trace.on_device]).tolist():
+        rows = np.flatnonzero((trace.kind == Kind.KERNEL) & (trace.device == device))
+        blocks, busy, entry = trace.blocks_per_sm[rows], trace.merged(rows), trace.described(device)
+        known = len(rows) > 0 and not np.isnan(blocks).any()
+        load = load_within(trace.start_ns[rows], trace.end_ns[rows], blocks, spans) if known else None
+        within = rows[(trace.end_ns[rows] > steps.start_ns[0]) & (trace.start_ns[rows] < steps.end_ns[-1])]
+        occupancy, blocks_per_sm = (
+            weighted_mean(values[within], trace.duration_ns[within])
+            for values in (trace.occupancy_percent, trace.blocks_per_sm)
+        )
+        found += [
+            DeviceMetrics(
+                device=device,
+                name=entry.name if entry else None,
+                sm_count=entry.sm_count if entry else None,
+                utilization=ratio(intersect(busy, spans).total, steps.total_ns) or 0.0,
+                sm_efficiency=None if load is None else ratio(load, steps.total_ns),
+                occupancy_percent=occupancy,
+                blocks_per_sm=blocks_per_sm,
+                busy_us=busy.total / NS_PER_US,
+            )
+        ]
+    return tuple(found) or None
 
 
 def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
@@ -97,7 +86,7 @@ def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
     names = trace.texts(groups.keys)
     return table(
         KernelRow,
-        _longest_first,
+        longest_first,
         name=names,
         calls=groups.calls,
         device=groups.durations(lengths, whole_ns=int(lengths.sum())),
@@ -115,19 +104,20 @@ def kernel_summary(trace: Trace) -> KernelSummary | None:
         return None
     rows = trace.of(Kind.KERNEL)
     lengths, computes = trace.duration_ns[rows], ~trace.is_collective[rows]
-    short = lengths < SHORT_KERNEL_LIMIT_US * NS_PER_US
-
-    def share(chosen: Mask) -> float | None:
-        time_ns = (int(lengths[chosen & computes].sum()), int(lengths[computes].sum()))
-        return ratio(*time_ns) if trace.names_tell_tensor_cores else None
-
+    short, whole_ns = lengths < SHORT_KERNEL_LIMIT_US * NS_PER_US, int(lengths.sum())
+    cores, eligible = (
+        ratio(int(lengths[chosen & computes].sum()), int(lengths[computes].sum()))
+        if trace.names_tell_tensor_cores
+        else None
+        for chosen in (trace.where(uses_tensor_cores, Kind.KERNEL)[rows], _eligible(trace, rows))
+    )
     return KernelSummary(
         calls=len(rows),
-        total_us=int(lengths.sum()) / NS_PER_US,
-        tensor_core_ratio=share(trace.where(uses_tensor_cores, Kind.KERNEL)[rows]),
-        tensor_core_eligible_ratio=share(_eligible(trace, rows)),
+        total_us=whole_ns / NS_PER_US,
+        tensor_core_ratio=cores,
+        tensor_core_eligible_ratio=eligible,
         short_calls_ratio=ratio(int(short.sum()), len(rows)),
-        short_time_ratio=ratio(int(lengths[short].sum()), int(lengths.sum())),
+        short_time_ratio=ratio(int(lengths[short].sum()), whole_ns),
     )
 
 
@@ -145,7 +135,7 @@ def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
     calls = [distinct(trace.links.launch[here]) for here in groups.parts(rows)]
     return table(
         Row,
-        _longest_first,
+        longest_first,
         name=trace.texts(groups.keys),
         calls=groups.calls,
         bytes=groups.sums_known(sizes, sizes >= 0),
@@ -156,21 +146,16 @@ def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
 
 def idle_times(trace: Trace) -> tuple[IdleTime, ...] | None:
     """Idle time of each device, over the whole trace; None without a device."""
-    found = []
-    for device in _devices(trace):
+    found = list[IdleTime]()
+    for device in distinct(trace.device[trace.on_device]).tolist():
         rows = trace.device_rows[trace.device[trace.device_rows] == device]
         reached = np.maximum.accumulate(trace.end_ns[rows])[:-1]
-        gaps, calls = np.maximum(trace.start_ns[rows[1:]] - reached, 0), trace.links.launch[rows[1:]]
-        after = (calls >= 0) & (trace.start_ns[np.maximum(calls, 0)] > reached)
-        short = (calls >= 0) & ~after & (gaps < KERNEL_GAP_LIMIT_US * NS_PER_US)
-        one = IdleTime(
-            device=device,
-            busy_us=trace.merged(rows).total / NS_PER_US,
-            host_wait_us=int(gaps[after].sum()) / NS_PER_US,
-            kernel_gap_us=int(gaps[short].sum()) / NS_PER_US,
-            other_us=int(gaps[~after & ~short].sum()) / NS_PER_US,
-        )
-        found.append(one)
+        gaps, launched = np.maximum(trace.start_ns[rows[1:]] - reached, 0), trace.links.launch[rows[1:]] >= 0
+        late = launched & (launched_at(trace, rows[1:]) > reached)
+        short = launched & ~late & (gaps < KERNEL_GAP_LIMIT_US * NS_PER_US)
+        causes = {"host_wait_us": late, "kernel_gap_us": short, "other_us": ~late & ~short}
+        times = {name: int(gaps[chosen].sum()) / NS_PER_US for name, chosen in causes.items()}
+        found += [IdleTime(device=device, busy_us=trace.merged(rows).total / NS_PER_US, **times)]
     return tuple(found) or None
 
 
@@ -182,14 +167,14 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
     rows = np.flatnonzero(trace.where(is_users_scope, Kind.ANNOTATION))
     groups = group_by(trace.name[rows])
     launched = launched_ns(trace, trace.start_ns[rows], trace.end_ns[rows])
-    device: list[Any] = groups.durations(launched, whole_ns=trace.device_work_ns)
+    on_device = groups.durations(launched, whole_ns=trace.device_work_ns)
     found = table(
         Row,
         lambda row: (-(row.host.total_us if row.host else 0.0), row.name),
         name=trace.texts(groups.keys),
         calls=groups.calls,
         host=groups.durations(trace.duration_ns[rows], whole_ns=trace.steps.host_ns),
-        device=device if trace.has_device else [None] * len(device),
+        device=on_device if trace.has_device else [None] * len(on_device),
     )
     return found or None
 
@@ -198,22 +183,19 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
 
 
 def outermost_calls(trace: Trace) -> Ints:
-    """For each row of an operator the call that it is a part of: itself, or one of its name that called it directly.
+    """For each row of an operator the call that it is a part of: itself, or one of its name that calls nothing else.
 
-    So do torch's own tables have it: ``aten::add`` for other dtypes calls ``aten::add``. It is -1 for other rows.
+    So do torch's own tables have it: ``aten::sum`` that only passes other arguments on to ``aten::sum`` is one call. It
+    is -1 for other rows.
     """
     links, found = trace.links, np.full(len(trace), -1, dtype=np.int64)
     found[links.operators] = links.operators
-    inner = links.called[trace.name[links.called] == trace.name[links.parent[links.called]]]
+    inner, outer = links.called, links.parent[links.called]
+    inner = inner[(trace.name[inner] == trace.name[outer]) & (np.bincount(outer, minlength=1)[outer] == 1)]
     is_outer = np.full(len(trace), True)
     is_outer[inner] = False
     found[inner] = nearest(inner, links.parent, is_outer)
     return found
-
-
-def self_host_ns(trace: Trace) -> Ints:
-    """For each row of an operator, its length without the operators it called."""
-    return without_inner(trace, trace.links.called, trace.links.parent)
 
 
 def device_ns_of_operators(trace: Trace) -> Ints:
@@ -234,40 +216,34 @@ class OperatorTimes:
     """The times of every operator, with and without what it called; a column over all rows of the trace for each."""
 
     def __init__(self, trace: Trace) -> None:
-        self.trace, self.outermost = trace, outermost_calls(trace)
+        self.trace, self.outermost, links = trace, outermost_calls(trace), trace.links
         self.rows = np.flatnonzero(self.outermost == np.arange(len(trace)))
-        launched, operators = device_ns_of_operators(trace), trace.links.operators
+        launched = device_ns_of_operators(trace)
         self.host, self.device = trace.duration_ns, with_callees(trace, launched)
-        self.device_self, host_self = (
-            sums_by(self.outermost[operators], values[operators], len(trace))
-            for values in (launched, self_host_ns(trace))
-        )
+        owner, own = self.outermost[links.operators], without_inner(trace, links.called, links.parent)
+        self.device_self = sums_by(owner, launched[links.operators], len(trace))
         # Callees that overlap by rounding would make up more than there is.
-        self.host_self = np.minimum(host_self, self.host)
+        self.host_self = np.minimum(sums_by(owner, own[links.operators], len(trace)), self.host)
 
     def of(self, groups: Groups, rows: Ints) -> dict[str, Any]:
         """Name, calls and the four statistics of each group of *rows*, ratios of all self times."""
-        host_whole, device_whole = int(self.host_self[rows].sum()), int(self.device_self[rows].sum())
-        nothing = None if self.trace.has_device else [None] * len(groups.keys)
         names = self.trace.texts(self.trace.name[rows[groups.order[groups.firsts]]])
-        return {
-            "name": names,
-            "calls": groups.calls,
-            "host": groups.durations(self.host[rows], whole_ns=host_whole),
-            "host_self": groups.durations(self.host_self[rows], whole_ns=host_whole),
-            "device": nothing or groups.durations(self.device[rows], whole_ns=device_whole),
-            "device_self": nothing or groups.durations(self.device_self[rows], whole_ns=device_whole),
-            "tensor_cores_eligible": map(may_use_tensor_cores, names),
-        }
+        columns = {"name": names, "calls": groups.calls, "tensor_cores_eligible": map(may_use_tensor_cores, names)}
+        for clock, whole, own in (("host", self.host, self.host_self), ("device", self.device, self.device_self)):
+            for name, values in ((clock, whole), (f"{clock}_self", own)):
+                known = clock == "host" or self.trace.has_device
+                durations = groups.durations(values[rows], whole_ns=int(own[rows].sum()))
+                columns[name] = durations if known else [None] * len(names)
+        return columns
 
 
 def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
     """Every operator by name, the longest self time first (the device's if there is one); None without operators."""
     times = trace.operator_times
     groups = group_by(trace.name[times.rows])
-    lines = called_from(trace)
-    places = [lines.get(name, "") for name in groups.keys.tolist()]
-    return table(OperatorRow, _by_self_time, called_from=places, **times.of(groups, times.rows)) or None
+    places = called_from(trace)
+    called = [places.get(name, "") for name in groups.keys.tolist()]
+    return table(OperatorRow, _by_self_time, called_from=called, **times.of(groups, times.rows)) or None
 
 
 def operators_by_shape(trace: Trace) -> tuple[OperatorRow, ...] | None:
@@ -343,8 +319,7 @@ def step_sums(trace: Trace) -> dict[TableName, StepSums]:
 
     Operators on the host, without what they called.
     """
-    times, collectives, names = trace.operator_times, trace.by_start(trace.is_collective), dict[str, int]()
-    number = [names.setdefault(collective_name(trace, row), len(names)) for row in collectives.tolist()]
+    times, (collectives, number, names) = trace.operator_times, collectives_by_name(trace)
 
     def sums(of: Sequence[str], name: Lanes, rows: Ints, spent_ns: Ints) -> StepSums:
         ones = np.ones(len(rows), dtype=np.int64)
@@ -354,5 +329,5 @@ def step_sums(trace: Trace) -> dict[TableName, StepSums]:
     return {
         "kernels": sums(trace.names, trace.name[trace.device_rows], trace.device_rows, trace.duration_ns),
         "operators": sums(trace.names, trace.name[times.rows], times.rows, times.host_self),
-        "collectives": sums(tuple(names), np.array(number, dtype=np.int64), collectives, trace.duration_ns),
+        "collectives": sums(names, number, collectives, trace.duration_ns),
     }

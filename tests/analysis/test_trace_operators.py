@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
 from lightning_flops.schema.trace_events import MemoryRow, OperatorRow
+from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.memory import memory_table
 from lightning_flops.trace.tables import (
@@ -155,9 +163,9 @@ def test_copies_are_listed_with_their_launches_and_bytes() -> None:
     assert (memset.calls, memset.bytes, memset.host) == (1, None, None)
 
 
-def test_operator_that_calls_itself_is_counted_once() -> None:
+def test_an_operator_that_calls_only_itself_is_one_call() -> None:
     # 10 us with 6 of itself inside, of which 4 are a product's; a second call of 5 by another operator.
-    table = operator_table(
+    found = rows(
         trace(
             operator("aten::sum", 0, 10),
             operator("aten::sum", 2, 6),
@@ -168,12 +176,35 @@ def test_operator_that_calls_itself_is_counted_once() -> None:
             operator("aten::sum", 23, 2),
         )
     )
-    assert table is not None
-    rows = {row.name: row for row in table}
-    one = rows["aten::sum"]
+    one = found["aten::sum"]
     assert (one.calls, one.host.total_us, one.host.max_us, one.host.min_us) == (2, 15, 10, 5)
     # 10 - 6 + (6 - 4), and all of the 5.
     assert (one.host_self.total_us, one.host_self.max_us, one.host_self.min_us) == (11, 6, 5)
-    mean = rows["aten::mean"]
+    mean = found["aten::mean"]
     assert (mean.calls, mean.host.total_us, mean.host_self.total_us) == (1, 9, 4)
-    assert sum(row.host_self.total_us for row in table) == 10 + 9
+    assert sum(row.host_self.total_us for row in found.values()) == 10 + 9
+
+
+def test_calls_of_an_operator_by_itself_are_counted_as_in_torchs_own_tables(tmp_path: Path) -> None:
+    """The first passes its arguments on to itself, the second calls another beside, the third itself by way of one."""
+    library = torch.library.Library("itself", "FRAGMENT")  # type: ignore[no-untyped-call]
+    ops, calls = torch.ops.itself, dict[str, Callable[[torch.Tensor, int], torch.Tensor]]()
+    calls["alone"] = lambda x, n: ops.alone(x, n - 1) if n else x @ x
+    calls["beside"] = lambda x, n: ops.beside(x @ x, n - 1) if n else x @ x
+    calls["by_way"] = lambda x, n: ops.of(x, n - 1) if n else x @ x
+    calls["of"] = lambda x, n: ops.by_way(x, n)
+    for name, function in calls.items():
+        library.define(f"{name}(Tensor x, int n) -> Tensor")  # type: ignore[no-untyped-call]
+        library.impl(name, function, "CPU")  # type: ignore[no-untyped-call]
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for name in ("alone", "beside", "by_way"):
+            getattr(ops, name)(torch.ones(8, 8), 1)
+        torch.arange(3)
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    ours = rows(load_trace(tmp_path / "trace.json"))
+    torchs = {one.key: one for one in profiler.key_averages() if one.key in ours}
+    assert {name: row.calls for name, row in ours.items()} == {name: one.count for name, one in torchs.items()}
+    assert [ours[f"itself::{name}"].calls for name in calls] == [1, 2, 2, 1]
+    for name, row in ours.items():
+        assert row.host.total_us == pytest.approx(torchs[name].cpu_time_total, abs=0.1)
+        assert row.host_self.total_us == pytest.approx(torchs[name].self_cpu_time_total, abs=0.1)

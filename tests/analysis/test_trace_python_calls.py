@@ -57,14 +57,6 @@ def test_operators_know_the_users_line_that_called_them_first() -> None:
     assert (rows["aten::addmm"], rows["aten::mm"], rows["aten::zero_"]) == ("net.py:7", "", "train.py:30")
 
 
-def test_a_stack_that_an_operator_carries_says_it_as_well() -> None:
-    stack: dict[str, Any] = {
-        "Call stack": "torch/nn/functional.py(9): linear;net.py(7): forward;train.py(30): <module>"
-    }
-    table = operator_table(trace(operator("aten::mm", 0, 5, **stack), operator("aten::mm", 10, 7)))
-    assert [row.called_from for row in table or ()] == ["net.py:7"]
-
-
 def test_operators_have_a_row_for_each_shape_of_their_inputs() -> None:
     def product(start: float, length: float, rows: int, **more: Any) -> Event:
         shapes: dict[str, Any] = {

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_flops import profile_training
-from lightning_flops.measure.torch_private.dispatch import depth
+from lightning_flops.measure.torch_private.needed import depth
 from tests.results import profile_of, throughput_of
 
 ROWS, IN, OUT, ROLLOUT, STEPS = 8, 16, 4, 5, 120
