@@ -37,7 +37,7 @@ from tests.deepspeed.engines import (
     profiled,
     train,
 )
-from tests.deepspeed.engines_truth import BACKWARD, FORWARD
+from tests.deepspeed.launching import BACKWARD, FORWARD
 from tests.deepspeed.scenario import Skipped, scenario
 
 STEPS = 8

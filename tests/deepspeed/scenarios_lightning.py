@@ -22,7 +22,7 @@ from torch import nn
 from lightning_flops import FlopsProfilerCallback, Profile
 from tests.deepspeed.scenario import scenario
 from tests.left_on_objects import left_on_object
-from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, ROOT, batch_flops, loader, new_trainer, trunk
+from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, ROOT, batch_flops, loader, net_class, new_trainer, nothing
 from tests.listening import listening
 
 BLOCK = {"enabled": True, "profile_step": 2, "module_depth": 1, "timing_steps": 2, "trace": False}
@@ -52,15 +52,8 @@ def strategy(root: str, config: dict[str, Any]) -> Any:
 
 def net(root: str, *, fails_at: int | None, manual: bool) -> Any:
     """A module whose training_step calls ``self(x)``: its forward runs inside the engine's."""
-    base: Any = importlib.import_module(root).LightningModule
 
-    class Net(base):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = trunk()
-            self.losses: list[float] = []
-            self.automatic_optimization = not manual
-
+    class Net(net_class(root, validates=True)):  # type: ignore[misc]
         def forward(self, x: torch.Tensor) -> Any:
             return self.net(x)
 
@@ -76,14 +69,8 @@ def net(root: str, *, fails_at: int | None, manual: bool) -> Any:
             self.optimizers().step()
             return None
 
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self(batch[0])
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.01)
-
     torch.manual_seed(3)
-    return Net()
+    return Net(now=None, at=nothing, manual=manual)
 
 
 def fit(

@@ -33,7 +33,7 @@ from tests.deepspeed.engines import (
     profiled,
     train,
 )
-from tests.deepspeed.engines_truth import BACKWARD, FORWARD, FORWARD_BY_MODULE
+from tests.deepspeed.launching import BACKWARD, FORWARD, FORWARD_BY_MODULE
 from tests.deepspeed.scenario import Skipped, scenario
 from tests.fake_clock import FakeNow
 

@@ -17,8 +17,7 @@ from tests.deepspeed.engines import (
     train,
     weights,
 )
-from tests.deepspeed.engines_truth import BACKWARD, FORWARD, FORWARD_BY_MODULE, PARAMS
-from tests.deepspeed.launching import OLD
+from tests.deepspeed.launching import BACKWARD, FORWARD, FORWARD_BY_MODULE, OLD, PARAMS
 from tests.deepspeed.scenario import scenario
 
 STEPS = 10

@@ -9,8 +9,7 @@ import pytest
 
 from lightning_flops import Profile
 from lightning_flops.report.headline import figures
-from tests.deepspeed.engines_truth import FORWARD
-from tests.deepspeed.launching import INSTALLED, ON_ONE, launch
+from tests.deepspeed.launching import FORWARD, INSTALLED, ON_ONE, launch
 from tests.deepspeed.scenario import each, holds
 from tests.forks import REPOSITORY, TORCH, run_fork
 from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU, run_ranks
