@@ -31,7 +31,6 @@ _LONG = (
     "tests/ranks/test_example.py",
     "tests/lightning/test_seen_from_outside.py",
     "tests/loops/test_run_program.py",
-    "tests/page/test_trace_page.py",
     "tests/ranks/test_faults.py",
     "tests/page/test_tensorboard_tab.py",
     "tests/test_examples.py",

@@ -23,13 +23,10 @@ from tests.ranks import LIGHTNING
 @pytest.mark.parametrize(
     ("root", "strategy"),
     [
-        # Each launcher under one root; the other pairs only in the slow run: every start of two ranks takes seconds.
+        # Each launcher under one root: every start of two ranks takes seconds.
         ("lightning.pytorch", "ddp"),
         ("lightning.pytorch", "ddp_fork"),
         pytest.param("pytorch_lightning", "ddp_spawn", marks=pytest.mark.slow),
-        pytest.param("pytorch_lightning", "ddp", marks=pytest.mark.slow),
-        pytest.param("lightning.pytorch", "ddp_spawn", marks=pytest.mark.slow),
-        pytest.param("pytorch_lightning", "ddp_fork", marks=pytest.mark.slow),
         pytest.param("lightning.pytorch", "ddp_find_unused_parameters_true", marks=pytest.mark.slow),
     ],
 )
