@@ -168,7 +168,7 @@ class _Run:
 
 def _run_of(analyzed: Sequence[AnalyzedTrace], source: str) -> _Run:
     """The run of these traces, one of each rank."""
-    refuse_mixed_ranks([one.report for one in analyzed])
+    refuse_mixed_ranks(analyzed)
     if len(analyzed) > 1 and all(one.report.rank is None for one in analyzed):
         raise ComparisonError(
             f"{source} has {len(analyzed)} traces that do not say their ranks, so they are of separate runs: give one "

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import get_args
 
 from lightning_flops.commands.terminal import Status, command, in_forms, option, print_whole, terminal_width
 from lightning_flops.commands.traces import add_peaks, analyzed
-
-SORT_KEYS = ("total", "self", "mean", "max", "min", "calls", "name", "flops", "rate", "bytes")
-"""Columns by which tables can be sorted."""
+from lightning_flops.report.layout import SortKey
 
 
 def _rows(text: str) -> int:
@@ -31,9 +30,9 @@ def _rows(text: str) -> int:
     ),
     option(
         "--sort",
-        choices=SORT_KEYS,
+        choices=get_args(SortKey),
         metavar="KEY",
-        help=f"sort every table that has such a column by {', '.join(SORT_KEYS)}; others keep their own order",
+        help=f"sort every table that has such a column by {', '.join(get_args(SortKey))}; others keep their own order",
     ),
     add_peaks,
 )

@@ -215,6 +215,8 @@ def test_light_and_dark_follow_the_system_and_the_reader_and_words_have_contrast
         found.page.get_by_label("Colours").select_option("light" if scheme == "dark" else "dark")
         found.draw()
         grounds.append(found.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        found.page.emulate_media(media="print")
+        assert found.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert grounds[0] == grounds[3] != grounds[1] == grounds[2]
 
 

@@ -25,7 +25,7 @@ from lightning_flops.records import (
     WindowRecord,
 )
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.trace import PartFilling, StepFilling, TracedPart, TracedStep
+from lightning_flops.schema.trace import PartFilling, TracedPart, TracedStep
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 from lightning_flops.trace import analyze_trace
 from tests.analysis.trace_events import step as step_event
@@ -103,9 +103,6 @@ def traced_step(
 
 def on_device(*, forward_ms: float, busy_ms: float, exposed_ms: float, idle_ms: float) -> Profile:
     """A run on a device, whose traced forward is so much work of fc1, communication that nothing hides, and idle."""
-    forward = PartFilling(
-        name="forward", matmul_ns=0, operators_ns=0, copies_ns=0, communication_ns=0, idle_ns=round(idle_ms * MS)
-    )
     traced = traced_step(
         {"": 0, "fc1": busy_ms, "act": 0, "fc2": 0},
         BACKWARD_MS,
@@ -115,7 +112,7 @@ def on_device(*, forward_ms: float, busy_ms: float, exposed_ms: float, idle_ms: 
             TracedPart(name="backward", wall_sec=0.01, exposed_sec=0.0),
             TracedPart(name="optimizer", wall_sec=0.003, exposed_sec=0.0),
         ),
-        filling=StepFilling(clock="device", parts=(forward,)),
+        filling={"forward": PartFilling(idle_ns=round(idle_ms * MS))},
     )
     return run(mean_ms={"forward": forward_ms}, traced=traced, context=windows.A100)
 
