@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -9,9 +11,8 @@ from .case import (
     FIRST,
     SECOND,
     Example,
-    Expected,
     Family,
-    Network,
+    Parts,
     forward_in_inference_mode,
     forward_only,
     forward_without_grad,
@@ -82,51 +83,43 @@ FAMILY.add(
 
 
 @FAMILY.network
-def norms_dropouts_and_activations_are_free() -> Network:
+def norms_dropouts_and_activations_are_free() -> Example:
     """Only the three linear layers cost anything."""
     batch, inputs, hidden, middle, outputs = 4, 5, 7, 11, 3
     first = 2 * batch * inputs * hidden
     second = 2 * batch * hidden * middle
     third = 2 * batch * middle * outputs
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(
-                nn.Linear(inputs, hidden),
-                nn.BatchNorm1d(hidden),
-                nn.GELU(),
-                nn.Dropout(0.3),
-                nn.Linear(hidden, middle),
-                nn.LayerNorm(middle),
-                nn.SiLU(),
-                nn.Linear(middle, outputs),
-                nn.Softmax(dim=-1),
-            ),
-            torch.randn(batch, inputs, requires_grad=True),
-        ),
-        expected=Expected(
-            first + second + third,
-            2 * (first + second + third),
-            by_module={"0": (first, 2 * first), "4": (second, 2 * second), "7": (third, 2 * third)},
-        ),
+    model = nn.Sequential(
+        nn.Linear(inputs, hidden),
+        nn.BatchNorm1d(hidden),
+        nn.GELU(),
+        nn.Dropout(0.3),
+        nn.Linear(hidden, middle),
+        nn.LayerNorm(middle),
+        nn.SiLU(),
+        nn.Linear(middle, outputs),
+        nn.Softmax(dim=-1),
+    )
+    return Example(model, torch.randn(batch, inputs, requires_grad=True)).costs(
+        first + second + third,
+        2 * (first + second + third),
+        by_module={"0": (first, 2 * first), "4": (second, 2 * second), "7": (third, 2 * third)},
     )
 
 
 @FAMILY.network
-def embedding_and_classifier() -> Network:
+def embedding_and_classifier() -> Example:
     """A lookup is no product, forward or backward; the classifier behind it computes both gradients."""
     batch, sequence, vocabulary, hidden, classes = 3, 11, 29, 7, 5
     classifier = 2 * batch * sequence * hidden * classes
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Embedding(vocabulary, hidden), nn.Linear(hidden, classes)),
-            torch.randint(vocabulary, (batch, sequence)),
-        ),
-        expected=Expected(classifier, 2 * classifier, by_module={"1": (classifier, 2 * classifier)}),
+    model = nn.Sequential(nn.Embedding(vocabulary, hidden), nn.Linear(hidden, classes))
+    return Example(model, torch.randint(vocabulary, (batch, sequence))).costs(
+        classifier, 2 * classifier, by_module={"1": (classifier, 2 * classifier)}
     )
 
 
 @FAMILY.network
-def bilinear() -> Network:
+def bilinear() -> Example:
     """x1 W x2: a product with the weight, then a dot product with x2 for every output.
 
     Torch sums the gradients slice by slice, one slice for each output: of the three factors in each, two meet in an
@@ -134,37 +127,29 @@ def bilinear() -> Network:
     """
     batch, left, right, outputs = 3, 5, 7, 11
     weight_product = 2 * batch * outputs * left * right
-    return Network(
-        build=lambda: Example(
-            nn.Bilinear(left, right, outputs),
-            torch.randn(batch, left, requires_grad=True),
-            torch.randn(batch, right, requires_grad=True),
-        ),
-        expected=Expected(weight_product + 2 * batch * outputs * right, 3 * weight_product),
-    )
+    model = nn.Bilinear(left, right, outputs)
+    return Example(
+        model, torch.randn(batch, left, requires_grad=True), torch.randn(batch, right, requires_grad=True)
+    ).costs(weight_product + 2 * batch * outputs * right, 3 * weight_product)
 
 
 @FAMILY.network
-def gated_mlp() -> Network:
+def gated_mlp() -> Example:
     """down(silu(gate(x)) * up(x)), as in Llama: three equal products."""
     batch, sequence, hidden, intermediate = 3, 5, 7, 11
 
-    class GatedMlp(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate = nn.Linear(hidden, intermediate, bias=False)
-            self.up = nn.Linear(hidden, intermediate, bias=False)
-            self.down = nn.Linear(intermediate, hidden, bias=False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
     product = 2 * batch * sequence * hidden * intermediate
-    return Network(
-        build=lambda: Example(GatedMlp(), torch.randn(batch, sequence, hidden)),
-        expected=Expected(
-            3 * product,
-            product + product + 2 * product,
-            by_module={"gate": (product, product), "up": (product, product), "down": (product, 2 * product)},
-        ),
+    model = Parts(
+        forward,
+        gate=nn.Linear(hidden, intermediate, bias=False),
+        up=nn.Linear(hidden, intermediate, bias=False),
+        down=nn.Linear(intermediate, hidden, bias=False),
+    )
+    return Example(model, torch.randn(batch, sequence, hidden)).costs(
+        3 * product,
+        product + product + 2 * product,
+        by_module={"gate": (product, product), "up": (product, product), "down": (product, 2 * product)},
     )

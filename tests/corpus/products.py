@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .case import Example, Expected, Family, Network, forward_without_grad
+from .case import Example, Family, Parts, forward_without_grad
 
 FAMILY = Family("products")
 
@@ -135,31 +136,20 @@ FAMILY.add(
 
 
 @FAMILY.network
-def sparse_adjacency_times_features() -> Network:
+def sparse_adjacency_times_features() -> Example:
     """A sparse factor costs a multiply-add for each of its non-zeros and each column of the other."""
     nodes, edges, inputs, outputs = 6, 9, 5, 7
 
-    class GraphConvolution(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin = nn.Linear(inputs, outputs, bias=False)
-
-        def forward(self, adjacency: Tensor, features: Tensor) -> Tensor:
-            return torch.sparse.mm(adjacency, self.lin(features))
-
-    def build() -> Example:
-        sources = torch.tensor([0, 0, 1, 2, 3, 3, 4, 5, 5])
-        targets = torch.tensor([1, 4, 2, 0, 5, 1, 3, 2, 4])
-        adjacency = torch.sparse_coo_tensor(
-            torch.stack([sources, targets]), torch.randn(edges), (nodes, nodes), check_invariants=True
-        )
-        return Example(GraphConvolution(), adjacency.coalesce(), torch.randn(nodes, inputs))
+    def forward(self: Any, adjacency: Tensor, features: Tensor) -> Tensor:
+        return torch.sparse.mm(adjacency, self.lin(features))
 
     projection = 2 * nodes * inputs * outputs
     propagation = 2 * edges * outputs
-    return Network(
-        build=build,
-        expected=Expected(
-            projection + propagation, projection + propagation, by_module={"lin": (projection, projection)}
-        ),
+    sources = torch.tensor([0, 0, 1, 2, 3, 3, 4, 5, 5])
+    targets = torch.tensor([1, 4, 2, 0, 5, 1, 3, 2, 4])
+    adjacency = torch.sparse_coo_tensor(
+        torch.stack([sources, targets]), torch.randn(edges), (nodes, nodes), check_invariants=True
     )
+    return Example(
+        Parts(forward, lin=nn.Linear(inputs, outputs, bias=False)), adjacency.coalesce(), torch.randn(nodes, inputs)
+    ).costs(projection + propagation, projection + propagation, by_module={"lin": (projection, projection)})
