@@ -10,7 +10,7 @@ from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace import TracesReport
 from lightning_flops.trace.columns import Trace
 from tests.analysis.in_memory import analyze_traces
-from tests.analysis.trace_events import Event, kernel, launch, operator, scope, step, trace
+from tests.analysis.trace_events import Event, kernel, launch, launched, operator, scope, step, trace
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 FULL: dict[str, Any] = {"blocks per SM": 4.0, "est. achieved occupancy %": 60}
@@ -45,10 +45,8 @@ def communicating(rank: int, *starts: float, ranks: int = 2, of_kernel: Mapping[
     for number, start in enumerate(starts):
         end = 9_000 * (number + 1) / len(starts)
         events += [
-            launch(2 * number, begin, 1),
-            kernel(2 * number, begin, start - begin, **of_kernel),
-            launch(2 * number + 1, begin + 5, 1),
-            kernel(2 * number + 1, start, end - start, name=ALL_REDUCE, stream=20, **group),
+            *launched(2 * number, begin, begin, start - begin, **of_kernel),
+            *launched(2 * number + 1, begin + 5, start, end - start, name=ALL_REDUCE, stream=20, **group),
         ]
         begin = end
     return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": ranks})
@@ -92,8 +90,7 @@ def test_what_is_advised_to_a_trace_is_for_the_device_that_its_kernels_ran_on() 
         events: tuple[Event, ...] = (
             step(1, 0, 1000),
             operator("aten::mm", 0, 10),
-            launch(1, 1, 1),
-            kernel(1, 10, 900, name="volta_sgemm_128x64_nn", device=on, **FULL),
+            *launched(1, 1, 10, 900, name="volta_sgemm_128x64_nn", device=on, **FULL),
         )
         report = analyze_traces([trace(*events, deviceProperties=listed)])
         return next((one.remedy for one in report.advice if one.rule == "tensor_core_eligible"), None)

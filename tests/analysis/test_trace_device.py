@@ -8,7 +8,7 @@ from lightning_flops.schema.trace_events import IdleTime
 from lightning_flops.schema.trace_steps import DeviceMetrics
 from lightning_flops.trace.names import collective_of_kernel, multiplies, own_name, uses_tensor_cores
 from lightning_flops.trace.tables import device_metrics, idle_times, kernel_summary, kernel_table
-from tests.analysis.trace_events import Event, kernel, launch, operator, step, trace
+from tests.analysis.trace_events import Event, kernel, launch, launched, operator, step, trace
 
 
 def sized(correlation: int, start: float, length: float, blocks: float, occupancy: float, **named: Any) -> Event:
@@ -53,14 +53,10 @@ def test_a_trace_without_a_device_has_no_device_tables() -> None:
 
 def test_pauses_are_told_apart_by_when_what_ended_them_was_launched() -> None:
     loaded = trace(
-        launch(1, 0),
-        kernel(1, 10, 10),
-        launch(2, 15),
-        kernel(2, 49, 1),  # launched in time, 29 later: a kernel gap
-        launch(3, 16),
-        kernel(3, 80, 20),  # launched in time, 30 later: other
-        launch(4, 120),
-        kernel(4, 125, 5),  # launched after the pause had begun: the host
+        *launched(1, 0, 10, 10),
+        *launched(2, 15, 49, 1),  # launched in time, 29 later: a kernel gap
+        *launched(3, 16, 80, 20),  # launched in time, 30 later: other
+        *launched(4, 120, 125, 5),  # launched after the pause had begun: the host
         kernel(5, 140, 10),  # nobody knows
     )
     whole = IdleTime(device=0, busy_us=46, host_wait_us=25, kernel_gap_us=29, other_us=30 + 10)
@@ -69,14 +65,10 @@ def test_pauses_are_told_apart_by_when_what_ended_them_was_launched() -> None:
 
 def test_a_device_idles_only_when_all_its_streams_do() -> None:
     loaded = trace(
-        launch(1, 0),
-        kernel(1, 0, 100, stream=7),
-        launch(2, 0),
-        kernel(2, 10, 10, stream=8),
-        launch(3, 50),
-        kernel(3, 60, 10, stream=8),
-        launch(4, 105),
-        kernel(4, 110, 10, stream=8),
+        *launched(1, 0, 0, 100, stream=7),
+        *launched(2, 0, 10, 10, stream=8),
+        *launched(3, 50, 60, 10, stream=8),
+        *launched(4, 105, 110, 10, stream=8),
     )
     assert [(row.busy_us, row.host_wait_us) for row in idle_times(loaded) or ()] == [(110, 10)]
 
@@ -89,10 +81,8 @@ def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
         launch(2, 2),
         sized(2, 60, 10, 3, 50, name="ampere_bf16_s16816gemm_bf16_128x128"),
         operator("aten::relu", 11, 5),
-        launch(3, 12),
-        kernel(3, 80, 40, name="elementwise"),
-        launch(4, 17),
-        kernel(4, 130, 20, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=9),
+        *launched(3, 12, 80, 40, name="elementwise"),
+        *launched(4, 17, 130, 20, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=9),
     )
     first, second, third = kernel_table(loaded) or ()
     assert (first.name, first.calls, first.device.ratio) == ("ampere_bf16_s16816gemm_bf16_128x128", 2, 0.4)

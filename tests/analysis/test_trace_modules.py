@@ -9,6 +9,7 @@ from tests.analysis.trace_events import (
     accumulation,
     kernel,
     launch,
+    launched,
     made,
     module,
     node,
@@ -118,8 +119,7 @@ def test_what_synchronizes_gradients_is_no_modules() -> None:
         *ON_DEVICE,
         launch(8, 148, thread=9),
         kernel(8, 600, 45, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=20),  # by a hook of accumulation
-        launch(9, 190),
-        kernel(9, 650, 7, name="copy"),  # after the last node
+        *launched(9, 190, 650, 7, name="copy"),  # after the last node
     )
     assert table.gradient_accumulation_us == 8
     assert table.unattributed_backward_us == 45 + 7
@@ -171,27 +171,20 @@ ON_DEVICE = (
     phase("forward", 0, 100),
     module("left", 10, 20),
     made(1, 11),
-    launch(1, 12),
-    kernel(1, 200, 50),
+    *launched(1, 12, 200, 50),
     module("right", 40, 20),
     made(2, 41),
-    launch(2, 42),
-    kernel(2, 230, 40, stream=8),  # runs beside the other from 230 to 250
-    launch(3, 45),
-    kernel(3, 300, 10),
+    *launched(2, 42, 230, 40, stream=8),  # runs beside the other from 230 to 250
+    *launched(3, 45, 300, 10),
     phase("backward", 100, 100),
     node(2, 110, 10, thread=9),
-    launch(4, 111, thread=9),
-    kernel(4, 400, 70),
+    *launched(4, 111, 400, 70, thread=9),
     node(1, 125, 10, thread=9),
-    launch(5, 126, thread=9),
-    kernel(5, 480, 30),
+    *launched(5, 126, 480, 30, thread=9),
     operator("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 140, 10, thread=9),
-    launch(6, 141, thread=9),
-    kernel(6, 520, 8),
+    *launched(6, 141, 520, 8, thread=9),
     phase("optimizer", 210, 20),
-    launch(7, 215),
-    kernel(7, 540, 25),
+    *launched(7, 215, 540, 25),
 )
 
 

@@ -18,7 +18,7 @@ from lightning_flops.trace.tables import (
     transfer_table,
     user_scope_table,
 )
-from tests.analysis.trace_events import Event, kernel, launch, memory, on_device, operator, scope, step, trace
+from tests.analysis.trace_events import Event, kernel, launch, launched, memory, on_device, operator, scope, step, trace
 
 
 def rows(loaded: Trace) -> dict[str, OperatorRow]:
@@ -54,14 +54,11 @@ def test_device_time_belongs_to_the_operator_that_launched_and_to_its_callers() 
         trace(
             operator("aten::linear", 0, 50),
             operator("aten::addmm", 20, 25),
-            launch(1, 30),
-            kernel(1, 100, 40),
+            *launched(1, 30, 100, 40),
             launch(2, 31),
             on_device("gpu_memset", 2, 140, 5, name="Memset (Device)"),
-            launch(3, 47),
-            kernel(3, 150, 7),
-            launch(4, 55),
-            kernel(4, 160, 3),  # outside any operator
+            *launched(3, 47, 150, 7),
+            *launched(4, 55, 160, 3),  # outside any operator
         )
     )
     addmm, linear = found["aten::addmm"], found["aten::linear"]
@@ -119,14 +116,11 @@ def test_a_scope_has_what_any_thread_launched_while_it_was_open() -> None:
     events: tuple[Event, ...] = (
         step(1, 0, 100),
         scope("loss", 10, 20),
-        launch(1, 15),
-        kernel(1, 16, 5),
+        *launched(1, 15, 16, 5),
         scope("my backward", 40, 30),
         operator("autograd::engine::evaluate_function: MmBackward0", 45, 10, thread=2),
-        launch(2, 50, thread=2),
-        kernel(2, 51, 7),
-        launch(3, 92, thread=3),
-        kernel(3, 95, 11),
+        *launched(2, 50, 51, 7, thread=2),
+        *launched(3, 92, 95, 11, thread=3),
         scope("loss", 80, 10),
     )
     loss, backward = user_scope_table(trace(*events)) or ()
@@ -152,8 +146,7 @@ def test_copies_are_listed_with_their_launches_and_bytes() -> None:
         launch(2, 20, 6),
         on_device("gpu_memcpy", 2, 30, 2, name="Memcpy HtoD (Pageable -> Device)", bytes=24),
         on_device("gpu_memset", 3, 40, 1, name="Memset (Device)"),  # no launch, no bytes
-        launch(4, 41),
-        kernel(4, 50, 11),
+        *launched(4, 41, 50, 11),
     )
     copy, memset = transfer_table(loaded) or ()
     assert copy.device is not None

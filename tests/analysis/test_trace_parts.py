@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_flops.trace import step_filling, step_parts
 from lightning_flops.trace.columns import Trace
-from tests.analysis.trace_events import Event, kernel, launch, on_device, operator, scope, step, trace
+from tests.analysis.trace_events import Event, kernel, launch, launched, on_device, operator, scope, step, trace
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
@@ -60,16 +60,12 @@ def test_with_a_device_a_part_ends_when_the_work_launched_in_it_does() -> None:
     loaded = trace(
         step(1, 0, 100),
         part("forward", 0, 10),
-        launch(1, 2),
-        kernel(1, 5, 30),  # until 35
+        *launched(1, 2, 5, 30),  # until 35
         part("backward", 10, 10),
-        launch(2, 12),
-        kernel(2, 35, 40),  # until 75
-        launch(3, 15),
-        kernel(3, 60, 60, name=NCCL, stream=20),  # until 120, hidden until 75
+        *launched(2, 12, 35, 40),  # until 75
+        *launched(3, 15, 60, 60, name=NCCL, stream=20),  # until 120, hidden until 75
         part("optimizer", 20, 5),
-        launch(4, 21),
-        kernel(4, 120, 10),  # until 130, and so does the step
+        *launched(4, 21, 120, 10),  # until 130, and so does the step
     )
     # The optimizer's part holds the wait for the gradients: on the device it is there that its stream stood still.
     assert parts(loaded) == {"forward": (35, 0), "backward": (40, 0), "optimizer": (55, 45), "other": (0, 0)}
@@ -81,10 +77,8 @@ def test_a_device_that_idles_for_a_late_host_spends_its_own_time_and_not_communi
         step(1, 0, 100),
         part("data_wait", 0, 60),
         part("backward", 60, 20),
-        launch(1, 61),
-        kernel(1, 65, 20),
-        launch(2, 70),
-        kernel(2, 85, 5, name=NCCL, stream=20),
+        *launched(1, 61, 65, 20),
+        *launched(2, 70, 85, 5, name=NCCL, stream=20),
         part("optimizer", 80, 20),
     )
     assert parts(late) == {"data_wait": (60, 0), "backward": (25, 0), "optimizer": (15, 5)}
@@ -134,19 +128,15 @@ def test_on_a_device_kernels_are_of_the_operator_that_launched_them_and_hide_wha
         step(1, 0, 100),
         part("forward", 0, 100),
         operator("aten::mm", 1, 4),
-        launch(1, 2),
-        kernel(1, 10, 20, name="something"),
+        *launched(1, 2, 10, 20, name="something"),
         operator("aten::add", 6, 3),
-        launch(2, 7),
-        kernel(2, 25, 15, name="gemm_in_name_alone"),
+        *launched(2, 7, 25, 15, name="gemm_in_name_alone"),
         launch(3, 9),
         on_device("gpu_memcpy", 3, 35, 15, name="Memcpy HtoD (Pageable -> Device)"),
-        launch(4, 10),
-        kernel(4, 45, 20, name=NCCL, stream=9),
+        *launched(4, 10, 45, 20, name=NCCL, stream=9),
         launch(5, 20),  # by no operator of torch: kernels go by their names
         kernel(5, 70, 10, name="triton_tem_fused_addmm_3"),
-        launch(6, 21),
-        kernel(6, 80, 5, name="triton_poi_fused_convert_gelu_1"),
+        *launched(6, 21, 80, 5, name="triton_poi_fused_convert_gelu_1"),
     )
     # 10-30 product, 30-40 addition, 40-50 copy, 50-65 communication, 70-80 product, 80-85 another.
     assert filling(loaded) == {"forward": (30, 15, 10, 15, 30)}

@@ -6,7 +6,7 @@ import pytest
 
 from lightning_flops.trace.modules import module_table, place_of
 from lightning_flops.trace.tables import operator_table, operators_by_shape
-from tests.analysis.trace_events import Event, kernel, launch, made, node, operator, scope, span, trace
+from tests.analysis.trace_events import Event, launched, made, node, operator, scope, span, trace
 
 
 def call(name: str, start: float, length: float, *, thread: int = 1) -> Event:
@@ -72,10 +72,8 @@ def test_operators_have_a_row_for_each_shape_of_their_inputs() -> None:
             product(20, 30, 3, **{"Concrete Inputs": ["", "", "7"]}),
             product(60, 5, 8),
             operator("aten::add", 70, 1),
-            launch(1, 1),
-            kernel(1, 2, 100),
-            launch(2, 61),
-            kernel(2, 200, 50),
+            *launched(1, 1, 2, 100),
+            *launched(2, 61, 200, 50),
         )
     )
     assert table is not None

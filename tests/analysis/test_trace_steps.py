@@ -10,6 +10,7 @@ from tests.analysis.trace_events import (
     data_loader,
     kernel,
     launch,
+    launched,
     made,
     node,
     on_device,
@@ -55,11 +56,9 @@ def test_each_moment_of_a_step_goes_to_the_first_kind_that_ran_in_it() -> None:
 def test_a_step_lasts_to_the_last_kernel_launched_in_it_and_the_next_begins_there() -> None:
     loaded = trace(
         step(1, 0, 100),
-        launch(1, 90),
-        kernel(1, 95, 45),  # to 140, 35 into the next step
+        *launched(1, 90, 95, 45),  # to 140, 35 into the next step
         step(2, 105, 100),
-        launch(2, 110),
-        kernel(2, 140, 10),  # ends before its step does
+        *launched(2, 110, 140, 10),  # ends before its step does
     )
     assert (loaded.steps.start_ns // 1000).tolist() == [0, 140]
     assert (loaded.steps.end_ns // 1000).tolist() == [140, 205]
@@ -86,16 +85,13 @@ def test_phases_named_by_scopes_are_taken_from_them() -> None:
         data_loader(0, 10),
         scope("[pl][profile][Strategy]SingleDeviceStrategy.training_step", 10, 20),
         scope("DistributedDataParallel.forward", 12, 15),  # inside: no call of its own
-        launch(1, 15),
-        kernel(1, 16, 30),
+        *launched(1, 15, 16, 30),
         scope("[pl][profile][Strategy]SingleDeviceStrategy.backward", 35, 25),
         launch(2, 40, thread=2),  # autograd's thread
         kernel(2, 50, 20),
         scope("Optimizer.step#AdamW.step", 65, 15),
-        launch(3, 66),
-        kernel(3, 70, 5),
-        launch(4, 90),
-        kernel(4, 91, 2),
+        *launched(3, 66, 70, 5),
+        *launched(4, 90, 91, 2),
     )
     found = phases(loaded)
     assert found["step"] == (1, 100, 57)
@@ -116,16 +112,12 @@ def test_what_marks_tell_apart_inside_an_optimizers_step_is_not_the_optimizers()
         scope("Optimizer.step#SGD.step", 12, 76),
         scope(phase_mark("other"), 14, 56),  # the closure, with a trainer's hooks in it: 14-70
         scope(phase_mark("forward"), 20, 10),
-        launch(1, 25),
-        kernel(1, 26, 7),
-        launch(2, 32),
-        kernel(2, 33, 11),  # of a hook
+        *launched(1, 25, 26, 7),
+        *launched(2, 32, 33, 11),  # of a hook
         scope(phase_mark("optimizer"), 35, 5),  # dropping the gradients
-        launch(3, 36),
-        kernel(3, 50, 13),
+        *launched(3, 36, 50, 13),
         scope(phase_mark("backward"), 45, 20),
-        launch(4, 80),
-        kernel(4, 81, 3),
+        *launched(4, 80, 81, 3),
     )
     found = phases(loaded)
     # 10-14, 35-40 and 70-90; what is before and after the optimizer's scope, and the rest of the closure, is others'.

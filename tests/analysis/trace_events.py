@@ -55,6 +55,13 @@ def kernel(
     return on_device("kernel", correlation, start, length, name=name, stream=stream, device=device, **more)
 
 
+def launched(
+    number: int, at: float, start: float, length: float, *, thread: int = 1, **more: Any
+) -> tuple[Event, Event]:
+    """A launch at *at*, and the kernel that it launches."""
+    return launch(number, at, thread=thread), kernel(number, start, length, **more)
+
+
 def on_device(
     category: str,
     correlation: int,

@@ -25,20 +25,10 @@ FAMILY = Family("attention")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class Attention(nn.Module):
-    """Attention between tensors that already are queries, keys and values."""
-
-    def __init__(self, attend: Attend) -> None:
-        super().__init__()
-        self.attend = attend
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self.attend(query, key, value)
-
-
 def example_of(attend: Attend, query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> Example:
-    """Attention over inputs of these shapes, each of which needs its gradient."""
-    return Example(Attention(attend), *tuple(torch.randn(shape, requires_grad=True) for shape in (query, key, value)))
+    """Attention between inputs of these shapes, each of which needs its gradient."""
+    model = Parts(lambda self, query, key, value: attend(query, key, value))
+    return Example(model, *tuple(torch.randn(shape, requires_grad=True) for shape in (query, key, value)))
 
 
 def with_math_backend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -111,12 +101,11 @@ def kernel(
     """Adds attention whose scores cost *scores* forward, and its values as many where they are of the keys' size."""
     values = scores * value[-1] // key[-1]
     spent = (scores + values, 2 * (scores + values), scores if fused else 0)
-    FAMILY.add(
+    FAMILY.put(
         name,
-        lambda: example_of(attend, query, key, value),
-        *spent,
-        skipped=(2 + 4 + 1) * skipped,
-        by_module={"": spent},
+        lambda: example_of(attend, query, key, value).costs(
+            *spent, skipped=(2 + 4 + 1) * skipped, by_module={"": spent}
+        ),
     )
 
 

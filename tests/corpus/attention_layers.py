@@ -223,19 +223,15 @@ def attention_over_jagged_samples() -> Example:
     scores = sum(2 * heads * length * length * head_dim for length in lengths)
     projection = 2 * sum(lengths) * hidden * hidden
 
-    class SelfAttention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.query, self.key, self.value = (nn.Linear(hidden, hidden) for _ in range(3))
+    def forward(self: Any, samples: Tensor) -> Tensor:
+        projected = (layer(samples) for layer in (self.query, self.key, self.value))
+        query, key, value = (part.unflatten(-1, (heads, head_dim)).transpose(1, 2) for part in projected)
+        with sdpa_kernel(SDPBackend.MATH):
+            mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        return mixed.transpose(1, 2).values()
 
-        def forward(self, samples: Tensor) -> Tensor:
-            projected = (layer(samples) for layer in (self.query, self.key, self.value))
-            query, key, value = (part.unflatten(-1, (heads, head_dim)).transpose(1, 2) for part in projected)
-            with sdpa_kernel(SDPBackend.MATH):
-                mixed = nn.functional.scaled_dot_product_attention(query, key, value)
-            return mixed.transpose(1, 2).values()
-
+    model = Parts(forward, **{name: nn.Linear(hidden, hidden) for name in ("query", "key", "value")})
     samples = [torch.randn(length, hidden) for length in lengths]
-    return Example(SelfAttention(), torch.nested.nested_tensor(samples, layout=torch.jagged)).costs(
+    return Example(model, torch.nested.nested_tensor(samples, layout=torch.jagged)).costs(
         3 * projection + 2 * scores, 3 * projection + 4 * scores, by_module={"key": (projection, projection)}
     )

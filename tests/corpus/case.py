@@ -159,10 +159,6 @@ class Family:
         """Adds a network that a function makes."""
         self.networks.append(Network(name, self.name, build, one_call))
 
-    def add(self, name: str, build: Callable[[], Example], *expected: int, one_call: bool = True, **more: Any) -> None:
-        """Adds a network of which a line says all; *expected* and *more* are those of ``Expected``."""
-        self.put(name, lambda: build().costs(*expected, **more), one_call=one_call)
-
     def network(self, build: Callable[[], Example]) -> Callable[[], Example]:
         """Decorates a function that makes a network; the function's name becomes the network's."""
         self.put(build.__name__, build)
@@ -174,15 +170,21 @@ class Family:
         return build
 
     def of_two_layers(
-        self, *expected: int, between: Callable[[], nn.Module] = nn.Tanh, of_input: bool = False, **more: Any
+        self,
+        *expected: int,
+        between: Callable[[], nn.Module] = nn.Tanh,
+        of_input: bool = False,
+        one_call: bool = True,
+        **more: Any,
     ) -> Callable[[Callable[[Example], None]], Callable[[Example], None]]:
         """Decorates what is done with two layers; *of_input*: their input needs its gradient."""
 
         def define(step: Callable[[Example], None]) -> Callable[[Example], None]:
             def build() -> Example:
-                return Example(two_layers(between()), torch.randn(BATCH, INPUTS, requires_grad=of_input), step=step)
+                batch = torch.randn(BATCH, INPUTS, requires_grad=of_input)
+                return Example(two_layers(between()), batch, step=step).costs(*expected, **more)
 
-            self.add(step.__name__, build, *expected, **more)
+            self.put(step.__name__, build, one_call=one_call)
             return step
 
         return define

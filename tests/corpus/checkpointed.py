@@ -125,19 +125,11 @@ def checkpointed_sequence() -> Example:
 def checkpointed_function() -> Example:
     """No module is inside: a plain function of the module's parameters is repeated, but for its last product."""
 
-    class WithFunction(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Parameter(torch.randn(INPUTS, HIDDEN))
-            self.second = nn.Parameter(torch.randn(HIDDEN, OUTPUTS))
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return checkpoint(lambda x: torch.tanh(x @ self.first) @ self.second, x, use_reentrant=False)
 
-        def core(self, x: Tensor) -> Tensor:
-            return torch.tanh(x @ self.first) @ self.second
-
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.core, x, use_reentrant=False)
-
-    return Example(WithFunction(), torch.randn(BATCH, INPUTS)).costs(
+    first, second = (nn.Parameter(torch.randn(shape)) for shape in ((INPUTS, HIDDEN), (HIDDEN, OUTPUTS)))
+    return Example(Parts(forward, first=first, second=second), torch.randn(BATCH, INPUTS)).costs(
         FIRST + SECOND, FIRST + 2 * SECOND, FIRST, by_module={"": (FIRST + SECOND, FIRST + 2 * SECOND, FIRST)}
     )
 
@@ -331,18 +323,13 @@ register_flop_formula(
 def block_that_ends_in_a_function_with_formulas() -> Example:
     """The function saves its factors once it has run, so the repetition, inside its backward, runs all of the block."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(INPUTS, HIDDEN)
-            self.weight = nn.Parameter(torch.randn(HIDDEN, OUTPUTS))
-
-        def block(self, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        def block(x: Tensor) -> Tensor:
             return CountedProduct.apply(torch.tanh(self.first(x)), self.weight)  # type: ignore[no-untyped-call]
 
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.block, x, use_reentrant=False)
+        return checkpoint(block, x, use_reentrant=False)
 
-    return Example(Model(), torch.randn(BATCH, INPUTS)).costs(
+    model = Parts(forward, first=nn.Linear(INPUTS, HIDDEN), weight=nn.Parameter(torch.randn(HIDDEN, OUTPUTS)))
+    return Example(model, torch.randn(BATCH, INPUTS)).costs(
         FIRST + SECOND, FIRST + 2 * SECOND, FIRST + SECOND, by_module={"first": (FIRST, FIRST, FIRST)}
     )

@@ -51,16 +51,9 @@ FAMILY.put("branch_that_is_taken", lambda: branching(taken=True))
 FAMILY.put("branch_that_is_not_taken", lambda: branching(taken=False))
 
 
-class Looping(nn.Module):
+def looping(loop: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
     """One weight that a function of the module's uses."""
-
-    def __init__(self, loop: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH)
-        self.loop = loop
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.loop(x, self.weight)
+    return Parts(lambda self, x: loop(x, self.weight), weight=nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH))
 
 
 STEP = 2 * ROWS * WIDTH * WIDTH
@@ -77,7 +70,7 @@ def loop_while_there_is_something_to_do() -> Example:
         start = torch.tensor(0)
         return while_loop(lambda step, x: step < STEPS, body, (start, x))[1]  # type: ignore[no-untyped-call]
 
-    return Example(Looping(loop), torch.randn(ROWS, WIDTH, requires_grad=True)).costs(
+    return Example(looping(loop), torch.randn(ROWS, WIDTH, requires_grad=True)).costs(
         STEPS * STEP, STEPS * 2 * STEP, STEPS * STEP, without_backward=0
     )
 
@@ -94,7 +87,7 @@ def scan_over_a_sequence() -> Example:
         carried, _ = scan(step, torch.zeros(ROWS, WIDTH, requires_grad=True), x)
         return carried
 
-    return Example(Looping(loop), torch.randn(STEPS, ROWS, WIDTH, requires_grad=True)).costs(
+    return Example(looping(loop), torch.randn(STEPS, ROWS, WIDTH, requires_grad=True)).costs(
         STEPS * STEP, STEPS * 2 * STEP, without_backward=0
     )
 
@@ -107,7 +100,7 @@ def map_over_a_batch() -> Example:
         mapped: Any = map_over
         return mapped(lambda x, weight: torch.tanh(x @ weight), x, weight)
 
-    return Example(Looping(loop), torch.randn(STEPS, ROWS, WIDTH, requires_grad=True)).costs(
+    return Example(looping(loop), torch.randn(STEPS, ROWS, WIDTH, requires_grad=True)).costs(
         STEPS * STEP, STEPS * 2 * STEP, STEPS * STEP, without_backward=0
     )
 

@@ -22,12 +22,11 @@ def convolution(
     name: str, layer: Callable[[], nn.Module], shape: tuple[int, ...], product: int, *, gradients: int = 1
 ) -> None:
     """Adds one layer over an input of this shape; its weight alone has a gradient, or both have."""
-    FAMILY.add(
+    FAMILY.put(
         name,
-        lambda: Example(layer(), torch.randn(shape, requires_grad=gradients == 2)),
-        product,
-        gradients * product,
-        by_module={"": (product, gradients * product)},
+        lambda: Example(layer(), torch.randn(shape, requires_grad=gradients == 2)).costs(
+            product, gradients * product, by_module={"": (product, gradients * product)}
+        ),
     )
 
 
@@ -103,14 +102,13 @@ convolution(
     2 * 2 * 5 * 10 * 3 * 5,
 )
 # Channels last, no graph: the same products.
-FAMILY.add(
+FAMILY.put(
     "conv2d_without_grad",
     lambda: Example(
         nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
         torch.randn(2, 3, 6, 7).contiguous(memory_format=torch.channels_last),
         step=forward_without_grad,
-    ),
-    2 * 2 * 5 * (4 * 5) * 3 * (3 * 3),
+    ).costs(2 * 2 * 5 * (4 * 5) * 3 * (3 * 3)),
 )
 
 

@@ -26,59 +26,54 @@ PRODUCT = 2 * 3 * 5 * 7  # 3 rows through 5 x 7
 
 
 # The input needs no gradient, so the backward is the weight's gradient alone.
-FAMILY.add(
+FAMILY.put(
     "linear_without_bias",
-    lambda: Example(nn.Linear(5, 7, bias=False), torch.randn(3, 5)),
-    PRODUCT,
-    PRODUCT,
-    by_module={"": (PRODUCT, PRODUCT)},
+    lambda: Example(nn.Linear(5, 7, bias=False), torch.randn(3, 5)).costs(
+        PRODUCT, PRODUCT, by_module={"": (PRODUCT, PRODUCT)}
+    ),
 )
 # A bias is an addition: it costs nothing here.
-FAMILY.add("linear_with_bias", lambda: Example(nn.Linear(5, 7), torch.randn(3, 5)), PRODUCT, PRODUCT)
+FAMILY.put("linear_with_bias", lambda: Example(nn.Linear(5, 7), torch.randn(3, 5)).costs(PRODUCT, PRODUCT))
 # Both gradients are computed: the backward is twice the forward.
-FAMILY.add(
+FAMILY.put(
     "linear_whose_input_needs_a_gradient",
-    lambda: Example(nn.Linear(5, 7), torch.randn(3, 5, requires_grad=True)),
-    PRODUCT,
-    2 * PRODUCT,
+    lambda: Example(nn.Linear(5, 7), torch.randn(3, 5, requires_grad=True)).costs(PRODUCT, 2 * PRODUCT),
 )
 # Every position of every sample is a row.
-FAMILY.add(
+FAMILY.put(
     "linear_over_a_sequence",
-    lambda: Example(nn.Linear(5, 7), torch.randn(3, 11, 5)),
-    2 * 3 * 11 * 5 * 7,
-    2 * 3 * 11 * 5 * 7,
+    lambda: Example(nn.Linear(5, 7), torch.randn(3, 11, 5)).costs(2 * 3 * 11 * 5 * 7, 2 * 3 * 11 * 5 * 7),
 )
 # No batch dimension is a batch of one.
-FAMILY.add("linear_over_one_vector", lambda: Example(nn.Linear(5, 7), torch.randn(5)), 2 * 5 * 7, 2 * 5 * 7)
+FAMILY.put("linear_over_one_vector", lambda: Example(nn.Linear(5, 7), torch.randn(5)).costs(2 * 5 * 7, 2 * 5 * 7))
 # A column is still a product.
-FAMILY.add("linear_with_one_output", lambda: Example(nn.Linear(5, 1), torch.randn(3, 5)), 2 * 3 * 5, 2 * 3 * 5)
+FAMILY.put("linear_with_one_output", lambda: Example(nn.Linear(5, 1), torch.randn(3, 5)).costs(2 * 3 * 5, 2 * 3 * 5))
 # The first layer computes one gradient, the second both: less than twice the forward.
-FAMILY.add(
+FAMILY.put(
     "two_layers",
-    lambda: Example(two_layers(nn.ReLU()), torch.randn(3, 5)),
-    FIRST + SECOND,
-    FIRST + 2 * SECOND,
-    by_module={"": (FIRST + SECOND, FIRST + 2 * SECOND), "0": (FIRST, FIRST), "2": (SECOND, 2 * SECOND)},
+    lambda: Example(two_layers(nn.ReLU()), torch.randn(3, 5)).costs(
+        FIRST + SECOND,
+        FIRST + 2 * SECOND,
+        by_module={"": (FIRST + SECOND, FIRST + 2 * SECOND), "0": (FIRST, FIRST), "2": (SECOND, 2 * SECOND)},
+    ),
 )
 # No backward runs, none is counted; and the forward costs the same when no graph is recorded.
-FAMILY.add(
+FAMILY.put(
     "two_layers_forward_only",
-    lambda: Example(two_layers(nn.Tanh()), torch.randn(3, 5), step=forward_only),
-    FIRST + SECOND,
+    lambda: Example(two_layers(nn.Tanh()), torch.randn(3, 5), step=forward_only).costs(FIRST + SECOND),
 )
-FAMILY.add(
+FAMILY.put(
     "two_layers_without_grad",
-    lambda: Example(two_layers(nn.Tanh()), torch.randn(3, 5), step=forward_without_grad),
-    FIRST + SECOND,
-    by_module={"2": (SECOND,)},
+    lambda: Example(two_layers(nn.Tanh()), torch.randn(3, 5), step=forward_without_grad).costs(
+        FIRST + SECOND, by_module={"2": (SECOND,)}
+    ),
 )
 # In inference mode operators reach the counter in other forms; the products are the same.
-FAMILY.add(
+FAMILY.put(
     "two_layers_in_inference_mode",
-    lambda: Example(two_layers(nn.Tanh()), torch.randn(3, 13, 5), step=forward_in_inference_mode),
-    13 * (FIRST + SECOND),
-    by_module={"0": (13 * FIRST,), "2": (13 * SECOND,)},
+    lambda: Example(two_layers(nn.Tanh()), torch.randn(3, 13, 5), step=forward_in_inference_mode).costs(
+        13 * (FIRST + SECOND), by_module={"0": (13 * FIRST,), "2": (13 * SECOND,)}
+    ),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -87,42 +86,41 @@ OF_PARAMETERS: tuple[tuple[str, Callable[..., Tensor], tuple[tuple[int, ...], ..
 )
 """Formulas of parameters alone, so every factor needs its gradient: name, function, shapes, forward, backward."""
 
-for _name, _function, _shapes, _forward, _backward in OF_PARAMETERS:
-    FAMILY.add(
-        _name,
-        partial(lambda function, shapes: Example(Formula(function, *shapes)), _function, _shapes),
-        _forward,
-        _backward,
-        by_module={"": (_forward, _backward)},
-    )
+
+def of_parameters(name: str, function: Any, shapes: tuple[tuple[int, ...], ...], forward: int, backward: int) -> None:
+    """Adds one of them."""
+    costs = {"": (forward, backward)}
+    FAMILY.put(name, lambda: Example(Formula(function, *shapes)).costs(forward, backward, by_module=costs))
+
+
+for _row in OF_PARAMETERS:
+    of_parameters(*_row)
 # No module stands for the product, so it belongs to the one that called it.
-FAMILY.add(
+FAMILY.put(
     "functional_linear",
-    lambda: Example(Formula(lambda w, x: nn.functional.linear(x, w), (7, 5)), torch.randn(3, 5, requires_grad=True)),
-    MATRIX,
-    2 * MATRIX,
-    by_module={"": (MATRIX, 2 * MATRIX)},
+    lambda: Example(
+        Formula(lambda w, x: nn.functional.linear(x, w), (7, 5)), torch.randn(3, 5, requires_grad=True)
+    ).costs(MATRIX, 2 * MATRIX, by_module={"": (MATRIX, 2 * MATRIX)}),
 )
 # A projection straight into 3 heads of 5: "bsh,hnd->bsnd" contracts over the hidden axis of 13.
-FAMILY.add(
+FAMILY.put(
     "einsum_splitting_heads",
-    lambda: Example(Formula(lambda w, x: torch.einsum("bsh,hnd->bsnd", x, w), (13, 3, 5)), torch.randn(2, 11, 13)),
-    2 * 2 * 11 * 13 * 3 * 5,
-    2 * 2 * 11 * 13 * 3 * 5,
+    lambda: Example(
+        Formula(lambda w, x: torch.einsum("bsh,hnd->bsnd", x, w), (13, 3, 5)), torch.randn(2, 11, 13)
+    ).costs(2 * 2 * 11 * 13 * 3 * 5, 2 * 2 * 11 * 13 * 3 * 5),
 )
 # Eight-bit integers multiply and add like any other numbers.
-FAMILY.add(
+FAMILY.put(
     "integer_matrix_product",
     lambda: Example(
         Formula(lambda x, w: torch._int_mm(x, w)),
         torch.randint(-9, 9, (3, 8), dtype=torch.int8),
         torch.randint(-9, 9, (8, 16), dtype=torch.int8),
         step=forward_without_grad,
-    ),
-    2 * 3 * 8 * 16,
+    ).costs(2 * 3 * 8 * 16),
 )
 # Weights stored in eight bits, a scale for each output: a product like any other.
-FAMILY.add(
+FAMILY.put(
     "packed_eight_bit_weight",
     lambda: Example(
         Formula(lambda x, weight, scales: torch._weight_int8pack_mm(x, weight, scales)),
@@ -130,8 +128,7 @@ FAMILY.add(
         torch.randint(-9, 9, (16, 32), dtype=torch.int8),
         torch.ones(16, dtype=torch.bfloat16),
         step=forward_without_grad,
-    ),
-    2 * 3 * 32 * 16,
+    ).costs(2 * 3 * 32 * 16),
 )
 
 

@@ -25,12 +25,6 @@ def adversarial_step() -> Example:
     """
     batch, noise, hidden, data, features, classes = 3, 4, 7, 5, 11, 2
 
-    class Adversaries(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.generator = nn.Sequential(nn.Linear(noise, hidden), nn.ReLU(), nn.Linear(hidden, data))
-            self.discriminator = nn.Sequential(nn.Linear(data, features), nn.ReLU(), nn.Linear(features, classes))
-
     def step(example: Example) -> None:
         model: Any = example.model
         z, real = example.args
@@ -46,7 +40,11 @@ def adversarial_step() -> Example:
     d1, d2 = 2 * batch * data * features, 2 * batch * features * classes
     generator = PhaseFlops(forward=g1 + g2, backward=g1 + 2 * g2)
     discriminator = PhaseFlops(forward=3 * (d1 + d2), backward=2 * (d1 + 2 * d2) + 2 * (d1 + d2))
-    return Example(Adversaries(), torch.randn(batch, noise), torch.randn(batch, data), step=step).costs(
+    parts = {
+        "generator": nn.Sequential(nn.Linear(noise, hidden), nn.ReLU(), nn.Linear(hidden, data)),
+        "discriminator": nn.Sequential(nn.Linear(data, features), nn.ReLU(), nn.Linear(features, classes)),
+    }
+    return Example(nn.ModuleDict(parts), torch.randn(batch, noise), torch.randn(batch, data), step=step).costs(
         generator.forward + discriminator.forward,
         generator.backward + discriminator.backward,
         by_module={"generator": generator, "discriminator": discriminator},

@@ -45,17 +45,14 @@ def layer(
 ) -> None:
     """Adds one module over a sequence; *of_input*: its gradient is asked for; *start*: of a learned first state."""
     starts = () if start is None else (start,)
-    FAMILY.add(
+    FAMILY.put(
         name,
         lambda: Example(
             made(),
             torch.randn(shape, requires_grad=of_input),
             *(torch.randn(one, requires_grad=True) for one in starts),
             step=backward_of_first_output if backward else forward_without_grad,
-        ),
-        forward,
-        backward,
-        by_module={"": (forward, backward)},
+        ).costs(forward, backward, by_module={"": (forward, backward)}),
     )
 
 

@@ -11,7 +11,18 @@ from lightning_flops.report.layout import SortKey, View
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace import TracesReport
 from tests.analysis.in_memory import analyze_traces
-from tests.analysis.trace_events import kernel, launch, memory, module, on_device, operator, phase, step, trace
+from tests.analysis.trace_events import (
+    kernel,
+    launch,
+    launched,
+    memory,
+    module,
+    on_device,
+    operator,
+    phase,
+    step,
+    trace,
+)
 
 
 def test_rows_go_by_what_was_asked_for_and_stay_where_a_table_has_no_such_key() -> None:
@@ -66,19 +77,15 @@ def every_table() -> TracesReport:
             memory(22, 300, device=0),
             memory(36, 200, device=0),
             phase("backward", 40, 50),
-            launch(1, 22),
-            kernel(1, 30, 5, name="sgemm"),
+            *launched(1, 22, 30, 5, name="sgemm"),
             launch(2, 24, 2),
             on_device("gpu_memset", 2, 50, 12, name="Memset (Device)", stream=8),
             step(2, 1000, long),
             operator("aten::mm", 1021, 5, **SHAPES),
             operator("aten::mm", 1031, 5, **SHAPES),
-            launch(3, 1022),
-            kernel(3, 1030, 5, name="sgemm"),
-            launch(4, 1040),
-            kernel(4, 1050, 7, name="ncclDevKernel_AllGather", stream=8),
-            launch(5, 1042),
-            kernel(5, 1060, 20 + rank, name="ncclDevKernel_AllReduce", stream=8),
+            *launched(3, 1022, 1030, 5, name="sgemm"),
+            *launched(4, 1040, 1050, 7, name="ncclDevKernel_AllGather", stream=8),
+            *launched(5, 1042, 1060, 20 + rank, name="ncclDevKernel_AllReduce", stream=8),
         ]
         head = {"distributedInfo": {"rank": rank, "world_size": 2, "backend": "nccl"}}
         reports.append(trace(*events, **head))
