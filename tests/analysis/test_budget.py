@@ -96,11 +96,7 @@ def timing(*parts: PartTiming) -> TimingProfile:
 def budget(*parts: PartTiming, filling: dict[str, PartFilling], model: float | None) -> Budget:
     traced = TracedStep(index=5, like_counted=True, files=(), tables=None, own_forward_sec=None, filling=filling)
     made = build_budget(
-        timing=timing(*parts),
-        traced=traced,
-        peak_sec=(model, model),
-        memory_sec=None,
-        lower_bound=False,
+        timing=timing(*parts), traced=traced, peak_sec=(model, model), memory_sec=None, lower_bound=False
     )
     assert made is not None
     return made
@@ -126,10 +122,6 @@ def test_time_between_the_timed_steps_stands_beside_the_step() -> None:
     profile = build_profile(replace(window, timed_steps=(first, *window.timed_steps[1:])), config=PEAK)
     # Eight steps of 20 ms on average, of which two, beside the middle half, took 10 ms longer.
     stalls = known(known(profile.timing).stalls)
-    assert (stalls.steps, round(1e9 * stalls.seconds), stalls.part) == (
-        2,
-        20_000_000,
-        "backward",
-    )
+    assert (stalls.steps, round(1e9 * stalls.seconds), stalls.part) == (2, 20_000_000, "backward")
     words = "Between steps: epoch restart 250 ms, my own 500 ms, validation 1.5 s."
     assert words in " ".join(str(profile).split())

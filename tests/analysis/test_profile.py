@@ -8,13 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 import pytest
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.records import (
-    FlopRecord,
-    PhaseBytes,
-    PhaseSeconds,
-    TimePhase,
-    WindowRecord,
-)
+from lightning_flops.records import FlopRecord, PhaseBytes, PhaseSeconds, TimePhase, WindowRecord
 from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Rates

@@ -30,7 +30,6 @@ def gpt2(attention: str) -> Example:
 
     model = tiny(
         "GPT2LMHeadModel",
-        "GPT2Config",
         vocab_size=vocabulary,
         n_positions=16,
         n_embd=hidden,
@@ -84,7 +83,6 @@ class Llama:
         """The model in eval mode, and its tokens."""
         model = tiny(
             "LlamaForCausalLM",
-            "LlamaConfig",
             vocab_size=cls.vocabulary,
             hidden_size=cls.hidden,
             intermediate_size=cls.intermediate,
@@ -234,7 +232,6 @@ def mixtral(experts: str) -> Example:
 
     model = tiny(
         "MixtralForCausalLM",
-        "MixtralConfig",
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=intermediate,
@@ -291,7 +288,6 @@ def mamba() -> Example:
 
     model = tiny(
         "MambaForCausalLM",
-        "MambaConfig",
         vocab_size=vocabulary,
         hidden_size=hidden,
         state_size=state,

@@ -30,7 +30,6 @@ def bert_example(model: str, attention: str, *, batch: int, sequence: int, heads
     """Two layers of 12, 20 between them, and 37 words."""
     made = tiny(
         model,
-        "BertConfig",
         vocab_size=37,
         hidden_size=12,
         num_hidden_layers=2,
@@ -102,7 +101,6 @@ def vit() -> Example:
 
     model = tiny(
         "ViTForImageClassification",
-        "ViTConfig",
         hidden_size=hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
@@ -137,7 +135,6 @@ def clip() -> Example:
 
     model = tiny(
         "CLIPModel",
-        "CLIPConfig",
         text_config={
             "vocab_size": vocabulary,
             "hidden_size": text_hidden,
@@ -197,7 +194,6 @@ def convnext() -> Example:
 
     model = tiny(
         "ConvNextForImageClassification",
-        "ConvNextConfig",
         num_channels=channels,
         patch_size=4,
         num_stages=2,

@@ -51,7 +51,6 @@ def t5() -> Example:
 
     model = tiny(
         "T5ForConditionalGeneration",
-        "T5Config",
         vocab_size=vocabulary,
         d_model=hidden,
         d_kv=head_dim,
@@ -98,7 +97,6 @@ def whisper() -> Example:
 
     model = tiny(
         "WhisperForConditionalGeneration",
-        "WhisperConfig",
         vocab_size=vocabulary,
         num_mel_bins=mels,
         d_model=hidden,
@@ -169,7 +167,6 @@ def detr() -> Example:
 
     model = tiny(
         "DetrForObjectDetection",
-        "DetrConfig",
         use_timm_backbone=False,
         use_pretrained_backbone=False,
         backbone=None,

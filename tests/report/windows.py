@@ -299,8 +299,7 @@ def parallel_window() -> WindowRecord:
         ),
         modules=tuple(replace(module, local_params=module.params // 2) for module in window.modules),
         flops=replace(
-            window.flops,
-            cells=tuple(replace(one, flops=one.flops // 2, dtype="tf32") for one in window.flops.cells),
+            window.flops, cells=tuple(replace(one, flops=one.flops // 2, dtype="tf32") for one in window.flops.cells)
         ),
     )
 
