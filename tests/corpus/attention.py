@@ -170,7 +170,6 @@ def causal_flash_attention_without_grad() -> Example:
     scores = 2 * batch * heads * (sequence * sequence) * head_dim
     skipped = 2 * batch * heads * (4 + 3 + 2 + 1) * head_dim
     shape = (batch, heads, sequence, head_dim)
-
     example = example_of(partial(with_flash_backend, is_causal=True), shape, shape, shape)
     example.step = forward_without_grad
     return example.costs(2 * scores, skipped=2 * skipped)

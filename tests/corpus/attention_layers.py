@@ -36,7 +36,6 @@ def multi_head_attention_with_weights() -> Example:
     batch, sequence, hidden = 2, 7, 12
     projection = 2 * batch * sequence * hidden * hidden
     scores = 2 * batch * sequence * sequence * hidden
-
     forward = 4 * projection + 2 * scores
     # The input needs no gradient: the 3 input projections have their weights' alone.
     backward = 3 * projection + 2 * projection + 4 * scores
@@ -81,7 +80,6 @@ def multi_head_attention_with_extra_keys() -> Example:
     batch, sequence, hidden = 2, 7, 12
     projection = 2 * batch * sequence * hidden * hidden
     scores = 2 * batch * sequence * (sequence + 2) * hidden
-
     model = SelfAttention(add_bias_kv=True, add_zero_attn=True)
     return Example(model, torch.randn(batch, sequence, hidden, requires_grad=True)).costs(
         4 * projection + 2 * scores, 8 * projection + 4 * scores
@@ -94,7 +92,6 @@ def multi_head_attention_on_its_fast_path() -> Example:
     batch, sequence, hidden = 3, 7, 12
     projection = 2 * batch * sequence * hidden * hidden
     scores = 2 * batch * sequence * sequence * hidden
-
     x = torch.randn(batch, sequence, hidden)
     return Example(nn.MultiheadAttention(hidden, 2, batch_first=True).eval(), x, x, x, step=forward_without_grad).costs(
         4 * projection + 2 * scores
@@ -149,7 +146,6 @@ def transformer_encoder_over_nested_samples() -> Example:
         + 2 * (2 * batch * longest * longest * hidden)
         + 2 * (2 * rows * hidden * intermediate)
     )
-
     padding = torch.arange(longest) >= torch.tensor(lengths).unsqueeze(1)
     encoder = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(hidden, 2, intermediate, batch_first=True), num_layers=layers

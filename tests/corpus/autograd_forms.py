@@ -217,5 +217,7 @@ def towers_in_their_own_threads() -> Example:
     left, right = 2 * batch * inputs * outputs, 2 * batch * (2 * inputs) * outputs
     model = Parts(forward, left=nn.Linear(inputs, outputs), right=nn.Linear(2 * inputs, outputs))
     return Example(model, torch.randn(batch, inputs), torch.randn(batch, 2 * inputs)).costs(
-        forward=left + right, backward=left + right
+        # Each thread numbers its nodes from the same start: whose a node is, a backward elsewhere cannot tell.
+        left + right,
+        left + right,
     )

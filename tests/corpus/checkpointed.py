@@ -62,7 +62,6 @@ def checkpointed_blocks(*, reentrant: bool, last: tuple[Callable[[], nn.Module],
     head = 2 * batch * width * classes
     repeated = first + second if reentrant or last else first
     block = PhaseFlops(forward=first + second, backward=2 * (first + second), recompute=repeated)
-
     blocks = [block_of(width, hidden, width, *(make() for make in last)) for _ in range(2)]
     model = Checkpointed(nn.Linear(inputs, width), blocks, nn.Linear(width, classes), reentrant=reentrant)
     return Example(model, torch.randn(batch, inputs)).costs(
@@ -274,7 +273,6 @@ def checkpoint_with_a_frozen_body() -> Example:
     first = 2 * batch * inputs * hidden
     second = 2 * batch * hidden * inputs
     head = 2 * batch * inputs * classes
-
     block = block_of(inputs, hidden, inputs).requires_grad_(False)
     model = Checkpointed(nn.Identity(), [block], nn.Linear(inputs, classes), reentrant=False)
     return Example(model, torch.randn(batch, inputs)).costs(
@@ -290,7 +288,6 @@ def custom_function_in_a_block(*, reentrant: bool) -> Example:
     batch, inputs, width, hidden, classes = 3, 5, 7, 11, 2
     stem, head = 2 * batch * inputs * width, 2 * batch * width * classes
     first, second = 2 * batch * width * hidden, 2 * batch * hidden * width
-
     block = nn.Sequential(Own(OwnProduct, width, hidden), nn.Linear(hidden, width), nn.Sigmoid())
     model = Checkpointed(nn.Linear(inputs, width), [block], nn.Linear(width, classes), reentrant=reentrant)
     return Example(model, torch.randn(batch, inputs)).costs(

@@ -52,7 +52,6 @@ def compiled(model: nn.Module, *args: Tensor, **options: Any) -> Example:
 def compiled_perceptron(compiled: Callable[[nn.Module], Any], step: Callable[[Example], None]) -> Example:
     """A perceptron after *compiled* has been applied to it, or returned something in its place."""
     whole = PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND if step is forward_and_backward else 0)
-
     model = two_layers(nn.GELU())
     return warmed_up(Example(compiled(model) or model, torch.randn(BATCH, INPUTS), step=step)).costs(
         whole.forward, whole.backward, by_module={"": whole}
@@ -82,7 +81,6 @@ FAMILY.put(
 def compiled_while_it_is_counted() -> Example:
     """The first call traces and compiles: what is only traced is not work, what runs then is."""
     whole = PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND)
-
     model = two_layers(nn.GELU())
     model.compile(backend="aot_eager")
     return Example(model, torch.randn(BATCH, INPUTS), teardown=torch._dynamo.reset).costs(
@@ -97,7 +95,6 @@ def compiled_block_in_an_eager_model() -> Example:
     stem = 2 * BATCH * INPUTS * INPUTS
     head = 2 * BATCH * OUTPUTS * classes
     block = PhaseFlops(forward=FIRST + SECOND, backward=2 * (FIRST + SECOND))
-
     compiled = torch.compile(two_layers(nn.GELU()), backend="aot_eager")
     assert isinstance(compiled, nn.Module)
     return warmed_up(
@@ -290,18 +287,14 @@ FAMILY.put("traced_transformer_layer", lambda: transformer_layer(backend="aot_ea
 def compiled_block_under_a_checkpoint(*, backend: str, reentrant: bool) -> Example:
     """The checkpoint is outside of the region, so what the backward repeats is a compiled forward of its own."""
 
-    class UnderCheckpoint(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.enter = nn.Linear(INPUTS, HIDDEN)
-            block = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Sigmoid(), nn.Linear(HIDDEN, OUTPUTS), nn.Sigmoid())
-            self.block: Callable[[Tensor], Tensor] = torch.compile(block, backend=backend)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return checkpoint(self.block, self.enter(x), use_reentrant=reentrant)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.block, self.enter(x), use_reentrant=reentrant)
-
+    first = nn.Linear(INPUTS, HIDDEN)
+    inner = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Sigmoid(), nn.Linear(HIDDEN, OUTPUTS), nn.Sigmoid())
+    model = Parts(forward, enter=first, block=torch.compile(inner, backend=backend))
     enter, block = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * HIDDEN + 2 * BATCH * HIDDEN * OUTPUTS
-    return warmed_up(Example(UnderCheckpoint(), torch.randn(BATCH, INPUTS))).costs(
+    return warmed_up(Example(model, torch.randn(BATCH, INPUTS))).costs(
         enter + block, enter + 2 * block, block, by_module={"enter": (enter, enter), "block": (block, 2 * block, block)}
     )
 

@@ -27,20 +27,13 @@ def branching(*, taken: bool) -> Example:
     first, second = 2 * ROWS * WIDTH * HIDDEN, 2 * ROWS * HIDDEN * WIDTH
     short = 2 * ROWS * WIDTH * WIDTH
 
-    class Branching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.widen, self.narrow = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
-            self.short = nn.Linear(WIDTH, WIDTH)
+    def either_way(self: Any, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: self.narrow(torch.tanh(self.widen(x))), lambda x: self.short(x), (x,))
 
-        def long_way(self, x: Tensor) -> Tensor:
-            return self.narrow(torch.tanh(self.widen(x)))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cond(x.sum() > 0, self.long_way, lambda x: self.short(x), (x,))
-
+    layers = {"widen": nn.Linear(WIDTH, HIDDEN), "narrow": nn.Linear(HIDDEN, WIDTH), "short": nn.Linear(WIDTH, WIDTH)}
+    model = Parts(either_way, **layers)
     forward = first + second if taken else short
-    return Example(Branching(), torch.full((ROWS, WIDTH), 1.0 if taken else -1.0, requires_grad=True)).costs(
+    return Example(model, torch.full((ROWS, WIDTH), 1.0 if taken else -1.0, requires_grad=True)).costs(
         forward, 2 * forward, forward, without_backward=0
     )
 

@@ -142,7 +142,6 @@ def spectral_norm() -> Example:
     batch, inputs, outputs = 3, 5, 7
     product = 2 * batch * inputs * outputs
     norm = 3 * (2 * outputs * inputs) + 2 * outputs
-
     layer = nn.utils.parametrizations.spectral_norm(nn.Linear(inputs, outputs))
     return Example(nn.Sequential(layer, nn.ReLU()), torch.randn(batch, inputs)).costs(
         product + norm, product, by_module={"0": (product + norm, product), "0.parametrizations.weight.0": (norm,)}

@@ -259,27 +259,23 @@ def gradient_in_a_checkpoint() -> Example:
     """
     batch, inputs, hidden, outputs = 3, 5, 7, 11
 
-    class Potential(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.enter = nn.Linear(inputs, hidden)
-            self.leave = nn.Linear(hidden, outputs)
+    def inside(self: Any, positions: Tensor) -> Tensor:
+        energy = self.leave(torch.tanh(self.enter(positions))).sum()
+        (forces,) = torch.autograd.grad(energy, positions, create_graph=True)
+        return energy.square() + forces.square().sum()
 
-        def inside(self, positions: Tensor) -> Tensor:
-            energy = self.leave(torch.tanh(self.enter(positions))).sum()
-            (forces,) = torch.autograd.grad(energy, positions, create_graph=True)
-            return energy.square() + forces.square().sum()
-
-        def forward(self, positions: Tensor) -> Tensor:
-            with set_checkpoint_early_stop(False):
-                result: Tensor = checkpoint(self.inside, positions, use_reentrant=False)
-            return result
+    def forward(self: Any, positions: Tensor) -> Tensor:
+        with set_checkpoint_early_stop(False):
+            result: Tensor = checkpoint(partial(inside, self), positions, use_reentrant=False)
+        return result
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     once = (first + second) + (first + second)
-    return Example(Potential(), torch.randn(batch, inputs, requires_grad=True)).costs(
+    model = Parts(forward, enter=nn.Linear(inputs, hidden), leave=nn.Linear(hidden, outputs))
+    return Example(model, torch.randn(batch, inputs, requires_grad=True)).costs(
         forward=first + second,
         backward=(first + second) + (2 * first + second) + (2 * first + 2 * second),
+        # For the gradient inside, and for the one outside: both times the energy and the forces, to the end.
         recompute=2 * once,
     )
 

@@ -22,7 +22,6 @@ def frozen_body() -> Example:
     batch, inputs, hidden, classes = 3, 5, 7, 11
     body = 2 * batch * inputs * hidden + 2 * batch * hidden * hidden
     head = 2 * batch * hidden * classes
-
     frozen = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden)).requires_grad_(False)
     return Example(nn.Sequential(frozen, nn.Linear(hidden, classes)), torch.randn(batch, inputs)).costs(
         body + head, head, without_backward=body, by_module={"0": (body,), "1": (head, head)}
@@ -87,20 +86,16 @@ def tied_embedding_and_head() -> Example:
     """One weight looks words up for nothing and scores them with a product."""
     batch, sequence, vocabulary, hidden = 2, 5, 29, 7
 
-    class TiedLanguageModel(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(vocabulary, hidden)
-            self.mix = nn.Linear(hidden, hidden)
-            self.head = nn.Linear(hidden, vocabulary, bias=False)
-            self.head.weight = self.embedding.weight
+    def forward(self: Any, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.mix(self.embedding(tokens))))
 
-        def forward(self, tokens: Tensor) -> Tensor:
-            return self.head(torch.tanh(self.mix(self.embedding(tokens))))
-
+    embedding, mixing = nn.Embedding(vocabulary, hidden), nn.Linear(hidden, hidden)
+    scoring = nn.Linear(hidden, vocabulary, bias=False)
+    scoring.weight = embedding.weight
+    model = Parts(forward, embedding=embedding, mix=mixing, head=scoring)
     mix = 2 * batch * sequence * hidden * hidden
     head = 2 * batch * sequence * hidden * vocabulary
-    return Example(TiedLanguageModel(), torch.randint(vocabulary, (batch, sequence))).costs(
+    return Example(model, torch.randint(vocabulary, (batch, sequence))).costs(
         mix + head, 2 * mix + 2 * head, by_module={"mix": (mix, 2 * mix), "head": (head, 2 * head)}
     )
 
@@ -141,28 +136,18 @@ def module_under_two_names() -> Example:
     """A layer that two towers share is counted once a call, under the name of the tower that called it."""
     batch, inputs, hidden, outputs = 3, 5, 7, 11
 
-    class Tower(nn.Module):
-        def __init__(self, inputs: int, shared: nn.Module) -> None:
-            super().__init__()
-            self.own = nn.Linear(inputs, hidden)
-            self.shared = shared
+    def tower(self: Any, x: Tensor) -> Tensor:
+        return self.shared(torch.relu(self.own(x)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.shared(torch.relu(self.own(x)))
+    def forward(self: Any, x: Tensor, y: Tensor) -> Tensor:
+        return self.left(x) + self.right(y)
 
-    class TwoTowers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            shared = nn.Linear(hidden, outputs)
-            self.left = Tower(inputs, shared)
-            self.right = Tower(2 * inputs, shared)
-
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return self.left(x) + self.right(y)
-
+    layer = nn.Linear(hidden, outputs)
+    towers = (Parts(tower, own=nn.Linear(size, hidden), shared=layer) for size in (inputs, 2 * inputs))
+    model = Parts(forward, **dict(zip(("left", "right"), towers, strict=True)))
     left, right = 2 * batch * inputs * hidden, 2 * batch * (2 * inputs) * hidden
     shared = 2 * batch * hidden * outputs
-    return Example(TwoTowers(), torch.randn(batch, inputs), torch.randn(batch, 2 * inputs)).costs(
+    return Example(model, torch.randn(batch, inputs), torch.randn(batch, 2 * inputs)).costs(
         left + right + 2 * shared,
         left + right + 2 * (2 * shared),
         by_module={
@@ -179,7 +164,6 @@ def same_module_twice_in_a_sequence() -> Example:
     """Two names in one parent: both calls are listed under the first."""
     batch, hidden = 3, 7
     product = 2 * batch * hidden * hidden
-
     layer = nn.Linear(hidden, hidden)
     return Example(nn.Sequential(layer, nn.ReLU(), layer), torch.randn(batch, hidden)).costs(
         2 * product, product + 2 * product, by_module={"0": (2 * product, 3 * product)}
@@ -289,7 +273,6 @@ def teacher_inside_the_model() -> Example:
 def teacher_outside_the_model() -> Example:
     """A teacher that is no part of the model still runs in the step: it is listed outside."""
     batch, inputs, outputs = 3, 5, 7
-
     product = 2 * batch * inputs * outputs
     teacher = nn.Linear(inputs, outputs)
 

@@ -27,7 +27,6 @@ def gpt2(attention: str) -> Example:
     forward = layers * (attended + mlp) + head
     fused = attention == "sdpa"
     skipped = 2 * batch * heads * above_the_diagonal(sequence) * (hidden // heads)
-
     model = tiny(
         "GPT2LMHeadModel",
         vocab_size=vocabulary,
@@ -229,7 +228,6 @@ def mixtral(experts: str) -> Example:
     expert_products = chosen * (linear(rows, hidden, 2 * intermediate) + linear(rows, intermediate, hidden))
     head = linear(rows, hidden, vocabulary)
     forward = layers * (attention + router + expert_products) + head
-
     model = tiny(
         "MixtralForCausalLM",
         vocab_size=vocabulary,
@@ -285,7 +283,6 @@ def mamba() -> Example:
     mixer = in_projection + convolution + state_projection + time_step + scan + out_projection
     head = linear(rows, hidden, vocabulary)
     forward = layers * mixer + head
-
     model = tiny(
         "MambaForCausalLM",
         vocab_size=vocabulary,

@@ -51,7 +51,6 @@ def bert(attention: str) -> Example:
     layer = self_attention + linear(rows, hidden, hidden) + 2 * linear(rows, hidden, intermediate)
     head = linear(rows, hidden, hidden) + linear(rows, hidden, vocabulary)
     repeated = scores if attention == "sdpa" else 0
-
     return bert_example("BertForMaskedLM", attention, batch=batch, sequence=sequence, heads=heads).costs(
         layers * layer + head,
         2 * (layers * layer + head),
@@ -84,7 +83,6 @@ def bert_without_grad() -> Example:
         + 2 * linear(rows, hidden, intermediate)
     )
     pooler = linear(batch, hidden, hidden)
-
     return bert_example(
         "BertModel", "sdpa", batch=batch, sequence=sequence, heads=heads, step=forward_without_grad
     ).costs(layers * layer + pooler, by_module={"encoder.layer.1": (layer,), "pooler": (pooler,)})
@@ -98,7 +96,6 @@ def vit() -> Example:
     patching = convolution(batch, hidden, patches, channels, 4 * 4)
     layer = encoder_layer(batch, patches + 1, hidden, heads, intermediate)
     classifier = linear(batch, hidden, classes)
-
     model = tiny(
         "ViTForImageClassification",
         hidden_size=hidden,
@@ -132,7 +129,6 @@ def clip() -> Example:
     image_projection = linear(images, image_hidden, projected)
     similarity = 2 * texts * projected * images
     behind_the_input = layers * text_layer + layers * image_layer + text_projection + image_projection + similarity
-
     model = tiny(
         "CLIPModel",
         text_config={
@@ -191,7 +187,6 @@ def convnext() -> Example:
     downsampling = convolution(batch, second, 2 * 3, first, 2 * 2)
     stages = (block(first, 4 * 6), downsampling + 2 * block(second, 2 * 3))
     classifier = linear(batch, second, classes)
-
     model = tiny(
         "ConvNextForImageClassification",
         num_channels=channels,

@@ -48,7 +48,6 @@ def t5() -> Example:
     decoder_layer = own_attention + cross_attention + 2 * linear(target_rows, hidden, intermediate)
     head = linear(target_rows, hidden, vocabulary)
     forward = encoder_layers * encoder_layer + decoder_layers * decoder_layer + head
-
     model = tiny(
         "T5ForConditionalGeneration",
         vocab_size=vocabulary,
@@ -94,7 +93,6 @@ def whisper() -> Example:
     decoding = decoder_layer(batch, target, source, hidden, heads, decoder_width)
     head = linear(batch * target, hidden, vocabulary)
     behind_the_input = conv2 + encoder_layers * encoding + decoder_layers * decoding + head
-
     model = tiny(
         "WhisperForConditionalGeneration",
         vocab_size=vocabulary,
@@ -164,7 +162,6 @@ def detr() -> Example:
     class_head = linear(rows, hidden, classes + 1)
     box_head = 2 * linear(rows, hidden, hidden) + linear(rows, hidden, 4)
     trained_parts = encoder_layers * encoding + decoding + class_head + box_head
-
     model = tiny(
         "DetrForObjectDetection",
         use_timm_backbone=False,
