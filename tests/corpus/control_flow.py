@@ -136,6 +136,7 @@ def attention_with_a_product_in_its_scores() -> Example:
         assert isinstance(result, Tensor)
         return result
 
+    # Torch differentiates it on other devices only.
     model = Parts(forward, codes=nn.Buffer(torch.randn(sequence, code)))
     return Example(model, *(torch.randn(batch, heads, sequence, size) for _ in range(3)), step=forward_only).costs(
         attention + positions
