@@ -215,7 +215,7 @@ def gathered(*, times: dict[str, float] | None = None, traced: TracedStep | None
     )
 
 
-TRACED = TracedStep(index=9, like_counted=True, files=(), tables=None, own_forward_sec=None)
+TRACED = windows.traced()
 
 
 def test_times_are_those_of_a_typical_step() -> None:

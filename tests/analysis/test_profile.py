@@ -14,7 +14,7 @@ from lightning_flops.records import FlopRecord, PhaseBytes, PhaseSeconds, TimePh
 from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, Rates, TimingProfile
-from lightning_flops.schema.trace import PartFilling, TracedStep
+from lightning_flops.schema.trace import PartFilling
 from tests.analysis.in_memory import known
 from tests.report import windows
 from tests.report.traced_windows import mlp_traced, transformer_traced
@@ -259,8 +259,7 @@ def test_bytes_of_operators_without_flops_explain_a_part_of_them() -> None:
     # The gelu of block 0 writes 0.5 GB: at 2,039 GB/s of an A100 that takes 245,218 ns. Nothing else moves such bytes.
     window = windows.transformer_window()
     filling = {"forward": PartFilling(matmul_ns=80, operators_ns=20), "backward": PartFilling(matmul_ns=1)}
-    traced = TracedStep(index=8, like_counted=True, files=(), tables=None, own_forward_sec=None, filling=filling)
-    profile = build_profile(window, config=ProfilerConfig(), traced=traced)
+    profile = build_profile(window, config=ProfilerConfig(), traced=windows.traced(filling=filling))
     assert profile.memory_bytes_per_sec == 2039e9
     assert profile.budget is not None
     assert profile.budget.memory_ns == 245_218
@@ -279,12 +278,9 @@ def timing(*parts: PartTiming) -> TimingProfile:
 
 
 def budget(*parts: PartTiming, filling: dict[str, PartFilling], model: float | None) -> Budget:
-    traced = TracedStep(index=5, like_counted=True, files=(), tables=None, own_forward_sec=None, filling=filling)
-    made = build_budget(
-        timing=timing(*parts), traced=traced, peak_sec=(model, model), memory_sec=None, lower_bound=False
-    )
-    assert made is not None
-    return made
+    traced = windows.traced(filling=filling)
+    peaks = (model, model)
+    return known(build_budget(timing=timing(*parts), traced=traced, peak_sec=peaks, memory_sec=None, lower_bound=False))
 
 
 def test_flops_that_took_less_time_than_at_the_peak_give_no_row() -> None:

@@ -13,7 +13,7 @@ from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.analysis.stragglers import find_stragglers, straggler_evidence
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
-from lightning_flops.records import PhaseSeconds, StepRecord, StepSignature
+from lightning_flops.records import PhaseSeconds, StepRecord
 from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.communication import CollectiveCalls
@@ -257,19 +257,6 @@ def with_calls(record: RankRecord, *calls: CollectiveCalls) -> RankRecord:
     return replace(record, profile=replace(record.profile, traced=replace(traced, collectives=calls)))
 
 
-def calls(latency_ns: array[int], name: str = "allreduce") -> CollectiveCalls:
-    return CollectiveCalls(
-        name=name,
-        group="world",
-        group_size=2,
-        step=8,
-        calls=len(latency_ns),
-        bytes=4 * len(latency_ns),
-        total_ns=sum(latency_ns),
-        latency_ns=latency_ns,
-    )
-
-
 def test_record_has_the_profile_without_its_long_tables_and_the_modules_own_times_in_nanoseconds() -> None:
     mine = RECORD.profile
     for name in ("context", "profile_step", "counted_steps", "flops", "samples", "params", "timing", "memory", "rates"):
@@ -304,7 +291,7 @@ def test_too_large_a_record_goes_without_modules_and_single_calls_and_says_so() 
     names = tuple(f"{(i * 2654435761 * 40503) % 2**48:012x}" for i in range(8000))
     times = array("q", range(8000))
     record = replace(RECORD, module_names=names, own_forward_ns=times, own_backward_ns=times)
-    packed = pack(with_calls(record, calls(times[:1_000])))
+    packed = pack(with_calls(record, jobs.all_reduces(*times[:1_000])))
     arrived = unpack(packed)
     assert len(packed) <= RECORD_LIMIT_BYTES
     assert isinstance(arrived, RankRecord) and arrived.profile.traced is not None
@@ -326,27 +313,13 @@ def _blank() -> RankRecord:
 
 
 def timed_step(milliseconds: Mapping[str, float]) -> StepRecord:
-    return StepRecord(
-        index=0,
-        signature=StepSignature(batches=(), forwards=1, backwards=1, updates=1),
-        micro_steps=1,
-        samples=1,
-        seconds=PhaseSeconds(**{name: value * MS for name, value in milliseconds.items()}),
-    )
+    return windows.step(0, seconds=PhaseSeconds(**{name: value * MS for name, value in milliseconds.items()}))
 
 
 def traced_step(parts: Mapping[str, float], exposed: Mapping[str, float]) -> TracedStep:
-    return TracedStep(
-        index=7,
-        like_counted=True,
-        files=(),
-        tables=None,
-        own_forward_sec=None,
-        parts=tuple(
-            TracedPart(name=name, wall_sec=value * MS, exposed_sec=exposed.get(name, 0.0) * MS)
-            for name, value in parts.items()
-        ),
-    )
+    waits = {name: exposed.get(name, 0.0) * MS for name in parts}
+    found = (TracedPart(name=one, wall_sec=ms * MS, exposed_sec=waits[one]) for one, ms in parts.items())
+    return windows.traced(parts=tuple(found))
 
 
 def record(
