@@ -21,37 +21,36 @@ from lightning_flops.report.compare_text import render_comparison
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.trace import load_trace
 from tests.analysis.in_memory import analyze_traces
-from tests.analysis.slowed import slowed
 from tests.analysis.trace_events import memory
+from tests.analysis.trace_files import RANKS, RESNET, slowed
 from tests.forks import run_fork
 from tests.golden_files import REWRITE_VARIABLE
 from tests.report import compared
 
-TRACES = Path(__file__).parent / "data" / "traces"
-RANKS = [str(TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json") for rank in (0, 1)]
+FILES = [str(file) for file in RANKS]
 
 
 def test_a_folder_stands_for_the_traces_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for file in RANKS:
+    for file in FILES:
         (tmp_path / Path(file).name).write_bytes(Path(file).read_bytes())
     (tmp_path / "profile.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("of the user")
     assert main(["trace", "--json", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [Path(trace["source"]).name for trace in found["traces"]] == [Path(file).name for file in RANKS]
+    assert [Path(trace["source"]).name for trace in found["traces"]] == [Path(file).name for file in FILES]
     (tmp_path / "empty").mkdir()
     assert main(["trace", str(tmp_path / "empty")]) == 2
     assert "no trace (.json, .json.gz) is in this folder" in capsys.readouterr().err
 
 
 def test_json_holds_every_table_and_text_as_many_rows_as_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", "--json", *RANKS]) == 0
+    assert main(["trace", "--json", *FILES]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [trace["source"] for trace in found["traces"]] == RANKS
+    assert [trace["source"] for trace in found["traces"]] == FILES
     assert [one["compute_over_median"] for one in found["ranks"]["ranks"]] == [5000 / 5250, 5500 / 5250]
     assert found["traces"][0]["device_metrics"][0]["occupancy_percent"] == 22.0
     for rows, cut in (("1", True), ("0", False)):
-        assert main(["trace", "--rows", rows, RANKS[0]]) == 0
+        assert main(["trace", "--rows", rows, FILES[0]]) == 0
         assert ("(and 2 more)" in capsys.readouterr().out) == cut
 
 
@@ -70,7 +69,7 @@ def test_a_file_that_cannot_be_read_is_named_on_standard_error(
     path = tmp_path / "bad.json"
     if content is not None:
         path.write_text(content)
-    assert main(["trace", RANKS[0], str(path)]) == 2
+    assert main(["trace", FILES[0], str(path)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"lightning-flops: {path}: ")
@@ -80,9 +79,9 @@ def test_a_file_that_cannot_be_read_is_named_on_standard_error(
 
 def test_two_files_of_one_rank_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "copy.json"
-    copy.write_bytes(Path(RANKS[0]).read_bytes())
-    assert main(["trace", RANKS[0], str(copy)]) == 2
-    said = f"lightning-flops: {RANKS[0]} and {copy} are both of rank 0: give one trace for each rank\n"
+    copy.write_bytes(Path(FILES[0]).read_bytes())
+    assert main(["trace", FILES[0], str(copy)]) == 2
+    said = f"lightning-flops: {FILES[0]} and {copy} are both of rank 0: give one trace for each rank\n"
     assert capsys.readouterr() == ("", said)
 
 
@@ -97,17 +96,16 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
 
 
 def test_the_module_is_the_command() -> None:
-    done = run_fork(["-m", "lightning_flops", "trace", RANKS[0]], folder=Path.cwd())
+    done = run_fork(["-m", "lightning_flops", "trace", FILES[0]], folder=Path.cwd())
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == render_traces(analyze_traces([load_trace(RANKS[0])], formulas=recorded_work))
+    assert done.stdout == render_traces(analyze_traces([load_trace(FILES[0])], formulas=recorded_work))
 
 
 def test_a_reader_that_closes_early_is_no_error() -> None:
     program = (
         "import sys; sys.modules['torch'] = None; from lightning_flops.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    trace = TRACES / "resnet50_num_workers_0.pt.trace.json.gz"
-    command = [sys.executable, "-c", program, "trace", "--json", str(trace)]
+    command = [sys.executable, "-c", program, "trace", "--json", str(RESNET)]
     # Unbuffered, Python would take a write that the pipe took a part of for a whole one.
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=buffered) as process:
@@ -123,7 +121,7 @@ def test_ctrl_c_ends_a_command_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lightning_flops.trace.many.analyze_file", Mock(side_effect=KeyboardInterrupt))
-    assert main(["trace", RANKS[0]]) == 130
+    assert main(["trace", FILES[0]]) == 130
     assert capsys.readouterr() == ("", "")
 
 
@@ -179,8 +177,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-PATHS = [Path(file) for file in RANKS]
-RESNET = TRACES / "resnet50_num_workers_0.pt.trace.json.gz"
 PAGE = Path(__file__).parent.parent / "docs" / "compare.md"
 
 SOURCES = ("before/profile.json", "after/profile.json")
@@ -267,7 +263,7 @@ def traces(folder: Path) -> Path:
     for name, times in (("ranks", 1), ("slow", 2)):
         (folder / name).mkdir()
         (folder / name / "notes.txt").write_text("of the user")
-        for rank, source in enumerate(PATHS):
+        for rank, source in enumerate(RANKS):
             slowed(source, folder / name / f"rank{rank}.pt.trace.json.gz", kernel="ampere_sgemm", times=times)
     return folder
 
@@ -286,7 +282,7 @@ def test_two_folders_of_ranks_traces_are_compared(traces: Path, capsys: pytest.C
 
 def test_conditions_hold_for_figures_of_traces(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, allocated in (("a.json", 2_000), ("b.json", 2_000), ("larger.json", 3_000)):
-        trace = json.loads(PATHS[0].read_bytes())
+        trace = json.loads(RANKS[0].read_bytes())
         (first, *_) = (event for event in trace["traceEvents"] if event["name"].startswith("ProfilerStep#"))
         total = {"Addr": 0xA, "Total Allocated": allocated}
         trace["traceEvents"].append(memory(first["ts"] + 10, allocated, device=0, **total))

@@ -18,8 +18,7 @@ from lightning_flops.trace.many import analyze_each, join_analyses
 from lightning_flops.trace.report import AnalyzedTrace, analyze_file
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import operator, scope, span, trace
-
-RANK_0 = Path(__file__).parents[1] / "data" / "traces" / "two_ranks_known_answers.rank0.pt.trace.json"
+from tests.analysis.trace_files import RANKS
 
 
 def columns(loaded: Trace) -> dict[str, Any]:
@@ -29,10 +28,10 @@ def columns(loaded: Trace) -> dict[str, Any]:
 
 
 def test_gzipped_and_remote_files_hold_the_same_trace(tmp_path: Path) -> None:
-    plain = columns(load_trace(RANK_0))
+    plain = columns(load_trace(RANKS[0]))
     # The name does not tell: the first bytes do.
     zipped = tmp_path / "trace.json"
-    zipped.write_bytes(gzip.compress(RANK_0.read_bytes()))
+    zipped.write_bytes(gzip.compress(RANKS[0].read_bytes()))
     assert columns(load_trace(zipped)) == plain
     with fsspec.open("memory://traces/rank0.json.gz", "wb") as file:
         file.write(zipped.read_bytes())
@@ -40,7 +39,7 @@ def test_gzipped_and_remote_files_hold_the_same_trace(tmp_path: Path) -> None:
 
 
 def test_head_of_a_file_says_devices_and_ranks() -> None:
-    loaded = load_trace(str(RANK_0))
+    loaded = load_trace(str(RANKS[0]))
     assert (loaded.rank, loaded.only_group) == (0, (0, 1))
     assert [device.index for device in loaded.devices] == [0, 1]
     first = loaded.devices[0]
@@ -116,8 +115,7 @@ def test_braces_within_an_event_do_not_end_it(nested: dict[str, Any], tmp_path: 
 
 # ---- several trace files: read by one process or by several, the answer is the same
 
-TRACES = Path(__file__).parents[1] / "data" / "traces"
-RANKS = [str(TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json") for rank in (0, 1)]
+FILES = [str(file) for file in RANKS]
 
 
 @pytest.fixture
@@ -128,9 +126,9 @@ def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("worth_it")
 def test_processes_give_what_one_gives_in_any_order_of_the_files() -> None:
-    alone = join_analyses(analyze_each(RANKS))
-    assert alone == analyze_traces([load_trace(file) for file in RANKS])
-    assert join_analyses(analyze_each(RANKS[::-1], processes=2)) == alone
+    alone = join_analyses(analyze_each(FILES))
+    assert alone == analyze_traces([load_trace(file) for file in FILES])
+    assert join_analyses(analyze_each(FILES[::-1], processes=2)) == alone
 
 
 @pytest.mark.usefixtures("worth_it")
@@ -140,7 +138,7 @@ def test_of_several_files_that_cannot_be_read_the_first_is_named(tmp_path: Path)
     bad[1].write_text("")
     for processes in (1, 2):
         with pytest.raises(TraceFormatError) as caught:
-            analyze_each([RANKS[0], *map(str, bad)], processes=processes)
+            analyze_each([FILES[0], *map(str, bad)], processes=processes)
         assert str(caught.value).startswith(f"{bad[0]}: the file ends in the middle")
 
 
@@ -148,7 +146,7 @@ def test_of_several_files_that_cannot_be_read_the_first_is_named(tmp_path: Path)
 def test_a_process_that_is_killed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "analyze_file", _killed)
     with pytest.raises(LightningFlopsError, match="a process that read a trace was ended from outside"):
-        analyze_each(RANKS, processes=2)
+        analyze_each(FILES, processes=2)
 
 
 def _killed(file: str, **settings: Any) -> AnalyzedTrace:

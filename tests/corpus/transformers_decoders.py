@@ -78,21 +78,22 @@ class Llama:
     forward = layers * layer + head
 
     @classmethod
-    def example(cls, attention: str) -> Example:
-        """The model in eval mode, and its tokens."""
-        model = tiny(
-            "LlamaForCausalLM",
+    def example(cls, attention: str, model: str = "LlamaForCausalLM", layers: int = layers, **more: Any) -> Example:
+        """The model in eval mode, or another one of these sizes, and its tokens."""
+        made = tiny(
+            model,
             vocab_size=cls.vocabulary,
             hidden_size=cls.hidden,
             intermediate_size=cls.intermediate,
-            num_hidden_layers=cls.layers,
+            num_hidden_layers=layers,
             num_attention_heads=cls.heads,
             num_key_value_heads=cls.key_heads,
             head_dim=cls.head_dim,
             max_position_embeddings=16,
             attn_implementation=attention,
+            **more,
         )
-        return Example(model, kwargs={"input_ids": tokens(cls.vocabulary, cls.batch, cls.sequence), "use_cache": False})
+        return Example(made, kwargs={"input_ids": tokens(cls.vocabulary, cls.batch, cls.sequence), "use_cache": False})
 
 
 @FAMILY.network
@@ -228,22 +229,8 @@ def mixtral(experts: str) -> Example:
     expert_products = chosen * (linear(rows, hidden, 2 * intermediate) + linear(rows, intermediate, hidden))
     head = linear(rows, hidden, vocabulary)
     forward = layers * (attention + router + expert_products) + head
-    model = tiny(
-        "MixtralForCausalLM",
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        head_dim=head_dim,
-        num_local_experts=number_of_experts,
-        num_experts_per_tok=chosen,
-        max_position_embeddings=16,
-        attn_implementation="eager",
-        experts_implementation=experts,
-    )
-    return Example(model, kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False}).costs(
+    more = {"num_local_experts": number_of_experts, "num_experts_per_tok": chosen, "experts_implementation": experts}
+    return Llama.example("eager", "MixtralForCausalLM", layers, **more).costs(
         forward,
         2 * forward,
         by_module={

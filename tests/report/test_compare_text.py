@@ -15,10 +15,10 @@ from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.records import ModuleRecord
 from lightning_flops.report import compare_text
 from lightning_flops.trace.many import analyze_each
-from tests.analysis.slowed import slowed
 from tests.analysis.test_trace_compare import A
 from tests.analysis.test_trace_compare import run as traced_run
 from tests.analysis.trace_events import kernel, launch, launched
+from tests.analysis.trace_files import RESNET, slowed
 from tests.golden_files import golden
 from tests.pages import REPOSITORY, blocks
 from tests.report import compared, windows
@@ -94,7 +94,6 @@ def test_a_comparison_shows_itself() -> None:
 
 # ---- traces
 
-RESNET = Path(__file__).parents[1] / "data" / "traces" / "resnet50_num_workers_0.pt.trace.json.gz"
 GOLDEN = Path(__file__).parents[1] / "golden" / "trace" / "compare_slow_kernel.txt"
 
 

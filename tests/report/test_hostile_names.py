@@ -19,6 +19,7 @@ from lightning_flops.adapters.standalone import get_model_profile
 from lightning_flops.report.text import fenced, render_advice, render_text
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.advice import Advice
+from tests.analysis.trace_files import RANKS
 from tests.golden_files import golden
 from tests.report.test_ranks_text import CASES as JOBS
 from tests.report.test_text import OF_TEN_STEPS, TRACED, profile_of
@@ -44,7 +45,7 @@ PROFILES = {
 }
 TRACES = {
     "cpu": cpu_only(),
-    "two ranks": loaded(*(f"two_ranks_known_answers.rank{rank}.pt.trace.json" for rank in (0, 1))),
+    "two ranks": loaded(*RANKS),
 }
 
 hostile = st.text(

@@ -25,15 +25,14 @@ from tests.analysis.trace_events import (
     step,
     trace,
 )
+from tests.analysis.trace_files import RANKS, RESNET
 from tests.golden_files import golden
 from tests.pages import REPOSITORY, blocks
 
-TRACES = Path(__file__).parents[1] / "data" / "traces"
 
-
-def loaded(*names: str) -> TracesReport:
+def loaded(*files: Path) -> TracesReport:
     """The report of shared traces, under their bare names."""
-    report = analyze_traces([load_trace(TRACES / name) for name in names], formulas=recorded_work)
+    report = analyze_traces([load_trace(file) for file in files], formulas=recorded_work)
     ranks = report.ranks and replace(
         report.ranks, ranks=tuple(replace(row, source=Path(row.source).name) for row in report.ranks.ranks)
     )
@@ -61,7 +60,7 @@ def cpu_only() -> TracesReport:
 
 
 def test_a_gpu_trace_reads_like_its_golden_file() -> None:
-    report = loaded("resnet50_num_workers_0.pt.trace.json.gz")
+    report = loaded(RESNET)
     golden("trace/resnet50.txt", render_traces(report, top_rows=5))
 
 
@@ -74,7 +73,7 @@ def test_page_on_traces_shows_what_the_command_prints() -> None:
 
 
 def test_two_ranks_read_like_their_golden_file() -> None:
-    report = loaded(*(f"two_ranks_known_answers.rank{rank}.pt.trace.json" for rank in (0, 1)))
+    report = loaded(*RANKS)
     golden("trace/two_ranks.txt", render_traces(report))
 
 
