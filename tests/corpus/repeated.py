@@ -30,6 +30,7 @@ FAMILY = Family("repeated")
 ROWS, WIDTH = 5, 8
 LAYER = 2 * ROWS * WIDTH * WIDTH
 
+REENTRANT, OTHER = (partial(checkpoint, use_reentrant=reentrant) for reentrant in (True, False))
 Checkpoint = Callable[[Callable[[Tensor], Tensor], Tensor], Any]
 """Calls a function of a tensor, and keeps nothing for its backward but the tensor."""
 
@@ -80,19 +81,13 @@ def repeated_block(
 
 
 # The node that runs the block again is the checkpoint's own.
-FAMILY.put("index_in_a_reentrant_checkpoint", lambda: repeated_block(partial(checkpoint, use_reentrant=True)))
+FAMILY.put("index_in_a_reentrant_checkpoint", lambda: repeated_block(REENTRANT))
 # A saved tensor that is asked for runs the block again, inside some node of the block's.
-FAMILY.put("index_in_a_checkpoint", lambda: repeated_block(partial(checkpoint, use_reentrant=False)))
+FAMILY.put("index_in_a_checkpoint", lambda: repeated_block(OTHER))
 # What is checkpointed is no module.
-FAMILY.put(
-    "index_in_a_reentrant_checkpoint_of_a_function",
-    lambda: repeated_block(partial(checkpoint, use_reentrant=True), as_module=False),
-)
+FAMILY.put("index_in_a_reentrant_checkpoint_of_a_function", lambda: repeated_block(REENTRANT, as_module=False))
 # What is checkpointed is no module.
-FAMILY.put(
-    "index_in_a_checkpoint_of_a_function",
-    lambda: repeated_block(partial(checkpoint, use_reentrant=False), as_module=False),
-)
+FAMILY.put("index_in_a_checkpoint_of_a_function", lambda: repeated_block(OTHER, as_module=False))
 # Nothing compares what was repeated with what was saved.
 FAMILY.put(
     "index_in_a_checkpoint_without_determinism_check",
@@ -243,7 +238,7 @@ def index_in_a_checkpoint_that_is_differentiated_twice() -> Example:
         (gradient,) = torch.autograd.grad(example.forward().sum(), x, create_graph=True)
         gradient.square().sum().backward()
 
-    network = repeated_block(partial(checkpoint, use_reentrant=False), as_module=False, step=step)
+    network = repeated_block(OTHER, as_module=False, step=step)
     return network.costs(
         3 * LAYER, 2 * LAYER + 2 * (2 * LAYER) + 2 * (2 * LAYER), 2 * 3 * LAYER, without_backward=LAYER
     )
