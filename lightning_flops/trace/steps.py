@@ -210,9 +210,10 @@ def phase_table(trace: Trace) -> tuple[Row, ...] | None:
             device=durations_of(launched, whole_ns=device_ns) if trace.has_device else None,
         )
 
-    found = [row("step", *marks, merge(*marks))]
+    scopes, found = _in_steps(trace, phase_of), [row("step", *marks, merge(*marks))]
+    phase = np.array([phase_of(name) for name in trace.texts(trace.name[scopes])])
     for name, own in trace.phases.items():
-        calls = _in_steps(trace, lambda text, phase=name: phase_of(text) == phase)
+        calls = scopes[phase == name]
         # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.
         ends = trace.end_ns[calls]
         outer = np.append(True, ends[1:] > np.maximum.accumulate(ends)[:-1])
