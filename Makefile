@@ -94,7 +94,7 @@ $(NEWEST_VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(NEWEST_VENV)/bin/python || $(PYTHON) -m venv $(NEWEST_VENV)
 	grep -vE '^(torch|torchmetrics|torchvision|nvidia|triton|deepspeed)' constraints.txt > $(NEWEST_VENV)/constraints.txt
 	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint $(NEWEST_VENV)/constraints.txt --editable '.[trace,transformers]' torch==$(NEWEST_TORCH) \
+		--constraint $(NEWEST_VENV)/constraints.txt --editable '.[lightning,trace,transformers]' torch==$(NEWEST_TORCH) \
 		cloudpickle expecttest hypothesis pytest pytest-timeout
 	@touch $@
 

@@ -14,10 +14,14 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from lightning_flops import Profile, compare_profiles
+from lightning_flops.analysis.compare_rules import judge
 
 from .advice_programs import CLEAN, PLANTED
 from .machine import ROOT, code_in_words, machine_in_words, versions
@@ -27,6 +31,9 @@ logger = logging.getLogger("benchmarks.advice")
 
 RESULT = ROOT / "benchmarks/results/advice.md"
 RECORDS = ROOT / ".cache/bench_advice.jsonl"
+PROFILES = ROOT / ".cache/bench_advice"
+"""Profiles of the clean programs, by pass, round and name: two rounds are two identical runs."""
+GATES = ("hardware_flops > 1", "cpu_time_sec > 1.1", "global_step_sec > 1.05", "samples_per_sec < 0.95")
 _TIMEOUT_SEC = 120
 _PASSES = ("quiet", "busy")
 
@@ -63,10 +70,12 @@ def busy(wanted: bool) -> Iterator[None]:
 
 def measure(which: str, runs: int, only: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Records of *runs* rounds over all programs; in each round every program runs once."""
+    PROFILES.mkdir(parents=True, exist_ok=True)
     with busy(which == "busy"):
         for index in range(runs):
             for name in only or (*PLANTED, *CLEAN):
-                found = run(name)
+                keep = PROFILES / f"{which}-{index:03}-{name}.json"
+                found = run(name, *([] if name in PLANTED else ["--keep", str(keep)]))
                 record = {"pass": which, "round": index, "name": name, **found}
                 if name in PLANTED:
                     record["obeyed"] = obeyed(name, found).get("seconds")
@@ -137,7 +146,7 @@ def page(records: Sequence[dict[str, Any]], header: Sequence[str]) -> list[str]:
     columns = [f"{which}: {word}" for which in _PASSES for word in words]
     falsely = [f"{which}: false first advice" for which in _PASSES]
     tables = [*table(["program", "rule", *columns], planted), "", *table(["clean program", *falsely], clean)]
-    return [*header, "", *tables, "", *_sums(by)]
+    return [*header, "", *tables, "", *_sums(by), *gates()]
 
 
 def _sums(by: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
@@ -150,6 +159,21 @@ def _sums(by: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
                 f"{len(planted)} runs; false first advice on clean programs in {sum(clean) / len(clean):.1%} of "
                 f"{len(clean)}."
             )
+
+
+def gates() -> Iterator[str]:
+    """How conditions end between two runs of the same clean program."""
+    for which in _PASSES:
+        verdicts: Counter[tuple[str, str]] = Counter()
+        for name in CLEAN:
+            kept = sorted(PROFILES.glob(f"{which}-*-{name}.json"))
+            for pair in zip(kept[::2], kept[1::2], strict=False):
+                comparison = compare_profiles(*map(Profile.load, pair))
+                verdicts.update((gate, judge(comparison, gate)[0]) for gate in GATES)
+        for gate in GATES if verdicts else ():
+            failed, open_ = verdicts[gate, "holds"], verdicts[gate, "is inconclusive"]
+            pairs = verdicts.total() // len(GATES)
+            yield f"- {which}: `{gate}` of two identical runs fails in {failed} of {pairs} pairs, is open in {open_}."
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, repeat
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -254,8 +255,8 @@ CLEAN: dict[str, Callable[[], Program]] = {
 """Programs in which nothing is to be found."""
 
 
-def run(program: Program) -> dict[str, Any]:
-    """Train *program* under the profiler, then time it alone."""
+def run(program: Program, keep: Path | None) -> dict[str, Any]:
+    """Train *program* under the profiler, then time it alone; its profile is written to *keep*."""
     parameters = list(program.model.parameters())
     optimizer = program.optimizer(parameters)
     batches = chain.from_iterable(repeat(program.batches))
@@ -274,6 +275,8 @@ def run(program: Program) -> dict[str, Any]:
         )
         steps(_WINDOW_STEPS)
     profile = profiler.profile
+    if keep is not None and profile is not None:
+        keep.write_text(profile.to_json())
     began = time.perf_counter()
     steps(STEPS_AFTER)
     seconds = (time.perf_counter() - began) / STEPS_AFTER / program.samples
@@ -286,6 +289,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("name", choices=[*PLANTED, *CLEAN])
     parser.add_argument("--obey", type=int, metavar="WORKERS", help="apply the remedy")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="write the profile")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
@@ -293,7 +297,8 @@ def main() -> None:
     if options.name == "late_rank" and "RANK" not in os.environ:
         _two_ranks()
         return
-    found = run(PLANTED[options.name][0](options.obey) if options.name in PLANTED else CLEAN[options.name]())
+    program = PLANTED[options.name][0](options.obey) if options.name in PLANTED else CLEAN[options.name]()
+    found = run(program, options.keep)
     if os.environ.get("RANK", "0") == "0":
         sys.stdout.write(json.dumps(found) + "\n")
 

@@ -40,7 +40,7 @@ def page() -> str:
 
 
 def _section(rule: Rule) -> str:
-    limit = percent(getattr(AdviceThresholds(), rule.limit, None))
+    limit = percent(rule.limit_of(AdviceThresholds()))
     return f"""## {rule.name}
 
 {_filled(rule.fact)}

@@ -19,8 +19,6 @@ from typing import Any, get_args, get_type_hints
 
 import griffe
 from pydantic import BaseModel, ConfigDict
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core.core_schema import IsInstanceSchema
 
 from lightning_flops.schema.comparison import SCHEMA_VERSION as COMPARISON_VERSION
 from lightning_flops.schema.comparison import Comparison
@@ -30,8 +28,6 @@ from lightning_flops.schema.throughput import SCHEMA_VERSION as THROUGHPUT_VERSI
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.schema.trace import SCHEMA_VERSION as TRACES_VERSION
 from lightning_flops.schema.trace import TracesReport
-from lightning_flops.schema.trace_comparison import SCHEMA_VERSION as TRACE_COMPARISON_VERSION
-from lightning_flops.schema.trace_comparison import TraceComparison
 
 FOLDER = Path(__file__).parent
 SCHEMA = FOLDER / "profile.schema.json"
@@ -42,7 +38,6 @@ FILES: Mapping[type, tuple[str, int]] = {
     ThroughputSummary: ("`throughput.json`, `ThroughputSummary.to_json()`", THROUGHPUT_VERSION),
     TracesReport: ("`lightning-flops trace --json`", TRACES_VERSION),
     Comparison: ("`lightning-flops compare --json`, `Comparison.to_json()`", COMPARISON_VERSION),
-    TraceComparison: ("`lightning-flops compare --json` of two traces", TRACE_COMPARISON_VERSION),
 }
 """What is written as JSON: the file or command, and the version of its shape."""
 
@@ -63,25 +58,10 @@ UNITS = {
 }
 """Units by how a field's name ends; the first that fits."""
 
-_JSON_WORDS = {
-    "int": "integer",
-    "float": "number",
-    "str": "text",
-    "bool": "true or false",
-    "array": "list of integer",
-}
-
 FLOP_RECORDS = ("StepFlops", "PhaseFlops")
 BYTE_RECORDS = ("PhaseBytes",)
 SECOND_RECORDS = ("PhaseSeconds",)
 """Records all of whose numbers have one unit, which their name says."""
-
-
-class _Schema(GenerateJsonSchema):
-    def is_instance_schema(self, schema: IsInstanceSchema) -> JsonSchemaValue:
-        """Compact columns of 64-bit integers are lists in JSON."""
-        assert schema["cls"].__name__ == "array", schema["cls"]
-        return {"type": "array", "items": {"type": "integer"}}
 
 
 class _Files(BaseModel):
@@ -91,12 +71,11 @@ class _Files(BaseModel):
     throughput: ThroughputSummary
     traces: TracesReport
     comparison: Comparison
-    trace_comparison: TraceComparison
 
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema 2020-12 of all these files; one of them is ``#/$defs/Profile`` and so on."""
-    definitions = _Files.model_json_schema(mode="serialization", schema_generator=_Schema)["$defs"]
+    definitions = _Files.model_json_schema(mode="serialization")["$defs"]
     records = {record.__name__: record for record in all_records()}
     assert definitions.keys() == records.keys(), definitions.keys() ^ records.keys()
     for name, definition in definitions.items():
@@ -211,9 +190,7 @@ def _type_words(hint: Any) -> str:
         return f"list of {_type_words(arguments[0])}"
     if name == "Mapping":
         return f"object of {_type_words(arguments[1])}"
-    return {"int": "integer", "float": "number", "str": "text", "bool": "true or false", "array": "list of integer"}[
-        name
-    ]
+    return {"int": "integer", "float": "number", "str": "text", "bool": "true or false"}[name]
 
 
 def page() -> str:

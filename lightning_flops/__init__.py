@@ -9,8 +9,6 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.schema import shown as _shown
-
 if TYPE_CHECKING:
     from lightning_flops.adapters.standalone import FlopsProfiler as FlopsProfiler
     from lightning_flops.adapters.standalone import get_model_profile as get_model_profile
@@ -66,19 +64,11 @@ for _name, _roots in {
         __all__.remove(_name)  # ``from lightning_flops import *`` takes what is there
 
 
-def _module(name: str) -> Any:
-    return importlib.import_module(f"{__name__}.{name}")
-
-
-_shown.find = lambda: _module("report.notebook")
-_shown.read = lambda path: _module("sinks.profile_files").read_profile(path)[0]
-
-
 def __getattr__(name: str) -> Any:
     """The public *name*, from the module that defines it."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_module(_MODULES[name]), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value  # the next look-up does not come here
     return value
 

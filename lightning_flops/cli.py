@@ -7,13 +7,13 @@ import difflib
 import itertools
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import lightning_flops
 from lightning_flops.commands import compare, formula, peak, report, run, trace
-from lightning_flops.commands.terminal import PROGRAM, complain, print_whole
+from lightning_flops.commands.terminal import PROGRAM, Act, add_command, complain, print_whole
 from lightning_flops.config import ARGUMENTS
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import printable
@@ -32,11 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # DeepSpeed's launcher, and torch's old one, put this argument first. It is meant for the program.
     launcher = list(itertools.takewhile(re.compile(r"--local[-_]rank=\d+").fullmatch, arguments))
-    if arguments[len(launcher) : len(launcher) + 1] == ["run"]:
-        options = parser().parse_args(arguments[len(launcher) :])
-        return run.profile_program(options, [*options.program[:1], *launcher, *options.program[1:]])
-    options = parser().parse_args(arguments)
-    act: Callable[[argparse.Namespace], int] = options.act
+    runs = arguments[len(launcher) : len(launcher) + 1] == ["run"]
+    options = parser().parse_args(arguments[len(launcher) :] if runs else arguments)
+    act: Act = options.act
+    if runs:
+        options.program[1:1] = launcher
+        return act(options)
     try:
         return act(options)
     except (LightningFlopsError, OSError) as error:
@@ -63,11 +64,11 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in (run, formula, report, trace, compare, peak):
         command.add(commands)
-    skill = commands.add_parser("skill", help="print the path of the instructions for coding agents")
-    skill.set_defaults(act=_print_skill)
+    add_command(commands, skill)
     return whole
 
 
-def _print_skill(options: argparse.Namespace) -> int:
+def skill(options: argparse.Namespace) -> int:
+    """Print the path of the instructions for coding agents."""
     print_whole(f"{Path(__file__).with_name('SKILL.md')}\n")
     return 0

@@ -31,7 +31,7 @@ from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run
 from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
 from lightning_flops.errors import ConfigError, LightningFlopsError
-from lightning_flops.measure.torch_private.modules import holds
+from lightning_flops.measure.torch_private.optional import children_of
 from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.results import ProfiledRun
 from lightning_flops.signals import words_of
@@ -103,7 +103,7 @@ def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] |
         ConfigError: a setting given here breaks its rule, or the engine is profiled already with other settings.
         LightningFlopsError: *engine* is no engine, or has no module.
     """
-    if not isinstance(engine, DeepSpeedEngine) or not holds(engine, "module"):
+    if not isinstance(engine, DeepSpeedEngine) or children_of(engine).get("module") is None:
         raise LightningFlopsError(f"attach needs what deepspeed.initialize returns first, got {type(engine).__name__}")
     handle = _handles.get(engine)
     attached = handle is not None and not handle._detached

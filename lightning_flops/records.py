@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ class PhaseAmounts:
     """What was counted, by phase."""
 
     forward: int = 0
-    """In a step's forwards."""
+    """Every forward that runs inside a step."""
     backward: int = 0
-    """In what autograd ran, less what it repeated of the forward."""
+    """What autograd ran, without what it repeated of the forward."""
     recompute: int = 0
-    """In what the backward repeated of the forward."""
+    """What the backward repeated of the forward: activation checkpointing, fused attention's score matrix."""
     optimizer: int = 0
-    """Inside optimizer steps."""
+    """Everything inside optimizer steps."""
 
     @property
     def total(self) -> int:
@@ -74,10 +74,10 @@ class PhaseAmounts:
         return self.forward + self.backward + self.recompute + self.optimizer
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(**{phase: getattr(self, phase) + getattr(other, phase) for phase in get_args(FlopPhase)})
+        return type(self)(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
 
     def __sub__(self, other: Self) -> Self:
-        return type(self)(**{phase: getattr(self, phase) - getattr(other, phase) for phase in get_args(FlopPhase)})
+        return type(self)(**{one.name: getattr(self, one.name) - getattr(other, one.name) for one in fields(self)})
 
     @classmethod
     def summed(cls, amounts: Iterable[tuple[FlopPhase, int]]) -> Self:
@@ -398,8 +398,6 @@ class WindowRecord:
     facts: RunFacts | None = None  # how the run is set up; None if it was not read
     processor: ProcessorLoss | None = None  # over the timed steps; None if they were too short
     gpu: GpuRecord | None = None  # over the timed steps; None without an NVIDIA GPU, or without what reads its counters
-    slowed_batches: int = 0  # batches that ran while they were counted or traced, warm-up included
-    slowed_sec: float = 0.0  # wall seconds of these together, on the host
     mixed_phases: tuple[TimePhase, ...] = ()  # their seconds cannot be separated: rates are n/a, the sum is still true
     notes: tuple[str, ...] = ()  # what is missing or degraded, in sentences for the report
 

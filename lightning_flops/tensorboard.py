@@ -6,11 +6,10 @@ so it shows the runs of a remote log folder as well. Neither torch nor a trainin
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlencode
 
 import msgspec
@@ -22,7 +21,7 @@ from werkzeug import wrappers
 
 from lightning_flops.config.values import BLOCK, OWN_FOLDER
 from lightning_flops.errors import ProfileFormatError
-from lightning_flops.report.html_page import bundled, package_version, view_text
+from lightning_flops.report.html_page import PageRun, WindowFigures, bundled, document
 from lightning_flops.report.page_views import profile_view
 from lightning_flops.schema import codec
 from lightning_flops.schema.profile import Profile
@@ -33,16 +32,6 @@ _FRONTEND: Final = {"index.js": "text/javascript", "page.js": "text/javascript",
 _WINDOW: Final = "window"
 
 _App = Callable[..., Iterable[bytes]]
-
-
-class Figures(msgspec.Struct):
-    """What stands beside a profile in its event file: ``html_page.window_figures``."""
-
-    label: str
-    profile_step: int
-    global_step_sec: float | None
-    parts_sec: dict[str, float]
-    mfu: float | None
 
 
 class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
@@ -70,7 +59,7 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def _runs(self, request: wrappers.Request) -> wrappers.Response:
         """Every run with a few figures of each of its windows."""
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, PageRun] = {}
         listed = self._data.list_tensors(
             plugin_util.context(request.environ),
             experiment_id=plugin_util.experiment_id(request.environ),
@@ -79,19 +68,17 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         for run, tags in listed.items():
             for tag, series in tags.items():
                 name = _name_of(run, tag)
-                shown = found.setdefault(name, {"name": name, "windows": [], "problems": []})
+                shown = found.setdefault(name, PageRun(name))
                 try:
-                    figures = msgspec.json.decode(series.plugin_content, type=Figures)
+                    figures = msgspec.json.decode(series.plugin_content, type=WindowFigures)
                 except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                    shown["problems"].append(printable(f"{tag}: its figures cannot be read: {error}"))
+                    shown.problems.append(printable(f"{tag}: its figures cannot be read: {error}"))
                 else:
-                    address = urlencode({"run": run, "tag": tag})
-                    shown["windows"].append({**msgspec.to_builtins(figures), "address": address})
+                    figures.address = urlencode({"run": run, "tag": tag})
+                    shown.windows.append(figures)
         for shown in found.values():
-            shown["windows"].sort(key=lambda window: window["profile_step"])
-        runs = [found[name] for name in sorted(found)]
-        document = {"written_by": package_version(), "pick": "Run", "runs": runs}
-        return _answer(request, json.dumps(document), "application/json")
+            shown.windows.sort(key=lambda window: window.profile_step)
+        return _answer(request, document([found[name] for name in sorted(found)]), "application/json")
 
     def _profile(self, request: wrappers.Request) -> wrappers.Response:
         """The view of one window. Whatever is wrong with its profile, the others can still be chosen."""
@@ -111,7 +98,7 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             return _answer(request, "There is no such window any more.", "text/plain", code=404)
         try:
             profile = Profile.from_json(_unpacked(series[-1].numpy.item()))
-            view = view_text(profile_view(profile))
+            view = codec.dump(profile_view(profile), indented=False)
         except Exception as error:  # the file may hold anything
             words = str(error) if isinstance(error, (ProfileFormatError, ValueError)) else f"{error!r}"
             return _answer(request, f"{run}, {tag}: {printable(words)}", "text/plain", code=422)

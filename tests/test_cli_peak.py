@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_flops.analysis.peak_flops import COPY, measured_file, measured_peaks
+from lightning_flops.analysis.peaks import COPY, measured_file, measured_peaks
 from lightning_flops.cli import main
 from lightning_flops.measure.timing.processor_wait import ProcessorWatch
 from lightning_flops.records import ProcessorLoss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -104,26 +105,26 @@ def run(folder: Path, *arguments: str, **environment: str) -> Ended:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["show.py", "--version", "-m", "x", "--", "-h", "--local_rank=1"],
-        ["./folder/../show.py"],
-        ["folder/link.py"],
-        ["{folder}/folder", "a"],
-        ["{folder}/archive.zip", "a"],
-        ["-m", "package.module", "--rows", "1"],
-        ["-m", "package", "--", "a"],
-        ["exits.py", "0"],
-        ["exits.py", "3"],
-        ["exits.py", "a message"],
-        ["exits_at_once.py"],
-        ["spawns.py"],
-        ["lives_on.py"],
-        ["loads_little.py"],
-    ],
-    ids=" ".join,
+    """
+    show.py --version -m x -- -h --local_rank=1
+    ./folder/../show.py
+    folder/link.py
+    {folder}/folder a
+    {folder}/archive.zip a
+    -m package.module --rows 1
+    -m package -- a
+    exits.py 0
+    exits.py 3
+    exits.py 'a message'
+    exits_at_once.py
+    spawns.py
+    lives_on.py
+    loads_little.py
+    """.strip().splitlines(),
+    ids=str.strip,
 )
-def test_a_program_sees_prints_and_ends_as_under_python_itself(folder: Path, arguments: list[str]) -> None:
-    program = [one.format(folder=folder) for one in arguments]
+def test_a_program_sees_prints_and_ends_as_under_python_itself(folder: Path, arguments: str) -> None:
+    program = [one.format(folder=folder) for one in shlex.split(arguments)]
     alone = python(folder, *program)
     assert alone.out or alone.status  # it told something
     assert run(folder, *program) == alone

@@ -156,8 +156,8 @@ def test_the_command_prints_the_formula(tmp_path: Path, capsys: pytest.CaptureFi
     where = f"{tmp_path}/model.py:example"
     assert main(["formula", where, "--vary", "0=0,1", "--at", "batch=8,sequence=7"]) == 0
     printed = capsys.readouterr().out
-    assert "forward = B·24·S\n" in printed  # 2 x 3 x 4 for each row
-    assert "backward = B·24·S\n" in printed  # of the weight alone
+    assert "forward = 24·batch·sequence\n" in printed  # 2 x 3 x 4 for each row
+    assert "backward = 24·batch·sequence\n" in printed  # of the weight alone
     assert "1,344" in printed  # 8 x 7 x 24
     assert main(["formula", where, "--vary", "0=0:batch,1:length", "--at", "batch=8,length=7", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

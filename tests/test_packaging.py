@@ -42,8 +42,7 @@ def loaded_by(statements: str) -> set[str]:
         "import lightning_flops",
         "import lightning_flops; dir(lightning_flops); lightning_flops.__version__",
         "from lightning_flops import ConfigError, LightningFlopsError, Profile, ProfilerConfig",
-        "import lightning_flops.report.text, lightning_flops.report.scalars",
-        "import lightning_flops.report.notebook",
+        "import lightning_flops.report.text, lightning_flops.report.html_page, lightning_flops.report.scalars",
         "from lightning_flops.schema.throughput import *\n"
         "costs = Spread(average=1.0, maximum=1.0, minimum=1.0)\n"
         "known = dict(schema_version=1, batches=1, batch_cost_sec=costs, ips_unit='samples/s')\n"

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.peaks import peak_for
 
 from ..machine import code_in_words, machine_in_words, versions
 from ..phase_times import Stopwatch

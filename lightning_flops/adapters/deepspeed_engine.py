@@ -20,7 +20,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.measure.batches import tensor_shapes
 from lightning_flops.measure.recorder import steps_to_settle
-from lightning_flops.measure.torch_private.loading import fetched_ahead
+from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, Shapes, TimePhase
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput

@@ -22,7 +22,7 @@ from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.batches import from_loader, tensor_shapes
 from lightning_flops.measure.optimizer_hooks import OptimizerHooks
 from lightning_flops.measure.recorder import steps_to_settle
-from lightning_flops.measure.torch_private.loading import fetched_ahead
+from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput

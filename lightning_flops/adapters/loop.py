@@ -25,8 +25,8 @@ from lightning_flops.measure.batches import HIDDEN_SHAPE, tensor_shapes
 from lightning_flops.measure.module_hooks import around_compilations
 from lightning_flops.measure.optimizer_hooks import OptimizerHooks
 from lightning_flops.measure.recorder import steps_to_settle
-from lightning_flops.measure.torch_private.compiler import hide, leave_compiled_code, was_used
-from lightning_flops.measure.torch_private.loading import fetched_ahead, workers_of
+from lightning_flops.measure.torch_private.needed import hide
+from lightning_flops.measure.torch_private.optional import fetched_ahead, leave_compiled_code, was_used, workers_of
 from lightning_flops.records import BatchTokens, Shapes
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput

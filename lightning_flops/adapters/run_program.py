@@ -24,6 +24,10 @@ from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.run import Run, close_quietly, safe
 from lightning_flops.schema.profile import Profile
+from lightning_flops.signals import words_of
+from lightning_flops.text.printable import package_logger
+
+logger = package_logger(__name__)
 
 
 class LoopFinder:
@@ -49,9 +53,13 @@ class LoopFinder:
     @safe
     def begin(self) -> None:
         """The program begins."""
-        put_up_hooks(self._undo, self._enters, self._leaves)
+        put_up_hooks(self._undo, self._enters, self._leaves, failed=self._failed)
         self._undo.callback(register_optimizer_step_pre_hook(self._step_begins).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._step_ends).remove)
+
+    def _failed(self, where: str, error: Exception) -> None:
+        logger.warning("profiling failed in %s: %s", where, words_of(error), exc_info=error)
+        close_quietly(self._undo)
 
     def _enters(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() != self._thread:

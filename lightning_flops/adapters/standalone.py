@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lightning_flops.adapters.place import run_context_on
-from lightning_flops.analysis.forward_profile import build_forward_profile
+from lightning_flops.analysis.profile import build_forward_profile
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.measure.batches import samples_in, tensor_shapes
 from lightning_flops.measure.counting.flop_counter import FlopCounter

@@ -27,7 +27,7 @@ from lightning_flops.adapters.wrapping import hear
 from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.deepspeed_groups import parallel_sizes
 from lightning_flops.measure.recorder import steps_to_settle
-from lightning_flops.measure.torch_private.loading import fetched_ahead
+from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import safe
 from lightning_flops.sinks.console import to_standard_output

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lightning_flops.measure.torch_private.compiler import hide_around
-from lightning_flops.measure.torch_private.loading import iterator_class
+from lightning_flops.measure.torch_private.needed import hide_around
+from lightning_flops.measure.torch_private.optional import iterator_class
 
 _users: dict[tuple[int, Any], list[Callable[[], None]]] = {}
 """By owner and name: how the wrapper is removed, once for each who needs it."""
@@ -90,8 +90,9 @@ def hear(
 
 def hear_fetches(listener: Any, undo: ExitStack) -> None:
     """Have *listener* hear of the batches that any DataLoader is asked for, by ``fetch_begins`` and ``fetch_ends``."""
-    if (kind := iterator_class()) is not None:
-        hear(listener, kind, "__next__", undo, begins=type(listener).fetch_begins, ends=type(listener).fetch_ends)
+    if iterator_class is not None:
+        kind = type(listener)
+        hear(listener, iterator_class, "__next__", undo, begins=kind.fetch_begins, ends=kind.fetch_ends)
 
 
 def hear_backwards(listener: Any, undo: ExitStack) -> None:

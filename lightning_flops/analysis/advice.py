@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.devices import DeviceAbilities
-from lightning_flops.analysis.evidence import Cost, Evidence, with_trace
+from lightning_flops.analysis.evidence import Evidence, with_trace
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.stragglers import straggler_action, straggler_evidence
@@ -38,10 +38,11 @@ class Rule:
     """One row of the table. In ``fact`` and ``remedy``, names in braces stand for what ``words`` returns."""
 
     name: str
-    measured: Callable[[Evidence], float | None]
-    """What is compared, ``{measured}`` in the texts; None where it is not known, or where the rule does not apply."""
+    measured: Callable[[Evidence], float | None] | None = None
+    """What is compared, ``{measured}`` in the texts, and None where it is not known or the rule does not apply; a rule
+    without a function compares the share of its name."""
     limit: str = ""
-    """The field of ``AdviceThresholds`` above which ``measured`` must be; empty: anything is above."""
+    """The field of ``AdviceThresholds`` above which that must be, if not that of the rule's name, if there is one."""
     threshold: str = "more than {limit}"
     fact: str
     remedy: str
@@ -54,12 +55,18 @@ class Rule:
     source: str = _OWN
     words: Callable[[Evidence], Mapping[str, str]] = lambda evidence: {}
 
+    def limit_of(self, limits: AdviceThresholds) -> float | None:
+        """What must be exceeded; None where the rule knows no limit."""
+        return getattr(limits, self.limit or self.name, None)
+
     def advice(self, evidence: Evidence, limits: AdviceThresholds) -> Advice | None:
         """What this rule says; None if it says nothing."""
-        measured = self.measured(evidence)
-        if measured is None or measured <= getattr(limits, self.limit, -math.inf):
+        limit = self.limit_of(limits)
+        measured = evidence.shares.get(self.name) if self.measured is None else self.measured(evidence)
+        if measured is None or measured <= (-math.inf if limit is None else limit):
             return None
-        words = {"measured": percent(measured), **self.words(evidence)}
+        words = {"measured": percent(measured), "modules": _some(evidence.modules.get(self.name, ()))}
+        words |= self.words(evidence)
         saves = self.saves(evidence, measured) if self.saves else None
         return Advice(
             rule=self.name,
@@ -67,7 +74,7 @@ class Rule:
             remedy=self.remedy.format(**words),
             ceiling=None if saves is None else min(1.0, saves),
             unless=self.unless,
-            threshold=self.threshold.format(limit=percent(getattr(limits, self.limit, None))),
+            threshold=self.threshold.format(limit=percent(limit)),
             source=self.source,
         )
 
@@ -94,7 +101,7 @@ def advise_on_traces(
 ) -> tuple[Advice, ...]:
     """Advice from traces alone; of several ranks to which a rule applies, the one with the largest possible saving.
 
-    *ranks* and *devices* are in the order of *traces*, and *straggler* has the place of its rank there.
+    *ranks* and *devices* are in the order of *traces*.
     """
     limits = AdviceThresholds() if thresholds is None else thresholds
     files = name_files([trace.source for trace in traces])
@@ -103,23 +110,18 @@ def advise_on_traces(
     for trace, file, row, device in zip(traces, files, rows, devices, strict=True):
         mean, waiting = trace.step_times.mean, None
         if row is not None and row.wait_us is not None:
-            exposed_us = row.overlap.communication_us - row.overlap.overlap_us
-            waiting = ratio(part=min(exposed_us, row.wait_us), whole=row.overlap.wall_us)
+            waiting = ratio(part=min(row.overlap.exposed_us, row.wait_us), whole=row.overlap.wall_us)
         evidence = Evidence(
             step_sec=mean.wall_us / _US_PER_SEC,
             data_wait_sec=None if mean.data_loader_us is None else mean.data_loader_us / _US_PER_SEC,
-            waiting_share=waiting,
+            shares={"waiting": waiting},
             device=device,
         )
         whose = "" if len(traces) == 1 else f"{file}: " if trace.rank is None else f"Rank {trace.rank}: "
         for one in advise(with_trace(evidence, trace), limits):
             if straggler is None or one.rule != "waiting":  # the others wait for the straggler
                 every.append(replace(one, fact=f"{whose}{one.fact}"))
-    if straggler is not None:
-        rank, file = traces[straggler.rank].rank, files[straggler.rank]
-        known = replace(straggler, rank=straggler.rank if rank is None else rank)
-        every += advise(Evidence(straggler=known, straggler_name=file if rank is None else None), limits)
-    ordered = advise(Evidence(), limits, known=every)
+    ordered = advise(Evidence(straggler=straggler), limits, known=every)
     return tuple({one.rule: one for one in reversed(ordered)}.values())[::-1]
 
 
@@ -155,7 +157,7 @@ def _of_loader(evidence: Evidence) -> Mapping[str, str]:
     cores, now, room = evidence.facts.cores, evidence.facts.loader_workers, _more_workers(evidence)
     idle = "" if evidence.idle_cores is None else f", {evidence.idle_cores:.1f} of them idle"
     idle = ", and loading hardly uses them" if evidence.loads_without_processor else idle
-    pins = evidence.device.pins_memory and evidence.pageable_copy_share != 0
+    pins = evidence.device.pins_memory and evidence.shares.get("pageable_copies") != 0
     return {
         "wait": duration(_wait_of_batch(evidence)),
         "workers": "" if now is None else f", with {plain(now)} loader workers",
@@ -170,10 +172,9 @@ def _of_loader(evidence: Evidence) -> Mapping[str, str]:
 # ---- words of other rules
 
 
-def _some(cost: Cost | None) -> Mapping[str, str]:
-    names = () if cost is None else cost.names
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return {"modules": f"{', '.join(name or 'the root' for name in names[:_NAMED])}{more}"}
+    return f"{', '.join(name or 'the root' for name in names[:_NAMED])}{more}"
 
 
 def _of_optimizer(evidence: Evidence) -> Mapping[str, str]:
@@ -184,9 +185,7 @@ def _of_optimizer(evidence: Evidence) -> Mapping[str, str]:
 
 def _of_straggler(evidence: Evidence) -> Mapping[str, str]:
     one = evidence.straggler
-    if one is None:
-        return {}
-    return {"who": straggler_evidence(one, name=evidence.straggler_name), "look": straggler_action(one)}
+    return {} if one is None else {"who": straggler_evidence(one), "look": straggler_action(one)}
 
 
 RULES: tuple[Rule, ...] = (
@@ -225,7 +224,6 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="padding",
         measured=lambda one: one.facts.padding_ratio,
-        limit="padding",
         fact="Padding is {measured} of the tokens that are processed.",
         remedy="Put samples of similar lengths into a batch (transformers: train_sampling_strategy='group_by_length', "
         "before version 5 group_by_length=True), pad to the longest of the batch alone, or pack several samples into "
@@ -237,7 +235,6 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="exposed_communication",
         measured=lambda one: one.transfer_share,
-        limit="exposed_communication",
         fact="Communication that no computation hides takes {measured} of the step, the wait for other ranks left out.",
         # Sharded gradients (ZeRO-2 and -3, FSDP) are reduced in every micro-step: accumulation saves nothing there.
         remedy="Raise the batch size, or, where gradients are reduced once a step (DDP, ZeRO-0 and -1), accumulate "
@@ -248,8 +245,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="waiting",
-        measured=lambda one: one.waiting_share if one.straggler is None else None,
-        limit="waiting",
+        measured=lambda one: one.shares.get("waiting") if one.straggler is None else None,
         fact="Waiting for other ranks takes {measured} of the traced step, and none of them is late enough to be a "
         "straggler.",
         remedy="Even out what ranks do in a step: lengths of samples, sizes of batches, what else runs on their hosts.",
@@ -258,7 +254,6 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="straggler",
         measured=lambda one: None if one.straggler is None else math.inf,
-        limit="straggler",
         threshold="more than {limit} of the other ranks' own time, and longer by more than straggler_sec",
         words=_of_straggler,
         fact="{who}",
@@ -291,8 +286,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="optimizer",
-        measured=lambda one: one.optimizer_share if _of_optimizer(one)["ways"] else None,
-        limit="optimizer",
+        measured=lambda one: one.shares.get("optimizer") if _of_optimizer(one)["ways"] else None,
         words=_of_optimizer,
         fact="{names} updates one tensor at a time and takes {measured} of the step.",
         remedy="Construct it with {ways}.",
@@ -301,26 +295,18 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="norm",
-        measured=lambda one: one.norm.share if one.norm else None,
-        limit="norm",
-        words=lambda one: _some(one.norm),
         fact="Norms that are written out in Python take {measured} of the step: {modules}.",
         remedy="Take torch's own, which are one operator: nn.LayerNorm, nn.RMSNorm, nn.BatchNorm.",
         unless="where torch has none that computes the same",
     ),
     Rule(
         name="dropout",
-        measured=lambda one: one.dropout.share if one.dropout else None,
-        limit="dropout",
-        words=lambda one: _some(one.dropout),
         fact="Dropout takes {measured} of the step: {modules}.",
         remedy="Set its p to 0.",
         unless="where the data overfit without it",
     ),
     Rule(
         name="starved",
-        measured=lambda one: one.processor_lost_share,
-        limit="starved",
         fact="For {measured} of the timed steps' time this process was ready to run and waited for a processor.",
         remedy="Give it cores of its own, or fewer threads and workers, and profile again: all times, rates and shares "
         "here are those of a starved run.",
@@ -328,8 +314,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="idle",
-        measured=lambda one: one.idle_share,
-        limit="idle",
         fact="The device is idle for {measured} of the step, not counting the wait for data.",
         remedy="Raise the batch size, and take .item(), print and other synchronizations out of the step.",
         unless="where memory is full, or a larger batch changes how the model learns",
@@ -337,8 +321,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="tensor_core_eligible",
-        measured=lambda one: one.tensor_core_eligible_ratio if one.device.tensor_core_dtypes else None,
-        limit="tensor_core_eligible",
+        measured=lambda one: one.shares.get("tensor_core_eligible") if one.device.tensor_core_dtypes else None,
         words=lambda one: {"dtype": one.device.tensor_core_dtypes[0]},
         fact="No kernel runs on tensor cores, but {measured} of the kernel time could.",
         remedy="Train with automatic mixed precision in {dtype}.",
@@ -349,8 +332,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="float32",
-        measured=lambda one: one.float32_share if one.device.tf32 else None,
-        limit="float32",
+        measured=lambda one: one.shares.get("float32") if one.device.tf32 else None,
         fact="{measured} of the model FLOPs are float32, with TF32 off.",
         remedy='Call torch.set_float32_matmul_precision("high").',
         unless="where the model needs more digits",
@@ -359,9 +341,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="misaligned",
-        measured=lambda one: one.misaligned.share if one.misaligned else None,
-        limit="misaligned",
-        words=lambda one: _some(one.misaligned),
         fact="{measured} of the FLOPs are 16-bit products with a dimension that is not a multiple of 8: {modules}.",
         remedy="Pad the dimension (vocabulary, hidden size) to a multiple of 8.",
         unless="where a checkpoint fixes it",
@@ -370,16 +349,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="pageable_copies",
-        measured=lambda one: one.pageable_copy_share,
-        limit="pageable_copies",
         fact="Copies from pageable host memory to the device take {measured} of the step.",
         remedy="Set the DataLoader's pin_memory, and copy with non_blocking=True.",
         unless="where host memory is short",
     ),
     Rule(
         name="heat_limited",
-        measured=lambda one: one.heat_limited_share,
-        limit="heat_limited",
         fact="While steps were timed, heat held the GPU's clock down for {measured} of the time.",
         remedy="Look after its cooling, or what else heats its host.",
         unless="where that is the speed that the GPU has for such work",

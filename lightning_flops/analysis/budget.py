@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import get_args
 
 from lightning_flops.analysis.compare_split import apportioned
-from lightning_flops.records import WindowRecord
-from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, TimingProfile
 from lightning_flops.schema.trace import StepFilling, TracedStep
 
@@ -26,9 +23,6 @@ _NO_COMPUTE = {*_DATA, "bubble", "other"}
 _OF_TRACE: tuple[BudgetKey, ...] = ("operators", "communication", "idle")
 """The rows that a trace divides from ``compute``."""
 
-_BETWEEN_STEPS = {"checkpoint": "checkpoints", "epoch restart": "between epochs"}
-"""Causes for which time is left out of the steps, in words; others are words."""
-
 
 def build_budget(
     *,
@@ -38,13 +32,11 @@ def build_budget(
     memory_sec: float | None,
     lower_bound: bool,
     step_word: str = "step",
-    own_sec: float = 0.0,
 ) -> Budget | None:
     """The account of one step, a *step_word* for users; None if no step was timed.
 
-    *peak_sec* is what the step's model FLOPs, and its hardware FLOPs, take at the device's peaks, *memory_sec* what
-    moving the bytes of all operators that are not matmul-like takes at the bandwidth of the device's memory, and
-    *own_sec* what the profiler's window took beyond the steps in it.
+    *peak_sec* is what the step's model FLOPs, and its hardware FLOPs, take at the device's peaks, and *memory_sec* what
+    moving the bytes of all operators that are not matmul-like takes at the bandwidth of the device's memory.
     """
     if timing is None or timing.global_step.typical_sec <= 0:
         return None
@@ -84,7 +76,6 @@ def build_budget(
         wall_ns=sum(ns or 0 for ns in times_ns.values()),
         rows_ns=times_ns,
         memory_ns=memory_ns,
-        run_ns=_run(timing, own_sec=own_sec),
         notes=tuple(notes),
     )
 
@@ -110,32 +101,3 @@ def _spent_ns(parts: Iterable[PartTiming], filling: StepFilling | None) -> Count
         }
         spent.update(dict(zip(weights, apportioned(_ns(part.typical_sec), list(weights.values())), strict=True)))
     return spent
-
-
-def own_seconds(window: WindowRecord, timing: TimingProfile | None) -> float:
-    """Wall seconds by which batches took longer for being counted or traced; 0 where nothing was timed to compare."""
-    batches = sum(step.micro_steps for step in window.timed_steps)
-    if timing is None or not batches:
-        return 0.0
-    usual_sec = timing.global_step_sec * timing.timed_steps / batches
-    return max(0.0, window.slowed_sec - window.slowed_batches * usual_sec)
-
-
-def with_report_sec(profile: Profile, seconds: float) -> Profile:
-    """*profile* whose budget has, in addition, the wall seconds that making the report took."""
-    if profile.budget is None:
-        return profile
-    run_ns = {**profile.budget.run_ns, "the profiler: reading the trace and making this report": _ns(seconds)}
-    return replace(profile, budget=replace(profile.budget, run_ns=run_ns))
-
-
-def _run(timing: TimingProfile, *, own_sec: float) -> dict[str, int]:
-    """The timed steps, what came between them, and what the profiler took in addition."""
-    times = {"timed steps": timing.global_step_sec * timing.timed_steps}
-    if (stalls := timing.stalls) is not None:
-        times["timed steps"] -= stalls.seconds
-        times[f"stalls ({stalls.steps} of {timing.timed_steps} timed steps, mostly in {stalls.part})"] = stalls.seconds
-    times |= {_BETWEEN_STEPS.get(cause, cause): seconds for cause, seconds in timing.excluded_sec.items()}
-    if own_sec > 0:
-        times["the profiler: counting and tracing"] = own_sec
-    return {label: _ns(seconds) for label, seconds in times.items()}

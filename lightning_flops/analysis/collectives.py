@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -56,7 +56,7 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
     listed = sorted(traced, key=lambda one: -1 if one.rank is None else one.rank)
     tables, notes = _match([one.collectives for one in listed])
     per_step = [one.overlap.computation_us / one.steps for one in listed]
-    middle, longest = median(per_step), max(per_step)
+    middle = median(per_step)
     if len({one.steps for one in listed}) > 1:
         notes = ("The traces hold different numbers of steps: only figures per step can be compared.", *notes)
     rows = tuple(
@@ -72,10 +72,7 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
         )
         for one, computation, table in zip(listed, per_step, tables, strict=True)
     )
-    alone = len(listed) > 1 and per_step.count(longest) == 1
-    return RankComparison(
-        ranks=rows, computes_longest=listed[per_step.index(longest)].rank if alone else None, notes=notes
-    )
+    return RankComparison(ranks=rows, notes=notes)
 
 
 def refuse_mixed_ranks(traces: Sequence[TracedRank] | Sequence[TraceReport]) -> None:
@@ -100,21 +97,23 @@ _UNMATCHED = "Calls of {} without a counterpart in the other traces, so their wa
 _PARTIAL = "Calls of {} in groups that have ranks without a trace here, so waiting may be counted as transfer: {}."
 _GROUPLESS = "Calls of {} that do not say which ranks take part, so their waiting is not known: {}."
 
-_Table = dict[str, RankCollectiveRow]
+_Sums = Counter[str]
+"""Calls, bytes and nanoseconds of one collective on one rank."""
 
 
 def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankCollectiveRow, ...]], tuple[str, ...]]:
     """The collectives of each rank by name, the longest first, and sentences on what could not be matched."""
-    tables: list[_Table] = [{} for _ in ranks]
-    together: defaultdict[tuple[str, str, int | None], list[tuple[_Table, CollectiveCalls]]] = defaultdict(list)
+    tables: list[defaultdict[str, _Sums]] = [defaultdict(Counter) for _ in ranks]
+    together: defaultdict[tuple[str, str, int | None], list[tuple[_Sums, CollectiveCalls]]] = defaultdict(list)
     counts: Counter[tuple[str, str]] = Counter()
     for table, listed in zip(tables, ranks, strict=True):
-        for calls in listed:
-            _add(table, calls)
-            if calls.group is None:
-                counts[_GROUPLESS, calls.name] += calls.calls
+        for one in listed:
+            sums = table[one.name]
+            sums.update(calls=one.calls, ns=one.total_ns, bytes=one.bytes or 0, without_bytes=one.bytes is None)
+            if one.group is None:
+                counts[_GROUPLESS, one.name] += one.calls
             else:
-                together[calls.group, calls.name, calls.step].append((table, calls))
+                together[one.group, one.name, one.step].append((sums, one))
     for taking_part in together.values():
         _match_one(taking_part, counts)
     notes = [
@@ -123,41 +122,36 @@ def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankC
         for kind, name in sorted(counts)
         if kind == sentence and len(ranks) > 1
     ]
-    return [tuple(sorted(one.values(), key=lambda row: (-row.latency_us, row.name))) for one in tables], tuple(notes)
+    rows = [[_row(name, sums) for name, sums in table.items()] for table in tables]
+    return [tuple(sorted(one, key=lambda row: (-row.latency_us, row.name))) for one in rows], tuple(notes)
 
 
-def _add(table: _Table, calls: CollectiveCalls) -> None:
-    row = table.get(calls.name) or RankCollectiveRow(
-        name=calls.name, calls=0, matched_calls=0, bytes=0, latency_us=0.0, transfer_us=None, wait_us=None
+def _row(name: str, sums: _Sums) -> RankCollectiveRow:
+    return RankCollectiveRow(
+        name=name,
+        calls=sums["calls"],
+        matched_calls=sums["matched"],
+        bytes=None if sums["without_bytes"] else sums["bytes"],
+        latency_us=sums["ns"] * _US,
+        transfer_us=sums["transfer_ns"] * _US if sums["matched"] else None,
+        wait_us=sums["wait_ns"] * _US if sums["matched"] else None,
     )
-    table[calls.name] = replace(
-        row,
-        calls=row.calls + calls.calls,
-        bytes=None if row.bytes is None or calls.bytes is None else row.bytes + calls.bytes,
-        latency_us=row.latency_us + calls.total_ns * _US,
-    )
 
 
-def _match_one(taking_part: Sequence[tuple[_Table, CollectiveCalls]], counts: Counter[tuple[str, str]]) -> None:
+def _match_one(taking_part: Sequence[tuple[_Sums, CollectiveCalls]], counts: Counter[tuple[str, str]]) -> None:
     first = taking_part[0][1]
     if len(taking_part) < 2 or len({calls.calls for _, calls in taking_part}) > 1:
-        for _, calls in taking_part:
-            counts[_UNMATCHED, calls.name] += calls.calls
+        counts[_UNMATCHED, first.name] += sum(calls.calls for _, calls in taking_part)
         return
     if len(taking_part) < (first.group_size or 0):
         counts[_PARTIAL, first.name] += first.calls
     # The transfer of calls that one rank left out is not known.
     known = min(len(calls.latency_ns) for _, calls in taking_part)
     latency_ns = np.array([calls.latency_ns[:known] for _, calls in taking_part], dtype=np.int64)
-    transfer_us = float(latency_ns.min(axis=0).sum()) * _US
-    for (table, calls), of_rank in zip(taking_part, latency_ns, strict=True):
-        total_ns, row = calls.total_ns if known == calls.calls else int(of_rank.sum()), table[calls.name]
-        table[calls.name] = replace(
-            row,
-            matched_calls=row.matched_calls + known,
-            transfer_us=(row.transfer_us or 0.0) + transfer_us if known else row.transfer_us,
-            wait_us=(row.wait_us or 0.0) + total_ns * _US - transfer_us if known else row.wait_us,
-        )
+    transfer_ns = int(latency_ns.min(axis=0).sum())
+    for (sums, calls), of_rank in zip(taking_part, latency_ns, strict=True):
+        total_ns = calls.total_ns if known == calls.calls else int(of_rank.sum())
+        sums.update(matched=known, transfer_ns=transfer_ns, wait_ns=total_ns - transfer_ns)
 
 
 def _sum_of_those_known(values: Iterable[float | None]) -> float | None:

@@ -8,38 +8,37 @@ difference, ``compare_noise`` that of chance, ``compare_modules`` says which mod
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, cast, get_args
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
 from lightning_flops.analysis.compare_modules import match_modules
-from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, noise_interval, too_few
+from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, noise_ns, too_few
 from lightning_flops.analysis.compare_rules import WALL, figure_difference, setting_differences
-from lightning_flops.analysis.compare_split import CauseSums, Work, apportioned, split
+from lightning_flops.analysis.compare_split import Work, apportioned, split
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, TimePhase
 from lightning_flops.schema.comparison import (
-    SCHEMA_VERSION,
+    Cause,
+    CausedDifference,
     ComparedRun,
     Comparison,
     FigureDifference,
     ModuleDifference,
     ModuleSide,
-    PartDifference,
 )
-from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import TimingProfile, phases_text
+from lightning_flops.schema.step import phases_text
 from lightning_flops.units import percent, plural
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _COMPUTING: tuple[TimePhase, ...] = ("forward", "backward", "optimizer")
 _BY_MODULE: tuple[TimePhase, ...] = ("forward", "backward")
-_WAITING: Mapping[TimePhase, str] = {
+_WAITS: Mapping[TimePhase, Cause] = {
     "data_wait": "data", "transfer": "loop", "bubble": "communication", "other": "loop"
 }  # fmt: skip
 """What a part of a step that computes nothing of the model is a wait for."""
@@ -47,10 +46,15 @@ _STARVED = 0.05
 """From this share of lost processor time on, the times of a run say little of its program."""
 _ERRORS = 4
 """So many standard errors of both runs together may separate a module's times by chance."""
-_NOT_OWNED = -1
 _Phases = tuple[TimePhase, ...]
-_Row = tuple[ModuleProfile | None, ModuleProfile | None]
-"""A module in A and in B."""
+_Row = tuple[str | None, str | None]
+"""Names of a module in A and in B; both None for what no module owns."""
+_OUTSIDE: _Row = (None, None)
+_Piece = tuple[_Row, Cause | None]
+"""A piece of a part of a step: whose it is, and what it is a wait for."""
+_Filled = tuple[Mapping[str, int], tuple[int, int, int]]
+"""Own nanoseconds of each module in a part of a traced step; communication that computation does not hide, the device's
+idle time, and what is no module's."""
 
 
 def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A", "B")) -> Comparison:
@@ -71,34 +75,30 @@ def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A",
         ComparisonError: the two cannot be compared: one has no timed step, contradicts itself or has figures that no
             float holds, or one run trains and the other does not.
     """
-    runs = []
-    for profile, source in zip((a, b), sources, strict=True):
-        if profile.timing is None:
-            raise ComparisonError(f"the steps cannot be compared: {source} has no timed step")
-        runs.append(_Run(profile, profile.timing, source))
+    runs = _Run(a, sources[0]), _Run(b, sources[1])
     if a.context.loop != b.context.loop:
         raise ComparisonError(
             f"the steps cannot be compared: {sources[0]} is of a {a.context.loop} loop, {sources[1]} of a "
             f"{b.context.loop} loop"
         )
     try:
-        return _compared((runs[0], runs[1]))
+        return _compared(*runs)
     except (ArithmeticError, LookupError, ValueError) as error:
         raise ComparisonError(
             "the steps cannot be compared: a profile contradicts itself, or has figures beyond what floats hold"
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
 class _Run:
     """One of the two runs."""
 
-    profile: Profile
-    timing: TimingProfile
-    source: str
+    def __init__(self, profile: Profile, source: str) -> None:
+        if profile.timing is None:
+            raise ComparisonError(f"the steps cannot be compared: {source} has no timed step")
+        self.profile, self.timing, self.source = profile, profile.timing, source
 
     def identity(self) -> ComparedRun:
-        """Which run it is."""
+        """What the comparison says of it."""
         profile, steps, share = self.profile, self.timing.timed_steps, self.timing.starved_share or 0.0
         model = f"{profile.modules[0].type_name} on " if profile.modules else ""
         where = f"{model}{profile.context.device_name or 'unknown device'}"
@@ -125,23 +125,36 @@ class _Run:
         )
         return Work(flops, self.profile.per_step(moved))
 
-    def works(self, phase: TimePhase) -> dict[str, Work]:
-        """FLOPs and bytes of one step in *phase*, by module, without those below it."""
-        modules, per_step = self.profile.modules, self.profile.per_step
-        moved = {module.name: _amount(module.total_bytes, phase) for module in modules}
-        for module in modules:
-            if module.name:
-                moved[parent_name(module.name)] -= _amount(module.total_bytes, phase)
-        return {one.name: Work(per_step(_amount(one.own, phase)), per_step(moved[one.name])) for one in modules}
+    @cached_property
+    def works(self) -> dict[TimePhase, dict[str, Work]]:
+        """FLOPs and bytes of one step by phase and module, without those below it."""
+        modules, per_step, found = self.profile.modules, self.profile.per_step, {}
+        for phase in _BY_MODULE:
+            moved = {module.name: _amount(module.total_bytes, phase) for module in modules}
+            for module in modules:
+                if module.name:
+                    moved[parent_name(module.name)] -= _amount(module.total_bytes, phase)
+            found[phase] = {
+                one.name: Work(per_step(_amount(one.own, phase)), per_step(moved[one.name])) for one in modules
+            }
+        return found
 
-    def strays(self) -> dict[str, float]:
+    def side(self, name: str | None) -> ModuleSide | None:
+        """What forward and backward of a module compute; None if it is not there."""
+        if name is None:
+            return None
+        flops, moved = map(sum, zip(*(works[name] for works in self.works.values()), strict=True))
+        return ModuleSide(name=name, flops=round(flops), bytes=round(moved))
+
+    @cached_property
+    def strays(self) -> dict[str | None, float]:
         """Standard error of each module's own time over the traced steps, divided by that time, where it is known."""
         traced = self.profile.traced
-        table = None if traced is None or traced.tables is None else traced.tables.modules
-        found = {}
-        for row in () if table is None else table.rows:
-            own_us = row.own_forward_us + row.own_backward_us
+        table = traced and traced.tables and traced.tables.modules
+        found: dict[str | None, float] = {None: 0.0}
+        for row in table.rows if table else ():
             if row.own_error_us is not None:
+                own_us = row.own_forward_us + row.own_backward_us
                 found[row.name] = row.own_error_us / own_us if own_us else 0.0
         return found
 
@@ -154,6 +167,21 @@ class _Run:
         return sum(
             self.ns((phase,)) * (1 - alike) for phase, scale in scales.items() if (alike := min(scale, 1 / scale)) < 0.5
         )
+
+    def pieces(self, phases: _Phases, filled: _Filled | None, rows: Mapping[str, _Row]) -> dict[_Piece, _Amounts]:
+        """What a part of the step, *filled* so in the traced one, consists of; its pieces add up to it."""
+        whole_ns, work = self.ns(phases), self.work(phases)
+        if filled is None:
+            kinds = {_WAITS.get(one) for one in phases}  # waits of several kinds count as one for the loop
+            wait = None if None in kinds else kinds.pop() if len(kinds) == 1 else "loop"
+            return {(_OUTSIDE, wait): (whole_ns, work)}
+        works = self.works.get(phases[0], {})
+        owned = map(sum, zip(Work(), *works.values(), strict=True))
+        left = Work(*(max(0, every - own) for every, own in zip(work, owned, strict=True)))
+        ns = apportioned(whole_ns, [*(filled[0].get(name, 0) for name in works), *filled[1]])
+        pieces: list[_Piece] = [(rows[name], None) for name in works]
+        pieces += [(_OUTSIDE, "communication"), (_OUTSIDE, "idle"), (_OUTSIDE, None)]
+        return dict(zip(pieces, zip(ns, [*works.values(), None, None, left], strict=True), strict=True))
 
     def filled(self) -> tuple[dict[TimePhase, _Filled], str]:
         """What filled the computing parts of its traced step; empty, and why, if it cannot be said.
@@ -173,7 +201,8 @@ class _Run:
             seconds = {name: getattr(one, f"own_{phase}_sec", 0.0) for name, one in times.items()}
             if phase not in walls or None in seconds.values():
                 continue
-            modules, scale = {name: _ns(sec) for name, sec in seconds.items()}, getattr(traced, f"{phase}_scale", 1.0)
+            modules = {name: _ns(sec) for name, sec in seconds.items()}
+            scale = getattr(traced, f"{phase}_scale", 1.0)
             own, communication = sum(modules.values()), _ns(scale * walls[phase].exposed_sec)
             computing = max(0, _ns(scale * walls[phase].wall_sec) - communication)
             idle = min(computing, round(scale * idles.get(phase, 0))) if on_device else 0
@@ -183,11 +212,6 @@ class _Run:
                 own = computing
             found[phase] = modules, (communication, idle, computing - own)
         return found, ""
-
-
-_Filled = tuple[Mapping[str, int], tuple[int, int, int]]
-"""Own nanoseconds of each module in a part of a traced step; communication that computation does not hide, the device's
-idle time, and what is no module's."""
 
 
 def _amount(amounts: Any, phase: TimePhase) -> int:
@@ -200,120 +224,93 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _compared(runs: tuple[_Run, _Run]) -> Comparison:
-    def part(name: str, phases: _Phases, sums: CauseSums) -> PartDifference:
-        causes = sums.causes()
-        noise = noise_interval(a.steps(phases), b.steps(phases), value_ns=causes.difference_ns)
-        return PartDifference(name=name, causes=causes, difference=noise)
+_Amounts = tuple[int, Work | None]
+"""The time of a piece, and the work in it."""
 
-    a, b = runs
-    of_a, of_b = ({part.phases for part in run.timing.parts} for run in runs)
+
+class _Sums(Counter[Cause | Literal["a", "b"]]):
+    """Nanoseconds of both runs and, by cause, of their difference, added up over pieces."""
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a difference."""
+        causes = {cause: self[cause] for cause in get_args(Cause) if self[cause]}
+        return {"a_ns": self["a"], "b_ns": self["b"], "causes": causes}
+
+
+def _compared(a: _Run, b: _Run) -> Comparison:
+    of_a, of_b = ({part.phases for part in run.timing.parts} for run in (a, b))
     rest = {phase for phases in of_a ^ of_b for phase in phases}  # what the two separate in other ways is one part
     joined = tuple(phase for phase in _PHASES if phase in rest)
     every = sorted([*(of_a & of_b), *([joined] if joined else [])], key=lambda phases: _PHASES.index(phases[0]))
 
-    partners, in_a = match_modules(a.profile.modules, b.profile.modules), {one.name: one for one in a.profile.modules}
-    rows: list[_Row] = [(in_a.get(partners.get(one.name, OUTSIDE)), one) for one in b.profile.modules]
+    partners = match_modules(a.profile.modules, b.profile.modules)
+    rows: list[_Row] = [(partners.get(one.name), one.name) for one in b.profile.modules]
     taken = set(partners.values())
-    rows += [(module, None) for name, module in in_a.items() if name not in taken]
+    rows += [(one.name, None) for one in a.profile.modules if one.name not in taken]
+    rows_a, rows_b = ({str(row[side]): row for row in rows if row[side] is not None} for side in (0, 1))
 
-    filled, notes = _comparable_traces(runs)
-    whole, parts = CauseSums(), []
-    of_rows: defaultdict[int, CauseSums] = defaultdict(CauseSums)
+    filled_a, filled_b, notes = _comparable_traces(a, b)
+    whole, of_parts, of_rows = _Sums(), defaultdict[_Phases, _Sums](_Sums), defaultdict[_Row, _Sums](_Sums)
     for phases in every:
-        of_part = CauseSums()
-        for row, wait, (a_ns, b_ns), (work_a, work_b) in _pieces(runs, phases, filled, rows):
+        known = len(phases) == 1 and phases[0] in filled_a and phases[0] in filled_b
+        in_a = a.pieces(phases, filled_a[phases[0]] if known else None, rows_a)
+        in_b = b.pieces(phases, filled_b[phases[0]] if known else None, rows_b)
+        for piece in in_a | in_b:
+            (a_ns, work_a), (b_ns, work_b) = in_a.get(piece, (0, None)), in_b.get(piece, (0, None))
+            row, wait = piece
             causes = {wait: b_ns - a_ns} if wait else split(a_ns=a_ns, b_ns=b_ns, a=work_a, b=work_b)
-            for sums in (of_part, whole, of_rows[row]):
-                sums.add(a_ns, b_ns, causes)
-        parts.append(part(phases_text(phases), phases, of_part))
+            for sums in (whole, of_parts[phases], of_rows[row]):
+                sums.update(causes, a=a_ns, b=b_ns)
+
+    def part(name: str, phases: _Phases, sums: _Sums) -> CausedDifference:
+        return CausedDifference(name=name, **sums.fields(), noise_ns=noise_ns(a.steps(phases), b.steps(phases)))
+
     step = tuple(phase for phases in every for phase in phases)
     return Comparison(
-        schema_version=SCHEMA_VERSION,
+        kind="profiles",
         a=a.identity(),
         b=b.identity(),
         settings=setting_differences(a.profile, b.profile),
-        figures=tuple(_figures(runs, step)),
+        figures=tuple(_figures(a, b, step)),
         step=part(b.profile.step_name, step, whole),
-        parts=tuple(parts),
-        modules=tuple(_modules(runs, rows, of_rows)),
-        notes=(*notes, *_limits(runs)),
+        parts=tuple(part(phases_text(phases), phases, of_parts[phases]) for phases in every),
+        modules=tuple(_modules(a, b, rows, of_rows)),
+        notes=(*notes, *_limits((a, b))),
     )
 
 
-def _comparable_traces(runs: tuple[_Run, _Run]) -> tuple[list[dict[TimePhase, _Filled]], list[str]]:
+def _comparable_traces(a: _Run, b: _Run) -> tuple[dict[TimePhase, _Filled], dict[TimePhase, _Filled], list[str]]:
     """What filled the parts in both runs; empty where one of them does not know, and a note on that."""
-    found = [run.filled() for run in runs]
-    clocks = {one.times.clock for run in runs for one in run.profile.modules if one.times is not None}
-    why = " and ".join(why for _, why in found if why)
+    (filled_a, why_a), (filled_b, why_b) = a.filled(), b.filled()
+    clocks = {one.times.clock for run in (a, b) for one in run.profile.modules if one.times is not None}
+    why = " and ".join(filter(None, (why_a, why_b)))
     if not why and len(clocks) > 1:
         why = f"their clocks differ ({', '.join(sorted(clocks))})"
     if not why:
-        return [filled for filled, _ in found], []
+        return filled_a, filled_b, []
     note = "What the trace shows of waiting inside a part is in its work and efficiency."
-    return [{}, {}], [f"Differences by module are not known: {why}. {note}"]
+    return {}, {}, [f"Differences by module are not known: {why}. {note}"]
 
 
-_Piece = tuple[int, str, tuple[int, int], tuple[Work | None, Work | None]]
-"""Of a part of the step: whose row, what it is a wait for or empty, its times, and the work in it."""
-
-
-def _pieces(
-    runs: tuple[_Run, _Run], phases: _Phases, filled: list[dict[TimePhase, _Filled]], rows: list[_Row]
-) -> Iterator[_Piece]:
-    """What a part of the step consists of; its pieces add up to it."""
-    a, b = runs
-    phase = phases[0]
-    if len(phases) == 1 and all(phase in one for one in filled):
-        if phase not in _BY_MODULE:
-            rows = []
-        pieces, works = [], []
-        for side, run in enumerate(runs):
-            own_ns, rest_ns = filled[side][phase]
-            of_modules, names = run.works(phase), [one.name if (one := row[side]) else None for row in rows]
-            pieces.append(apportioned(run.ns(phases), [*(own_ns.get(str(name), 0) for name in names), *rest_ns]))
-            known = [None if name is None else of_modules[name] for name in names]
-            owned = [sum(column) for column in zip(Work(), *(one for one in known if one is not None), strict=True)]
-            left = Work(*(max(0, whole - own) for whole, own in zip(run.work(phases), owned, strict=True)))
-            works.append([*known, None, None, left])
-        owners, waits = [*range(len(rows)), *[_NOT_OWNED] * 3], [*[""] * len(rows), "communication", "idle", ""]
-        yield from zip(owners, waits, zip(*pieces, strict=True), zip(*works, strict=True), strict=True)
-    elif set(phases) <= set(_WAITING):  # of several kinds it counts as a wait for the loop
-        kinds = {_WAITING[phase] for phase in phases}
-        wait = kinds.pop() if len(kinds) == 1 else "loop"
-        yield _NOT_OWNED, wait, (a.ns(phases), b.ns(phases)), (None, None)
-    else:
-        yield _NOT_OWNED, "", (a.ns(phases), b.ns(phases)), (a.work(phases), b.work(phases))
-
-
-def _modules(runs: tuple[_Run, _Run], rows: list[_Row], of_rows: Mapping[int, CauseSums]) -> Iterator[ModuleDifference]:
+def _modules(a: _Run, b: _Run, rows: Sequence[_Row], of_rows: Mapping[_Row, _Sums]) -> Iterator[ModuleDifference]:
     """Each row, and last what no module owns."""
-    strays, doubt_ns = [run.strays() for run in runs], sum(run.doubt_ns() for run in runs)
-    works = [[run.works(phase) for phase in _BY_MODULE] for run in runs]
-    for place, row in enumerate(rows):
-        own = of_rows.get(place, CauseSums()).causes()
-        noise = 0.0 if own.a_ns or own.b_ns else math.nan
-        sides: list[ModuleSide | None] = []
-        for module, of, ns, by_phase in zip(row, strays, (own.a_ns, own.b_ns), works, strict=True):
-            if module is None:
-                sides.append(None)
-                continue
-            noise = math.hypot(noise, _ERRORS * ns * of.get(module.name, math.nan))
-            flops, moved = (round(sum(one[module.name][kind] for one in by_phase)) for kind in (0, 1))
-            sides.append(ModuleSide(name=module.name, flops=flops, bytes=moved))
-        noise += doubt_ns
+    for row in rows:
+        own = of_rows.get(row, _Sums())
+        strays = own["a"] * a.strays.get(row[0], math.nan), own["b"] * b.strays.get(row[1], math.nan)
+        noise = _ERRORS * math.hypot(*strays) + a.doubt_ns() + b.doubt_ns()
+        known = (own["a"] or own["b"]) and not math.isnan(noise)
         yield ModuleDifference(
-            a=sides[0],
-            b=sides[1],
-            own=own,
-            noise_ns=None if math.isnan(noise) else math.ceil(noise),
-            beyond_noise=None if math.isnan(noise) else abs(own.difference_ns) > noise,
+            name=str(row[0] if row[1] is None else row[1]),
+            a=a.side(row[0]),
+            b=b.side(row[1]),
+            **own.fields(),
+            noise_ns=math.ceil(noise) if known else None,
         )
     outside = ModuleSide(name=OUTSIDE, flops=0, bytes=0)
-    yield ModuleDifference(a=outside, b=outside, own=of_rows[_NOT_OWNED].causes(), noise_ns=None, beyond_noise=None)
+    yield ModuleDifference(name=OUTSIDE, a=outside, b=outside, **of_rows[_OUTSIDE].fields(), noise_ns=None)
 
 
-def _figures(runs: tuple[_Run, _Run], step: _Phases) -> Iterator[FigureDifference]:
+def _figures(a: _Run, b: _Run, step: _Phases) -> Iterator[FigureDifference]:
     """Each number of the summary, with the noise of the times that it is made of."""
 
     def steps(run: _Run, name: str) -> Floats:
@@ -322,23 +319,18 @@ def _figures(runs: tuple[_Run, _Run], step: _Phases) -> Iterator[FigureDifferenc
         whole = run.steps(step)
         return run.steps(("data_wait",)) / whole if name == "data_wait_ratio" else whole
 
-    def unknown(run: _Run, name: str) -> str | None:
-        ranks = run.profile.ranks
-        return {**run.profile.unavailable, **(ranks.unavailable if ranks else {})}.get(name)
-
-    a, b = runs
-    of_a, of_b = (cast("dict[str, Any]", run.profile.summary()) for run in runs)
-    for name in of_a:
-        if name != "advice":
-            yield figure_difference(
-                name,
-                (of_a[name], of_b[name]),
-                unknown=(unknown(a, name), unknown(b, name)),
-                steps=(steps(a, name), steps(b, name)) if name in (*WALL, "cpu_time_sec") else None,
-            )
+    of_a, of_b = (cast("dict[str, Any]", run.profile.summary()) for run in (a, b))
+    why_a, why_b = ({**run.profile.unavailable, **run.profile.job_unavailable} for run in (a, b))
+    for name in (one for one in of_a if one != "advice"):
+        yield figure_difference(
+            name,
+            (of_a[name], of_b[name]),
+            unknown=(why_a.get(name), why_b.get(name)),
+            steps=(steps(a, name), steps(b, name)) if name in (*WALL, "cpu_time_sec") else None,
+        )
 
 
-def _limits(runs: tuple[_Run, _Run]) -> Iterator[str]:
+def _limits(runs: Sequence[_Run]) -> Iterator[str]:
     """What limits the comparison, in sentences."""
     for run in runs:
         profile, context, steps = run.profile, run.profile.context, len(run.timing.global_step.steps_sec)

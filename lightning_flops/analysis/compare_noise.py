@@ -16,8 +16,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.schema.comparison import NoiseInterval
-
 LEAST_STEPS = 4
 """Timed steps of each run, below which nothing is said of noise."""
 _T = (5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.98, 2.95, 2.92, 2.90, 2.88, 2.86, 2.85)
@@ -31,22 +29,18 @@ def too_few(source: str, steps: str) -> str:
     return f"What is noise is not known: {source} has {steps}, and less than {LEAST_STEPS} say nothing of their spread."
 
 
-def noise_interval(a: Floats, b: Floats, *, value_ns: int) -> NoiseInterval | None:
-    """The noise of *value_ns*, the difference of the means of *a* and *b*: seconds of each timed step of both runs."""
-    if min(len(a), len(b)) < LEAST_STEPS:
-        return None
-    half_ns = round(1e9 * _half_width(_batch_means(a), _batch_means(b)))
-    low_ns, high_ns = value_ns - half_ns, value_ns + half_ns
-    return NoiseInterval(low_ns=low_ns, high_ns=high_ns, beyond=low_ns > 0 or high_ns < 0)
+def noise_ns(a: Floats, b: Floats) -> int | None:
+    """How far the difference of the means of *a* and *b*, seconds of each step of both runs, may be chance."""
+    return None if min(len(a), len(b)) < LEAST_STEPS else round(1e9 * _half_width(_batch_means(a), _batch_means(b)))
 
 
-def ratio_ends(a: Floats, b: Floats) -> tuple[float, float] | None:
-    """Factors from the ratio B / A of a figure, known of each step, to both ends of its noise; None: it may be zero."""
+def noise_factor(a: Floats, b: Floats) -> float | None:
+    """By what the ratio B / A of a figure, known of each step, may be multiplied or divided; None: it may be zero."""
     means = [_batch_means(one) for one in (a, b)]
     if not all(one.mean() > 0 for one in means):
         return None
     half = _half_width(*(one / one.mean() for one in means))
-    return (math.exp(-half), math.exp(half)) if half < 1 else None
+    return math.exp(half) if half < 1 else None
 
 
 def _batch_means(steps: Floats) -> Floats:

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
-from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, ratio_ends
+from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, noise_factor
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import Comparison, FigureDifference, SettingDifference
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.trace_comparison import TraceComparison
 from lightning_flops.text.printable import shown
 
 WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
@@ -42,30 +41,28 @@ def figure_difference(
         unknown: why it is not known in A or in B, in words; None if there are none.
         steps: what it is in each step of both runs, or in proportion to that; None for a count, which is exact.
     """
-    (a, b), ratio, ends, reason = values, None, None, ""
+    (a, b), ratio, factor, reason = values, None, None, ""
     if a is None or b is None:
         which, words = ("A", unknown[0]) if a is None else ("B", unknown[1])
         reason = f"not known in {which}" + (f": {words}" if words else "")
     elif b and not a:
         reason = "0 in A"
     else:
-        ratio = b / a if a else 1.0
-        of_a, of_b = steps or (None, None)
+        ratio, (of_a, of_b) = b / a if a else 1.0, steps or (None, None)
         if steps is None or not a:
-            ends = (1.0, 1.0)
+            factor = 1.0
         elif of_a is None or of_b is None or min(len(of_a), len(of_b)) < LEAST_STEPS:
             reason = _NO_NOISE
         else:
-            ends = ratio_ends(of_a, of_b)
-            reason = "" if ends else _TOO_WIDE
-    low, high = (None, None) if ratio is None or ends is None else (ratio * ends[0], ratio * ends[1])
-    return FigureDifference(name=name, a=a, b=b, ratio=ratio, ratio_low=low, ratio_high=high, reason=reason)
+            factor = noise_factor(of_a, of_b)
+            reason = "" if factor else _TOO_WIDE
+    return FigureDifference(name=name, a=a, b=b, ratio=ratio, noise_factor=factor, reason=reason)
 
 
 Verdict = Literal["holds", "does not hold", "is inconclusive"]
 
 
-def judge(comparison: Comparison | TraceComparison, condition: str) -> tuple[Verdict, str]:
+def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
     """Whether the ratio B / A of a figure keeps *condition* whatever value within its noise is the true one, and why.
 
     Of a figure by the wall clock that is inconclusive where a run was starved of processors, as it is of any figure
@@ -85,21 +82,20 @@ def judge(comparison: Comparison | TraceComparison, condition: str) -> tuple[Ver
     if figure is None:
         names = ", ".join(one.name for one in comparison.figures)
         raise ComparisonError(f"{condition}: {name} cannot be compared: it is none of {names}")
-    words = "" if figure.ratio is None else f"{name} B/A is {figure.ratio:.4g}"
-    starved = [which for which, run in (("A", comparison.a), ("B", comparison.b)) if getattr(run, "starved", "")]
+    ratio, ends = figure.ratio, figure.ends
+    words = "" if ratio is None else f"{name} B/A is {ratio:.4g}"
+    starved = [which for which, run in (("A", comparison.a), ("B", comparison.b)) if run.starved]
     if words and starved and name in WALL:
         return "is inconclusive", f"{words}, but {' and '.join(starved)} had to wait for processors"
     if figure.reason == _TOO_WIDE:
         return "is inconclusive", f"{words}, but {_TOO_WIDE}"
-    if figure.ratio is None or figure.ratio_low is None or figure.ratio_high is None:
+    if ratio is None or ends is None:
         raise ComparisonError(f"{condition}: {name} cannot be compared: {figure.reason}")
-    if figure.ratio_low != figure.ratio_high:
-        words += f", by noise between {figure.ratio_low:.4g} and {figure.ratio_high:.4g}"
-    if not sign(figure.ratio, limit):
-        return "does not hold", words
-    if sign(figure.ratio_low, limit) and sign(figure.ratio_high, limit):
+    if figure.noise_factor != 1:
+        words += f", by noise between {ends[0]:.4g} and {ends[1]:.4g}"
+    if all(sign(one, limit) for one in ends):
         return "holds", words
-    return "does not hold", f"{words}: within noise"
+    return "does not hold", f"{words}: within noise" if sign(ratio, limit) else words
 
 
 _OF_PROFILES = ("micro_steps", "samples", "tokens", "params", "trainable_params")

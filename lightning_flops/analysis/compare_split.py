@@ -18,16 +18,13 @@ All times are whole nanoseconds: of each difference the work is rounded, and eff
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from lightning_flops.schema.comparison import Causes, Detail
+from lightning_flops.schema.comparison import Cause
 
 FLOPS_PER_BYTE = 10
 """FLOPs that take as long as moving a byte: an A100 does 19.5 TFLOP/s on 2.0 TB/s."""
-_WORK: tuple[Detail, ...] = ("flops", "bytes", "modules")
-_WAITING: tuple[Detail, ...] = ("data", "communication", "idle", "loop")
 
 
 class Work(NamedTuple):
@@ -37,7 +34,7 @@ class Work(NamedTuple):
     bytes: float = 0
 
 
-def split(*, a_ns: int, b_ns: int, a: Work | None, b: Work | None) -> dict[str, int]:
+def split(*, a_ns: int, b_ns: int, a: Work | None, b: Work | None) -> dict[Cause, int]:
     """The difference ``b_ns - a_ns`` of one piece of work by cause; *a* or *b* is None in a run that has no such."""
     difference = b_ns - a_ns
     if a is None or b is None:
@@ -74,23 +71,3 @@ def apportioned(total_ns: int, weights: Sequence[int]) -> list[int]:
         pieces.append(until - before)
         before = until
     return pieces
-
-
-class CauseSums(Counter[str]):
-    """Adds up the times of both runs, ``a`` and ``b``, and their difference by cause, in nanoseconds."""
-
-    def add(self, a_ns: int, b_ns: int, by_cause: Mapping[str, int]) -> None:
-        """Add a piece that took *a_ns* and *b_ns*, whose difference has these causes."""
-        self.update(by_cause, a=a_ns, b=b_ns)
-
-    def causes(self) -> Causes:
-        """The sums."""
-        return Causes(
-            a_ns=self["a"],
-            b_ns=self["b"],
-            difference_ns=self["b"] - self["a"],
-            work_ns=sum(self[name] for name in _WORK),
-            efficiency_ns=self["efficiency"],
-            waiting_ns=sum(self[name] for name in _WAITING),
-            details={name: self[name] for name in (*_WORK, *_WAITING) if self[name]},
-        )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.rates import ratio
@@ -30,18 +30,13 @@ _DEVIATES = frozenset(("aten.rsqrt", "aten.sqrt", "aten.std", "aten.var", "aten.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """What some modules take of a step by themselves."""
-
-    share: float
-    names: tuple[str, ...]
-    """Of the modules, the one that takes longest first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What the rules look at. Shares are of a typical step if nothing else is said; None is not measured."""
 
+    shares: Mapping[str, float | None] = field(default_factory=dict)
+    """What rules compare with their limits, by the names of the rules."""
+    modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Modules that rules are about, by the names of the rules; the one that takes longest first."""
     step_sec: float | None = None
     batches: float = 1.0
     """In a step."""
@@ -49,45 +44,19 @@ class Evidence:
     """In a step."""
     compute_share: float | None = None
     """Forward and backward."""
-    optimizer_share: float | None = None
-    exposed_communication_share: float | None = None
-    """Communication that no computation hides."""
-    waiting_share: float | None = None
-    """At most this much of it is waiting for other ranks; None where their calls are not known."""
     kernel_share: float | None = None
     """Kernels that compute."""
-    tensor_core_eligible_ratio: float | None = None
-    """Time in kernels that could run on tensor cores ÷ time in all that compute; None where any kernel does."""
     device: DeviceAbilities = UNKNOWN_DEVICE
     facts: RunFacts = _NO_FACTS
     """How the run is set up."""
     backend: str | None = None
     """Of the process group that synchronizes gradients of modules on GPUs, where that could be NCCL."""
-    float32_share: float | None = None
-    """Model FLOPs in float32, not TF32 ÷ model FLOPs."""
-    misaligned: Cost | None = None
-    """FLOPs in modules with a weight dimension that is no multiple of 8, and in a 16-bit dtype of the device's tensor
-    cores ÷ all FLOPs; None without tensor cores."""
-    idle_share: float | None = None
-    """The device runs nothing, for whatever reason but data."""
     straggler: Straggler | None = None
     """The rank that the others wait for longest; None if all keep pace, or the other ranks are not known."""
-    straggler_name: str | None = None
-    """What the straggler is called where its number is not known."""
-    pageable_copy_share: float | None = None
-    """Copies from pageable host memory to the device."""
-    processor_lost_share: float | None = None
-    """Time that a thread of this process was ready to run while steps were timed, and had no processor."""
     idle_cores: float | None = None
     """Cores of the machine that had nothing to do while steps were timed."""
     processor_share: float | None = None
     """Processor time that this process had, or was ready for, while steps were timed ÷ their time."""
-    heat_limited_share: float | None = None
-    """Of the time of the timed steps, how long heat held the GPU's clock down."""
-    dropout: Cost | None = None
-    """Modules that drop elements."""
-    norm: Cost | None = None
-    """Norms that are written out in Python."""
 
     @property
     def data_wait_share(self) -> float | None:
@@ -104,8 +73,8 @@ class Evidence:
     @property
     def transfer_share(self) -> float | None:
         """Exposed communication that would be left if all ranks came at once: no batch size changes the rest."""
-        share = self.exposed_communication_share
-        return None if share is None else max(0.0, share - (self.waiting_share or 0.0))
+        share = self.shares.get("exposed_communication")
+        return None if share is None else max(0.0, share - (self.shares.get("waiting") or 0.0))
 
 
 def gather_evidence(
@@ -130,27 +99,31 @@ def gather_evidence(
     def seconds(*phases: TimePhase) -> float | None:
         return None if timing is None else timing.seconds_of(*phases, typical=True)
 
+    model = sum(one.model for one in dtypes)
+    odd_share, odd_names = _misaligned(window.flops.cells, window.modules, dtypes=device.tensor_core_dtypes)
     evidence = Evidence(
+        shares={
+            "optimizer": ratio(part=seconds("optimizer"), whole=step_sec),
+            # Not TF32.
+            "float32": ratio(part=sum(one.model for one in dtypes if one.dtype == "float32"), whole=model)
+            if on_gpu
+            else None,
+            "misaligned": odd_share,
+            "starved": processor.waited_share if processor is not None and processor.seconds >= _LEAST_SEC else None,
+            "heat_limited": None if energy is None else energy.heat_limited_share,
+        },
+        modules={"misaligned": odd_names},
         step_sec=step_sec,
         batches=batches,
         data_wait_sec=seconds("data_wait"),
         compute_share=ratio(part=seconds("forward", "backward"), whole=step_sec),
-        optimizer_share=ratio(part=seconds("optimizer"), whole=step_sec),
         device=device,
         facts=facts,
         backend=facts.process_group_backend if on_gpu and context.world_size > 1 and facts.nccl is not False else None,
-        float32_share=ratio(
-            part=sum(one.model for one in dtypes if one.dtype == "float32"), whole=sum(one.model for one in dtypes)
-        )
-        if on_gpu
-        else None,
-        misaligned=_misaligned(window.flops.cells, window.modules, dtypes=device.tensor_core_dtypes),
-        processor_lost_share=None if processor is None or processor.seconds < _LEAST_SEC else processor.waited_share,
         idle_cores=None if processor is None else processor.idle_cores,
-        processor_share=None
-        if processor is None or processor.waited_share is None or not processor.seconds
-        else math.fsum(processor.batches_sec) / processor.seconds + processor.waited_share,
-        heat_limited_share=None if energy is None else energy.heat_limited_share,
+        processor_share=math.fsum(processor.batches_sec) / processor.seconds + processor.waited_share
+        if processor is not None and processor.waited_share is not None and processor.seconds
+        else None,
     )
     if traced is None or traced.is_apart or step_sec is None:
         return evidence
@@ -160,22 +133,20 @@ def gather_evidence(
     for cell in window.flops.cells:
         if cell.phase == "forward":
             operators.setdefault(cell.module, set()).add(cell.operator)
-
-    def cost(matches: Callable[[str, set[str]], bool]) -> Cost | None:
-        found = {
-            one.name: times[one.name].own_forward_sec + (times[one.name].own_backward_sec or 0.0)
-            for one in window.modules
-            if one.name in times and matches(one.type_name.lower(), operators.get(one.name, set()))
-        }
-        spent = ratio(part=math.fsum(found.values()), whole=step_sec)
-        names = tuple(sorted(found, key=lambda name: (-found[name], name)))
-        return Cost(share=spent, names=names) if names and spent is not None else None
-
-    return replace(
-        evidence,
-        dropout=cost(lambda name, ran: "dropout" in name and not _DROPS.isdisjoint(ran)),
-        norm=cost(lambda name, ran: "norm" in name and not _DEVIATES.isdisjoint(ran) and not any(map(_is_norm, ran))),
-    )
+    found: dict[str, dict[str, float]] = {"dropout": {}, "norm": {}}
+    for one in window.modules:
+        ran, kind = operators.get(one.name, set()), one.type_name.lower()
+        drops = "dropout" in kind and not _DROPS.isdisjoint(ran)
+        norms = "norm" in kind and not _DEVIATES.isdisjoint(ran) and not any(map(_is_norm, ran))
+        if one.name in times and (drops or norms):
+            spent = times[one.name].own_forward_sec + (times[one.name].own_backward_sec or 0.0)
+            found["dropout" if drops else "norm"][one.name] = spent
+    shares, modules = dict(evidence.shares), dict(evidence.modules)
+    for rule, seconds_of in found.items():
+        if seconds_of:
+            shares[rule] = ratio(part=math.fsum(seconds_of.values()), whole=step_sec)
+            modules[rule] = [name for _, name in sorted((-sec, name) for name, sec in seconds_of.items())]
+    return replace(evidence, shares=shares, modules=modules)
 
 
 def _is_norm(operator: str) -> bool:
@@ -184,42 +155,42 @@ def _is_norm(operator: str) -> bool:
 
 
 def _misaligned(
-    cells: Iterable[OperatorCell], modules: Iterable[ModuleRecord], *, dtypes: Collection[str]
-) -> Cost | None:
+    cells: Sequence[OperatorCell], modules: Iterable[ModuleRecord], *, dtypes: Collection[str]
+) -> tuple[float | None, tuple[str, ...]]:
+    """FLOPs in modules with a weight dimension that is no multiple of 8, in a dtype of *dtypes* ÷ all; and the modules.
+
+    None without such modules.
+    """
     odd = {module.name: [size for size in module.weight_sizes if size % _ALIGNMENT_16_BITS] for module in modules}
-    cells = list(cells)
     by_module: Counter[str] = Counter()
     for cell in cells:
         if cell.flops and cell.dtype in dtypes and odd.get(cell.module):
             by_module[cell.module] += cell.flops
-    share = ratio(part=by_module.total(), whole=sum(cell.flops for cell in cells))
-    if share is None or not by_module:
-        return None
+    share = ratio(part=by_module.total() or None, whole=sum(cell.flops for cell in cells))
     names = (
         f"{name or 'the root'} ({', '.join(map(str, dict.fromkeys(odd[name])))})" for name, _ in by_module.most_common()
     )
-    return Cost(share=share, names=tuple(names))
+    return share, tuple(names)
 
 
 def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
     """*evidence* and what the tables of *trace* show."""
-    mean = trace.step_times.mean
+    mean, kernel_share = trace.step_times.mean, evidence.kernel_share
     wall_us = mean.wall_us
     found: dict[str, float | None] = {}
     if trace.overlap is not None:
-        exposed_us = trace.overlap.communication_us - trace.overlap.overlap_us
-        found["exposed_communication_share"] = ratio(part=exposed_us, whole=trace.overlap.wall_us)
+        found["exposed_communication"] = ratio(part=trace.overlap.exposed_us, whole=trace.overlap.wall_us)
     if mean.kernel_us is not None:
-        found["kernel_share"] = ratio(part=mean.kernel_us, whole=wall_us)
+        kernel_share = ratio(part=mean.kernel_us, whole=wall_us)
         # The parts of a step exclude one another, so what no device event and no wait for data fills is idle. The wait
         # is that of the traced step itself: the timed steps' may be another.
         others = (mean.memcpy_us, mean.memset_us, mean.communication_us, mean.data_loader_us)
         busy = ratio(part=mean.kernel_us + sum(part or 0.0 for part in others), whole=wall_us)
-        found["idle_share"] = max(0.0, 1.0 - (busy or 0.0))
+        found["idle"] = max(0.0, 1.0 - (busy or 0.0))
     if trace.kernel_summary is not None and trace.kernel_summary.tensor_core_ratio == 0:
-        found["tensor_core_eligible_ratio"] = trace.kernel_summary.tensor_core_eligible_ratio
+        found["tensor_core_eligible"] = trace.kernel_summary.tensor_core_eligible_ratio
     if trace.transfers is not None and trace.device_metrics:
         pageable = [row for row in trace.transfers if "Pageable -> Device" in row.name]
         pageable_us = sum(row.device.total_us for row in pageable if row.device is not None)
-        found["pageable_copy_share"] = ratio(part=pageable_us, whole=wall_us * len(trace.step_times.steps))
-    return replace(evidence, **found)  # type: ignore[arg-type]  # every field named here is a float or None
+        found["pageable_copies"] = ratio(part=pageable_us, whole=wall_us * len(trace.step_times.steps))
+    return replace(evidence, shares={**evidence.shares, **found}, kernel_share=kernel_share)

@@ -78,11 +78,11 @@ class FlopCounts:
 
     def __str__(self) -> str:
         """A table by module, ending in a line break."""
-        return shown.find().text(self)
+        return str(shown.above("report.text").render_text(self))
 
     def _repr_html_(self) -> str:
         """For a notebook: the table by module, its upper levels if it is long."""
-        return shown.find().html(self)
+        return str(shown.above("report.text").render_html(self))
 
     @property
     def total(self) -> PhaseFlops:

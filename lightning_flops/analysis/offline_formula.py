@@ -100,22 +100,24 @@ class FlopsFormula:
 
     def report(self) -> FormulaReport:
         """The formula, and the sizes it was asked for."""
-        formula, solved = self._formula, self._formula.solved
+        formula, terms = self._formula, list[FormulaTerm]()
         names = [self._names[place] for place in formula.varying]
-        ranges = dict(zip(names, formula.ranges, strict=True)) if solved else {}
-        sums = sorted(solved.sums.items(), key=lambda item: (item[0][1], item[0][0] != "forward")) if solved else []
+        ranges = dict(zip(names, formula.ranges, strict=True)) if formula.solved else {}
+        sums = formula.solved.sums if formula.solved else {}
+        for (bucket, dtype), one in sorted(sums.items(), key=lambda item: (item[0][1], item[0][0] != "forward")):
+            for powers, numerator in zip(formula.solved.terms if formula.solved else (), one.numerators, strict=True):
+                value = Fraction(numerator, one.denominator)
+                used = {name: power for name, power in zip(names, powers, strict=False) if power}
+                whole = {"numerator": value.numerator, "denominator": value.denominator}
+                if numerator:
+                    terms.append(FormulaTerm(bucket=bucket, dtype=dtype, powers=used, **whole))
         return FormulaReport(
             schema_version=SCHEMA_VERSION,
             reason=self.reason,
             sizes=tuple(
                 FormulaSize(name=name, least=one[0], greatest=one[-1], apart=one.step) for name, one in ranges.items()
             ),
-            terms=tuple(
-                _term(bucket, dtype, Fraction(numerator, one.denominator), dict(zip(names, powers, strict=False)))
-                for (bucket, dtype), one in sums
-                for powers, numerator in zip(solved.terms if solved else (), one.numerators, strict=True)
-                if numerator
-            ),
+            terms=tuple(terms),
             counted=len(self._counted),
             checks=formula.checks,
             lower_bound=any(one.lower_bound for one in self._counted.values()),
@@ -133,7 +135,7 @@ class FlopsFormula:
 
     def __str__(self) -> str:
         """The formula in words, ending in a line break."""
-        return shown.find().text(self.report())
+        return str(shown.above("report.text").render_text(self))
 
     def _found(self, example: tuple[int, ...], is_batch: Sequence[bool]) -> Formula:
         """Count batches near the example until there is a formula; then some that are much larger."""
@@ -164,13 +166,6 @@ class FlopsFormula:
             counted = self._counted[values] = self._count(dict(zip(self._names, values, strict=True)))
         formula.add(Sizes((values,)), counted.flops)
         return counted.flops
-
-
-def _term(bucket: str, dtype: str, value: Fraction, powers: Mapping[str, int]) -> FormulaTerm:
-    used = {name: power for name, power in powers.items() if power}
-    return FormulaTerm(
-        bucket=bucket, dtype=dtype, numerator=value.numerator, denominator=value.denominator, powers=used
-    )
 
 
 def _points(example: tuple[int, ...], apart: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

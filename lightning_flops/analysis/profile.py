@@ -7,22 +7,34 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 
 from lightning_flops.analysis.advice import advise
-from lightning_flops.analysis.budget import build_budget, own_seconds
-from lightning_flops.analysis.devices import device_named, memory_bytes_per_sec
+from lightning_flops.analysis.budget import build_budget
+from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flops_by_phase, grouped
+from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.module_tree import build_modules
-from lightning_flops.analysis.peak_flops import COPY, measured_peaks, peak_for
-from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio
-from lightning_flops.analysis.step_rates import build_rates
+from lightning_flops.analysis.peaks import COPY, measured_peaks, peak_for
+from lightning_flops.analysis.rates import build_rates, mean, peak_seconds_of_step, per_second, ratio
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
-from lightning_flops.records import OUTSIDE, GpuRecord, OperatorCell, PhaseFlops, RunContext, WindowRecord
+from lightning_flops.records import (
+    OUTSIDE,
+    FlopRecord,
+    GpuRecord,
+    ModuleRecord,
+    OperatorCell,
+    PhaseFlops,
+    PhaseSeconds,
+    RunContext,
+    StepRecord,
+    StepSignature,
+    WindowRecord,
+)
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import SCHEMA_VERSION, Origin, Profile, ReportSettings
 from lightning_flops.schema.step import DtypeFlops, Energy, OperatorProfile, StepFlops, TimingProfile
@@ -91,7 +103,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         ),
         counted_steps=tuple(step.index for step in window.counted_steps),
         timed_steps=tuple(step.index for step in timed),
-        variable=window.variable,
         params=None if root is None else root.params,
         trainable_params=None if root is None else root.trainable_params,
         local_params=None if root is None else root.local_params,
@@ -111,7 +122,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             memory_sec=mean(total=per_second(amount=_other_bytes(cells), seconds=bandwidth), steps=steps),
             lower_bound=counts.is_lower_bound,
             step_word=context.step_word,
-            own_sec=own_seconds(window, timing),
         ),
         memory_bytes_per_sec=bandwidth,
         energy=energy,
@@ -128,6 +138,84 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         advice=() if timing is None or timing.few_steps else advise(evidence, config.thresholds),
         notes=(*_notes(window, timed=len(timed)), *notes),
     )
+
+
+def build_forward_profile(
+    *,
+    records: tuple[ModuleRecord, ...],
+    flops: FlopRecord,
+    own_sec: Mapping[str, float] | None,
+    calls: tuple[int, int],
+    timed_while_counted: bool,
+    calls_sec: tuple[float, ...],
+    context: RunContext,
+    recompute_fwd_factor: float = 0.0,
+    engine_sec: PhaseSeconds | None = None,
+    ignored: Collection[str] = (),
+) -> Profile:
+    """The profile of a model whose modules are *records*; all calls together stand for one step.
+
+    Args:
+        records: every module of the model.
+        flops: of the calls that were counted.
+        own_sec: seconds of each module without those below it; None if the device's time cannot be read.
+        calls: how many outermost calls were counted, and timed.
+        timed_while_counted: the timed calls are the counted ones, which take longer than others.
+        calls_sec: seconds of calls to which nothing listened, each like all counted ones together.
+        context: the run around the model; its micro_batch_size is how many samples the counted calls have.
+        recompute_fwd_factor: forwards that a backward repeats, for estimated figures.
+        engine_sec: seconds of the backward and the optimizer in the same step, if an engine knows them.
+        ignored: modules whose work counts for the module around them; the root cannot be ignored.
+    """
+    notes = []
+    if own_sec is None:
+        notes.append("Latencies are n/a: this package has no clock for this device, or for these devices together.")
+    elif calls[0] != calls[1]:
+        own_sec = None
+        notes.append(f"Latencies are n/a: {calls[0]} calls of the model were counted and {calls[1]} were timed.")
+    elif timed_while_counted:
+        notes.append(
+            "Latencies were taken while counting, and counting takes time: they are upper bounds, and FLOPS are lower "
+            "bounds. get_model_profile() times a forward of its own; in a loop, start_profile(count=False) times the "
+            "forwards up to stop_profile() and keeps the counts."
+        )
+    outside = flops_by_phase([cell for cell in flops.cells if cell.module == OUTSIDE])
+    cells = tuple(
+        replace(cell, module=_not_ignored(cell.module, ignored)) for cell in flops.cells if cell.module != OUTSIDE
+    )
+    step = StepRecord(
+        index=0,
+        signature=StepSignature(batches=(), forwards=1, backwards=0, updates=0),
+        micro_steps=1,
+        samples=context.micro_batch_size,
+    )
+    forward_sec = () if own_sec is None else calls_sec or (math.fsum(own_sec.values()),)
+    known = engine_sec or PhaseSeconds()
+    window = WindowRecord(
+        profile_step=0,
+        context=context,
+        modules=records,
+        flops=replace(flops, cells=cells),
+        counted_steps=(step,),
+        timed_steps=tuple(replace(step, seconds=replace(known, forward=seconds)) for seconds in forward_sec),
+        timing_steps=len(forward_sec),
+        notes=tuple(notes),
+    )
+    traced = None
+    if own_sec is not None:
+        by_owner: defaultdict[str, float] = defaultdict(float)
+        for name, seconds in own_sec.items():
+            by_owner[_not_ignored(name, ignored)] += seconds
+        traced = TracedStep(index=0, like_counted=True, files=(), tables=None, own_forward_sec=by_owner)
+    config = ProfilerConfig(recompute_fwd_factor=recompute_fwd_factor)
+    return replace(build_profile(window, config=config, traced=traced), outside=outside)
+
+
+def _not_ignored(name: str, ignored: Collection[str]) -> str:
+    """The innermost module at or around *name* that is not ignored."""
+    while name and name in ignored:
+        name = parent_name(name)
+    return name
 
 
 def _mean_flops(total: StepFlops, *, steps: int) -> StepFlops:
@@ -149,15 +237,6 @@ def _flops_by_dtype(cells: Sequence[OperatorCell]) -> tuple[DtypeFlops, ...]:
     )
 
 
-def peak_seconds_of_step(
-    dtypes: Sequence[DtypeFlops], peaks: Mapping[str, float], *, steps: int
-) -> tuple[float | None, float | None]:
-    """Seconds that one step's model FLOPs, and its hardware FLOPs, take at the device's peaks; None: one is unknown."""
-    model = peak_seconds({one.dtype: one.model for one in dtypes}, peaks)
-    hardware = peak_seconds({one.dtype: one.hardware for one in dtypes}, peaks)
-    return mean(total=model, steps=steps), mean(total=hardware, steps=steps)
-
-
 def _operators(cells: Sequence[OperatorCell]) -> tuple[OperatorProfile, ...]:
     """Each operator that ran and has a place in the counts, most FLOPs first."""
     operators = (
@@ -177,7 +256,7 @@ def _device_figures(
     context: RunContext, config: ProfilerConfig, dtypes: Sequence[DtypeFlops]
 ) -> tuple[dict[str, float], float | None, Origin]:
     """The device's peaks by dtype and its memory's bandwidth, and whose the peaks are."""
-    measured = measured_peaks(context.host, context.device_name)
+    measured, device = measured_peaks(context.host, context.device_name), device_named(context.device_name)
     peaks = {
         dtype: peak
         for dtype in dict.fromkeys((*DTYPE_NAMES, *(one.dtype for one in dtypes)))
@@ -185,8 +264,8 @@ def _device_figures(
     }
     bandwidth = config.memory_bytes_per_sec
     if bandwidth is None:
-        bandwidth = memory_bytes_per_sec(context.device_name) or measured.get(COPY)
-    otherwise: Origin = "measured" if device_named(context.device_name) is None and measured else "vendor"
+        bandwidth = (device and device.memory_bytes_per_sec) or measured.get(COPY)
+    otherwise: Origin = "measured" if device is None and measured else "vendor"
     return peaks, bandwidth, otherwise if config.peak_flops_per_sec is None else "given"
 
 

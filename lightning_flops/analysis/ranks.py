@@ -7,8 +7,10 @@ is guessed for the others. Only figures of one copy of the model are averages.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import reduce
+from operator import add
 from statistics import median
 from typing import Literal
 
@@ -40,7 +42,7 @@ def with_ranks(
     limits = AdviceThresholds() if thresholds is None else thresholds
     ranks = _merged(records, absences, thresholds=limits)
     evidence, known = _evidence(ranks), profile.advice
-    if evidence.waiting_share is not None:
+    if evidence.shares.get("waiting") is not None:
         known = tuple(one for one in known if one.rule not in ON_COMMUNICATION)
     advice = () if profile.timing is None or profile.timing.few_steps else advise(evidence, limits, known=known)
     return replace(profile, ranks=ranks, advice=advice)
@@ -55,11 +57,8 @@ def _evidence(ranks: RanksProfile) -> Evidence:
         return evidence
     wall_us = median(row.overlap.wall_us / row.steps for row in rows)
     exposed_us = median(row.overlap.exposed_us / row.steps for row in rows)
-    return replace(
-        evidence,
-        exposed_communication_share=ratio(part=exposed_us, whole=wall_us),
-        waiting_share=ratio(part=min(exposed_us, median(waits_us)), whole=wall_us),
-    )
+    shares_us = {"exposed_communication": exposed_us, "waiting": min(exposed_us, median(waits_us))}
+    return replace(evidence, shares={rule: ratio(part=part, whole=wall_us) for rule, part in shares_us.items()})
 
 
 def _communication(records: Iterable[RankRecord]) -> RankComparison | None:
@@ -103,9 +102,6 @@ def _merged(
     records: Sequence[RankRecord], absences: tuple[RankAbsence, ...], *, thresholds: AdviceThresholds
 ) -> RanksProfile:
     profiles = [record.profile for record in records]
-    context = profiles[0].context
-    stages = _stages(profiles)
-    whole = stages if len(stages) == context.pp_size else None
     model, hardware = flops_by_dtype(profiles, "model"), flops_by_dtype(profiles, "hardware")
     devices = tuple(
         DeviceGroup(device_name=name, ranks=ranks, peak_flops_per_sec=peak)
@@ -116,35 +112,29 @@ def _merged(
     )
     rates, unavailable = build_job_rates(profiles, model=model, hardware=hardware)
     return RanksProfile(
-        world_size=context.world_size,
         absences=absences,
-        flops=_step_flops(lambda name: sum(getattr(one.flops, name) for one in profiles)),
-        flops_of_model=None
-        if whole is None
-        else _step_flops(lambda name: sum(getattr(one.flops, name) for one in whole)),
-        lower_bound=any(one.lower_bound for one in profiles),
-        params=None if whole is None else sum_if_all_known(one.params for one in whole),
-        trainable_params=None if whole is None else sum_if_all_known(one.trainable_params for one in whole),
+        flops=reduce(add, (one.flops for one in profiles)),
         devices=devices,
-        peak_flops_per_sec=sum_if_all_known(
-            None if one.peak_flops_per_sec is None else one.ranks * one.peak_flops_per_sec for one in devices
-        ),
         rates=rates,
         unavailable=unavailable,
-        stages=stages if context.pp_size > 1 else (),
+        pipeline_stages=profiles[0].context.pp_size,
+        stages=_stages(profiles),
         communication=_communication(records),
         stragglers=find_stragglers(records, thresholds=thresholds),
-        left_out=tuple(
-            f"{name_ranks(one.rank for one in records if sentence in one.left_out)}: {sentence}"
-            for sentence in dict.fromkeys(sentence for one in records for sentence in one.left_out)
-        ),
+        notes=_notes(records),
         ranks=tuple(map(_figures, profiles)),
     )
 
 
-def _step_flops(figure: Callable[[str], int]) -> StepFlops:
-    """FLOPs whose every field is *figure* of its name."""
-    return StepFlops(**{field.name: figure(field.name) for field in fields(StepFlops)})
+def _notes(records: Sequence[RankRecord]) -> tuple[str, ...]:
+    """What some of the records lack, and whose FLOPs are lower bounds."""
+    whose: defaultdict[str, list[int]] = defaultdict(list)
+    for one in records:
+        for words in one.left_out:
+            whose[f"Left out of the record of {{}}: {words}."].append(one.rank)
+        if one.profile.lower_bound:
+            whose["LOWER BOUND: FLOPs and their rates, because of {}."].append(one.rank)
+    return tuple(words.format(name_ranks(ranks)) for words, ranks in whose.items())
 
 
 def _figures(profile: Profile) -> RankFigures:
@@ -164,14 +154,16 @@ def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
     by_stage: defaultdict[int, list[Profile]] = defaultdict(list)
     for one in profiles:
         by_stage[one.context.pp_rank].append(one)
+
+    def of_any(ranks: Sequence[Profile], name: str) -> int | None:
+        """Each rank answers for the whole stage; one that could not look is passed over."""
+        return max((value for one in ranks if (value := getattr(one, name)) is not None), default=None)
+
     return tuple(
         StageProfile(
             stage=stage,
-            # Each rank answers for the whole stage; one that could not look is passed over.
-            params=max((one.params for one in ranks if one.params is not None), default=None),
-            trainable_params=max(
-                (one.trainable_params for one in ranks if one.trainable_params is not None), default=None
-            ),
+            params=of_any(ranks, "params"),
+            trainable_params=of_any(ranks, "trainable_params"),
             flops=_of_one_copy(ranks),
         )
         for stage, ranks in sorted(by_stage.items())
@@ -181,9 +173,8 @@ def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
 def _of_one_copy(ranks: Sequence[Profile]) -> StepFlops:
     """FLOPs of one copy of a stage whose copies are in *ranks*, to the nearest whole FLOP."""
     parts, of_all = ranks_of_one_copy(ranks[0].context), len(ranks)
-    return _step_flops(
-        lambda name: (2 * parts * sum(getattr(one.flops, name) for one in ranks) + of_all) // (2 * of_all)
-    )
+    flops = asdict(reduce(add, (one.flops for one in ranks)))
+    return StepFlops(**{name: (2 * parts * total + of_all) // (2 * of_all) for name, total in flops.items()})
 
 
 def ranks_of_one_copy(context: RunContext) -> int:
@@ -211,13 +202,8 @@ def build_job_rates(
     profiles: Sequence[Profile], *, model: Mapping[str, float], hardware: Mapping[str, float]
 ) -> tuple[JobRates, dict[str, str]]:
     """Every ratio of the job, and the reason for each one that is None: that of the ranks that do not know it."""
-    rates = {
-        "mfu": _utilization(profiles, model),
-        "hfu": _utilization(profiles, hardware),
-        "samples_per_sec": _of_different_data(profiles, lambda one: one.rates.samples_per_sec),
-        "iter_samples_per_sec": _of_different_data(profiles, lambda one: one.rates.iter_samples_per_sec),
-        "tokens_per_sec": _of_different_data(profiles, lambda one: one.rates.tokens_per_sec),
-    }
+    rates = {"mfu": _utilization(profiles, model), "hfu": _utilization(profiles, hardware)}
+    rates |= {name: _of_different_data(profiles, name) for name in _OF_DATA}
     reasons = {}
     for name, value in rates.items():
         without = [one for one in profiles if getattr(one.rates, name) is None]
@@ -230,15 +216,18 @@ def build_job_rates(
     return JobRates(**rates), reasons
 
 
-def _of_different_data(profiles: Sequence[Profile], rate: Callable[[Profile], float | None]) -> float | None:
-    """Sum over the ranks that see different data of what each does in a second; None if one does not know it.
+_OF_DATA = ("samples_per_sec", "iter_samples_per_sec", "tokens_per_sec")
 
-    Every stage of a pipeline sees the same data: the stage of which most ranks answered is used. A rank's own *rate* is
+
+def _of_different_data(profiles: Sequence[Profile], name: str) -> float | None:
+    """Sum over the ranks that see different data of their rate of that *name*; None if one does not know it.
+
+    Every stage of a pipeline sees the same data: the stage of which most ranks answered is used. A rank's own rate is
     that of all dp_size ranks that see different data, if they did the same.
     """
     by_stage: defaultdict[int, list[float | None]] = defaultdict(list)
     for one in profiles:
-        by_stage[one.context.pp_rank].append(rate(one))
+        by_stage[one.context.pp_rank].append(getattr(one.rates, name))
     known = {stage: total for stage, rates in by_stage.items() if (total := sum_if_all_known(rates)) is not None}
     if not known:
         return None

@@ -1,17 +1,35 @@
-"""Ratios of what was counted and what was timed: pure functions of numbers; None where a ratio would not be honest."""
+"""Ratios of what was counted and what was timed, and the reason for each one that is not known.
+
+All but ``build_rates`` are pure functions of numbers; they give None where a ratio would not be honest.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from lightning_flops.records import BatchTokens
+from lightning_flops.records import BatchTokens, RunContext
+from lightning_flops.schema.step import DtypeFlops, Rates, StepFlops, TimingProfile
 
 _Number = TypeVar("_Number", int, float)
 
 MOST_OF_PEAK = 2
 """Figures beyond so many times the peak are impossible, whatever the clocks and the shapes say."""
+
+GIVE_PEAK = "run lightning-flops peak, or set peak_flops_per_sec"
+"""What to do where no peak is known."""
+_NO_TIME = "no step was timed"
+_MIXED = "the times of these phases cannot be separated"
+_UNUSUAL = "what was counted cannot be right"
+
+RATES_OF_TRAINING = (
+    "backward_flops_per_sec",
+    "backward_flops_per_sec_estimated",
+    "forward_backward_flops_per_sec",
+    "iter_flops_per_sec",
+)
+"""Rates that are of a backward or an optimizer, too; in a run without either they would only repeat the forward's."""
 
 
 def per_second(*, amount: float | None, seconds: float | None) -> float | None:
@@ -36,15 +54,8 @@ def ratio(*, part: float | None, whole: float | None) -> float | None:
 def peak_seconds(flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str, float]) -> float | None:
     """Seconds one device needs for *flops* at its dense peak: the sum over dtypes of FLOPs / peak of that dtype.
 
-    Divided by the measured seconds this is MFU (of model FLOPs) or HFU (of executed FLOPs); it is how a run whose
-    operators use several dtypes has one utilization.
-
-    Args:
-        flops: FLOPs by the dtype of the arithmetic.
-        peaks_flops_per_sec: dense peak in FLOP/s by dtype, where it is known.
-
-    Returns:
-        None if a dtype with FLOPs has no known peak, or a float cannot hold it.
+    Divided by the measured seconds this is MFU (of model FLOPs) or HFU (of executed FLOPs). None if a dtype with FLOPs
+    has no known peak, or a float cannot hold it.
     """
     spending = {dtype: spent for dtype, spent in flops.items() if spent}
     if not all(peaks_flops_per_sec.get(dtype) for dtype in spending):
@@ -55,19 +66,32 @@ def peak_seconds(flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str, f
         return None
 
 
-def impossible(name: str, value: float | None) -> str:
-    """Why *value*, a share of the peak, cannot be; empty if it can.
+def peak_seconds_of_step(
+    dtypes: Sequence[DtypeFlops], peaks: Mapping[str, float], *, steps: int
+) -> tuple[float | None, float | None]:
+    """Seconds that one step's model FLOPs, and its hardware FLOPs, take at the device's peaks; None: one is unknown."""
+    model = peak_seconds({one.dtype: one.model for one in dtypes}, peaks)
+    hardware = peak_seconds({one.dtype: one.hardware for one in dtypes}, peaks)
+    return mean(total=model, steps=steps), mean(total=hardware, steps=steps)
 
-    Args:
-        name: "MFU" or "HFU".
-        value: MFU or HFU, 1 being the peak.
-    """
+
+def impossible(name: str, value: float | None) -> str:
+    """Why *value*, an "MFU" or "HFU" of 1 at the peak, cannot be; empty if it can."""
     if value is None or value <= 1:
         return ""
     return (
         f"{name} would be {100 * value:.4g}%, which is impossible: the peak is too low (see peak_flops_per_sec), or "
         "the clock did not wait for the device"
     )
+
+
+def utilization(
+    peak_sec: Mapping[str, float | None], seconds: float | None
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """*peak_sec* ÷ *seconds* by name, such as "mfu", and why those are None that cannot be."""
+    shares = {name: ratio(part=part, whole=seconds) for name, part in peak_sec.items()}
+    reasons = {name: why for name, share in shares.items() if (why := impossible(name[-3:].upper(), share))}
+    return shares | dict.fromkeys(reasons), reasons
 
 
 def padding_ratio(tokens: BatchTokens) -> float | None:
@@ -96,3 +120,66 @@ def sum_if_all_known(values: Iterable[_Number | None]) -> _Number | None:
             return None
         total = value if total is None else total + value
     return total
+
+
+def build_rates(
+    *,
+    flops: StepFlops,
+    counted_steps: int,
+    peak_sec: tuple[float | None, float | None],
+    no_peak_of: tuple[str, ...],
+    timing: TimingProfile | None,
+    samples: float | None,
+    tokens: float | None,
+    context: RunContext,
+) -> tuple[Rates, dict[str, str]]:
+    """Every ratio, and the reason for each one that is None.
+
+    Args:
+        flops: of all counted steps together.
+        counted_steps: their number.
+        peak_sec: seconds that the step's model FLOPs, and its hardware FLOPs, take at the device's peaks.
+        no_peak_of: dtypes with FLOPs whose peak is not known.
+        timing: means over the timed steps; None if none was timed.
+        samples: samples of this rank in a timed step; None if not known.
+        tokens: tokens of this rank in a timed step; None if not known.
+        context: how many ranks there are, and the device.
+    """
+    trained = flops.backward + flops.recompute
+    device, unknown = context.device_name or context.device_type, ", ".join(no_peak_of)
+    no_peak = f"no dense peak is known for {unknown} on {device}; {GIVE_PEAK}" if unknown else _UNUSUAL
+    no_samples = "the batch size is not known; set batch_size"
+    spent = {
+        "forward_flops_per_sec": (flops.forward, "forward_sec"),
+        "backward_flops_per_sec": (trained, "backward_sec"),
+        "backward_flops_per_sec_estimated": (flops.backward_estimated, "backward_sec"),
+        "forward_backward_flops_per_sec": (flops.forward + trained, "forward_backward_sec"),
+        "iter_flops_per_sec": (flops.hardware, "iter_sec"),
+    }
+    # What each rate is of, over which time, and why that may not be known.
+    ratios: dict[str, tuple[float | None, str, str]] = {
+        **{name: (mean(total=of, steps=counted_steps), time, _UNUSUAL) for name, (of, time) in spent.items()},
+        "samples_per_sec": (samples and samples * context.dp_size, "global_step_sec", no_samples),
+        "iter_samples_per_sec": (samples and samples * context.dp_size, "iter_sec", no_samples),
+        "tokens_per_sec": (
+            tokens and tokens * context.dp_size,
+            "global_step_sec",
+            "how to count tokens was not said; set tokens_per_sample",
+        ),
+        "mfu": (peak_sec[0], "global_step_sec", no_peak),
+        "hfu": (peak_sec[1], "global_step_sec", no_peak),
+        "data_wait_ratio": (None if timing is None else timing.data_wait_sec, "global_step_sec", _MIXED),
+    }
+    values, reasons = dict[str, float | None](), dict[str, str]()
+    for name, (amount, time, why) in ratios.items():
+        seconds: float | None = None if timing is None else getattr(timing, time)
+        values[name] = per_second(amount=amount, seconds=seconds)
+        if values[name] is None:
+            no_time = _NO_TIME if timing is None else _MIXED if seconds is None else "its time is zero"
+            reasons[name] = why if seconds else no_time
+        elif name in ("mfu", "hfu") and (reason := impossible(name.upper(), values[name])):
+            values[name], reasons[name] = None, reason
+    if not context.trains and not trained + flops.optimizer:
+        values |= dict.fromkeys(RATES_OF_TRAINING)
+        reasons |= dict.fromkeys(RATES_OF_TRAINING, f"a {context.run_word} has no backward and no optimizer")
+    return Rates(**values), reasons

@@ -479,7 +479,7 @@ def _padded(tokens: Tokens) -> bool | None:
 
 def _shape(batches: Batches, tokens: Tokens, updates: int) -> tuple[_Shape, int, int]:
     """The shape of a step, its R and its Q."""
-    if None in tokens or (padded := _padded(tokens)) is None:
+    if (padded := _padded(tokens)) is None:
         return _Shape(batches, updates, None), 0, 0
     real, squares = (sum([getattr(one, name) for one in tokens]) for name in ("real", "squares"))
     return _Shape(batches, updates, padded), real, squares

@@ -30,8 +30,6 @@ _STANDARD_ERRORS = 4.0
 _NEVER_WAITS = {"data_wait", "transfer"}
 """Phases in which no rank waits for another."""
 
-_NO_NAMED_PART = "other"
-
 
 class _Rank(NamedTuple):
     """What is compared of one rank."""
@@ -39,9 +37,9 @@ class _Rank(NamedTuple):
     rank: int
     step_sec: float
     own_sec: Mapping[str, float]
-    variance: float
+    variance: float = 0.0
     """Of the mean of all these parts together; 0 where a trace is all there is."""
-    record: RankRecord | None
+    record: RankRecord | None = None
 
 
 def find_stragglers(
@@ -60,13 +58,13 @@ def find_stragglers(
 
 
 def find_stragglers_in_traces(
-    ranks: Sequence[Sequence[TracedPart]], *, thresholds: AdviceThresholds | None = None
+    ranks: Mapping[int, Sequence[TracedPart]], *, thresholds: AdviceThresholds | None = None
 ) -> tuple[Straggler, ...]:
-    """Stragglers, whose ``rank`` is a place in *ranks*: nothing is known but the parts of their traced steps."""
+    """Stragglers among *ranks*, of which nothing is known but the parts of their traced steps."""
     peers = []
-    for place, parts in enumerate(ranks):
+    for rank, parts in ranks.items():
         own_sec = {part.name.replace("_", " "): part.wall_sec - part.exposed_sec for part in parts}
-        peers.append(_Rank(place, sum(part.wall_sec for part in parts), own_sec, 0.0, None))
+        peers.append(_Rank(rank, sum(part.wall_sec for part in parts), own_sec))
     return tuple(_of_peers(peers, thresholds or AdviceThresholds()))
 
 
@@ -112,46 +110,18 @@ def _of_peers(peers: Sequence[_Rank], limits: AdviceThresholds) -> list[Straggle
     least_sec = np.maximum(np.maximum(limits.straggler_sec, (limits.straggler - 1.0) * others_sec), chance_sec)
     found = []
     for place in np.argsort(-late_sec, kind="stable").tolist():
-        if late_sec[place] <= least_sec[place]:
-            continue
-        part, part_sec = _main(names, delays[place], late_sec[place])
-        straggler = Straggler(
-            rank=peers[place].rank,
-            late_sec=float(late_sec[place]),
-            share=float(late_sec[place] / others_sec[place]),
-            part=part,
-            part_sec=part_sec,
-            module=None if part_sec is None else _module(part, part_sec, peers[place], peers),
-        )
-        found.append(straggler)
+        if late_sec[place] > least_sec[place]:
+            part, part_sec = _main(names, delays[place], late_sec[place])
+            straggler = Straggler(
+                rank=peers[place].rank,
+                late_sec=float(late_sec[place]),
+                share=float(late_sec[place] / others_sec[place]),
+                part=part,
+                part_sec=part_sec,
+                module=None if part_sec is None else _module(f"own_{part}_ns", part_sec, peers[place], peers),
+            )
+            found.append(straggler)
     return found
-
-
-def _main(names: Sequence[str], delays: Any, total_sec: float) -> tuple[str | None, float | None]:
-    """The name with most of *total_sec*, and how much; None if that is less than half."""
-    place = max(range(len(names)), key=delays.__getitem__, default=None)
-    if place is None or delays[place] < _MAIN_SHARE * total_sec:
-        return None, None
-    return names[place], float(delays[place])
-
-
-def _module(part: str | None, part_sec: float, one: _Rank, peers: Sequence[_Rank]) -> str | None:
-    """The module that stands out against the same module of the other ranks, if there is one."""
-    mine, field = one.record, f"own_{part}_ns"
-    if mine is None or part not in ("forward", "backward") or not getattr(mine, field):
-        return None
-    alike = (mine.module_names, mine.clock, len(getattr(mine, field)))
-    others = [
-        getattr(record, field)
-        for record in (peer.record for peer in peers if peer is not one)
-        if record is not None and (record.module_names, record.clock, len(getattr(record, field))) == alike
-    ]
-    if not others:
-        return None
-    import numpy as np
-
-    delays_ns = np.array(getattr(mine, field)) - np.median(np.array(others), axis=0)
-    return _main(mine.module_names, delays_ns * 1e-9, part_sec)[0]
 
 
 def _medians_of_others(table: Any) -> Any:
@@ -164,13 +134,40 @@ def _medians_of_others(table: Any) -> Any:
     return (middle[0] + middle[1]) / 2
 
 
-def straggler_evidence(straggler: Straggler, *, name: str | None = None) -> str:
-    """Who waits for whom, how long, and where that comes from, in a sentence; *name* stands for its number."""
+def _main(names: Sequence[str], delays: Any, total_sec: float) -> tuple[str | None, float | None]:
+    """The name with most of *total_sec*, and how much; None if that is less than half."""
+    place = max(range(len(names)), key=delays.__getitem__, default=None)
+    if place is None or delays[place] < _MAIN_SHARE * total_sec:
+        return None, None
+    return names[place], float(delays[place])
+
+
+def _module(field: str, part_sec: float, one: _Rank, peers: Sequence[_Rank]) -> str | None:
+    """The module that stands out in *field* against the same module of the other ranks, if there is one."""
+    mine, own_ns = one.record, [getattr(peer.record, field, ()) for peer in peers]
+    if mine is None or not getattr(mine, field, ()):
+        return None
+    import numpy as np
+
+    alike = [
+        times
+        for peer, times in zip(peers, own_ns, strict=True)
+        if peer is not one and peer.record is not None and len(times) == len(getattr(mine, field))
+        if (peer.record.module_names, peer.record.clock) == (mine.module_names, mine.clock)
+    ]
+    if not alike:
+        return None
+    delays_ns = np.array(getattr(mine, field)) - np.median(np.array(alike), axis=0)
+    return _main(mine.module_names, delays_ns * 1e-9, part_sec)[0]
+
+
+def straggler_evidence(straggler: Straggler) -> str:
+    """Who waits for whom, how long, and where that comes from, in a sentence."""
     late = f"The other ranks wait {duration(straggler.late_sec)} a step ({percent(straggler.share)} of it) for "
-    late += name or f"rank {straggler.rank}"
+    late += f"rank {straggler.rank}"
     if straggler.part is None:
         return f"{late}: no part of its step stands out alone."
-    part = "what is in no named part of its step" if straggler.part == _NO_NAMED_PART else f"its {straggler.part}"
+    part = "what is in no named part of its step" if straggler.part == "other" else f"its {straggler.part}"
     # Not by how much in the module: that is of the traced step, and the part's figure may be of all timed ones.
     module = "" if straggler.module is None else f", mostly in {straggler.module or 'the root module'}"
     return f"{late}: {part} takes {duration(straggler.part_sec)} longer than theirs{module}."

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lightning_flops.analysis.rates import impossible, padding_ratio, per_second, ratio
-from lightning_flops.analysis.step_rates import GIVE_PEAK
+from lightning_flops.analysis.rates import GIVE_PEAK, padding_ratio, per_second, ratio, utilization
 from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes, StepSums
 from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, ThroughputSummary
 
 _NO_PEAK = f"no dense peak of this device is known for every dtype of the run; {GIVE_PEAK}"
 _NO_FORMULA = "no formula gives the cost of its steps without padding"
+
+_STEPS = ("steps_counted", "steps_by_formula", "steps_estimated", "checks")
 
 
 def build_throughput(
@@ -57,13 +58,8 @@ def build_throughput(
         unavailable["mfu"] = _NO_PEAK
     if flops is not None and tokens.real is not None and useful_flops_peak_sec is None:
         unavailable["useful_mfu"] = _NO_FORMULA if flops.unprofiled.useful_by_dtype is None else _NO_PEAK
-    shares = {
-        "mfu": per_second(amount=model_flops_peak_sec, seconds=seconds.total),
-        "useful_mfu": per_second(amount=useful_flops_peak_sec, seconds=seconds.total),
-    }
-    for name, share in shares.items():
-        if why := impossible("MFU", share):
-            shares[name], unavailable[name] = None, why
+    peak_sec = {"mfu": model_flops_peak_sec, "useful_mfu": useful_flops_peak_sec}
+    shares, impossible = utilization(peak_sec, seconds.total)
     return ThroughputSummary(
         schema_version=SCHEMA_VERSION,
         batches=totals.batches,
@@ -77,10 +73,7 @@ def build_throughput(
         flops_error=None if flops is None else flops.error,
         lower_bound=flops is not None and flops.lower_bound,
         notes=notes,
-        steps_counted=0 if flops is None else flops.steps_counted,
-        steps_by_formula=0 if flops is None else flops.steps_by_formula,
-        steps_estimated=0 if flops is None else flops.steps_estimated,
-        checks=0 if flops is None else flops.checks,
+        **{name: 0 if flops is None else getattr(flops, name) for name in _STEPS},
         mfu=shares["mfu"],
         useful_mfu=shares["useful_mfu"],
         tokens=tokens.processed,
@@ -89,7 +82,7 @@ def build_throughput(
         tokens_per_sec=per_second(
             amount=None if timed_tokens is None else timed_tokens * dp_size, seconds=seconds.total
         ),
-        unavailable=unavailable,
+        unavailable=unavailable | impossible,
     )
 
 

@@ -7,6 +7,7 @@ all parts, so the parts still add up. One hiccup of the machine is in none of th
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import get_args
@@ -58,16 +59,13 @@ def build_timing(
     if not seconds:
         return None
     mixed = tuple(phase for phase in _PHASES if phase in set(mixed_phases))
-    samples: dict[tuple[TimePhase, ...], list[float]] = {}
-    for phase in _PHASES:
-        together = mixed if phase in mixed else (phase,)
-        if together not in samples:
-            samples[together] = [math.fsum(getattr(one, each) for each in together) for one in seconds]
-    # Only pipelines have a bubble.
-    never: Iterable[tuple[TimePhase, ...]] = [("bubble",)] if trains else [(phase,) for phase in _OF_TRAINING]
-    for together in never:
-        if together in samples and not any(samples[together]):
-            del samples[together]
+    samples = {
+        together: [math.fsum(getattr(one, phase) for phase in together) for one in seconds]
+        for together in dict.fromkeys(mixed if phase in mixed else (phase,) for phase in _PHASES)
+    }
+    for phase in ("bubble",) if trains else _OF_TRAINING:  # only pipelines have a bubble
+        if not any(samples.get((phase,), (1,))):
+            del samples[phase,]
     wall = [one.total for one in seconds]
     middle = middle_half(wall)
     parts = tuple(_part(together, times, middle) for together, times in samples.items())
@@ -76,13 +74,16 @@ def build_timing(
         mean_sec=math.fsum(part.mean_sec for part in parts),
         typical_sec=math.fsum(part.typical_sec for part in parts),
     )
+    excluded: Counter[str] = Counter()
+    for one in steps:
+        excluded.update({cause: sec for cause, sec in one.excluded_sec.items() if _is_duration(sec)})
     return TimingProfile(
         stalls=_stalls(parts, step, middle),
         parts=parts,
         global_step=step,
         # If the wait was not timed apart, the host did not see it either.
         reader_sec=None if "data_wait" in mixed else _mean([step.reader_sec for step in steps]),
-        excluded_sec=_excluded(steps),
+        excluded_sec={cause: sec for cause, sec in sorted(excluded.items()) if sec},
         processor_steps_sec=() if processor is None else _by_step(processor.batches_sec, len(seconds)),
         starved_share=None if processor is None else processor.waited_share,
         cpu_system_ratio=None if processor is None else processor.busy_share,
@@ -128,15 +129,6 @@ def _stalls(parts: Sequence[PartTiming], step: PartTiming, middle: Sequence[int]
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None and _is_duration(value)]
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
-
-
-def _excluded(steps: Iterable[StepRecord]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for step in steps:
-        for cause, seconds in step.excluded_sec.items():
-            if _is_duration(seconds) and seconds > 0:
-                total[cause] = total.get(cause, 0.0) + seconds
-    return dict(sorted(total.items()))
 
 
 def _is_duration(seconds: float) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from lightning_flops.analysis.module_names import with_those_above, with_those_below
 from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, peak_seconds, per_second, ratio
 from lightning_flops.analysis.timing import build_timing, is_timed
-from lightning_flops.records import OUTSIDE, OperatorCell, StepSignature, TracedStepRecord, WindowRecord
+from lightning_flops.records import OUTSIDE, OperatorCell, TracedStepRecord, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.trace import StepFilling, TracedOperator, TracedStep
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
@@ -79,9 +79,10 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
     if context.world_size == 1:
         # Some frameworks run their collectives all the same: a rank alone waits for none.
         tables = replace(tables, overlap=None)
+    like_counted, counted_steps = is_like_counted(best), [step.signature.elements for step in window.counted_steps]
     work = 1.0
-    if not (like_counted := is_like_counted(best)):
-        work = _elements(step.signature for step in window.counted_steps) / _elements(best.signatures)
+    if not like_counted:
+        work = statistics.fmean(counted_steps) / statistics.fmean(one.elements for one in best.signatures)
     forward_scale, backward_scale, is_apart = _scales(tables.modules, window, work=work)
     return TracedStep(
         index=best.index,
@@ -98,11 +99,6 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         is_apart=is_apart,
         collectives=() if context.world_size == 1 else collective_calls(trace),
     )
-
-
-def _elements(signatures: Iterable[StepSignature]) -> float:
-    """Elements of the batches of a step, on average."""
-    return statistics.fmean(one.elements for one in signatures)
 
 
 def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> tuple[float, float, bool]:
@@ -135,22 +131,23 @@ def traced_operators(
     operators: Iterable[tuple[str, int, float, float]], forward: float = 1.0, backward: float = 1.0
 ) -> dict[str, TracedOperator]:
     """What ``typical_operators`` returns by name, times in forward and backward multiplied by these scales."""
-    scales, found = (1.0, forward, backward), dict[str, TracedOperator]()
+    scales, calls_of, sec_of = (1.0, forward, backward), dict[str, float](), dict[str, float]()
     for name, phase, calls, own_ns in operators:
-        before = found.get(name, TracedOperator(calls=0.0, self_sec=0.0))
-        sec = own_ns * scales[phase] / _NS_PER_SEC
-        found[name] = TracedOperator(calls=before.calls + calls, self_sec=before.self_sec + sec)
-    return found
+        calls_of[name] = calls_of.get(name, 0.0) + calls
+        sec_of[name] = sec_of.get(name, 0.0) + own_ns * scales[phase] / _NS_PER_SEC
+    return {name: TracedOperator(calls=calls, self_sec=sec_of[name]) for name, calls in calls_of.items()}
 
 
 def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:
     """One step's table: the median over *tables* of each figure."""
 
-    def median(of_steps: Sequence[Any], name: str) -> Any:
-        values = [getattr(one, name) for one in of_steps]
-        if None in values:
-            return None
-        return statistics.median_low(values) if isinstance(values[0], int) else statistics.median(values)
+    def medians(of_steps: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
+        found = {}
+        for name in names:
+            values = [getattr(one, name) for one in of_steps]
+            of_values = statistics.median_low if isinstance(values[0], int) else statistics.median
+            found[name] = None if None in values else of_values(values)
+        return found
 
     def error(of_steps: Sequence[ModuleRow]) -> float | None:
         own = [one.own_forward_us + one.own_backward_us for one in of_steps]
@@ -160,20 +157,14 @@ def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:
         return _OF_A_MEDIAN * (high - low) / math.sqrt(len(own))
 
     rows = tuple(
-        replace(of_steps[0], own_error_us=error(of_steps), **{name: median(of_steps, name) for name in _OF_A_ROW})
+        replace(of_steps[0], own_error_us=error(of_steps), **medians(of_steps, _OF_A_ROW))
         for of_steps in zip(*(one.rows for one in tables), strict=True)
     )
-    wholes = {name: median(tables, name) for name in _OF_A_TABLE}
-    table = replace(tables[0], steps=1, rows=rows, **wholes)
-    if table.clock == "device":
-        return table
-    # On the host every moment is one module's, so a module has its own and what is below it.
-    own = {row.name: (row.own_forward_us, row.own_backward_us) for row in rows}
-    forward, backward = (with_those_below({name: one[side] for name, one in own.items()}, 0.0) for side in (0, 1))
-    return replace(
-        table,
-        rows=tuple(replace(row, forward_us=forward[row.name], backward_us=backward[row.name]) for row in rows),
-    )
+    if tables[0].clock == "host":  # there every moment is one module's, so a module has its own and what is below it
+        forward = with_those_below({row.name: row.own_forward_us for row in rows}, 0.0)
+        backward = with_those_below({row.name: row.own_backward_us for row in rows}, 0.0)
+        rows = tuple(replace(row, forward_us=forward[row.name], backward_us=backward[row.name]) for row in rows)
+    return replace(tables[0], steps=1, rows=rows, **medians(tables, _OF_A_TABLE))
 
 
 _OF_A_ROW = (
@@ -222,25 +213,23 @@ def module_times(
             )
             for row in table.rows
         }
-    flops_of: dict[tuple[str, str], Counter[str]] = {}
+    flops_of: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for cell in cells:
         if cell.phase != "optimizer" and cell.module != OUTSIDE:
             phase = "forward" if cell.phase == "forward" else "backward"
             for name in with_those_above(cell.module):
-                flops_of.setdefault((name, phase), Counter())[cell.dtype] += cell.flops
+                flops_of[name, phase][cell.dtype] += cell.flops
     times, beyond = {}, {}
     for name, (forward_sec, own_forward_sec, backward_sec, own_backward_sec) in seconds.items():
         rates: dict[str, float | None] = {}
         for phase, sec in (("forward", forward_sec), ("backward", backward_sec)):
-            flops = flops_of.get((name, phase), Counter())
+            flops = flops_of[name, phase]
             amount = mean(total=flops.total() or None, steps=counted_steps)
             share = ratio(part=mean(total=peak_seconds(flops, peaks), steps=counted_steps), whole=amount and sec)
             if share is not None and share > MOST_OF_PEAK:
                 beyond[f"{name or 'the root'}'s {phase}"], share, amount = share, None, None
-            rates |= {
-                f"{phase}_flops_per_sec": per_second(amount=amount, seconds=sec),
-                f"{phase}_utilization": share,
-            }
+            rates[f"{phase}_flops_per_sec"] = per_second(amount=amount, seconds=sec)
+            rates[f"{phase}_utilization"] = share
         times[name] = ModuleTimes(
             clock="borders" if table is None else table.clock,
             forward_sec=forward_sec,

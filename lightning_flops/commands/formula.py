@@ -10,25 +10,18 @@ import runpy
 import sys
 from typing import Any
 
-from lightning_flops.commands.terminal import PROGRAM, Commands, add_command, print_whole
+from lightning_flops.commands.terminal import Commands, add_command, print_whole
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import shown
 
 
 def add(commands: Commands) -> None:
     """Add the command to *commands*."""
-    formula = add_command(
-        commands,
-        "formula",
-        "say what a model's FLOPs are as a function of its batch's sizes",
-        "They are those of a forward and a backward, exact, and counted on fake tensors.",
-        epilog=f"example:\n  {PROGRAM} formula my_models.py:bert --vary input_ids=0,1 --at batch=8,sequence=4096",
-    )
-    formula.set_defaults(act=_print_formula)
-    formula.add_argument(
+    command = add_command(commands, formula)
+    command.add_argument(
         "example", metavar="FILE.py:FUNCTION", help="returns a model and a batch; MODULE:FUNCTION may be given as well"
     )
-    formula.add_argument(
+    command.add_argument(
         "--vary",
         type=_varying,
         action="append",
@@ -36,13 +29,13 @@ def add(commands: Commands) -> None:
         metavar="TENSOR=AXIS,...",
         help="axes of a tensor of the batch that vary, by its name or position; AXIS:NAME names one",
     )
-    formula.add_argument(
+    command.add_argument(
         "--at", type=_sizes, action="append", default=[], metavar="NAME=SIZE,...", help="print the FLOPs of these sizes"
     )
-    formula.add_argument(
+    command.add_argument(
         "--causal-attention", choices=("full", "half"), default="full", help="of the score matrix (default: full)"
     )
-    formula.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _varying(text: str) -> tuple[str | int, dict[int, str] | list[int]]:
@@ -63,18 +56,25 @@ def _sizes(text: str) -> dict[str, int]:
         raise argparse.ArgumentTypeError(f"must be as batch=8,sequence=512, got {shown(text)}") from None
 
 
-def _print_formula(options: argparse.Namespace) -> int:
+def formula(options: argparse.Namespace) -> int:
+    """Say what a model's FLOPs are as a function of its batch's sizes.
+
+    They are those of a forward and a backward, exact, and counted on fake tensors.
+
+    Example:
+      lightning-flops formula my_models.py:bert --vary input_ids=0,1 --at batch=8,sequence=4096
+    """
     from lightning_flops.pytorch import flops_formula
     from lightning_flops.report.text import render_text
 
     model, batch = _example(options.example)
-    formula = flops_formula(model, batch, vary=dict(options.vary), causal_attention=options.causal_attention)
+    found = flops_formula(model, batch, vary=dict(options.vary), causal_attention=options.causal_attention)
     for sizes in options.at:
         try:
-            formula(**sizes)
+            found(**sizes)
         except TypeError as error:
             raise LightningFlopsError(f"--at: {error}") from error
-    print_whole(formula.to_json() if options.json else render_text(formula))
+    print_whole(found.to_json() if options.json else render_text(found))
     return 0
 
 

@@ -15,21 +15,19 @@ _STARVED, _USELESS = 0.05, 0.5
 
 def add(commands: Commands) -> None:
     """Add the command to *commands*."""
-    peak = add_command(
-        commands,
-        "peak",
-        "measure what this machine's devices reach, for MFU where no vendor's peak is known",
-        "That is the fastest matrix product of each dtype, and a copy, on the processor and the first GPU, while "
-        "nothing else runs. Later runs on this machine use the figures, and say so. They are kept in the cache folder "
-        "of the user (XDG_CACHE_HOME, or ~/.cache).",
-    )
-    peak.set_defaults(act=_measure)
+    add_command(commands, peak)
 
 
-def _measure(options: argparse.Namespace) -> int:
+def peak(options: argparse.Namespace) -> int:
+    """Measure what this machine's devices reach, for MFU where no vendor's peak is known.
+
+    That is the fastest matrix product of each dtype, and a copy, on the processor and the first GPU,
+    while nothing else runs. Later runs on this machine use the figures, and say so. They are kept in
+    the cache folder of the user (XDG_CACHE_HOME, or ~/.cache).
+    """
     import torch
 
-    from lightning_flops.analysis.peak_flops import COPY, measured_file, read_measured
+    from lightning_flops.analysis.peaks import COPY, measured_file, read_measured
     from lightning_flops.measure.peaks import measure
     from lightning_flops.measure.timing.processor_wait import ProcessorWatch
     from lightning_flops.sinks.file import write_text_file

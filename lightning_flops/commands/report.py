@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 
 from lightning_flops.commands.terminal import Commands, add_command, print_whole, say
 from lightning_flops.commands.traces import add_peaks, held_against
@@ -15,27 +16,24 @@ _PATH = "a profile.json, or a folder of logs with such files below it; path or U
 
 def add(commands: Commands) -> None:
     """Add both commands to *commands*."""
-    show = add_command(commands, "show", "print a profile")
-    show.set_defaults(act=_show)
-    show.add_argument("path", metavar="PATH", help=f"{_PATH}: the latest")
-    show.add_argument("--detailed", action="store_true", help="append everything else that was measured")
-    add_peaks(show)
-    report = add_command(
-        commands, "report", "write profiles as one HTML page", "It opens from disk, without a network."
-    )
-    report.set_defaults(act=_write_page)
-    report.add_argument("path", metavar="PATH", help=_PATH)
-    report.add_argument(
+    showing = add_command(commands, show)
+    showing.add_argument("path", metavar="PATH", help=f"{_PATH}: the latest")
+    showing.add_argument("--detailed", action="store_true", help="append everything else that was measured")
+    add_peaks(showing)
+    writing = add_command(commands, report)
+    writing.add_argument("path", metavar="PATH", help=_PATH)
+    writing.add_argument(
         "-o",
         "--output",
         metavar="FILE",
         help="path or URL of the page; by default beside the profile, or profile.html in the folder; of a URL, "
         "profile.html in the working directory",
     )
-    add_peaks(report)
+    add_peaks(writing)
 
 
-def _show(options: argparse.Namespace) -> int:
+def show(options: argparse.Namespace) -> int:
+    """Print a profile."""
     from lightning_flops.report.text import render_text
     from lightning_flops.sinks.profile_files import read_profile
 
@@ -44,8 +42,9 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write_page(options: argparse.Namespace) -> int:
-    from lightning_flops.report.html_page import ShownRun, render_page
+def report(options: argparse.Namespace) -> int:
+    """Write profiles as one HTML page, which opens from disk, without a network."""
+    from lightning_flops.report.html_page import render_page
     from lightning_flops.sinks.file import write_text_file
     from lightning_flops.sinks.profile_files import read_runs
 
@@ -53,10 +52,7 @@ def _write_page(options: argparse.Namespace) -> int:
     problems = [problem for run in runs for problem in run.problems]
     if not any(run.windows for run in runs):
         raise LightningFlopsError("; ".join(problems))
-    shown = [
-        ShownRun(name=one.name, windows=tuple(held_against(options, it) for it in one.windows), problems=one.problems)
-        for one in runs
-    ]
+    shown = [replace(run, windows=tuple(held_against(options, one) for one in run.windows)) for run in runs]
     write_text_file(output, render_page(shown))
     for problem in problems:
         say(problem)

@@ -11,11 +11,12 @@ import re
 import runpy
 import sys
 import zipfile
-from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.commands.terminal import PROGRAM, Commands, add_command, complain, say
+from lightning_flops import entry_points
+from lightning_flops.commands.terminal import Commands, add_command, complain, say
+from lightning_flops.config import ARGUMENTS, BLOCK, OWN_FOLDER, SETTINGS, config_from
 from lightning_flops.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,32 +33,19 @@ _WHAT_TO_WRITE = (
 
 def add(commands: Commands) -> None:
     """Add the command, with an option for each setting that can be written on a command line, to *commands*."""
-    from lightning_flops.config import ARGUMENTS, SETTINGS
-
-    run = add_command(
-        commands,
-        "run",
-        "run a training program unchanged, profiled",
-        "Profiled is every Trainer of Lightning and transformers, every DeepSpeed engine whose config has an enabled "
-        "flops_profiler block, and otherwise its first loop. A profiler of the program's own goes before. "
-        "LIGHTNING_FLOPS=0 in the environment leaves all but DeepSpeed alone. Processes of the Trainer and of torchrun "
-        "are profiled, others that the program starts are not.",
-        usage="%(prog)s [-h] [--profile-step N] [--log-dir DIR] [...] [-m] PROGRAM [ARGUMENT ...]",
-        epilog=(
-            "examples:\n"
-            f"  {PROGRAM} run --profile-step 20 --log-dir logs train.py --epochs 3\n"
-            f"  torchrun --nproc-per-node 2 -m lightning_flops run --tokens-per-sample 2048 -m my_package.train"
-        ),
+    usage = "%(prog)s [-h] [--profile-step N] [--log-dir DIR] [...] [-m] PROGRAM [ARGUMENT ...]"
+    command = add_command(commands, run, usage=usage)
+    command.add_argument(
+        "-m", dest="module", action="store_true", help="PROGRAM is a module's name, as after python -m"
     )
-    run.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module's name, as after python -m")
-    run.add_argument(
+    command.add_argument(
         "--log-dir", metavar="DIR", help="folder for TensorBoard and files, if the loggers of a framework have none"
     )
-    group = run.add_argument_group("settings")
+    group = command.add_argument_group("settings")
     for name in ARGUMENTS:
         words = SETTINGS[name].help.replace("``", "").replace("%", "%%")
         group.add_argument(_option(name), metavar="VALUE", type=_value, help=words)
-    run.add_argument(
+    command.add_argument(
         "program",
         nargs=argparse.PARSER,
         metavar="PROGRAM",
@@ -77,10 +65,19 @@ def _value(text: str) -> object:
         return {"True": True, "False": False}.get(text, text)
 
 
-def profile_program(options: argparse.Namespace, program: Sequence[str]) -> int:
-    """Run *program*, which is its name and its arguments; returns the exit status. What it raises is raised here."""
-    from lightning_flops.config import ARGUMENTS, BLOCK
+def run(options: argparse.Namespace) -> int:
+    """Run a training program unchanged, profiled.
 
+    Profiled is every Trainer of Lightning and transformers, every DeepSpeed engine whose config has an
+    enabled flops_profiler block, and otherwise its first loop. A profiler of the program's own goes
+    before. LIGHTNING_FLOPS=0 in the environment leaves all but DeepSpeed alone. Processes of the Trainer
+    and of torchrun are profiled, others that the program starts are not.
+
+    Examples:
+      lightning-flops run --profile-step 20 --log-dir logs train.py --epochs 3
+      torchrun --nproc-per-node 2 -m lightning_flops run --tokens-per-sample 2048 -m my_package.train
+    """
+    program: list[str] = options.program
     given = {name: value for name, value in vars(options).items() if name in ARGUMENTS and value is not None}
     try:
         profiled = _Profiled(given, log_dir=options.log_dir)
@@ -91,7 +88,7 @@ def profile_program(options: argparse.Namespace, program: Sequence[str]) -> int:
     if not options.module and not os.path.exists(program[0]):
         complain(f"can't open file {program[0]!r}: No such file or directory")
         return 2
-    sys.argv = list(program)
+    sys.argv = program
     error: BaseException | None = None
     try:
         profiled.begin()
@@ -127,9 +124,6 @@ class _Profiled:
     """
 
     def __init__(self, given: dict[str, Any], *, log_dir: str | None) -> None:
-        from lightning_flops import entry_points
-        from lightning_flops.config import config_from
-
         self._settings = {**entry_points.settings(), **given}
         self._log_dir = log_dir
         self._finder: LoopFinder | None = None
@@ -137,9 +131,7 @@ class _Profiled:
 
     def begin(self) -> None:
         """The program begins; it and what it starts see our environment, in which a value that is there stays."""
-        from lightning_flops import entry_points
         from lightning_flops.adapters.when_imported import when_imported
-        from lightning_flops.config import OWN_FOLDER
 
         os.environ[entry_points.SETTINGS] = json.dumps(self._settings)
         os.environ.setdefault(entry_points.SWITCH, "1")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import io
 import os
 import shutil
 import sys
-import textwrap
+from collections.abc import Callable
 from typing import Any
 
 from lightning_flops.sinks.console import PROGRAM as PROGRAM
@@ -16,6 +17,8 @@ from lightning_flops.text.printable import printable
 
 Commands = Any
 """What ``add_subparsers`` returns; argparse has no public name for its class."""
+Act = Callable[[argparse.Namespace], int]
+"""Does what a command's options ask for, and returns the exit status."""
 
 
 def complain(words: str, *, command: str = "") -> None:
@@ -40,11 +43,15 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def add_command(commands: Commands, name: str, does: str, more: str = "", **settings: Any) -> argparse.ArgumentParser:
-    """Add the command *name*, which *does* something, as a verb says; its own help says *more*."""
-    described = textwrap.fill(f"{does[0].upper()}{does[1:]}. {more}", 100)
+def add_command(commands: Commands, act: Act, **settings: Any) -> argparse.ArgumentParser:
+    """Add the command that *act* does: it has the function's name, and its docstring is the command's help."""
+    words = inspect.getdoc(act) or ""  # none under python -OO
+    does = words.partition("\n")[0].rstrip(".")
     settings |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    added: argparse.ArgumentParser = commands.add_parser(name, help=does, description=described, **settings)
+    added: argparse.ArgumentParser = commands.add_parser(
+        act.__name__, help=f"{does[:1].lower()}{does[1:]}", description=words, **settings
+    )
+    added.set_defaults(act=act)
     return added
 
 

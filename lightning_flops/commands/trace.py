@@ -14,31 +14,24 @@ SORT_KEYS = ("total", "self", "mean", "max", "min", "calls", "name", "flops", "r
 
 def add(commands: Commands) -> None:
     """Add the command to *commands*."""
-    trace = add_command(
-        commands,
-        "trace",
-        "say where the time went in trace files of torch.profiler",
-        "FLOPs are worked out from the shapes in the file, where it has any and torch is installed; all else needs no "
-        "torch.",
-    )
-    trace.set_defaults(act=_print_trace)
-    trace.add_argument(
+    command = add_command(commands, trace)
+    command.add_argument(
         "files",
         nargs="+",
         metavar="FILE",
         help="trace, .json or .json.gz, path or URL, or a folder; several: one of each rank",
     )
-    add_forms(trace, "every table whole")
-    trace.add_argument(
+    add_forms(command, "every table whole")
+    command.add_argument(
         "--rows", type=_rows, default=20, metavar="N", help="rows of each long table, 0 for all (default: %(default)s)"
     )
-    trace.add_argument(
+    command.add_argument(
         "--sort",
         choices=SORT_KEYS,
         metavar="KEY",
         help=f"sort every table that has such a column by {', '.join(SORT_KEYS)}; others keep their own order",
     )
-    add_peaks(trace)
+    add_peaks(command)
 
 
 def _rows(text: str) -> int:
@@ -47,15 +40,20 @@ def _rows(text: str) -> int:
     return int(text)
 
 
-def _print_trace(options: argparse.Namespace) -> int:
+def trace(options: argparse.Namespace) -> int:
+    """Say where the time went in trace files of torch.profiler.
+
+    FLOPs are worked out from the shapes in the file, where it has any and torch is installed; all else
+    needs no torch.
+    """
     from lightning_flops.report.html_page import render_traces_page
     from lightning_flops.report.trace_text import render_traces
     from lightning_flops.sinks.file import write_text_file
     from lightning_flops.sinks.profile_files import traces_in
-    from lightning_flops.trace.many import analyze_files
+    from lightning_flops.trace.many import analyze_each, join_analyses
 
     files = [file for path in options.files for file in (traces_in(path) if os.path.isdir(path) else (path,))]
-    report = analyzed(analyze_files, files, options)
+    report = join_analyses(analyzed(analyze_each, files, options))
     shown = {"top_rows": options.rows or None, "sort": options.sort, "width": terminal_width()}
     print_whole(report.to_json() if options.json else render_traces(report, **shown))
     if options.html is not None:

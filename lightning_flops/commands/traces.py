@@ -60,7 +60,7 @@ def peaks(options: argparse.Namespace) -> Peaks:
 
 def held_against(options: argparse.Namespace, profile: Profile) -> Profile:
     """*profile* with the figures that were given, or, if none were, with those that this machine has measured."""
-    from lightning_flops.analysis.given_peaks import with_given_peaks, with_measured_peaks
+    from lightning_flops.analysis.peaks import with_given_peaks, with_measured_peaks
 
     given = peaks(options)
     return with_measured_peaks(profile) if given == type(given)() else with_given_peaks(profile, **asdict(given))

@@ -1,4 +1,4 @@
-"""Reads the file of a DeepSpeed config as DeepSpeed does, up to a length."""
+"""Reads the file of a DeepSpeed config as DeepSpeed does."""
 
 from __future__ import annotations
 
@@ -11,24 +11,18 @@ from typing import Any
 from lightning_flops.errors import ConfigError
 from lightning_flops.text.printable import shown
 
-_LONGEST_CONFIG = 1 << 20
-"""Bytes. A DeepSpeed config has some thousand."""
-
 
 def read_config(path: str | Path) -> Mapping[str, Any]:
     """The JSON object in the file at *path*, which is a path or URL.
 
     Raises:
-        ConfigError: the file cannot be read, is too long, or does not hold a JSON object.
+        ConfigError: the file cannot be read or does not hold a JSON object.
     """
     if not isinstance(path, (str, Path)):
         raise ConfigError(f"a DeepSpeed config must be an object or the path of a JSON file, got {shown(path)}")
     try:
         with _opened(str(path)) as file:
-            content = file.read(_LONGEST_CONFIG + 1)
-        if len(content) > _LONGEST_CONFIG:
-            raise ValueError(f"it is longer than {_LONGEST_CONFIG:,} bytes")
-        value = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object_of_keys)
+            value = json.loads(file.read().decode("utf-8-sig"), object_pairs_hook=_object_of_keys)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}: {error.msg}"
         raise ConfigError(f"the DeepSpeed config {path} is not valid JSON: {where}") from error

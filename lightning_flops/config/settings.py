@@ -20,10 +20,10 @@ from lightning_flops.text.printable import shown
 _T = TypeVar("_T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-OF_DEEPSPEED = (
-    "enabled", "profile_step", "module_depth", "top_modules", "detailed", "output_file", "recompute_fwd_factor"
-)  # fmt: skip
-"""DeepSpeed's settings."""
+_IN_A_BLOCK_ONLY = ("enabled", "tensorboard_dir")
+"""Keys of a DeepSpeed block that are no arguments of the callback."""
+_OF_THE_TRACE = ("trace_dir", "record_shapes", "profile_memory", "with_stack", "trace_schedule")
+"""Settings of the traced steps only, whose defaults ask for nothing."""
 
 
 class Setting(NamedTuple):
@@ -32,22 +32,11 @@ class Setting(NamedTuple):
     rule: rules.Rule
     help: str
     """What it does, in whole sentences: for the callback's docstring, LightningCLI's help and the table in the docs."""
-    of_the_trace: bool = False
-    """Whether the setting concerns the traced step only. Its default asks for nothing."""
-    in_a_block_only: bool = False
-    """Whether the setting is a key of a DeepSpeed block, and no argument of the callback."""
 
 
-def _setting(
-    default: _T,
-    help: str,
-    rule: rules.Rule = rules.BOOLEAN,
-    *,
-    of_the_trace: bool = False,
-    in_a_block_only: bool = False,
-) -> _T:
+def _setting(default: _T, help: str, rule: rules.Rule = rules.BOOLEAN) -> _T:
     """The field of a setting. For type checkers it is its default, as with ``dataclasses.field``."""
-    return field(default=default, metadata={"setting": Setting(rule, help, of_the_trace, in_a_block_only)})
+    return field(default=default, metadata={"setting": Setting(rule, help)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +47,7 @@ class ProfilerConfig:
         ConfigError: a setting breaks its rule; the message names the setting, the rule and the value.
     """
 
-    enabled: bool = _setting(
-        True, "Whether to profile at all. A DeepSpeed block without this key is not enabled.", in_a_block_only=True
-    )
+    enabled: bool = _setting(True, "Whether to profile at all. A DeepSpeed block without this key is not enabled.")
     profile_step: int | tuple[int, ...] = _setting(
         1,
         "The step to profile, given as the number of steps of this run before it. A list profiles each of its steps; "
@@ -100,15 +87,10 @@ class ProfilerConfig:
         "A folder, as a path or URL, for the trace file of those steps; with ``all_ranks``, for the files of all "
         "ranks. None keeps no file.",
         rules.PATH_OR_NONE,
-        of_the_trace=True,
     )
-    record_shapes: bool = _setting(
-        False, "Record the shapes of operators' inputs in the traced steps.", of_the_trace=True
-    )
-    profile_memory: bool = _setting(False, "Record what is allocated and freed in the traced steps.", of_the_trace=True)
-    with_stack: bool = _setting(
-        False, "Record the Python calls of the traced steps. It makes them much slower.", of_the_trace=True
-    )
+    record_shapes: bool = _setting(False, "Record the shapes of operators' inputs in the traced steps.")
+    profile_memory: bool = _setting(False, "Record what is allocated and freed in the traced steps.")
+    with_stack: bool = _setting(False, "Record the Python calls of the traced steps. It makes them much slower.")
     monitor: bool = _setting(True, "Log throughput and MFU as long as training runs, and a summary at the end.")
     batch_size: int | Callable[[Any], int] | None = _setting(
         None,
@@ -157,7 +139,6 @@ class ProfilerConfig:
         "Which steps after the timed ones are traced, as ``torch.profiler.schedule`` has it: a mapping from ``wait``, "
         "``warmup``, ``active`` and ``repeat`` to numbers of steps. By default five steps, after one to warm up.",
         rules.TRACE_SCHEDULE_OR_NONE,
-        of_the_trace=True,
     )
     ranks_timeout_sec: float = _setting(
         30.0,
@@ -178,7 +159,6 @@ class ProfilerConfig:
         "A folder for the TensorBoard files of a DeepSpeed engine whose own monitors are off. Lightning's loggers have "
         "folders of their own.",
         rules.PATH_OR_NONE,
-        in_a_block_only=True,
     )
     tag_prefix: str = _setting(BLOCK, "The prefix of the tags of scalars and texts.", rules.TAG_PREFIX)
 
@@ -196,7 +176,7 @@ class ProfilerConfig:
         if self.timer_only and not self.monitor:
             raise ConfigError(f"{BLOCK}.monitor must be true where timer_only is, got {self.monitor!r}")
         for one in fields(self) if not self.trace else ():
-            if SETTINGS[one.name].of_the_trace and getattr(self, one.name) != one.default:
+            if one.name in _OF_THE_TRACE and getattr(self, one.name) != one.default:
                 raise ConfigError(f"{BLOCK}.trace must be true where {one.name} is given, got {self.trace!r}")
 
     @property
@@ -290,6 +270,10 @@ class TakenBlock(NamedTuple):
 
 SETTINGS: Mapping[str, Setting] = {one.name: one.metadata["setting"] for one in fields(ProfilerConfig)}
 """Every setting by its name, in the order of the fields."""
+OF_DEEPSPEED = tuple(SETTINGS)[:7]
+"""DeepSpeed's settings."""
+ARGUMENTS = tuple(name for name in SETTINGS if name not in _IN_A_BLOCK_ONLY)
+"""The names of the settings that are arguments."""
 
 
 def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,10 +339,6 @@ class SettingArguments(TypedDict, total=False):
     all_ranks: bool | None
     html: bool | None
     tag_prefix: str | None
-
-
-ARGUMENTS = tuple(name for name, setting in SETTINGS.items() if not setting.in_a_block_only)
-"""The names of the settings that are arguments."""
 
 
 def takes_settings(function: F) -> F:

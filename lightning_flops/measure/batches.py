@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from lightning_flops.measure.random_state import random_state_kept
-from lightning_flops.measure.torch_private.dispatch import modes_off
+from lightning_flops.measure.torch_private.needed import modes_off
 from lightning_flops.records import Shapes
 from lightning_flops.text.printable import shown
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from lightning_flops.measure.optimizer_hooks import with_inner
-from lightning_flops.measure.torch_private.modules import on_this_rank
+from lightning_flops.measure.torch_private.optional import on_this_rank
 from lightning_flops.records import MemoryRecord, PhaseMemory
 
 try:

@@ -11,11 +11,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from lightning_flops.measure.torch_private.compiler import compiler_callbacks, hide
-from lightning_flops.signals import words_of
-from lightning_flops.text.printable import package_logger
-
-logger = package_logger(__name__)
+from lightning_flops.measure.torch_private.needed import hide
+from lightning_flops.measure.torch_private.optional import compiler_callbacks
 
 Failed = Callable[[str, Exception], None]
 """Gets the place where something of ours failed, and the error; it never raises."""
@@ -33,72 +30,75 @@ def put_up_hooks(
     on_leave: LeaveHook,
     on_compiled: Callable[[], None] = lambda: None,
     *,
-    failed: Failed | None = None,
+    failed: Failed,
 ) -> None:
     """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised.
 
-    They run in the user's step: what one of them raises goes to *failed*, with the place, or once to the log.
+    They run in the user's step: what one of them raises goes to *failed*, with the place.
 
     While torch compiles something the hooks are down: compiled code that had seen them would break its graph at them,
     and would be compiled again as soon as they are gone.
 
     *undo* takes them down again. *on_compiled* is called when torch has compiled something.
     """
-    said: list[str] = []
+    hooks = _Hooks(on_enter, on_leave, on_compiled, failed)
+    _silence_hook_warning(undo)
+    undo.callback(hooks.end)
+    around_compilations(undo, lambda reason: hooks.take_down(), lambda reason: hooks.compiled())
+    hooks.put_up()
 
-    def has_failed(where: str, error: Exception) -> None:
-        if failed is not None:
-            failed(where, error)
-        elif not said:
-            said.append(where)
-            logger.warning("profiling failed in %s: %s", where, words_of(error), exc_info=error)
 
-    def enters(module: nn.Module, args: Any) -> None:
+class _Hooks:
+    """One pair of global hooks, which may go up and down several times."""
+
+    def __init__(
+        self, on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None], failed: Failed
+    ) -> None:
+        self._on_enter, self._on_leave, self._on_compiled = on_enter, on_leave, on_compiled
+        self._failed = failed
+        self._handles: list[Any] = []
+        self._is_over = False
+
+    def put_up(self) -> None:
+        if not self._is_over and not self._handles:
+            self._handles = [
+                register_module_forward_pre_hook(self.enters),
+                register_module_forward_hook(self.leaves, always_call=True),
+            ]
+
+    def take_down(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def end(self) -> None:
+        self._is_over = True
+        self.take_down()
+
+    def compiled(self) -> None:
+        self.put_up()
         try:
-            on_enter(module, args)
+            self._on_compiled()
         except Exception as error:
-            has_failed("a module's forward pre-hook", error)
+            self._failed("code that was just compiled", error)
 
-    def leaves(module: nn.Module, args: Any, output: Any) -> None:
+    def enters(self, module: nn.Module, args: Any) -> None:
         try:
-            on_leave(module, args, output)
+            self._on_enter(module, args)
+        except Exception as error:
+            self._failed("a module's forward pre-hook", error)
+
+    def leaves(self, module: nn.Module, args: Any, output: Any) -> None:
+        try:
+            self._on_leave(module, args, output)
         except RecursionError:
             # There is no room for us after a forward that found none, nor for words about it.
             return
         except Exception as error:
-            has_failed("a module's forward hook", error)
+            self._failed("a module's forward hook", error)
 
-    for function in (enters, leaves):
-        hide(function)
-    handles: list[Any] = []
-    is_over: list[bool] = []
 
-    def put_up() -> None:
-        if not is_over and not handles:
-            handles.append(register_module_forward_pre_hook(enters))
-            handles.append(register_module_forward_hook(leaves, always_call=True))
-
-    def take_down() -> None:
-        while handles:
-            handles.pop().remove()
-
-    def compiles(reason: Any) -> None:
-        take_down()
-
-    def compiled(reason: Any) -> None:
-        put_up()
-        try:
-            on_compiled()
-        except Exception as error:
-            has_failed("code that was just compiled", error)
-
-    _silence_hook_warning(undo)
-    undo.callback(take_down)
-    undo.callback(is_over.append, True)
-    for callback in (take_down, put_up):
-        hide(callback)
-    around_compilations(undo, compiles, compiled)
-    put_up()
+for _function in (_Hooks.put_up, _Hooks.take_down, _Hooks.enters, _Hooks.leaves):
+    hide(_function)
 
 
 def around_compilations(undo: ExitStack, begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:

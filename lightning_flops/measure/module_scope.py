@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_flops.measure.parameter_sizes import Held, Parameters
 from lightning_flops.measure.random_state import random_state_kept
-from lightning_flops.measure.torch_private.modules import children_of, wraps
+from lightning_flops.measure.torch_private.optional import children_of, wraps
 from lightning_flops.records import ModuleRecord
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger

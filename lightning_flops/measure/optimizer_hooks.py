@@ -12,7 +12,8 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.measure.torch_private.compiler import hide, leave_compiled_code
+from lightning_flops.measure.torch_private.needed import hide
+from lightning_flops.measure.torch_private.optional import leave_compiled_code
 
 OnStep = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
 """Gets an optimizer and the arguments of its step."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.measure.deepspeed_groups import expert_parallel_size, tensor_parallel_size_of_process
-from lightning_flops.measure.torch_private.modules import FlatPiece, flat_parts, on_this_rank, wraps
+from lightning_flops.measure.torch_private.optional import FlatPiece, flat_parts, on_this_rank, wraps
 
 
 class Held(NamedTuple):

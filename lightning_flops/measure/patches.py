@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from lightning_flops.measure.torch_private.compiler import hide, hide_around
+from lightning_flops.measure.torch_private.needed import hide, hide_around
 
 Before = Callable[..., Callable[[], None] | None]
 """Gets a function's arguments. It may return what is to be called when the function has ended, also if it raised."""

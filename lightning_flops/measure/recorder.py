@@ -20,7 +20,6 @@ from typing import Any, get_args
 
 from torch import nn
 
-from lightning_flops import host_clock
 from lightning_flops.config import TraceSchedule
 from lightning_flops.measure.batches import never_alike, shapes_text
 from lightning_flops.measure.counting.flop_counter import FlopCounter
@@ -173,7 +172,6 @@ class Recorder:
         tracing: traces steps after the timed ones; None: none is traced.
         whole: returns *root* with all its wrappers, which may know more about its parameters; None: it has no wrapper.
         counted: gets every step that was counted to its end.
-        now: the host's clock, in seconds.
     """
 
     def __init__(
@@ -188,10 +186,9 @@ class Recorder:
         tracing: TraceCycles | None = None,
         whole: Callable[[], nn.Module | None] = lambda: None,
         counted: Callable[[CountedStep], None] = lambda step: None,
-        now: Callable[[], float] = host_clock.now,
     ) -> None:
         self._root, self._whole, self._new_counter = root, whole, new_counter
-        self._timing_steps, self._clock, self._now = timing_steps, clock, now
+        self._timing_steps, self._clock = timing_steps, clock
         self._notes, self._tell_counted = notes, counted
         self._traces = TraceCycles(None, TraceSchedule()) if tracing is None else tracing
         self._settle_steps = min(settle_steps, timing_steps)
@@ -205,7 +202,6 @@ class Recorder:
         self._sampler: PartCounter | None = None
         self._measured: _Measured | None = None
         self._unseen: set[TimePhase] = set()
-        self._slowed_batches, self._slowed_sec = 0, 0.0
         self._scope = ExitStack()  # of the batch that runs
         self._undo = ExitStack()
         self._undo.callback(self._traces.give_up)
@@ -280,16 +276,13 @@ class Recorder:
         belongs to it. After ``abandon`` or ``close``, leaving a scope only removes what torch has put back since; torch
         does so if they were called inside a backward.
         """
-        state, counter, began = self.state, self._counter if self.counting else None, self._now()
-        slowed = state is Phase.COUNTING or self.tracing
+        state, counter = self.state, self._counter if self.counting else None
         with self._scope:
             if counter is not None:
                 self._scope.enter_context(counter.counter)
             elif state is Phase.TRACING:
                 self._traces.batch_begins(self._steps_done)
             yield
-        if slowed:
-            self._slowed_sec += self._now() - began
         if self.closed:
             if counter is not None:
                 counter.counter.sweep()
@@ -348,7 +341,6 @@ class Recorder:
 
         A global step ends here if an optimizer attempt belongs to this batch.
         """
-        self._slowed_batches += self.state is Phase.COUNTING or self.tracing
         self._step.add_batch(shapes, samples=samples, tokens=tokens)
         if not ends_step:
             return
@@ -482,8 +474,6 @@ class Recorder:
             variable=measured.variable,
             traces=tuple(traces.traces),
             mixed_phases=_in_order(mixed | self._unseen),
-            slowed_batches=self._slowed_batches,
-            slowed_sec=self._slowed_sec,
         )
         for sentence in notes_on_times(
             window,

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from lightning_flops.measure.torch_private.dispatch import modes_off, out_of_sight
+from lightning_flops.measure.torch_private.needed import modes_off
 from lightning_flops.records import BatchTokens
 from lightning_flops.signals import words_of
 
@@ -122,7 +122,7 @@ def _packed(batch: PackedSequence | torch.Tensor) -> BatchTokens:
         jagged: Any = batch
         with modes_off():
             processed, offsets, lengths = int(jagged.values().shape[0]), jagged.offsets(), jagged.lengths()
-        with out_of_sight():
+        with modes_off():
             sequence_lengths = _on_host(offsets).diff() if lengths is None else _on_host(lengths)
             return _of_lengths(sequence_lengths.tolist(), processed)
     # So many sequences go on at each time step, and one of length n is in n of them: their squares are the sum of the
@@ -141,7 +141,7 @@ def _named(batch: Mapping[Any, Any]) -> BatchTokens | None:
     if grid is None:
         return None
     processed, lengths = grid.numel(), None
-    with out_of_sight():  # not counted: we ask
+    with modes_off():  # not counted: we ask
         offsets = next((one for name in _OFFSETS if isinstance(one := batch.get(name), torch.Tensor)), None)
         if offsets is not None:
             lengths = _between(_on_host(offsets), processed)

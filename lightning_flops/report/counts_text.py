@@ -5,17 +5,17 @@ That of a run has the form of the benchmark summary of Paddle's profiler.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from fractions import Fraction
-from itertools import accumulate
+from operator import attrgetter
+from typing import Any
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import ModuleNode, build_modules, lower_bound_modules, module_tree
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
-from lightning_flops.report.document import Item, Section, cells
+from lightning_flops.report.document import Column, Figure, Item, Section, cells, field, table
 from lightning_flops.report.layout import shortened, some_of
+from lightning_flops.report.module_text import names_of
 from lightning_flops.schema.formula import FormulaReport, FormulaSize, FormulaTerm
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, percent, plain, plural, si
@@ -24,11 +24,11 @@ _ROWS = 200
 _NAME_CHARS = 60
 _SHAPES_SHOWN = 4
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-_LETTERS = {"batch": "B", "sequence": "S", "height": "H", "width": "W"}
+_PHASES = {"forward": "forward", "backward": "backward", "recompute": "recomputed", "optimizer": "optimizer"}
 
 
-def counts_section(counts: FlopCounts, *, most: int = _ROWS) -> Section:
-    """The table of *counts*: the upper levels of the tree of modules, *most* rows of them, and what was left out of it.
+def counts_section(counts: FlopCounts) -> Section:
+    """The table of *counts*: the tree of modules, its first rows if it is long, and what was left out of it.
 
     Modules in a row that are equal are one row, with the figures of each.
     """
@@ -36,47 +36,43 @@ def counts_section(counts: FlopCounts, *, most: int = _ROWS) -> Section:
     records = [replace(one, extra_repr=_shapes(one)) for one in counts.modules]
     counts = FlopCounts(record)  # of one moment, also while counting goes on
     total, outside = counts.total, counts.own_by_module().get(OUTSIDE, PhaseFlops())
-    phases = {"forward": "FLOPs forward", "backward": "FLOPs backward"}
-    phases |= {"recompute": "FLOPs recomputed"} if total.recompute else {}
-    phases |= {"optimizer": "FLOPs optimizer"} if total.optimizer else {}
-
-    def flops(amounts: PhaseFlops) -> list[str]:
-        return [si(getattr(amounts, phase)) for phase in phases]
-
+    phases = [phase for phase in _PHASES if phase in ("forward", "backward") or getattr(total, phase)]
     root = module_tree(build_modules(records, counts), lower_bound_modules(record.uncounted))
     nodes = [] if root is None else list(_nodes(root))
-    at_depth = accumulate(count for _, count in sorted(Counter(node.module.depth for node in nodes).items()))
-    deepest = max(1, sum(rows_down_to <= most for rows_down_to in at_depth) - 1)
-    rows = []
-    for node in [node for node in nodes if node.module.depth <= deepest][:most]:
-        module = node.module
-        name = "  " * module.depth + shortened(_name(node), chars=_NAME_CHARS)
-        known = [si(module.params), module.extra_repr] if module.type_name else [NOT_AVAILABLE] * 2
-        rows.append([name, *known, *flops(module.total)])
+
+    def known(node: ModuleNode, name: str) -> Any:
+        return getattr(node.module, name) if node.module.type_name else None
+
+    columns = [
+        Column("module", _name, str),
+        Column("params", lambda node: known(node, "params"), si),
+        Column(
+            "weight shapes",
+            lambda node: known(node, "extra_repr"),
+            lambda text: NOT_AVAILABLE if text is None else text,
+            left=True,
+        ),
+        *(Column(f"FLOPs {_PHASES[phase]}", attrgetter(f"module.total.{phase}"), si) for phase in phases),
+    ]
+    foot = [[OUTSIDE, "", "", *(si(getattr(outside, phase)) for phase in phases)]] if outside.total else []
     remarks = []
-    if left_out := len(nodes) - len(rows):
-        remarks.append(f"And {plain(left_out)} more {plural('row', left_out)}; by_module() has every module.")
+    if more := len(nodes[_ROWS:]):
+        remarks.append(f"And {plain(more)} more {plural('row', more)}; by_module() has every module.")
     if sizes := next((one.parameter_bytes for one in records if not one.name), {}):
         remarks.append(f"Parameters: {bytes_by_dtype(sizes)}.")
     if names := sorted(counts.uncounted):
         bound = ": these figures are lower bounds" if counts.is_lower_bound else ""
         remarks.append(f"Not counted: {some_of(names, most=_SHAPES_SHOWN)}{bound}.")
-    if outside.total:
-        rows.append([OUTSIDE, "", "", *flops(outside)])
-    shown = cells(["module", "params", "weight shapes", *phases.values()], rows, left=(0, 2), least_width=6)
     about = "Of each module with those inside it; a multiply-add is two FLOPs."
+    shown = table(nodes[:_ROWS], columns, foot=foot, whole=True, least_width=6)
     return Section("FLOPs by module", about, [shown, *remarks, *record.notes])
 
 
 def _name(node: ModuleNode) -> str:
-    module = node.module
-    kind = module.type_name or "(not described)"
-    if not module.name:
-        return kind
-    if node.last is not None:
-        return f"{module.short_name}-{node.last.short_name}: {node.count} x {kind}"
-    same = "" if module.alias_of is None else f", the same as {module.alias_of or 'the root'}"
-    return f"{module.short_name}: {kind}{same}"
+    name, kind = names_of(node)
+    same = node.module.alias_of
+    kind += "" if same is None or node.last is not None else f", the same as {same or 'the root'}"
+    return "  " * node.module.depth + shortened(f"{name}: {kind}" if name else kind, chars=_NAME_CHARS)
 
 
 def _shapes(record: ModuleRecord) -> str:
@@ -93,59 +89,41 @@ def _nodes(node: ModuleNode) -> Iterator[ModuleNode]:
 
 def formula_section(report: FormulaReport) -> Section:
     """The formula, the sizes that it holds for, and what was asked of it."""
-    items: list[Item] = [f"No formula: {report.reason}."]
-    if report.reason is None:
-        letters = {one.name: _LETTERS.get(one.name, one.name) for one in report.sizes}
-        sums: dict[tuple[str, str], list[FormulaTerm]] = {}
-        for term in report.terms:
-            sums.setdefault((term.bucket, term.dtype), []).append(term)
-        several = len({dtype for _, dtype in sums}) > 1
-        items = [
-            f"{bucket}{f' ({dtype})' if several else ''} = {_sum(terms, letters)}"
-            for (bucket, dtype), terms in sums.items()
-        ]
-        meanings = ", ".join(f"{letter} is {name}" for name, letter in letters.items() if letter != name)
+    items: list[Item] = []
+    sums: dict[tuple[str, str], list[str]] = {}
+    for term in report.terms:
+        sums.setdefault((term.bucket, term.dtype), []).append(_product(term))
+    several = len({dtype for _, dtype in sums}) > 1
+    for (bucket, dtype), products in sums.items():
+        items.append(f"{bucket}{f' ({dtype})' if several else ''} = {' + '.join(products).replace('+ -', '- ')}")
+    if report.reason is not None:
+        items.append(f"No formula: {report.reason}.")
+    else:
         items.append(
-            f"{meanings}{'. ' if meanings else ''}A multiply-add is two FLOPs. Counted on fake tensors for "
-            f"{plain(report.counted)} {plural('batch', report.counted)} of different sizes, {plain(report.checks)} of "
-            "which the others predict to the last FLOP. Used for "
-            f"{' and '.join(map(_range, report.sizes)) or 'the counted sizes'}; other sizes are counted by themselves."
+            f"A multiply-add is two FLOPs. Counted on fake tensors for {plain(report.counted)} "
+            f"{plural('batch', report.counted)} of different sizes, {plain(report.checks)} of which the others predict "
+            f"to the last FLOP. Used for {' and '.join(map(_range, report.sizes)) or 'the counted sizes'}; other sizes "
+            "are counted by themselves."
         )
     if report.lower_bound:
         items.append("An operator that may have FLOPs could not be counted: every figure is a lower bound.")
     if report.asked:
-        names = list(report.asked[0].sizes)
-        head = [*names, "forward", "backward", "recompute", "model FLOPs", "hardware FLOPs", "from"]
-        rows = [
-            [
-                *(plain(one.sizes[name]) for name in names),
-                *map(plain, (one.forward, one.backward, one.recompute, one.model_flops, one.hardware_flops)),
-                one.source,
-            ]
-            for one in report.asked
+        columns = [
+            Column("sizes", lambda one: ", ".join(f"{name} {plain(size)}" for name, size in one.sizes.items()), str),
+            *(field(phase, phase) for phase in ("forward", "backward", "recompute")),
+            field("model FLOPs", "model_flops"),
+            field("hardware FLOPs", "hardware_flops"),
+            field("from", "source", str),
         ]
-        items.append(cells(head, rows))
+        items.append(table(report.asked, columns, whole=True))
     return Section("FLOPs by size", "", items)
 
 
-def _sum(terms: Sequence[FormulaTerm], letters: Mapping[str, str]) -> str:
-    """The terms with the batch before a bracket, and those without it: ``B·(1,024·S + 64·S²) + 8``."""
-    groups: dict[int, list[str]] = {}
-    for term in terms:
-        value = Fraction(term.numerator, term.denominator)
-        number = plain(value.numerator) if value.denominator == 1 else f"{value.numerator:,}/{value.denominator:,}"
-        factors = [_power(letters[name], power) for name, power in term.powers.items() if name != "batch"]
-        groups.setdefault(term.powers.get("batch", 0), []).append("·".join([number, *factors]))
-    parts = []
-    for power, products in sorted(groups.items(), reverse=True):
-        inside = " + ".join(products)
-        bracket = f"({inside})" if len(products) > 1 else inside
-        parts.append(f"{_power('B', power)}·{bracket}" if power else inside)
-    return " + ".join(parts).replace("+ -", "- ") or "0"
-
-
-def _power(letter: str, power: int) -> str:
-    return letter if power == 1 else f"{letter}{str(power).translate(_RAISED)}"
+def _product(term: FormulaTerm) -> str:
+    """A product of its factors: ``64·batch·sequence²``."""
+    number = plain(term.numerator) + ("" if term.denominator == 1 else f"/{plain(term.denominator)}")
+    powers = {name: "" if power == 1 else str(power).translate(_RAISED) for name, power in term.powers.items()}
+    return "·".join([number, *(f"{name}{power}" for name, power in powers.items())])
 
 
 def _range(size: FormulaSize) -> str:
@@ -161,20 +139,29 @@ def run_section(summary: ThroughputSummary) -> Section:
         return [name, *(NOT_AVAILABLE if value is None else f"{value:.6f}" for value in values)]
 
     costs = {"reader_cost": summary.reader_cost_sec, "batch_cost": summary.batch_cost_sec, "ips": summary.ips}
-    about = (
-        f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank. ips is this rank's, times "
-        "the number of ranks that see different data, as if all were as fast. An average is a total divided by a "
-        "total. Left out: batches that were counted or traced, validation, checkpoints and what lies between epochs."
-    )
     items: list[Item] = [
         f"Reader Ratio: {percent(summary.reader_ratio)}",
         f"Time Unit: s, IPS Unit: {summary.ips_unit}",
         cells(["", "avg", "max", "min"], [row(name, spread) for name, spread in costs.items()]),
-        about,
-        *_flops_of_run(summary),
-        *_tokens(summary),
+        f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank. ips is this rank's, times the "
+        "number of ranks that see different data, as if all were as fast. An average is a total divided by a total. "
+        "Left out: batches that were counted or traced, validation, checkpoints and what lies between epochs.",
     ]
-    return Section("Throughput of the run", "", items)
+    figures = {
+        "model FLOPs": _exact_or_about(summary, summary.model_flops),
+        "hardware FLOPs": _exact_or_about(summary, summary.hardware_flops),
+        "MFU": _share(summary, "mfu"),
+        "tokens": plain(summary.tokens),
+        "tokens without padding": plain(summary.real_tokens),
+        "padding": percent(summary.padding_ratio),
+        "useful MFU, of the FLOPs without padding": _share(summary, "useful_mfu"),
+        f"tokens/s, {'by tokens_per_sample' if summary.tokens is None else 'without padding'}": plain(
+            summary.tokens_per_sec
+        ),
+    }
+    items += [Figure(label, value) for label, value in figures.items() if value != NOT_AVAILABLE]
+    steps = [] if summary.model_flops is None else [_steps(summary)]
+    return Section("Throughput of the run", "", [*items, *summary.notes, *steps])
 
 
 def estimate_text(value: float | None, error: float | None) -> str:
@@ -184,51 +171,35 @@ def estimate_text(value: float | None, error: float | None) -> str:
     return f"≈ {percent(value)} " + ("(unchecked)" if error is None else f"± {percent(value * error)}")
 
 
-def _flops_of_run(summary: ThroughputSummary) -> Iterator[str]:
-    """FLOPs of the run's steps, and how they are known."""
-    if summary.model_flops is None:
-        return
-    bound = " (lower bound)" if summary.lower_bound else ""
-    about = "" if summary.flops_error == 0.0 else "≈ "
-    yield (
-        f"Model FLOPs: {about}{plain(summary.model_flops)}{bound}, hardware FLOPs: {about}"
-        f"{plain(summary.hardware_flops)}{bound}, MFU: {estimate_text(summary.mfu, summary.flops_error)}{bound}"
-    )
-    if reason := summary.unavailable.get("mfu"):
-        yield f"MFU is {NOT_AVAILABLE}: {reason}."
-    yield from summary.notes
+def _exact_or_about(summary: ThroughputSummary, flops: int | None) -> str:
+    about, bound = "" if summary.flops_error == 0.0 else "≈ ", " (lower bound)" if summary.lower_bound else ""
+    return NOT_AVAILABLE if flops is None else f"{about}{plain(flops)}{bound}"
+
+
+def _share(summary: ThroughputSummary, name: str) -> str:
+    value, reason = getattr(summary, name), summary.unavailable.get(name)
+    if value is None:
+        return NOT_AVAILABLE if reason is None else f"{NOT_AVAILABLE} ({reason})"
+    return estimate_text(value, summary.flops_error) + (" (lower bound)" if summary.lower_bound else "")
+
+
+def _steps(summary: ThroughputSummary) -> str:
+    """How the FLOPs of the run's steps are known, and what random checks show of them."""
     numbers = {
         "of shapes that were counted": summary.steps_counted,
         "by an exact formula of the batch's sizes": summary.steps_by_formula,
         "estimated": summary.steps_estimated,
     }
-    steps = sum(numbers.values())
+    steps, error = sum(numbers.values()), summary.flops_error
     shares = ", ".join(f"{percent(number / steps)} {words}" for words, number in numbers.items() if number)
-    yield f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {shares}. {_checked(summary)}"
-
-
-def _checked(summary: ThroughputSummary) -> str:
-    """What random checks show of these FLOPs."""
     checks = f"{plain(summary.checks)} random {plural('check', summary.checks)}"
-    if summary.flops_error is None:
-        return f"Their error is not known: there were {checks}, and it takes three."
-    if summary.flops_error > 0:
-        return f"By {checks} they are within {percent(summary.flops_error)} of the truth, with 95% confidence."
-    if not summary.checks:
-        return "Every step was counted."
-    differ = percent(min(1.0, 3 / summary.checks))
-    return f"{checks} agreed to the last FLOP: at most {differ} of the steps differ, with 95% confidence."
-
-
-def _tokens(summary: ThroughputSummary) -> Iterator[str]:
-    if summary.tokens is None:
-        if summary.tokens_per_sec is not None:
-            yield f"tokens/s, by tokens_per_sample: {plain(summary.tokens_per_sec)}"
-        return
-    yield f"Tokens: {plain(summary.tokens)} processed, {plain(summary.real_tokens)} without padding"
-    reason = summary.unavailable.get("useful_mfu") if summary.useful_mfu is None else None
-    yield (
-        f"Padding: {percent(summary.padding_ratio)}; "
-        f"useful MFU, of the FLOPs without it: {estimate_text(summary.useful_mfu, summary.flops_error)}"
-        f"{f' ({reason})' if reason else ''}; tokens/s without padding: {plain(summary.tokens_per_sec)}"
-    )
+    if error is None:
+        checked = f"Their error is not known: there were {checks}, and it takes three."
+    elif error > 0:
+        checked = f"By {checks} they are within {percent(error)} of the truth, with 95% confidence."
+    elif not summary.checks:
+        checked = "Every step was counted."
+    else:
+        differ = percent(min(1.0, 3 / summary.checks))
+        checked = f"{checks} agreed to the last FLOP: at most {differ} of the steps differ, with 95% confidence."
+    return f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {shares}. {checked}"

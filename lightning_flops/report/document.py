@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
@@ -102,9 +103,9 @@ def statistics(
     """Total, mean, longest, shortest and part of the whole of what *of* finds in a row; *prefix* of the first label."""
 
     def column(label: str) -> Column:
-        name, show = ("ratio", percent) if label == "ratio" else (f"{label}_us", us)
-        sort = label if sorts and label != "ratio" else ""
-        return Column(label, lambda row: getattr(of(row), name, None), show, sort)
+        if label == "ratio":
+            return Column(label, lambda row: getattr(of(row), label, None), percent)
+        return Column(label, lambda row: getattr(of(row), f"{label}_us", None), us, label if sorts else "")
 
     first, *others = map(column, labels.split())
     return [replace(first, label=f"{prefix}{first.label}"), *others]
@@ -187,35 +188,32 @@ def _hanging(item: str) -> str:
 
 
 def _draw_table(shown: Table, view: View) -> Iterator[str]:
-    _, head, lines = _lay(shown, view)
+    head, _, texts = zip(*_lay(shown, view), strict=True)
     left = [0, *(index for index, column in enumerate(shown.columns) if column.left)]
     yield from view.paragraph(shown.note)
-    yield from view.table(head, [*lines, *shown.foot], least_width=shown.least_width, left=left)
+    yield from view.table(head, [*zip(*texts, strict=True), *shown.foot], least_width=shown.least_width, left=left)
     for words in (*([] if shown.whole else view.more(shown.rows)), *shown.after):
         yield from view.paragraph(words)
 
 
-def _lay(shown: Table, view: View) -> tuple[Sequence[Any], list[str], list[tuple[str, ...]]]:
-    """The rows to show in their order, the labels of the columns, and the text of each cell."""
-    columns = shown.columns
-    keys = {column.sort: column.of for column in reversed(columns) if column.sort} | dict(shown.keys)
+def _lay(shown: Table, view: View) -> Iterator[tuple[str, list[Any], list[str]]]:
+    """The label of each column, what the rows have of it in the order in which they are shown, and the same as text."""
+    keys = {column.sort: column.of for column in reversed(shown.columns) if column.sort} | dict(shown.keys)
     rows = view.sorted(shown.rows, **keys)[: None if shown.whole else view.rows]
-    values = [[column.of(row) for row in rows] for column in columns]
+    values = [[column.of(row) for row in rows] for column in shown.columns]
     largest: dict[str, float] = {}
-    for column, found in zip(columns, values, strict=True):
+    for column, found in zip(shown.columns, values, strict=True):
+        known = [abs(value) for value in found if value is not None] if column.unit else []
+        largest[column.unit] = max([largest.get(column.unit, 0.0), *known])
+    for column, found in zip(shown.columns, values, strict=True):
+        label = column.label
         if column.unit:
-            known = [abs(value) for value in found if value is not None]
-            largest[column.unit] = max([largest.get(column.unit, 0.0), *known])
-    head, texts = [], []
-    for column, found in zip(columns, values, strict=True):
-        label, texts_of = column.label, [column.show(value) for value in found] if not column.unit else []
-        if column.unit:
-            prefixed, size = _fitting(column.unit, largest[column.unit])
-            label = f"{label}, {prefixed}" if label else prefixed
-            texts_of = [_significant(value, size) for value in found]
-        head.append(label)
-        texts.append(shortened_apart(texts_of, chars=column.chars) if column.chars else texts_of)
-    return rows, head, list(zip(*texts, strict=True))
+            unit, size = _fitting(column.unit, largest[column.unit])
+            label = f"{label}, {unit}" if label else unit
+            texts = [_significant(value, size) for value in found]
+        else:
+            texts = [column.show(value) for value in found]
+        yield label, found, shortened_apart(texts, chars=column.chars) if column.chars else texts
 
 
 _PREFIXES = {"s": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))}
@@ -252,21 +250,16 @@ def _item(item: Item) -> dict[str, Any]:
         return {"text": printable(item)}
     if isinstance(item, Figure):
         return {"label": printable(item.label), "value": printable(item.value)}
-    columns, (rows, head, lines) = item.columns, _lay(item, _PAGE)
+    laid = list(_lay(item, _PAGE))
+    cells = [map(_cell, texts, values) for _, values, texts in laid]
     return {
         "head": [
-            {"label": label, "left": not at or column.left, "bar": column.bar}
-            for at, (label, column) in enumerate(zip(head, columns, strict=True))
+            {"label": label, "left": not place or column.left, "bar": column.bar}
+            for place, (column, (label, _, _)) in enumerate(zip(item.columns, laid, strict=True))
         ],
-        "rows": [
-            *(
-                [_cell(text, column.of(row)) for text, column in zip(line, columns, strict=True)]
-                for row, line in zip(rows, lines, strict=True)
-            ),
-            *([[printable(text)] for text in line] for line in item.foot),
-        ],
+        "rows": [*map(list, zip(*cells, strict=True)), *([[printable(text)] for text in line] for line in item.foot)],
         "note": printable(item.note),
-        "after": [printable(words) for words in (*item.after, *([] if item.whole else _PAGE.more(item.rows)))],
+        "after": [printable(words) for words in (*item.after, *([] if item.whole else _PAGE.more(item.rows))) if words],
     }
 
 
@@ -276,22 +269,27 @@ def _cell(text: str, value: Any) -> list[Any]:
     return [text, value] if known else [printable(text)]
 
 
-def as_html(sections: Iterable[Section], headline: Sequence[str]) -> str:
+def as_html(sections: Iterable[Section], headline: Sequence[str] = ()) -> str:
     """Plain tables for a notebook, with its own style: words are text, never markup."""
-    words = [f"<p>{html.escape(printable(line))}</p>" for line in headline]
+    lines = [_element("p", printable(words)) for words in headline]
     for section in map(as_data, sections):
-        words.append(f"<b>{html.escape(section['title'])}</b>")
+        lines += [_element("b", section["title"]), _element("p", section["note"])]
         for item in section["items"]:
-            if "head" in item:
-                rows = [_html_row(item["head"], [cell[0] for cell in row], "td") for row in item["rows"]]
-                head = _html_row(item["head"], [column["label"] for column in item["head"]], "th")
-                words.append(f"<table><thead>{head}</thead>\n<tbody>{chr(10).join(rows)}</tbody></table>")
-            else:
-                words.append(f"<p>{html.escape(': '.join(item.values()))}</p>")
-    return f'<div class="lightning-flops">\n{chr(10).join(words)}\n</div>\n'
+            if "head" not in item:
+                lines.append(_element("p", ": ".join(item.values())))
+                continue
+            sides = ["left" if column["left"] else "right" for column in item["head"]]
+            head = _html_row("th", [column["label"] for column in item["head"]], sides)
+            rows = [_html_row("td", [text for text, *_ in row], sides) for row in item["rows"]]
+            table_lines = f"<table><thead>{head}</thead>\n<tbody>{chr(10).join(rows)}</tbody></table>"
+            lines += [_element("p", item["note"]), table_lines, *(_element("p", words) for words in item["after"])]
+    return f'<div class="lightning-flops">\n{chr(10).join(filter(None, lines))}\n</div>\n'
 
 
-def _html_row(head: Sequence[Mapping[str, Any]], cells: Sequence[str], tag: str) -> str:
-    styles = [f"text-align: {'left' if column['left'] else 'right'}; white-space: pre" for column in head]
-    texts = [f'<{tag} style="{style}">{html.escape(text)}</{tag}>' for text, style in zip(cells, styles, strict=True)]
-    return f"<tr>{''.join(texts)}</tr>"
+def _html_row(tag: str, texts: Sequence[str], sides: Sequence[str]) -> str:
+    styles = (f' style="text-align: {side}; white-space: pre"' for side in sides)
+    return f"<tr>{''.join(map(_element, repeat(tag), texts, styles))}</tr>"
+
+
+def _element(tag: str, text: str, style: str = "") -> str:
+    return f"<{tag}{style}>{html.escape(text)}</{tag}>" if text or tag != "p" else ""

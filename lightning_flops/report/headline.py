@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from lightning_flops.report.document import at
-from lightning_flops.report.layout import VIEW, View, shortened_inside, some_of
-from lightning_flops.report.profile_document import NO_ADVICE, ORIGIN_WORDS, missing_rates, saving, top_modules
-from lightning_flops.schema.advice import Advice
+from lightning_flops.report.layout import VIEW, shortened_inside, some_of
+from lightning_flops.report.profile_document import ORIGIN_WORDS, missing_rates, top_modules
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, runs_of, si, step_numbers
@@ -48,14 +47,6 @@ def answer_lines(profile: Profile) -> list[str]:
         VIEW.paragraph(words, rest="  ", most=3 if words.startswith("Top modules") else 2) for words in answer(profile)
     ]
     return [*first, *step, *_bar(step_parts(profile)), *(line for lines in others for line in lines)]
-
-
-def try_first(advice: Sequence[Advice], view: View) -> Iterator[str]:
-    """The first three of *advice* without their rules: fact and remedy of each, the largest saving first."""
-    if not advice:
-        yield NO_ADVICE
-    for one, first in zip(advice, ("Try first: ", "Then: ", "Then: "), strict=False):
-        yield from view.paragraph(f"{one.fact} {one.remedy}{saving(one)}", first=first, rest="  ", most=3)
 
 
 def step_parts(profile: Profile) -> list[tuple[str, float]]:

@@ -11,73 +11,86 @@ import base64
 import gzip
 import hashlib
 import html
-import json
+import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from typing import Any
 
-from lightning_flops.errors import ProfileFormatError
+import msgspec
+
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections
-from lightning_flops.report.compare_traces_text import trace_comparison_headline, trace_comparison_sections
-from lightning_flops.report.document import Section
 from lightning_flops.report.headline import step_parts
 from lightning_flops.report.page_views import View, page_view, profile_view, traces_views
 from lightning_flops.schema import codec
 from lightning_flops.schema.comparison import Comparison
-from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.profile import Profile, ProfiledRun
 from lightning_flops.schema.trace import TracesReport
-from lightning_flops.schema.trace_comparison import TraceComparison
 from lightning_flops.text.printable import printable
 
 BUNDLE = files("lightning_flops.report") / "page"
 """What ``web/`` builds: ``page.js``, ``style.css``."""
 
-_Window = tuple[Mapping[str, Any], bytes]
-"""Figures of a view that can be chosen, and the view, compressed."""
-_Run = tuple[str, Sequence[_Window], Sequence[str]]
-"""Name, windows, and what could not be read."""
+
+class WindowFigures(msgspec.Struct):
+    """One view in a few figures: what a strip of many views shows without reading any."""
+
+    label: str
+    """Its name in the list of views to choose from."""
+    profile_step: int = 0
+    """Place of a window in its run."""
+    global_step_sec: float | None = None
+    """Of a typical step, or the mean of all; None if none was timed."""
+    parts_sec: dict[str, float] = {}
+    """The same, divided."""
+    mfu: float | None = None
+    """Of the job; None where it is not known."""
+    address: str = ""
+    """Query for the view, where TensorBoard's server has it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownRun:
-    """The windows of one run, in their order."""
+class PageRun(msgspec.Struct):
+    """One run as the page lists it."""
 
     name: str
     """Its name among the runs of the page."""
-    windows: Sequence[Profile]
-    """One page shows them all, one at a time."""
-    problems: Sequence[str] = ()
+    windows: list[WindowFigures] = []
+    """One is shown at a time."""
+    problems: list[str] = []
     """What could not be read, in sentences."""
 
 
-def render_page(runs: Sequence[ShownRun]) -> str:
+Window = tuple[WindowFigures, bytes]
+"""Figures of a view that can be chosen, and the view, compressed."""
+_Run = tuple[str, Iterable[Window], Iterable[str]]
+"""Name, windows, and what could not be read."""
+
+
+def render_page(runs: Sequence[ProfiledRun]) -> str:
     """The page of *runs*, whole: it needs no network, and opens from disk.
 
     Raises:
         ProfileFormatError: a number of a profile is not finite.
     """
-    shown = [(run.name, [_window(one) for one in run.windows], run.problems) for run in runs]
+    shown = [(run.name, list(map(_window, run.windows)), run.problems) for run in runs]
     return _page(_title([profile for run in runs for profile in run.windows]), shown)
+
+
+def render_latest(profile: Profile, windows: deque[Window]) -> str:
+    """The page of a run that is still going on: *profile* is its latest window, and comes behind *windows*.
+
+    Raises:
+        ProfileFormatError: a number of the profile is not finite.
+    """
+    windows.append(_window(profile))
+    return _page(_title([profile]), [("", windows, ())])
 
 
 def render_comparison_page(comparison: Comparison) -> str:
     """The page of two runs compared."""
-    sources = (comparison.a.source, comparison.b.source)
-    return _compared(sources, comparison_headline(comparison), comparison_sections(comparison))
-
-
-def render_trace_comparison_page(comparison: TraceComparison, *, sources: tuple[str, str]) -> str:
-    """The page of two runs' traces compared; *sources* are what the user calls the two."""
-    return _compared(sources, trace_comparison_headline(comparison), trace_comparison_sections(comparison))
-
-
-def _compared(sources: tuple[str, str], headline: str, sections: Sequence[Section]) -> str:
-    title = f"{sources[0]} and {sources[1]} compared"
-    return _page(title, [_alone("", page_view(title=title, where="", summary=[headline], sections=sections))])
+    title = f"{comparison.a.source} and {comparison.b.source} compared"
+    summary, sections = [comparison_headline(comparison)], comparison_sections(comparison)
+    return _page(title, [_alone("", page_view(title=title, where="", summary=summary, sections=sections))])
 
 
 def render_traces_page(report: TracesReport) -> str:
@@ -88,23 +101,15 @@ def render_traces_page(report: TracesReport) -> str:
 
 
 def _alone(name: str, view: View) -> _Run:
-    return name, [({"label": ""}, _packed(view_text(view)))], ()
+    return name, [(WindowFigures(""), packed(view))], ()
 
 
 def _page(title: str, runs: Sequence[_Run], *, pick: str = "Run") -> str:
     """The page of *runs*, of which one is shown at a time."""
-    document = {
-        "written_by": package_version(),
-        "pick": pick,
-        "runs": [
-            {
-                "name": printable(name),
-                "windows": [figures for figures, _ in windows],
-                "problems": [*map(printable, problems)],
-            }
-            for name, windows, problems in runs
-        ],
-    }
+    listed = [
+        PageRun(printable(name), [figures for figures, _ in windows], [*map(printable, problems)])
+        for name, windows, problems in runs
+    ]
     views = "".join(
         f'<script type="text/plain" id="view-{place}-{number}">{base64.b64encode(view).decode("ascii")}</script>\n'
         for place, (_, windows, _) in enumerate(runs)
@@ -116,7 +121,7 @@ def _page(title: str, runs: Sequence[_Run], *, pick: str = "Run") -> str:
         "form-action 'none'"
     )
     # A name cannot end the element: a reader of JSON takes an escape for the sign itself.
-    data = json.dumps(document, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
+    data = document(listed, pick=pick).replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -128,80 +133,40 @@ def _page(title: str, runs: Sequence[_Run], *, pick: str = "Run") -> str:
     )
 
 
-class RunPages:
-    """The page of one run that is still going on, with the latest of its windows.
-
-    Args:
-        most: so many windows at most.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._windows: deque[_Window] = deque(maxlen=most)
-
-    def add(self, profile: Profile) -> str:
-        """The page when *profile* is the latest window.
-
-        Raises:
-            ProfileFormatError: a number of the profile is not finite.
-        """
-        self._windows.append(_window(profile))
-        return _page(_title([profile]), [("", self._windows, ())])
+def document(runs: Sequence[PageRun], *, pick: str = "Run") -> str:
+    """What the page reads first, as JSON: the runs and their windows; *pick* is what a run is called."""
+    package = sys.modules["lightning_flops"]  # the root, which knows every folder, is always imported first
+    return msgspec.json.encode({"written_by": package.__version__, "pick": pick, "runs": runs}).decode()
 
 
-def _window(profile: Profile) -> _Window:
-    return window_figures(profile), _packed(view_text(profile_view(profile)))
-
-
-def packed(profile: Profile) -> bytes:
-    """The JSON of *profile*, compressed by gzip; the same bytes for equal profiles.
+def packed(value: object) -> bytes:
+    """The JSON of a profile or of a view of one, compressed by gzip; the same bytes for equal ones.
 
     Raises:
         ProfileFormatError: a number of it is not finite.
     """
-    return _packed(codec.dump(profile, indented=False))
+    return gzip.compress(codec.dump(value, indented=False).encode(), compresslevel=6, mtime=0)
 
 
-def _packed(text: str) -> bytes:
-    return gzip.compress(text.encode(), compresslevel=6, mtime=0)
+def _window(profile: Profile) -> Window:
+    return window_figures(profile), packed(profile_view(profile))
 
 
-def view_text(view: View) -> str:
-    """*view* as JSON.
-
-    Raises:
-        ProfileFormatError: a number of it is not finite.
-    """
-    try:
-        return json.dumps(view, allow_nan=False, separators=(",", ":"))
-    except ValueError as error:
-        raise ProfileFormatError(f"the page cannot be made: {error}") from error
-
-
-def window_figures(profile: Profile) -> Mapping[str, Any]:
-    """One window in a few figures: for a strip of many windows."""
-    timing = profile.timing
-    return {
-        "label": f"{profile.profile_step:,}",
-        "profile_step": profile.profile_step,
-        "global_step_sec": None if timing is None else timing.global_step_sec,
-        "parts_sec": dict(step_parts(profile)),
-        "mfu": profile.job_rates.mfu,
-    }
+def window_figures(profile: Profile) -> WindowFigures:
+    """One window in a few figures."""
+    return WindowFigures(
+        label=f"{profile.profile_step:,}",
+        profile_step=profile.profile_step,
+        global_step_sec=None if profile.timing is None else profile.timing.global_step_sec,
+        parts_sec=dict(step_parts(profile)),
+        mfu=profile.job_rates.mfu,
+    )
 
 
 @cache
 def bundled(name: str) -> str:
     """The text of a file that ``web/`` built."""
     return (BUNDLE / name).read_text(encoding="utf-8")
-
-
-@cache
-def package_version() -> str:
-    """Version of this package, by what was installed: the layers below the package do not know its root."""
-    try:
-        return version("lightning-flops")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 def _digest(text: str) -> str:

@@ -36,19 +36,9 @@ class View:
     width: int | None = None
     """Of the terminal, in columns; None for no limit. A table with more numbers than fit is wider."""
 
-    @property
-    def text_width(self) -> int:
-        """Columns of a paragraph."""
-        return min(WIDTH, self.width or WIDTH)
-
     def sorted(self, rows: Sequence[_Row], /, **keys: Callable[[_Row], Any]) -> list[_Row]:
-        """*rows* by what was asked for, the largest first, names by the alphabet; as they are if there is no such key.
-
-        Args:
-            rows: of a table.
-            keys: what a row has under each key that the table knows; None sorts last.
-        """
-        key = None if self.sort is None else keys.get(self.sort)
+        """*rows* by what was asked for, the largest first, names by the alphabet; as they are if *keys* lacks that."""
+        key = keys.get(self.sort or "")
         if key is None:
             return list(rows)
         if self.sort == "name":
@@ -98,7 +88,7 @@ class View:
         """*text* in at most *most* lines, the first of which begins with *first*, all others with *rest*."""
         return textwrap.wrap(
             printable(text),  # escaped first: what wraps takes every kind of line break for a space
-            max(self.text_width, len(rest) + TITLE_WIDTH // 2),
+            max(min(WIDTH, self.width or WIDTH), len(rest) + TITLE_WIDTH // 2),
             initial_indent=first,
             subsequent_indent=rest,
             break_long_words=False,
@@ -165,11 +155,10 @@ def shortened_apart(names: Sequence[str], *, chars: int) -> list[str]:
     alike: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         alike.setdefault(shortened_inside(name, chars=chars), []).append(name)
-    shown: dict[str, str] = {}
-    for short, group in alike.items():
-        head = chars // 3
+    shown = {group[0]: short for short, group in alike.items()}
+    head = chars // 3
+    for group in (group for group in alike.values() if len(group) > 1):
         same = max(len(os.path.commonprefix(group)) - 2, head)  # noqa: RUF071 - of characters, as is meant
         for name in group:
-            tail = shortened(name[same:], chars=chars - head - 1)
-            shown[name] = short if len(group) == 1 else f"{printable(name[:head])}…{tail}"
+            shown[name] = f"{printable(name[:head])}…{shortened(name[same:], chars=chars - head - 1)}"
     return [shown[name] for name in names]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from statistics import fmean, harmonic_mean
+from typing import Any
 
 from lightning_flops.analysis.module_tree import (
     ModuleNode,
@@ -13,15 +15,15 @@ from lightning_flops.analysis.module_tree import (
 )
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import at
-from lightning_flops.report.layout import TITLE_WIDTH, VIEW
-from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
+from lightning_flops.report.layout import VIEW
+from lightning_flops.report.profile_document import PHASES
+from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable, printable_lines
 from lightning_flops.units import duration, percent, plural, si
 
-_NOT_DESCRIBED = "(not described)"
+NOT_DESCRIBED = "(not described)"
 """Stands for the class of a module that did work but that the model does not list."""
-_PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed", "optimizer": "optimizer"}
 
 
 def aggregated_lines(profile: Profile) -> list[str]:
@@ -29,40 +31,39 @@ def aggregated_lines(profile: Profile) -> list[str]:
     top, limit, modules = profile.settings.top_modules, profile.settings.module_depth, profile.modules
     if not modules:
         return []
-    columns: dict[str, tuple[Callable[[float], str], Callable[[ModuleProfile], float]]] = {
+
+    def macs(module: ModuleProfile) -> float:
+        return profile.per_step(module.total.forward) / 2
+
+    terms: dict[str, tuple[Callable[[float], str], Callable[[ModuleProfile], float]]] = {
         "params": (si, lambda module: module.params if module.alias_of is None else 0),
-        "MACs": (lambda macs: si(macs, "MACs"), lambda module: profile.per_step(module.total.forward) / 2),
+        "MACs": (lambda number: si(number, "MACs"), macs),
+        "bwd FLOPs": (si, lambda module: profile.per_step(module.total.backward)),
+        "fwd latency": (duration, lambda module: at("times.forward_sec")(module) or 0.0),
+        "bwd latency": (duration, lambda module: at("times.backward_sec")(module) or 0.0),
     }
-    if profile.has_backward:
-        columns["bwd FLOPs"] = (si, lambda module: profile.per_step(module.total.backward))
-    for phase in ("forward", "backward"):
-        if any(at(f"times.{phase}_sec")(module) is not None for module in modules):
-            columns[f"{_PHASES[phase]} latency"] = (duration, _seconds(phase))
-    terms = ", ".join(columns)
+    always = ("params", "MACs", "bwd FLOPs") if profile.has_backward else ("params", "MACs")
+    terms = {label: term for label, term in terms.items() if label in always or any(map(term[1], modules))}
     bound = "; FLOPs and MACs are lower bounds" if profile.lower_bound else ""
     lines = [
         VIEW.title(f"Aggregated Profile per {profile.context.device_word}"),
         *VIEW.paragraph(
-            f"Top {top} modules in terms of {' or '.join(terms.rsplit(', ', 1))} at different model depths, modules of "
-            f"one class at one depth added up{bound}:"
+            f"Top {top} modules in terms of {' or '.join(', '.join(terms).rsplit(', ', 1))} at different model depths, "
+            f"modules of one class at one depth added up{bound}:"
         ),
     ]
     shown, deepest = depth_shown(modules, limit=limit), depth_shown(modules, limit=-1)
     for depth in range(shown + 1):
         lines.append(f"depth {depth}:")
-        for label, (words, weight) in columns.items():
+        for label, (words, weight) in terms.items():
             found = heaviest_types(modules, depth=depth, weight=weight)
-            entries = ", ".join(f"'{name or _NOT_DESCRIBED}': '{words(value)}'" for name, value in found[:top])
+            entries = ", ".join(f"'{name or NOT_DESCRIBED}': '{words(value)}'" for name, value in found[:top])
             text = f"{{{entries}}}" + (f" and {len(found) - top} more" if len(found) > top else "")
             lines += VIEW.paragraph(text if found else "none", first=f"    {label:<11} - ", rest=" " * 19)
     if shown == limit < deepest:
         levels = f"{deepest} {plural('level', deepest)}"
         lines.append(f"(module_depth is {limit}; the model has {levels} below the root)")
     return lines
-
-
-def _seconds(phase: str) -> Callable[[ModuleProfile], float]:
-    return lambda module: at(f"times.{phase}_sec")(module) or 0.0
 
 
 def detailed_lines(profile: Profile) -> list[str]:
@@ -89,10 +90,16 @@ def detailed_lines(profile: Profile) -> list[str]:
         about += " Lower bound: figures of a module in which something could not be counted."
     lines += [*VIEW.paragraph(about), "", *_Tree(profile, lower_bounds).lines(root, names=[""], indent="")]
     if profile.outside.total:
-        spent = {word: getattr(profile.outside, phase) for phase, word in _PHASES.items()}
+        spent = {word: getattr(profile.outside, phase) for phase, word in PHASES.items()}
         figures = ", ".join(f"{name} {si(profile.per_step(flops))}" for name, flops in spent.items() if flops)
         lines.append(f"FLOPs outside the model: {figures}")
     return lines
+
+
+def names_of(node: ModuleNode) -> tuple[str, str]:
+    """What their parent calls the modules of *node*, and their class: ``0-11`` and ``12 x Block``."""
+    name, kind = node.module.short_name, node.module.type_name or NOT_DESCRIBED
+    return (name, kind) if node.last is None else (f"{name}-{node.last.short_name}", f"{node.count} x {kind}")
 
 
 class _Tree:
@@ -113,16 +120,12 @@ class _Tree:
             names: qualified names of all modules that it stands for, those in folded modules around it included.
             indent: what every line begins with.
         """
-        module = node.module
-        name = f"({module.short_name}): " if module.name else ""
-        if node.last is not None:
-            name = f"({module.short_name}-{node.last.short_name}): {node.count} x "
-        opening = f"{name}{module.type_name or _NOT_DESCRIBED}("
+        module, (name, kind) = node.module, names_of(node)
+        opening = f"({name}): {kind}(" if name else f"{kind}("
         extra = " ".join(printable_lines(module.extra_repr).split())
-        times = self._times_text([self._times.get(one) for one in names])
-        parts = [part for part in (self._figures(node), times, extra) if part]
+        parts = [part for part in (self._figures(node), self._latencies(names), extra) if part]
         if not node.children:
-            yield from _leaf_lines(printable(f"{indent}{opening}"), [*map(printable, parts)], indent=indent)
+            yield from VIEW.paragraph(f"{opening}{', '.join(parts)})", first=indent, rest=f"{indent}    ")
             return
         inside = f"{indent}  "
         yield printable(f"{indent}{opening}")
@@ -135,28 +138,30 @@ class _Tree:
                 yield from self.lines(child, names=_names_below(names, child), indent=inside)
         yield f"{indent})"
 
-    def _times_text(self, all_times: Sequence[ModuleTimes | None]) -> str:
-        """Times of one module, or the means of several and how far they differ."""
-        known = [one for one in all_times if one is not None]
-        if len(known) < len(all_times) or self._root.times is None:
-            return ""
+    def _latencies(self, names: Sequence[str]) -> str:
+        """Latencies of the module of this name, or the means of several and how far they differ."""
+
+        def each(figure: str) -> list[Any]:
+            """The figures of all of them; none where one is not known."""
+            found = [getattr(self._times.get(name), figure, None) for name in names]
+            return [] if None in found else found
+
         parts = []
-        for name, phase in (("fwd", "forward"), ("bwd", "backward")):
-            each = [getattr(one, f"{phase}_sec") for one in known]
-            if None in each:
-                continue
-            seconds = sum(each) / len(each)
-            # Alike modules have the same FLOPs: their rate over all of them is that of the mean time.
-            rate, share = (getattr(known[0], f"{phase}_{of}") for of in ("flops_per_sec", "utilization"))
-            scale = ratio(part=each[0], whole=seconds) or 0.0
-            part = f"{name} latency {duration(seconds)}"
-            if duration(min(each)) != duration(max(each)):
-                part += f" ({duration(min(each))} to {duration(max(each))})"
-            whole = getattr(self._root.times, f"{phase}_sec")
-            part += f", {percent(ratio(part=seconds, whole=whole))} {name} latency"
-            part += "" if rate is None else f", {si(rate * scale, 'FLOP/s')}"
-            parts.append(part if share is None else f"{part}, {percent(share * scale)} of peak")
-        return f"<{'; '.join(parts)}>"
+        for phase, word in (("forward", "fwd"), ("backward", "bwd")):
+            if seconds := each(f"{phase}_sec"):
+                least, mean, greatest = min(seconds), fmean(seconds), max(seconds)
+                share = percent(ratio(part=mean, whole=at(f"times.{phase}_sec")(self._root)))
+                part = f"{word} latency {duration(mean)}"
+                if duration(least) != duration(greatest):
+                    part += f" ({duration(least)} to {duration(greatest)})"
+                part += f", {share} {word} latency"
+                # Alike modules have the same FLOPs: the harmonic mean of their rates is the rate of the mean time.
+                if rates := each(f"{phase}_flops_per_sec"):
+                    part += f", {si(harmonic_mean(rates), 'FLOP/s')}"
+                if shares := each(f"{phase}_utilization"):
+                    part += f", {percent(harmonic_mean(shares))} of peak"
+                parts.append(part)
+        return f"<{'; '.join(parts)}>" if parts else ""
 
     def _figures(self, node: ModuleNode) -> str:
         module, total, root, per_step = node.module, node.module.total, self._root, self._profile.per_step
@@ -165,14 +170,15 @@ class _Tree:
             parts.append(f"the same module as {module.alias_of or 'the root'}")
         elif not node.called:
             parts.append("no call seen")
-        parts.append("no params")
         if module.params or total.total:
-            parts[-1:] = [si(module.params), f"{percent(ratio(part=module.params, whole=root.params))} Params"]
+            parts += [si(module.params), f"{percent(ratio(part=module.params, whole=root.params))} Params"]
+        else:
+            parts.append("no params")
         if total.total:
             macs = percent(ratio(part=total.forward, whole=root.total.forward))
             parts += [si(per_step(total.forward) / 2, "MACs"), f"{macs} MACs"]
             always = ("forward", "backward") if self._profile.has_backward else ("forward",)
-            for phase, word in _PHASES.items():
+            for phase, word in PHASES.items():
                 if (flops := getattr(total, phase)) or phase in always:
                     parts.append(f"{word} {si(per_step(flops))}")
             spent, of = (one.total - one.optimizer for one in (total, root.total))
@@ -184,19 +190,6 @@ class _Tree:
         if module.calls and calls != self._profile.micro_steps:
             parts.append(f"{si(calls)} {plural('call', calls)}")
         return ", ".join(parts)
-
-
-def _leaf_lines(opening: str, parts: Sequence[str], *, indent: str) -> Iterator[str]:
-    """A module without modules inside: on one line if it fits, else each part on lines of its own."""
-    whole = f"{opening}{', '.join(parts)})"
-    if len(whole) <= TITLE_WIDTH:
-        yield whole
-        return
-    first, *rest = [f"{part}{',' if at < len(parts) - 1 else ')'}" for at, part in enumerate(parts)]
-    fits = len(opening) + len(first) <= TITLE_WIDTH
-    yield f"{opening}{first}" if fits else opening
-    for part in rest if fits else (first, *rest):
-        yield from VIEW.paragraph(part, first=f"{indent}    ", rest=f"{indent}    ")
 
 
 def _names_below(names: Sequence[str], child: ModuleNode) -> list[str]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.step_rates import RATES_OF_TRAINING
+from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
 from lightning_flops.report.document import Column, Figure, Item, Section, at, quantity, share, table
 from lightning_flops.report.layout import some_of
 from lightning_flops.schema.advice import Advice
@@ -88,6 +87,9 @@ def times_section(profile: Profile, *, spread: bool = False) -> Section:
     words += "." if spread else "; typical is the mean of the middle half by wall time."
     if timing.reader_sec is not None:
         words += f" The data loader ran {duration(timing.reader_sec)} per {word}, whether other work hid it or not."
+    if timing.excluded_sec:
+        between = (f"{cause} {duration(seconds)}" for cause, seconds in timing.excluded_sec.items())
+        words += f" Between steps: {', '.join(between)}."
     busy = ratio(part=timing.cpu_time_sec, whole=timing.global_step.mean_sec)
     if spread and busy is not None:
         words += f" CPU (process) {percent(busy)}: this process's processor time over wall time."
@@ -105,19 +107,19 @@ _ROWS: Mapping[BudgetKey, str] = {
     "data": "data wait and transfer",
     "other": "other: callbacks, logging, schedulers",
 }
-_UNDIVIDED = "all phases beyond these"  # ``compute`` where no trace divides it
+_MEMORY = "  of it moving bytes at the memory's bandwidth, at most"
 
 
 def breakdown_section(profile: Profile, budget: Budget) -> Section:
     """What the time of a step went to; the rows add up to the step."""
-    undivided = budget.rows_ns["operators"] is None
-    rows: list[tuple[str, int | None]] = []
-    for key, label in _ROWS.items():
-        if key == "other_flops" and not profile.context.trains:
-            label = "less skipped FLOPs at the peak"
-        rows.append((_UNDIVIDED if key == "compute" and undivided else label, budget.rows_ns[key]))
-        if key == "operators" and budget.memory_ns:
-            rows.append(("  of it moving bytes at the memory's bandwidth, at most", budget.memory_ns))
+    labels = dict(_ROWS)
+    if not profile.context.trains:
+        labels["other_flops"] = "less skipped FLOPs at the peak"
+    if budget.rows_ns["operators"] is None:  # no trace divides what is in "compute"
+        labels["compute"] = "all phases beyond these"
+    rows = [(label, budget.rows_ns[key]) for key, label in labels.items()]
+    if budget.memory_ns:
+        rows.insert(list(labels).index("operators") + 1, (_MEMORY, budget.memory_ns))
     rows.append((profile.step_name, budget.wall_ns))
     columns = [
         Column("", lambda row: row[0], str),
@@ -127,9 +129,6 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     about = []
     if profile.traced is not None and profile.traced.filling is not None:
         about.append(f"Phases are divided as in the traced {profile.traced.named(profile.context.step_word)}.")
-    beside = [f"{label} {duration(time_ns * _NS)}" for label, time_ns in budget.run_ns.items()]
-    if len(beside) > 1:
-        about.append(f"Other time during profiling: {', '.join(beside[1:])}.")
     if budget.rows_ns["model"] is None and "mfu" in profile.unavailable:
         about.append(f"FLOPs at the peak are {NOT_AVAILABLE}: {profile.unavailable['mfu']}.")
     after = [" ".join((*about, *budget.notes))]
@@ -276,47 +275,53 @@ def whose(ranks: RanksProfile) -> str:
     return f"{plain(ranks.answered)} of {plain(ranks.world_size)} ranks" if ranks.absences else ""
 
 
-_PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed"}
+PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed", "optimizer": "optimizer"}
+"""Short names of the phases that have FLOPs."""
+
+_FLOPS = {
+    "forward": "fwd",
+    "without_backward": "  of it no_grad",
+    "backward": "bwd (measured)",
+    "backward_estimated": "bwd (estimated: {factor} x fwd with a bwd to follow)",
+    "recompute": "recomputed in the bwd",
+    "optimizer": "optimizer",
+    "skipped": "skipped: masked attention{half}",
+    "model": "model FLOPs = fwd + bwd",
+    "hardware": "hardware FLOPs = all of these phases - skipped",
+}
+_FLOPS_WITHOUT_BACKWARD = {
+    "forward": "fwd = model FLOPs",
+    "skipped": _FLOPS["skipped"],
+    "hardware": "hardware FLOPs = fwd - skipped",
+}
 
 
 def flops_section(profile: Profile) -> Section:
     """Every bucket of FLOPs that has any, to the last one."""
-    mean = profile.flops
+    flops, ranks, moved = profile.flops, profile.ranks, profile.bytes_total
     half = profile.settings.causal_attention == "half"
-    factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
-    rows: list[tuple[str, str]] = [
-        ("fwd", "forward"),
-        ("  of it no_grad", "without_backward"),
-        ("bwd (measured)", "backward"),
-        (f"bwd (estimated: {factor} x fwd with a bwd to follow)", "backward_estimated"),
-        ("recomputed in the bwd", "recompute"),
-        ("optimizer", "optimizer"),
-        ("skipped: masked attention" + (", counted less executed" if half else ""), "skipped"),
-        ("model FLOPs = fwd + bwd", "model"),
-        ("hardware FLOPs = all of these phases - skipped", "hardware"),
+    words = {"factor": f"{2 + profile.settings.recompute_fwd_factor:g}", "half": ", counted less executed" * half}
+    rows = [
+        (label.format(**words), name)
+        for name, label in (_FLOPS if profile.has_backward else _FLOPS_WITHOUT_BACKWARD).items()
+        if name in ("forward", "model", "hardware") or getattr(flops, name)
     ]
-    rows = [row for row in rows if row[1] in ("forward", "model", "hardware") or getattr(mean, row[1])]
-    if not profile.has_backward:
-        named = {"forward": "fwd = model FLOPs", "hardware": "hardware FLOPs = fwd - skipped"}
-        rows = [(named.get(name, label), name) for label, name in rows if name in (*named, "skipped")]
-    moved = profile.bytes_total
     columns = [
         Column("", lambda row: row[0], str),
-        Column("FLOPs", lambda row: getattr(mean, row[1]), si),
-        Column("exact", lambda row: getattr(mean, row[1])),
+        Column("FLOPs", lambda row: getattr(flops, row[1]), si),
+        Column("exact", lambda row: getattr(flops, row[1])),
     ]
-    note = "Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. Attention " + (
-        "that is flagged causal counts half the score matrix."
-        if half
-        else "counts the full score matrix, causal or not."
-    )
+    note = "Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. Attention "
+    flagged = "that is flagged causal counts half the score matrix."
+    note += flagged if half else "counts the full score matrix, causal or not."
     if moved.total:
-        bytes_of = {name: si(profile.per_step(getattr(moved, name)), "B") for name in (*_PHASES, "optimizer")}
+        bytes_of = {name: si(profile.per_step(getattr(moved, name)), "B") for name in PHASES}
         columns.append(Column("bytes", lambda row: bytes_of.get(row[1], ""), str))
         note += " Bytes are what all operators read and write, elementwise ones included."
-    if (ranks := profile.ranks) is not None:
-        columns.append(Column(whose(ranks) or "all ranks", lambda row: getattr(ranks.flops, row[1]), si))
-        columns.append(Column("of model", lambda row: at(row[1])(ranks.flops_of_model), si))
+    if ranks is not None:
+        of_all, of_model = ranks.flops, ranks.flops_of_model
+        columns.append(Column(whose(ranks) or "all ranks", lambda row: getattr(of_all, row[1]), si))
+        columns.append(Column("of model", lambda row: at(row[1])(of_model), si))
         note += " Of model: of one copy of it."
     if profile.lower_bound:
         note += f" {_lower_bound_words(profile)}"
@@ -350,15 +355,11 @@ def operators_section(profile: Profile) -> Section | None:
     def per_step(path: str) -> Any:
         return lambda one: profile.per_step(at(path)(one))
 
-    phases = [
-        quantity(label, per_step(f"flops.{phase}"), "FLOPs")
-        for phase, label in (*_PHASES.items(), ("optimizer", "optimizer"))
-        if getattr(profile.flops, phase)
-    ]
+    phases = {phase: label for phase, label in PHASES.items() if getattr(profile.flops, phase)}
     columns = [
         Column("operator", at("operator"), str, chars=_NAME_CHARS),
         Column("calls", per_step("calls"), si),
-        *phases,
+        *(quantity(label, per_step(f"flops.{phase}"), "FLOPs") for phase, label in phases.items()),
         share("share", lambda one: ratio(part=one.flops.total, whole=whole)),
         Column("dtype", lambda one: ", ".join(one.dtypes), str, left=True),
     ]

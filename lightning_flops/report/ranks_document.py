@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from statistics import median
-from typing import Any
 
-from lightning_flops.analysis.rank_names import RankSpread, name_ranks, part_names, spread_over
+from lightning_flops.analysis.rank_names import name_ranks, part_names, spread_over
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.stragglers import are_compared, longest_own_time, straggler_evidence
-from lightning_flops.report.document import Column, Figure, Item, Section, Table, at, field, quantity, table, us
+from lightning_flops.report.document import Column, Figure, Item, Section, Table, at, cells, field, quantity, table, us
 from lightning_flops.report.profile_document import missing_rates, whose
-from lightning_flops.schema.communication import RankCollectiveRow, RankComparison
+from lightning_flops.schema.communication import RankCollectiveRow, RankComparison, RankRow
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile, StageProfile
-from lightning_flops.units import NOT_AVAILABLE, percent, plain, si
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
 
 _SHOWN = 4
 """Points of a list."""
 
-Items = Iterator[Item]
+_TRACED = {
+    "traced step: wall time": "overlap.wall_us",
+    "  computation": "overlap.computation_us",
+    "  communication": "overlap.communication_us",
+    "    not hidden by computation": "overlap.exposed_us",
+    "    transfer": "transfer_us",
+    "    waiting for other ranks": "wait_us",
+}
+"""Where a rank's trace has what its communication took."""
 
 
 def ranks_section(profile: Profile) -> Section | None:
@@ -29,19 +37,25 @@ def ranks_section(profile: Profile) -> Section | None:
     ranks = profile.ranks
     if ranks is None:
         return None
+    devices = [(f"{plain(one.ranks)} x {one.device_name or 'unknown device'}", one) for one in ranks.devices]
     items: list[Item] = [
         *_who(ranks),
         *_stragglers(ranks),
-        *_rates(ranks),
-        *_spreads(profile, ranks),
-        *([_stages(ranks)] if ranks.stages else []),
-        *([] if ranks.communication is None else _communication(ranks.communication)),
-        *_first([f"Left out of the record of {sentence}." for sentence in ranks.left_out]),
+        f"Peaks, {si(ranks.peak_flops_per_sec, 'FLOP/s')} in all:",
+        *_first([f"{name}: {si(one.peak_flops_per_sec, 'FLOP/s')}" for name, one in devices]),
+        *missing_rates(ranks.unavailable),
+        _spreads(profile, ranks),
+        *([_stages(ranks)] if ranks.pipeline_stages > 1 else []),
     ]
-    return Section("All ranks", "", items)
+    if ranks.communication is not None:
+        hidden = _median(row.overlap.overlap_ratio for row in ranks.communication.ranks)
+        if hidden is not None:
+            items.append(Figure("communication that computation hides, median of the ranks", percent(hidden)))
+        items += [_collectives(ranks.communication), *_first(ranks.communication.notes)]
+    return Section("All ranks", "", [*items, *_first(ranks.notes)])
 
 
-def _who(ranks: RanksProfile) -> Items:
+def _who(ranks: RanksProfile) -> Iterator[str]:
     if not ranks.absences:
         yield f"All {plain(ranks.world_size)} ranks answered."
         return
@@ -49,97 +63,65 @@ def _who(ranks: RanksProfile) -> Items:
     by_reason: defaultdict[str, list[int]] = defaultdict(list)
     for absence in ranks.absences:
         by_reason[absence.reason].append(absence.rank)
-    reasons = sorted(by_reason, key=lambda reason: (-len(by_reason[reason]), by_reason[reason][0]))
-    yield from _first([f"{name_ranks(by_reason[reason]).capitalize()}: {reason}." for reason in reasons])
+    found = sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[1][0]))
+    yield from _first([f"{name_ranks(numbers).capitalize()}: {reason}." for reason, numbers in found])
 
 
-def _stragglers(ranks: RanksProfile) -> Items:
+def _stragglers(ranks: RanksProfile) -> Iterator[str]:
     """Whom the others wait for, or in which parts of the step it is known that there is no such rank."""
-    if ranks.answered < 2 or not any(one.parts_sec for one in ranks.ranks):
-        return
-    stages: defaultdict[int, list[bool]] = defaultdict(list)
-    for one in ranks.ranks:
-        if one.parts_sec:
-            stages[one.stage].append(one.traced)
-    alike = [traced for peers in stages.values() if len(peers) > 1 for traced in peers]
-    if not alike:
+    timed = [one for one in ranks.ranks if one.parts_sec]
+    peers = Counter(one.stage for one in timed)
+    alike = [one.traced for one in timed if peers[one.stage] > 1]
+    if ranks.stragglers:
+        yield from _first([f"STRAGGLER: {straggler_evidence(straggler)}" for straggler in ranks.stragglers])
+    elif timed and not alike and ranks.answered > 1:
         yield "Straggler: n/a, no two of the ranks that timed their steps do the same work."
-    elif not ranks.stragglers and all(alike):
+    elif alike and all(alike):
         yield "Straggler: none, every rank keeps pace with the others."
-    elif not ranks.stragglers:
+    elif alike:
         yield (
             "Straggler: none is late in data wait or transfer; in the other parts, work cannot be separated from "
             "waiting for other ranks without a traced step of each."
         )
-    yield from _first([f"STRAGGLER: {straggler_evidence(straggler)}" for straggler in ranks.stragglers])
 
 
-def _rates(ranks: RanksProfile) -> Items:
-    yield f"Peaks, {si(ranks.peak_flops_per_sec, 'FLOP/s')} in all:"
-    yield from _first(
-        [
-            f"{plain(one.ranks)} x {one.device_name or 'unknown device'}: {si(one.peak_flops_per_sec, 'FLOP/s')}"
-            for one in ranks.devices
-        ]
-    )
-    yield from missing_rates(ranks.unavailable)
-
-
-def _spreads(profile: Profile, ranks: RanksProfile) -> Items:
-    """Each figure of a rank over the ranks."""
+def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
+    """Each figure of a rank over the ranks: the least, the median and the greatest, and whose they are."""
     timed = [one for one in ranks.ranks if one.parts_sec]
-    parts: dict[str, RankSpread | None] = {}
-    for name in part_names(timed):
-        known = [one for one in timed if name in (*one.parts_sec, "bubble")]
-        parts[name] = spread_over({one.rank: one.parts_sec.get(name, 0.0) for one in known})
-    if timed:
-        parts[profile.step_name] = spread_over({one.rank: sum(one.parts_sec.values()) for one in timed})
-        yield _spread_table(f"of each rank, a {profile.step_name}", parts, of=ranks.answered, unit="s")
-
-    def over_ranks(name: str) -> RankSpread | None:
-        known = {one.rank: getattr(one, name) for one in ranks.ranks}
-        return spread_over({rank: value for rank, value in known.items() if value is not None})
-
+    seconds = {name: {one.rank: one.parts_sec.get(name) for one in timed} for name in part_names(timed)}
+    seconds[profile.step_name] = {one.rank: math.fsum(one.parts_sec.values()) for one in timed}
+    traced = () if ranks.communication is None else ranks.communication.ranks
+    for label, path in _TRACED.items():
+        seconds[label] = {row.rank or 0: _per_step(row, path, row.steps) for row in traced}
     kind = "" if profile.memory is None else f" ({profile.memory.kind})"
-    others = {
-        "model FLOPs": over_ranks("model_flops"),
-        "params on the rank": over_ranks("local_params"),
-        f"peak memory{kind}, B": over_ranks("peak_memory_bytes"),
-    }
-    yield _spread_table("of each rank", others, of=ranks.answered)
+    names = {"model FLOPs": "model_flops", "params on the rank": "local_params"}
+    names[f"peak memory{kind}, B"] = "peak_memory_bytes"
+    others = {label: {one.rank: getattr(one, name) for one in ranks.ranks} for label, name in names.items()}
+    rows = [*_spread_rows(seconds, duration, of=ranks.answered), *_spread_rows(others, si, of=ranks.answered)]
+    return cells(["of each rank", "min", "", "median", "max", ""], rows, left=(0, 2, 5), least_width=6)
 
 
-def _spread_table(head: str, rows: dict[str, RankSpread | None], *, of: int, unit: str = "") -> Table:
-    """The least, median and greatest of figures over ranks, all of one *unit*, or each with its own prefix."""
-
-    def number(label: str, name: str) -> Column:
-        return Column(label, lambda row: getattr(row[1], name), si, unit=unit)
-
-    def rank(name: str) -> Column:
-        def which(row: tuple[str, RankSpread]) -> str:
-            return f"rank {getattr(row[1], name)}" if row[1].least < row[1].greatest else ""
-
-        return Column("", which, str, left=True)
-
-    columns = [
-        Column(head, lambda row: row[0] + ("" if row[1].ranks == of else f" ({plain(row[1].ranks)} ranks)"), str),
-        *(number("min", "least"), rank("least_rank")),
-        number("median", "median"),
-        *(number("max", "greatest"), rank("greatest_rank")),
-    ]
-    known = [row for row in rows.items() if row[1] is not None]
-    return table(known, columns, whole=True, least_width=6)
+def _spread_rows(
+    figures: Mapping[str, Mapping[int, float | None]], show: Callable[[float], str], *, of: int
+) -> Iterator[list[str]]:
+    for label, by_rank in figures.items():
+        spread = spread_over({rank: value for rank, value in by_rank.items() if value is not None})
+        if spread is not None:
+            some = "" if spread.ranks == of else f" ({plain(spread.ranks)} ranks)"
+            differ = spread.least < spread.greatest
+            least, greatest = (f"rank {rank}" if differ else "" for rank in (spread.least_rank, spread.greatest_rank))
+            values = [show(value) for value in (spread.least, spread.median, spread.greatest)]
+            yield [f"{label}{some}", values[0], least, *values[1:], greatest]
 
 
 def _stages(ranks: RanksProfile) -> Table:
     """The stages of a pipeline."""
 
-    def median_of(part: str) -> Callable[[StageProfile], float | None]:
+    def median_of(part: str) -> Column:
         def seconds(stage: StageProfile) -> float | None:
-            known = [one.parts_sec[part] for one in ranks.ranks if one.stage == stage.stage and part in one.parts_sec]
-            return median(known) if known else None
+            return _median(one.parts_sec.get(part) for one in ranks.ranks if one.stage == stage.stage)
 
-        return seconds
+        return quantity(part, seconds, "s")
 
     columns = [
         field("stage", "stage"),
@@ -147,32 +129,10 @@ def _stages(ranks: RanksProfile) -> Table:
         field("params", "params", si),
         quantity("fwd", at("flops.forward"), "FLOPs"),
         quantity("bwd", at("flops.backward"), "FLOPs"),
-        *(quantity(part, median_of(part), "s") for part in ("forward", "backward", "bubble")),
+        *map(median_of, ("forward", "backward", "bubble")),
     ]
     words = "FLOPs and params are of one copy of the model; times are medians of the stage's ranks."
     return table(ranks.stages, columns, least_width=6, after=[words])
-
-
-def _communication(comparison: RankComparison) -> Items:
-    """What the traced steps say of communication: what was hidden, and what was waiting."""
-    figures = {
-        "wall time": "overlap.wall_us",
-        "computation": "overlap.computation_us",
-        "communication": "overlap.communication_us",
-        "  not hidden by computation": "overlap.exposed_us",
-        "transfer": "transfer_us",
-        "waiting for other ranks": "wait_us",
-    }
-    rows = {}
-    for label, path in figures.items():
-        known = [(row, value) for row in comparison.ranks if (value := at(path)(row)) is not None]
-        rows[label] = spread_over({row.rank or 0: value * 1e-6 / row.steps for row, value in known})
-    ranks = len(comparison.ranks)
-    yield _spread_table(f"of the traced step of {plain(ranks)} ranks", rows, of=ranks, unit="s")
-    if hidden := [ratio for row in comparison.ranks if (ratio := row.overlap.overlap_ratio) is not None]:
-        yield Figure("communication that computation hides, median of the ranks", percent(median(hidden)))
-    yield _collectives(comparison)
-    yield from _first(comparison.notes)
 
 
 def _collectives(comparison: RankComparison) -> Table:
@@ -181,33 +141,43 @@ def _collectives(comparison: RankComparison) -> Table:
     for rank in comparison.ranks:
         for one in rank.collectives:
             by_name[one.name].append((rank.steps, one))
-    rows: list[dict[str, Any]] = []
-    for name, found in by_name.items():
-        row: dict[str, Any] = {"name": name, "all": sum(one.latency_us for _, one in found)}
-        for figure in ("calls", "matched_calls", "bytes"):
-            row[figure] = sum_if_all_known(getattr(one, figure) for _, one in found)
-        for figure in ("latency_us", "transfer_us", "wait_us"):
-            values = [(getattr(one, figure), steps) for steps, one in found]
-            known = [value * 1e-6 / steps for value, steps in values if value is not None]
-            row[figure] = median(known) if known else None
-        rows.append(row)
+
+    def total(figure: str) -> Callable[[tuple[str, Sequence[tuple[int, RankCollectiveRow]]]], float | None]:
+        return lambda row: sum_if_all_known(getattr(one, figure) for _, one in row[1])
+
+    def of_a_step(label: str) -> Column:
+        return quantity(label, lambda row: _median(_per_step(one, f"{label}_us", steps) for steps, one in row[1]), "s")
+
+    rows = sorted(by_name.items(), key=lambda row: (-math.fsum(one.latency_us for _, one in row[1]), row[0]))
     columns = [
-        Column("collective", itemgetter("name"), str, "name", chars=32),
-        Column("calls", itemgetter("calls"), sort="calls"),
-        Column("matched", itemgetter("matched_calls")),
-        quantity("", itemgetter("bytes"), "B"),
-        *(quantity(label, itemgetter(f"{label}_us"), "s") for label in ("latency", "transfer", "wait")),
+        Column("collective", itemgetter(0), str, "name", chars=32),
+        Column("calls", total("calls"), sort="calls"),
+        Column("matched", total("matched_calls")),
+        quantity("", total("bytes"), "B"),
+        *map(of_a_step, ("latency", "transfer", "wait")),
     ]
     words = (
         "Matched: the i-th call of each rank of a process group. Transfer: the shortest of the ranks for each call; "
         "wait: the rest, until the last rank came. Times are medians of the ranks, in one step."
     )
-    if any(row["bytes"] is None for row in rows):
+    if any(one.bytes is None for _, found in rows for _, one in found):
         words += " Bytes are n/a where the traces do not say them; gloo's do with record_shapes=True."
-    return table(sorted(rows, key=lambda row: (-row["all"], row["name"])), columns, least_width=5, after=[words])
+    return table(rows, columns, least_width=5, after=[words])
 
 
-def _first(points: Sequence[str]) -> Items:
+def _per_step(row: RankRow | RankCollectiveRow, path: str, steps: int) -> float | None:
+    """Seconds in one of so many *steps* of the microseconds that *row* has at *path*."""
+    value = at(path)(row)
+    return None if value is None else value * 1e-6 / steps
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """Median of those that are known; None without any."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _first(points: Sequence[str]) -> Iterator[str]:
     yield from (f"- {point}" for point in points[:_SHOWN])
     if len(points) > _SHOWN:
         yield f"- And {len(points) - _SHOWN} more, in profile.json."
@@ -215,14 +185,12 @@ def _first(points: Sequence[str]) -> Items:
 
 def rank_section(comparison: RankComparison, *, straggles: bool) -> Section:
     """Ranks side by side."""
-    names = [str(row.rank) for row in comparison.ranks]
     note = (
         "A straggler is a rank that the others wait for: without communication that no computation hides, its step is "
         "longer than theirs by more than the advice's thresholds."
     )
     columns = [
-        # Ranks are in order.
-        field("rank", "rank", str),
+        field("rank", "rank", str),  # ranks are in order
         field("steps", "steps"),
         field("wall", "overlap.wall_us", us, "total"),
         field("compute", "overlap.computation_us", us),
@@ -238,6 +206,6 @@ def rank_section(comparison: RankComparison, *, straggles: bool) -> Section:
         items.append(_collectives(comparison))
     straggler = NOT_AVAILABLE
     if are_compared(comparison):
-        straggler = f"rank {names[longest_own_time(comparison)]}" if straggles else "none"
+        straggler = f"rank {comparison.ranks[longest_own_time(comparison)].rank}" if straggles else "none"
     items += ["", Figure("straggler", straggler)]
     return Section("Ranks", note, [*items, *comparison.notes])

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import Figure, Item, Section
 from lightning_flops.report.profile_document import whose
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import TimingProfile
 from lightning_flops.units import NOT_AVAILABLE, duration, plain, si
 
 _NOTATIONS = (
@@ -41,7 +43,7 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
         profile: what was measured.
         of_run: say of which steps of which run the figures are.
     """
-    context, flops, timing = profile.context, profile.flops, profile.timing
+    context, timing, samples = profile.context, profile.timing, profile.job_rates.iter_samples_per_sec
     items: list[Item] = [
         f"Profile Summary at {context.step_word if of_run else 'step'} {profile.profile_step}:",
         *([f"The report came out at {context.step_word} {profile.report_step}."] if of_run else []),
@@ -55,22 +57,12 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
         *_micro_steps(profile),
         Figure("params per GPU", si(profile.local_params)),
         *_model(profile),
-        Figure("fwd latency", duration(timing.forward_sec if timing else None)),
+        _latency("fwd latency", timing, "forward_sec"),
         _rate(profile, "fwd FLOPS per GPU = fwd flops per GPU / fwd latency", profile.rates.forward_flops_per_sec),
+        *(_training(profile) if context.trains else ()),
+        Figure("samples/second", NOT_AVAILABLE if samples is None else f"{samples:.2f}"),
     ]
-    if context.trains:
-        items += _training(profile)
-    else:
-        measured = {"bwd": flops.backward, "recomputed": flops.recompute}
-        items += [
-            Figure(f"{name} flops per GPU", _marked(si(spent), *_bound(profile), "measured"))
-            for name, spent in measured.items()
-            if spent
-        ]
-    rate = profile.job_rates.iter_samples_per_sec
-    return Section(
-        "Flops Profiler", "", [*items, Figure("samples/second", plain(None) if rate is None else f"{rate:.2f}")]
-    )
+    return Section("Flops Profiler", "", items)
 
 
 def _training(profile: Profile) -> Iterator[Figure]:
@@ -82,31 +74,29 @@ def _training(profile: Profile) -> Iterator[Figure]:
         bwd_flops, fwd_bwd_flops = f"{2 + factor:g} * fwd flops with bwd", f"(fwd + {2 + factor:g} * fwd with bwd)"
     ran = "bwd+recomputed flops" if flops.recompute else "bwd flops per GPU"
 
-    spent = flops.forward + flops.backward_estimated
-    both = ratio(part=spent, whole=timing.forward_backward_sec if timing else None)
-    whole = ratio(part=spent, whole=timing.iter_sec if timing else None)
+    spent, rate = flops.forward + flops.backward_estimated, partial(_rate, profile)
+    both, whole = (
+        ratio(part=spent, whole=getattr(timing, name, None)) for name in ("forward_backward_sec", "iter_sec")
+    )
+    yield _latency("bwd latency", timing, "backward_sec")
+    yield rate(f"bwd FLOPS per GPU = {bwd_flops} / bwd latency", rates.backward_flops_per_sec_estimated, "estimated")
+    yield rate(f"bwd FLOPS per GPU = {ran} / bwd latency", rates.backward_flops_per_sec, "measured")
+    yield rate(f"fwd+bwd FLOPS per GPU = {fwd_bwd_flops} / (fwd+bwd latency)", both, "estimated")
+    measured = rates.forward_backward_flops_per_sec
+    yield rate(f"fwd+bwd FLOPS per GPU = fwd+{ran} / (fwd+bwd latency)", measured, "measured")
+    yield _latency("step latency", timing, "optimizer_sec")
+    yield _latency("iter latency", timing, "iter_sec")
+    yield rate(f"FLOPS per GPU = {fwd_bwd_flops} / iter latency", whole, "estimated")
+    yield rate("FLOPS per GPU = hardware flops per GPU / iter latency", rates.iter_flops_per_sec, "measured")
 
-    lines = {
-        f"bwd FLOPS per GPU = {bwd_flops} / bwd latency": rates.backward_flops_per_sec_estimated,
-        f"bwd FLOPS per GPU = {ran} / bwd latency": rates.backward_flops_per_sec,
-        f"fwd+bwd FLOPS per GPU = {fwd_bwd_flops} / (fwd+bwd latency)": both,
-        f"fwd+bwd FLOPS per GPU = fwd+{ran} / (fwd+bwd latency)": rates.forward_backward_flops_per_sec,
-        f"FLOPS per GPU = {fwd_bwd_flops} / iter latency": whole,
-        "FLOPS per GPU = hardware flops per GPU / iter latency": rates.iter_flops_per_sec,
-    }
-    shown = [
-        _rate(profile, label, value, "measured" if place % 2 else "estimated")
-        for place, (label, value) in enumerate(lines.items())
-    ]
-    yield Figure("bwd latency", duration(timing.backward_sec if timing else None))
-    yield from shown[:4]
-    yield Figure("step latency", duration(timing.optimizer_sec if timing else None))
-    yield Figure("iter latency", duration(timing.iter_sec if timing else None))
-    yield from shown[4:]
+
+def _latency(label: str, timing: TimingProfile | None, name: str) -> Figure:
+    return Figure(label, duration(getattr(timing, name, None)))
 
 
 def _rate(profile: Profile, label: str, value: float | None, *marks: str) -> Figure:
-    return Figure(label, si(None) if value is None else _marked(si(value, "FLOPS"), *marks, *_bound(profile)))
+    marks = () if value is None else (*marks, *_bound(profile))
+    return Figure(label, _marked(si(value, "FLOPS"), *marks))
 
 
 def _marked(text: str, *words: str) -> str:

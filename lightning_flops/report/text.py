@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
-from lightning_flops.report.compare_text import render_comparison
+from lightning_flops.report.compare_text import comparison_headline, comparison_sections
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
 from lightning_flops.report.device_document import energy_section, memory_section, traced_section
-from lightning_flops.report.document import Section, draw, draw_all
-from lightning_flops.report.headline import answer_lines
+from lightning_flops.report.document import Section, as_html, draw, draw_all
+from lightning_flops.report.headline import answer, answer_lines, counted, headline
 from lightning_flops.report.layout import VIEW, WHOLE
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.profile_document import (
@@ -33,6 +33,7 @@ from lightning_flops.schema.formula import FormulaReport
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.text.printable import page
+from lightning_flops.units import plain, plural
 
 _MOST_LINES = 59
 """Lines of the short report above the rule that ends it."""
@@ -52,25 +53,48 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     Raises:
         TypeError: *profile* is nothing that there is a report on.
     """
-    if isinstance(profile, Comparison):
-        return render_comparison(profile)
-    if isinstance(profile, FlopCounts):
-        return draw_all([counts_section(profile)], WHOLE)
-    if isinstance(profile, ThroughputSummary):
-        return draw_all([run_section(profile)], WHOLE)
-    if isinstance(profile, FlopsFormula | FormulaReport):
-        return draw_all([formula_section(profile.report() if isinstance(profile, FlopsFormula) else profile)], WHOLE)
     if not isinstance(profile, Profile):
-        raise TypeError(
-            "render_text takes a Profile, a ThroughputSummary, or what count_flops, flops_formula or compare_profiles "
-            f"return, got {type(profile).__name__}"
-        )
+        return draw_all(_other_sections(profile), WHOLE)
     lines = _short_lines(profile)
     if profile.settings.detailed if detailed is None else detailed:
         for section in (summary_section(profile), *detailed_sections(profile), *_traced(profile)):
             lines += draw(section)
         lines += ["", *aggregated_lines(profile), "", *detailed_lines(profile)]
     return page([*lines, VIEW.rule()])
+
+
+def render_html(report: Renderable) -> str:
+    """The short report as plain tables, for a notebook."""
+    if isinstance(report, Profile):
+        return as_html(short_sections(report), answer(report))
+    return as_html(_other_sections(report))
+
+
+def line(report: Profile | ThroughputSummary | Comparison) -> str:
+    """*report* in one line, for ``repr``."""
+    if isinstance(report, Profile):
+        return f"<Profile of {counted(report)}: {headline(report)}>"
+    if isinstance(report, ThroughputSummary):
+        return f"<ThroughputSummary of {plain(report.batches)} {plural('batch', report.batches)}>"
+    return f"<Comparison: {comparison_headline(report)}>"
+
+
+def _other_sections(report: object) -> Sequence[Section]:
+    """The document of a *report* that is no profile."""
+    if isinstance(report, Comparison):
+        return comparison_sections(report)
+    if isinstance(report, FlopCounts):
+        return [counts_section(report)]
+    if isinstance(report, ThroughputSummary):
+        return [run_section(report)]
+    if isinstance(report, FlopsFormula):
+        report = report.report()
+    if isinstance(report, FormulaReport):
+        return [formula_section(report)]
+    raise TypeError(
+        "render_text takes a Profile, a ThroughputSummary, or what count_flops, flops_formula or compare_profiles "
+        f"return, got {type(report).__name__}"
+    )
 
 
 def _short_lines(profile: Profile) -> list[str]:

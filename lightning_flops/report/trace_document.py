@@ -22,9 +22,10 @@ from lightning_flops.report.document import (
 )
 from lightning_flops.report.layout import shortened
 from lightning_flops.report.work_document import flops_section, kernel_section, operator_section, rates
+from lightning_flops.schema.communication import Overlap
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, HeldMemory, MemoryCurve, MemoryRow
-from lightning_flops.schema.trace_steps import STEP_PARTS, StepTime
+from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, MemoryCurve
+from lightning_flops.schema.trace_steps import STEP_PARTS, ModuleTable, StepTime
 from lightning_flops.units import NOT_AVAILABLE, percent, si
 
 MEMORY_TITLES = ("Memory over time", "Memory (bytes)", "Memory by module (bytes)")
@@ -38,51 +39,91 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
     if report.kernels is not None:
         yield kernel_section(report)
     if report.flops is not None:
-        yield flops_section(report.flops)
+        yield flops_section(report, report.flops)
     yield _phases(report)
     if report.modules is not None:
-        yield _modules(report)
+        yield _modules(report.modules)
     if report.overlap is not None:
-        yield _communication(report)
+        yield _communication(report, report.overlap)
     if report.operators is not None:
         yield operator_section(report)
-    yield from _memory(report)
-    if report.transfers:
-        note = "Copies and memsets: the calls that launched them, and they themselves."
-        columns = [
-            named("kind"),
-            CALLS,
-            field("bytes", "bytes", sort="bytes"),
-            *statistics(at("host"), sorts=False, prefix="call "),
-            *statistics(at("device")),
-        ]
-        yield Section("Memory manipulation", note, [table(report.transfers, columns, least_width=6)])
-    if report.user_scopes is not None:
-        columns = [named("scope"), CALLS, *statistics(at("host"))]
-        if any(row.device is not None for row in report.user_scopes):
-            columns += statistics(at("device"), sorts=False, labels="total ratio", prefix="device ")
-        note = "record_function and the like; device: work launched in them."
-        yield Section("User-defined scopes", note, [table(report.user_scopes, columns, least_width=6)])
-    if report.idle is not None:
-        yield _idle(report)
+    if report.memory_curves:
+        yield Section("Memory over time", "The most that was allocated at once.", [*map(_peak, report.memory_curves)])
+    sizes = {"least_width": 3, "total": at("allocation_bytes")}
+    note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
+    yield from _section("Memory (bytes)", note, report.memory, [_place("operator"), *_SIZES], **sizes)
+    note = "As above, by the module whose forward was running. Self: without the modules inside."
+    yield from _section("Memory by module (bytes)", note, report.module_memory, [_place("module"), *_SIZES], **sizes)
+    note = "Copies and memsets: the calls that launched them, and they themselves."
+    calls = statistics(at("host"), sorts=False, prefix="call ")
+    columns = [named("kind"), CALLS, _BYTES, *calls, *statistics(at("device"))]
+    yield from _section("Memory manipulation", note, report.transfers, columns, least_width=6)
+    columns = [named("scope"), CALLS, *statistics(at("host"))]
+    if any(row.device is not None for row in report.user_scopes or ()):
+        columns += statistics(at("device"), sorts=False, labels="total ratio", prefix="device ")
+    note = "record_function and the like; device: work launched in them."
+    yield from _section("User-defined scopes", note, report.user_scopes, columns, least_width=6)
+    note = (
+        "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
+        f"begun. Kernel gap: launched in time, under {KERNEL_GAP_LIMIT_US} us. Other: the rest."
+    )
+    yield from _section("Idle", note, report.idle, _IDLE)
+
+
+def _section(
+    title: str, note: str, rows: Sequence[Any] | None, columns: Sequence[Column], **settings: Any
+) -> Iterator[Section]:
+    """The section of one table; none without rows."""
+    if rows:
+        yield Section(title, note, [table(rows, columns, **settings)])
+
+
+def _where(row: Any) -> str:
+    return "host" if row.device < 0 else f"device {row.device}"
+
+
+def _place(of: str) -> Column:
+    """The column of what allocated: an *operator* or a *module*."""
+
+    def name(row: Any) -> str:
+        return shortened("(outside operators)" if row.name is None else row.name or "(root)", chars=NAME_CHARS)
+
+    return Column(of, name, str, "name")
+
+
+_BYTES = field("bytes", "bytes", sort="bytes")
+_SIZES = [
+    Column("where", _where, str, left=True),
+    CALLS,
+    field("size increase", "size_increase_bytes"),
+    field("self", "self_size_increase_bytes"),
+    field("allocation", "allocation_bytes", sort="bytes"),
+    field("self", "self_allocation_bytes", sort="self"),
+]
+_IDLE = [
+    Column("", _where, str),
+    field("busy", "busy_us", us, "total"),
+    field("host", "host_wait_us", us),
+    field("kernel gap", "kernel_gap_us", us),
+    field("other", "other_us", us),
+]
 
 
 def _steps(report: TraceReport) -> Section:
     times = report.step_times
-    many = len(times.steps) > 1
+    wall, many = times.mean.wall_us, len(times.steps) > 1
 
     def name(step: StepTime) -> str:
         return "whole trace" if step.number is None else f"step {step.number}"
 
+    parts = [wall, *(getattr(times.mean, part) for _, part in STEP_PARTS)]
+    shares = [percent(None if part is None or not wall else part / wall) for part in parts]
+    foot = [["mean" if many else name(times.steps[0]), *map(us, parts)], ["ratio", *shares]]
     columns = [
         Column("", name, str),
         field("wall", "wall_us", us, "total"),
-        *(field(label, name_of, us) for label, name_of in STEP_PARTS),
+        *(field(label, part, us) for label, part in STEP_PARTS),
     ]
-    wall, mean = times.mean.wall_us, "mean" if many else name(times.steps[0])
-    parts = [getattr(times.mean, part) for _, part in STEP_PARTS]
-    shares = [percent(None if part is None or not wall else part / wall) for part in (wall, *parts)]
-    foot = [[mean, *map(us, (wall, *parts))], ["ratio", *shares]]
     return Section(
         "Step time",
         "Each moment of a step counts once: under the first name from the left that ran then. The parts add up to the "
@@ -95,9 +136,8 @@ def _devices(report: TraceReport) -> Section:
     if report.device_metrics is None:
         nothing = Figure("GPU utilization, SM efficiency, occupancy", f"{NOT_AVAILABLE} (no device events)")
         return Section("Devices", "", [nothing])
-
     columns = [
-        Column("", lambda row: f"device {row.device}", str),
+        Column("", _where, str),
         Column("", lambda row: row.name or "not described in the trace", str, left=True),
         field("SMs", "sm_count"),
         field("GPU utilization", "utilization", percent),
@@ -127,9 +167,7 @@ def _phases(report: TraceReport) -> Section:
     )
 
 
-def _modules(report: TraceReport) -> Section:
-    modules = report.modules
-    assert modules is not None  # asked before
+def _modules(modules: ModuleTable) -> Section:
     columns = [
         Column("module", lambda row: row.name or "(root)", short, "name"),
         CALLS,
@@ -140,7 +178,7 @@ def _modules(report: TraceReport) -> Section:
     columns += [field("bwd self", "own_backward_us", us), field("bwd total", "backward_us", us)] if has_backward else []
     columns += [field("fwd kernels", "forward_kernels")] if on_device else []
     columns += [field("bwd kernels", "backward_kernels")] if on_device and has_backward else []
-    columns += rates(report.flops.modules if report.flops is not None else None)
+    columns += rates(modules.rows)
 
     def own(row: Any) -> float:
         return float(row.own_forward_us + row.own_backward_us)
@@ -164,20 +202,12 @@ def _modules(report: TraceReport) -> Section:
     )
 
 
-def _communication(report: TraceReport) -> Section:
-    share = report.overlap
-    assert share is not None  # asked before
-
+def _communication(report: TraceReport, share: Overlap) -> Section:
     def part(label: str, time_us: float) -> Figure:
         of_steps = percent(time_us / share.wall_us if share.wall_us else None)
         return Figure(label, f"{us(time_us)} ({of_steps} of the steps)")
 
-    columns = [
-        named("collective"),
-        CALLS,
-        field("bytes", "bytes", sort="bytes"),
-        *statistics(lambda row: row.device or row.host),
-    ]
+    columns = [named("collective"), CALLS, _BYTES, *statistics(lambda row: row.device or row.host)]
     return Section(
         "Communication",
         "Overlapping events are merged. Computation is every kernel that does not communicate.",
@@ -192,67 +222,7 @@ def _communication(report: TraceReport) -> Section:
     )
 
 
-def _memory(report: TraceReport) -> Iterator[Section]:
-    if report.memory_curves:
-        items = [item for curve in report.memory_curves for item in _peak_of(curve)]
-        yield Section("Memory over time", "The most that was allocated at once, and what had allocated it.", items)
-    notes = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
-    if report.memory is not None:
-        yield _sizes("Memory (bytes)", notes, "operator", report.memory)
-    if report.module_memory:
-        notes = "As above, by the module whose forward was running. Self: without the modules inside."
-        yield _sizes("Memory by module (bytes)", notes, "module", report.module_memory)
-
-
-def _sizes(title: str, note: str, of: str, rows: Sequence[MemoryRow]) -> Section:
-    def name(row: Any) -> str:
-        return shortened("(outside operators)" if row.name is None else row.name or "(root)", chars=NAME_CHARS)
-
-    columns = [
-        Column(of, name, str, "name"),
-        Column("where", lambda row: "host" if row.device < 0 else f"device {row.device}", str, left=True),
-        CALLS,
-        field("size increase", "size_increase_bytes"),
-        field("self", "self_size_increase_bytes"),
-        field("allocation", "allocation_bytes", sort="bytes"),
-        field("self", "self_allocation_bytes", sort="self"),
-    ]
-    return Section(title, note, [table(rows, columns, least_width=3, total=lambda row: row.allocation_bytes)])
-
-
-def _peak_of(curve: MemoryCurve) -> Iterator[Figure | Table]:
-    where = "host" if curve.device < 0 else f"device {curve.device}"
+def _peak(curve: MemoryCurve) -> Figure:
     since = "" if curve.absolute else " more than when the trace began"
     peak = f"{si(curve.peak_bytes, 'B')}{since}, {us(curve.peak_us)} after the first event"
-    yield Figure(f"{where}: peak", peak)
-    if curve.held is None:
-        yield Figure(f"{where}: held by", f"{NOT_AVAILABLE} (the trace has no addresses)")
-        return
-
-    def name(one: HeldMemory) -> str:
-        outside = "(before the trace)" if one.allocations is None else "(outside operators)"
-        return outside if one.name is None else one.name or "(root)"
-
-    columns = [
-        Column(f"{where}: held by", name, short, "name"),
-        Column("bytes", lambda one: one.bytes, lambda size: si(size, "B"), "bytes"),
-        Column("of peak", lambda one: one.bytes / curve.peak_bytes if curve.peak_bytes else None, percent),
-        field("allocations", "allocations", sort="calls"),
-    ]
-    yield table(curve.held, columns, total=lambda one: one.bytes)
-
-
-def _idle(report: TraceReport) -> Section:
-    columns = [
-        Column("", lambda row: f"device {row.device}", str),
-        field("busy", "busy_us", us, "total"),
-        field("host", "host_wait_us", us),
-        field("kernel gap", "kernel_gap_us", us),
-        field("other", "other_us", us),
-    ]
-    return Section(
-        "Idle",
-        "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
-        f"begun. Kernel gap: launched in time, under {KERNEL_GAP_LIMIT_US} us. Other: the rest.",
-        [table(report.idle, columns)],
-    )
+    return Figure(f"{_where(curve)}: peak", peak)

@@ -1,16 +1,15 @@
-"""The tables of torch traces as text, below what they say at first sight."""
+"""Torch traces as text: what they say at first sight, then their tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from lightning_flops.analysis.no_mfu import why_no_mfu
+from lightning_flops.analysis.peaks import why_no_mfu
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.report.document import draw, short, us
-from lightning_flops.report.headline import try_first
+from lightning_flops.report.document import Section, draw, short, us
 from lightning_flops.report.layout import SortKey, View, and_more
-from lightning_flops.report.profile_document import advice_section
+from lightning_flops.report.profile_document import NO_ADVICE, advice_section, saving
 from lightning_flops.report.ranks_document import rank_section
 from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.schema.trace import TraceReport, TracesReport
@@ -34,51 +33,53 @@ def render_traces(
 ) -> str:
     """The answer, *top_rows* or all rows of every table of every trace, and the ranks side by side."""
     view = View(rows=top_rows, sort=sort, width=width)
-    files = name_files([trace.source for trace in report.traces])
-    lines = [*answer_lines(report, files, view), ""]
-    lines += [line for trace, file in zip(report.traces, files, strict=True) for line in _trace(trace, view, file=file)]
-    if report.ranks is not None:
-        straggles = any(advice.rule == "straggler" for advice in report.advice)
-        lines += draw(rank_section(report.ranks, straggles=straggles), view)
-    lines += draw(advice_section(report.advice, rules=True), view)
+    names, lines = names_of(report), [view.title("The answer")]
+    for words in answer(report):
+        lines += view.paragraph(words, rest="  ", most=4)
+    for trace, name in zip(report.traces, names, strict=True):
+        marked, steps = trace.step_times.marked, len(trace.step_times.steps)
+        of_steps = f"{steps} step{'s' if steps > 1 else ''}"
+        taken = of_steps if marked else "no profiler steps: the whole trace is taken as one step"
+        lines += ["", view.title(f"Trace of {name}")]
+        for words in (f"{trace.source}: {plain(trace.events)} events, {taken}.", *trace.notes):
+            lines += view.paragraph(words)
+        for section in trace_sections(trace):
+            lines += draw(section, view)
+    for section in (*ranks_of(report), advice_section(report.advice, rules=True)):
+        lines += draw(section, view)
     return page([*lines, view.rule()])
 
 
-def _trace(report: TraceReport, view: View, *, file: str) -> list[str]:
-    lines = [view.title(f"Trace of {name_of(report, file)}")]
-    lines += view.paragraph(f"{report.source}: {plain(report.events)} events, {_steps(report)}.")
-    lines += [line for note in report.notes for line in view.paragraph(note)]
-    for section in trace_sections(report):
-        lines += draw(section, view)
-    return lines
+def names_of(report: TracesReport) -> list[str]:
+    """What each trace is called: by its rank, if it says that, else by its file."""
+    files = name_files([trace.source for trace in report.traces])
+    return [
+        short(file) if trace.rank is None else f"rank {trace.rank}"
+        for trace, file in zip(report.traces, files, strict=True)
+    ]
 
 
-def _steps(report: TraceReport) -> str:
-    times = report.step_times
-    if not times.marked:
-        return "no profiler steps: the whole trace is taken as one step"
-    return f"{len(times.steps)} step{'s' if len(times.steps) > 1 else ''}"
+def ranks_of(report: TracesReport) -> Iterator[Section]:
+    """The ranks side by side, if there are several."""
+    if report.ranks is not None:
+        yield rank_section(report.ranks, straggles=any(advice.rule == "straggler" for advice in report.advice))
 
 
 # ---- the answer
 
 
-def answer_lines(report: TracesReport, files: Sequence[str], view: View) -> list[str]:
-    """The section that a report of traces begins with; *files* are their names."""
-    lines = [view.title("The answer")]
-    alone = len(report.traces) == 1
-    for trace, file in list(zip(report.traces, files, strict=True))[:_TRACES]:
-        lines += view.paragraph(_time(trace), first="" if alone else f"{name_of(trace, file)}: ", rest="  ")
-        lines += view.paragraph(_mfu(trace), first="" if alone else "  ", rest="  ")
-        if alone and trace.kernels:
-            lines += view.paragraph(_kernels(trace), rest="  ")
-    lines += and_more(len(report.traces) - _TRACES)
-    return [*lines, *try_first(report.advice, view)]
-
-
-def name_of(trace: TraceReport, file: str) -> str:
-    """What a trace from *file* is called: by its rank, if it says that."""
-    return short(file) if trace.rank is None else f"rank {trace.rank}"
+def answer(report: TracesReport) -> list[str]:
+    """What the traces say at first sight, and what to try first, in sentences."""
+    if len(report.traces) == 1:
+        (trace,) = report.traces
+        said = [_time(trace), _mfu(trace), *([_kernels(trace)] if trace.kernels else [])]
+    else:
+        named = list(zip(report.traces, names_of(report), strict=True))[:_TRACES]
+        said = [f"{name}: {_time(trace)} {_mfu(trace)}" for trace, name in named]
+    said += and_more(len(report.traces) - _TRACES)
+    for one, first in zip(report.advice, ("Try first", "Then", "Then"), strict=False):
+        said.append(f"{first}: {one.fact} {one.remedy}{saving(one)}")
+    return said if report.advice else [*said, NO_ADVICE]
 
 
 def _mfu(trace: TraceReport) -> str:
@@ -95,28 +96,21 @@ def _kernels(trace: TraceReport) -> str:
     """The kernels that took most time, which are those to begin with."""
     from lightning_flops.trace.names import own_name  # which loads numpy
 
-    shares = {row.name: row.peak_share for row in (trace.flops.kernels if trace.flops else None) or ()}
-    first = (trace.kernels or ())[:_KERNELS]
-    names = [short(own_name(row.name)) for row in first]
-    top_kernels = [
-        f"{name} {percent(row.device.ratio)}"
-        + ("" if (peak := shares.get(row.name)) is None else f" (at {percent(peak)} of the peak)")
-        for name, row in zip(names, first, strict=True)
-    ]
+    top_kernels = []
+    for row in (trace.kernels or ())[:_KERNELS]:
+        hfu = None if row.flops is None else row.flops.hfu
+        of_peak = "" if hfu is None else f" (at {percent(hfu)} of the peak)"
+        top_kernels.append(f"{short(own_name(row.name))} {percent(row.device.ratio)}{of_peak}")
     return f"Most kernel time: {', '.join(top_kernels)}."
 
 
 def _time(trace: TraceReport) -> str:
     """How long a step takes, and what filled most of it."""
     times = trace.step_times
-    wall = us(times.mean.wall_us)
-    if not times.marked:
-        what = f"The whole trace takes {wall}"
-    elif len(times.steps) == 1:
-        what = f"The step takes {wall}"
-    else:
-        what = f"A step takes {wall}, the mean of {plain(len(times.steps))}"
+    wall, many = us(times.mean.wall_us), len(times.steps) > 1
+    what = f"A step takes {wall}, the mean of {plain(len(times.steps))}" if many else f"The step takes {wall}"
     known = [(name, getattr(times.mean, field) or 0.0) for name, field in STEP_PARTS]
     longest = sorted((part for part in known if part[1]), key=lambda part: -part[1])[:_PARTS]
-    parts = ", ".join(f"{name} {percent(ratio(part=time_us, whole=times.mean.wall_us))}" for name, time_us in longest)
-    return f"{what}: {parts}." if parts else f"{what}."
+    parts = [f"{name} {percent(ratio(part=time_us, whole=times.mean.wall_us))}" for name, time_us in longest]
+    what = what if times.marked else f"The whole trace takes {wall}"
+    return f"{what}: {', '.join(parts)}." if parts else f"{what}."

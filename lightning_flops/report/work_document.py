@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lightning_flops.analysis.devices import why_no_peak
+from lightning_flops.analysis.peaks import why_no_mfu
 from lightning_flops.report.document import (
     CALLS,
     NAME_CHARS,
@@ -18,12 +19,11 @@ from lightning_flops.report.document import (
     field,
     named,
     place,
-    short,
     statistics,
     table,
     us,
 )
-from lightning_flops.report.layout import shortened, some_of
+from lightning_flops.report.layout import shortened
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_events import SHORT_KERNEL_LIMIT_US
 from lightning_flops.schema.trace_flops import TracedStepFlops, TraceFlops
@@ -32,45 +32,40 @@ from lightning_flops.units import percent, plain, si
 _SIZES_CHARS = 44
 
 
-def rates(rows: Sequence[Any] | None, name: str = "counted") -> list[Column]:
-    """Columns of the FLOPs that *rows* have as *name*, of their rate and share of the peak; none without *rows*."""
-    found = {(one.name, one.inputs, one.dtypes): one for one in rows or ()}
+def rates(rows: Sequence[Any] | None, of: str = "total") -> list[Column]:
+    """Columns of the FLOPs that *rows* have, of their rate and share of the peak; none where no row has any."""
 
     def column(label: str, name: str, show: Callable[[Any], str], sort: str = "") -> Column:
-        def value(row: Any) -> Any:
-            key = (row.name, getattr(row, "inputs", ""), getattr(row, "dtypes", ""))
-            return getattr(found.get(key), name, None)
-
-        return Column(label, value, lambda known: "" if known is None else show(known), sort)
+        return Column(label, at(f"flops.{name}"), lambda known: "" if known is None else show(known), sort)
 
     columns = [
-        column("FLOPs", name, si, "flops"),
+        column("FLOPs", of, si, "flops"),
         column("FLOP/s", "flops_per_sec", si, "rate"),
-        column("of peak", "peak_share", percent),
+        column("of peak", "hfu", percent),
     ]
-    return columns if found else []
+    return columns if any(row.flops is not None for row in rows or ()) else []
 
 
-def flops_section(flops: TraceFlops) -> Section:
+def flops_section(report: TraceReport, flops: TraceFlops) -> Section:
     """FLOPs by step and operator, and what was not counted."""
-    items: list[Item] = [*_peaks(flops), _flops_by_step(flops.steps)]
+    items: list[Item] = [*_peaks(report, flops), _flops_by_step(flops.steps)]
     if flops.operators:
         columns = [
             named("operator"),
             Column("dtype", at("dtype"), str, left=True),
             CALLS,
-            field("FLOPs", "counted", si, "flops"),
+            field("FLOPs", "total", si, "flops"),
             Column("backward", lambda row: row.backward + row.recompute, si),
             field("time", "time_us", us, "total"),
             field("FLOP/s", "flops_per_sec", si, "rate"),
-            field("of peak", "peak_share", percent),
+            field("of peak", "hfu", percent),
             field("FLOP/byte", "flops_per_byte"),
             field("attainable", "attainable_flops_per_sec", si),
         ]
         items.append(table(flops.operators, columns, bytes=at("bytes"), least_width=6))
     if flops.uncounted:
         columns = [named(""), CALLS, Column("why", at("reason"), str, left=True)]
-        note = "Not counted, so that FLOPs, MFU and HFU are at least these:" if flops.lower_bound else "Not counted:"
+        note = "Not counted, so that FLOPs, MFU and HFU are at least these:"
         items.append(table(flops.uncounted, columns, note=note))
     return Section(
         "FLOPs",
@@ -81,11 +76,9 @@ def flops_section(flops: TraceFlops) -> Section:
     )
 
 
-def _peaks(flops: TraceFlops) -> list[Figure]:
-    if not flops.devices:
-        return [Figure("peak", "n/a (no device is in the trace)")]
+def _peaks(report: TraceReport, flops: TraceFlops) -> list[Figure]:
     if flops.device is None and not flops.peaks:
-        return [Figure("peak", "n/a (no device of one known name ran the kernels)")]
+        return [Figure("peak", f"n/a ({why_no_mfu([report])})")]
     count = f"{flops.devices} x " if flops.devices > 1 else ""
     unknown = [dtype for dtype in sorted({row.dtype for row in flops.operators}) if dtype not in flops.peaks]
     bandwidth = flops.memory_bytes_per_sec
@@ -98,14 +91,11 @@ def _peaks(flops: TraceFlops) -> list[Figure]:
 
 
 def _flops_by_step(steps: Sequence[TracedStepFlops]) -> Table:
-    def rate(step: Any) -> float | None:
-        return step.hardware / step.wall_us * 1e6 if step.wall_us else None
-
     columns = [
         Column("", lambda step: "whole trace" if step.step is None else f"step {step.step}", str),
         field("wall", "wall_us", us, "total"),
         *(field(phase, phase, si) for phase in ("forward", "backward", "recompute", "optimizer")),
-        Column("FLOP/s", rate, si, "rate"),
+        field("FLOP/s", "flops_per_sec", si, "rate"),
         field("MFU", "mfu", percent),
         field("HFU", "hfu", percent),
     ]
@@ -117,7 +107,6 @@ def kernel_section(report: TraceReport) -> Section:
     summary, rows = report.kernel_summary, report.kernels or ()
     assert summary is not None  # there where kernels are
     names_show = summary.tensor_core_ratio is not None
-    flops = report.flops.kernels if report.flops is not None else None
 
     def tensor_cores(row: Any) -> str:
         return "/".join("yes" if one else "no" for one in (row.tensor_cores_eligible, row.tensor_cores))
@@ -127,14 +116,12 @@ def kernel_section(report: TraceReport) -> Section:
         CALLS,
         *statistics(at("device")),
     ]
-    columns += rates(flops, "flops")
+    columns += rates(rows, "hardware")
     if names_show:
         columns.append(Column("TC", tensor_cores, str))
     columns += [field("blocks/SM", "blocks_per_sm"), field("occupancy, %", "occupancy_percent")]
     after = []
-    if estimated := [short(one.name) for one in flops or () if one.estimated]:
-        after.append(f"Estimates, an operator's FLOPs by time among its kernels: {some_of(estimated, most=3)}.")
-    if any(one.peak_share is not None and one.peak_share > 1 for one in flops or ()):
+    if any(one.flops is not None and (one.flops.hfu or 0) > 1 for one in rows):
         after.append("Above 100%: algorithms such as Winograd's multiply less than the formula of a convolution says.")
     items: list[Item] = [Figure("kernels", f"{plain(summary.calls)} in {us(summary.total_us)}")]
     if names_show:
@@ -176,7 +163,7 @@ def operator_section(report: TraceReport) -> Section:
             Column("sizes", at("inputs"), lambda sizes: shortened(sizes, chars=_SIZES_CHARS), left=True),
             CALLS,
             *times("total", "total mean"),
-            *rates(report.flops.shapes if report.flops is not None else None),
+            *rates(report.operators_by_shape),
         ]
         items.append(table(report.operators_by_shape, columns, least_width=6, **sorts))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."

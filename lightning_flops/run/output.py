@@ -7,16 +7,18 @@ the loggers, which are the user's.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
 import textwrap
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 
+import msgspec
+
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.report.headline import figures
-from lightning_flops.report.html_page import RunPages, packed, window_figures
+from lightning_flops.report.html_page import Window, packed, render_latest, window_figures
 from lightning_flops.report.scalars import MONITOR_PREFIX, profile_scalars
 from lightning_flops.report.text import fenced, render_advice, render_text
 from lightning_flops.schema.profile import Profile
@@ -49,7 +51,7 @@ class RunFiles:
         self._output_file = config.output_file
         self._suffix = (f".{part}" if part else "") + (f".rank{rank}" if rank else "")
         self._writes_throughput = config.timer_only  # otherwise only beside a profile
-        self._pages = RunPages(WINDOWS_KEPT) if config.html and not rank else None
+        self._windows: deque[Window] | None = deque(maxlen=WINDOWS_KEPT) if config.html and not rank else None
         self._number: int | None = None
         self._has_failed = False
         self._tabs: list[str] = []
@@ -61,8 +63,8 @@ class RunFiles:
     def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> dict[str, str | None]:
         """The path of each file written by ``page``, ``text`` and ``json``; None: not asked for, or failed."""
         self._writes_throughput = True
-        json_path, pages = self._write(_JSON, profile.to_json), self._pages
-        html_path = None if pages is None else self._write(_PAGE, lambda: pages.add(profile))
+        json_path, windows = self._write(_JSON, profile.to_json), self._windows
+        html_path = None if windows is None else self._write(_PAGE, lambda: render_latest(profile, windows))
         text_path = self._write(_TEXT, lambda: text) if keep_text and self._output_file is None else None
         if self._output_file is not None:  # last: it may lie on a file system that hangs
             path = self._named(self._output_file)
@@ -76,10 +78,10 @@ class RunFiles:
 
     def write_tab(self, profile: Profile, *, prefix: str) -> None:
         """Write *profile* for TensorBoard's tab, under a tag below *prefix* that no other window of the run has."""
-        if self._pages is None or (place := self._place()) is None:
+        if self._windows is None or (place := self._place()) is None:
             return
         tag = f"{prefix}/window/{profile.profile_step}"
-        figures = json.dumps(window_figures(profile), allow_nan=False).encode()
+        figures = msgspec.json.encode(window_figures(profile))
         try:
             events = tab_events(tag=tag, figures=figures, packed=packed(profile), step=profile.report_step)
         except ImportError:  # the run's writer is another package's

@@ -28,7 +28,7 @@ from lightning_flops import host_clock
 from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
-from lightning_flops.measure.torch_private.loading import store_getter
+from lightning_flops.measure.torch_private.optional import store_getter
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankAbsence
 from lightning_flops.signals import words_of
@@ -54,8 +54,7 @@ def default_store() -> Store:
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         raise NoStoreError("torch.distributed has no process group")
-    getter = store_getter()
-    store = None if getter is None else getter()
+    store = None if store_getter is None else store_getter()
     if store is None:
         raise NoStoreError(f"torch {torch.__version__} keeps its key-value store in another way")
     return store

@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from lightning_flops import host_clock
-from lightning_flops.analysis.budget import with_report_sec
-from lightning_flops.analysis.peak_flops import measured_peaks, peak_for
+from lightning_flops.analysis.peaks import measured_peaks, peak_for
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig
@@ -139,7 +137,7 @@ class Reports:
 
     def _made(self, record: WindowRecord, step: int, window: Window) -> Callable[[], None]:
         """Analyze *record*, on the worker's thread; *window* keeps its trace files."""
-        started, ranks = host_clock.now(), self._ranks
+        ranks = self._ranks
         try:
             profile = profile_of_window(record, config=self._config, warns=self._writes)
         except Exception as error:
@@ -148,7 +146,7 @@ class Reports:
             raise
         finally:
             self.analyzing = False
-        profile = replace(with_report_sec(profile, host_clock.now() - started), report_step=step)
+        profile = replace(profile, report_step=step)
         if self._writes:
             word, line = profile.context.step_word, headline(profile)
             logger.info("profiled %s %d of this %s: %s", word, profile.profile_step, profile.context.run_word, line)

@@ -21,7 +21,7 @@ from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.recorder import CountedStep
 from lightning_flops.measure.timing.gpu_counters import open_nvml
 from lightning_flops.measure.tokens import TokenReader
-from lightning_flops.measure.torch_private.profiling import profiler_is_recording
+from lightning_flops.measure.torch_private.optional import profiler_is_recording
 from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.monitor import Monitor

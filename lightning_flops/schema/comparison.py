@@ -1,4 +1,4 @@
-"""Two runs compared: every nanosecond of the difference of their steps with its cause, and its JSON."""
+"""Two runs compared, by profiles or by traces: what in a step takes longer, with its causes, and its JSON."""
 
 from __future__ import annotations
 
@@ -12,60 +12,62 @@ SCHEMA_VERSION = 3
 """Version of the JSON that ``Comparison.to_json`` writes; it goes up whenever a field changes."""
 
 CONFIDENCE = 0.99
-"""Of noise intervals. A step has some thirty parts and kernels: at 95% one or two would seem to differ in any runs."""
+"""Of noise. A step has some thirty parts and kernels: at 95% one or two would seem to differ in any runs."""
 
-Detail = Literal["flops", "bytes", "modules", "data", "communication", "idle", "loop"]
-"""What work and waiting consist of. Work: FLOPs changed, bytes changed, modules are new or gone. Waiting: for the next
-batch; for communication that no computation hides, and a pipeline's bubble; of the device, for the host that prepares;
-for the loop, which moves batches, logs, and calls callbacks and schedulers."""
+Cause = Literal["flops", "bytes", "modules", "efficiency", "data", "communication", "idle", "loop"]
+"""What a difference comes from. Work: FLOPs changed, bytes changed, modules are new or gone. Efficiency: the same work,
+slower. Waiting: for the next batch; for communication that no computation hides, and a pipeline's bubble; of the
+device, for the host that prepares; for the loop, which moves batches, logs, and calls callbacks and schedulers."""
+
+WORK: tuple[Cause, ...] = ("flops", "bytes", "modules")
+WAITING: tuple[Cause, ...] = ("data", "communication", "idle", "loop")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Causes:
-    """The time of something in run A and in run B, and what the difference B - A comes from.
-
-    ``work_ns + efficiency_ns + waiting_ns = difference_ns = b_ns - a_ns``, to the nanosecond. Below zero: less work,
-    the same work faster, less waiting.
-    """
-
-    a_ns: int
-    """Of one step of A."""
-    b_ns: int
-    """Of one step of B."""
-    difference_ns: int
-    """B - A."""
-    work_ns: int
-    """More work."""
-    efficiency_ns: int
-    """The same work, slower."""
-    waiting_ns: int
-    """More waiting."""
-    details: Mapping[Detail, int]
-    """What work and waiting consist of, without what is zero."""
+def _sum_of(*causes: Cause) -> property:
+    """Nanoseconds of *causes* together."""
+    return property(lambda one: sum(one.causes.get(cause, 0) for cause in causes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseInterval:
-    """Between which values a difference of mean steps would lie if both runs went on as they did."""
-
-    low_ns: int
-    """The lower end."""
-    high_ns: int
-    """The upper end."""
-    beyond: bool
-    """Zero is outside of it: the difference is more than the spread of the timed steps explains."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartDifference:
-    """The whole step, or one part of it, in both runs."""
+class TimeDifference:
+    """The time of something in one step of A and of B: means over the steps, and over the ranks of traces."""
 
     name: str
-    """Name as in ``PartTiming``; parts that one of the runs cannot separate stand together."""
-    causes: Causes
-    """Means over the timed steps, and the difference by cause."""
-    difference: NoiseInterval | None
-    """Of the whole difference. None if single steps are not known or are too few."""
+    """What took the time: a part of the step, a module, a kernel."""
+    a_ns: int
+    """Time in a step of A."""
+    b_ns: int
+    """Time in a step of B."""
+    noise_ns: int | None
+    """How far the difference may be chance, up or down; None if single steps are not known or are too few. Of a module:
+    four standard errors of its own times over the traced steps of both runs, and what traced forwards and backwards
+    took beyond the timed ones if that is over twice or under half."""
+
+    @property
+    def difference_ns(self) -> int:
+        """Time that B takes longer than A."""
+        return self.b_ns - self.a_ns
+
+    @property
+    def beyond_noise(self) -> bool | None:
+        """Whether the difference is more than chance explains; None if that is not known."""
+        return None if self.noise_ns is None else abs(self.difference_ns) > self.noise_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausedDifference(TimeDifference):
+    """A difference with its causes, which add up to it, to the nanosecond."""
+
+    causes: Mapping[Cause, int]
+    """Nanoseconds by cause, without what is zero; below zero: less work, the same work faster, less waiting. Empty in a
+    comparison of traces, which do not say it."""
+
+    work_ns = _sum_of(*WORK)
+    """Time for more work."""
+    efficiency_ns = _sum_of("efficiency")
+    """Time by which the same work is slower."""
+    waiting_ns = _sum_of(*WAITING)
+    """Time of more waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,27 +83,46 @@ class ModuleSide:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleDifference:
-    """One module in both runs, or in one of them."""
+class ModuleDifference(CausedDifference):
+    """One module in both runs, or in one of them, named as in B, or as in A if it is gone.
+
+    Its time is forward and backward without the modules below it, zero where times of modules are not known.
+    """
 
     a: ModuleSide | None
-    """In run A; None if it is new in B."""
+    """The module in A; None if it is new in B."""
     b: ModuleSide | None
-    """In run B, under the same name, or another with the same tree of classes, settings, parameters and FLOPs; None if
-    it is gone."""
-    own: Causes
-    """Its time, forward and backward, without the modules below it; all zero where times of modules are not known."""
-    noise_ns: int | None
-    """How far its own difference may be chance: four standard errors of its own times over the traced steps of both
-    runs, and what traced forwards and backwards took beyond the timed ones if that is over twice or under half. None if
-    fewer than four steps were traced."""
-    beyond_noise: bool | None
-    """Whether the own difference is more than that."""
+    """The module in B, under the same name, or another with the same tree of classes, settings, parameters and FLOPs;
+    None if it is gone."""
 
     @property
     def other_counts(self) -> bool:
         """Whether its FLOPs or bytes differ, or only one of the runs has it: evidence that needs no times."""
         return self.a is None or self.b is None or (self.a.flops, self.a.bytes) != (self.b.flops, self.b.bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalledDifference(TimeDifference):
+    """A row of a trace's table in both runs."""
+
+    calls_a: float
+    """How often it runs in a step of A."""
+    calls_b: float
+    """How often it runs in a step of B."""
+
+
+TableName = Literal["kernels", "operators", "collectives"]
+"""What the rows of a table are. ``kernels`` has copies and memsets too; ``operators``: on the host, without callees."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeTable:
+    """All things of one kind that at least one of the runs has."""
+
+    of: TableName
+    """Which kind."""
+    rows: tuple[CalledDifference, ...]
+    """The largest difference first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,29 +132,35 @@ class SettingDifference:
     name: str
     """Where it stands in a profile: ``context.world_size``."""
     a: str
-    """In run A."""
+    """Value in run A."""
     b: str
-    """In run B."""
+    """Value in run B."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureDifference:
-    """One figure of ``Profile.summary()`` in both runs."""
+    """One figure in both runs: of ``Profile.summary()``, or step time, MFU, FLOPs, waiting and memory of traces."""
 
     name: str
-    """As there."""
+    """Name of the figure."""
     a: float | None
-    """In run A; None if it is not known there."""
+    """Value in run A; None if it is not known there."""
     b: float | None
-    """In run B."""
+    """Value in run B."""
     ratio: float | None
     """B / A; 1 if both are 0. None if it is not known, or only A is 0."""
-    ratio_low: float | None
-    """Lower end of the ratio's noise; the ratio itself for a count, which has none. None if it is not known."""
-    ratio_high: float | None
-    """Upper end."""
+    noise_factor: float | None
+    """What the ratio may be multiplied or divided by through chance: 1 for a count, which is exact. None if it is not
+    known."""
     reason: str
     """Why the ratio or its noise is None; empty if neither is."""
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Least and largest ratio within the noise; None if they are not known."""
+        if self.ratio is None or self.noise_factor is None:
+            return None
+        return self.ratio / self.noise_factor, self.ratio * self.noise_factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +170,8 @@ class ComparedRun:
     source: str
     """File, folder or URL it was read from, or ``A`` and ``B``."""
     about: str
-    """Its model, device, counted and timed steps, in words."""
-    starved: str
+    """Its model, device, ranks and steps, in words."""
+    starved: str = ""
     """What was measured if it had too little processor time, so that its times say little; empty if it had enough."""
 
 
@@ -153,25 +180,32 @@ class Comparison(shown.Shown):
     """Run B held against run A; immutable."""
 
     VERSION = SCHEMA_VERSION
-    schema_version: int
-    """Of the JSON: ``SCHEMA_VERSION``."""
+    schema_version: int = SCHEMA_VERSION
+    """Version of the JSON: ``SCHEMA_VERSION``."""
+    kind: Literal["profiles", "traces"]
+    """What of the runs is compared."""
     a: ComparedRun
-    """What is compared with."""
+    """The run that is compared with."""
     b: ComparedRun
-    """What is compared."""
-    settings: tuple[SettingDifference, ...]
-    """Versions, device, ranks, batch and settings that differ."""
+    """The run that is compared."""
+    settings: tuple[SettingDifference, ...] = ()
+    """Versions, device, ranks, batch and settings that differ; of profiles."""
     figures: tuple[FigureDifference, ...]
-    """Each number of ``Profile.summary()``."""
-    step: PartDifference
-    """The whole step, ``global step``, or ``batch`` in runs that do not train: the sum of its parts."""
-    parts: tuple[PartDifference, ...]
-    """Every part of a step."""
-    modules: tuple[ModuleDifference, ...]
-    """In B's tree order, the root first, each module that is gone behind those of B; last what no module owns."""
+    """Numbers of both runs, with their ratios."""
+    step: CausedDifference
+    """The whole step, ``global step`` or ``batch`` of profiles, ``step`` or ``whole trace`` of traces: the sum of its
+    parts."""
+    parts: tuple[CausedDifference, ...]
+    """Every part of a step, as in ``PartTiming`` or ``StepTime``; parts that one of the runs cannot separate stand
+    together."""
+    modules: tuple[ModuleDifference, ...] = ()
+    """In B's tree order, the root first, each module that is gone behind those of B; last what no module owns. Of
+    profiles."""
+    tables: tuple[TimeTable, ...] = ()
+    """Times by kernel, operator and collective, as far as one of the runs shows them; of traces."""
     notes: tuple[str, ...]
     """What is not known, or was joined to something else, in sentences."""
 
     def to_html(self) -> str:
         """The comparison as a page: one HTML file with everything in it, which needs no network and opens from disk."""
-        return shown.find().whole_page(self)
+        return str(shown.above("report.html_page").render_comparison_page(self))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from lightning_flops.records import PhaseFlops
 from lightning_flops.schema import codec
 
 SCHEMA_VERSION = 3
@@ -31,32 +32,25 @@ class FormulaTerm:
     """One product of a bucket's sum: numerator / denominator x each size to its power."""
 
     bucket: str
-    """``forward``, ``backward``, ``recompute``, ``optimizer``, or ``skipped``: what fused masked attention does
-    not execute of the others."""
+    """A phase, or ``skipped``: what fused masked attention does not execute of the others."""
     dtype: str
-    """Of the arithmetic."""
+    """Dtype of the arithmetic."""
     numerator: int
-    """Of the exact coefficient."""
+    """Numerator of the exact coefficient."""
     denominator: int
-    """Mostly 1."""
+    """Denominator of the coefficient, mostly 1."""
     powers: Mapping[str, int]
-    """By size; a size that is not in the term is left out."""
+    """Power of each size in the product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizedFlops:
+class SizedFlops(PhaseFlops):
     """FLOPs of one forward and backward on a batch of these sizes, exact; a multiply-add is two."""
 
     sizes: Mapping[str, int]
-    """By name."""
-    forward: int
-    """Of the forward pass."""
-    backward: int
-    """Of what autograd runs."""
-    recompute: int
-    """Repeated by activation checkpointing, and by fused attention's backward."""
+    """Sizes of the batch by name."""
     skipped: int
-    """Of the others, what fused masked attention does not execute."""
+    """FLOPs of all phases that fused masked attention does not execute."""
     source: Literal["formula", "counted"]
     """Whether the formula gave them, or a count of these very sizes."""
 
@@ -68,7 +62,7 @@ class SizedFlops:
     @property
     def hardware_flops(self) -> int:
         """What kernels execute."""
-        return self.model_flops + self.recompute - self.skipped
+        return self.total - self.skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

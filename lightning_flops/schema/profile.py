@@ -71,8 +71,6 @@ class Profile(shown.Shown):
     """Index of each counted step in the fit, the first step being 0."""
     timed_steps: tuple[int, ...]
     """Index of each timed step."""
-    variable: bool
-    """Whether signatures kept changing: counted and timed steps are then different samples of the same run."""
     params: int | None
     """Unique logical parameters of the whole model; None if no model was described."""
     trainable_params: int | None
@@ -184,7 +182,8 @@ class Profile(shown.Shown):
         Raises:
             ProfileFormatError: a number of the profile is not finite.
         """
-        return shown.find().whole_page(self)
+        run = ProfiledRun(name="this run", windows=(self,))
+        return str(shown.above("report.html_page").render_page([run]))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
@@ -193,5 +192,17 @@ class Profile(shown.Shown):
         Raises:
             LightningFlopsError: there is none, or it cannot be read; the message names what was looked at.
         """
-        profile: Profile = shown.read(os.fspath(path))
+        profile: Profile = shown.above("sinks.profile_files").read_profile(path)[0]
         return profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledRun:
+    """The profiles of one run, as its files have them."""
+
+    name: str
+    """The folder of its logs below the one that was searched; with the loop and the rank, if files name them."""
+    windows: tuple[Profile, ...]
+    """In the order in which they were written."""
+    problems: tuple[str, ...] = ()
+    """Files that could not be read, in sentences."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import TypeVar
 
 from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.step import JobRates, StepFlops
+
+_Figure = TypeVar("_Figure", int, StepFlops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,8 @@ class StageProfile:
     trainable_params: int | None
     """Parameters that need a gradient."""
     flops: StepFlops
-    """FLOPs of one step."""
+    """FLOPs of one step: summed over the ranks that see the same data, averaged over those that see different data,
+    rounded to whole FLOPs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,7 @@ class Straggler:
     rank: int
     """Number of the rank."""
     late_sec: float
-    """How much longer its own work takes than the median of the other ranks': so long they wait for it."""
+    """Time by which its own work takes longer than the others' median: so long they wait for it."""
     share: float
     """``late_sec`` ÷ the other ranks' median step."""
     part: str | None
@@ -87,37 +93,26 @@ class RankAbsence:
 class RanksProfile:
     """All ranks of a job together; every figure is of those that answered, and of one global step."""
 
-    world_size: int
-    """Ranks of the job."""
     absences: tuple[RankAbsence, ...]
-    """Every other rank, by number."""
+    """Every rank of the job that did not answer, by number."""
     flops: StepFlops
     """FLOPs of all ranks, added up."""
-    flops_of_model: StepFlops | None
-    """FLOPs of one copy of the model: summed over the ranks that see the same data, averaged over those that see
-    different data, rounded to whole FLOPs. None if no rank of some stage of the pipeline answered."""
-    lower_bound: bool
-    """Whether these FLOPs are lower bounds, because those of some rank are."""
-    params: int | None
-    """Unique logical parameters of the whole model, the stages of a pipeline added up; None if a stage is missing."""
-    trainable_params: int | None
-    """Parameters that need a gradient."""
     devices: tuple[DeviceGroup, ...]
     """Most ranks first."""
-    peak_flops_per_sec: float | None
-    """Sum of the devices' peaks; None if one is not known."""
     rates: JobRates
     """Ratios of all ranks together."""
     unavailable: Mapping[str, str]
     """Why a rate (by its field's name) is None, in a few words."""
+    pipeline_stages: int
+    """Stages of the pipeline; 1 without one."""
     stages: tuple[StageProfile, ...]
-    """Stages of a pipeline; empty where there is none."""
+    """Each stage of which a rank answered, by number; without a pipeline the whole model."""
     communication: RankComparison | None
     """In the traced steps; None if fewer than two ranks' traces show any."""
     stragglers: tuple[Straggler, ...]
     """Ranks that the others wait for, the one that they wait for longest first; empty where all keep pace."""
-    left_out: tuple[str, ...]
-    """What did not fit into the records, in sentences."""
+    notes: tuple[str, ...]
+    """What did not fit into the records, and whose FLOPs are lower bounds, in sentences."""
     ranks: tuple[RankFigures, ...]
     """Each rank that answered, by number."""
 
@@ -125,3 +120,35 @@ class RanksProfile:
     def answered(self) -> int:
         """Ranks whose measurements are in here."""
         return len(self.ranks)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return len(self.ranks) + len(self.absences)
+
+    @property
+    def peak_flops_per_sec(self) -> float | None:
+        """Sum of the devices' peaks; None if one is not known."""
+        peaks = [(one.ranks, one.peak_flops_per_sec) for one in self.devices]
+        known = [ranks * peak for ranks, peak in peaks if peak is not None]
+        return sum(known) if len(known) == len(peaks) else None
+
+    @property
+    def flops_of_model(self) -> StepFlops | None:
+        """FLOPs of one copy of the model; None if no rank of some stage answered."""
+        return self._of_model([stage.flops for stage in self.stages])
+
+    @property
+    def params(self) -> int | None:
+        """Unique logical parameters of the whole model; None if those of a stage are not known."""
+        return self._of_model([stage.params for stage in self.stages])
+
+    @property
+    def trainable_params(self) -> int | None:
+        """Parameters of the whole model that need a gradient."""
+        return self._of_model([stage.trainable_params for stage in self.stages])
+
+    def _of_model(self, figures: Sequence[_Figure | None]) -> _Figure | None:
+        """The stages' *figures* added up; None if one is missing."""
+        known = [one for one in figures if one is not None]
+        return reduce(add, known) if len(known) == self.pipeline_stages else None

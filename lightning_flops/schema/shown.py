@@ -1,34 +1,21 @@
-"""How reports show themselves in a notebook and in a console, and how they are read from files.
+"""How reports show themselves in a notebook and in a console.
 
-``report`` makes their words and ``sinks`` reads files, which these records do not know. The root of the package, which
-knows every folder and is always imported first, says here where these are.
+``report`` makes their words, which these records do not know: it is found by its name when a report is first shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, TypeVar
+import importlib
+from typing import Any, ClassVar, TypeVar
 
 from lightning_flops.schema import codec
 
 _T = TypeVar("_T", bound="Shown")
 
 
-class Renderers(Protocol):
-    """What shows a report, by its class."""
-
-    line: Callable[[Any], str]
-    text: Callable[[Any], str]
-    html: Callable[[Any], str]
-    whole_page: Callable[[Any], str]
-
-
-def _nowhere(path: str = "") -> Any:
-    raise LookupError("lightning_flops/__init__.py has not run")
-
-
-find: Callable[[], Renderers] = _nowhere
-"""Returns the renderers, which are imported at the first call."""
+def above(module: str) -> Any:
+    """The *module* of this package that knows these records, loaded at the first call."""
+    return importlib.import_module(f"lightning_flops.{module}")
 
 
 class Shown(codec.Json):
@@ -48,16 +35,12 @@ class Shown(codec.Json):
 
     def __repr__(self) -> str:
         """One line; ``to_json`` has every field."""
-        return find().line(self)
+        return str(above("report.text").line(self))
 
     def __str__(self) -> str:
         """The report as text, the short one of a profile."""
-        return find().text(self)
+        return str(above("report.text").render_text(self, detailed=False))
 
     def _repr_html_(self) -> str:
         """For a notebook: tables of the short report."""
-        return find().html(self)
-
-
-read: Callable[[str], Any] = _nowhere
-"""Returns the profile that a path or URL stands for."""
+        return str(above("report.text").render_html(self))

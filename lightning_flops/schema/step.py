@@ -10,17 +10,9 @@ from lightning_flops.records import PhaseFlops, TimePhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepFlops:
+class StepFlops(PhaseFlops):
     """FLOPs of one global step on this rank; a multiply-add is two."""
 
-    forward: int
-    """Every forward that runs inside a step."""
-    backward: int
-    """What autograd ran, without what it repeated of the forward."""
-    recompute: int
-    """What the backward repeated of the forward: activation checkpointing, fused attention's score matrix."""
-    optimizer: int
-    """Inside optimizer steps."""
     skipped: int
     """Part of the four phases' FLOPs that fused masked attention does not execute."""
     without_backward: int
@@ -36,7 +28,7 @@ class StepFlops:
     @property
     def hardware(self) -> int:
         """All four phases - skipped: what the kernels execute, the numerator of HFU."""
-        return self.forward + self.backward + self.recompute + self.optimizer - self.skipped
+        return self.total - self.skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +121,9 @@ class TimingProfile:
     processor_steps_sec: tuple[float, ...] = ()
     """Processor time of this process in each timed step, all its threads together; empty if it is not known."""
     starved_share: float | None = None
-    """Of the time of these steps, how much a thread of this process was ready to run and had no processor; None if
-    the system does not count it."""
+    """Share of these steps in which a thread was ready and had no processor; None if the system does not count it."""
     cpu_system_ratio: float | None = None
-    """Of the processor time that the machine has, what anything on it used during these steps; None if not known."""
+    """Share of the machine's processor time that anything on it used during these steps; None if not known."""
 
     @property
     def cpu_time_sec(self) -> float | None:
@@ -220,20 +211,14 @@ class Budget:
     wall_ns: int
     """Wall time of a typical step: that of its parts, each to the nearest nanosecond."""
     rows_ns: Mapping[BudgetKey, int | None]
-    """Nanoseconds of a step by row; None: the peak, or what filled the phases, is not known. ``model``: model FLOPs at
-    the peak; its share of a typical step is that step's MFU. ``other_flops``: recomputed FLOPs and the optimizer's at
-    the peak, less what fused masked attention skips of all of them, which can be more. ``compute``: what matmul-like
-    operators take beyond these two rows, all of their time if the peak is not known; without a trace all of forward,
-    backward and optimizer beyond them. ``operators``: all other operators. ``communication``: what no computation
-    hides. ``idle``: nothing computes, while the host prepares, or copies that nothing hides run. ``data``: wait for
-    data, and transfer of the batch. ``other``: callbacks, logging, schedulers, a pipeline's bubble, and phases that
-    cannot be separated from these."""
+    """Nanoseconds by row; None: the peak, or what filled the phases, is not known. ``model``: model FLOPs at the peak,
+    whose share is the step's MFU. ``other_flops``: recomputed FLOPs and the optimizer's at the peak, less skipped ones.
+    ``compute``: what matmul-like operators take beyond these; without a trace forward, backward and optimizer beyond
+    them. ``operators``: all others. ``communication``: what no computation hides. ``idle``: nothing computes, or copies
+    run. ``data``: data wait and transfer. ``other``: callbacks, logging, schedulers, a pipeline's bubble, and phases
+    that cannot be separated from these."""
     memory_ns: int | None
-    """At most so much of ``operators`` is explained by moving their bytes at the memory's bandwidth; None where the
-    bandwidth is not known."""
-    run_ns: Mapping[str, int]
-    """What the run did while the window was open, by words for it: timed steps, what some took beyond a typical one
-    (stalls), what came between them, and what the profiler took for itself."""
+    """Most of ``operators`` that moving their bytes at the memory's bandwidth explains; None: it is not known."""
     notes: tuple[str, ...]
     """Why rows are not known, in sentences."""
 

@@ -44,8 +44,7 @@ class ThroughputSummary(shown.Shown):
     batch_cost_sec: Spread
     """Wall time of a batch, the wait for it included; validation, checkpoints and epoch restarts are not."""
     ips: Spread | None
-    """Items per second of this rank, times the ranks that see different data: the others are taken to do the same. None
-    if no batch took any time."""
+    """Items per second of this rank, times the ranks that see different data; None if no batch took any time."""
     ips_unit: Literal["samples/s", "batches/s"]
     """Batches where the number of samples was not known."""
     model_flops: int | None = None
@@ -53,8 +52,7 @@ class ThroughputSummary(shown.Shown):
     hardware_flops: int | None = None
     """What this rank's kernels executed in all steps of the run."""
     flops_error: float | None = None
-    """Half of the 95% interval of the model FLOPs and the MFU, as a share of them. 0.0: all random checks agreed with
-    what was predicted, to the last FLOP. None: fewer than three checks, so it is unknown."""
+    """Half of the 95% interval of model FLOPs and MFU, as a share. 0.0: all random checks agreed. None: under three."""
     lower_bound: bool = False
     """FLOPs and MFU are lower bounds: an operator that may have FLOPs could not be counted."""
     notes: tuple[str, ...] = ()
@@ -70,16 +68,14 @@ class ThroughputSummary(shown.Shown):
     mfu: float | None = None
     """Model FLOPs over the batches' time, over the device's peak, each dtype by its own; without profiled steps."""
     useful_mfu: float | None = None
-    """MFU of the model FLOPs that these steps would have without padding: the formula with the real tokens in the
-    place of B·S, and their sequences' squared lengths in that of B·S²."""
+    """MFU of the model FLOPs that these steps would have without padding, by the formula."""
     tokens: int | None = None
-    """Tokens that this rank processed in all steps of the run, by the shapes of the batches: padding included."""
+    """Tokens that this rank processed in all steps of the run, padding included."""
     real_tokens: int | None = None
     """Tokens that are no padding, as attention masks, offsets of packed sequences or PackedSequences show."""
     padding_ratio: float | None = None
     """(tokens - real_tokens) / tokens"""
     tokens_per_sec: float | None = None
-    """Real tokens per second of this rank, or those by tokens_per_sample, times the ranks that see different
-    data: the others are taken to have as many. Without counted and traced steps."""
+    """Real tokens per second (or by tokens_per_sample) of unprofiled steps, times the ranks with different data."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
     """Why ``mfu`` or ``useful_mfu`` is None, in a few words."""

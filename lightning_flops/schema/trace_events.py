@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightning_flops.schema.trace_flops import Flops
 from lightning_flops.schema.trace_steps import Durations, Row
 
 KERNEL_GAP_LIMIT_US = 30
@@ -29,6 +30,8 @@ class KernelRow(Row):
     """Averaged over its runs with their durations as weights; None where the trace does not say."""
     occupancy_percent: float | None
     """Estimated achieved occupancy, averaged in the same way."""
+    flops: Flops | None = None
+    """Of the operators that launched it; where several kernels of one multiply, divided by their time. None without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,8 @@ class OperatorRow(Row):
     called_from: str = ""
     """The user's function that called it first, by its first line, ``net.py:7``. Empty by shapes, where no function of
     the user's did, and where the trace was taken without ``with_stack``."""
+    flops: Flops | None = None
+    """Of calls by shapes that count; None for all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +101,6 @@ class MemoryRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldMemory:
-    """Memory that was allocated in one place and not yet freed at the peak."""
-
-    name: str | None
-    """Of the module that was running, else of the outermost operator. None outside of both and, without allocations,
-    for what was there before the trace."""
-    bytes: int
-    """All together."""
-    allocations: int | None
-    """How many there are; None if not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCurve:
     """Memory of one device over time."""
 
@@ -120,8 +112,6 @@ class MemoryCurve:
     """The most at any moment."""
     peak_us: float
     """When that was, after the first event of the trace."""
-    held: tuple[HeldMemory, ...] | None
-    """What held the memory then, the most first; None where the trace has no addresses, as before torch 2.0."""
     points: tuple[tuple[float, int], ...]
     """Microseconds after the first event, and bytes as *peak_bytes*: some hundreds, the highest of each stretch."""
     spans: tuple[tuple[str, float, float], ...]

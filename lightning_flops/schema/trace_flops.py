@@ -1,41 +1,37 @@
-"""FLOPs of a trace, from the shapes that stand in it: by step, operator and kernel. A multiply-add is two FLOPs."""
+"""FLOPs of a trace, from the shapes that stand in it. A multiply-add is two FLOPs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from lightning_flops.records import PhaseFlops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Buckets:
-    """FLOPs by what they are for."""
+class Flops(PhaseFlops):
+    """FLOPs of what a row stands for, as far as they were counted; attention over the full score matrix.
 
-    forward: int = 0
-    """Model FLOPs of what no autograd node ran; attention over the full score matrix."""
-    backward: int = 0
-    """Model FLOPs of what autograd's nodes ran."""
-    recompute: int = 0
-    """What checkpointing ran again, and what a fused attention's backward repeats of its forward."""
-    optimizer: int = 0
-    """What ran in an optimizer's step, or where a gradient was accumulated."""
+    Backward is what autograd's nodes ran, recompute what checkpointing ran again and what a fused attention's backward
+    repeats of its forward, optimizer also what ran where a gradient was accumulated.
+    """
+
     skipped: int = 0
     """Of all these, what fused attention leaves out because its mask rules it out."""
-
-    @property
-    def counted(self) -> int:
-        """All four buckets together."""
-        return self.forward + self.backward + self.recompute + self.optimizer
+    flops_per_sec: float | None = None
+    """Executed FLOPs ÷ time, of the calls whose time is known: on the device, or on the host without one."""
+    hfu: float | None = None
+    """What part of that time they take at the peak of their dtypes; None where a peak is not known."""
 
     @property
     def hardware(self) -> int:
         """What the kernels executed: the numerator of HFU."""
-        return self.counted - self.skipped
+        return self.total - self.skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracedStepFlops(Buckets):
-    """FLOPs of one step on this rank, and how well it used the peak of its device."""
+class TracedStepFlops(Flops):
+    """FLOPs of one step on this rank, and how well it used the peak of its device; rates are over its wall time."""
 
     step: int | None
     """The profiler's number; None where the whole trace is one step."""
@@ -43,48 +39,28 @@ class TracedStepFlops(Buckets):
     """The step's wall time, as in the table of step times."""
     mfu: float | None
     """(forward + backward) ÷ (peak × wall time), each dtype with its own peak; None where a peak is not known."""
-    hfu: float | None
-    """HFU, of what the kernels executed: all four, less what was skipped."""
     lower_bound: bool
     """Something in the step was not counted, so that all its figures are at least these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlopRow(Buckets):
-    """FLOPs of the counted calls of an operator in a dtype, of a shape, of a kernel, or of a module and those below.
-
-    A kernel is not separated by phase: its five buckets are 0.
-    """
+class OperatorFlops(Flops):
+    """FLOPs of the counted calls of one operator in one dtype."""
 
     name: str
-    """Of an operator as the counter has it, ``aten.mm``; else as in the table of operators, kernels or modules."""
+    """As the counter has it: ``aten.mm``."""
+    dtype: str
+    """Of its arithmetic; ``tf32`` where a float32 operator launched a kernel whose name says tensor cores."""
     calls: int
-    """How often it ran."""
-    flops: int
-    """What kernels executed: all four, less what was skipped."""
+    """How often it counted."""
     time_us: float | None
-    """On the device: kernels, copies and memsets, added up. On the host, in a trace without a device: its calls.
-    A module's is that of its forward and backward. None where nothing of it is in the trace."""
-    flops_per_sec: float | None
-    """Executed FLOPs ÷ time, of the calls whose time is known."""
-    peak_share: float | None
-    """What part of that time they take at the peak of their dtypes; None where a peak is not known."""
-    estimated: bool = False
-    """Whether several kernels multiplied in an operator: its FLOPs are divided among these by their time."""
-    own: int = 0
-    """Of a module's FLOPs, those outside of the modules below it."""
-    dtype: str = ""
-    """Of an operator's arithmetic; ``tf32`` where a float32 operator launched a kernel whose name says tensor cores."""
-    inputs: str = ""
-    """Of a shape, as in ``OperatorRow``, like the next."""
-    dtypes: str = ""
-    """Of its tensors."""
-    bytes: int | None = None
+    """Of its kernels, copies and memsets, added up, or on the host without a device; None where none is there."""
+    bytes: int | None
     """Of all tensors that it read and wrote, by shapes and dtypes; None where a result's shape is not known."""
-    flops_per_byte: float | None = None
+    flops_per_byte: float | None
     """Arithmetic intensity: executed FLOPs ÷ bytes."""
-    attainable_flops_per_sec: float | None = None
-    """An operator's roof: the lower of the peak and intensity × the memory's bandwidth; None where one is not known."""
+    attainable_flops_per_sec: float | None
+    """The roof: the lower of the peak and intensity × the memory's bandwidth; None where one is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +77,7 @@ class UncountedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFlops:
-    """FLOPs of one trace, which is of one rank."""
+    """FLOPs of one trace, which is of one rank; those of kernels, shapes and modules stand in their own tables."""
 
     device: str | None
     """The device that ran the kernels; None without one, or where several kinds took part."""
@@ -113,32 +89,11 @@ class TraceFlops:
     """Bandwidth of its memory; None where it is not known."""
     steps: tuple[TracedStepFlops, ...]
     """In order of time."""
-    operators: tuple[FlopRow, ...]
+    mfu: float | None
+    """MFU of all steps together, as if they were one; None where that of one of them is not known."""
+    hfu: float | None
+    """HFU of all steps together; None as for MFU."""
+    operators: tuple[OperatorFlops, ...]
     """Over the whole trace, the one that took most time first."""
-    shapes: tuple[FlopRow, ...]
-    """Operators by the shapes of their inputs."""
-    kernels: tuple[FlopRow, ...] | None
-    """FLOPs of kernels; None without a device."""
-    modules: tuple[FlopRow, ...] | None
-    """Modules with FLOPs, by name; None where the trace does not show modules."""
     uncounted: tuple[UncountedRow, ...]
-    """What may have FLOPs: all that depends on it is a lower bound."""
-    lower_bound: bool
-    """Whether there is any."""
-
-    @property
-    def mfu(self) -> float | None:
-        """MFU of all steps together, as if they were one; None where that of one of them is not known."""
-        return _of_all([(step.mfu, step.wall_us) for step in self.steps])
-
-    @property
-    def hfu(self) -> float | None:
-        """HFU of all steps together, as if they were one; None where that of one of them is not known."""
-        return _of_all([(step.hfu, step.wall_us) for step in self.steps])
-
-
-def _of_all(shares: Sequence[tuple[float | None, float]]) -> float | None:
-    """Shares of the peak, each over its own wall time, as one over the time of all."""
-    at_peak = [share * wall_us for share, wall_us in shares if share is not None]
-    whole_us = math.fsum(wall_us for _, wall_us in shares)
-    return math.fsum(at_peak) / whole_us if whole_us and len(at_peak) == len(shares) else None
+    """What may have FLOPs: where there is any, all that depends on it is a lower bound."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from lightning_flops.schema.trace_flops import Flops
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
@@ -133,6 +135,8 @@ class ModuleRow:
     own_error_us: float | None = None
     """Standard error of ``own_forward_us`` and ``own_backward_us`` together, by the middle half of the steps of a run's
     own trace; None for fewer than four."""
+    flops: Flops | None = None
+    """With the modules below it, over forward and backward; None where none was counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 from lightning_flops.config.values import OWN_FOLDER
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.codec import LONGEST_PROFILE
-from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.profile import Profile, ProfiledRun
 
 PROFILE_FILE: Final = re.compile(r"profile(?P<whose>(?:\.[a-z0-9]+)*)(?:-(?P<number>[0-9]{1,9}))?\.json")
 """``profile.json``, ``profile-2.json``, ``profile.predict.json``, ``profile.rank3-2.json``."""
@@ -35,19 +35,7 @@ _LOOKED_AT_BYTES: Final = 4096
 """It stands at the beginning of every report of this package, and in no trace."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundRun:
-    """The profiles of one run's files."""
-
-    name: str
-    """The folder of its logs below the one that was searched; with the loop and the rank, if files name them."""
-    windows: tuple[Profile, ...]
-    """In the order in which they were written."""
-    problems: tuple[str, ...]
-    """Files that could not be read, in sentences."""
-
-
-def read_runs(path: str) -> tuple[FoundRun, ...]:
+def read_runs(path: str) -> tuple[ProfiledRun, ...]:
     """Every run whose profiles lie at *path*, by name; runs of which no file could be read are there, with the reasons.
 
     Args:
@@ -60,7 +48,7 @@ def read_runs(path: str) -> tuple[FoundRun, ...]:
     place = Place(path)
     if not place.is_folder:
         name = place.root.rstrip("/").rpartition("/")[2]
-        return (FoundRun(name=name, windows=(place.read(place.root),), problems=()),)
+        return (ProfiledRun(name=name, windows=(place.read(place.root),), problems=()),)
     runs: dict[str, list[tuple[int, str]]] = {}
     for one in place.profiles():
         below = one.logs[len(place.root.rstrip("/")) :].strip("/") or place.root.rstrip("/").rpartition("/")[2]
@@ -214,7 +202,7 @@ class Place:
         return file if relative.startswith("..") else relative
 
 
-def _read_run(place: Place, name: str, files: Sequence[str]) -> FoundRun:
+def _read_run(place: Place, name: str, files: Sequence[str]) -> ProfiledRun:
     windows: list[Profile] = []
     problems: list[str] = []
     for file in files:
@@ -222,7 +210,7 @@ def _read_run(place: Place, name: str, files: Sequence[str]) -> FoundRun:
             windows.append(place.read(file))
         except LightningFlopsError as error:
             problems.append(str(error))
-    return FoundRun(name=name, windows=tuple(windows), problems=tuple(problems))
+    return ProfiledRun(name=name, windows=tuple(windows), problems=tuple(problems))
 
 
 def _written(about: Any) -> float:

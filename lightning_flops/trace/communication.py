@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from array import array
 
 import numpy as np
 
@@ -153,7 +152,7 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
             calls=len(rows),
             bytes=collective_bytes(trace, rows),
             total_ns=int(trace.duration_ns[rows].sum()),
-            latency_ns=array("q", trace.duration_ns[rows].tolist()),
+            latency_ns=tuple(trace.duration_ns[rows].tolist()),
         )
         for (name, group, step), rows in found.items()
     )

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from lightning_flops.analysis.advice import advise_on_traces
-from lightning_flops.analysis.collectives import TracedRank, compare, refuse_mixed_ranks
+from lightning_flops.analysis.collectives import compare, refuse_mixed_ranks
 from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
@@ -27,11 +27,6 @@ _UNMARKED = (
     "No rank is named a straggler: not every trace has the profiler's marks of steps, so what its rank did in a step "
     "is not known."
 )
-
-
-def analyze_files(files: Sequence[str], **settings: Any) -> TracesReport:
-    """The report of the traces in *files*, one of each rank, with *settings* as of ``analyze_each``."""
-    return join_analyses(analyze_each(files, **settings))
 
 
 def analyze_each(files: Sequence[str], *, processes: int = 1, **settings: Any) -> list[AnalyzedTrace]:
@@ -50,9 +45,7 @@ def analyze_each(files: Sequence[str], *, processes: int = 1, **settings: Any) -
     # Ctrl-C ends a process that reads without a word; it is this process that reports it.
     end_quietly = (signal.SIGINT, signal.SIG_DFL)
     try:
-        with ProcessPoolExecutor(
-            min(processes, len(files)), spawn, initializer=signal.signal, initargs=end_quietly
-        ) as pool:
+        with ProcessPoolExecutor(min(processes, len(files)), spawn, signal.signal, end_quietly) as pool:
             return list(pool.map(partial(analyze_file, **settings), files))
     except BrokenProcessPool as error:
         raise LightningFlopsError(
@@ -61,7 +54,7 @@ def analyze_each(files: Sequence[str], *, processes: int = 1, **settings: Any) -
 
 
 def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresholds | None = None) -> TracesReport:
-    """Reports of several traces, and their ranks side by side.
+    """Reports of several traces, and their ranks side by side; traces that do not say theirs are of separate runs.
 
     Raises:
         RanksError: two traces are of the same rank, or none is given.
@@ -69,35 +62,26 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     ordered = sorted(analyzed, key=lambda one: -1 if one.report.rank is None else one.report.rank)
     reports = tuple(one.report for one in ordered)
     refuse_mixed_ranks(reports)
-    # Traces that do not say their ranks are of separate runs.
-    traced = [one.traced for one in analyzed if one.traced.rank is not None]
     comparison = straggler = None
-    if len(traced) > 1:
-        comparison = compare_ranks(traced, marked=all(one.step_times.marked for one in reports))
+    if len(ordered) > 1 and reports[0].rank is not None:
+        comparison = compare_ranks(ordered)
         if are_compared(comparison):
-            found = find_stragglers_in_traces([one.parts for one in ordered], thresholds=thresholds)
+            found = find_stragglers_in_traces(
+                {one.report.rank or 0: one.parts for one in ordered}, thresholds=thresholds
+            )
             straggler = next(iter(found), None)
-    return TracesReport(
-        schema_version=SCHEMA_VERSION,
-        traces=reports,
-        ranks=comparison,
-        advice=advise_on_traces(
-            reports,
-            comparison,
-            straggler=straggler,
-            devices=tuple(one.abilities for one in ordered),
-            thresholds=thresholds,
-        ),
-    )
+    abilities = tuple(one.abilities for one in ordered)
+    advice = advise_on_traces(reports, comparison, straggler=straggler, devices=abilities, thresholds=thresholds)
+    return TracesReport(schema_version=SCHEMA_VERSION, traces=reports, ranks=comparison, advice=advice)
 
 
-def compare_ranks(traced: Sequence[TracedRank], *, marked: bool) -> RankComparison:
+def compare_ranks(analyzed: Sequence[AnalyzedTrace]) -> RankComparison:
     """Computation, communication and waiting of several ranks of one run, a trace each.
 
-    Of ranks whose steps are not all *marked* no rank is said to compute longest.
+    Of ranks whose steps are not all marked none is held against the others.
     """
-    comparison = compare(traced)
-    if len(traced) == 1 or marked:
+    comparison = compare([one.traced for one in analyzed])
+    if len(analyzed) == 1 or all(one.report.step_times.marked for one in analyzed):
         return comparison
     rows = tuple(replace(row, compute_over_median=None) for row in comparison.ranks)
-    return replace(comparison, ranks=rows, computes_longest=None, notes=(_UNMARKED, *comparison.notes))
+    return replace(comparison, ranks=rows, notes=(_UNMARKED, *comparison.notes))

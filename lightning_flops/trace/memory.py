@@ -1,4 +1,4 @@
-"""Memory: how much was allocated when and what held it at the peak, and who allocated and freed."""
+"""Memory: how much was allocated when, and who allocated and freed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lightning_flops.schema.trace_events import HeldMemory, MemoryCurve, MemoryRow
+from lightning_flops.schema.trace_events import MemoryCurve, MemoryRow
 from lightning_flops.trace.columns import MemoryEvents, Trace
-from lightning_flops.trace.intervals import NS_PER_US, Ints, distinct, sums_by
+from lightning_flops.trace.intervals import NS_PER_US, Ints, distinct, sums_by, table
 from lightning_flops.trace.modules import NO_MODULE, Phase, modules_above, with_below
-from lightning_flops.trace.structure import enclosing, nearest
+from lightning_flops.trace.structure import enclosing
 from lightning_flops.trace.tables import with_callees
 
 MOST_POINTS = 500
@@ -34,33 +34,26 @@ def allocated_after(memory: MemoryEvents, rows: Ints) -> tuple[Ints, bool]:
 
 def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
     """The curve of each device whose allocations were recorded; None where none were."""
-    memory = trace.memory
-    if memory is None:
+    if (memory := trace.memory) is None:
         return None
     begin, curves = int(trace.start_ns.min()), []
     spans = _spans(trace, begin)
     for device, rows in by_device(memory):
-        times, (allocated, absolute) = memory.time_ns[rows] - begin, allocated_after(memory, rows)
-        peak = int(allocated.argmax())
+        times_us, (allocated, absolute) = (memory.time_ns[rows] - begin) / NS_PER_US, allocated_after(memory, rows)
+        # Of each of at most so many stretches its highest point.
+        firsts = np.unique(np.linspace(0, len(rows), MOST_POINTS, endpoint=False, dtype=np.int64))
+        stretches = zip(firsts.tolist(), np.split(allocated, firsts[1:]), strict=True)
+        highest, peak = [first + int(one.argmax()) for first, one in stretches], int(allocated.argmax())
         curve = MemoryCurve(
             device=device,
             absolute=absolute,
             peak_bytes=int(allocated[peak]),
-            peak_us=int(times[peak]) / NS_PER_US,
-            held=_held(trace, memory, rows[: peak + 1], int(allocated[peak]) if absolute else None),
-            points=_points(times, allocated),
+            peak_us=float(times_us[peak]),
+            points=tuple(zip(times_us[highest].tolist(), allocated[highest].tolist(), strict=True)),
             spans=spans,
         )
         curves.append(curve)
     return tuple(curves)
-
-
-def _points(times: Ints, allocated: Ints) -> tuple[tuple[float, int], ...]:
-    """At most ``MOST_POINTS`` of the curve: of each stretch its highest point."""
-    firsts = np.unique(np.linspace(0, len(times), MOST_POINTS, endpoint=False, dtype=np.int64))
-    ends = np.append(firsts[1:], len(times)).tolist()
-    highest = [first + int(allocated[first:end].argmax()) for first, end in zip(firsts.tolist(), ends, strict=True)]
-    return tuple(zip((times[highest] / NS_PER_US).tolist(), allocated[highest].tolist(), strict=True))
 
 
 def _spans(trace: Trace, begin: int) -> tuple[tuple[str, float, float], ...]:
@@ -71,30 +64,6 @@ def _spans(trace: Trace, begin: int) -> tuple[tuple[str, float, float], ...]:
     spans += [(*pair, name) for name, found in trace.phases.items() for pair in found.pairs()]
     in_time = sorted(spans if len(spans) <= MOST_SPANS else [], key=lambda span: (span[0], -span[1]))
     return tuple((name, (start - begin) / NS_PER_US, (end - begin) / NS_PER_US) for start, end, name in in_time)
-
-
-def _held(trace: Trace, memory: MemoryEvents, rows: Ints, total: int | None) -> tuple[HeldMemory, ...] | None:
-    """What was allocated in *rows*, which end at the peak, and not yet freed; None where no addresses were written."""
-    if (memory.address[rows] < 0).any():
-        return None
-    # What is alive is what an address was last used for.
-    last = rows[len(rows) - 1 - np.unique(memory.address[rows][::-1], return_index=True)[1]]
-    living, parent, frames = np.sort(last[memory.bytes[last] > 0]), trace.links.parent, trace.frames
-    lanes, moments = memory.lane[living], memory.time_ns[living]
-    inner = enclosing(trace, trace.links.operators, parent, lanes=lanes, moments_ns=moments)
-    outer = np.where((inner < 0) | (parent[inner] < 0), inner, nearest(inner, parent, parent < 0))
-    names = [trace.name_of(operator) if operator >= 0 else None for operator in outer.tolist()]
-    if frames is not None:
-        modules = frames.owner_at(trace, lanes, moments)[0].tolist()
-        names = [frames.modules[one] if one >= 0 else name for one, name in zip(modules, names, strict=True)]
-    found: dict[str | None, list[int]] = {}
-    for name, size in zip(names, memory.bytes[living].tolist(), strict=True):
-        found.setdefault(name, []).append(size)
-    held = [HeldMemory(name=name, bytes=sum(sizes), allocations=len(sizes)) for name, sizes in found.items()]
-    earlier = 0 if total is None else total - sum(one.bytes for one in held)
-    if earlier > 0:
-        held.append(HeldMemory(name=None, bytes=earlier, allocations=None))
-    return tuple(sorted(held, key=lambda one: (-one.bytes, one.name or "")))
 
 
 def memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
@@ -138,18 +107,19 @@ def _amounts(owner: Ints, size: Ints, count: int) -> list[Ints]:
     return [sums_by(owner[known], values[known], count) for values in sizes]
 
 
-def _rows(device: int, names: Sequence[str | None], own: list[Ints], total: list[Ints]) -> Iterator[MemoryRow]:
+def _rows(device: int, names: Sequence[str | None], own: list[Ints], total: list[Ints]) -> tuple[MemoryRow, ...]:
     """A row for each name that has any calls in *total*."""
-    for place in np.flatnonzero(total[2]).tolist():
-        yield MemoryRow(
-            name=names[place],
-            device=device,
-            calls=int(total[2][place]),
-            size_increase_bytes=int(total[0][place]),
-            self_size_increase_bytes=int(own[0][place]),
-            allocation_bytes=int(total[1][place]),
-            self_allocation_bytes=int(own[1][place]),
-        )
+    places = np.flatnonzero(total[2])
+    return table(
+        MemoryRow,
+        name=[names[place] for place in places.tolist()],
+        device=[device] * len(places),
+        calls=total[2][places].tolist(),
+        size_increase_bytes=total[0][places].tolist(),
+        self_size_increase_bytes=own[0][places].tolist(),
+        allocation_bytes=total[1][places].tolist(),
+        self_allocation_bytes=own[1][places].tolist(),
+    )
 
 
 def _most_first(row: MemoryRow) -> tuple[bool, int, int, str]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.collectives import TracedRank
-from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
-from lightning_flops.analysis.no_mfu import NO_FLOPS
+from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
+from lightning_flops.analysis.peaks import NO_FLOPS
 from lightning_flops.schema.trace import TracedPart, TraceReport
+from lightning_flops.schema.trace_flops import Flops
 from lightning_flops.trace import tables
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.communication import collective_calls, collective_table, overlap
 from lightning_flops.trace.counting import Formulas
-from lightning_flops.trace.flops import Peaks, trace_flops
+from lightning_flops.trace.flops import Peaks, find_work
 from lightning_flops.trace.memory import memory_curves, memory_table, module_memory_table
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.names import Kind
@@ -22,7 +24,7 @@ from lightning_flops.trace.read import WITH_MODULES, load_trace
 from lightning_flops.trace.steps import phase_table, step_parts, step_times
 
 if TYPE_CHECKING:
-    from lightning_flops.schema.trace_comparison import TableName
+    from lightning_flops.schema.comparison import TableName
 
 _NO_KERNELS = (
     "Calls of the device's runtime launched no kernel, copy or memset that was recorded, as where the profiler may not "
@@ -52,10 +54,16 @@ class AnalyzedTrace:
 
 def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peaks | None = None) -> TraceReport:
     """Every table of *trace*; FLOPs with *formulas* alone, shares of the peak by a user's own *peaks* if given."""
-    collectives, modules = collective_table(trace), module_table(trace)
-    flops, notes = (None, ()) if formulas is None else trace_flops(trace, formulas, modules, peaks)
-    if not trace.has_device and (trace.kind == Kind.RUNTIME).any():
-        notes = (_NO_KERNELS, *notes)
+    collectives, modules, kernels = collective_table(trace), module_table(trace), tables.kernel_table(trace)
+    by_shape = tables.operators_by_shape(trace)
+    work = None if formulas is None else find_work(trace, formulas, peaks)
+    if work is not None:
+        kernels = _with_flops(kernels, work.of_kernels())
+        by_shape = _with_flops(by_shape, work.of_shapes(), "name", "inputs", "dtypes")
+        if modules is not None:
+            of_modules = work.of_modules({row.name: row for row in modules.rows})
+            modules = replace(modules, rows=_with_flops(modules.rows, of_modules))
+    launched_nothing = not trace.has_device and (trace.kind == Kind.RUNTIME).any()
     return TraceReport(
         source=trace.source,
         rank=trace.rank,
@@ -67,18 +75,29 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
         overlap=overlap(trace) if collectives is not None else None,
         collectives=collectives,
         kernel_summary=tables.kernel_summary(trace),
-        kernels=tables.kernel_table(trace),
+        kernels=kernels,
         operators=tables.operator_table(trace),
         memory=memory_table(trace),
         module_memory=module_memory_table(trace),
         transfers=tables.transfer_table(trace),
         user_scopes=tables.user_scope_table(trace),
         idle=tables.idle_times(trace),
-        notes=(*trace.notes, *trace.steps.odd, *notes),
+        notes=(
+            *trace.notes,
+            *trace.steps.odd,
+            *((_NO_KERNELS,) if launched_nothing else ()),
+            *(work.notes if work else ()),
+        ),
         memory_curves=memory_curves(trace),
-        operators_by_shape=tables.operators_by_shape(trace),
-        flops=flops,
+        operators_by_shape=by_shape,
+        flops=None if work is None else work.totals(),
     )
+
+
+def _with_flops(rows: Any, flops: Mapping[Any, Flops], *key: str) -> Any:
+    """*rows* of a table with the FLOPs that are known under what they have as *key*, which is their name."""
+    known = attrgetter(*(key or ("name",)))
+    return rows and tuple(replace(row, flops=flops.get(known(row))) for row in rows)
 
 
 def analyze_one(
@@ -95,21 +114,22 @@ def analyze_one(
     if report.modules is None and trace.metadata.get(WITH_MODULES):
         notes += (_NO_CALLS_OF_MODULES,)
     used = trace.used_device
-    name, capability = (used.name, used.compute_capability) if used else ("", None)
-    # A device without a name may be any vendor's.
-    abilities = device_abilities(device_type="cuda", name=name, compute_capability=capability if name else None)
-    traced = TracedRank(
-        rank=trace.rank,
-        source=trace.source,
-        steps=len(trace.steps),
-        overlap=overlap(trace),
-        collectives=collective_calls(trace),
-    )
     return AnalyzedTrace(
         report=replace(report, notes=notes),
-        abilities=abilities if trace.has_device else UNKNOWN_DEVICE,
+        abilities=device_abilities(
+            device_type="cuda" if trace.has_device else "cpu",
+            name=used.name if used else None,
+            # A device without a name may be any vendor's.
+            compute_capability=used.compute_capability if used and used.name else None,
+        ),
         parts=step_parts(trace),
-        traced=traced,
+        traced=TracedRank(
+            rank=trace.rank,
+            source=trace.source,
+            steps=len(trace.steps),
+            overlap=overlap(trace),
+            collectives=collective_calls(trace),
+        ),
         step_sums=tables.step_sums(trace) if stepwise else None,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_flops.schema.trace_comparison import TableName
+from lightning_flops.schema.comparison import TableName
 from lightning_flops.schema.trace_events import (
     KERNEL_GAP_LIMIT_US,
     SHORT_KERNEL_LIMIT_US,

@@ -1,8 +1,9 @@
-"""Traces that no file holds, analyzed as ``analyze_files`` does with files."""
+"""Traces that no file holds, analyzed as the command does with files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.trace import TracesReport
@@ -10,6 +11,14 @@ from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.counting import Formulas
 from lightning_flops.trace.many import join_analyses
 from lightning_flops.trace.report import analyze_one
+
+T = TypeVar("T")
+
+
+def known(value: T | None) -> T:
+    """*value*, which is not None."""
+    assert value is not None
+    return value
 
 
 def analyze_traces(

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.devices import DeviceAbilities
-from lightning_flops.analysis.evidence import Cost, Evidence, gather_evidence
+from lightning_flops.analysis.evidence import Evidence, gather_evidence
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.errors import ConfigError
@@ -47,21 +47,25 @@ def only(evidence: Evidence) -> Advice:
     ("rule", "limit", "of"),
     [
         ("padding", 0.20, lambda share: {"facts": RunFacts(padding_ratio=share)}),
-        ("exposed_communication", 0.10, lambda share: {"exposed_communication_share": share}),
-        ("waiting", 0.10, lambda share: {"waiting_share": share}),
+        ("exposed_communication", 0.10, lambda share: {"shares": {"exposed_communication": share}}),
+        ("waiting", 0.10, lambda share: {"shares": {"waiting": share}}),
         ("straggler", 0, lambda share: {"straggler": STRAGGLER if share else None}),
         ("backend", 0, lambda share: {"backend": "gloo" if share else "nccl"}),
         ("data_parallel", 1, lambda share: {"facts": RunFacts(data_parallel_devices=math.ceil(share))}),
-        ("optimizer", 0.15, lambda share: {"optimizer_share": share, "facts": RunFacts(optimizers=(ADAM,))}),
-        ("norm", 0.10, lambda share: {"norm": Cost(share=share, names=("a",))}),
-        ("dropout", 0.10, lambda share: {"dropout": Cost(share=share, names=("a",))}),
-        ("starved", 0.05, lambda share: {"processor_lost_share": share}),
-        ("idle", 0.20, lambda share: {"idle_share": share}),
-        ("tensor_core_eligible", 0.05, lambda share: {"tensor_core_eligible_ratio": share, "device": TENSOR_CORES}),
-        ("float32", 0.05, lambda share: {"float32_share": share, "device": TENSOR_CORES}),
-        ("misaligned", 0.05, lambda share: {"misaligned": Cost(share=share, names=())}),
-        ("pageable_copies", 0.05, lambda share: {"pageable_copy_share": share}),
-        ("heat_limited", 0.05, lambda share: {"heat_limited_share": share}),
+        ("optimizer", 0.15, lambda share: {"shares": {"optimizer": share}, "facts": RunFacts(optimizers=(ADAM,))}),
+        ("norm", 0.10, lambda share: {"shares": {"norm": share}}),
+        ("dropout", 0.10, lambda share: {"shares": {"dropout": share}}),
+        ("starved", 0.05, lambda share: {"shares": {"starved": share}}),
+        ("idle", 0.20, lambda share: {"shares": {"idle": share}}),
+        (
+            "tensor_core_eligible",
+            0.05,
+            lambda share: {"shares": {"tensor_core_eligible": share}, "device": TENSOR_CORES},
+        ),
+        ("float32", 0.05, lambda share: {"shares": {"float32": share}, "device": TENSOR_CORES}),
+        ("misaligned", 0.05, lambda share: {"shares": {"misaligned": share}}),
+        ("pageable_copies", 0.05, lambda share: {"shares": {"pageable_copies": share}}),
+        ("heat_limited", 0.05, lambda share: {"shares": {"heat_limited": share}}),
     ],
 )
 def test_a_rule_speaks_above_its_limit_alone(rule: str, limit: float, of: Callable[[float], dict[str, Any]]) -> None:
@@ -107,7 +111,9 @@ def test_what_to_do_about_a_wait_for_data_goes_by_its_length_and_the_idle_cores(
 
 
 def test_advice_has_the_fact_the_remedy_the_ceiling_and_when_not_to_follow_it() -> None:
-    evidence = waits(0.05, cores=8, loader_workers=0, idle_cores=6.5, device=TENSOR_CORES, pageable_copy_share=0.01)
+    evidence = waits(
+        0.05, cores=8, loader_workers=0, idle_cores=6.5, device=TENSOR_CORES, shares={"pageable_copies": 0.01}
+    )
     assert only(evidence) == Advice(
         rule="data_wait",
         fact="The step waits 50 ms a batch for data (50.00%), with 0 loader workers; this process may use 8 cores, 6.5 "
@@ -124,10 +130,16 @@ def test_advice_has_the_fact_the_remedy_the_ceiling_and_when_not_to_follow_it() 
     ("evidence", "words"),
     [
         (Evidence(straggler=STRAGGLER), "rank 3: its backward takes 4 ms longer than theirs."),
-        (Evidence(norm=Cost(share=0.5, names=("a.norm", "b.norm"))), "take 50.00% of the step: a.norm, b.norm."),
-        (Evidence(dropout=Cost(share=0.5, names=("", "b", "c", "d", "e"))), ": the root, b, c and 2 more."),
         (
-            Evidence(optimizer_share=0.5, facts=RunFacts(optimizers=(ADAM, PROP))),
+            Evidence(shares={"norm": 0.5}, modules={"norm": ("a.norm", "b.norm")}),
+            "take 50.00% of the step: a.norm, b.norm.",
+        ),
+        (
+            Evidence(shares={"dropout": 0.5}, modules={"dropout": ("", "b", "c", "d", "e")}),
+            ": the root, b, c and 2 more.",
+        ),
+        (
+            Evidence(shares={"optimizer": 0.5}, facts=RunFacts(optimizers=(ADAM, PROP))),
             "Adam and RMSprop updates one tensor at a time and takes 50.00% of the step.",
         ),
     ],
@@ -138,9 +150,10 @@ def test_facts_name_the_rank_the_modules_and_the_optimizers(evidence: Evidence, 
 
 def test_the_largest_possible_saving_comes_first_and_two_may_name_the_same_time() -> None:
     evidence = Evidence(
-        exposed_communication_share=0.4, waiting_share=0.1, backend="gloo", processor_lost_share=0.1,
-        float32_share=0.5, device=TENSOR_CORES,
-    )  # fmt: skip
+        shares={"exposed_communication": 0.4, "waiting": 0.1, "starved": 0.1, "float32": 0.5},
+        backend="gloo",
+        device=TENSOR_CORES,
+    )
     found = {one.rule: one.ceiling for one in advise(evidence, DEFAULTS)}
     assert list(found) == ["exposed_communication", "backend", "starved", "float32"]
     assert found["exposed_communication"] == found["backend"] == pytest.approx(0.3)
@@ -150,13 +163,13 @@ def test_the_largest_possible_saving_comes_first_and_two_may_name_the_same_time(
 def test_arguments_are_advised_that_all_slow_optimizers_take() -> None:
     fused = replace(ADAM, faster_with=())
     for optimizers, remedy in (((ADAM,), "fused=True, or with foreach=True"), ((ADAM, PROP, fused), "foreach=True")):
-        evidence = Evidence(optimizer_share=0.5, facts=RunFacts(optimizers=optimizers))
+        evidence = Evidence(shares={"optimizer": 0.5}, facts=RunFacts(optimizers=optimizers))
         assert only(evidence).remedy == f"Construct it with {remedy}."
-    assert rules(Evidence(optimizer_share=0.5, facts=RunFacts(optimizers=(fused,)))) == []
+    assert rules(Evidence(shares={"optimizer": 0.5}, facts=RunFacts(optimizers=(fused,)))) == []
 
 
 def test_a_device_without_tensor_cores_or_tf32_is_not_told_of_them() -> None:
-    evidence = Evidence(tensor_core_eligible_ratio=0.5, kernel_share=0.5, float32_share=0.5)
+    evidence = Evidence(shares={"tensor_core_eligible": 0.5, "float32": 0.5}, kernel_share=0.5)
     assert rules(evidence) == []
     volta = only(replace(evidence, device=DeviceAbilities(tensor_core_dtypes=("float16",))))
     # What kernels take is the ceiling of advice on them.
@@ -213,19 +226,19 @@ def test_times_are_those_of_a_typical_step() -> None:
     assert evidence.step_sec == pytest.approx(0.020)
     assert evidence.data_wait_share == pytest.approx(0.2)
     assert evidence.compute_share == pytest.approx(0.7)
-    assert evidence.optimizer_share == pytest.approx(0.1)
-    assert (evidence.processor_lost_share, evidence.idle_cores) == (0.2, 1.5)
+    assert evidence.shares["optimizer"] == pytest.approx(0.1)
+    assert (evidence.shares["starved"], evidence.idle_cores) == (0.2, 1.5)
 
 
 def test_facts_of_a_gpu_are_none_of_a_cpus() -> None:
     facts = RunFacts(compute_capability=(8, 0), process_group_backend="gloo")
     on_gpu = gathered(context=replace(A100, world_size=2), facts=facts)
-    assert (on_gpu.float32_share, on_gpu.backend) == (0.3, "gloo")
+    assert (on_gpu.shares["float32"], on_gpu.backend) == (0.3, "gloo")
     assert gathered(context=A100, facts=facts).backend is None
     # Torch for Windows has no NCCL.
     assert gathered(context=replace(A100, world_size=2), facts=replace(facts, nccl=False)).backend is None
     on_cpu = gathered(facts=facts)
-    assert (on_cpu.float32_share, on_cpu.backend) == (None, None)
+    assert (on_cpu.shares["float32"], on_cpu.backend) == (None, None)
 
 
 def test_products_are_misaligned_by_the_flops_of_16_bit_products_in_odd_modules() -> None:
@@ -245,8 +258,8 @@ def test_products_are_misaligned_by_the_flops_of_16_bit_products_in_odd_modules(
     facts = RunFacts(compute_capability=(8, 0))
     evidence = gathered(modules=modules, flops=flops, context=A100, facts=facts)
     # 250 of 1,000; float32 needs no such alignment.
-    assert evidence.misaligned == Cost(share=0.25, names=("head (50257)",))
-    assert gathered(modules=modules, flops=flops).misaligned is None
+    assert (evidence.shares["misaligned"], evidence.modules["misaligned"]) == (0.25, ("head (50257)",))
+    assert gathered(modules=modules, flops=flops).shares["misaligned"] is None
 
 
 @pytest.mark.parametrize(
@@ -271,11 +284,10 @@ def test_modules_that_a_remedy_is_known_for_are_found_by_class_and_operators(
     )
     flops = replace(windows.mlp_window().flops, cells=cells)
     evidence = gathered(modules=modules, flops=flops, times={"a": 2.0, "b": 4.0}, traced=TRACED)
-    costs = {"dropout": evidence.dropout, "norm": evidence.norm}
     # 6 of 20 ms, b first.
-    assert {name: (round(cost.share, 9), cost.names) for name, cost in costs.items() if cost is not None} == (
-        {} if found is None else {found: (0.3, ("b", "a"))}
-    )
+    costs = {name: share for name in ("dropout", "norm") if (share := evidence.shares.get(name)) is not None}
+    assert costs == ({} if found is None else {found: pytest.approx(0.3)})
+    assert found is None or evidence.modules[found] == ["b", "a"]
     # The traced steps' backward took over twice the timed ones': what modules took is not known well enough.
     apart = gathered(modules=modules, flops=flops, times={"a": 2.0, "b": 4.0}, traced=replace(TRACED, is_apart=True))
-    assert (apart.dropout, apart.norm) == (None, None)
+    assert apart.shares.keys().isdisjoint(("dropout", "norm"))

@@ -1,16 +1,20 @@
-"""A difference split by cause: numbers by hand, and what holds for any."""
+"""A difference split by cause, and its noise, by hand."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
+from lightning_flops.analysis.compare_noise import noise_ns
 from lightning_flops.analysis.compare_split import Work, split
+from lightning_flops.schema.comparison import WORK, Cause
 
 
-def causes(one: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(one.get(name, 0) for name in ("flops", "bytes", "modules", "efficiency"))
+def causes(one: Mapping[Cause, int]) -> tuple[int, ...]:
+    return tuple(one.get(name, 0) for name in (*WORK, "efficiency"))
 
 
 @pytest.mark.parametrize(
@@ -41,3 +45,12 @@ def test_a_difference_is_split_by_cause(
     a_ns: int, b_ns: int, a: Work | None, b: Work | None, expected: tuple[int, ...]
 ) -> None:
     assert causes(split(a_ns=a_ns, b_ns=b_ns, a=a, b=b)) == expected
+
+
+def test_an_interval_is_welchs() -> None:
+    # Four steps of 8, 10, 12 and 10 s: variance 8 / 3, of the mean 2 / 3; the other run's is four times that, 8 / 3.
+    # Freedom: (10 / 3)^2 / ((2 / 3)^2 / 3 + (8 / 3)^2 / 3) = 100 x 3 / 68 = 4.41; of four, t is 4.60.
+    a, b = np.array([8.0, 10.0, 12.0, 10.0]), np.array([16.0, 20.0, 24.0, 20.0])
+    found = noise_ns(a, b)
+    assert found is not None and found / 1e9 == pytest.approx(4.60 * math.sqrt(10 / 3), rel=1e-9)
+    assert noise_ns(a[:3], b) is None

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_flops.analysis.given_peaks import with_given_peaks, with_measured_peaks
-from lightning_flops.analysis.peak_flops import COPY, measured_file
+from lightning_flops.analysis.peaks import COPY, measured_file, with_given_peaks, with_measured_peaks
 from lightning_flops.cli import main
 from lightning_flops.config import ProfilerConfig
 from tests.analysis.test_profile import MLP, TICK, in_ticks

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_flops.analysis.devices import memory_bytes_per_sec, why_no_peak
-from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.devices import device_named, why_no_peak
+from lightning_flops.analysis.peaks import peak_for
 
 
 @pytest.mark.parametrize(
@@ -160,4 +160,5 @@ def test_slices_and_virtual_gpus_are_said_to_be_such() -> None:
     ],
 )
 def test_bandwidth_is_that_of_exactly_this_device(device: str, gigabytes_per_sec: float | None) -> None:
-    assert memory_bytes_per_sec(device) == (None if gigabytes_per_sec is None else gigabytes_per_sec * 1e9)
+    row = device_named(device)
+    assert (row and row.memory_bytes_per_sec) == (gigabytes_per_sec and gigabytes_per_sec * 1e9)

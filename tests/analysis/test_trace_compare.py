@@ -7,26 +7,20 @@ the kernels run, one beside them. So the step is 48 us kernels, 10 loader, 1 run
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, TypeVar
 
 import pytest
 
 from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.errors import ComparisonError
 from lightning_flops.measure.counting.recorded_calls import recorded_work
-from lightning_flops.schema.trace_comparison import TimeDifference, TraceComparison
+from lightning_flops.schema.comparison import CalledDifference, Comparison, FigureDifference, TimeDifference
 from lightning_flops.trace.report import AnalyzedTrace, analyze_one
-from tests.analysis.trace_events import (
-    Event,
-    data_loader,
-    kernel,
-    launch,
-    memory,
-    operator,
-    step,
-    trace,
-)
+from tests.analysis.trace_events import Event, data_loader, kernel, launch, memory, operator, step, trace
 
+D = TypeVar("D", bound=TimeDifference)
 US = 1000
 """Nanoseconds."""
 
@@ -36,60 +30,52 @@ def one_step(
 ) -> list[Event]:
     """The events of a step, at 1000 us times its number."""
     at = 1000.0 * number
-    written: dict[str, Any] = {
-        "Input Dims": [[2, 3], [3, 4]],
-        "Input type": ["float", "float"],
-        "Concrete Inputs": ["", ""],
-    }
-    events = [step(number, at, 100)] if mark else []
-    events += [
+    dims, types = [[2, 3], [3, 4]], ["float", "float"]
+    written: dict[str, Any] = {"Input Dims": dims, "Input type": types, "Concrete Inputs": ["", ""]} if shapes else {}
+    events = [
+        *([step(number, at, 100)] if mark else []),
         data_loader(at, 10),
-        operator("aten::mm", at + 20, 10, **(written if shapes else {})),
+        operator("aten::mm", at + 20, 10, **written),
         launch(10 * number, at + 22),
         kernel(10 * number, at + 30, gemm, name="gemm"),
         operator("aten::relu", at + 32, 4),
     ]
     begin = at + 30 + gemm + 2
-    for index, length in enumerate(relus, 1):
-        events += [
-            launch(10 * number + index, at + 33),
-            kernel(10 * number + index, begin, length, name="relu"),
-        ]
+    for call, length in enumerate(relus, 10 * number + 1):
+        events += [launch(call, at + 33), kernel(call, begin, length, name="relu")]
         begin += length
     return events
 
 
 def run(
     *gemms: float,
-    relus: tuple[float, ...] = (8,),
     rank: int | None = None,
     first: int = 1,
-    shapes: bool = False,
-    mark: bool = True,
-    more: tuple[Event, ...] = (),
+    more: Sequence[Event] = (),
     device: str = "NVIDIA A100-SXM4-80GB",
+    **of_step: Any,
 ) -> AnalyzedTrace:
     """A run whose steps have these lengths of gemm."""
-    events = [
-        event
-        for number, gemm in enumerate(gemms, first)
-        for event in one_step(number, gemm=gemm, relus=relus, shapes=shapes, mark=mark)
-    ]
-    head = {"deviceProperties": [{"id": 0, "name": device, "numSms": 108}]}
+    steps = [one_step(number, gemm=gemm, **of_step) for number, gemm in enumerate(gemms, first)]
+    head: dict[str, Any] = {"deviceProperties": [{"id": 0, "name": device, "numSms": 108}]}
     if rank is not None:
-        head["distributedInfo"] = {"rank": rank, "world_size": 2, "backend": "nccl"}  # type: ignore[assignment]
-    return analyze_one(trace(*events, *more, **head), formulas=recorded_work, stepwise=True)
+        head["distributedInfo"] = {"rank": rank, "world_size": 2, "backend": "nccl"}
+    return analyze_one(trace(*chain(*steps), *more, **head), formulas=recorded_work, stepwise=True)
 
 
 A = run(40, 40, 40, 40)
 
 
-def named(rows: tuple[TimeDifference, ...]) -> dict[str, TimeDifference]:
+def named(rows: Sequence[D]) -> dict[str, D]:
     return {row.name: row for row in rows}
 
 
-def table(comparison: TraceComparison, of: str) -> dict[str, TimeDifference]:
+def table(comparison: Comparison, of: str) -> dict[str, CalledDifference]:
     return next(named(one.rows) for one in comparison.tables if one.of == of)
+
+
+def figure(comparison: Comparison, name: str) -> FigureDifference:
+    return next(one for one in comparison.figures if one.name == name)
 
 
 def times(row: TimeDifference) -> tuple[int, int, int]:
@@ -109,10 +95,17 @@ def test_parts_add_up_to_the_step_and_a_longer_kernel_is_named() -> None:
         "other": (32 * US, 12 * US),
     }
     assert times(comparison.step) == (100 * US, 120 * US, 20 * US)
-    kernels = next(one for one in comparison.tables if one.of == "kernels")
-    assert [row.name for row in kernels.rows] == ["gemm", "relu"]
-    assert times(kernels.rows[0]) == (40 * US, 80 * US, 40 * US)
-    assert times(kernels.rows[1]) == (8 * US, 8 * US, 0)
+    gemm, relu = table(comparison, "kernels").values()
+    assert (gemm.name, *times(gemm), relu.name, *times(relu)) == (
+        "gemm",
+        40 * US,
+        80 * US,
+        40 * US,
+        "relu",
+        8 * US,
+        8 * US,
+        0,
+    )
     assert times(table(comparison, "operators")["aten::mm"]) == (10 * US, 10 * US, 0)
 
 
@@ -128,26 +121,27 @@ def test_a_step_that_only_begins_is_left_out() -> None:
     # The loop has ended: the fifth mark has a wait for data, and none of the two operators that the others have.
     stub = (step(5, 5000, 20), data_loader(5000, 15))
     comparison = compare_traces([A], [run(80, 80, 80, 80, more=stub)], sources=("before", "after"))
-    assert (comparison.a.steps, comparison.b.steps, comparison.step.b_ns) == (4, 4, 120 * US)
+    assert comparison.a.about == comparison.b.about == "NVIDIA A100-SXM4-80GB, 4 steps"
+    assert comparison.step.b_ns == 120 * US
     assert comparison.notes == ("after: Step 5 is left out: no call ran in it, and 2 or more in the others.",)
 
 
 def test_with_few_steps_noise_is_not_known_and_a_note_says_so() -> None:
     comparison = compare_traces([A], [run(80, 80, 80)], sources=("before", "after"))
-    assert comparison.step.noise is None
-    assert all(row.noise is None for one in comparison.tables for row in one.rows)
+    assert comparison.step.noise_ns is None
+    assert all(row.noise_ns is None for one in comparison.tables for row in one.rows)
     assert comparison.notes == (
         "What is noise is not known: after has 3 traced steps, and less than 4 say nothing of their spread.",
     )
     step_sec = comparison.figures[0]
-    assert (step_sec.name, step_sec.ratio, step_sec.ratio_low) == ("global_step_sec", 1.2, None)
+    assert (step_sec.name, step_sec.ratio, step_sec.ends) == ("global_step_sec", 1.2, None)
     assert step_sec.reason == "single steps are not known, or too few to say what is noise"
 
 
 def test_without_marks_traces_are_compared_as_a_whole() -> None:
     unmarked = run(40, 40, mark=False), run(80, 80, mark=False)
     comparison = compare_traces([unmarked[0]], [unmarked[1]])
-    assert (comparison.step.name, comparison.a.marked, comparison.a.steps) == ("whole trace", False, 1)
+    assert (comparison.step.name, comparison.a.about) == ("whole trace", "NVIDIA A100-SXM4-80GB, no marks of steps")
     assert times(table(comparison, "kernels")["gemm"]) == (80 * US, 160 * US, 80 * US)
     assert "each is compared as a whole" in comparison.notes[0]
     with pytest.raises(
@@ -160,7 +154,7 @@ def test_ranks_are_averaged_in_each_step() -> None:
     ranks = [run(40, 40, 40, 40, rank=0), run(60, 60, 60, 60, rank=1)]
     slower = [run(40, 40, 40, 40, rank=0), run(80, 80, 80, 80, rank=1)]
     comparison = compare_traces(ranks, slower, sources=("before", "after"))
-    assert (comparison.a.ranks, comparison.a.steps, comparison.b.steps) == (2, 4, 4)
+    assert comparison.a.about == comparison.b.about == "NVIDIA A100-SXM4-80GB, 2 ranks, 4 steps"
     assert times(table(comparison, "kernels")["gemm"]) == (50 * US, 60 * US, 10 * US)
     # Rank 1 ends with its relu, at 30 + 60 + 2 + 8 = 100 and at 120; rank 0 both times at 100.
     assert (comparison.step.a_ns, comparison.step.b_ns) == (100 * US, 110 * US)
@@ -181,7 +175,7 @@ def test_flops_and_mfu_are_figures_where_both_have_shapes() -> None:
     assert (figures["forward_flops"].a, figures["forward_flops"].ratio) == (48, 1.0)
     assert figures["mfu"].a == pytest.approx(48 / 19.5e12 / 100e-6, rel=1e-12)
     assert figures["mfu"].ratio == pytest.approx(100 / 120, rel=1e-12)
-    assert figures["mfu"].ratio_low == pytest.approx(100 / 120, rel=1e-9)
+    assert figures["mfu"].noise_factor == pytest.approx(1, rel=1e-9)
     assert (figures["data_wait_ratio"].a, figures["data_wait_ratio"].b) == (0.1, 10 / 120)
     figures = {one.name: one for one in compare_traces([a], [A]).figures}
     assert figures["forward_flops"].reason == "not known in B: the trace was taken without record_shapes=True"
@@ -189,36 +183,29 @@ def test_flops_and_mfu_are_figures_where_both_have_shapes() -> None:
 
 
 def test_the_most_memory_is_a_figure_of_the_same_kind_in_both() -> None:
-    def with_memory(size: int, *, absolute: bool = True) -> AnalyzedTrace:
-        known = {"Total Allocated": 1000 + size, "Total Reserved": 4096} if absolute else {}
-        return run(40, 40, 40, 40, more=(memory(1025, size, device=0, **known),))
+    def peak(a_is_absolute: bool, b_is_absolute: bool, where: str = "device") -> FigureDifference:
+        def with_memory(size: int, absolute: bool) -> AnalyzedTrace:
+            known = {"Total Allocated": 1000 + size, "Total Reserved": 4096} if absolute else {}
+            return run(40, 40, 40, 40, more=[memory(1025, size, device=0, **known)])
 
-    figures = {one.name: one for one in compare_traces([with_memory(1000)], [with_memory(3000)]).figures}
-    peak = figures["device_memory_peak_bytes"]
-    assert (peak.a, peak.b, peak.ratio, peak.ratio_low) == (2000, 4000, 2.0, 2.0)
-    assert figures["host_memory_peak_bytes"].reason == "not known in A: the trace shows no allocations on the host"
-    mixed = compare_traces([with_memory(1000)], [with_memory(3000, absolute=False)])
-    peak = next(one for one in mixed.figures if one.name == "device_memory_peak_bytes")
-    assert (peak.b, peak.reason) == (
-        None, "not known in B: the trace shows no allocations on the device, or their change alone"
-    )  # fmt: skip
-    relative = compare_traces([with_memory(1000, absolute=False)], [with_memory(3000, absolute=False)])
-    peak = next(one for one in relative.figures if one.name == "device_memory_peak_bytes")
-    assert (peak.a, peak.b) == (1000, 3000)
+        a, b = with_memory(1000, a_is_absolute), with_memory(3000, b_is_absolute)
+        return figure(compare_traces([a], [b]), f"{where}_memory_peak_bytes")
+
+    both, mixed, relative = peak(True, True), peak(True, False), peak(False, False)
+    assert (both.a, both.b, both.ratio, both.ends) == (2000, 4000, 2.0, (2.0, 2.0))
+    assert peak(True, True, "host").reason == "not known in A: the trace shows no allocations on the host"
+    why = "not known in B: the trace shows no allocations on the device, or their change alone"
+    assert (mixed.b, mixed.reason) == (None, why)
+    assert (relative.a, relative.b) == (1000, 3000)
 
 
 def test_collectives_are_compared_also_where_one_run_has_none() -> None:
-    events = tuple(
-        event
-        for number in range(1, 5)
-        for event in (
-            launch(10 * number + 9, 1000 * number + 40),
-            kernel(10 * number + 9, 1000 * number + 80, 15, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=9),
-        )
-    )
+    name, events = "ncclDevKernel_AllReduce_Sum_f32_RING_LL", list[Event]()
+    for number in range(1, 5):
+        call, at = 10 * number + 9, 1000 * number
+        events += [launch(call, at + 40), kernel(call, at + 80, 15, name=name, stream=9)]
     comparison = compare_traces([A], [run(40, 40, 40, 40, more=events)])
     assert times(table(comparison, "collectives")["allreduce"]) == (0, 15 * US, 15 * US)
     assert times(named(comparison.parts)["communication"]) == (0, 15 * US, 15 * US)
-    figure = next(one for one in comparison.figures if one.name == "exposed_communication_ratio")
-    assert (figure.a, figure.b) == (None, 0.15)
-    assert figure.reason == "not known in A: the trace has no collectives"
+    ratio = figure(comparison, "exposed_communication_ratio")
+    assert (ratio.a, ratio.b, ratio.reason) == (None, 0.15, "not known in A: the trace has no collectives")

@@ -4,19 +4,10 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.schema.trace_events import IdleTime, KernelSummary
+from lightning_flops.schema.trace_events import IdleTime
 from lightning_flops.schema.trace_steps import DeviceMetrics
-from lightning_flops.trace.names import (
-    collective_of_kernel,
-    multiplies,
-    uses_tensor_cores,
-)
-from lightning_flops.trace.tables import (
-    device_metrics,
-    idle_times,
-    kernel_summary,
-    kernel_table,
-)
+from lightning_flops.trace.names import collective_of_kernel, multiplies, own_name, uses_tensor_cores
+from lightning_flops.trace.tables import device_metrics, idle_times, kernel_summary, kernel_table
 from tests.analysis.trace_events import Event, kernel, launch, operator, step, trace
 
 
@@ -29,18 +20,8 @@ def sized(correlation: int, start: float, length: float, blocks: float, occupanc
 def test_64_blocks_on_80_sms_are_an_sm_efficiency_of_0_8() -> None:
     properties = [{"id": 0, "name": "V100", "numSms": 80, "totalGlobalMem": 1}]
     loaded = trace(step(1, 0, 10), launch(1, 0), sized(1, 0, 10, 64 / 80, 40), deviceProperties=properties)
-    assert device_metrics(loaded) == (
-        DeviceMetrics(
-            device=0,
-            name="V100",
-            sm_count=80,
-            utilization=1.0,
-            sm_efficiency=0.8,
-            occupancy_percent=40,
-            blocks_per_sm=0.8,
-            busy_us=10,
-        ),
-    )
+    shares = {"utilization": 1.0, "sm_efficiency": 0.8, "occupancy_percent": 40, "blocks_per_sm": 0.8}
+    assert device_metrics(loaded) == (DeviceMetrics(device=0, name="V100", sm_count=80, busy_us=10, **shares),)
 
 
 def test_blocks_of_kernels_that_run_at_once_add_up_to_no_more_than_all_sms() -> None:
@@ -129,7 +110,7 @@ def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
     assert (summary.short_calls_ratio, summary.short_time_ratio) == (0, 0)
 
 
-TENSOR_CORES = (
+ON_TENSOR_CORES = (
     "volta_h884gemm_128x64_ldg8_nn",
     "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_nt",
     "ampere_fp16_s16816gemm_fp16_128x128_ldg8_relu_f2f_stages_32x5_nn",
@@ -142,24 +123,11 @@ TENSOR_CORES = (
     "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
     "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1_kernel0_0",
 )
-OTHERS = (
+MULTIPLY = (  # on no tensor cores, or of other libraries and vendors, whose names do not say
     "ampere_sgemm_128x64_nn",
     "volta_scudnn_128x64_relu_medium_nn_v1",
     "maxwell_scudnn_winograd_128x128_ldg1_ldg4_tile418n_nt",
-    "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>, at::detail::Array<char*> >",
-    "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512, true, 1>",
     "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
-    "triton_poi_fused_add_relu_0",
-    "SubTensorOpWithScalar1d",
-)
-
-
-@pytest.mark.parametrize("name", [*TENSOR_CORES, *OTHERS])
-def test_names_of_kernels_tell_tensor_cores(name: str) -> None:
-    assert uses_tensor_cores(name) == (name in TENSOR_CORES)
-
-
-MULTIPLY = (  # of other libraries and vendors
     "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0",  # rocBLAS, hipBLASLt
     "void ck::kernel_grouped_conv_fwd_multiple_abd_xdl_cshuffle<ck::GridwiseGemmMultipleD_xdl_cshuffle<float> >",
     "miopenSp3AsmConv_v30_3_1_gfx9_fp32_f2x3_stride1",
@@ -173,9 +141,16 @@ MULTIPLY = (  # of other libraries and vendors
     "triton_tem_fused_mm_0",
 )
 DO_NOT = (
-    "triton_poi_fused_convert_element_type_0",
-    "triton_red_fused_native_layer_norm_1",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>, at::detail::Array<char*> >",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::conv_x<float>>(int)",
     "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>",
+    "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512, true, 1>",
+    "triton_poi_fused_add_relu_0",
+    "triton_poi_fused_convert_element_type_0",
+    "triton_poi_fused__scaled_dot_product_flash_attention_cat_view_10",
+    "triton_red_fused_native_layer_norm_1",
+    "triton_red_fused_mm_native_layer_norm_2",
+    "triton_per_fused_convolution_1",
     "MIOpenBatchNormFwdTrainSpatial",
     "SubTensorOpWithScalar1d",
     "void moe::align_block_size_kernel<int>",
@@ -183,40 +158,49 @@ DO_NOT = (
 )
 
 
-@pytest.mark.parametrize("name", [*MULTIPLY, *DO_NOT])
-def test_names_of_kernels_tell_which_multiply(name: str) -> None:
-    assert multiplies(name) == (name in MULTIPLY)
+@pytest.mark.parametrize("name", [*ON_TENSOR_CORES, *MULTIPLY, *DO_NOT])
+def test_names_of_kernels_tell_which_multiply_and_on_tensor_cores(name: str) -> None:
+    assert (multiplies(name), uses_tensor_cores(name)) == (name not in DO_NOT, name in ON_TENSOR_CORES)
 
 
 @pytest.mark.parametrize(
-    ("call", "devices"),
+    ("name", "own", "is_product"),
     [
-        ("hipLaunchKernel", []),
-        ("urEnqueueKernelLaunch", []),
-        ("zeCommandListAppendLaunchKernel", []),
-        ("cudaLaunchKernel", [{"id": 0, "name": "AMD Instinct MI250X"}]),
-        ("cudaLaunchKernel", [{"id": 0, "name": "Intel(R) Data Center GPU Max 1550"}]),
+        ("void fbgemm_gpu::permute_2D_lengths_kernel<int>(int, int const*)", "permute_2D_lengths_kernel", False),
+        ("_ZN10fbgemm_gpu25permute_2D_lengths_kernelIiEEvPi", "permute_2D_lengths_kernel", False),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16>(X)", None, True),
+        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float>(P)", None, True),
+        ("void gemmSN_TN_kernel<float, 128>(int)", "gemmSN_TN_kernel", True),
+        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn", True),
+    ],
+)
+def test_a_kernel_is_known_by_its_functions_own_name(name: str, own: str | None, is_product: bool) -> None:
+    assert multiplies(name) is is_product
+    assert own is None or own_name(name) == own
+
+
+def named(name: str) -> list[dict[str, Any]]:
+    return [{"id": 0, "name": name}]
+
+
+@pytest.mark.parametrize(
+    ("call", "devices", "ratio"),
+    [
+        ("cudaLaunchKernel", named("NVIDIA A100-SXM4-40GB"), 1.0),
+        ("hipLaunchKernel", [], None),
+        ("urEnqueueKernelLaunch", [], None),
+        ("zeCommandListAppendLaunchKernel", [], None),
+        ("cudaLaunchKernel", named("AMD Instinct MI250X"), None),
+        ("cudaLaunchKernel", named("Intel(R) Data Center GPU Max 1550"), None),
     ],
 )
 def test_of_other_vendors_kernels_it_is_not_known_which_ran_on_matrix_cores(
-    call: str, devices: list[dict[str, Any]]
+    call: str, devices: list[dict[str, Any]], ratio: float | None
 ) -> None:
-    def summary(call: str, devices: list[dict[str, Any]]) -> KernelSummary:
-        found = kernel_summary(
-            trace(
-                operator("aten::mm", 0, 10),
-                {**launch(1, 2), "name": call},
-                kernel(1, 5, 10, name="flash_fwd"),
-                deviceProperties=devices,
-            )
-        )
-        assert found is not None
-        return found
-
-    other = summary(call, devices)
-    assert (other.tensor_core_ratio, other.tensor_core_eligible_ratio) == (None, None)
-    nvidia = summary("cudaLaunchKernel", [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}])
-    assert (nvidia.tensor_core_ratio, nvidia.tensor_core_eligible_ratio) == (1.0, 1.0)
+    flash = kernel(1, 5, 10, name="flash_fwd")
+    launched = {**launch(1, 2), "name": call}
+    found = kernel_summary(trace(operator("aten::mm", 0, 10), launched, flash, deviceProperties=devices))
+    assert found is not None and (found.tensor_core_ratio, found.tensor_core_eligible_ratio) == (ratio, ratio)
 
 
 @pytest.mark.parametrize(

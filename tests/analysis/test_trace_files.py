@@ -12,7 +12,7 @@ import pytest
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.trace import load_trace, many
 from lightning_flops.trace.columns import TraceFormatError
-from lightning_flops.trace.many import analyze_files
+from lightning_flops.trace.many import analyze_each, join_analyses
 from lightning_flops.trace.report import AnalyzedTrace, analyze_file
 from tests.analysis.in_memory import analyze_traces
 
@@ -28,9 +28,9 @@ def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("worth_it")
 def test_processes_give_what_one_gives_in_any_order_of_the_files() -> None:
-    alone = analyze_files(RANKS)
+    alone = join_analyses(analyze_each(RANKS))
     assert alone == analyze_traces([load_trace(file) for file in RANKS])
-    assert analyze_files(RANKS[::-1], processes=2) == alone
+    assert join_analyses(analyze_each(RANKS[::-1], processes=2)) == alone
 
 
 @pytest.mark.usefixtures("worth_it")
@@ -40,7 +40,7 @@ def test_of_several_files_that_cannot_be_read_the_first_is_named(tmp_path: Path)
     bad[1].write_text("")
     for processes in (1, 2):
         with pytest.raises(TraceFormatError) as caught:
-            analyze_files([RANKS[0], *map(str, bad)], processes=processes)
+            analyze_each([RANKS[0], *map(str, bad)], processes=processes)
         assert str(caught.value).startswith(f"{bad[0]}: the file ends in the middle")
 
 
@@ -48,7 +48,7 @@ def test_of_several_files_that_cannot_be_read_the_first_is_named(tmp_path: Path)
 def test_a_process_that_is_killed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "analyze_file", _killed)
     with pytest.raises(LightningFlopsError, match="a process that read a trace was ended from outside"):
-        analyze_files(RANKS, processes=2)
+        analyze_each(RANKS, processes=2)
 
 
 def _killed(file: str, **settings: Any) -> AnalyzedTrace:

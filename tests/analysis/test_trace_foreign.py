@@ -12,8 +12,8 @@ from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.trace import Peaks, Trace, load_trace
-from lightning_flops.trace.names import multiplies, own_name
 from lightning_flops.trace.report import analyze_one
+from tests.analysis.in_memory import known
 from tests.analysis.trace_events import Event, kernel, launch, operator, product, span, step, trace
 
 MM = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":12,"dur":20,"args":ARGS}'
@@ -39,9 +39,7 @@ def report_of(found: Trace, peaks: Peaks | None = None) -> TraceReport:
 
 
 def flops_of(*events: Event, peaks: Peaks | None = None, **head: Any) -> TraceFlops:
-    flops = report_of(trace(*events, **head), peaks).flops
-    assert flops is not None
-    return flops
+    return known(report_of(trace(*events, **head), peaks).flops)
 
 
 def shapes(*dims: Any, dtype: str = "float", types: list[str] | None = None) -> dict[str, Any]:
@@ -53,13 +51,11 @@ def shapes(*dims: Any, dtype: str = "float", types: list[str] | None = None) -> 
 
 def test_arguments_of_a_call_by_torchscript_are_the_last_of_its_stack() -> None:
     # linear of [2048, 2400] and [256, 2400]; what stands before is left over of another call.
-    leftover = shapes([2048, 160, 72], [2048, 2400], [256, 2400], [256])
-    alone = flops_of(operator("aten::linear", 0, 50, **leftover))
-    assert alone.steps[0].forward == 2 * 2048 * 2400 * 256
+    linear = operator("aten::linear", 0, 50, **shapes([2048, 160, 72], [2048, 2400], [256, 2400], [256]))
     inner = shapes([256], [2048, 2400], [2400, 256], [], [], types=["float"] * 3 + ["Scalar"] * 2)
     inner["Concrete Inputs"] = ["", "", "", "1", "1"]
-    both = flops_of(operator("aten::linear", 0, 50, **leftover), operator("aten::addmm", 5, 40, **inner))
-    assert both.steps[0].forward == 2 * 2048 * 2400 * 256
+    for events in ([linear], [linear, operator("aten::addmm", 5, 40, **inner)]):
+        assert flops_of(*events).steps[0].forward == 2 * 2048 * 2400 * 256
     # Three tensors of a bmm are no bmm.out: the last two fit together.
     found = flops_of(operator("aten::bmm", 0, 5, **shapes([8, 6, 4], [8, 5, 6], [8, 6, 2])))
     assert found.steps[0].forward == 2 * 8 * 5 * 6 * 2
@@ -174,8 +170,7 @@ def test_an_occupancy_of_zero_is_worked_out_from_the_launch() -> None:
 
     def occupancy(*devices: dict[str, Any], **changed: Any) -> float | None:
         report = report_of(trace(mm, kernel(1, 30, 100, **{**launched, **changed}), deviceProperties=list(devices)))
-        assert report.kernels is not None
-        return report.kernels[0].occupancy_percent
+        return known(report.kernels)[0].occupancy_percent
 
     # 234 registers are given as 240 to each of 32 threads of 8 warps: one block of 65,536 registers, 8 of 64 warps.
     assert occupancy(A100) == 12.5
@@ -187,52 +182,30 @@ def test_an_occupancy_of_zero_is_worked_out_from_the_launch() -> None:
     assert occupancy(A100, **{"shared memory": 1024}) == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "own", "is_product"),
-    [
-        ("triton_poi_fused__scaled_dot_product_flash_attention_cat_view_10", None, False),
-        ("triton_red_fused_mm_native_layer_norm_2", None, False),
-        ("triton_per_fused_convolution_1", None, False),
-        ("triton_tem_fused_mm_3", None, True),
-        ("void fbgemm_gpu::permute_2D_lengths_kernel<int>(int, int const*)", "permute_2D_lengths_kernel", False),
-        ("_ZN10fbgemm_gpu25permute_2D_lengths_kernelIiEEvPi", "permute_2D_lengths_kernel", False),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::conv_x<float>>(int)", None, False),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16>(X)", None, True),
-        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float>(P)", None, True),
-        ("void gemmSN_TN_kernel<float, 128>(int)", "gemmSN_TN_kernel", True),
-        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn", True),
-    ],
-)
-def test_a_kernel_is_known_by_its_functions_own_name(name: str, own: str | None, is_product: bool) -> None:
-    assert multiplies(name) is is_product
-    assert own is None or own_name(name) == own
-
-
 def test_events_of_mtia_are_on_a_device() -> None:
-    report = report_of(
-        trace(operator("aten::addmm", 0, 20), {
-            "ph": "X", "cat": "mtia_ccp_events", "name": "fc-dtype_Float", "pid": 9, "tid": 801, "ts": 30, "dur": 400,
-            "args": {},
-        })
-    )  # fmt: skip
-    assert report.device_metrics is not None and report.kernels is not None
-    assert (report.device_metrics[0].device, report.kernels[0].device.total_us) == (9, 400)
+    fc: Event = {
+        "ph": "X",
+        "cat": "mtia_ccp_events",
+        "name": "fc-dtype_Float",
+        "pid": 9,
+        "tid": 801,
+        "ts": 30,
+        "dur": 400,
+    }
+    report = report_of(trace(operator("aten::addmm", 0, 20), {**fc, "args": {}}))
+    assert (known(report.device_metrics)[0].device, known(report.kernels)[0].device.total_us) == (9, 400)
 
 
 def test_what_no_device_can_do_is_left_out_and_listed() -> None:
-    """2 x 1000^3 FLOPs in 1 us are 2 PFLOP/s: over twice the 156 TFLOP/s of tf32."""
-
-    def mm(number: int, start: float, size: int, length: float) -> tuple[Event, ...]:
-        call = operator("aten::mm", start, 5, **shapes([size, size], [size, size]))
-        return call, launch(number, start + 1), kernel(number, start + 10, length)
-
-    flops = flops_of(step(1, 0, 1000), *mm(1, 10, 1000, 1), *mm(2, 100, 100, 20), deviceProperties=[A100])
-    assert (flops.steps[0].forward, flops.lower_bound) == (2 * 100**3, True)
+    """2 GFLOPs in 1 us are 2 PFLOP/s: over twice the 156 TFLOP/s of tf32."""
+    fast, slow = product(1, 10, rows=10**7, kernel_us=1), product(2, 100, rows=10**4, kernel_us=20)
+    flops = flops_of(step(1, 0, 1000), *fast, *slow, deviceProperties=[A100])
+    assert (flops.steps[0].forward, flops.steps[0].lower_bound) == (2 * 10**6, True)
     (row,) = flops.uncounted
     assert (row.name, row.calls) == ("aten.mm", 1) and "times the peak in float32: impossible" in row.reason
     # A step whose kernels are not in the trace may have too little time; its MFU is no figure.
-    (call, launched, ran), (other, *_) = mm(1, 10, 1000, 300), mm(2, 20, 10000, 1)
-    short = flops_of(step(1, 0, 400), call, launched, ran, other, deviceProperties=[A100])
+    unlaunched, *_ = product(2, 20, rows=10**10)
+    short = flops_of(step(1, 0, 400), *product(1, 10, rows=10**7, kernel_us=300), unlaunched, deviceProperties=[A100])
     assert (short.mfu, short.hfu) == (None, None)
     assert any(row.name == "step 1" and "no MFU" in row.reason for row in short.uncounted)
 
@@ -244,15 +217,14 @@ def test_a_users_own_figures_win_and_need_no_device_of_a_known_name() -> None:
     assert flops.device is None and flops.mfu == pytest.approx(1000 / (100e-6 * 1e9))
     # 4 bytes of 5 x 10, 10 x 10 and 5 x 10: 1.25 FLOPs a byte.
     assert flops.operators[0].attainable_flops_per_sec == pytest.approx(1.25e6)
-    known = flops_of(*events, peaks=Peaks(flops_per_sec=1e9), deviceProperties=[A100])
-    assert known.peaks == {"float32": 1e9}
+    assert flops_of(*events, peaks=Peaks(flops_per_sec=1e9), deviceProperties=[A100]).peaks == {"float32": 1e9}
 
 
 def test_a_device_of_an_unknown_name_is_guessed_by_its_capability_and_multiprocessors() -> None:
     events = [step(1, 0, 100), *product(1, 10, rows=5)]
     unnamed = {**A100, "name": "Graphics Device"}
     report = report_of(trace(*events, deviceProperties=[unnamed]))
-    assert report.flops is not None and report.flops.peaks == {"float32": 19.5e12}
+    assert known(report.flops).peaks == {"float32": 19.5e12}
     assert any("taken for NVIDIA A100-SXM4-80GB" in note and "guess" in note for note in report.notes)
     for other in ({**unnamed, "numSms": 14}, {**unnamed, "name": "NVIDIA A100-SXM4-80GB MIG 3g.40gb"}):
         assert flops_of(*events, deviceProperties=[other]).peaks == {}

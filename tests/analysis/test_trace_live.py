@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.trace import analyze_trace, load_trace
 from lightning_flops.trace.report import analyze_one
-from tests.analysis.in_memory import analyze_traces
+from tests.analysis.in_memory import analyze_traces, known
 
 STEPS = 3
 BATCH = 16
@@ -28,7 +29,7 @@ def quiet_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train(target: Path) -> None:
     """Train a small network for a few profiled steps, and keep the trace as *target*."""
-    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.randn((STEPS + 1) * BATCH, 64), torch.zeros((STEPS + 1) * BATCH, dtype=torch.long))
     with profile(
@@ -75,31 +76,16 @@ def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path) -> None:
     assert "GPU utilization, SM efficiency, occupancy:                              n/a (no device events)" in text
 
 
-class Net(nn.Module):
-    """A batch of 32 through 8 x 16, and 16 x 4 inside a container."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 16)
-        self.body = nn.Sequential(nn.ReLU(), nn.Linear(16, 4))
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.body(self.first(batch))
-        return out
-
-
 def traced(folder: Path, *, with_stack: bool) -> TraceReport:
-    """What a trace of three steps says."""
-    net, batch = Net(), torch.ones(32, 8)
-    with profile(
-        activities=[ProfilerActivity.CPU], record_shapes=True, with_modules=True, with_stack=with_stack
-    ) as profiler:
+    """What a trace of three steps says of a batch of 32 through 8 x 16, and 16 x 4 inside a container."""
+    net = nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 4)))
+    recorded: dict[str, Any] = {"record_shapes": True, "with_modules": True, "with_stack": with_stack}
+    with profile(activities=[ProfilerActivity.CPU], **recorded) as profiler:
         for _ in range(3):
-            net(batch).sum().backward()
+            net(torch.ones(32, 8)).sum().backward()
             profiler.step()
-    path = folder / "trace.json"
-    profiler.export_chrome_trace(str(path))
-    return analyze_one(load_trace(path), formulas=recorded_work).report
+    profiler.export_chrome_trace(str(folder / "trace.json"))
+    return analyze_one(load_trace(folder / "trace.json"), formulas=recorded_work).report
 
 
 FIRST, SECOND = 2 * 32 * 8 * 16, 2 * 32 * 16 * 4
@@ -107,24 +93,25 @@ FIRST, SECOND = 2 * 32 * 8 * 16, 2 * 32 * 16 * 4
 
 
 def test_modules_with_stacks_have_their_time_and_their_flops(tmp_path: Path) -> None:
-    alone = traced(tmp_path, with_stack=False)
-    assert alone.modules is None and alone.flops is not None
+    alone, report = (traced(tmp_path, with_stack=with_stack) for with_stack in (False, True))
+    assert alone.modules is None
     assert any(note.startswith("Modules are n/a: with_modules=True alone") for note in alone.notes)
-    report = traced(tmp_path, with_stack=True)
-    assert report.modules is not None and report.flops is not None and report.flops.modules is not None
     assert not any(note.startswith("Modules") for note in report.notes)
-    for flops in (alone.flops, report.flops):
-        assert {row.name: (row.calls, row.forward, row.backward) for row in flops.operators} == {
+    for one in (alone, report):
+        assert {row.name: (row.calls, row.forward, row.backward) for row in known(one.flops).operators} == {
             "aten.addmm": (6, 3 * (FIRST + SECOND), 0),
             "aten.mm": (9, 0, 3 * (FIRST + 2 * SECOND)),
         }
-    rows = {row.name: row for row in report.modules.rows}
-    linears = ["Net_0.Linear_0", "Net_0.Sequential_0.Linear_1"]
-    for name in linears:
+    rows = {row.name: row for row in known(report.modules).rows}
+    for name in ("Sequential_0.Linear_0", "Sequential_0.Sequential_1.Linear_1"):
         assert rows[name].calls == 3
-        assert 0 < rows[name].own_forward_us <= rows["Net_0"].forward_us
+        assert 0 < rows[name].own_forward_us <= rows["Sequential_0"].forward_us
         assert rows[name].backward_us > 0
-    of_modules = {row.name: (row.forward, row.backward, row.own) for row in report.flops.modules}
-    assert of_modules[linears[0]] == (3 * FIRST, 3 * FIRST, 6 * FIRST)
-    assert of_modules[linears[1]] == (3 * SECOND, 6 * SECOND, 9 * SECOND)
-    assert of_modules["Net_0"] == (3 * (FIRST + SECOND), 3 * (FIRST + 2 * SECOND), 0)
+    both, second = (3 * (FIRST + SECOND), 3 * (FIRST + 2 * SECOND)), (3 * SECOND, 6 * SECOND)
+    assert {name: (row.flops.forward, row.flops.backward) for name, row in rows.items() if row.flops is not None} == {
+        "": both,
+        "Sequential_0": both,
+        "Sequential_0.Linear_0": (3 * FIRST, 3 * FIRST),
+        "Sequential_0.Sequential_1": second,
+        "Sequential_0.Sequential_1.Linear_1": second,
+    }

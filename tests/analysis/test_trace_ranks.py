@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -22,20 +22,17 @@ NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 def collective(number: int, start: float, length: float, *, name: str = "allreduce", **more: Any) -> tuple[Event, ...]:
     """A launch 1 before *start*, and its communication kernel of 256 floats."""
-    arguments: dict[str, Any] = {
-        "Collective name": name,
-        "In msg nelems": 256,
-        "Out msg nelems": 256,
-        "dtype": "Float",
-        "Process Group Ranks": "[0, 1]",
-        **more,
-    }
+    sizes: dict[str, Any] = {"In msg nelems": 256, "Out msg nelems": 256, "dtype": "Float"}
+    arguments: dict[str, Any] = {"Collective name": name, "Process Group Ranks": "[0, 1]", **sizes, **more}
     return launch(number, start - 1), kernel(number, start, length, name=NAME, stream=20, **arguments)
 
 
-def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
-    marked = all(trace.steps.marked for trace in traces)
-    return many.compare_ranks([analyze_one(trace).traced for trace in traces], marked=marked)
+def compare_ranks(traces: Iterable[Trace]) -> RankComparison:
+    return many.compare_ranks([analyze_one(trace) for trace in traces])
+
+
+def waits_of(traces: Iterable[Trace]) -> list[float | None]:
+    return [row.wait_us for row in compare_ranks(traces).ranks]
 
 
 def of_rank(rank: int, *events: Event) -> Trace:
@@ -54,14 +51,14 @@ def test_bytes_of_a_collective_are_those_of_its_larger_side() -> None:
         *collective(3, 30, 50, name="_reduce_scatter_base", **{"In msg nelems": 1024}),
         *collective(4, 90, 1, name="broadcast", **{"dtype": "Unheard"}),
     )
-    found = {
-        row.name: (row.calls, row.bytes, row.device and row.device.total_us) for row in collective_table(loaded) or ()
-    }
-    assert found == {
-        "_reduce_scatter_base": (1, 1024 * 4, 50),
-        "_allgather_base": (2, 2 * 512 * 2, 10),
-        "broadcast": (1, None, 1),
-    }
+    found = [
+        (row.name, row.calls, row.bytes, row.device and row.device.total_us) for row in collective_table(loaded) or ()
+    ]
+    assert found == [
+        ("_reduce_scatter_base", 1, 1024 * 4, 50),
+        ("_allgather_base", 2, 2 * 512 * 2, 10),
+        ("broadcast", 1, None, 1),
+    ]
 
 
 def test_a_kernel_named_as_a_collective_by_its_arguments_is_one() -> None:
@@ -99,11 +96,9 @@ def test_the_rank_that_computes_longest_does_so_per_step() -> None:
         return of_rank(rank, *steps, *(kernel(n, 100 * n + 10, length) for n, length in enumerate(lengths)))
 
     found = compare_ranks([computing(0, 20, 20, 20), computing(1, 30), computing(2, 20, 24)])
-    assert found.computes_longest == 1
     assert [row.compute_over_median for row in found.ranks] == [20 / 22, 30 / 22, 22 / 22]
-    assert compare_ranks([computing(0, 20), computing(1, 20)]).computes_longest is None
     alone = compare_ranks([computing(0, 20)])
-    assert (alone.computes_longest, alone.ranks[0].compute_over_median) == (None, None)
+    assert alone.ranks[0].compute_over_median is None
 
 
 def test_a_collective_that_the_host_performs_is_communication() -> None:
@@ -136,17 +131,19 @@ def test_what_computes_hides_communication_and_what_waits_or_runs_python_does_no
     assert (share.communication_us, share.overlap_us) == (50, computes)
 
 
-def test_a_host_scope_that_gathers_yields_what_every_rank_sends() -> None:
-    def gathered(**metadata: Any) -> int | None:
-        shape: dict[str, Any] = {"Input Dims": [[256]], "Input type": ["float"]}
-        (row,) = collective_table(trace(scope("gloo:all_gather", 20, 60, **shape), **metadata)) or ()
-        return row.bytes
-
-    assert gathered(distributedInfo={"rank": 0, "world_size": 4}) == 4 * 256 * 4
-    # Of which of these two groups it is, nobody says.
-    groups = [{"ranks": [0, 1]}, {"ranks": []}]
-    assert gathered(distributedInfo={"rank": 0, "world_size": 4, "pg_config": groups}) is None
-    assert gathered() is None
+@pytest.mark.parametrize(
+    ("job", "size"),
+    [
+        ({"distributedInfo": {"rank": 0, "world_size": 4}}, 4 * 256 * 4),
+        # Of which of these two groups it is, nobody says.
+        ({"distributedInfo": {"rank": 0, "world_size": 4, "pg_config": [{"ranks": [0, 1]}, {"ranks": []}]}}, None),
+        ({}, None),
+    ],
+)
+def test_a_host_scope_that_gathers_yields_what_every_rank_sends(job: dict[str, Any], size: int | None) -> None:
+    shape: dict[str, Any] = {"Input Dims": [[256]], "Input type": ["float"]}
+    (row,) = collective_table(trace(scope("gloo:all_gather", 20, 60, **shape), **job)) or ()
+    assert row.bytes == size
 
 
 # ---- process groups, and what goes from one rank to another
@@ -174,47 +171,40 @@ def test_groups_of_the_same_members_are_told_apart_by_name() -> None:
     assert [(row.transfer_us, row.wait_us) for row in found.ranks] == [(4 + 2, 4 + 0), (4 + 2, 0 + 7)]
 
 
-def test_sends_that_do_not_say_to_whom_are_left_unmatched_and_named() -> None:
-    found = compare_ranks([of_rank(rank, *collective(1, 10, 8, name="send")) for rank in (0, 1)])
-    assert [row.wait_us for row in found.ranks] == [None, None]
-    assert notes_of(found) == (
-        "Calls of send that do not say which ranks take part, so their waiting is not known: 2.",
-    )
-
-
-def test_an_exchange_of_all_with_all_is_a_collective_though_its_kernel_sends_and_receives() -> None:
-    def exchange(rank: int, length: float) -> Trace:
-        events = collective(1, 10, length, name="all_to_allv")
-        events[1]["name"] = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
-        return of_rank(rank, *events)
-
-    assert [row.wait_us for row in compare_ranks([exchange(0, 8), exchange(1, 5)]).ranks] == [3, 0]
+def exchange(rank: int, length: float) -> Trace:
+    events = collective(1, 10, length, name="all_to_allv")
+    events[1]["name"] = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+    return of_rank(rank, *events)
 
 
 def host_collective(rank: int, length: float, *groups: list[int]) -> Trace:
-    return trace(
-        scope("gloo:all_reduce", 20, length, thread=2),
-        distributedInfo={
-            "backend": "gloo",
-            "rank": rank,
-            "world_size": 4,
-            "pg_config": [{"pg_name": str(number), "ranks": ranks} for number, ranks in enumerate(groups)],
-        },
-    )
+    config = [{"pg_name": str(number), "ranks": ranks} for number, ranks in enumerate(groups)]
+    job = {"backend": "gloo", "rank": rank, "world_size": 4, "pg_config": config}
+    return trace(scope("gloo:all_reduce", 20, length, thread=2), distributedInfo=job)
+
+
+def test_an_exchange_of_all_with_all_is_a_collective_though_its_kernel_sends_and_receives() -> None:
+    assert waits_of([exchange(0, 8), exchange(1, 5)]) == [3, 0]
 
 
 def test_a_host_collective_belongs_to_the_only_group_there_is() -> None:
     # Written as none, a group is all four; two groups of the same members, as frameworks make them, are one.
     everyone: list[int] = [0, 1, 2, 3]
-    alike = [host_collective(0, 9, [], everyone), host_collective(1, 4, everyone, [1])]
-    assert [row.wait_us for row in compare_ranks(alike).ranks] == [5, 0]
+    assert waits_of([host_collective(0, 9, [], everyone), host_collective(1, 4, everyone, [1])]) == [5, 0]
 
 
-def test_host_collectives_in_several_groups_do_not_say_theirs_and_stay_unmatched() -> None:
-    found = compare_ranks([host_collective(0, 9, [], [0, 1]), host_collective(1, 4, [], [0, 1])])
-    assert [row.wait_us for row in found.ranks] == [None, None]
-    assert notes_of(found) == (
-        "Calls of all_reduce that do not say which ranks take part, so their waiting is not known: 2.",
+@pytest.mark.parametrize(
+    ("name", "traces"),
+    [
+        ("send", [of_rank(rank, *collective(1, 10, 8, name="send")) for rank in (0, 1)]),
+        # In several groups, host collectives do not say theirs.
+        ("all_reduce", [host_collective(0, 9, [], [0, 1]), host_collective(1, 4, [], [0, 1])]),
+    ],
+)
+def test_what_does_not_say_which_ranks_take_part_is_left_unmatched_and_named(name: str, traces: list[Trace]) -> None:
+    assert waits_of(traces) == [None, None]
+    assert notes_of(compare_ranks(traces)) == (
+        f"Calls of {name} that do not say which ranks take part, so their waiting is not known: 2.",
     )
 
 
@@ -248,21 +238,26 @@ def test_ranks_whose_steps_are_not_marked_accuse_nobody() -> None:
 
     named = [of(rank, us, step(1, 0, 9_000)) for rank, us in enumerate((4_000, 4_000, 8_000))]
     found = analyze_traces(named).ranks
-    assert found is not None and found.computes_longest == 2
+    assert found is not None and [row.compute_over_median for row in found.ranks] == [1, 1, 2]
     report = analyze_traces([*named[:2], of(2, 8_000)])
-    assert report.ranks is not None and report.ranks.computes_longest is None
+    assert report.ranks is not None
     assert report.ranks.notes[0].startswith("No rank is named a straggler: ")
     assert "straggler" not in {one.rule for one in report.advice}
     assert {row.compute_over_median for row in report.ranks.ranks} == {None}
 
 
-def test_two_traces_of_one_rank_are_refused() -> None:
-    with pytest.raises(RanksError, match="are both of rank 1: give one trace for each rank"):
-        analyze_traces([of_rank(1, operator("aten::mm", 0, 1)), of_rank(1, operator("aten::mm", 0, 1))])
-    with pytest.raises(RanksError, match="does not say which rank it is of"):
-        analyze_traces([of_rank(1, operator("aten::mm", 0, 1)), trace(operator("aten::mm", 0, 1))])
-    with pytest.raises(RanksError, match="no trace to compare"):
-        analyze_traces([])
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ((1, 1), "are both of rank 1: give one trace for each rank"),
+        ((1, None), "does not say which rank it is of"),
+        ((), "no trace to compare"),
+    ],
+)
+def test_traces_that_cannot_be_one_of_each_rank_are_refused(ranks: tuple[int | None, ...], words: str) -> None:
+    mm = operator("aten::mm", 0, 1)
+    with pytest.raises(RanksError, match=words):
+        analyze_traces([trace(mm) if rank is None else of_rank(rank, mm) for rank in ranks])
 
 
 def test_traces_with_different_numbers_of_steps_are_told_of() -> None:

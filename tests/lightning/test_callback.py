@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lightning_flops import ConfigError, FlopsProfilerCallback, ProfilerConfig
-from lightning_flops.config import OF_DEEPSPEED, SETTINGS
+from lightning_flops.config import ARGUMENTS, OF_DEEPSPEED, SETTINGS
 from tests.lightning.nets import ROOTS, loader, new_net
 
 MakeTrainer = Callable[..., Any]
@@ -123,4 +123,4 @@ def test_the_command_line_says_of_every_argument_what_it_does(
         cli.LightningCLI(type(new_net(root)), run=False, args=asked)
     words = " ".join(capsys.readouterr().out.split())
     described = [name for name, setting in SETTINGS.items() if f" {setting.help}" in words]
-    assert described == [name for name, setting in SETTINGS.items() if not setting.in_a_block_only]
+    assert described == list(ARGUMENTS)

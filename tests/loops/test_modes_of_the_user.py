@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_flops import profile_training
-from lightning_flops.measure.torch_private.dispatch import depth
+from lightning_flops.measure.torch_private.needed import depth
 
 IN, OUT, STEPS = 16, 4, 60
 

@@ -138,7 +138,6 @@ class Run:
             new_counter=lambda root: self.counter,
             notes=self.notes,
             tracing=tracing,
-            now=self.now,
         )
         self.open_if_due()
 

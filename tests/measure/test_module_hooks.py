@@ -30,7 +30,7 @@ def test_torch_says_nothing_of_our_hooks_and_all_of_other_hooks() -> None:
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_: shown.append(str(message))
         with ExitStack() as undo:
-            put_up_hooks(undo, _nothing, _nothing)
+            put_up_hooks(undo, _nothing, _nothing, failed=_nothing)
             call(torch.compile(nn.Linear(2, 2), backend="eager"))
             assert not [one for one in shown if "global hooks" in one]
         handle = nn.modules.module.register_module_forward_hook(_nothing)

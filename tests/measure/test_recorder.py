@@ -4,15 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_flops.config import TraceSchedule
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.recorder import Recorder
-from lightning_flops.measure.torch_private.dispatch import depth
-from lightning_flops.measure.tracing.trace_cycles import TraceCycles
+from lightning_flops.measure.torch_private.needed import depth
 from lightning_flops.records import FlopPhase, PhaseFlops, PhaseSeconds
 from tests.left_on_torch import torch_state
-from tests.measure.small_run import CONTEXT, SHAPES, FakeTracer, Run
+from tests.measure.small_run import CONTEXT, SHAPES, Run
 
 
 def test_the_counted_step_is_the_one_that_begins_after_n_steps_then_it_settles_then_it_times() -> None:
@@ -38,16 +36,6 @@ def test_the_counted_step_is_the_one_that_begins_after_n_steps_then_it_settles_t
     assert window.counted_steps[0].flops == PhaseFlops(forward=100, backward=200, optimizer=7)
     assert window.counted_steps[0].seconds is None
     assert window.notes == ()
-
-
-def test_batches_that_are_counted_or_traced_are_timed_as_a_whole_and_others_are_not() -> None:
-    tracing = TraceCycles(FakeTracer(), TraceSchedule(active=1))
-    run = Run(profile_step=1, timing_steps=2, settle_steps=1, tracing=tracing)
-    while not run.recorder.closed:
-        run.batch()
-    window = run.close()
-    # The counted step, the warm-up and the traced step: 1 + 2 + 4 + 8 s each.
-    assert (window.slowed_batches, window.slowed_sec) == (3, 45.0)
 
 
 def test_micro_steps_add_up_to_one_step() -> None:

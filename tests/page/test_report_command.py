@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import re
-import time
 from pathlib import Path
 
 import fsspec
@@ -11,8 +11,10 @@ import pytest
 
 from lightning_flops.cli import main
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.report.html_page import ShownRun, bundled, render_page
-from lightning_flops.schema.profile import Profile
+from lightning_flops.report.html_page import bundled, packed, render_page
+from lightning_flops.report.page_views import profile_view
+from lightning_flops.schema import codec
+from lightning_flops.schema.profile import Profile, ProfiledRun
 from lightning_flops.sinks.profile_files import read_runs
 from tests.page import samples
 from tests.report.test_text import profile_of
@@ -69,7 +71,7 @@ def test_a_page_lies_beside_its_file_in_its_folder_or_where_it_is_asked_for(
     assert main(["report", str(path)]) == 0
     page = path.with_suffix(".html")
     assert capsys.readouterr() == (f"{page}\n", "")
-    assert page.read_text() == render_page([ShownRun(name="profile-11.json", windows=[SECOND])])
+    assert page.read_text() == render_page([ProfiledRun(name="profile-11.json", windows=(SECOND,))])
     assert main(["report", str(logs), "-o", str(logs / "new" / "page.html")]) == 0
     assert not (logs / "profile.html").exists()
     assert (logs / "new" / "page.html").read_text().count('<script type="text/plain"') == 14
@@ -129,12 +131,7 @@ def test_the_page_is_one_file_that_names_no_other() -> None:
     )
 
 
-def test_ten_thousand_modules_take_two_seconds(tmp_path: Path) -> None:
-    (tmp_path / "profile.json").write_text(samples.of_modules(10_000).to_json())
-    took: list[float] = []
-    while not took or (took[-1] > 2 and len(took) < 3):  # other work of the machine makes it slower, nothing faster
-        begun = time.process_time()
-        assert main(["report", str(tmp_path)]) == 0
-        took.append(time.process_time() - begun)
-    assert min(took) <= 2, took
-    assert (tmp_path / "profile.html").stat().st_size < 1_000_000
+def test_ten_thousand_modules_are_a_page_of_little_data() -> None:
+    # A browser opens it in half a second; what takes that time grows with this data.
+    view = codec.dump(profile_view(samples.of_modules(10_000)), indented=False)
+    assert len(view) < 5_500_000 and len(packed(json.loads(view))) < 250_000

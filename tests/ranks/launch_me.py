@@ -1,6 +1,6 @@
-"""Trains two ranks under whatever launcher started it; run by test_faults.
+"""Trains two ranks to whom SLURM's variables tell their places; run by test_faults.
 
-``python -m tests.ranks.launch_me FOLDER [slurm]``: with ``slurm`` SLURM's variables tell the process its place.
+``python -m tests.ranks.launch_me FOLDER``.
 """
 
 from __future__ import annotations
@@ -37,6 +37,5 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[2:] == ["slurm"]:
-        place_by_slurm()
+    place_by_slurm()
     main(sys.argv[1])

@@ -7,12 +7,13 @@ from typing import Any
 
 import deepspeed
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.deepspeed import attach
+from tests.lightning.nets import new_trainer
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled first, for minutes
 
@@ -48,29 +49,14 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fit(net: LightningModule, strategy: Any) -> dict[str, Any]:
-    callback = FlopsProfilerCallback(**SETTINGS)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=int(os.environ["WORLD_SIZE"]),
-        strategy=strategy,
-        max_steps=STEPS,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[callback],
-    )
-    trainer.fit(net)
-    profile = callback.profile
-    return {"profile": None if profile is None else profile.to_json()}
-
-
 def ddp() -> dict[str, Any]:
-    return fit(Net(), "ddp")
+    callback = FlopsProfilerCallback(**SETTINGS)
+    ranks = int(os.environ["WORLD_SIZE"])
+    new_trainer("lightning.pytorch", ".", callback, strategy="ddp", devices=ranks, max_steps=STEPS).fit(Net())
+    return {"profile": callback.profile and callback.profile.to_json()}
 
 
-def zero(stage: int) -> dict[str, Any]:
+def zero_3() -> dict[str, Any]:
     torch.manual_seed(1)
     model = layers()
     engine = deepspeed.initialize(
@@ -78,7 +64,7 @@ def zero(stage: int) -> dict[str, Any]:
         optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
         config={
             "train_micro_batch_size_per_gpu": BATCH,
-            "zero_optimization": {"stage": stage},
+            "zero_optimization": {"stage": 3},
             "zero_allow_untested_optimizer": True,
             "steps_per_print": 1000,
             "flops_profiler": {"enabled": True, "monitor": False, **SETTINGS},
@@ -90,13 +76,8 @@ def zero(stage: int) -> dict[str, Any]:
         engine.backward(loss)
         engine.step()
     handle.detach()
-    profile = handle.profile
     engine.destroy()
-    return {"profile": None if profile is None else profile.to_json()}
-
-
-def zero_3() -> dict[str, Any]:
-    return zero(3)
+    return {"profile": handle.profile and handle.profile.to_json()}
 
 
 SCENARIOS = {"ddp": ddp, "zero_3": zero_3}

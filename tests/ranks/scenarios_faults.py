@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -58,11 +58,7 @@ def profiled(*, callback: FlopsProfilerCallback | None = None, **settings: Any) 
     # A collective of the test's own: the group still works.
     total = torch.tensor([RANK + 1])
     distributed.all_reduce(total)
-    return {
-        **result,
-        "sum": total.item(),
-        "profile": None if callback.profile is None else callback.profile.to_json(),
-    }
+    return {**result, "sum": total.item(), "profile": callback.profile and callback.profile.to_json()}
 
 
 def our_keys() -> list[str]:
@@ -124,22 +120,10 @@ def plain() -> dict[str, Any]:
     return result
 
 
-def healthy() -> dict[str, Any]:
-    return profiled()
-
-
 def profiler_fails() -> dict[str, Any]:
     fails = mock.patch("lightning_flops.run.reports.profile_of_window", side_effect=RuntimeError("broken on purpose"))
     with fails if RANK == 1 else contextlib.nullcontext():
         return profiled()
-
-
-def all_ranks() -> dict[str, Any]:
-    return files_of("shared", all_ranks=True, output_file=Path("..", "shared", "flops.txt").resolve())
-
-
-def rank_0_alone_writes() -> dict[str, Any]:
-    return files_of("shared2")
 
 
 def files_of(folder: str, **settings: Any) -> dict[str, Any]:
@@ -152,13 +136,10 @@ def files_of(folder: str, **settings: Any) -> dict[str, Any]:
     return {**result, "files": sorted(str(path.relative_to(shared)) for path in shared.rglob("*") if path.is_file())}
 
 
-SCENARIOS = {
-    scenario.__name__: scenario
-    for scenario in (
-        plain,
-        healthy,
-        profiler_fails,
-        all_ranks,
-        rank_0_alone_writes,
-    )
+SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": plain,
+    "healthy": profiled,
+    "profiler_fails": profiler_fails,
+    "all_ranks": lambda: files_of("shared", all_ranks=True, output_file=Path("..", "shared", "flops.txt").resolve()),
+    "rank_0_alone_writes": lambda: files_of("shared2"),
 }

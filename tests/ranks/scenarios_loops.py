@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,13 @@ def dist_rank() -> int:
 
 def told(profiler: Any, model: nn.Module) -> dict[str, Any]:
     """What a test wants to know of a loop that was profiled, or was not."""
-    weights = [
-        (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach().tolist()
-        for weight in model.parameters()
-    ]
-    profile = None if profiler is None or profiler.profile is None else profiler.profile.to_json()
-    return {"profile": profile, "weights": weights, "files": sorted(str(path) for path in Path().rglob("*.json"))}
+    weights = [weight.detach().tolist() for weight in model.parameters()]
+    profile = profiler and profiler.profile
+    return {
+        "profile": profile and profile.to_json(),
+        "weights": weights,
+        "files": sorted(str(path) for path in Path().rglob("*.json")),
+    }
 
 
 def twice(run: Callable[[bool], dict[str, Any]]) -> dict[str, Any]:
@@ -56,20 +58,16 @@ def twice(run: Callable[[bool], dict[str, Any]]) -> dict[str, Any]:
     return {**profiled, "same": plain["weights"] == profiled["weights"]}
 
 
-def with_torch(wrap: Callable[[nn.Module], nn.Module], profiled: bool) -> dict[str, Any]:
+def with_torch(profiled: bool) -> dict[str, Any]:
     if not dist.is_initialized():  # one group for all scenarios
         dist.init_process_group("gloo")
-    model = wrap(net())
+    model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    profiler = profile_training(model, optimizer, log_dir="logs", **SETTINGS) if profiled else None
-    if profiler is not None:
-        profiler.start()
-    for (rows,) in loader(STEPS):
-        model(rows).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    if profiler is not None:
-        profiler.stop()
+    with profile_training(model, optimizer, log_dir="logs", **SETTINGS) if profiled else nullcontext() as profiler:
+        for (rows,) in loader(STEPS):
+            model(rows).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
     return told(profiler, model)
 
 
@@ -84,16 +82,16 @@ def with_accelerate(profiled: bool) -> dict[str, Any]:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, data = accelerator.prepare(model, optimizer, loader(2 * 3 * STEPS))
-    profiler = profile_training(model, optimizer, accelerator=accelerator, **SETTINGS) if profiled else None
-    if profiler is not None:
-        profiler.start()
-    for (rows,) in data:
-        with accelerator.accumulate(model):
-            accelerator.backward(model(rows).square().mean())
-            optimizer.step()
-            optimizer.zero_grad()
-    if profiler is not None:
-        profiler.stop()
+    with (
+        profile_training(model, optimizer, accelerator=accelerator, **SETTINGS)
+        if profiled
+        else nullcontext() as profiler
+    ):
+        for (rows,) in data:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(rows).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
     result = told(profiler, model)
     result["events"] = len(list(Path(f"logs-{profiled}").rglob("events*")))
     for tracker in accelerator.trackers:
@@ -110,18 +108,14 @@ def with_fabric(profiled: bool) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer = fabric.setup(model, optimizer)
     data = fabric.setup_dataloaders(loader(2 * 3 * STEPS))
-    profiler = profile_training(model, optimizer, fabric=fabric, **SETTINGS) if profiled else None
-    if profiler is not None:
-        profiler.start()
-    for place, (rows,) in enumerate(data):
-        accumulating = place % 3 < 2
-        with fabric.no_backward_sync(model, enabled=accumulating):
-            fabric.backward(model(rows).square().mean())
-        if not accumulating:
-            optimizer.step()
-            optimizer.zero_grad()
-    if profiler is not None:
-        profiler.stop()
+    with profile_training(model, optimizer, fabric=fabric, **SETTINGS) if profiled else nullcontext() as profiler:
+        for place, (rows,) in enumerate(data):
+            accumulating = place % 3 < 2
+            with fabric.no_backward_sync(model, enabled=accumulating):
+                fabric.backward(model(rows).square().mean())
+            if not accumulating:
+                optimizer.step()
+                optimizer.zero_grad()
     result = told(profiler, model)
     loggers[0].save()
     result["csv"] = "".join(path.read_text() for path in Path("csv").rglob("metrics.csv"))
@@ -130,7 +124,7 @@ def with_fabric(profiled: bool) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
-    "ddp": partial(twice, partial(with_torch, DistributedDataParallel)),
+    "ddp": partial(twice, with_torch),
     "accelerate": partial(twice, with_accelerate),
     "fabric": partial(twice, with_fabric),
 }

@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_flops import FlopsProfilerCallback
+from tests.lightning.nets import new_trainer
 
 SLOW_RANK = 1
 SLEEP_SEC_PER_RANK = 0.2
@@ -94,23 +95,12 @@ class Net(LightningModule):
         return optimizer
 
 
-def train(slow_in: Part, *, strategy: Any = "ddp", **settings: Any) -> dict[str, Any]:
+def train(slow_in: Part) -> dict[str, Any]:
     limits = {"straggler_sec": ALIKE_SEC}
-    callback = FlopsProfilerCallback(profile_step=2, timing_steps=8, advice_thresholds=limits, **settings)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=int(os.environ["WORLD_SIZE"]),
-        strategy=strategy,
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[callback],
-    )
-    trainer.fit(Net(slow_in))
-    profile = callback.profile
-    return {"profile": None if profile is None else profile.to_json()}
+    callback = FlopsProfilerCallback(profile_step=2, timing_steps=8, advice_thresholds=limits)
+    ranks = int(os.environ["WORLD_SIZE"])
+    new_trainer("lightning.pytorch", ".", callback, strategy="ddp", devices=ranks).fit(Net(slow_in))
+    return {"profile": callback.profile and callback.profile.to_json()}
 
 
 SCENARIOS = {

@@ -177,9 +177,8 @@ def twice(
     """Train without the profiler and with it; what differs, and the profile of this rank."""
     callback = FlopsProfilerCallback(**{**WINDOW, **(window or {})})
     plain, profiled = (_train(strategy(), task(), data(), callbacks, settings) for callbacks in ([], [callback]))
-    profile = callback.profile
     return {
-        "profile": None if profile is None else profile.to_json(),
+        "profile": callback.profile and callback.profile.to_json(),
         "differs": [name for name in plain if plain[name] != profiled[name]],
         "losses": profiled["losses"],
         "files": sorted(str(path) for path in Path().rglob("*") if path.is_file()),

@@ -6,9 +6,6 @@ Losses, weights, random state and collectives of a fit are compared with those o
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ import pytest
 from lightning_flops.config import OWN_FOLDER
 from lightning_flops.schema.profile import Profile
 from tests.lightning.nets import batch_flops
-from tests.ranks import LIGHTNING, REPOSITORY, run_ranks
+from tests.ranks import LIGHTNING, run_ranks
 from tests.ranks.launching import launch, profile_in
 from tests.ranks.scenarios_faults import BATCHES, SCENARIOS
 
@@ -105,21 +102,8 @@ def test_all_ranks_leave_files_in_one_folder_if_they_are_asked_to() -> None:
         ]
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "slurm"])
-def test_the_ranks_of_a_launcher_find_each_other(launcher: str, tmp_path: Path) -> None:
+def test_the_ranks_that_slurm_starts_find_each_other(tmp_path: Path) -> None:
     program = ["-m", "tests.ranks.launch_me", str(tmp_path)]
-    if launcher == "slurm":
-        run_ranks([*program, "slurm"], ranks=2, folder=tmp_path, timeout_sec=150.0, imports=LIGHTNING)
-    else:
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *program],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True,
-            text=True,
-            timeout=150.0,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    run_ranks(program, ranks=2, folder=tmp_path, timeout_sec=150.0, imports=LIGHTNING)
     (path,) = tmp_path.rglob("profile*.json")
     assert absences(Profile.from_json(path.read_text())) == {}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
 from lightning_flops.config import ProfilerConfig
@@ -39,27 +39,29 @@ def in_seconds(window: WindowRecord, seconds: PhaseSeconds) -> WindowRecord:
     return replace(window, timed_steps=tuple(replace(one, seconds=seconds) for one in window.timed_steps))
 
 
-def _rank(window: WindowRecord, rank: int, *, world_size: int, dp_size: int) -> WindowRecord:
-    context = replace(
-        window.context,
-        rank=rank,
-        world_size=world_size,
-        dp_size=dp_size,
-        host=f"node{rank // 2}",
-        strategy="DDPStrategy" if window.context.pp_size == 1 else window.context.strategy,
-    )
-    return replace(window, context=context)
+def in_context(window: WindowRecord, **facts: Any) -> WindowRecord:
+    """*window* with these facts of its run."""
+    return replace(window, context=replace(window.context, **facts))
+
+
+def _ranks(window: WindowRecord, number: int, **facts: Any) -> list[WindowRecord]:
+    """*window* on so many ranks that see different data, two on a machine."""
+    facts = {"world_size": number, "dp_size": number, "strategy": "DDPStrategy", **facts}
+    return [in_context(window, rank=rank, host=f"node{rank // 2}", **facts) for rank in range(number)]
+
+
+def with_flops(window: WindowRecord, factor: float) -> WindowRecord:
+    """*window* with *factor* times all its FLOPs."""
+    cells = tuple(replace(one, flops=int(factor * one.flops)) for one in window.flops.cells)
+    return replace(window, flops=replace(window.flops, cells=cells))
 
 
 def half_a_batch(window: WindowRecord) -> WindowRecord:
     """*window* with 50 samples a step in place of 100, and half of all FLOPs."""
+    flops = PhaseFlops(forward=300_000_000, backward=400_000_000)
     return replace(
-        window,
-        flops=replace(window.flops, cells=tuple(replace(one, flops=one.flops // 2) for one in window.flops.cells)),
-        counted_steps=tuple(
-            replace(one, samples=50, flops=PhaseFlops(forward=300_000_000, backward=400_000_000))
-            for one in window.counted_steps
-        ),
+        with_flops(window, 0.5),
+        counted_steps=tuple(replace(one, samples=50, flops=flops) for one in window.counted_steps),
         timed_steps=tuple(replace(one, samples=50) for one in window.timed_steps),
     )
 
@@ -70,7 +72,7 @@ def uneven() -> list[WindowRecord]:
     Both take 20 ms. FLOPs 1.4 G and 0.7 G, together 2.1 G; of one copy of the model 1.05 G. At 700 GFLOP/s each can do
     14 GFLOP in a step: MFU 2.1 / 28 = 7.5%. Samples 100 / 0.02 + 50 / 0.02 = 7,500 a second.
     """
-    first, second = (_rank(windows.mlp_window(), rank, world_size=2, dp_size=2) for rank in range(2))
+    first, second = _ranks(windows.mlp_window(), 2)
     return [
         in_seconds(first, PhaseSeconds(data_wait=0.001, forward=0.006, backward=0.008, optimizer=0.004, other=0.001)),
         in_seconds(
@@ -87,10 +89,7 @@ def slow_loader() -> list[WindowRecord]:
     """
     usual = PhaseSeconds(data_wait=0.001, forward=0.006, backward=0.012, optimizer=0.004, other=0.001)
     late = PhaseSeconds(data_wait=0.009, forward=0.006, backward=0.004, optimizer=0.004, other=0.001)
-    return [
-        in_seconds(_rank(windows.mlp_window(), rank, world_size=4, dp_size=4), late if rank == 2 else usual)
-        for rank in range(4)
-    ]
+    return [in_seconds(one, late if one.context.rank == 2 else usual) for one in _ranks(windows.mlp_window(), 4)]
 
 
 def mixed_devices() -> list[WindowRecord]:
@@ -100,25 +99,17 @@ def mixed_devices() -> list[WindowRecord]:
     989.5 and 67, so 3.7837 + 3.5821 ms. Peaks for this mix: 3984 G / 24.3077 ms = 163.9 and 3984 G / 7.3658 ms = 540.9
     TFLOP/s; all four 1409.5. MFU 4 x 3984 G / (1409.5 T x 0.1 s) = 11.306%.
     """
-    ranks = []
-    for rank in range(4):
-        window = _rank(windows.transformer_window(), rank, world_size=4, dp_size=4)
-        name = "NVIDIA A100-SXM4-80GB" if rank < 2 else "NVIDIA H100 80GB HBM3"
-        ranks.append(replace(window, context=replace(window.context, device_name=name)))
-    return ranks
+    names = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3")
+    return [
+        in_context(one, device_name=names[one.context.rank // 2]) for one in _ranks(windows.transformer_window(), 4)
+    ]
 
 
 def pipeline() -> list[WindowRecord]:
     """Two stages, each on two ranks that see different data. Ranks 0 and 1 are stage 0, which has twice the FLOPs."""
-    ranks = []
-    for rank in range(4):
-        window = _rank(windows.stage_window(), rank, world_size=4, dp_size=2)
-        window = replace(window, context=replace(window.context, pp_rank=rank // 2))
-        if rank < 2:
-            cells = tuple(replace(one, flops=2 * one.flops) for one in window.flops.cells)
-            window = replace(window, flops=replace(window.flops, cells=cells))
-        ranks.append(window)
-    return ranks
+    ranks = _ranks(windows.stage_window(), 4, dp_size=2, strategy="ZeRO-1")
+    ranks = [in_context(one, pp_rank=one.context.rank // 2) for one in ranks]
+    return [*(with_flops(one, 2) for one in ranks[:2]), *ranks[2:]]
 
 
 def missing() -> tuple[Profile, list[RankRecord | RankAbsence]]:
@@ -138,9 +129,7 @@ def thousands(ranks: int = WORLD) -> tuple[Profile, list[RankRecord | RankAbsenc
     Each traced one all-reduce of 2 ms and one of 3 ms, but the late rank, for which the others wait 8 ms in the second.
     Ranks whose number ends in 7 sent nothing.
     """
-    profile, answers = job(
-        [replace(window, context=replace(window.context, world_size=ranks, dp_size=ranks)) for window in slow_loader()]
-    )
+    profile, answers = job([in_context(window, world_size=ranks, dp_size=ranks) for window in slow_loader()])
     usual, late = answers[0], answers[2]
     assert isinstance(usual, RankRecord) and isinstance(late, RankRecord)
     found: list[RankRecord | RankAbsence] = []
@@ -184,5 +173,5 @@ def _all_reduces(*latency_ns: int, group_size: int) -> CollectiveCalls:
         calls=len(latency_ns),
         bytes=12_000_000,
         total_ns=sum(latency_ns),
-        latency_ns=array("q", latency_ns),
+        latency_ns=latency_ns,
     )

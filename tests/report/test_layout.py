@@ -106,7 +106,6 @@ def rows_of(text: str, *, section: str, head: str) -> list[str]:
         ("FLOPs", "", "flops", ["step 2", "step 1"]),
         ("FLOPs", "", "rate", ["step 1", "step 2"]),  # 48 FLOPs in 100 us, 96 in 200
         ("Phases", "host", "total", ["step", "backward", "forward"]),
-        ("Memory over time", "device 0: held by", "bytes", ["a", "(root)", "b"]),
         ("Ranks", "rank", None, ["0", "1"]),
         ("Ranks", "rank", "total", ["1", "0"]),
     ],

@@ -9,16 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import WindowRecord
 from lightning_flops.report.scalars import monitor_scalars, profile_scalars
 from tests.report import windows
 from tests.report.windows import build_profile
 
 
+def scalars_of(window: WindowRecord, **settings: Any) -> dict[str, float]:
+    """Scalars of the profile of *window*, by their tags below the prefix."""
+    scalars = profile_scalars(build_profile(window, config=ProfilerConfig(**settings)))
+    assert all(tag.startswith("flops_profiler/") for tag in scalars)
+    return {tag.removeprefix("flops_profiler/"): value for tag, value in scalars.items()}
+
+
 def test_every_scalar_of_a_whole_profile_has_its_tag_and_value() -> None:
-    scalars = profile_scalars(build_profile(windows.transformer_window(), config=ProfilerConfig()))
-    values = {tag.removeprefix("flops_profiler/"): value for tag, value in scalars.items()}
     model_sec = 3744e9 / 312e12 + 240e9 / 19.5e12
-    assert values == pytest.approx(
+    assert scalars_of(windows.transformer_window()) == pytest.approx(
         {
             "fwd_flops": 1328e9,
             "bwd_flops": 2656e9,
@@ -49,79 +55,68 @@ def test_every_scalar_of_a_whole_profile_has_its_tag_and_value() -> None:
 
 def test_a_gpu_whose_counters_were_read_has_scalars_of_its_own() -> None:
     window = windows.transformer_window()
-    both = (
-        profile_scalars(build_profile(replace(window, gpu=gpu), config=ProfilerConfig())) for gpu in (windows.GPU, None)
-    )
-    assert dict(set(next(both).items()) - set(next(both).items())) == pytest.approx(
+    read, unread = (scalars_of(replace(window, gpu=gpu)) for gpu in (windows.GPU, None))
+    assert dict(read.items() - unread.items()) == pytest.approx(
         {
-            "flops_profiler/power_watts": 1500 / 2.5,
-            "flops_profiler/joules_per_step": 600 * 0.100,
-            "flops_profiler/joules_per_sample": 60 / 8,
-            "flops_profiler/flops_per_joule": 3864e9 / 60,
-            "flops_profiler/clock_mhz": 1500,
-            "flops_profiler/power_limited_ratio": 0.4,
-            "flops_profiler/heat_limited_ratio": 0.0,
+            "power_watts": 1500 / 2.5,
+            "joules_per_step": 600 * 0.100,
+            "joules_per_sample": 60 / 8,
+            "flops_per_joule": 3864e9 / 60,
+            "clock_mhz": 1500,
+            "power_limited_ratio": 0.4,
+            "heat_limited_ratio": 0.0,
         },
         rel=1e-12,
     )
 
 
 def test_scalar_that_is_not_available_is_left_out() -> None:
-    scalars = profile_scalars(build_profile(windows.untimed_window(), config=ProfilerConfig()))
-    assert scalars == {
-        "flops_profiler/fwd_flops": 600e6,
-        "flops_profiler/bwd_flops": 800e6,
-        "flops_profiler/bwd_flops_estimated": 1200e6,
-        "flops_profiler/recompute_flops": 0.0,
-        "flops_profiler/iter_flops": 1400e6,
-        "flops_profiler/params": 3_002_500.0,
+    assert scalars_of(windows.untimed_window()) == {
+        "fwd_flops": 600e6,
+        "bwd_flops": 800e6,
+        "bwd_flops_estimated": 1200e6,
+        "recompute_flops": 0.0,
+        "iter_flops": 1400e6,
+        "params": 3_002_500.0,
     }
 
 
 def test_a_loop_that_does_not_train_has_no_scalar_of_a_backward_or_an_optimizer() -> None:
-    config = ProfilerConfig(peak_flops_per_sec=600e9)
-    scalars = profile_scalars(build_profile(windows.predict_window(), config=config), prefix="p")
-    assert scalars == pytest.approx(
+    assert scalars_of(windows.predict_window(), peak_flops_per_sec=600e9) == pytest.approx(
         {
-            "p/fwd_flops": 600e6,
-            "p/fwd_flops_per_sec": 600e6 / 0.012,
-            "p/fwd_latency_sec": 0.012,
-            "p/data_wait_sec": 0.002,
-            "p/global_step_sec": 0.020,
-            "p/samples_per_sec": 100 / 0.020,
-            "p/iter_samples_per_sec": 100 / 0.012,
-            "p/mfu": 600e6 / 600e9 / 0.020,
-            "p/hfu": 600e6 / 600e9 / 0.020,
-            "p/params": 3_002_500.0,
+            "fwd_flops": 600e6,
+            "fwd_flops_per_sec": 600e6 / 0.012,
+            "fwd_latency_sec": 0.012,
+            "data_wait_sec": 0.002,
+            "global_step_sec": 0.020,
+            "samples_per_sec": 100 / 0.020,
+            "iter_samples_per_sec": 100 / 0.012,
+            "mfu": 600e6 / 600e9 / 0.020,
+            "hfu": 600e6 / 600e9 / 0.020,
+            "params": 3_002_500.0,
         },
         rel=1e-12,
     )
 
 
 def test_lower_bound_shows_among_the_scalars_and_only_then() -> None:
-    tag = "flops_profiler/heavy_operators_uncounted"
-    assert profile_scalars(build_profile(windows.lower_bound_window(), config=ProfilerConfig()))[tag] == 1
-    assert tag not in profile_scalars(build_profile(windows.mlp_window(), config=ProfilerConfig()))
+    assert scalars_of(windows.lower_bound_window())["heavy_operators_uncounted"] == 1
+    assert "heavy_operators_uncounted" not in scalars_of(windows.mlp_window())
 
 
 def test_scalars_of_several_counted_steps_are_their_mean() -> None:
-    scalars = profile_scalars(build_profile(windows.variable_window(), config=ProfilerConfig()))
-    assert scalars["flops_profiler/fwd_flops"] == 450e6
+    assert scalars_of(windows.variable_window())["fwd_flops"] == 450e6
+
+
+KNOWN: dict[str, Any] = {
+    **{"seconds": 4.0, "data_wait_sec": 1.0, "batches": 20, "samples": 80, "dp_size": 3, "tokens": 1000},
+    **{"padding_ratio": 0.25, "model_flops": 600, "model_flops_peak_sec": 0.5, "estimated_ratio": 0.125},
+}
+"""What went by between two readings."""
 
 
 def test_monitor_divides_what_went_by_by_its_time() -> None:
-    assert monitor_scalars(
-        seconds=4.0,
-        data_wait_sec=1.0,
-        batches=20,
-        samples=80,
-        dp_size=3,
-        tokens=1000,
-        padding_ratio=0.25,
-        model_flops=600,
-        model_flops_peak_sec=0.5,
-        estimated_ratio=0.125,
-    ) == {
+    assert monitor_scalars(**KNOWN) == {
         "flops_monitor/samples_per_sec": 3 * 80 / 4.0,
         "flops_monitor/batches_per_sec": 20 / 4.0,
         "flops_monitor/data_wait_ratio": 1.0 / 4.0,
@@ -134,9 +129,8 @@ def test_monitor_divides_what_went_by_by_its_time() -> None:
 
 
 def test_monitor_leaves_out_what_it_does_not_know() -> None:
-    names = ("samples", "tokens", "padding_ratio", "model_flops", "model_flops_peak_sec")
-    unknown: dict[str, Any] = dict.fromkeys(names)
-    scalars = monitor_scalars(seconds=4.0, data_wait_sec=1.0, batches=20, dp_size=3, **unknown)
+    names = ("samples", "tokens", "padding_ratio", "model_flops", "model_flops_peak_sec", "estimated_ratio")
+    scalars = monitor_scalars(**KNOWN | dict.fromkeys(names))
     assert scalars.keys() == {"flops_monitor/batches_per_sec", "flops_monitor/data_wait_ratio"}
 
 
@@ -145,15 +139,7 @@ def test_monitor_leaves_out_what_it_does_not_know() -> None:
 def test_monitor_writes_no_number_that_is_not_finite(
     seconds: float, data_wait_sec: float, batches: int, flops: int, samples: int | None, peak_sec: float | None
 ) -> None:
-    scalars = monitor_scalars(
-        seconds=seconds,
-        data_wait_sec=data_wait_sec,
-        batches=batches,
-        samples=samples,
-        dp_size=2,
-        tokens=flops,
-        padding_ratio=0.5,
-        model_flops=flops,
-        model_flops_peak_sec=peak_sec,
-    )
+    drawn = {"seconds": seconds, "data_wait_sec": data_wait_sec, "batches": batches, "samples": samples}
+    drawn |= {"tokens": flops, "model_flops": flops, "model_flops_peak_sec": peak_sec}
+    scalars = monitor_scalars(**KNOWN | drawn)
     assert all(math.isfinite(value) and value >= 0 for value in scalars.values())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from lightning_flops.analysis import profile
 from lightning_flops.config import ProfilerConfig
@@ -75,31 +75,19 @@ def module(name: str, type_name: str, params: int = 0, extra_repr: str = "") -> 
 
 
 def step(
-    index: int,
-    *,
-    seconds: PhaseSeconds | None = None,
-    samples: int | None = 100,
-    tokens: int | None = None,
-    micro_steps: int = 1,
-    flops: PhaseFlops | None = None,
-    reader_sec: float | None = None,
-    excluded_sec: dict[str, float] | None = None,
-    shapes: str = "100x1000",
+    index: int, *, micro_steps: int = 1, samples: int | None = 100, shapes: str = "100x1000", **more: Any
 ) -> StepRecord:
     """One global step."""
-    return StepRecord(
-        index=index,
-        signature=StepSignature(
-            batches=(shapes,) * micro_steps, forwards=micro_steps, backwards=micro_steps, updates=1
-        ),
-        micro_steps=micro_steps,
-        samples=samples,
-        tokens=tokens,
-        flops=flops,
-        seconds=seconds,
-        reader_sec=reader_sec,
-        excluded_sec=excluded_sec or {},
-    )
+    batches = (shapes,) * micro_steps
+    signature = StepSignature(batches=batches, forwards=micro_steps, backwards=micro_steps, updates=1)
+    return StepRecord(index=index, signature=signature, micro_steps=micro_steps, samples=samples, **more)
+
+
+def in_turns(times: Callable[[float], PhaseSeconds], **first: Any) -> tuple[StepRecord, ...]:
+    """Eight timed steps of *times* of 1 and 3 ms in turns, with what the *first* alone has."""
+    units = (0.001, 0.003) * 4
+    steps = [step(5 + place, seconds=times(unit), reader_sec=unit) for place, unit in enumerate(units)]
+    return (replace(steps[0], **first), *steps[1:])
 
 
 def mlp_window() -> WindowRecord:
@@ -111,16 +99,8 @@ def mlp_window() -> WindowRecord:
     return WindowRecord(
         profile_step=3,
         context=CPU,
-        memory=MemoryRecord(
-            kind="resident",
-            phases=(PhaseMemory(name="forward", current_bytes=800_000_000, peak_bytes=None),),
-            run_peak_bytes=900_000_000,
-            run_reserved_peak_bytes=None,
-            parameter_bytes=12_010_000,
-            buffer_bytes=0,
-            gradient_bytes=None,
-            optimizer_bytes=None,
-            kept_by_forward_bytes=None,
+        memory=replace(
+            memory("resident", ("forward", 800, None), run_peak=900, parameter=0), parameter_bytes=12_010_000
         ),
         modules=(
             replace(module("", "Net", 3_002_500), parameter_bytes={"float32": 4 * 3_002_500}),
@@ -139,21 +119,9 @@ def mlp_window() -> WindowRecord:
             module_calls={"": 1, "fc1": 1, "act": 1, "fc2": 1},
         ),
         counted_steps=(step(3, flops=PhaseFlops(forward=600_000_000, backward=800_000_000)),),
-        timed_steps=tuple(
-            step(
-                5 + place,
-                seconds=PhaseSeconds(
-                    data_wait=unit,
-                    transfer=0.0,
-                    forward=3 * unit,
-                    backward=4 * unit,
-                    optimizer=unit,
-                    other=unit,
-                ),
-                reader_sec=unit,
-                excluded_sec={} if place else {"validation": 1.5},
-            )
-            for place, unit in enumerate((0.001, 0.003) * 4)
+        timed_steps=in_turns(
+            lambda unit: PhaseSeconds(data_wait=unit, forward=3 * unit, backward=4 * unit, optimizer=unit, other=unit),
+            excluded_sec={"validation": 1.5},
         ),
         timing_steps=8,
         settle_steps=1,
@@ -163,23 +131,13 @@ def mlp_window() -> WindowRecord:
 def predict_window() -> WindowRecord:
     """The same network in a predict loop: 600 M a batch, in timed batches of 10 and 30 ms in turns."""
     trained = mlp_window()
-
-    def times(each_sec: float) -> PhaseSeconds:
-        return PhaseSeconds(data_wait=each_sec, forward=6 * each_sec, other=3 * each_sec)
-
+    cells = (replace(one, without_backward=one.flops) for one in trained.flops.cells if one.phase == "forward")
     return replace(
         trained,
         context=replace(CPU, loop="predict"),
-        flops=FlopRecord(
-            cells=tuple(
-                replace(one, without_backward=one.flops) for one in trained.flops.cells if one.phase == "forward"
-            ),
-            module_calls=trained.flops.module_calls,
-        ),
+        flops=replace(trained.flops, cells=tuple(cells)),
         counted_steps=(step(3, flops=PhaseFlops(forward=600_000_000)),),
-        timed_steps=tuple(
-            step(5 + place, seconds=times(unit), reader_sec=unit) for place, unit in enumerate((0.001, 0.003) * 4)
-        ),
+        timed_steps=in_turns(lambda unit: PhaseSeconds(data_wait=unit, forward=6 * unit, other=3 * unit)),
     )
 
 
@@ -202,12 +160,19 @@ TOKENS = 4 * 500
 """Tokens of one micro-batch: 4 sequences of 500."""
 
 
-def _phase_memory(name: str, *, current: int, peak: int | None) -> PhaseMemory:
-    """Megabytes."""
-    return PhaseMemory(
-        name=name,
-        current_bytes=current * 10**6,
-        peak_bytes=None if peak is None else peak * 10**6,
+def memory(kind: Literal["allocated", "resident"], *phases: tuple[str, int, int | None], **sizes: int) -> MemoryRecord:
+    """Memory in megabytes: what each phase held, and its peak; sizes that are left out are not known."""
+    megabytes: dict[str, Any] = {f"{name}_bytes": 1_000_000 * size for name, size in sizes.items()}
+    names = ("run_peak", "run_reserved_peak", "gradient", "optimizer", "kept_by_forward")
+    return MemoryRecord(
+        kind=kind,
+        phases=tuple(
+            PhaseMemory(
+                name=name, current_bytes=1_000_000 * held, peak_bytes=None if peak is None else 1_000_000 * peak
+            )
+            for name, held, peak in phases
+        ),
+        **{f"{name}_bytes": None for name in names} | {"buffer_bytes": 0} | megabytes,
     )
 
 
@@ -252,41 +217,27 @@ def transformer_window() -> WindowRecord:
         cell("blocks.0.mlp.act", "forward", 0, operator="aten.gelu", bytes_written=500 * 10**6, **half),
     ]
     calls = {one.name: 2 for one in modules if one.name != "blocks"}
+    batch: dict[str, Any] = {"samples": 8, "tokens": 4000, "micro_steps": 2, "shapes": "4x500"}
+    seconds = PhaseSeconds(data_wait=0.005, transfer=0.001, forward=0.030, backward=0.050, optimizer=0.010, other=0.004)
     return WindowRecord(
         profile_step=10,
         context=replace(A100, micro_batch_size=4, accumulate=2),
-        memory=MemoryRecord(
-            kind="allocated",
-            phases=(
-                _phase_memory("forward", current=5_200, peak=None),
-                _phase_memory("backward", current=3_000, peak=5_500),
-                _phase_memory("optimizer", current=2_500, peak=None),
-            ),
-            run_peak_bytes=5_500_000_000,
-            run_reserved_peak_bytes=6_000_000_000,
-            parameter_bytes=616_000_000,
-            buffer_bytes=0,
-            gradient_bytes=616_000_000,
-            optimizer_bytes=1_232_000_000,
-            kept_by_forward_bytes=2_700_000_000,
+        memory=memory(
+            "allocated",
+            ("forward", 5_200, None),
+            ("backward", 3_000, 5_500),
+            ("optimizer", 2_500, None),
+            run_peak=5_500,
+            run_reserved_peak=6_000,
+            parameter=616,
+            gradient=616,
+            optimizer=1_232,
+            kept_by_forward=2_700,
         ),
         modules=tuple(modules),
         flops=FlopRecord(cells=tuple(cells), module_calls=calls),
-        counted_steps=(step(10, samples=8, tokens=4000, micro_steps=2, shapes="4x500"),),
-        timed_steps=tuple(
-            step(
-                index,
-                samples=8,
-                tokens=4000,
-                micro_steps=2,
-                shapes="4x500",
-                seconds=PhaseSeconds(
-                    data_wait=0.005, transfer=0.001, forward=0.030, backward=0.050, optimizer=0.010, other=0.004
-                ),
-                reader_sec=0.020,
-            )
-            for index in range(13, 33)
-        ),
+        counted_steps=(step(10, **batch),),
+        timed_steps=tuple(step(index, seconds=seconds, reader_sec=0.020, **batch) for index in range(13, 33)),
         timing_steps=20,
         settle_steps=2,
     )
@@ -361,33 +312,25 @@ def stage_window() -> WindowRecord:
     stage sees other data: 100 x 2 samples a step are 10,000 a second.
     """
     window = mlp_window()
-    steps = tuple(replace(one, micro_steps=4) for one in window.timed_steps)
-    waits = (one.seconds for one in steps if one.seconds is not None)
+    context = replace(
+        CPU,
+        framework="deepspeed",
+        framework_version="0.19.8",
+        rank=2,
+        world_size=4,
+        dp_size=2,
+        pp_size=2,
+        pp_rank=1,
+        micro_batch_size=25,
+        accumulate=4,
+        strategy="ZeRO-1",
+    )
+    timed = in_turns(lambda unit: PhaseSeconds(forward=3 * unit, backward=4 * unit, optimizer=unit, bubble=2 * unit))
     return replace(
         window,
-        context=replace(
-            CPU,
-            framework="deepspeed",
-            framework_version="0.19.8",
-            rank=2,
-            world_size=4,
-            dp_size=2,
-            pp_size=2,
-            pp_rank=1,
-            micro_batch_size=25,
-            accumulate=4,
-            strategy="ZeRO-1",
-        ),
+        context=context,
         counted_steps=tuple(replace(one, micro_steps=4) for one in window.counted_steps),
-        timed_steps=tuple(
-            replace(
-                step,
-                seconds=replace(seconds, data_wait=0.0, other=0.0, bubble=seconds.data_wait + seconds.other),
-                reader_sec=0.0,
-                excluded_sec={},
-            )
-            for step, seconds in zip(steps, waits, strict=True)
-        ),
+        timed_steps=tuple(replace(one, micro_steps=4, reader_sec=0.0) for one in timed),
     )
 
 
@@ -418,13 +361,15 @@ def unknown_window() -> WindowRecord:
     """A window of which next to nothing is known."""
     return WindowRecord(
         profile_step=0,
-        context=RunContext(
+        context=replace(
+            CPU,
             framework="torch",
             framework_version="2.13.0",
-            torch_version="2.13.0",
             device_type="meta",
             device_name="",
             precision="",
+            micro_batch_size=None,
+            strategy="",
         ),
         modules=(),
         flops=FlopRecord(),
@@ -435,14 +380,10 @@ def unknown_window() -> WindowRecord:
 
 
 WINDOWS = {
-    "mlp": mlp_window,
-    "transformer": transformer_window,
-    "untimed": untimed_window,
-    "lower_bound": lower_bound_window,
-    "parallel": parallel_window,
-    "stage": stage_window,
-    "variable": variable_window,
-    "unknown": unknown_window,
-    "predict": predict_window,
+    window.__name__.removesuffix("_window"): window
+    for window in (
+        *(mlp_window, transformer_window, untimed_window, lower_bound_window, parallel_window, stage_window),
+        *(variable_window, unknown_window, predict_window),
+    )
 }
 """Every window of a run, by its name."""

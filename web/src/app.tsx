@@ -102,7 +102,7 @@ function Sections(props: {
   const tree = useMemo(() => (view.modules ? moduleTree(view.modules) : null), [view]);
   const picture = (name: string): JSX.Element | null => {
     if (name === "modules") return tree ? <Modules tree={tree} place={place} go={go} /> : null;
-    if (name === "roofline") return view.roofline ? <Roofline {...view.roofline} /> : null;
+    if (name === "roofline") return view.roofline ? <Roofline roof={view.roofline} tree={tree} /> : null;
     if (name === "curves") return <MemoryOverTime curves={view.curves} />;
     return view.steps ? <Steps steps={view.steps} /> : null;
   };

@@ -27,10 +27,8 @@ export type Sizes = readonly (number | null)[];
 
 export type ModuleData = readonly [
   name: string,
-  label: string,
   kind: string,
   detail: string,
-  parent: number | null,
   own: Sizes,
   total: Sizes,
   achieved: number | null,
@@ -38,14 +36,12 @@ export type ModuleData = readonly [
   calls: number,
 ];
 
+/** An operator: FLOP/s, and FLOPs a byte. */
 export type PointData = readonly [
   name: string,
-  kind: string,
-  intensity: number,
-  achieved: number,
   seconds: number,
-  flops: number,
-  bytes: number,
+  achieved: number,
+  intensity: number,
   attainable: number | null,
 ];
 
@@ -54,7 +50,6 @@ export interface RooflineData {
   peaks: readonly (readonly [dtype: string, flopsPerSec: number])[];
   /** Bytes a second; null where the device's memory bandwidth is not known. */
   bandwidth: number | null;
-  modules: readonly PointData[];
   operators: readonly PointData[];
 }
 

@@ -5,9 +5,9 @@ import { layout, moduleAt, visible } from "../src/ui/icicle";
 
 // The root has 1 s of its own; fc1 takes 2 s, fc2 5 s, at half and a tenth of the peak.
 const ROWS: ModuleData[] = [
-  ["", "", "Net", "", null, [1, 0, 0, 0, null], [8, 14, 3, 5, null], null, null, 1],
-  ["fc1", "fc1", "Linear", "in=3", 0, [2, 8, 2, 3, null], [2, 8, 2, 3, null], 4, 0.5, 1],
-  ["fc2", "fc2", "Linear", "", 0, [5, 6, 1, 2, null], [5, 6, 1, 2, null], 1.2, 0.1, 1],
+  ["", "Net", "", [1, 0, 0, 0, null], [8, 14, 3, 5, null], null, null, 1],
+  ["fc1", "Linear", "in=3", [2, 8, 2, 3, null], [2, 8, 2, 3, null], 4, 0.5, 1],
+  ["fc2", "Linear", "", [5, 6, 1, 2, null], [5, 6, 1, 2, null], 1.2, 0.1, 1],
 ];
 
 test("a tree has its modules below one another", () => {

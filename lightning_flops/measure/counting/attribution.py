@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import is_grad_enabled
 
 from lightning_flops.measure.counting.totals import UNKNOWN
-from lightning_flops.measure.torch_private.autograd import (
+from lightning_flops.measure.torch_private.needed import (
     ACCUMULATES_GRADIENT,
     NO_GRAPH_TASK,
     current_node,

@@ -25,10 +25,16 @@ from lightning_flops.measure.counting.formulas import Unreadable, lookup
 from lightning_flops.measure.counting.totals import Totals
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.patches import listen
-from lightning_flops.measure.torch_private import compiler
-from lightning_flops.measure.torch_private.autograd import calling_modules, sequence_number
-from lightning_flops.measure.torch_private.dispatch import modes_off, new_fake_mode
-from lightning_flops.measure.torch_private.operators import HigherOrderOperator, OpOverload
+from lightning_flops.measure.torch_private import optional
+from lightning_flops.measure.torch_private.needed import (
+    HigherOrderOperator,
+    OpOverload,
+    calling_modules,
+    hide,
+    modes_off,
+    new_fake_mode,
+    sequence_number,
+)
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -68,14 +74,14 @@ class CompiledCode:
         Until ``close``, *count_unseen* counts a call of an operator that no dispatcher sees, and says whether it did.
         """
         self._count_unseen = count_unseen
-        modules = frozenset(self._names.modules()) if compiler.was_used() else frozenset()
-        self.in_place = any(map(compiler.is_compiled_in_place, modules))
+        modules = frozenset(self._names.modules()) if optional.was_used() else frozenset()
+        self.in_place = any(map(optional.is_compiled_in_place, modules))
         self._modules = modules if self.in_place else frozenset()
         self.watch_graphs()
 
     def watch_graphs(self) -> None:
         """From now on, counts or lists the kernels of inductor's own that multiply: no dispatcher sees them run."""
-        kind = compiler.class_of_generated_graphs()
+        kind = optional.class_of_generated_graphs()
         if kind is not None and kind not in self._watched:
             self._watched.add(kind)
             listen(
@@ -128,17 +134,17 @@ class CompiledCode:
         if function in self._watched:
             return
         self._watched.add(function)
-        if compiler.is_compiled(function):
+        if optional.is_compiled(function):
             failed = partial(self._totals.failed, "the beginning of a compiled backward")
-            compiler.hide(self._begins)
-            listen(self._undo, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
+            hide(self._begins)
+            listen(self._undo, function, optional.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
 
     def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Callable[[], None]:
         """A compiled backward starts with these inputs; returns what to call when it has ended."""
         key = (function, tuple(map(_described, inputs)))
         if key not in self._repeated:
             try:
-                self._repeated[key] = repeated_products(compiler.backward_graph(function), inputs, self._flops_of)
+                self._repeated[key] = repeated_products(optional.backward_graph(function), inputs, self._flops_of)
             except Exception:
                 # Any operator of the user's may be in it, and raise on tensors without values.
                 logger.debug("the graph of a compiled backward could not be read", exc_info=True)

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
-from types import CodeType
 from typing import Any, Literal
 
 import torch
@@ -27,28 +26,27 @@ from lightning_flops.measure.counting.traffic import tf32_operators
 from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.optimizer_hooks import OptimizerHooks
-from lightning_flops.measure.torch_private.autograd import (
+from lightning_flops.measure.torch_private.needed import (
     ENGINE_ENTRY,
     NO_GRAPH_TASK,
-    checkpoint_codes,
+    fake_mode,
     function_in_forward,
     graph_task_id,
-)
-from lightning_flops.measure.torch_private.dispatch import (
-    fake_mode,
     is_fake,
     is_pushed,
     push,
-    push_under_others,
     remove,
+    require_all,
+    untested,
 )
-from lightning_flops.measure.torch_private.modules import is_replica
-from lightning_flops.measure.torch_private.names import require_all, untested
+from lightning_flops.measure.torch_private.optional import is_replica
 from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, PhaseFlops
 
 CausalAttention = Literal["full", "half"]
 
 _OWN_FILES = (__file__, patches.__file__)
+
+_DEEPSPEED_CHECKPOINTS = "deepspeed.runtime.activation_checkpointing.checkpointing"
 
 _OWN_THREAD = (
     "Modules of the model ran on Python threads of their own (as torch.nn.DataParallel runs its replicas): what they "
@@ -115,7 +113,8 @@ class FlopCounter:
                 if state.entered == 1:
                     state.mark(state.stack[-1].module)
                 if not is_pushed(self._mode):  # if it were on the stack twice, it would count twice
-                    push_under_others(self._mode)  # a step may begin inside a mode of the user's, and end outside of it
+                    # A step may begin inside a mode of the user's, and end outside of it.
+                    push(self._mode, under_others=True)
             except BaseException:
                 with suppress(Exception):
                     self._leave(state)
@@ -318,7 +317,8 @@ def listeners_of_repetitions(threads: Threads) -> tuple[Callable[..., None], Cal
     too. In code that we do not know, which may differentiate on the spot what it has just computed, such gradients are
     the backward's.
     """
-    codes: frozenset[CodeType] = checkpoint_codes()
+    modules = map(sys.modules.get, ("torch.utils.checkpoint", _DEEPSPEED_CHECKPOINTS))
+    files = {getattr(module, "__file__", None) for module in modules}
 
     def begins(manager: Any) -> None:
         if graph_task_id() == NO_GRAPH_TASK or not getattr(manager, "mode", True):
@@ -327,7 +327,7 @@ def listeners_of_repetitions(threads: Threads) -> tuple[Callable[..., None], Cal
         frame = sys._getframe(1)
         while frame.f_code.co_filename in _OWN_FILES and frame.f_back is not None:
             frame = frame.f_back
-        whole = frame.f_code in codes or bool(state.repetitions and state.repetitions[-1].whole)
+        whole = frame.f_code.co_filename in files or bool(state.repetitions and state.repetitions[-1].whole)
         state.repetitions.append(Repetition(manager, state.task(), whole))
 
     def ends(manager: Any, *exception: Any) -> None:

@@ -16,21 +16,22 @@ from lightning_flops.measure.counting.formulas import Entry, Work, hides_flops
 from lightning_flops.measure.counting.formulas.contract import tensors_in, whole_flops
 from lightning_flops.measure.counting.totals import Cell, Totals
 from lightning_flops.measure.counting.traffic import Operator, bytes_of, dtype_name, elements_of, needs_gradient
-from lightning_flops.measure.torch_private.autograd import NO_GRAPH_TASK, function_in_forward, graph_task_id
-from lightning_flops.measure.torch_private.compiler import hide
-from lightning_flops.measure.torch_private.dispatch import (
+from lightning_flops.measure.torch_private.needed import (
+    NO_GRAPH_TASK,
     DispatchMode,
     conjugates_lazily,
     depth,
-    hands_over,
+    function_in_forward,
+    graph_task_id,
+    hide,
     is_fake,
     is_pushed,
     is_traced,
     keys_of_python_kernel,
     pushed,
     run_python_kernel,
+    unwraps_subclass,
 )
-from lightning_flops.measure.torch_private.operators import higher_order_name
 from lightning_flops.records import OUTSIDE, FlopPhase
 from lightning_flops.text.printable import package_logger
 
@@ -88,10 +89,10 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             operator = self._operators.get(func) or self._operators.setdefault(func, Operator(func))
             counts = not operator.moves_nothing or operator.sized_by_values is not None
             if operator.higher_order:
-                counts = not (operator.listed and higher_order_name(func) in _CONTROL_FLOW and not is_traced())
-                args = self._with_seen_functions(func, args)
+                counts = not (operator.listed and operator.short in _CONTROL_FLOW and not is_traced())
+                args = self._with_seen_functions(operator.short, args)
             for kind in types if counts or not operator.higher_order else ():
-                if hands_over(kind):
+                if unwraps_subclass(kind):
                     return NotImplemented
                 if is_fake(kind) and not self.counts_fake:
                     counts = False
@@ -131,9 +132,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     # so each is handed over in a wrapper that has the mode see what it runs. Control flow runs nothing else; attention
     # with a function on its scores or its mask has a formula for the rest.
 
-    def _with_seen_functions(self, operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _with_seen_functions(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a higher-order operator, with functions that this mode, whose handler runs, sees at work."""
-        name = higher_order_name(operator)
         if (name not in _CONTROL_FLOW and name not in ("flex_attention", _FLEX_BACKWARD)) or is_traced():
             return args
 

@@ -12,8 +12,7 @@ from torch.nn import Parameter
 
 from lightning_flops.measure.counting.formulas import Entry, lookup
 from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES
-from lightning_flops.measure.torch_private.modules import stored
-from lightning_flops.measure.torch_private.operators import OpOverload, schema_of
+from lightning_flops.measure.torch_private.needed import OpOverload, schema_of, stored
 
 _OVERWRITING = frozenset(
     (
@@ -60,7 +59,7 @@ class Operator:
         self.counted = entry.kind == "formula"
         self.listed = entry.kind == "unknown"
         self.higher_order = not isinstance(function, OpOverload)
-        short = entry.name.rpartition(".")[2]
+        self.short = short = entry.name.rpartition(".")[2]
         self.overwrites = short in _OVERWRITING
         self.selects = short in _SELECTING
         self.reads_number = short == _READS_NUMBER

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, record_function
 from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.patches import listen
-from lightning_flops.measure.torch_private import profiling
+from lightning_flops.measure.torch_private import optional
 from lightning_flops.records import METADATA_KEY, StepSignature, TracedStepRecord, module_mark, phase_mark
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
@@ -89,7 +89,7 @@ class StepTracer:
     def enter(self, part: str) -> None:
         """*part* of the step begins; in a forward, work outside of module calls is the root's."""
         if self._recording:
-            mark = profiling.new_mark(phase_mark(part))
+            mark = optional.new_mark(phase_mark(part))
             mark.__enter__()
             self._marks.append(mark)
 
@@ -138,9 +138,9 @@ class StepTracer:
         try:
             with self._by_us():
                 # Torch says whether it records: we may have failed right after it began, or after it ended.
-                if not was_recording and not profiling.profiler_is_recording():
+                if not was_recording and not optional.profiler_is_recording():
                     profiler.start_trace()  # only a start and a stop make Kineto drop what it prepared
-                if profiling.profiler_is_recording():
+                if optional.profiler_is_recording():
                     profiler.stop_trace()
         except Exception:  # of torch, or of whatever else listens to its profiler; the rest is undone all the same
             logger.warning("torch.profiler could not be stopped", exc_info=True)
@@ -160,16 +160,16 @@ class StepTracer:
 
     def _put_up(self) -> None:
         marks = _ModuleMarks(self._root)
-        for name in profiling.functions_that_set_up():
+        for name in optional.functions_that_set_up():
             listen(self._undo, autograd_profiler, name, self._cannot_trace, before=self._stand_aside)
-        put_up_hooks(self._undo, marks.enter, marks.leave)
+        put_up_hooks(self._undo, marks.enter, marks.leave, failed=lambda _, error: self._cannot_trace(error))
         self._is_up = True
 
     def _prepare(self) -> None:
         activities = [ProfilerActivity.CPU]
         if self._device.type in ("cuda", "xpu"):
             activities.append(getattr(ProfilerActivity, self._device.type.upper()))
-        profiler = profiling.new_profiler()(activities=activities, **self._settings)
+        profiler = optional.new_profiler(activities=activities, **self._settings)
         with self._by_us(), _silent_kineto():
             profiler.prepare_trace()
         self._profiler = profiler  # not before: torch crashes if it starts a trace that was not prepared
@@ -185,9 +185,9 @@ class StepTracer:
 
     def _is_there_another(self) -> bool:
         """Whether the user's profiler is on, or may be switched on at any moment; then this one is lost."""
-        if profiling.profiler_is_recording():
+        if optional.profiler_is_recording():
             self._lose("another profiler is running, and torch runs one profiler at a time.")
-        elif profiling.profiler_is_set_up():
+        elif optional.profiler_is_set_up():
             self._lose("a torch.profiler.profile is set up in this run, and torch runs one profiler at a time.")
         return self.lost is not None
 
@@ -257,7 +257,7 @@ class _ModuleMarks:
             text = self._texts[name] = module_mark(name)
         # The mark of the phase is the root's. A second one would cross it: hooks of every module run before a module's
         # own, at both ends of a forward.
-        mark = profiling.new_mark(text) if name else nullcontext()
+        mark = optional.new_mark(text) if name else nullcontext()
         mark.__enter__()
         stack.append((module, name, mark))
 

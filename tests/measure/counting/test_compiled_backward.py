@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.measure.counting.flop_counter import FlopCounter
-from lightning_flops.measure.torch_private import compiler
+from lightning_flops.measure.torch_private import optional
 
 BATCH, INPUTS, HIDDEN, OUTPUTS = 3, 5, 7, 11
 FIRST, SECOND = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * OUTPUTS
@@ -44,7 +44,7 @@ def test_a_backward_that_cannot_be_read_counts_as_backward_and_a_note_says_so(mo
         raise LookupError("no graph is kept")
 
     model = compiled_and_run_once()
-    monkeypatch.setattr(compiler, "backward_graph", unreadable)
+    monkeypatch.setattr(optional, "backward_graph", unreadable)
     with FlopCounter(model) as counter:
         model(torch.randn(BATCH, INPUTS)).sum().backward()
     counts = FlopCounts(counter.record())

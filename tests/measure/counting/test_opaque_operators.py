@@ -14,7 +14,7 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.formulas import register_flop_formula
 from lightning_flops.measure.counting.formulas import registry as formula_registry
-from lightning_flops.measure.torch_private.dispatch import depth
+from lightning_flops.measure.torch_private.needed import depth
 
 PRODUCT = 2 * 3 * 4 * 5
 """(3, 4) by (4, 5)"""

@@ -1,9 +1,6 @@
-"""Under a torch that lacks one of its private names."""
+"""Under a torch that lacks one of its private needed."""
 
 from __future__ import annotations
-
-from importlib import import_module
-from pkgutil import iter_modules
 
 import pytest
 import torch
@@ -11,20 +8,17 @@ from torch import nn
 
 from lightning_flops import count_flops
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.measure import torch_private
-from lightning_flops.measure.torch_private import names
+from lightning_flops.measure.torch_private import needed
 
 
 def test_this_torch_has_all_that_counting_needs() -> None:
-    for module in iter_modules(torch_private.__path__, f"{torch_private.__name__}."):
-        import_module(module.name)
-    assert names.MISSING == []
+    assert needed.MISSING == []
 
 
 def test_counting_is_refused_in_one_sentence_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     missing: list[str] = []
-    monkeypatch.setattr(names, "MISSING", missing)
-    assert names.take("torch._C:_no_such_name") is None
+    monkeypatch.setattr(needed, "MISSING", missing)
+    assert needed.take("torch._C:_no_such_name") is None
     assert missing == ["torch._C:_no_such_name"]
     ran: list[str] = []
     with pytest.raises(LightningFlopsError) as refused, count_flops(nn.Linear(2, 2)):
@@ -36,9 +30,9 @@ def test_counting_is_refused_in_one_sentence_before_anything_runs(monkeypatch: p
 
 
 def test_a_name_that_counting_can_do_without_has_a_stand_in() -> None:
-    assert names.optional("torch._C:_no_such_name", 3)() == 3
-    assert names.optional("torch.no_such_module:name")() is None
-    assert names.MISSING == []
+    assert needed.take("torch._C:_no_such_name", 3) == 3
+    assert needed.take("torch.no_such_module:name", None) is None
+    assert needed.MISSING == []
 
 
 @pytest.mark.parametrize(("version", "said"), [("2.9.1", False), ("2.13.0+cpu", False), ("99.1.0", True)])

@@ -45,12 +45,14 @@ export interface ModuleTree {
 
 export function moduleTree(rows: readonly ModuleData[]): ModuleTree | null {
   const all: Module[] = [];
-  for (const [name, label, type, detail, parentAt, own, total, achieved, share, calls] of rows) {
-    const parent = parentAt === null ? null : (all[parentAt] ?? null);
+  const byName = new Map<string, Module>();
+  for (const [name, type, detail, own, total, achieved, share, calls] of rows) {
+    const end = name.lastIndexOf(".");
+    const parent = name === "" ? null : (byName.get(name.slice(0, Math.max(0, end))) ?? null);
     const module: Module = {
       index: all.length,
       name,
-      label: name === "" ? type || "(the root)" : label,
+      label: name === "" ? type || "(the root)" : name.slice(end + 1),
       type,
       detail,
       parent,
@@ -64,12 +66,13 @@ export function moduleTree(rows: readonly ModuleData[]): ModuleTree | null {
     };
     parent?.children.push(module);
     all.push(module);
+    byName.set(name, module);
   }
   if (all[0] === undefined) return null;
   return {
     root: all[0],
     all,
-    byName: new Map(all.map((one) => [one.name, one])),
+    byName,
     knowsPeak: all.some((one) => one.share !== null),
     fastest: all.reduce((most, one) => Math.max(most, one.achieved ?? 0), 0),
   };

@@ -1,4 +1,4 @@
-// Memory over time: the curve of each device, its peak, and what held the memory then.
+// Memory over time: the curve of each device, and its peak.
 
 import { scaleLinear } from "d3-scale";
 import type { JSX } from "preact";

@@ -1,7 +1,8 @@
 import { scaleLog } from "d3-scale";
 import type { JSX } from "preact";
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { bytes, duration, percent, plain, si } from "../model/format";
+import type { Module, ModuleTree } from "../model/modules";
 import type { PointData, RooflineData } from "../document";
 import { useWidth } from "../ui/size";
 import { hush, say } from "../ui/tip";
@@ -13,28 +14,36 @@ const MARGIN = { left: 86, right: 16, top: 14, bottom: 40 };
 interface Point {
   name: string;
   kind: string;
-  /** FLOPs a byte. */
-  intensity: number;
+  seconds: number;
   /** FLOP/s. */
   achieved: number;
-  seconds: number;
-  flops: number;
-  bytes: number;
+  /** FLOPs a byte. */
+  intensity: number;
   attainable: number | null;
 }
 
-function pointOf([name, kind, intensity, achieved, seconds, flops, bytes, attainable]: PointData): Point {
-  return { name, kind, intensity, achieved, seconds, flops, bytes, attainable };
+function ofOperator([name, seconds, achieved, intensity, attainable]: PointData): Point {
+  return { name, kind: "operator", seconds, achieved, intensity, attainable };
 }
 
-type Roof = Pick<RooflineData, "peaks" | "bandwidth">;
+/** A module without those inside it; none where its time, FLOPs or bytes are not known. */
+function ofModule({ name, type: kind, own }: Module, roof: RooflineData): Point[] {
+  const { seconds, flops, bytes } = own;
+  if (!seconds || !flops || !bytes) return [];
+  const peak = roof.peaks[0]?.[1] ?? Infinity;
+  const attainable = Math.min(peak, roof.bandwidth === null ? Infinity : (roof.bandwidth * flops) / bytes);
+  const limit = attainable === Infinity ? null : attainable;
+  const where = { achieved: flops / seconds, intensity: flops / bytes, attainable: limit };
+  return [{ name: name || "(root)", kind, seconds, ...where }];
+}
 
-export function Roofline(props: RooflineData): JSX.Element | null {
-  const { modules, operators } = props;
+export function Roofline({ roof, tree }: { roof: RooflineData; tree: ModuleTree | null }): JSX.Element | null {
+  const modules = useMemo(() => tree?.all.flatMap((one) => ofModule(one, roof)) ?? [], [tree, roof]);
+  const operators = roof.operators.map(ofOperator);
   const [ofModules, setOfModules] = useState(true);
   if (!modules.length && !operators.length) return null;
   const showsModules = (ofModules || !operators.length) && modules.length > 0;
-  const points = (showsModules ? modules : operators).map(pointOf);
+  const points = showsModules ? modules : operators;
   const drawn = [...points].sort((one, other) => other.seconds - one.seconds).slice(0, MOST);
   return (
     <>
@@ -62,7 +71,7 @@ export function Roofline(props: RooflineData): JSX.Element | null {
           </div>
         </div>
       ) : null}
-      <Plot points={drawn} roof={props} />
+      <Plot points={drawn} roof={roof} />
       {drawn.length < points.length ? <p class="note">{`Drawn: the ${plain(MOST)} that take most time.`}</p> : null}
     </>
   );
@@ -71,7 +80,7 @@ export function Roofline(props: RooflineData): JSX.Element | null {
 /** Width of the memory's label, which stands above the line that rises below it. */
 const LABEL = 130;
 
-function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.Element {
+function Plot({ points, roof }: { points: readonly Point[]; roof: RooflineData }): JSX.Element {
   const [box, width] = useWidth<HTMLDivElement>();
   const peak = roof.peaks[0]?.[1] ?? null;
   const xs = points.map((one) => one.intensity);
@@ -91,7 +100,7 @@ function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.E
     [
       `${one.name} (${one.kind})`,
       `${si(one.achieved, "FLOP/s")}${one.attainable ? `, ${percent(one.achieved / one.attainable)} of the attainable ${si(one.attainable, "FLOP/s")}` : ""}`,
-      `${plain(Number(one.intensity.toPrecision(3)))} FLOPs a byte, ${duration(one.seconds)}, ${si(one.flops, "FLOPs")}, ${bytes(one.bytes)}`,
+      `${plain(Number(one.intensity.toPrecision(3)))} FLOPs a byte, ${duration(one.seconds)}, ${si(flopsOf(one), "FLOPs")}, ${bytes(flopsOf(one) / one.intensity)}`,
     ].join("\n");
   return (
     <div ref={box} class="roofline">
@@ -172,6 +181,10 @@ function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.E
       </svg>
     </div>
   );
+}
+
+function flopsOf(point: Point): number {
+  return point.achieved * point.seconds;
 }
 
 /** At least two decades, so that what lies close together looks close together. */

@@ -73,7 +73,7 @@ export function Table({ data, caption }: { data: TableData; caption: string }): 
           {`Show ${plain(Math.min(MORE, ordered.length - shown.length))} more of ${plain(ordered.length)}`}
         </button>
       ) : null}
-      {data.after.filter(Boolean).map((words, at) => (
+      {data.after.map((words, at) => (
         <p key={at} class="note">
           {words}
         </p>

@@ -12,8 +12,8 @@ export function Top(props: {
 }): JSX.Element {
   return (
     <>
-      <a class="skip" href="#answer" onClick={(event) => jump(event, "answer")}>
-        To the answer
+      <a class="skip" href="#summary" onClick={(event) => jump(event, "summary")}>
+        To the summary
       </a>
       <header class="top">
         <div class="title">

@@ -36,8 +36,7 @@ from lightning_flops.measure.counting.formulas.contract import (
     rules,
 )
 from lightning_flops.measure.counting.formulas.products import rows_of, sizes_of
-from lightning_flops.measure.torch_private.autograd import current_node
-from lightning_flops.measure.torch_private.dispatch import out_of_sight
+from lightning_flops.measure.torch_private.needed import current_node, modes_off
 
 _TOP_LEFT, _BOTTOM_RIGHT = 1, 2  # values of the memory-efficient kernels' custom_mask_type
 
@@ -218,7 +217,7 @@ def _flex_call(query: Tensor, key: Tensor, block_mask: Sequence[Any]) -> Call:
 def _entries_in_blocks(counts: Tensor, columns: Tensor, lengths: tuple[int, int], block: tuple[int, int]) -> int:
     """Entries of the blocks that each row of blocks lists, cut where the sequences end."""
     (queries, keys), (tall, wide) = lengths, block
-    with out_of_sight():
+    with modes_off():
         listed = arange(columns.shape[-1], device=columns.device) < counts.unsqueeze(-1)
         widths = (keys - columns * wide).clamp(0, wide) * listed
         heights = (queries - arange(counts.shape[-1], device=counts.device) * tall).clamp(0, tall)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_flops.measure.torch_private.dispatch import is_fake, out_of_sight
+from lightning_flops.measure.torch_private.needed import is_fake, modes_off
 
 Arguments = tuple[Any, ...]
 Keywords = Mapping[str, Any]
@@ -206,5 +206,5 @@ def host_integers(tensor: Tensor) -> list[int]:
         raise Unreadable("its lengths are values of a tensor that holds none")
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         raise Unreadable("its lengths cannot be read while a CUDA graph is captured")
-    with out_of_sight():
+    with modes_off():
         return [int(value) for value in tensor.detach().reshape(-1).tolist()]

@@ -12,15 +12,8 @@ import torch
 
 from lightning_flops.measure.counting.formulas.contract import Entry, Formula, no_flops
 from lightning_flops.measure.counting.formulas.registry import forget_entries, heard_kernels, user_formulas
-from lightning_flops.measure.torch_private.operators import (
-    HigherOrderOperator,
-    OpOverload,
-    OpOverloadPacket,
-    custom_operator_name,
-    higher_order_name,
-    packet_name,
-    schema_of,
-)
+from lightning_flops.measure.torch_private.needed import HigherOrderOperator, OpOverload, OpOverloadPacket, schema_of
+from lightning_flops.measure.torch_private.optional import custom_operator_name
 
 F = TypeVar("F", bound=Formula | int)
 
@@ -123,9 +116,9 @@ def _operator_name(target: Any) -> str:
         schema = schema_of(target)
         return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
     if isinstance(target, OpOverloadPacket):
-        return packet_name(target)
+        return str(target).replace(".", "::", 1)  # it prints as namespace.name
     if isinstance(target, HigherOrderOperator):
-        return f"higher_order::{higher_order_name(target)}"
+        return f"higher_order::{target.name()}"
     if isinstance(target, str):
         if all(target.partition("::")):
             return target.removesuffix(".default")

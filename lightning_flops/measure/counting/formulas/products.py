@@ -28,8 +28,7 @@ from lightning_flops.measure.counting.formulas.contract import (
     host_integers,
     rules,
 )
-from lightning_flops.measure.torch_private.dispatch import is_fake, out_of_sight
-from lightning_flops.measure.torch_private.modules import nested_sizes, stored
+from lightning_flops.measure.torch_private.needed import is_fake, modes_off, stored
 
 _STRIDED = torch.strided
 _PAIR_OF_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in older torch
@@ -37,11 +36,7 @@ _PAIR_OF_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in older torch
 
 def sizes_of(tensor: Tensor) -> list[tuple[int, ...]]:
     """Shapes that a tensor holds: its own, or one for each component of a nested tensor."""
-    if not tensor.is_nested:
-        return [tuple(tensor.shape)]
-    if tensor.layout is torch.jagged:
-        return [tuple(component.shape) for component in tensor.unbind()]
-    return nested_sizes(tensor)
+    return [tuple(one.shape) for one in (tensor.unbind() if tensor.is_nested else (tensor,))]
 
 
 def rows_of(values: Tensor) -> int:
@@ -58,10 +53,10 @@ def non_zeros(tensor: Tensor) -> int:
     if tensor.layout is not _STRIDED and (tensor.is_meta or is_fake(type(tensor))):
         raise Unreadable("how many elements a sparse tensor stores follows from its values")
     if tensor.layout is torch.sparse_coo:
-        with out_of_sight():
+        with modes_off():
             return stored(tensor)[1].numel()
     if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-        with out_of_sight():
+        with modes_off():
             return tensor.values().numel()
     return tensor.numel()
 
@@ -69,7 +64,7 @@ def non_zeros(tensor: Tensor) -> int:
 def _sparse_times_sparse(left: Tensor, right: Tensor) -> int:
     """Two FLOPs for every pair of stored elements that meet: (m, k) of the left one, (k, n) of the right one."""
     inner = left.shape[1]
-    with out_of_sight():
+    with modes_off():
         met_left = torch.bincount(stored(left.to_sparse_coo())[0][1], minlength=inner)  # type: ignore[no-untyped-call]
         met_right = torch.bincount(stored(right.to_sparse_coo())[0][0], minlength=inner)  # type: ignore[no-untyped-call]
         met = (met_left * met_right).sum()

@@ -24,15 +24,14 @@ from lightning_flops.measure.counting.formulas.contract import (
 from lightning_flops.measure.counting.formulas.convolution import CONVOLUTION_RULES
 from lightning_flops.measure.counting.formulas.estimates import ESTIMATE_RULES
 from lightning_flops.measure.counting.formulas.products import PRODUCT_RULES
-from lightning_flops.measure.torch_private.operators import (
+from lightning_flops.measure.torch_private.needed import (
     OpOverload,
-    higher_order_name,
     is_composite,
     overloads_named,
     replaced_by,
     schema_of,
-    triton_kernel,
 )
+from lightning_flops.measure.torch_private.optional import triton_kernel
 
 RULES: Mapping[str, Rule] = {**PRODUCT_RULES, **CONVOLUTION_RULES, **ATTENTION_RULES, **ESTIMATE_RULES}
 """Rules of whole operators, all overloads alike: ``aten::mm``."""
@@ -109,7 +108,7 @@ def _find(operator: Any) -> Entry:
 
 
 def _find_higher_order(operator: Any) -> Entry:
-    short = higher_order_name(operator)
+    short = str(operator.name())
     formula = user_formulas.get(f"higher_order::{short}") or HIGHER_ORDER_FORMULAS.get(short)
     if formula is None and short in _CALLS_ANOTHER:
         formula = _flops_of_called(*_CALLS_ANOTHER[short])

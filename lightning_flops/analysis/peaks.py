@@ -1,0 +1,164 @@
+"""The peak that rates are held against: the user's figure, the vendor's (``devices.py``), or a measured one.
+
+``with_given_peaks`` holds a profile against figures that were given after the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lightning_flops.analysis.budget import build_budget
+from lightning_flops.analysis.devices import device_named, why_no_peak
+from lightning_flops.analysis.rates import MOST_OF_PEAK, peak_seconds_of_step, per_second, utilization
+from lightning_flops.schema.modules import ModuleProfile
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.trace import TraceReport
+
+COPY = "copy"
+"""The name of the bandwidth of a copy, in bytes/s, among the FLOP/s of dtypes."""
+
+NO_FLOPS = "FLOPs are n/a: "
+"""What a note of a trace's report begins with that says why it has none."""
+
+
+def peak_for(
+    device_name: str,
+    dtype: str,
+    given: float | Mapping[str, float] | None = None,
+    measured: Mapping[str, float] | None = None,
+) -> float | None:
+    """Dense peak in FLOP/s that a profile uses: the user's figure where there is one, else the table's, or a measured.
+
+    Args:
+        device_name: the name that ``torch.cuda.get_device_name`` reports, such as ``"NVIDIA A100-SXM4-80GB"``.
+        dtype: ``bfloat16``, ``float16``, ``tf32``, ``float32``, ``float8``, ``float4``, ``int8`` or any other that the
+            counter names.
+        given: the setting ``peak_flops_per_sec``: one figure for all dtypes, some by dtype, or None.
+        measured: peaks that were measured on this machine, used where no vendor's is known.
+
+    Returns:
+        None if the device, or its rate in that dtype, is not known. An unknown device never takes another's figure.
+    """
+    if isinstance(given, Mapping):
+        given = given.get(dtype)
+    if given is not None:
+        return given
+    device = device_named(device_name)
+    return (device.peaks if device else {}).get(dtype, (measured or {}).get(dtype))
+
+
+def measured_file(host: str) -> str:
+    """Where the figures of the machine *host* are kept: in the user's cache folder, which machines may share."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(cache, "lightning_flops", f"peaks-{host}.json")
+
+
+def read_measured(host: str) -> dict[str, dict[str, float]]:
+    """FLOP/s by dtype, and bytes/s of a copy, by the name of each device of *host*; empty if nothing was measured."""
+    try:
+        with open(measured_file(host), encoding="utf-8") as file:
+            found = json.load(file).items()
+            return {str(name): {str(key): float(one) for key, one in of.items()} for name, of in found}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def measured_peaks(host: str, device_name: str) -> Mapping[str, float]:
+    """Measured peaks of one device of *host*; none for a host without a name."""
+    found = read_measured(host).get(device_name, {}) if host else {}
+    return {name: rate for name, rate in found.items() if 0 < rate < float("inf")}
+
+
+def with_measured_peaks(profile: Profile) -> Profile:
+    """*profile* with what ``lightning-flops peak`` has measured since, if it ran here and had no peak."""
+    measured = measured_peaks(profile.context.host, profile.context.device_name)
+    if not measured or profile.peaks_flops_per_sec or profile.context.host != platform.node():
+        return profile
+    held = with_given_peaks(
+        profile,
+        flops_per_sec={name: rate for name, rate in measured.items() if name != COPY},
+        memory_bytes_per_sec=profile.memory_bytes_per_sec or measured.get(COPY),
+    )
+    return replace(held, settings=replace(profile.settings, peaks_from="measured"))
+
+
+def with_given_peaks(
+    profile: Profile, *, flops_per_sec: float | Mapping[str, float] | None, memory_bytes_per_sec: float | None
+) -> Profile:
+    """*profile* with MFU, HFU, breakdown, shares of the peak and rooflines of these figures; advice is still the run's.
+
+    None stands for the profile's own. Shares of modules are n/a where several dtypes have FLOPs.
+    """
+    bandwidth, peaks = memory_bytes_per_sec or profile.memory_bytes_per_sec, dict(profile.peaks_flops_per_sec)
+    dtypes = tuple(one.dtype for one in profile.dtypes)
+    for dtype in {*peaks, *dtypes, *(flops_per_sec if isinstance(flops_per_sec, Mapping) else ())}:
+        if (peak := peak_for("", dtype, flops_per_sec)) is not None:
+            peaks[dtype] = peak
+    alone = peaks.get(dtypes[0]) if len(dtypes) == 1 else None
+
+    def held(module: ModuleProfile) -> ModuleProfile:
+        if module.times is None:
+            return module
+        rates: dict[str, Any] = {}
+        for name in ("forward", "backward"):
+            rate = getattr(module.times, f"{name}_flops_per_sec")
+            share = per_second(amount=rate, seconds=alone)
+            if share is not None and share > MOST_OF_PEAK:  # time is missing in the trace, or this is not its peak
+                rate, share = None, None
+            rates |= {f"{name}_flops_per_sec": rate, f"{name}_utilization": share}
+        return replace(module, times=replace(module.times, **rates))
+
+    peak_sec = peak_seconds_of_step(profile.dtypes, peaks, steps=max(1, len(profile.counted_steps)))
+    step_sec = None if profile.timing is None else profile.timing.global_step_sec
+    shares, reasons = utilization(dict(zip(("mfu", "hfu"), peak_sec, strict=True)), step_sec)
+    ranks = profile.ranks
+    if ranks is not None:  # the job's change as those of this rank do
+        job = {}
+        for name, here in shares.items():
+            before, own = getattr(ranks.rates, name), getattr(profile.rates, name)
+            job[name] = None if before is None or not own or here is None else before * here / own
+        ranks = replace(ranks, rates=replace(ranks.rates, **job))
+    moved = sum(one.bytes for one in profile.operators if not one.flops.total)
+    budget = build_budget(
+        timing=profile.timing,
+        traced=profile.traced,
+        peak_sec=peak_sec,
+        memory_sec=None if bandwidth is None else profile.per_step(moved) / bandwidth,
+        lower_bound=profile.lower_bound,
+        step_word=profile.context.step_word,
+    )
+    settings = profile.settings if flops_per_sec is None else replace(profile.settings, peaks_from="given")
+    return replace(
+        profile,
+        rates=replace(profile.rates, **shares),
+        unavailable={name: why for name, why in profile.unavailable.items() if shares.get(name) is None} | reasons,
+        ranks=ranks,
+        peaks_flops_per_sec=peaks,
+        memory_bytes_per_sec=bandwidth,
+        budget=budget,
+        settings=settings,
+        modules=tuple(map(held, profile.modules)),
+    )
+
+
+def why_no_flops(reports: Sequence[TraceReport]) -> str | None:
+    """Why one of *reports* has no FLOPs, without a full stop; None if all have them."""
+    notes = [note for report in reports if report.flops is None for note in report.notes]
+    found = next((note for note in notes if note.startswith(NO_FLOPS)), None)
+    return None if found is None else found.removeprefix(NO_FLOPS).rstrip(".")
+
+
+def why_no_mfu(reports: Sequence[TraceReport]) -> str | None:
+    """Why the traces of one run do not give its MFU, without a full stop; None if they do, or if unknown."""
+    flops = next((report.flops for report in reports if report.flops is not None), None)
+    if flops is None:
+        return why_no_flops(reports)
+    if flops.device is None and not flops.peaks:
+        return "no device of one known name ran the kernels" if flops.devices else "no device is in the trace"
+    dtypes = sorted({row.dtype for row in flops.operators} - set(flops.peaks))
+    return why_no_peak(flops.device or "", dtypes[0]) if dtypes else None

@@ -1,0 +1,230 @@
+"""Private names of torch that a part of the profiler reads: of compiled code, profilers, loaders, wrapped modules.
+
+Each has a stand-in. Where torch lacks one, what is read from it is not known, and all else works.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+from torch.profiler import record_function
+
+from lightning_flops.measure.torch_private.needed import modes_off, take
+
+# ---- torch.compile: when it compiles, and what it keeps of what it has compiled
+
+
+def was_used() -> bool:
+    """Whether the compiler was loaded: before that, nothing can have been compiled."""
+    return "torch._dynamo" in sys.modules
+
+
+def leave_compiled_code() -> None:
+    """What calls us is compiled in two parts, and we run between them as we are; nothing where it is not compiled.
+
+    Our caller must be hidden.
+    """
+    if is_dynamo_compiling():
+        torch._dynamo.graph_break()
+
+
+@functools.cache
+def compiler_callbacks() -> Any:
+    """Torch's callbacks for the start and end of a compilation; None where torch cannot compile."""
+    return take("torch._dynamo.callback:callback_handler", None)
+
+
+def is_compiled_in_place(module: nn.Module) -> bool:
+    """Whether ``module.compile()`` was called: no hook fires inside of such a module."""
+    return vars(module).get("_compiled_call_impl") is not None
+
+
+BACKWARD_ENTRY = "_backward_impl"
+"""Attribute of a compiled region's ``autograd.Function`` which calls its backward graph with ``(ctx, inputs)``."""
+
+
+def is_compiled(function: Any) -> bool:
+    """Whether an ``autograd.Function`` is a compiled region's, and the calls of its backward graph can be seen."""
+    return (
+        getattr(function, "__name__", "") == "CompiledFunction" and getattr(function, BACKWARD_ENTRY, None) is not None
+    )
+
+
+def backward_graph(function: Any) -> torch.fx.Graph:
+    """The backward graph of a compiled region.
+
+    Raises:
+        Exception: whatever torch raises where it has kept none.
+    """
+    graph: torch.fx.Graph = take("torch._dynamo.compiled_autograd:extract_bw_module", None)(function).graph
+    return graph
+
+
+def class_of_generated_graphs() -> Any:
+    """The class of what inductor makes of a graph, whose instances are called to run it; None if nothing was made.
+
+    An instance's ``source_code`` and ``inductor_post_grad_graph_str`` are what was made and what of, as text.
+    """
+    return getattr(sys.modules.get("torch._inductor.output_code"), "CompiledFxGraph", None)
+
+
+def triton_kernel(index: int) -> Any:
+    """The Triton kernel that compiled code knows by this number; None where torch does not say."""
+    table = take("torch._higher_order_ops.triton_kernel_wrap:kernel_side_table", None)
+    return None if table is None else table.get_kernel(index)
+
+
+_CustomOperator: Any = take("torch.library:CustomOpDef", ())
+
+
+def custom_operator_name(target: Any) -> str | None:
+    """``namespace::name`` of what ``torch.library.custom_op`` and ``triton_op`` return; None for anything else."""
+    return str(target._qualname) if isinstance(target, _CustomOperator) else None
+
+
+# ---- torch.profiler
+
+new_mark: Callable[[str], Any] = take("torch._C:_profiler._RecordFunctionFast", record_function)
+"""Makes a mark of this name, to be entered and left. Torch's public one takes ten times as long."""
+
+new_profiler: Any = take("torch.profiler:_KinetoProfile", torch.profiler.profile)
+"""The base of torch.profiler.profile: no schedule of its own, and no count of steps that others share."""
+
+profiler_is_recording: Callable[[], bool] = take("torch._C:_autograd._profiler_enabled", lambda: False)
+"""Whether a profiler of torch's records what runs now on this thread; False where torch does not say."""
+
+_step_dict: Mapping[str, int] = take("torch.autograd.profiler:KinetoStepTracker._step_dict", {})
+
+
+def functions_that_set_up() -> list[str]:
+    """Functions in ``torch.autograd.profiler`` that torch calls to prepare and to start a profiler, by name."""
+    return [name for name in ("_prepare_profiler", "_enable_profiler") if hasattr(torch.autograd.profiler, name)]
+
+
+def profiler_is_set_up() -> bool:
+    """Whether a torch.profiler.profile has been made and its block has not ended; False if that cannot be known.
+
+    Between its warm-up and its first step nothing else shows that it exists.
+    """
+    return "ProfilerStep" in _step_dict
+
+
+# ---- a run's DataLoaders, and the key-value store of its ranks
+
+store_getter: Callable[[], Any] | None = take("torch.distributed.distributed_c10d:_get_default_store", None)
+"""Returns the store of the default process group; None where torch has no such function."""
+
+iterator_class: Any = take("torch.utils.data.dataloader:_BaseDataLoaderIter", None)
+"""The class of every DataLoader's iterators; None in a torch that does not show it."""
+
+
+def workers_of(iterator: Any) -> int | None:
+    """The worker processes of a DataLoader's iterator; None if it does not say, or is another iterator."""
+    workers = getattr(iterator, "_num_workers", None) if isinstance(iterator, iterator_class or ()) else None
+    return workers if isinstance(workers, int) else None
+
+
+def fetched_ahead(loader: Any) -> int:
+    """Batches that the workers of a DataLoader, or of its iterator, fetch ahead; 0 of anything without workers."""
+    private = "_" if isinstance(loader, iterator_class or ()) else ""
+    workers, of_each = (getattr(loader, f"{private}{name}", 0) for name in ("num_workers", "prefetch_factor"))
+    return int((workers or 0) * (of_each or 0))
+
+
+# ---- modules: what they hold, what wrappers do with a model, which part of a tensor a rank has
+
+
+def children_of(module: nn.Module) -> Mapping[str, nn.Module | None]:
+    """The modules that *module* holds, by name; none under a name that holds none, or before its ``__init__``."""
+    children: Mapping[str, nn.Module | None] = vars(module).get("_modules", {})
+    return children
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether *module* is a copy that DataParallel made, for one device and one forward."""
+    return bool(getattr(module, "_is_replica", False))
+
+
+WRAPPERS: Mapping[str, frozenset[str]] = {
+    "_orig_mod": frozenset({"OptimizedModule"}),
+    "module": frozenset(
+        {"DistributedDataParallel", "DataParallel", "AveragedModel", "DeepSpeedEngine", "_FabricModule"}
+    ),
+    "_fsdp_wrapped_module": frozenset({"FullyShardedDataParallel"}),
+    "_checkpoint_wrapped_module": frozenset({"CheckpointWrapper", "OffloadWrapper", "ActivationWrapper"}),
+    "_forward_module": frozenset({"_FabricModule"}),
+    "_original_module": frozenset({"_FabricModule"}),
+}
+"""Name of the child that a wrapper wraps -> classes of torch, DeepSpeed and Lightning that call it so."""
+
+_WITH_WRAPPERS = ("torch", "deepspeed", "lightning", "lightning_fabric")
+"""Packages that wrap models."""
+
+
+def wraps(module: nn.Module, child: str) -> bool:
+    """Whether *module* is a wrapper, and its child of this name is the module that it wraps.
+
+    The wrapper's class, or one of its base classes, decides, and never the child's name alone. We compare classes by
+    name, so that no framework is imported for this.
+    """
+    return child in WRAPPERS and any(
+        cls.__name__ in WRAPPERS[child] and cls.__module__.partition(".")[0] in _WITH_WRAPPERS
+        for cls in type(module).__mro__
+    )
+
+
+class FlatPiece(NamedTuple):
+    """One parameter as it was before FullyShardedDataParallel put it into a flat one."""
+
+    key: tuple[int, int]
+    """One value for every module that shares the parameter, and for no other parameter."""
+    shape: tuple[int, ...]
+    trainable: bool
+    local: int
+    """Elements that this rank's shard has of it."""
+    dtype: torch.dtype
+
+
+def flat_parts(wrapper: nn.Module) -> tuple[list[torch.Tensor], list[tuple[nn.Module, FlatPiece]]]:
+    """What a FullyShardedDataParallel has made of parameters, and what these were, each with its module.
+
+    With ``use_orig_params`` the old parameters are left to see, as views of this rank's part (empty ones, too);
+    without, they are gone.
+
+    Raises:
+        AttributeError: this torch keeps it in another way.
+    """
+    handle: Any = wrapper._handle
+    if handle is None:
+        return [], []
+    flat = handle.flat_param
+    originals = flat._params or ()
+    named = {}
+    for index, (info, shape, shard) in enumerate(
+        zip(flat._param_infos, flat._shapes, flat._shard_param_infos, strict=True)
+    ):
+        trainable = bool((originals[index] if originals else flat).requires_grad)
+        piece = FlatPiece((id(flat), index), tuple(shape), trainable, shard.numel_in_shard or 0, flat.dtype)
+        named[info.module, info.param_name] = piece
+    pieces = [(module, piece) for (module, _), piece in named.items()]
+    pieces += [(one.module, named[one.prim_module, one.prim_param_name]) for one in flat._shared_param_infos]
+    return [flat, *originals], pieces
+
+
+def on_this_rank(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of *tensor*, which ZeRO-3 or a DTensor may have split; ZeRO-3 keeps the part in ds_tensor."""
+    shard = getattr(tensor, "ds_tensor", None)
+    if isinstance(shard, torch.Tensor):
+        tensor = shard
+    to_local: Any = getattr(tensor, "to_local", None)
+    if not callable(to_local):
+        return tensor
+    with modes_off(), torch.no_grad():  # neither a mode nor autograd sees this reading
+        shard = to_local()
+    return shard if isinstance(shard, torch.Tensor) else tensor
