@@ -62,10 +62,9 @@ def link(trace: Trace) -> Links:
     launcher[launched] = enclosing(trace, operators, parent, lanes=trace.lane[calls], moments_ns=trace.start_ns[calls])
     rows = np.flatnonzero(trace.on_device & (launch < 0) & (trace.external_id > 0))
     launcher[rows] = _matching(operators, trace.external_id, rows)
-    is_backward = trace.where(NODE.match, Kind.OPERATOR)
-    is_backward |= (trace.kind == Kind.OPERATOR) & (trace.forward_thread > 0)
-    for rows in levels[1:]:
-        is_backward[rows] |= is_backward[parent[rows]]
+    is_node = trace.where(NODE.match, Kind.OPERATOR) | ((trace.kind == Kind.OPERATOR) & (trace.forward_thread > 0))
+    is_backward = is_node.copy()
+    is_backward[operators] |= nearest(operators, parent, is_node) >= 0
     return Links(operators, parent, levels, launch, launcher, is_backward)
 
 

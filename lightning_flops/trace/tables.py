@@ -198,12 +198,6 @@ def outermost_calls(trace: Trace) -> Ints:
     return found
 
 
-def device_ns_of_operators(trace: Trace) -> Ints:
-    """For each row of an operator, the lengths of the device events that it launched itself."""
-    rows = np.flatnonzero(trace.links.operator_of_launch >= 0)
-    return sums_by(trace.links.operator_of_launch[rows], trace.duration_ns[rows], len(trace))
-
-
 def with_callees(trace: Trace, own: Ints) -> Ints:
     """For each row of an operator, its *own* and that of all it called, directly or not."""
     total = own.copy()
@@ -218,7 +212,8 @@ class OperatorTimes:
     def __init__(self, trace: Trace) -> None:
         self.trace, self.outermost, links = trace, outermost_calls(trace), trace.links
         self.rows = np.flatnonzero(self.outermost == np.arange(len(trace)))
-        launched = device_ns_of_operators(trace)
+        rows = np.flatnonzero(links.operator_of_launch >= 0)
+        launched = sums_by(links.operator_of_launch[rows], trace.duration_ns[rows], len(trace))
         self.host, self.device = trace.duration_ns, with_callees(trace, launched)
         owner, own = self.outermost[links.operators], without_inner(trace, links.called, links.parent)
         self.device_self = sums_by(owner, launched[links.operators], len(trace))
