@@ -225,10 +225,9 @@ class OperatorTimes:
         names = self.trace.texts(self.trace.name[rows[groups.order[groups.firsts]]])
         columns = {"name": names, "calls": groups.calls, "tensor_cores_eligible": map(may_use_tensor_cores, names)}
         for clock, whole, own in (("host", self.host, self.host_self), ("device", self.device, self.device_self)):
+            nothing = None if clock == "host" or self.trace.has_device else [None] * len(names)
             for name, values in ((clock, whole), (f"{clock}_self", own)):
-                known = clock == "host" or self.trace.has_device
-                durations = groups.durations(values[rows], whole_ns=int(own[rows].sum()))
-                columns[name] = durations if known else [None] * len(names)
+                columns[name] = nothing or groups.durations(values[rows], whole_ns=int(own[rows].sum()))
         return columns
 
 
