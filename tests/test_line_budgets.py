@@ -22,7 +22,7 @@ MOST_LINES = {
     "schema": 2_060,
     "sinks": 800,
     "text": 80,
-    "trace": 3_710,
+    "trace": 3_500,
 }
 MOST_OF_A_FILE = 500
 

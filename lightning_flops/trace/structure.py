@@ -78,7 +78,7 @@ def enclosing(trace: Trace, rows: Ints, parent: Ints, *, lanes: Lanes, moments_n
         wanted = np.flatnonzero(lanes == lane)
         moments = moments_ns[wanted]
         last = np.searchsorted(trace.start_ns[here], moments, side="right") - 1
-        inner = np.where(last >= 0, here[np.maximum(last, 0)], -1)
+        inner = np.where(last >= 0, here[last], -1)
         # What encloses the moment is what began last before it, or encloses that.
         while len(ended := np.flatnonzero((inner >= 0) & (trace.end_ns[inner] <= moments))):
             inner[ended] = parent[inner[ended]]
@@ -89,7 +89,7 @@ def enclosing(trace: Trace, rows: Ints, parent: Ints, *, lanes: Lanes, moments_n
 def launched_at(trace: Trace, rows: Ints) -> Ints:
     """When each of *rows* was launched, or began if no launch of it is known."""
     calls = trace.links.launch[rows]
-    return np.where(calls >= 0, trace.start_ns[np.maximum(calls, 0)], trace.start_ns[rows])
+    return np.where(calls >= 0, trace.start_ns[calls], trace.start_ns[rows])
 
 
 def in_nesting_order(trace: Trace, rows: Ints) -> Ints:

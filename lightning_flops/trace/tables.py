@@ -123,7 +123,7 @@ def kernel_summary(trace: Trace) -> KernelSummary | None:
 
 def _eligible(trace: Trace, rows: Ints) -> Mask:
     operators = trace.links.operator_of_launch[rows]
-    return (operators >= 0) & trace.where(may_use_tensor_cores, Kind.OPERATOR)[np.maximum(operators, 0)]
+    return (operators >= 0) & trace.where(may_use_tensor_cores, Kind.OPERATOR)[operators]
 
 
 def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
