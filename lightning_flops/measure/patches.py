@@ -5,15 +5,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
-from lightning_flops.measure.torch_private.needed import hide, hide_around
+from lightning_flops.measure.torch_private.needed import hide_around
 
 Before = Callable[..., Callable[[], None] | None]
 """Gets a function's arguments. It may return what is to be called when the function has ended, also if it raised."""
 
-_PATCH = "__lightning_flops_patch__"
-"""Attribute of a function of ours that holds its ``_Patch``."""
+
+class _Listener(NamedTuple):
+    failed: Callable[[Exception], None]
+    before: Before | None
+    after: Callable[..., None] | None
+
+
+_wrapped: dict[tuple[int, str], tuple[list[_Listener], Callable[[], None]]] = {}
+"""By the id of a target and a name: who listens, and what makes the function as it was before."""
 
 
 def listen(
@@ -39,68 +46,53 @@ def listen(
         after: is called with the same arguments when the function has returned.
 
     Raises:
-        AttributeError: *target* has no such attribute.
+        KeyError: *target* itself has no such attribute.
     """
-    undo.callback(_Patch(target, name, before, after, failed).undo)
+    key = id(target), name
+    if key not in _wrapped:
+        _wrapped[key] = _wrap(target, name)
+    listeners, restore = _wrapped[key]
+    listener = _Listener(failed, before, after)
+    listeners.append(listener)
+
+    def drop() -> None:
+        listeners.remove(listener)  # who still holds the wrapper runs the function alone, and keeps nothing else alive
+        if not listeners:
+            del _wrapped[key]
+            restore()
+
+    undo.callback(drop)
 
 
-class _Patch:
-    """One replaced function. It is pickled by its name, as the original is."""
+def _wrap(target: Any, name: str) -> tuple[list[_Listener], Callable[[], None]]:
+    """Puts a wrapper in the place of a function, which is pickled by its name, as the original is."""
+    original, listeners = vars(target)[name], list[_Listener]()
 
-    def __init__(
-        self,
-        target: Any,
-        name: str,
-        before: Before | None,
-        after: Callable[..., None] | None,
-        failed: Callable[[Exception], None],
-    ) -> None:
-        self.target = target
-        self.name = name
-        self.before, self.after, self.failed = before, after, failed
-        self.is_over = False
-        self.had = name in vars(target)
-        self.previous = vars(target).get(name)
-        original = getattr(target, name)
-
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            ends = None if self.before is None else self.ask(self.before, *args, **kwargs)
-            try:
-                result = original(*args, **kwargs)
-            finally:
-                if ends is not None:
-                    self.ask(ends)
-            if self.after is not None:
-                self.ask(self.after, *args, **kwargs)
-            return result
-
-        self.replacement: Any = hide_around(call, before, after)
-        setattr(call, _PATCH, self)
-        setattr(target, name, call)
-
-    def ask(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        asked = []
+        for each in reversed(listeners):
+            asked.append((each, _ask(each.failed, each.before, args, kwargs)))
         try:
-            return call(*args, **kwargs)
-        except Exception as error:
-            self.failed(error)
-            return None
+            result = original(*args, **kwargs)
+        finally:
+            for each, ends in asked:
+                _ask(each.failed, ends, (), {})
+        for each, _ in asked:
+            _ask(each.failed, each.after, args, kwargs)
+        return result
 
-    def undo(self) -> None:
-        # Who still holds the replacement runs the function alone, and keeps nothing else alive.
-        self.before = self.after = None
-        self.failed = lambda error: None
-        self.is_over = True
-        if vars(self.target).get(self.name) is not self.replacement:
-            return  # other code has wrapped it since
-        had, previous = self.had, self.previous
-        # We may have replaced another one of ours, which was undone while we were on top of it.
-        while isinstance(older := getattr(previous, _PATCH, None), _Patch) and older.is_over:
-            had, previous = older.had, older.previous
-        if had:
-            setattr(self.target, self.name, previous)
-        else:
-            delattr(self.target, self.name)
+    def restore() -> None:
+        if vars(target)[name] is call:  # otherwise other code has wrapped it since, and keeps it
+            setattr(target, name, original)
+
+    setattr(target, name, hide_around(call, _ask))
+    return listeners, restore
 
 
-hide(_Patch.ask)
+def _ask(failed: Callable[[Exception], None], ours: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
+    try:
+        return None if ours is None else ours(*args, **kwargs)
+    except Exception as error:
+        failed(error)
+        return None

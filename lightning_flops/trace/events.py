@@ -53,7 +53,7 @@ _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "out_elements": ("Out msg nelems", None), "group_size": ("Group size", None), "dtype": ("dtype", None),
     "group_name": ("Process Group Name", None), "group_ranks": ("Process Group Ranks", None),
     "total_reserved": ("Total Reserved", _ABSENT), "total_allocated": ("Total Allocated", _ABSENT),
-    "allocated_bytes": ("Bytes", 0), "address": ("Addr", _ABSENT), "device_index": ("Device Id", _ABSENT),
+    "allocated_bytes": ("Bytes", 0), "device_index": ("Device Id", _ABSENT),
     "device_type": ("Device Type", 0),
 }  # fmt: skip
 """Of an event's ``args`` those that are read, and what stands for one that is not there; in the order of torch's files.
@@ -103,7 +103,7 @@ DECODER = msgspec.json.Decoder(list[Event])
 _OF_HOST = ("sequence", "forward_thread", "external_id", "old_external_id")
 _OF_LAUNCHES = ("correlation", "stream")
 _OF_DEVICE = ("bytes", "device", "blocks_per_sm", "occupancy_percent", "external_id", "old_external_id")
-_OF_MEMORY = ("allocated_bytes", "device_index", "device_type", "address", "total_allocated", "total_reserved")
+_OF_MEMORY = ("allocated_bytes", "device_index", "device_type", "total_allocated", "total_reserved")
 
 
 @lru_cache(maxsize=1024)
@@ -211,13 +211,13 @@ class Columns:
         on_host = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION)
         on_device = kind >= Kind.KERNEL
         for chosen, names in ((on_host, _OF_HOST), (kind >= Kind.RUNTIME, _OF_LAUNCHES), (on_device, _OF_DEVICE)):
-            arguments = [span.args for span in compress(spans, chosen.tobytes())]
+            rows, arguments = np.flatnonzero(chosen), [span.args for span in compress(spans, chosen.tobytes())]
             for name, values in _columns(arguments, names):
-                columns[name][chosen] = values
-            if names is _OF_HOST:
-                columns["inputs"][chosen] = [*map(self._input, arguments)]
+                columns[name][rows] = values
+            if names is _OF_HOST and any(one.dims or one.old_dims for one in arguments):
+                columns["inputs"][rows] = [*map(self._input, arguments)]
             if names is not _OF_LAUNCHES:
-                self._keep((np.flatnonzero(chosen) + self._rows).tolist(), arguments)
+                self._keep((rows + self._rows).tolist(), arguments)
         if (unnamed := on_device & (columns["device"] == _ABSENT)).any():
             columns["device"][unnamed] = [_integer(span.pid) for span in compress(spans, unnamed.tobytes())]
         for name, values in columns.items():

@@ -105,7 +105,7 @@ class CompiledCode:
 
     def list_unseen(self, name: str) -> None:
         """Work of which the dispatcher sees nothing runs: it is listed under the module that is running."""
-        state = self._threads.here()
+        state = self._threads.state
         if not state.paused:
             module, phase = state.place(True)
             if phase == "forward" and self.in_place:
@@ -150,7 +150,7 @@ class CompiledCode:
                 logger.debug("the graph of a compiled backward could not be read", exc_info=True)
                 self._repeated[key] = None
         products = self._repeated[key]
-        state = self._threads.here()
+        state = self._threads.state
         outer, state.to_repeat = state.to_repeat, Counter(products or {})
         before = self._totals.flops["backward"]
 
