@@ -211,13 +211,13 @@ class Columns:
         on_host = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION)
         on_device = kind >= Kind.KERNEL
         for chosen, names in ((on_host, _OF_HOST), (kind >= Kind.RUNTIME, _OF_LAUNCHES), (on_device, _OF_DEVICE)):
-            arguments = [span.args for span in compress(spans, chosen.tobytes())]
+            rows, arguments = np.flatnonzero(chosen), [span.args for span in compress(spans, chosen.tobytes())]
             for name, values in _columns(arguments, names):
-                columns[name][chosen] = values
-            if names is _OF_HOST:
-                columns["inputs"][chosen] = [*map(self._input, arguments)]
+                columns[name][rows] = values
+            if names is _OF_HOST and any(one.dims or one.old_dims for one in arguments):
+                columns["inputs"][rows] = [*map(self._input, arguments)]
             if names is not _OF_LAUNCHES:
-                self._keep((np.flatnonzero(chosen) + self._rows).tolist(), arguments)
+                self._keep((rows + self._rows).tolist(), arguments)
         if (unnamed := on_device & (columns["device"] == _ABSENT)).any():
             columns["device"][unnamed] = [_integer(span.pid) for span in compress(spans, unnamed.tobytes())]
         for name, values in columns.items():
