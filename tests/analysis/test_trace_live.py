@@ -61,7 +61,9 @@ def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path) -> None:
         assert all(part is not None and part > 0 for part in parts)
         assert sum(round(1000 * (part or 0)) for part in parts) == round(step.wall_us * 1000)
     phases = {row.name: row.calls for row in report.phases or ()}
-    assert phases == dict.fromkeys(("step", "data loader", "optimizer", "others"), STEPS)
+    assert phases == dict.fromkeys(
+        ("step", "data loader", "forward (by operators)", "backward (by operators)", "optimizer", "others"), STEPS
+    )
     operators = {row.name: row.calls for row in report.operators or ()}
     # Two linear layers forward; backward a product for each weight, and one for the second layer's input.
     assert (operators["aten::addmm"], operators["aten::mm"], operators["aten::relu"]) == (2 * STEPS, 3 * STEPS, STEPS)
