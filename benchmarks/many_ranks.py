@@ -101,7 +101,7 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
             communication_us=draw.uniform(59e3, 61e3) + waited_us, overlap_ratio=0.5,
         )  # fmt: skip
         latency_ns = _nanoseconds(draw, CALLS)
-        latency_ns = (*latency_ns[:-1], latency_ns[-1] + int(1_000 * waited_us))
+        latency_ns[-1] += int(1_000 * waited_us)
         traced = TracedStep(
             index=TRACED_STEP,
             like_counted=True,
@@ -137,9 +137,9 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
         )
 
 
-def _nanoseconds(draw: random.Random, number: int) -> tuple[int, ...]:
+def _nanoseconds(draw: random.Random, number: int) -> array[int]:
     """Times below 66 us, each as likely as any other."""
-    return tuple(array("H", draw.randbytes(2 * number)))
+    return array("q", array("H", draw.randbytes(2 * number)))
 
 
 def write_records(path: Path, ranks: int) -> int:

@@ -1,4 +1,4 @@
-"""``lightning-flops compare``: what it prints, and what it ends with."""
+"""``lightning-flops compare`` and ``show``: what they print, and what they end with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_flops import Comparison, compare_profiles
+from lightning_flops import Comparison, LightningFlopsError, Profile, compare_profiles, render_text
 from lightning_flops.cli import main
 from lightning_flops.report.compare_text import render_comparison
 from tests.analysis.slowed import slowed
@@ -131,10 +131,9 @@ def test_two_folders_of_ranks_traces_are_compared(traces: Path, capsys: pytest.C
     comparison = Comparison.from_json(capsys.readouterr().out)
     assert (comparison.a.source, comparison.b.source) == ("ranks", "slow")
     assert comparison.a.about == comparison.b.about and comparison.a.about.endswith(", 2 ranks, 3 steps")
-    kernels = next(one for one in comparison.tables if one.of == "kernels")
+    slower = comparison.tables["kernels"][0]
     # One call of 4 ms in a step, then of 8.
-    found = (kernels.rows[0].name, kernels.rows[0].a_ns, kernels.rows[0].b_ns)
-    assert found == ("ampere_sgemm_128x64_nn", 4_000_000, 8_000_000)
+    assert (slower.name, slower.a_ns, slower.b_ns) == ("ampere_sgemm_128x64_nn", 4_000_000, 8_000_000)
 
 
 def test_conditions_hold_for_figures_of_traces(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,3 +155,21 @@ def test_conditions_hold_for_figures_of_traces(traces: Path, capsys: pytest.Capt
     ):
         assert main(["compare", "--fail-if", condition, *runs]) == status
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["before", "before/profile.json"])
+def test_a_file_or_a_folder_of_logs_is_shown(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Profile.load(path) == A == Profile.load(Path(path))
+    assert main(["show", path]) == 0
+    assert capsys.readouterr() == (str(A), "")
+    assert main(["show", "--detailed", path]) == 0
+    assert capsys.readouterr().out == render_text(A, detailed=True)
+    assert main(["show", "--peak", "1400e9", path]) == 0
+    assert "of 1.4 TFLOP/s (float32), as given." in capsys.readouterr().out.replace("\n  ", " ")
+
+
+def test_what_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(LightningFlopsError, match="nowhere: there is no such file or folder"):
+        Profile.load("nowhere")
+    assert main(["show", "nowhere"]) == 2
+    assert capsys.readouterr() == ("", "lightning-flops: nowhere: there is no such file or folder\n")

@@ -11,18 +11,18 @@ import lightning_flops
 
 PACKAGE = Path(lightning_flops.__file__).parent
 MOST_LINES = {
-    "(root)": 1_960,
+    "(root)": 1_930,
     "adapters": 2_690,
-    "analysis": 5_380,
-    "commands": 740,
-    "config": 680,
+    "analysis": 5_080,
+    "commands": 730,
+    "config": 650,
     "measure": 7_399,
-    "report": 3_880,
+    "report": 3_500,
     "run": 1_650,
-    "schema": 2_060,
+    "schema": 1_910,
     "sinks": 800,
     "text": 80,
-    "trace": 3_710,
+    "trace": 3_540,
 }
 MOST_OF_A_FILE = 500
 

@@ -7,12 +7,12 @@ its shares divide them. What neither shows is not guessed: such rows are n/a, an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import get_args
 
 from lightning_flops.analysis.compare_split import apportioned
 from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, TimingProfile
-from lightning_flops.schema.trace import StepFilling, TracedStep
+from lightning_flops.schema.trace import PartFilling, TracedStep
 
 _ROWS: tuple[BudgetKey, ...] = get_args(BudgetKey)
 
@@ -84,10 +84,10 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _spent_ns(parts: Iterable[PartTiming], filling: StepFilling | None) -> Counter[BudgetKey]:
+def _spent_ns(parts: Iterable[PartTiming], filling: Mapping[str, PartFilling] | None) -> Counter[BudgetKey]:
     """Nanoseconds of each row before any peak; what no trace divides is computing."""
     spent = Counter[BudgetKey](dict.fromkeys(_ROWS[2:], 0))
-    fillings = {} if filling is None else {one.name: one for one in filling.parts}
+    fillings = filling or {}
     for part in parts:
         if _NO_COMPUTE.issuperset(part.phases):
             spent["data" if _DATA.issuperset(part.phases) else "other"] += _ns(part.typical_sec)

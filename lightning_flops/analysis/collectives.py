@@ -22,7 +22,6 @@ from lightning_flops.schema.communication import (
     RankComparison,
     RankRow,
 )
-from lightning_flops.schema.trace import TraceReport
 
 _US = 1e-3
 
@@ -75,7 +74,7 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
     return RankComparison(ranks=rows, notes=notes)
 
 
-def refuse_mixed_ranks(traces: Sequence[TracedRank] | Sequence[TraceReport]) -> None:
+def refuse_mixed_ranks(traces: Sequence[TracedRank]) -> None:
     """Refuse traces that cannot be one of each rank.
 
     Raises:

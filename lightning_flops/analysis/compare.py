@@ -194,7 +194,7 @@ class _Run:
         if traced is None or not times:
             return {}, f"{self.source} has no times of modules"
         walls = {part.name: part for part in traced.parts}
-        idles = {} if traced.filling is None else {part.name: part.idle_ns for part in traced.filling.parts}
+        idles = {name: part.idle_ns for name, part in (traced.filling or {}).items()}
         on_device = next(iter(times.values())).clock == "device"
         found: dict[TimePhase, _Filled] = {}
         for phase in _COMPUTING:

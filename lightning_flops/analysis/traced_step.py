@@ -18,7 +18,7 @@ from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, peak_seconds, per
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.records import OUTSIDE, OperatorCell, TracedStepRecord, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
-from lightning_flops.schema.trace import StepFilling, TracedOperator, TracedStep
+from lightning_flops.schema.trace import PartFilling, TracedOperator, TracedStep
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 
 _US_PER_SEC = 1e6
@@ -72,7 +72,7 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
     if len(of_steps) > 1:
         tables = replace(tables, modules=_medians(of_steps))
     counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
-    filling: StepFilling | None = step_filling(trace, counted=counted)
+    filling: dict[str, PartFilling] | None = step_filling(trace, counted=counted)
     if context.device_type != "cpu" and not trace.has_device:
         # The host only launches the device's work: its time is neither the modules' nor the step's.
         tables, filling = replace(tables, modules=None), None

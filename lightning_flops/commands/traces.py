@@ -33,9 +33,9 @@ def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
     return recorded_work(operator, inputs)
 
 
-def add_peaks(command: argparse.ArgumentParser) -> None:
+def add_peaks(parser: argparse.ArgumentParser) -> None:
     """Add the options that give a device's own figures."""
-    command.add_argument(
+    parser.add_argument(
         "--peak",
         type=_peak,
         action="append",
@@ -44,7 +44,7 @@ def add_peaks(command: argparse.ArgumentParser) -> None:
         help="dense peak of one device in FLOP/s, for a dtype or for all: bfloat16=312e12, or 312e12; wins over the "
         "table of devices, may be given several times",
     )
-    command.add_argument(
+    parser.add_argument(
         "--bandwidth", type=_number, metavar="BYTES", help="bandwidth of one device's memory in bytes/s: 2.0e12"
     )
 

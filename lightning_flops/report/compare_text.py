@@ -80,7 +80,7 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         Column("", lambda row: "beyond noise" if row.beyond_noise else "", str, left=True),
     ]
     parts = table((*comparison.parts, comparison.step), columns, whole=True, least_width=7)
-    tables = [Section(_TITLES[one.of], "", [_table(one.rows)]) for one in comparison.tables]
+    tables = [Section(_TITLES[of], "", [_table(rows)]) for of, rows in comparison.tables.items()]
     return [
         Section("Two traces compared" if of_traces else "Two runs compared", "", items),
         Section("By part of the step", "", [parts]),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
-from lightning_flops.report.compare_text import comparison_headline, comparison_sections
+from lightning_flops.report.compare_text import comparison_headline, comparison_sections, render_comparison
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
 from lightning_flops.report.device_document import energy_section, memory_section, traced_section
 from lightning_flops.report.document import Section, as_html, draw, draw_all
@@ -53,6 +53,8 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     Raises:
         TypeError: *profile* is nothing that there is a report on.
     """
+    if isinstance(profile, Comparison):
+        return render_comparison(profile)
     if not isinstance(profile, Profile):
         return draw_all(_other_sections(profile), WHOLE)
     lines = _short_lines(profile)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from lightning_flops.schema import shown
@@ -116,16 +116,6 @@ TableName = Literal["kernels", "operators", "collectives"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeTable:
-    """All things of one kind that at least one of the runs has."""
-
-    of: TableName
-    """Which kind."""
-    rows: tuple[CalledDifference, ...]
-    """The largest difference first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SettingDifference:
     """What is set up differently in the two runs, as text."""
 
@@ -201,8 +191,8 @@ class Comparison(shown.Shown):
     modules: tuple[ModuleDifference, ...] = ()
     """In B's tree order, the root first, each module that is gone behind those of B; last what no module owns. Of
     profiles."""
-    tables: tuple[TimeTable, ...] = ()
-    """Times by kernel, operator and collective, as far as one of the runs shows them; of traces."""
+    tables: Mapping[TableName, tuple[CalledDifference, ...]] = field(default_factory=dict)
+    """Rows of each kind that one of the runs shows, the largest difference first; of traces."""
     notes: tuple[str, ...]
     """What is not known, or was joined to something else, in sentences."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from lightning_flops.schema import codec
 from lightning_flops.schema.advice import Advice
@@ -108,31 +107,20 @@ class TracedPart:
 class PartFilling:
     """What filled one part of a traced step, mean over the traced steps; the fields add up to the part's wall time.
 
-    A moment that several kinds of work share belongs to the first of them in the order of the fields.
+    With a device these are kernels, each of the kind of the operator that launched it. A moment that several kinds of
+    work share belongs to the first of them in the order of the fields.
     """
 
-    name: str
-    """As in ``TracedPart``."""
-    matmul_ns: int
+    matmul_ns: int = 0
     """Matmul-like operators: matrix products, convolutions, attention, recurrent layers."""
-    operators_ns: int
+    operators_ns: int = 0
     """All other operators."""
-    copies_ns: int
+    copies_ns: int = 0
     """Copies and memsets on the device."""
-    communication_ns: int
+    communication_ns: int = 0
     """Collectives, and what goes from one rank to another."""
-    idle_ns: int
+    idle_ns: int = 0
     """Nothing of these ran: a device waited for its host, or the host ran Python between operators."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFilling:
-    """What filled each part of a traced step."""
-
-    clock: Literal["host", "device"]
-    """``device``: kernels, each of the kind of the operator that launched it. ``host``: operators, without a device."""
-    parts: tuple[PartFilling, ...]
-    """As in ``TracedStep.parts``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +153,8 @@ class TracedStep:
     """Own seconds of each module's forward by a clock at module hooks, of ``get_model_profile`` alone."""
     parts: tuple[TracedPart, ...] = ()
     """Where the time went, and what of it was communication; empty if there is no trace."""
-    filling: StepFilling | None = None
-    """What filled these parts; None if there is no trace, or if the trace does not show the device."""
+    filling: Mapping[str, PartFilling] | None = None
+    """What filled each of these parts; None if there is no trace, or if the trace does not show the device."""
     steps: int = 1
     """How many there are."""
     operators: Mapping[str, TracedOperator] = field(default_factory=dict)

@@ -74,9 +74,8 @@ class MemoryEvents:
     bytes: Ints
     device: Ints
     """-1 for the host."""
-    address: Ints
-    """-1 where not written, as the next two: bytes of the device that are allocated, and held, after the event."""
     total_allocated: Ints
+    """Bytes of the device that are allocated after the event, as the next are those held; -1 where not written."""
     total_reserved: Ints
 
 

@@ -53,7 +53,7 @@ _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "out_elements": ("Out msg nelems", None), "group_size": ("Group size", None), "dtype": ("dtype", None),
     "group_name": ("Process Group Name", None), "group_ranks": ("Process Group Ranks", None),
     "total_reserved": ("Total Reserved", _ABSENT), "total_allocated": ("Total Allocated", _ABSENT),
-    "allocated_bytes": ("Bytes", 0), "address": ("Addr", _ABSENT), "device_index": ("Device Id", _ABSENT),
+    "allocated_bytes": ("Bytes", 0), "device_index": ("Device Id", _ABSENT),
     "device_type": ("Device Type", 0),
 }  # fmt: skip
 """Of an event's ``args`` those that are read, and what stands for one that is not there; in the order of torch's files.
@@ -127,7 +127,7 @@ _COLUMNS: dict[str, np.dtype[Any]] = {
 }
 _OF_MEMORY = {
     "bytes": "allocated_bytes", "device": "device_index",
-    **{name: name for name in ("device_type", "address", "total_allocated", "total_reserved")},
+    **{name: name for name in ("device_type", "total_allocated", "total_reserved")},
 }  # fmt: skip
 """Of the columns of memory events, the arguments."""
 

@@ -59,17 +59,15 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     Raises:
         RanksError: two traces are of the same rank, or none is given.
     """
-    ordered = sorted(analyzed, key=lambda one: -1 if one.report.rank is None else one.report.rank)
+    refuse_mixed_ranks(analyzed)
+    ordered = sorted(analyzed, key=lambda one: -1 if one.rank is None else one.rank)
     reports = tuple(one.report for one in ordered)
-    refuse_mixed_ranks(reports)
     comparison = straggler = None
-    if len(ordered) > 1 and reports[0].rank is not None:
+    if len(ordered) > 1 and ordered[0].rank is not None:
         comparison = compare_ranks(ordered)
         if are_compared(comparison):
-            found = find_stragglers_in_traces(
-                {one.report.rank or 0: one.parts for one in ordered}, thresholds=thresholds
-            )
-            straggler = next(iter(found), None)
+            parts = {one.rank or 0: one.parts for one in ordered}
+            straggler = next(iter(find_stragglers_in_traces(parts, thresholds=thresholds)), None)
     abilities = tuple(one.abilities for one in ordered)
     advice = advise_on_traces(reports, comparison, straggler=straggler, devices=abilities, thresholds=thresholds)
     return TracesReport(schema_version=SCHEMA_VERSION, traces=reports, ranks=comparison, advice=advice)
@@ -80,7 +78,7 @@ def compare_ranks(analyzed: Sequence[AnalyzedTrace]) -> RankComparison:
 
     Of ranks whose steps are not all marked none is held against the others.
     """
-    comparison = compare([one.traced for one in analyzed])
+    comparison = compare(analyzed)
     if len(analyzed) == 1 or all(one.report.step_times.marked for one in analyzed):
         return comparison
     rows = tuple(replace(row, compute_over_median=None) for row in comparison.ranks)

@@ -39,15 +39,14 @@ _NO_CALLS_OF_MODULES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnalyzedTrace:
+class AnalyzedTrace(TracedRank):
     """One trace's tables, and what the others' reports need of it: small, whatever the size of the trace."""
 
     report: TraceReport
     abilities: DeviceAbilities
     """Of the device that ran the kernels; a trace lists all devices of its machine."""
     parts: tuple[TracedPart, ...]
-    """Of its steps, as ``traced``: for a comparison with other ranks."""
-    traced: TracedRank
+    """Of its steps: for a comparison with other ranks."""
     step_sums: Mapping[TableName, tables.StepSums] | None = None
     """Its steps one by one: for a comparison with another run's, else None."""
 
@@ -123,13 +122,11 @@ def analyze_one(
             compute_capability=used.compute_capability if used and used.name else None,
         ),
         parts=step_parts(trace),
-        traced=TracedRank(
-            rank=trace.rank,
-            source=trace.source,
-            steps=len(trace.steps),
-            overlap=overlap(trace),
-            collectives=collective_calls(trace),
-        ),
+        rank=trace.rank,
+        source=trace.source,
+        steps=len(trace.steps),
+        overlap=overlap(trace),
+        collectives=collective_calls(trace),
         step_sums=tables.step_sums(trace) if stepwise else None,
     )
 

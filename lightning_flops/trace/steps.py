@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lightning_flops.records import marked_phase
-from lightning_flops.schema.trace import PartFilling, StepFilling, TracedPart
+from lightning_flops.schema.trace import PartFilling, TracedPart
 from lightning_flops.schema.trace_steps import Row, StepTime, StepTimes
 from lightning_flops.trace.communication import communication_and_computation
 from lightning_flops.trace.intervals import (
@@ -300,7 +300,7 @@ def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
     return np.where(index < 0, moments_ns, np.maximum(moments_ns, done[np.maximum(index, 0)]))
 
 
-def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> StepFilling:
+def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> dict[str, PartFilling]:
     """What filled each part of the steps, mean over these; *counted* operators, as ``aten.mm``, are matmul-like."""
     pieces, names = _pieces_on_device(trace), frozenset(name.replace(".", "::", 1) for name in counted)
     sums = [pieces.sums(spent) for spent in _shares(_fillings(trace, names), pieces.starts, pieces.ends)]
@@ -308,9 +308,7 @@ def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> StepFilling:
     means = np.rint(np.cumsum([[*one.values()] for one in sums], axis=0) / len(trace.steps)).astype(np.int64)
     fields = ("matmul_ns", "operators_ns", "copies_ns", "communication_ns", "idle_ns")
     columns = dict(zip(fields, np.diff(means, axis=0, prepend=0).tolist(), strict=True))
-    return StepFilling(
-        clock="device" if trace.has_device else "host", parts=table(PartFilling, name=sums[0], **columns)
-    )
+    return dict(zip(sums[0], table(PartFilling, **columns), strict=True))
 
 
 def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Intervals, Intervals, Intervals]:

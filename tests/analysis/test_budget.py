@@ -9,7 +9,8 @@ from lightning_flops.analysis.budget import build_budget
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import TimePhase
 from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, TimingProfile
-from lightning_flops.schema.trace import PartFilling, StepFilling, TracedStep
+from lightning_flops.schema.trace import PartFilling, TracedStep
+from tests.analysis.in_memory import known
 from tests.report import windows
 from tests.report.traced_windows import mlp_traced, transformer_traced
 from tests.report.windows import build_profile
@@ -44,8 +45,7 @@ def test_shares_of_the_traced_step_divide_the_times_of_the_timed_steps() -> None
         "data": 2_000_000,
         "other": 2_000_000,
     }
-    assert profile.budget is not None
-    assert profile.budget.notes == ()
+    assert known(profile.budget).notes == ()
 
 
 def test_without_a_trace_what_it_would_tell_is_not_known_and_stands_in_one_row() -> None:
@@ -57,8 +57,7 @@ def test_without_a_trace_what_it_would_tell_is_not_known_and_stands_in_one_row()
         "data": 2_000_000,
         "other": 2_000_000,
     }
-    assert profile.budget is not None
-    assert len(profile.budget.notes) == 1
+    assert len(known(profile.budget).notes) == 1
 
 
 def test_row_of_useful_flops_is_the_mfu_and_attention_that_is_not_executed_is_taken_back() -> None:
@@ -68,16 +67,13 @@ def test_row_of_useful_flops_is_the_mfu_and_attention_that_is_not_executed_is_ta
     # 3744 G in bfloat16 at 312 T and 240 G in float32 at 19.5 T: 12 + 12.307692 ms. Recompute 48 G, skipped 168 G.
     assert found["model"] == 24_307_692
     assert found["other_flops"] == 153_846 - 538_461
-    assert profile.rates.mfu is not None
-    assert found["model"] == round(profile.rates.mfu * 100_000_000)
+    assert found["model"] == round(known(profile.rates.mfu) * 100_000_000)
 
 
 def test_bytes_of_operators_without_flops_explain_a_part_of_them() -> None:
     # The gelu of block 0 writes 0.5 GB: at 2,039 GB/s of an A100 that takes 245,218 ns. Nothing else moves such bytes.
     window = windows.transformer_window()
-    filling = StepFilling(
-        clock="device", parts=(filled("forward", matmul=80, operators=20), filled("backward", matmul=1))
-    )
+    filling = {"forward": PartFilling(matmul_ns=80, operators_ns=20), "backward": PartFilling(matmul_ns=1)}
     traced = TracedStep(index=8, like_counted=True, files=(), tables=None, own_forward_sec=None, filling=filling)
     profile = build_profile(window, config=ProfilerConfig(), traced=traced)
     assert profile.memory_bytes_per_sec == 2039e9
@@ -85,12 +81,6 @@ def test_bytes_of_operators_without_flops_explain_a_part_of_them() -> None:
     assert profile.budget.memory_ns == 245_218
     # Forward 30 ms of it 20% others; the optimizer's 10 ms have no trace.
     assert rows(profile.budget)["operators"] == 6_000_000
-
-
-def filled(name: str, *, matmul: int = 0, operators: int = 0, idle: int = 0) -> PartFilling:
-    return PartFilling(
-        name=name, matmul_ns=matmul, operators_ns=operators, copies_ns=0, communication_ns=0, idle_ns=idle
-    )
 
 
 def part(name: str, seconds: float) -> PartTiming:
@@ -103,8 +93,7 @@ def timing(*parts: PartTiming) -> TimingProfile:
     return TimingProfile(stalls=None, parts=parts, global_step=whole, reader_sec=None, excluded_sec={})
 
 
-def budget(*parts: PartTiming, fillings: tuple[PartFilling, ...], model: float | None) -> Budget:
-    filling = StepFilling(clock="device", parts=fillings)
+def budget(*parts: PartTiming, filling: dict[str, PartFilling], model: float | None) -> Budget:
     traced = TracedStep(index=5, like_counted=True, files=(), tables=None, own_forward_sec=None, filling=filling)
     made = build_budget(
         timing=timing(*parts),
@@ -119,7 +108,8 @@ def budget(*parts: PartTiming, fillings: tuple[PartFilling, ...], model: float |
 
 def test_flops_that_took_less_time_than_at_the_peak_give_no_row() -> None:
     # 1 s of forward: the trace gives products 0.1 s, but at the peak they need 0.5.
-    made = budget(part("forward", 1.0), fillings=(filled("forward", matmul=10, operators=50, idle=40),), model=0.5)
+    filling = {"forward": PartFilling(matmul_ns=10, operators_ns=50, idle_ns=40)}
+    made = budget(part("forward", 1.0), filling=filling, model=0.5)
     assert rows(made) == {
         "model": None,
         "other_flops": None,
@@ -134,10 +124,9 @@ def test_time_between_the_timed_steps_stands_beside_the_step() -> None:
     window = windows.mlp_window()
     first = replace(window.timed_steps[0], excluded_sec={"validation": 1.5, "epoch restart": 0.25, "my own": 0.5})
     profile = build_profile(replace(window, timed_steps=(first, *window.timed_steps[1:])), config=PEAK)
-    assert profile.timing is not None
     # Eight steps of 20 ms on average, of which two, beside the middle half, took 10 ms longer.
-    stalls = profile.timing.stalls
-    assert stalls is not None and (stalls.steps, round(1e9 * stalls.seconds), stalls.part) == (
+    stalls = known(known(profile.timing).stalls)
+    assert (stalls.steps, round(1e9 * stalls.seconds), stalls.part) == (
         2,
         20_000_000,
         "backward",

@@ -34,7 +34,7 @@ def test_a_device_is_used_while_a_kernel_runs_and_its_multiprocessors_as_far_as_
 
 def test_memory_has_what_is_allocated_and_reserved_of_each_device() -> None:
     def at(start: float, size: int, total: int, reserved: int, device: int | None = 0) -> Event:
-        more: dict[str, Any] = {"Addr": 1, "Total Allocated": total, "Total Reserved": reserved}
+        more: dict[str, Any] = {"Total Allocated": total, "Total Reserved": reserved}
         return memory(start, size, device=device, **more)
 
     found = tracks(

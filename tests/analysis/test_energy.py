@@ -10,6 +10,7 @@ from lightning_flops.analysis.profile import build_energy
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.records import GpuRecord, PhaseSeconds
 from lightning_flops.schema.step import Energy
+from tests.analysis.in_memory import known
 from tests.report.windows import GPU as RECORD
 from tests.report.windows import step
 
@@ -17,8 +18,7 @@ from tests.report.windows import step
 def built(record: GpuRecord, **excluded_sec: float) -> Energy:
     """Of steps of 0.1 s."""
     timed = [step(0, seconds=PhaseSeconds(forward=0.1), excluded_sec=excluded_sec)]
-    energy = build_energy(record, build_timing(timed, mixed_phases=()))
-    assert energy is not None
+    energy = known(build_energy(record, build_timing(timed, mixed_phases=())))
     return energy
 
 
@@ -36,8 +36,7 @@ def test_what_could_not_be_read_says_why() -> None:
     energy = built(replace(RECORD, joules=None, no_joules_because="no counter"))
     assert (energy.watts, energy.joules_per_step, energy.no_joules_because) == (None, None, "no counter")
     assert energy.clock_mhz == 1500.0
-    untimed = build_energy(RECORD, None)
-    assert untimed is not None
+    untimed = known(build_energy(RECORD, None))
     assert (untimed.joules_per_step, untimed.no_joules_because) == (None, "no step was timed")
     assert build_energy(None, None) is None
 

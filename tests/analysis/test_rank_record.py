@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -31,7 +32,7 @@ def with_calls(record: RankRecord, *calls: CollectiveCalls) -> RankRecord:
     return replace(record, profile=replace(record.profile, traced=replace(traced, collectives=calls)))
 
 
-def calls(latency_ns: tuple[int, ...], name: str = "allreduce") -> CollectiveCalls:
+def calls(latency_ns: array[int], name: str = "allreduce") -> CollectiveCalls:
     return CollectiveCalls(
         name=name,
         group="world",
@@ -76,7 +77,7 @@ def test_absence_arrives_with_as_much_of_its_reason_as_fits() -> None:
 def test_too_large_a_record_goes_without_modules_and_single_calls_and_says_so() -> None:
     # 8,000 names of 12 bytes that share nothing do not fit.
     names = tuple(f"{(i * 2654435761 * 40503) % 2**48:012x}" for i in range(8000))
-    times = tuple(range(8000))
+    times = array("q", range(8000))
     record = replace(RECORD, module_names=names, own_forward_ns=times, own_backward_ns=times)
     packed = pack(with_calls(record, calls(times[:1_000])))
     arrived = unpack(packed)

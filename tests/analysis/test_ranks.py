@@ -13,14 +13,14 @@ from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankAbsence, RanksProfile
+from tests.analysis.in_memory import known
 from tests.report import jobs, windows
 
 Answers = list[RankRecord | RankAbsence]
 
 
 def merged(profile: Profile, answers: Answers) -> RanksProfile:
-    ranks = with_ranks(profile, answers).ranks
-    assert ranks is not None
+    ranks = known(with_ranks(profile, answers).ranks)
     return ranks
 
 
@@ -36,8 +36,7 @@ def test_flops_of_the_job_are_those_of_its_ranks_added_up() -> None:
 
 def test_copies_of_the_model_are_averaged_over_those_that_see_different_data() -> None:
     ranks = merged(*jobs.job(jobs.uneven()))
-    assert ranks.flops_of_model is not None
-    assert (ranks.flops_of_model.forward, ranks.flops_of_model.model) == (450_000_000, 1_050_000_000)
+    assert (known(ranks.flops_of_model).forward, known(ranks.flops_of_model).model) == (450_000_000, 1_050_000_000)
 
 
 def test_tensor_parallel_ranks_make_up_one_copy() -> None:
@@ -45,8 +44,7 @@ def test_tensor_parallel_ranks_make_up_one_copy() -> None:
     base = windows.parallel_window()
     ranks = merged(*jobs.job([replace(base, context=replace(base.context, rank=rank)) for rank in range(8)]))
     assert ranks.flops.model == 8 * 700_000_000
-    assert ranks.flops_of_model is not None
-    assert ranks.flops_of_model.model == 1_400_000_000
+    assert known(ranks.flops_of_model).model == 1_400_000_000
     assert ranks.rates.samples_per_sec == pytest.approx(20_000, rel=1e-12)
     assert ranks.params == 3_002_500
 
@@ -56,8 +54,7 @@ def test_stages_of_a_pipeline_add_up_to_the_model() -> None:
     # Stage 0 spends 2.8 G on each of two ranks, stage 1 1.4 G; a copy is one rank of each.
     assert [(one.stage, one.flops.model) for one in ranks.stages] == [(0, 2_800_000_000), (1, 1_400_000_000)]
     assert ranks.flops.model == 8_400_000_000
-    assert ranks.flops_of_model is not None
-    assert ranks.flops_of_model.model == 4_200_000_000
+    assert known(ranks.flops_of_model).model == 4_200_000_000
     assert ranks.params == 2 * 3_002_500
     assert ranks.rates.samples_per_sec == pytest.approx(10_000, rel=1e-12)
 
@@ -153,8 +150,7 @@ def test_figures_are_those_of_the_ranks_that_answered() -> None:
         RankAbsence(rank=3, reason="its profiler failed: RuntimeError: no more memory"),
     )
     assert ranks.flops.model == 2 * 1_400_000_000
-    assert ranks.flops_of_model is not None
-    assert ranks.flops_of_model.model == 1_400_000_000
+    assert known(ranks.flops_of_model).model == 1_400_000_000
     assert [one.rank for one in ranks.ranks] == [0, 2]
 
 
@@ -164,8 +160,7 @@ def test_figures_are_those_of_the_ranks_that_answered() -> None:
 def test_wait_of_each_rank_is_what_its_calls_took_longer_than_the_shortest() -> None:
     ranks = merged(*jobs.thousands(24))
     # Rank 22 is late: its calls take 2 + 3 ms, those of the others 2 + 11.
-    communication = ranks.communication
-    assert communication is not None
+    communication = known(ranks.communication)
     assert len(communication.ranks) == 22  # 7 and 17 sent nothing
     *others, late, last = communication.ranks
     assert [(row.transfer_us, row.wait_us, row.overlap.exposed_us) for row in (*others, last)] == [
@@ -179,8 +174,7 @@ def test_wait_of_each_rank_is_what_its_calls_took_longer_than_the_shortest() -> 
 def test_late_rank_is_named_in_the_advice_with_its_cause_before_all_else() -> None:
     profile, answers = jobs.job(jobs.slow_loader())
     whole = with_ranks(profile, answers)
-    assert whole.ranks is not None
-    assert [(one.rank, one.part) for one in whole.ranks.stragglers] == [(2, "data wait")]
+    assert [(one.rank, one.part) for one in known(whole.ranks).stragglers] == [(2, "data wait")]
     assert [one.rule for one in whole.advice] == ["straggler"]
     assert whole.advice[0].ceiling == pytest.approx(8 / 24, rel=1e-12)
     assert "rank 2: its data wait takes 8 ms longer than theirs" in whole.advice[0].fact

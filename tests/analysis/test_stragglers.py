@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -75,8 +76,8 @@ def record(
             traced=None if exposed is None else traced_step(parts, exposed),
         ),
         module_names=MODULES if own_forward else (),
-        own_forward_ns=tuple(round(one * 1e6) for one in own_forward),
-        own_backward_ns=tuple(round(one * 1e6) for one in own_backward),
+        own_forward_ns=array("q", [round(one * 1e6) for one in own_forward]),
+        own_backward_ns=array("q", [round(one * 1e6) for one in own_backward]),
     )
 
 

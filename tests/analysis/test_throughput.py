@@ -4,6 +4,7 @@ from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.records import BatchTokens, BatchTotals, Extremes, StepSums, UnprofiledFlops
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
+from tests.analysis.in_memory import known
 from tests.fake_clock import FakeNow
 
 Batch = tuple[float, float, int | None]
@@ -24,8 +25,7 @@ def run(batches: list[Batch], *, ranks: int = 1) -> ThroughputSummary | None:
 
 
 def test_averages_are_totals_over_totals() -> None:
-    summary = run([(0.5, 0.5, 8), (0.5, 1.5, 8), (2.0, 3.0, 4)])
-    assert summary is not None
+    summary = known(run([(0.5, 0.5, 8), (0.5, 1.5, 8), (2.0, 3.0, 4)]))
     assert summary.batches == 3
     assert summary.reader_ratio == 3.0 / 8.0
     assert summary.reader_cost_sec == Spread(average=1.0, maximum=2.0, minimum=0.5)
@@ -36,8 +36,7 @@ def test_averages_are_totals_over_totals() -> None:
 
 
 def test_without_known_samples_the_rate_is_of_batches() -> None:
-    summary = run([(0.0, 1.0, 8), (0.0, 4.0, None)])
-    assert summary is not None
+    summary = known(run([(0.0, 1.0, 8), (0.0, 4.0, None)]))
     assert summary.ips_unit == "batches/s"
     assert summary.ips == Spread(average=0.4, maximum=1.0, minimum=0.25)
 
@@ -58,11 +57,10 @@ def test_flops_of_the_run_and_rates_of_its_unprofiled_steps() -> None:
         lower_bound=True,
     )
     tokens = BatchTokens(100, 80, 2_000)
-    found = build_throughput(totals, dp_size=1, flops=flops, model_flops_peak_sec=2.0, tokens=tokens)
-    assert found is not None
+    found = known(build_throughput(totals, dp_size=1, flops=flops, model_flops_peak_sec=2.0, tokens=tokens))
     assert (found.model_flops, found.hardware_flops) == (1_100, 1_320)
     assert (found.mfu, found.flops_error, found.lower_bound) == (0.5, 0.02, True)
     assert (found.steps_counted, found.steps_estimated, found.checks) == (1, 10, 3)
     assert list(found.unavailable) == ["useful_mfu"]
-    no_peak = build_throughput(totals, dp_size=1, flops=flops)
-    assert no_peak is not None and "no dense peak" in no_peak.unavailable["mfu"]
+    no_peak = known(build_throughput(totals, dp_size=1, flops=flops))
+    assert "no dense peak" in no_peak.unavailable["mfu"]

@@ -16,7 +16,7 @@ import pytest
 from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.errors import ComparisonError
 from lightning_flops.measure.counting.recorded_calls import recorded_work
-from lightning_flops.schema.comparison import CalledDifference, Comparison, FigureDifference, TimeDifference
+from lightning_flops.schema.comparison import CalledDifference, Comparison, FigureDifference, TableName, TimeDifference
 from lightning_flops.trace.report import AnalyzedTrace, analyze_one
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, memory, operator, step, trace
 
@@ -70,8 +70,8 @@ def named(rows: Sequence[D]) -> dict[str, D]:
     return {row.name: row for row in rows}
 
 
-def table(comparison: Comparison, of: str) -> dict[str, CalledDifference]:
-    return next(named(one.rows) for one in comparison.tables if one.of == of)
+def table(comparison: Comparison, of: TableName) -> dict[str, CalledDifference]:
+    return named(comparison.tables[of])
 
 
 def figure(comparison: Comparison, name: str) -> FigureDifference:
@@ -129,7 +129,7 @@ def test_a_step_that_only_begins_is_left_out() -> None:
 def test_with_few_steps_noise_is_not_known_and_a_note_says_so() -> None:
     comparison = compare_traces([A], [run(80, 80, 80)], sources=("before", "after"))
     assert comparison.step.noise_ns is None
-    assert all(row.noise_ns is None for one in comparison.tables for row in one.rows)
+    assert all(row.noise_ns is None for rows in comparison.tables.values() for row in rows)
     assert comparison.notes == (
         "What is noise is not known: after has 3 traced steps, and less than 4 say nothing of their spread.",
     )

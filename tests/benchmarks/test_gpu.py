@@ -8,23 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.__main__ import page
-from benchmarks.gpu.checks import (
-    Part,
-    Row,
-    exactly,
-    not_here,
-    reported,
-    within,
-)
+from benchmarks.gpu.checks import Part, Row, exactly, not_here, reported, within
 from benchmarks.gpu.nets import TINY, Size
 from tests.forks import LIGHTNING, REPOSITORY, run_fork
 from tests.golden_files import golden
-
-# ---- judgement
-
-
-def failed(claim: str, note: str) -> Row:
-    return Row(claim=claim, seen="raised", verdict="failed", note=note)
 
 
 def test_a_gpts_formula_is_the_sum_over_its_products() -> None:
@@ -36,15 +23,17 @@ def test_a_gpts_formula_is_the_sum_over_its_products() -> None:
     assert size.parameters == 3 * 4 + 4 + 2 * 16 + 10
 
 
-# ---- the report
-
-
 def some_parts() -> list[Part]:
     """A part that holds, one that does not, and one that broke off."""
     rows = (
         exactly("counts", 12, 12),
         within("forward", 0.021, 0.020, share=0.02, least=60e-6, unit="ms", scale=1e3),
-        failed("graphs", "Traceback (most recent call last):\nRuntimeError: no | graphs\n"),
+        Row(
+            claim="graphs",
+            seen="raised",
+            verdict="failed",
+            note="Traceback (most recent call last):\nRuntimeError: no | graphs\n",
+        ),
         reported("a figure", 1234),
         not_here("two ranks", "there is one device"),
     )
@@ -57,9 +46,6 @@ def some_parts() -> list[Part]:
 
 def test_the_page_is_the_file_people_read() -> None:
     golden("text/gpu_page.md", "\n".join(page(some_parts(), date="2026-01-01")) + "\n")
-
-
-# ---- all of it
 
 
 @pytest.mark.slow

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.suite import (
-    FAULTS,
-    KNOWN,
-    NONE,
-    Known,
-    Outcome,
-    Suite,
-    compare,
-    outcomes,
-)
+from benchmarks.suite import FAULTS, KNOWN, NONE, Known, Outcome, Suite, compare, outcomes
 from tests.forks import BEFORE_LIGHTNING, Fork, start_fork
 from tests.ranks import environment_of_ranks
 
@@ -27,8 +19,7 @@ PASSED, FAILS = Outcome(how="passed"), Outcome(how="failed", words="E   Assertio
 def test_a_test_that_the_profiler_makes_fail_is_a_fault() -> None:
     result = compare({"a": PASSED}, {"a": FAILS}, {})
     assert not result.good
-    words = "passed without, failed with the profiler: `AssertionError: 3 callbacks`"
-    assert result.lists[FAULTS] == {"a": words}
+    assert result.lists[FAULTS] == {"a": "passed without, failed with the profiler: `AssertionError: 3 callbacks`"}
 
 
 def test_a_listed_difference_counts_as_one_only_if_it_says_what_the_list_says() -> None:
@@ -66,42 +57,22 @@ class Forked(Suite):
     """Its processes find torch imported, which is nearly all that they take."""
 
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], output: int) -> Fork:
-        return start_fork(
-            arguments,
-            imports=BEFORE_LIGHTNING,
-            folder=self.folder,
-            environment=environment_of_ranks({}),
-            place=variables,
-            output=output,
-        )
-
-
-def suite_in(folder: Path) -> Suite:
-    (folder / "test_them.py").write_text(SUITE)
-    (folder / "settings.ini").write_text("[pytest]\n")
-    return Forked(
-        folder=folder,
-        settings=folder / "settings.ini",
-        environment=NO_OTHER_PLUGINS,
-        options=("-p", "pytest_timeout"),
-    )
+        here: dict[str, Any] = {"folder": self.folder, "environment": environment_of_ranks({})}
+        return start_fork(arguments, imports=BEFORE_LIGHTNING, place=variables, output=output, **here)
 
 
 def test_every_test_of_a_run_has_an_outcome_also_behind_one_that_ends_the_process(tmp_path: Path) -> None:
-    suite = suite_in(tmp_path)
+    (tmp_path / "test_them.py").write_text(SUITE)
+    (settings := tmp_path / "settings.ini").write_text("[pytest]\n")
+    how: dict[str, Any] = {"environment": NO_OTHER_PLUGINS, "options": ("-p", "pytest_timeout")}
+    suite = Forked(folder=tmp_path, settings=settings, **how)
     suite.run(["test_them.py"], tmp_path / "plain")
     suite.run(["test_them.py"], tmp_path / "profiled", DIES="1")
     plain, profiled = outcomes(tmp_path / "plain"), outcomes(tmp_path / "profiled")
     assert {name.partition("::")[2]: outcome.how for name, outcome in plain.items()} == {
-        "test_passes": "passed",
-        "test_fails": "failed",
-        "test_skipped": "skipped",
-        "test_expected": "xfailed",
-        "test_leaks": "passed",
-        "test_in_a_fixture": "error",
-        "test_dies": "passed",
-        "test_behind": "passed",
-    }
+        "test_passes": "passed", "test_fails": "failed", "test_skipped": "skipped", "test_expected": "xfailed",
+        "test_leaks": "passed", "test_in_a_fixture": "error", "test_dies": "passed", "test_behind": "passed",
+    }  # fmt: skip
     assert plain["test_them.py::test_leaks"].left == ("torch: hooks",)
     result = compare(plain, profiled, {})
     assert result.lists[FAULTS].keys() == {"test_them.py::test_dies"}

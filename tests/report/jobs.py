@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -173,5 +174,5 @@ def _all_reduces(*latency_ns: int, group_size: int) -> CollectiveCalls:
         calls=len(latency_ns),
         bytes=12_000_000,
         total_ns=sum(latency_ns),
-        latency_ns=latency_ns,
+        latency_ns=array("q", latency_ns),
     )

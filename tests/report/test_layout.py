@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from lightning_flops.commands.trace import SORT_KEYS
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.layout import SortKey, View
 from lightning_flops.report.trace_text import render_traces
@@ -38,10 +37,6 @@ def test_names_give_way_where_the_terminal_is_narrow() -> None:
     assert drawn(5, "x" * 60, "1") == f"{'x' * 60}  1"
 
 
-def test_the_command_knows_the_keys_that_the_tables_know() -> None:
-    assert SORT_KEYS and set(SORT_KEYS) == set(get_args(SortKey))
-
-
 def test_rows_cap_every_table() -> None:
     events = [step(number, 100 * number, 100) for number in range(9)]
     for number in range(9):
@@ -67,9 +62,9 @@ def every_table() -> TracesReport:
             module("b", 5, 10),
             module("a", 20, 15),
             operator("aten::mm", 21, 5, **SHAPES),
-            memory(6, 100, device=0, Addr=1),
-            memory(22, 300, device=0, Addr=2),
-            memory(36, 200, device=0, Addr=3),
+            memory(6, 100, device=0),
+            memory(22, 300, device=0),
+            memory(36, 200, device=0),
             phase("backward", 40, 50),
             launch(1, 22),
             kernel(1, 30, 5, name="sgemm"),

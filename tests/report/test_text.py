@@ -18,46 +18,38 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseMemory, WindowRecord
 from lightning_flops.report.text import fenced, render_text
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.trace import TracedStep
 from tests.golden_files import golden
 from tests.report import windows
 from tests.report.traced_windows import mlp_traced, transformer_traced
 from tests.report.windows import build_profile
 
-PEAK = ProfilerConfig(peak_flops_per_sec=700e9)
-CASES: dict[str, tuple[WindowRecord, ProfilerConfig, TracedStep | None]] = {
-    "mlp": (windows.mlp_window(), PEAK, None),
-    "transformer": (windows.transformer_window(), ProfilerConfig(top_modules=3), None),
-    "energy": (
-        replace(windows.transformer_window(), gpu=windows.GPU),
-        ProfilerConfig(top_modules=1, module_depth=0, detailed=False),
-        None,
-    ),
-    "untimed": (windows.untimed_window(), ProfilerConfig(), None),
-    "lower_bound": (
-        windows.lower_bound_window(),
-        ProfilerConfig(recompute_fwd_factor=1.0, peak_flops_per_sec={"float32": 1e12}),
-        None,
-    ),
-    "parallel": (windows.parallel_window(), ProfilerConfig(detailed=False), None),
-    "stage": (windows.stage_window(), ProfilerConfig(detailed=False), None),
-    "variable": (windows.variable_window(), ProfilerConfig(module_depth=0), None),
-    "unknown": (windows.unknown_window(), ProfilerConfig(), None),
-    "predict": (windows.predict_window(), PEAK, None),
-    "traced": (mlp_traced()[0], PEAK, mlp_traced()[1]),
-    "traced_on_device": (transformer_traced()[0], ProfilerConfig(top_modules=2), transformer_traced()[1]),
+PEAK = {"peak_flops_per_sec": 700e9}
+LOWER_BOUND: dict[str, Any] = {"recompute_fwd_factor": 1.0, "peak_flops_per_sec": {"float32": 1e12}}
+CASES: dict[str, tuple[WindowRecord, dict[str, Any]]] = {
+    "mlp": (windows.mlp_window(), PEAK),
+    "transformer": (windows.transformer_window(), {"top_modules": 3}),
+    "energy": (replace(windows.transformer_window(), gpu=windows.GPU), {"top_modules": 1, "module_depth": 0}),
+    "untimed": (windows.untimed_window(), {}),
+    "lower_bound": (windows.lower_bound_window(), LOWER_BOUND),
+    "parallel": (windows.parallel_window(), {}),
+    "stage": (windows.stage_window(), {}),
+    "variable": (windows.variable_window(), {"module_depth": 0}),
+    "unknown": (windows.unknown_window(), {}),
+    "predict": (windows.predict_window(), PEAK),
+    "traced": (mlp_traced()[0], PEAK),
+    "traced_on_device": (transformer_traced()[0], {"top_modules": 2}),
 }
-TRACED = ("traced", "traced_on_device")
+TRACED = {"traced": mlp_traced()[1], "traced_on_device": transformer_traced()[1]}
 
 
 def profile_of(name: str) -> Profile:
     """The profile of a case."""
-    window, config, traced = CASES[name]
-    return build_profile(window, config=config, traced=traced)
+    window, config = CASES[name]
+    return build_profile(window, config=ProfilerConfig(**config), traced=TRACED.get(name))
 
 
-def _lines(window: WindowRecord, config: ProfilerConfig | None = None) -> list[str]:
-    return render_text(build_profile(window, config=config or ProfilerConfig()), detailed=True).split("\n")
+def _lines(window: WindowRecord, **config: Any) -> list[str]:
+    return render_text(build_profile(window, config=ProfilerConfig(**config)), detailed=True).split("\n")
 
 
 def _lines_of(name: str) -> list[str]:
@@ -141,7 +133,7 @@ def test_modules_in_which_something_was_not_counted_are_marked_and_others_not() 
 
 @pytest.mark.parametrize(("module_depth", "depths"), [(-1, 5), (0, 1), (1, 2), (3, 4), (99, 5)])
 def test_module_depth_is_the_deepest_level_of_both_module_sections(module_depth: int, depths: int) -> None:
-    lines = _lines(windows.transformer_window(), ProfilerConfig(module_depth=module_depth))
+    lines = _lines(windows.transformer_window(), module_depth=module_depth)
     found = [line for line in lines if line.startswith("depth ")]
     assert found == [f"depth {depth}:" for depth in range(depths)]
     tree = lines[lines.index("GPT(") :]
@@ -155,7 +147,7 @@ def test_module_depth_is_the_deepest_level_of_both_module_sections(module_depth:
 
 @pytest.mark.parametrize("top_modules", [1, 2, 3])
 def test_top_modules_is_the_number_of_classes_at_each_depth(top_modules: int) -> None:
-    lines = _lines(windows.transformer_window(), ProfilerConfig(top_modules=top_modules))
+    lines = _lines(windows.transformer_window(), top_modules=top_modules)
     params = lines[lines.index("depth 1:") + 1]
     weights = ["'ModuleList': '144 M'", "'Embedding': '10 M'", "'Linear': '10 M'"]
     more = {1: " and 2 more", 2: " and 1 more", 3: ""}[top_modules]
