@@ -18,7 +18,6 @@ from lightning_flops.trace.intervals import (
     NS_PER_US,
     Intervals,
     Ints,
-    Mask,
     covered_within,
     durations_of,
     inside,
@@ -83,8 +82,7 @@ class Steps:
     def of(self, moments_ns: Ints) -> Ints:
         """For each moment on the host the step in whose own mark it lies; -1 outside of them."""
         index = np.searchsorted(self.host_start_ns, moments_ns, side="right") - 1
-        inside = (index >= 0) & (moments_ns < self.host_end_ns[np.maximum(index, 0)])
-        return np.where(inside, index, -1).astype(np.int64)
+        return np.where((index >= 0) & (moments_ns < self.host_end_ns[index]), index, -1).astype(np.int64)
 
 
 def find_steps(trace: Trace) -> Steps:
@@ -279,25 +277,17 @@ def _pieces_on_host(trace: Trace, part_of: Callable[[str], str | None] = marked_
 
 
 def _pieces_on_device(trace: Trace) -> Pieces:
-    """The same, boundaries moved as ``step_parts`` says."""
-    pieces, steps = _pieces_on_host(trace), trace.steps
+    """The same, boundaries moved as ``step_parts`` says: to when what was launched before them is done."""
+    pieces, steps, (launched, rows) = _pieces_on_host(trace), trace.steps, trace.launches
+    computes = ~trace.is_collective[rows]
+    done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, trace.end_ns[rows[computes]]))
+    moved = np.maximum(pieces.starts, done[np.searchsorted(launched[computes], pieces.starts, side="left")])
     step = steps.of(pieces.starts)
     first, last = steps.start_ns[step], steps.end_ns[step]
     begins = np.append(True, step[1:] != step[:-1])
-    starts = np.where(begins, first, np.clip(_on_device(trace, pieces.starts), first, last))
+    starts = np.where(begins, first, np.clip(moved, first, last))
     ends = np.where(np.append(begins[1:], True), last, np.append(starts[1:], 0))
     return Pieces(pieces.names, starts, ends)
-
-
-def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
-    """When the device has finished what was launched before each moment on the host; never before that moment."""
-    launched, rows = trace.launches
-    computes = ~trace.is_collective[rows]
-    if not computes.any():
-        return moments_ns
-    done = np.maximum.accumulate(trace.end_ns[rows[computes]])
-    index = np.searchsorted(launched[computes], moments_ns, side="left") - 1
-    return np.where(index < 0, moments_ns, np.maximum(moments_ns, done[np.maximum(index, 0)]))
 
 
 def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> dict[str, PartFilling]:
@@ -320,14 +310,13 @@ def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Interv
         # What a collective on the host consists of is not computation.
         others = subtract(trace.merged(computes), communication)
         return trace.merged(computes & is_matmul), others, NOTHING, communication
+    # A kernel is of the operator that launched it; it goes by its own name where no operator of torch did.
+    launcher, of_torch = (
+        trace.links.operator_of_launch,
+        trace.where(lambda name: name.startswith("aten::"), Kind.OPERATOR),
+    )
+    known = (launcher >= 0) & (of_torch | is_matmul)[launcher]
+    is_product = np.where(known, is_matmul[launcher], trace.where(multiplies, Kind.KERNEL))
     kernels = (trace.kind == Kind.KERNEL) & ~trace.is_collective
     copies = trace.merged((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
-    return trace.merged(kernels & _multiplying(trace, is_matmul)), trace.merged(kernels), copies, communication
-
-
-def _multiplying(trace: Trace, is_matmul: Mask) -> Mask:
-    """Kernels that do: by the operator that launched each, by its own name where no operator of torch did."""
-    launcher = np.maximum(trace.links.operator_of_launch, 0)
-    of_torch = trace.where(lambda name: name.startswith("aten::"), Kind.OPERATOR) | is_matmul
-    known = (trace.links.operator_of_launch >= 0) & of_torch[launcher]
-    return np.where(known, is_matmul[launcher], trace.where(multiplies, Kind.KERNEL))
+    return trace.merged(kernels & is_product), trace.merged(kernels), copies, communication

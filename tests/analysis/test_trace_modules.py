@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 from lightning_flops.trace.modules import module_table
 from tests.analysis.trace_events import (
@@ -12,7 +14,6 @@ from tests.analysis.trace_events import (
     made,
     module,
     node,
-    operator,
     phase,
     step,
     trace,
@@ -30,25 +31,14 @@ def rows(table: ModuleTable) -> dict[str, ModuleRow]:
 
 
 STEP = (
-    step(4, 0, 400),
-    phase("data_wait", 0, 20),
-    phase("forward", 20, 100),
-    module("", 30, 80),
-    module("first", 35, 20),
-    made(7, 40),
-    module("second", 60, 40),
-    module("second.inner", 70, 10),
-    made(8, 72),
-    made(9, 85),
+    step(4, 0, 400), phase("data_wait", 0, 20),
+    phase("forward", 20, 100), module("", 30, 80), module("first", 35, 20), made(7, 40),
+    module("second", 60, 40), module("second.inner", 70, 10), made(8, 72), made(9, 85),
     made(10, 105),  # in the root, outside of its children
-    phase("backward", 130, 200),
-    node(10, 140, 10, name="SumBackward0"),
-    node(9, 152, 30),
-    node(8, 185, 40),
-    accumulation(230, 15),
-    node(7, 250, 70),
+    phase("backward", 130, 200), node(10, 140, 10, name="SumBackward0"), node(9, 152, 30), node(8, 185, 40),
+    accumulation(230, 15), node(7, 250, 70),
     phase("optimizer", 340, 50),
-)
+)  # fmt: skip
 
 
 def test_every_moment_belongs_to_the_innermost_module_and_a_node_to_the_one_whose_operator_made_it() -> None:
@@ -67,16 +57,11 @@ def test_nodes_inside_a_node_are_taken_out_of_its_time_and_what_it_repeats_is_ba
     # A reentrant checkpoint of "block": its node runs the block again, and then the nodes that this made.
     table = table_of(
         step(0, 0, 300),
-        phase("forward", 0, 100),
-        module("block", 10, 50),
-        made(5, 11, 48, name="CheckpointFunction"),
+        phase("forward", 0, 100), module("block", 10, 50), made(5, 11, 48, name="CheckpointFunction"),
         module("block.layer", 20, 30),
-        phase("backward", 100, 200),
-        node(5, 110, 150, name="CheckpointFunctionBackward"),
-        module("block.layer", 120, 30),
-        made(6, 125),
-        node(6, 160, 80),
-    )
+        phase("backward", 100, 200), node(5, 110, 150, name="CheckpointFunctionBackward"),
+        module("block.layer", 120, 30), made(6, 125), node(6, 160, 80),
+    )  # fmt: skip
     found = rows(table)
     assert found["block.layer"].calls == 1
     assert found["block.layer"].forward_us == 30
@@ -84,33 +69,6 @@ def test_nodes_inside_a_node_are_taken_out_of_its_time_and_what_it_repeats_is_ba
     assert found["block"].own_backward_us == 150 - 30 - 80
     assert found["block"].backward_us == 150
     assert table.unattributed_backward_us == 200 - 150
-
-
-def test_a_node_that_a_node_made_belongs_to_the_same_module() -> None:
-    # With create_graph a backward makes nodes of its own, which a second backward runs.
-    table = table_of(
-        step(0, 0, 300),
-        module("layer", 0, 20),
-        made(1, 5),
-        node(1, 50, 30),
-        made(2, 60, name="aten::mm"),
-        node(2, 100, 40, name="MmBackward0"),
-    )
-    assert rows(table)["layer"].backward_us == 30 + 40
-
-
-def test_the_last_operator_of_a_number_made_the_node() -> None:
-    # Operators that make no node carry the number of the next one, also in other modules.
-    table = table_of(
-        step(0, 0, 100),
-        module("without", 0, 10),
-        made(3, 1, name="aten::eq"),
-        module("with", 20, 10),
-        made(3, 21),
-        node(3, 50, 10),
-    )
-    assert rows(table)["with"].backward_us == 10
-    assert rows(table)["without"].backward_us == 0
 
 
 def test_what_synchronizes_gradients_is_no_modules() -> None:
@@ -126,73 +84,63 @@ def test_what_synchronizes_gradients_is_no_modules() -> None:
     assert table.backward_us == 70 + 30 + 8 + 45 + 7
 
 
-def test_threads_that_number_their_nodes_alike_are_told_apart() -> None:
-    table = table_of(
-        step(0, 0, 200),
-        module("left", 0, 50, thread=1),
-        made(11, 1, thread=1),
-        made(12, 3, thread=1),
-        module("right", 0, 50, thread=2),
-        made(1, 1, thread=2),
-        made(2, 3, thread=2),
-        node(12, 100, 10, thread=3, made_on=1),
-        node(11, 110, 20, thread=3, made_on=1),
-        node(2, 140, 1, thread=3, made_on=2),
-        node(1, 145, 2, thread=3, made_on=2),
-    )
-    found = rows(table)
-    assert (found["left"].backward_us, found["right"].backward_us) == (30, 3)
+VALIDATED = (
+    phase("forward", 0, 50), module("layer", 10, 20), phase("validation", 60, 90), module("layer", 70, 40),
+    phase("transfer", 160, 20), module("layer", 165, 5),
+)  # fmt: skip
+CASES: dict[str, tuple[tuple[Event, ...], dict[str, tuple[int, float, float]]]] = {
+    # With create_graph a backward makes nodes of its own, which a second backward runs.
+    "a node that a node made belongs to the same module": (
+        (
+            module("layer", 0, 20), made(1, 5), node(1, 50, 30), made(2, 60, name="aten::mm"),
+            node(2, 100, 40, name="MmBackward0"),
+        ), {"layer": (1, 20, 30 + 40)},
+    ),
+    # Operators that make no node carry the number of the next one, also in other modules.
+    "the last operator of a number made the node": (
+        (module("without", 0, 10), made(3, 1, name="aten::eq"), module("with", 20, 10), made(3, 21), node(3, 50, 10)),
+        {"with": (1, 10, 10), "without": (1, 10, 0)},
+    ),
+    "threads that number their nodes alike are told apart": (
+        (
+            module("left", 0, 50), made(11, 1), made(12, 3),
+            module("right", 0, 50, thread=2), made(1, 1, thread=2), made(2, 3, thread=2),
+            node(12, 100, 10, thread=3), node(11, 110, 20, thread=3),
+            node(2, 140, 1, thread=3, made_on=2), node(1, 145, 2, thread=3, made_on=2),
+        ), {"left": (1, 50, 30), "right": (1, 50, 3)},
+    ),
+    "modules that a validation inside the step calls are nobody's": (VALIDATED, {"layer": (2, 20 + 5, 0)}),
+    "a wrapper and what it wraps are one": ((module("layer", 0, 50), module("layer", 5, 40)), {"layer": (1, 50, 0)}),
+    "a container that nobody calls has the time of what is in it": (
+        (module("blocks.0", 0, 10), module("blocks.1", 20, 30)), {"blocks": (0, 10 + 30, 0)},
+    ),
+}  # fmt: skip
 
 
-def test_modules_that_a_validation_inside_the_step_calls_are_nobodys() -> None:
-    table = table_of(
-        step(0, 0, 200), phase("forward", 0, 50), module("layer", 10, 20), phase("validation", 60, 90),
-        module("layer", 70, 40), phase("transfer", 160, 20), module("layer", 165, 5),
-    )  # fmt: skip
-    assert rows(table)["layer"].calls == 2
-    assert rows(table)["layer"].forward_us == 20 + 5
-    assert table.forward_us == 50 + 5
+@pytest.mark.parametrize("case", CASES)
+def test_whose_calls_forward_and_backward_it_is(case: str) -> None:
+    events, expected = CASES[case]
+    found = rows(table_of(step(0, 0, 200), *events))
+    times = {name: (row.calls, row.forward_us, row.backward_us) for name, row in found.items()}
+    assert {name: times[name] for name in expected} == expected
 
 
-def test_a_wrapper_and_what_it_wraps_are_one_call() -> None:
-    table = table_of(step(0, 0, 100), module("layer", 0, 50), module("layer", 5, 40))
-    assert rows(table)["layer"].calls == 1
-    assert rows(table)["layer"].forward_us == 50
-
-
-def test_a_container_that_nobody_calls_has_the_time_of_what_is_in_it() -> None:
-    table = table_of(step(0, 0, 100), module("blocks.0", 0, 10), module("blocks.1", 20, 30))
-    assert rows(table)["blocks"].forward_us == 10 + 30
-    assert (rows(table)["blocks"].own_forward_us, rows(table)["blocks"].calls) == (0, 0)
+def test_the_forward_is_without_a_validation_and_a_container_has_no_time_of_its_own() -> None:
+    assert table_of(step(0, 0, 200), *VALIDATED).forward_us == 50 + 5
+    assert rows(table_of(step(0, 0, 100), module("blocks.0", 0, 10)))["blocks"].own_forward_us == 0
 
 
 ON_DEVICE = (
-    step(0, 0, 1000),
-    phase("forward", 0, 100),
-    module("left", 10, 20),
-    made(1, 11),
-    launch(1, 12),
-    kernel(1, 200, 50),
-    module("right", 40, 20),
-    made(2, 41),
-    launch(2, 42),
-    kernel(2, 230, 40, stream=8),  # runs beside the other from 230 to 250
-    launch(3, 45),
-    kernel(3, 300, 10),
+    step(0, 0, 1000), phase("forward", 0, 100),
+    module("left", 10, 20), made(1, 11), launch(1, 12), kernel(1, 200, 50),
+    module("right", 40, 20), made(2, 41), launch(2, 42), kernel(2, 230, 40, stream=8),  # beside the other at 230
+    launch(3, 45), kernel(3, 300, 10),
     phase("backward", 100, 100),
-    node(2, 110, 10, thread=9),
-    launch(4, 111, thread=9),
-    kernel(4, 400, 70),
-    node(1, 125, 10, thread=9),
-    launch(5, 126, thread=9),
-    kernel(5, 480, 30),
-    operator("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 140, 10, thread=9),
-    launch(6, 141, thread=9),
-    kernel(6, 520, 8),
-    phase("optimizer", 210, 20),
-    launch(7, 215),
-    kernel(7, 540, 25),
-)
+    node(2, 110, 10, thread=9), launch(4, 111, thread=9), kernel(4, 400, 70),
+    node(1, 125, 10, thread=9), launch(5, 126, thread=9), kernel(5, 480, 30),
+    accumulation(140, 10, thread=9), launch(6, 141, thread=9), kernel(6, 520, 8),
+    phase("optimizer", 210, 20), launch(7, 215), kernel(7, 540, 25),
+)  # fmt: skip
 
 
 def test_a_device_is_occupied_by_what_a_module_or_its_node_launched_overlaps_counted_once() -> None:

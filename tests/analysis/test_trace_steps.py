@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_flops.records import phase_mark
 from lightning_flops.schema.trace_steps import StepTime
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.steps import phase_table, step_times
@@ -14,6 +13,7 @@ from tests.analysis.trace_events import (
     node,
     on_device,
     operator,
+    phase,
     scope,
     step,
     trace,
@@ -34,33 +34,19 @@ def test_each_moment_of_a_step_goes_to_the_first_kind_that_ran_in_it() -> None:
         launch(4, 43, 1),
         on_device("gpu_memset", 4, 80, 5, name="Memset (Device)"),  # 5
     )
-    times = step_times(loaded)
-    assert times.marked
-    assert times.steps == (
-        StepTime(
-            number=4,
-            wall_us=100,
-            kernel_us=15,
-            memcpy_us=10,
-            memset_us=5,
-            communication_us=10,
-            runtime_us=11,
-            data_loader_us=19,
-            cpu_us=15,
-            other_us=15,
-        ),
-    )
+    assert step_times(loaded).marked
+    (found,) = step_times(loaded).steps
+    assert found == StepTime(
+        number=4, wall_us=100, kernel_us=15, memcpy_us=10, memset_us=5, communication_us=10, runtime_us=11,
+        data_loader_us=19, cpu_us=15, other_us=15,
+    )  # fmt: skip
 
 
 def test_a_step_lasts_to_the_last_kernel_launched_in_it_and_the_next_begins_there() -> None:
     loaded = trace(
-        step(1, 0, 100),
-        launch(1, 90),
-        kernel(1, 95, 45),  # to 140, 35 into the next step
-        step(2, 105, 100),
-        launch(2, 110),
-        kernel(2, 140, 10),  # ends before its step does
-    )
+        step(1, 0, 100), launch(1, 90), kernel(1, 95, 45),  # to 140, 35 into the next step
+        step(2, 105, 100), launch(2, 110), kernel(2, 140, 10),  # ends before its step does
+    )  # fmt: skip
     assert (loaded.steps.start_ns // 1000).tolist() == [0, 140]
     assert (loaded.steps.end_ns // 1000).tolist() == [140, 205]
     assert [time.kernel_us for time in step_times(loaded).steps] == [45, 10]
@@ -82,28 +68,20 @@ def phases(loaded: Trace) -> dict[str, tuple[Any, ...]]:
 
 def test_phases_named_by_scopes_are_taken_from_them() -> None:
     loaded = trace(
-        step(1, 0, 100),
-        data_loader(0, 10),
+        step(1, 0, 100), data_loader(0, 10),
         scope("[pl][profile][Strategy]SingleDeviceStrategy.training_step", 10, 20),
         scope("DistributedDataParallel.forward", 12, 15),  # inside: no call of its own
-        launch(1, 15),
-        kernel(1, 16, 30),
+        launch(1, 15), kernel(1, 16, 30),
         scope("[pl][profile][Strategy]SingleDeviceStrategy.backward", 35, 25),
         launch(2, 40, thread=2),  # autograd's thread
         kernel(2, 50, 20),
-        scope("Optimizer.step#AdamW.step", 65, 15),
-        launch(3, 66),
-        kernel(3, 70, 5),
-        launch(4, 90),
-        kernel(4, 91, 2),
-    )
-    found = phases(loaded)
-    assert found["step"] == (1, 100, 57)
-    assert found["data loader"] == (1, 10, 0)
-    assert found["forward"] == (1, 20, 30)
-    assert found["backward"] == (1, 25, 20)
-    assert found["optimizer"] == (1, 15, 5)
-    assert found["others"] == (1, 30, 2)
+        scope("Optimizer.step#AdamW.step", 65, 15), launch(3, 66), kernel(3, 70, 5),
+        launch(4, 90), kernel(4, 91, 2),
+    )  # fmt: skip
+    assert phases(loaded) == {
+        "step": (1, 100, 57), "data loader": (1, 10, 0), "forward": (1, 20, 30), "backward": (1, 25, 20),
+        "optimizer": (1, 15, 5), "others": (1, 30, 2),
+    }  # fmt: skip
     *_, others = phase_table(loaded) or ()
     assert others.host is not None and others.device is not None
     assert (others.host.ratio, others.device.ratio) == (0.3, 2 / 57)
@@ -112,27 +90,19 @@ def test_phases_named_by_scopes_are_taken_from_them() -> None:
 def test_what_marks_tell_apart_inside_an_optimizers_step_is_not_the_optimizers() -> None:
     loaded = trace(
         step(1, 0, 100),
-        scope(phase_mark("optimizer"), 10, 80),
-        scope("Optimizer.step#SGD.step", 12, 76),
-        scope(phase_mark("other"), 14, 56),  # the closure, with a trainer's hooks in it: 14-70
-        scope(phase_mark("forward"), 20, 10),
-        launch(1, 25),
-        kernel(1, 26, 7),
-        launch(2, 32),
-        kernel(2, 33, 11),  # of a hook
-        scope(phase_mark("optimizer"), 35, 5),  # dropping the gradients
-        launch(3, 36),
-        kernel(3, 50, 13),
-        scope(phase_mark("backward"), 45, 20),
-        launch(4, 80),
-        kernel(4, 81, 3),
-    )
-    found = phases(loaded)
+        phase("optimizer", 10, 80), scope("Optimizer.step#SGD.step", 12, 76),
+        phase("other", 14, 56),  # the closure, with a trainer's hooks in it: 14-70
+        phase("forward", 20, 10), launch(1, 25), kernel(1, 26, 7),
+        launch(2, 32), kernel(2, 33, 11),  # of a hook
+        phase("optimizer", 35, 5), launch(3, 36), kernel(3, 50, 13),  # dropping the gradients
+        phase("backward", 45, 20),
+        launch(4, 80), kernel(4, 81, 3),
+    )  # fmt: skip
     # 10-14, 35-40 and 70-90; what is before and after the optimizer's scope, and the rest of the closure, is others'.
-    assert found["optimizer"] == (1, 4 + 5 + 20, 13 + 3)
-    assert found["forward"] == (1, 10, 7)
-    assert found["backward"] == (1, 20, 0)
-    assert found["others"] == (1, 100 - 29 - 10 - 20, 11)
+    assert phases(loaded) == {
+        "step": (1, 100, 34), "forward": (1, 10, 7), "backward": (1, 20, 0), "optimizer": (1, 4 + 5 + 20, 13 + 3),
+        "others": (1, 100 - 29 - 10 - 20, 11),
+    }  # fmt: skip
 
 
 def test_without_scopes_there_are_no_phases() -> None:
