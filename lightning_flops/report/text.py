@@ -150,17 +150,11 @@ def _traced(profile: Profile) -> Iterator[Section]:
 
 def detailed_sections(profile: Profile) -> Iterator[Section]:
     """What is not in the short report."""
-    sections = (
-        None if profile.timing is None else times_section(profile, spread=True),
-        advice_section(profile.advice, rules=True) if profile.advice else None,
-        notes_section(profile.notes) if profile.notes else None,
-        flops_section(profile),
-        throughput_section(profile),
-        energy_section(profile),
-        ranks_section(profile),
-        memory_section(profile),
-        operators_section(profile),
-        uncounted_section(profile),
-        traced_section(profile),
-    )
-    yield from (section for section in sections if section is not None)
+    if profile.timing is not None:
+        yield times_section(profile, spread=True)
+    if profile.advice:
+        yield advice_section(profile.advice, rules=True)
+    if profile.notes:
+        yield notes_section(profile.notes)
+    work = (flops_section, throughput_section, energy_section, ranks_section, memory_section, operators_section)
+    yield from filter(None, (section(profile) for section in (*work, uncounted_section, traced_section)))

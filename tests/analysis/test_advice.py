@@ -139,6 +139,10 @@ def test_advice_has_the_fact_the_remedy_the_ceiling_and_when_not_to_follow_it() 
             ": the root, b, c and 2 more.",
         ),
         (
+            Evidence(shares={"dropout": 0.5}, modules={"dropout": ("layers.0.drop", "head", "layers.11.drop")}),
+            ": 2 x layers.*.drop, head.",
+        ),
+        (
             Evidence(shares={"optimizer": 0.5}, facts=RunFacts(optimizers=(ADAM, PROP))),
             "Adam and RMSprop updates one tensor at a time and takes 50.00% of the step.",
         ),

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.schema.trace_events import IdleTime, MemoryRow, OperatorRow
+from lightning_flops.schema.trace_events import IdleTime, OperatorRow
 from lightning_flops.schema.trace_steps import DeviceMetrics
 from lightning_flops.trace import analyze_trace, load_trace
 from lightning_flops.trace.memory import memory_table
@@ -31,7 +31,19 @@ from lightning_flops.trace.tables import (
     user_scope_table,
 )
 from tests.analysis.in_memory import analyze_traces, known
-from tests.analysis.trace_events import Event, kernel, launch, launched, memory, on_device, operator, scope, step, trace
+from tests.analysis.trace_events import (
+    Event,
+    kernel,
+    launch,
+    launched,
+    memory,
+    node,
+    on_device,
+    operator,
+    scope,
+    step,
+    trace,
+)
 
 
 def rows(*events: Event) -> dict[str, OperatorRow]:
@@ -40,97 +52,76 @@ def rows(*events: Event) -> dict[str, OperatorRow]:
 
 def test_self_time_is_what_called_operators_leave() -> None:
     found = rows(
-        operator("aten::linear", 0, 50),
-        operator("aten::t", 5, 10),
-        operator("aten::transpose", 7, 4),
-        operator("aten::addmm", 20, 25),
-        operator("aten::linear", 60, 10),
-        operator("aten::relu", 5, 30, thread=2),
-    )
-    linear = found["aten::linear"]
+        operator("aten::linear", 0, 50), operator("aten::t", 5, 10), operator("aten::transpose", 7, 4),
+        operator("aten::addmm", 20, 25), operator("aten::linear", 60, 10), operator("aten::relu", 5, 30, thread=2),
+    )  # fmt: skip
+    linear, t = found["aten::linear"], found["aten::t"]
     assert (linear.calls, linear.host.total_us, linear.host_self.total_us) == (2, 60, 15 + 10)
     assert (linear.host.min_us, linear.host.mean_us, linear.host.max_us) == (10, 30, 50)
-    assert (found["aten::t"].host.total_us, found["aten::t"].host_self.total_us) == (10, 6)
+    assert (t.host.total_us, t.host_self.total_us) == (10, 6)
     # 50 and 10 of the first thread, 30 of the second: the self times of all.
-    assert linear.host_self.ratio == 25 / 90
-    assert linear.host.ratio == 60 / 90
+    assert (linear.host_self.ratio, linear.host.ratio) == (25 / 90, 60 / 90)
     assert sum(row.host_self.ratio or 0 for row in found.values()) == 1
     assert linear.device is linear.device_self is None
-    assert linear.tensor_cores_eligible
-    assert not found["aten::t"].tensor_cores_eligible
+    assert (linear.tensor_cores_eligible, t.tensor_cores_eligible) == (True, False)
 
 
 def test_device_time_belongs_to_the_operator_that_launched_and_to_its_callers() -> None:
     found = rows(
-        operator("aten::linear", 0, 50),
-        operator("aten::addmm", 20, 25),
-        *launched(1, 30, 100, 40),
-        launch(2, 31),
-        on_device("gpu_memset", 2, 140, 5, name="Memset (Device)"),
-        *launched(3, 47, 150, 7),
-        *launched(4, 55, 160, 3),  # outside any operator
-    )
-    addmm, linear = found["aten::addmm"], found["aten::linear"]
-    assert (known(addmm.device).total_us, known(addmm.device_self).total_us) == (45, 45)
-    assert (known(linear.device).total_us, known(linear.device_self).total_us) == (52, 7)
-    assert known(linear.device_self).ratio == 7 / 52
+        operator("aten::linear", 0, 50), operator("aten::addmm", 20, 25), launch(1, 30), kernel(1, 100, 40),
+        launch(2, 31), on_device("gpu_memset", 2, 140, 5, name="Memset (Device)"),
+        launch(3, 47), kernel(3, 150, 7),
+        launch(4, 55), kernel(4, 160, 3),  # outside any operator
+    )  # fmt: skip
+    times = {name: (row.device, row.device_self) for name, row in found.items()}
+    total = {name: [one and one.total_us for one in both] for name, both in times.items()}
+    assert total == {"aten::addmm": [45, 45], "aten::linear": [52, 7]}
+    assert [one and one.ratio for one in times["aten::linear"]] == [1, 7 / 52]
 
 
 def test_a_kernel_without_its_launch_goes_to_the_operator_with_its_external_id() -> None:
-    orphan = kernel(77, 100, 40)
-    orphan["args"]["External id"] = 5
-    found = rows(operator("aten::mm", 0, 50, **{"External id": 5}), operator("aten::add", 60, 5), orphan)
-    assert known(found["aten::mm"].device_self).total_us == 40
+    number: dict[str, Any] = {"External id": 5}
+    found = rows(operator("aten::mm", 0, 50, **number), operator("aten::add", 60, 5), kernel(77, 100, 40, **number))
+    assert (device := found["aten::mm"].device_self) is not None
+    assert device.total_us == 40
 
 
 def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None:
     loaded = trace(
-        operator("aten::linear", 0, 50),
-        memory(2, 100),
-        operator("aten::addmm", 10, 30),
-        memory(15, 64),
-        memory(20, -40),
-        memory(45, -100),
-        memory(60, 8),
-        memory(61, -24),
-        memory(25, 512, device=0),
-    )
-    assert memory_table(loaded) == tuple(
-        MemoryRow(
-            name=name,
-            device=device,
-            calls=calls,
-            size_increase_bytes=change,
-            self_size_increase_bytes=own_change,
-            allocation_bytes=size,
-            self_allocation_bytes=own,
+        operator("aten::linear", 0, 50), memory(2, 100),
+        operator("aten::addmm", 10, 30), memory(15, 64), memory(20, -40),
+        memory(45, -100), memory(60, 8), memory(61, -24), memory(25, 512, device=0),
+    )  # fmt: skip
+    found = [
+        (
+            row.name, row.device, row.calls, row.size_increase_bytes, row.self_size_increase_bytes,
+            row.allocation_bytes, row.self_allocation_bytes,
         )
-        for name, device, calls, change, own_change, size, own in (
-            ("aten::addmm", 0, 1, 512, 512, 512, 512),
-            ("aten::linear", 0, 1, 512, 0, 512, 0),
-            ("aten::linear", -1, 1, 24, 0, 164, 100),
-            ("aten::addmm", -1, 1, 24, 24, 64, 64),
-            (None, -1, 2, -16, -16, 8, 8),
-        )
-    )
+        for row in memory_table(loaded) or ()
+    ]  # fmt: skip
+    assert found == [
+        ("aten::addmm", 0, 1, 512, 512, 512, 512),
+        ("aten::linear", 0, 1, 512, 0, 512, 0),
+        ("aten::linear", -1, 1, 24, 0, 164, 100),
+        ("aten::addmm", -1, 1, 24, 24, 64, 64),
+        (None, -1, 2, -16, -16, 8, 8),
+    ]
 
 
 def test_a_scope_has_what_any_thread_launched_while_it_was_open() -> None:
-    events: tuple[Event, ...] = (
+    found = trace(
         step(1, 0, 100),
-        scope("loss", 10, 20),
-        *launched(1, 15, 16, 5),
-        scope("my backward", 40, 30),
-        operator("autograd::engine::evaluate_function: MmBackward0", 45, 10, thread=2),
-        *launched(2, 50, 51, 7, thread=2),
-        *launched(3, 92, 95, 11, thread=3),
+        scope("loss", 10, 20), launch(1, 15), kernel(1, 16, 5),
+        scope("my backward", 40, 30), node(1, 45, 10, thread=2), launch(2, 50, thread=2), kernel(2, 51, 7),
+        launch(3, 92, thread=3), kernel(3, 95, 11),
         scope("loss", 80, 10),
-    )
-    loss, backward = user_scope_table(trace(*events)) or ()
-    assert (loss.name, loss.calls, known(loss.host).total_us, known(loss.host).ratio) == ("loss", 2, 30, 0.3)
-    assert (backward.name, backward.calls, known(backward.host).total_us) == ("my backward", 1, 30)
-    assert (known(loss.device).total_us, known(backward.device).total_us) == (5, 7)
-    assert known(backward.device).ratio == 7 / 23
+    )  # fmt: skip
+    loss, backward = user_scope_table(found) or ()
+    assert loss.host is not None and backward.host is not None and loss.device is not None
+    assert backward.device is not None
+    assert (loss.name, loss.calls, loss.host.total_us, loss.host.ratio) == ("loss", 2, 30, 0.3)
+    assert (backward.name, backward.calls, backward.host.total_us) == ("my backward", 1, 30)
+    assert (loss.device.total_us, backward.device.total_us, backward.device.ratio) == (5, 7, 7 / 23)
 
 
 def test_scopes_that_torch_opens_are_not_the_users() -> None:
@@ -139,33 +130,28 @@ def test_scopes_that_torch_opens_are_not_the_users() -> None:
 
 
 def test_copies_are_listed_with_their_launches_and_bytes() -> None:
+    kind = "Memcpy HtoD (Pageable -> Device)"
     loaded = trace(
         step(1, 0, 100),
-        launch(1, 0, 4),
-        on_device("gpu_memcpy", 1, 10, 6, name="Memcpy HtoD (Pageable -> Device)", bytes=1000),
-        launch(2, 20, 6),
-        on_device("gpu_memcpy", 2, 30, 2, name="Memcpy HtoD (Pageable -> Device)", bytes=24),
+        launch(1, 0, 4), on_device("gpu_memcpy", 1, 10, 6, name=kind, bytes=1000),
+        launch(2, 20, 6), on_device("gpu_memcpy", 2, 30, 2, name=kind, bytes=24),
         on_device("gpu_memset", 3, 40, 1, name="Memset (Device)"),  # no launch, no bytes
-        *launched(4, 41, 50, 11),
-    )
+        launch(4, 41), kernel(4, 50, 11),
+    )  # fmt: skip
     copy, memset = transfer_table(loaded) or ()
-    device, host = known(copy.device), known(copy.host)
-    assert (copy.calls, copy.bytes, device.total_us, device.ratio) == (2, 1024, 8, 8 / 20)
-    assert (host.total_us, host.mean_us, host.ratio) == (10, 5, 0.1)
+    assert copy.device is not None and copy.host is not None
+    assert (copy.calls, copy.bytes, copy.device.total_us, copy.device.ratio) == (2, 1024, 8, 8 / 20)
+    assert (copy.host.total_us, copy.host.mean_us, copy.host.ratio) == (10, 5, 0.1)
     assert (memset.calls, memset.bytes, memset.host) == (1, None, None)
 
 
 def test_an_operator_that_calls_only_itself_is_one_call() -> None:
     # 10 us with 6 of itself inside, of which 4 are a product's; a second call of 5 by another operator.
     found = rows(
-        operator("aten::sum", 0, 10),
-        operator("aten::sum", 2, 6),
-        operator("aten::mm", 3, 4),
-        operator("aten::mean", 20, 9),
-        operator("aten::sum", 22, 5),
-        operator("aten::sum", 23, 3),
+        operator("aten::sum", 0, 10), operator("aten::sum", 2, 6), operator("aten::mm", 3, 4),
+        operator("aten::mean", 20, 9), operator("aten::sum", 22, 5), operator("aten::sum", 23, 3),
         operator("aten::sum", 23, 2),
-    )
+    )  # fmt: skip
     one = found["aten::sum"]
     assert (one.calls, one.host.total_us, one.host.max_us, one.host.min_us) == (2, 15, 10, 5)
     # 10 - 6 + (6 - 4), and all of the 5.
@@ -245,7 +231,9 @@ def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path) -> None:
         assert all(part is not None and part > 0 for part in parts)
         assert sum(round(1000 * (part or 0)) for part in parts) == round(found.wall_us * 1000)
     phases = {row.name: row.calls for row in report.phases or ()}
-    assert phases == dict.fromkeys(("step", "data loader", "optimizer", "others"), STEPS)
+    assert phases == dict.fromkeys(
+        ("step", "data loader", "forward (by operators)", "backward (by operators)", "optimizer", "others"), STEPS
+    )
     operators = {row.name: row.calls for row in report.operators or ()}
     # Two linear layers forward; backward a product for each weight, and one for the second layer's input.
     assert (operators["aten::addmm"], operators["aten::mm"], operators["aten::relu"]) == (2 * STEPS, 3 * STEPS, STEPS)

@@ -39,6 +39,8 @@ _SELECTING = frozenset("embedding index index_select gather take take_along_dim 
 _READS_NUMBER = "_local_scalar_dense"
 """The operator behind ``Tensor.item``, and wherever else a tensor stands for a number."""
 
+_STRIDED = torch.strided
+
 _NO_TENSORS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout))
 """Types of most arguments that are no tensors."""
 
@@ -115,7 +117,10 @@ def _has_mask(args: tuple[Any, ...]) -> bool:
 
 
 def _has_sparse(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args)
+    for arg in args:  # noqa: SIM110 - every product is asked, and a generator costs more
+        if isinstance(arg, Tensor) and arg.layout is not _STRIDED:
+            return True
+    return False
 
 
 def _is_whole(args: tuple[Any, ...]) -> bool:
