@@ -54,11 +54,8 @@ def test_counts_of_one_step_are_the_ints_that_were_counted() -> None:
 def test_rates_are_totals_over_the_timed_steps_by_their_number() -> None:
     # Steps of 10 and 30 ticks: a mean of rates would be (140 + 46.7) / 2 MFLOP a tick, the rate of the totals is 70.
     profile = build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=64 * 1400e6, tokens_per_sample=3))
-    rates, timing = profile.rates, profile.timing
-    assert timing is not None
-    assert timing.forward_sec == 6 * TICK
-    assert timing.iter_sec == 16 * TICK
-    assert timing.global_step_sec == 20 * TICK
+    rates, timing = profile.rates, known(profile.timing)
+    assert (timing.forward_sec, timing.iter_sec, timing.global_step_sec) == (6 * TICK, 16 * TICK, 20 * TICK)
     assert rates.forward_flops_per_sec == 600e6 / (6 * TICK)
     assert rates.backward_flops_per_sec == 800e6 / (8 * TICK)
     assert rates.backward_flops_per_sec_estimated == 1200e6 / (8 * TICK)
@@ -136,8 +133,7 @@ def test_unknown_device_has_no_utilization_and_says_which_peak_is_missing() -> N
 def test_phases_that_are_mixed_show_only_their_sum() -> None:
     mixed: tuple[TimePhase, ...] = ("forward", "backward")
     profile = build_profile(replace(MLP, mixed_phases=mixed), config=CONFIG)
-    timing = profile.timing
-    assert timing is not None
+    timing = known(profile.timing)
     assert (timing.forward_sec, timing.backward_sec) == (None, None)
     assert timing.forward_backward_sec == 14 * TICK
     assert timing.iter_sec == 16 * TICK
@@ -153,8 +149,7 @@ def test_step_whose_clock_cannot_be_right_is_left_out_and_told(wrong: float) -> 
     good, bad = MLP.timed_steps[0], windows.step(6, seconds=PhaseSeconds(forward=wrong, backward=0.5))
     profile = build_profile(replace(MLP, timed_steps=(good, bad)), config=CONFIG)
     assert profile.timed_steps == (5,)
-    assert profile.timing is not None
-    assert profile.timing.global_step_sec == 10 * TICK
+    assert known(profile.timing).global_step_sec == 10 * TICK
     assert "Left out: 1 timed step with times that cannot be right." in profile.notes
 
 
@@ -261,8 +256,7 @@ def test_bytes_of_operators_without_flops_explain_a_part_of_them() -> None:
     filling = {"forward": PartFilling(matmul_ns=80, operators_ns=20), "backward": PartFilling(matmul_ns=1)}
     profile = build_profile(window, config=ProfilerConfig(), traced=windows.traced(filling=filling))
     assert profile.memory_bytes_per_sec == 2039e9
-    assert profile.budget is not None
-    assert profile.budget.memory_ns == 245_218
+    assert known(profile.budget).memory_ns == 245_218
     # Forward 30 ms of it 20% others; the optimizer's 10 ms have no trace.
     assert rows(profile.budget)["operators"] == 6_000_000
 

@@ -29,8 +29,7 @@ Answers = list[RankRecord | RankAbsence]
 
 
 def merged(profile: Profile, answers: Answers) -> RanksProfile:
-    ranks = known(with_ranks(profile, answers).ranks)
-    return ranks
+    return known(with_ranks(profile, answers).ranks)
 
 
 # ---- sums, spreads, copies of the model
@@ -252,9 +251,8 @@ RECORD = make_rank_record(PROFILE)
 
 
 def with_calls(record: RankRecord, *calls: CollectiveCalls) -> RankRecord:
-    traced = record.profile.traced
-    assert traced is not None
-    return replace(record, profile=replace(record.profile, traced=replace(traced, collectives=calls)))
+    traced = replace(known(record.profile.traced), collectives=calls)
+    return replace(record, profile=replace(record.profile, traced=traced))
 
 
 def test_record_has_the_profile_without_its_long_tables_and_the_modules_own_times_in_nanoseconds() -> None:

@@ -33,9 +33,7 @@ from tests.report.windows import step
 
 
 def timing(*steps: PhaseSeconds) -> TimingProfile:
-    found = build_timing([windows.step(at, seconds=seconds) for at, seconds in enumerate(steps)], mixed_phases=())
-    assert found is not None
-    return found
+    return known(build_timing([windows.step(at, seconds=one) for at, one in enumerate(steps)], mixed_phases=()))
 
 
 def forwards(*seconds: float) -> TimingProfile:
@@ -96,8 +94,7 @@ def test_how_busy_processors_were_while_steps_were_timed() -> None:
 def built(record: GpuRecord, **excluded_sec: float) -> Energy:
     """Of steps of 0.1 s."""
     timed = [step(0, seconds=PhaseSeconds(forward=0.1), excluded_sec=excluded_sec)]
-    energy = known(build_energy(record, build_timing(timed, mixed_phases=())))
-    return energy
+    return known(build_energy(record, build_timing(timed, mixed_phases=())))
 
 
 def test_a_steps_energy_is_the_mean_power_times_its_time_and_clocks_are_means_over_the_readings() -> None:
