@@ -91,7 +91,7 @@ def padded(batch: int, sequence: int) -> Batch:
 def bert() -> nn.Module:
     """One layer, whose attention is written out."""
     return tiny(
-        "BertForMaskedLM", "BertConfig", vocab_size=VOCABULARY, hidden_size=12, num_hidden_layers=1,
+        "BertForMaskedLM", vocab_size=VOCABULARY, hidden_size=12, num_hidden_layers=1,
         num_attention_heads=3, intermediate_size=20, max_position_embeddings=64, attn_implementation="eager",
     )  # fmt: skip
 
@@ -112,7 +112,7 @@ def checkpointed_bert_cost(batch: int, sequence: int) -> StepCost:
 def gpt2() -> nn.Module:
     """One layer of fused masked attention, which has no dropout: with it, torch on a CPU would not fuse it."""
     return tiny(
-        "GPT2LMHeadModel", "GPT2Config", vocab_size=VOCABULARY, n_positions=64, n_embd=12, n_layer=1, n_head=2,
+        "GPT2LMHeadModel", vocab_size=VOCABULARY, n_positions=64, n_embd=12, n_layer=1, n_head=2,
         n_inner=20, bos_token_id=0, eos_token_id=1, attn_pdrop=0.0, use_cache=False, attn_implementation="sdpa",
     )  # fmt: skip
 
@@ -145,7 +145,7 @@ def lengths_and_padding(numbers: random.Random) -> Sizes:
 def t5() -> nn.Module:
     """One layer on each side."""
     return tiny(
-        "T5ForConditionalGeneration", "T5Config", vocab_size=VOCABULARY, d_model=12, d_kv=5, d_ff=20, num_layers=1,
+        "T5ForConditionalGeneration", vocab_size=VOCABULARY, d_model=12, d_kv=5, d_ff=20, num_layers=1,
         num_decoder_layers=1, num_heads=3, decoder_start_token_id=0, use_cache=False, attn_implementation="eager",
     )  # fmt: skip
 
@@ -192,7 +192,7 @@ def grouped_query_attention(batch: int, sequence: int) -> int:
 def mixtral() -> nn.Module:
     """One layer, which sends every token to two of four experts."""
     return tiny(
-        "MixtralForCausalLM", "MixtralConfig", vocab_size=VOCABULARY, hidden_size=12, intermediate_size=20,
+        "MixtralForCausalLM", vocab_size=VOCABULARY, hidden_size=12, intermediate_size=20,
         num_hidden_layers=1, num_attention_heads=6, num_key_value_heads=2, head_dim=4, num_local_experts=4,
         num_experts_per_tok=2, max_position_embeddings=64, use_cache=False, attn_implementation="eager",
         experts_implementation="batched_mm",
@@ -214,7 +214,7 @@ class Images(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.vit = tiny(
-            "ViTForImageClassification", "ViTConfig", hidden_size=12, num_hidden_layers=1, num_attention_heads=2,
+            "ViTForImageClassification", hidden_size=12, num_hidden_layers=1, num_attention_heads=2,
             intermediate_size=20, image_size=(8, 8), patch_size=4, num_channels=2, num_labels=5,
             attn_implementation="eager",
         )  # fmt: skip

@@ -85,9 +85,8 @@ def _compared(options: argparse.Namespace) -> Comparison:
     a, b = map(traces_at, sources)
     if a is not None and b is not None:
         from lightning_flops.analysis.compare_traces import compare_traces
-        from lightning_flops.trace.many import analyze_each
 
-        each = analyzed(analyze_each, [*a, *b], options, stepwise=True)
+        each = analyzed([*a, *b], options, stepwise=True)
         return compare_traces(each[: len(a)], each[len(a) :], sources=sources)
     from lightning_flops.analysis.compare import compare_profiles
 

@@ -20,7 +20,7 @@ Act = Callable[[argparse.Namespace], int]
 Option = Callable[[argparse.ArgumentParser], object]
 """Adds an option or argument, or several."""
 COMMANDS: dict[str, tuple[Act, tuple[Option, ...], dict[str, Any]]] = {}
-"""Every command that is imported, with its options and what else argparse is told."""
+"""Every command that is imported, with its options and the other arguments of its parser."""
 
 
 class Status(enum.IntEnum):

@@ -46,10 +46,10 @@ def trace(options: argparse.Namespace) -> int:
     from lightning_flops.report.trace_text import render_traces
     from lightning_flops.sinks.file import write_text_file
     from lightning_flops.sinks.profile_files import traces_in
-    from lightning_flops.trace.many import analyze_each, join_analyses
+    from lightning_flops.trace.many import join_analyses
 
     files = [file for path in options.files for file in (traces_in(path) if os.path.isdir(path) else (path,))]
-    report = join_analyses(analyzed(analyze_each, files, options))
+    report = join_analyses(analyzed(files, options))
     shown = {"top_rows": options.rows or None, "sort": options.sort, "width": terminal_width()}
     print_whole(report.to_json() if options.json else render_traces(report, **shown))
     if options.html is not None:

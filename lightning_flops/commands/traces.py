@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from lightning_flops.errors import ConfigError
 
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from lightning_flops.schema.profile import Profile
     from lightning_flops.trace import Peaks
     from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
+    from lightning_flops.trace.report import AnalyzedTrace
 
-T = TypeVar("T")
 
+def analyzed(files: Sequence[str], options: argparse.Namespace, **settings: Any) -> list[AnalyzedTrace]:
+    """What trace *files* say: with the figures that were given, on all processors."""
+    from lightning_flops.trace.many import analyze_each
 
-def analyzed(analyze: Callable[..., T], files: Sequence[str], options: argparse.Namespace, **settings: Any) -> T:
-    """What *analyze* makes of trace *files*: with the figures that were given, on all processors."""
     formulas = recorded_work if importlib.util.find_spec("torch") else None
     processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return analyze(files, formulas=formulas, peaks=peaks(options), processes=processes, **settings)
+    return analyze_each(files, formulas=formulas, peaks=peaks(options), processes=processes, **settings)
 
 
 def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:

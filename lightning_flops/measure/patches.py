@@ -1,4 +1,7 @@
-"""Calls us before and after functions of torch's classes and modules, for a while."""
+"""Functions of others' classes, modules and tables, wrapped for as long as needed, and what is called around them.
+
+Nothing of ours is on an object of the user's: a wrapper is on a class or a module, and finds those who listen.
+"""
 
 from __future__ import annotations
 
@@ -9,90 +12,107 @@ from typing import Any, NamedTuple
 
 from lightning_flops.measure.torch_private.needed import hide_around
 
-Before = Callable[..., Callable[[], None] | None]
-"""Gets a function's arguments. It may return what is to be called when the function has ended, also if it raised."""
+Ends = Callable[[Any, BaseException | None], object]
+"""Gets what a function has returned, None if it raised, and what it has raised."""
+Begins = Callable[..., Ends | None]
+"""Gets a function's arguments before it does. It may return what is to be called when the function has ended."""
+Failed = Callable[[Exception], object]
+
+_users: dict[tuple[int, Any], list[Callable[[], None]]] = {}
+"""By owner and name: how the wrapper is removed, once for each who needs it."""
 
 
-class _Listener(NamedTuple):
-    failed: Callable[[Exception], None]
-    before: Before | None
-    after: Callable[..., None] | None
+def wrap(owner: Any, name: Any, make: Callable[[Any], Callable[..., Any]], undo: ExitStack) -> None:
+    """Have what *make* returns in the place of a function until *undo* is closed; all who need it share one wrapper.
 
-
-_wrapped: dict[tuple[int, str], tuple[list[_Listener], Callable[[], None]]] = {}
-"""By the id of a target and a name: who listens, and what makes the function as it was before."""
-
-
-def listen(
-    undo: ExitStack,
-    target: Any,
-    name: str,
-    failed: Callable[[Exception], None],
-    *,
-    before: Before | None = None,
-    after: Callable[..., None] | None = None,
-) -> None:
-    """Call us before or after each call of ``target.name``, of a class or a module, until *undo* is closed.
-
-    The function is compiled as it would be without us. On a class, its first argument is the instance. References to it
-    that were taken before cannot be pickled meanwhile.
-
-    Args:
-        undo: makes the function as it was before.
-        target: a class or a module.
-        name: of the function.
-        failed: gets what *before* or *after* raised; it never raises.
-        before: is called first, with the same arguments.
-        after: is called with the same arguments when the function has returned.
+    *owner* is a class or a module that has the function as the attribute *name*, or a dict that has it as a value. The
+    wrapper must not keep a run or an object of the user's alive. References to it that were taken before cannot be
+    pickled meanwhile.
 
     Raises:
-        KeyError: *target* itself has no such attribute.
+        KeyError: *owner* itself has no such function.
     """
-    key = id(target), name
-    if key not in _wrapped:
-        _wrapped[key] = _wrap(target, name)
-    listeners, restore = _wrapped[key]
-    listener = _Listener(failed, before, after)
-    listeners.append(listener)
+    key = id(owner), name
+    users = _users.setdefault(key, [])
+    users.append(users[0] if users else _put(owner, name, make))
 
     def drop() -> None:
-        listeners.remove(listener)  # who still holds the wrapper runs the function alone, and keeps nothing else alive
-        if not listeners:
-            del _wrapped[key]
-            restore()
+        remove = users.pop()
+        if not users:
+            del _users[key]
+            remove()
 
     undo.callback(drop)
 
 
-def _wrap(target: Any, name: str) -> tuple[list[_Listener], Callable[[], None]]:
-    """Puts a wrapper in the place of a function, which is pickled by its name, as the original is."""
-    original, listeners = vars(target)[name], list[_Listener]()
+def _put(owner: Any, name: Any, make: Callable[[Any], Callable[..., Any]]) -> Callable[[], None]:
+    table = owner if isinstance(owner, dict) else vars(owner)
+    put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
+    original = table[name]
+    wrapper = make(original)
+    put(name, wrapper)
 
+    def remove() -> None:
+        if table[name] is wrapper:  # otherwise other code has wrapped it since, and keeps it
+            put(name, original)
+
+    return remove
+
+
+class _Listener(NamedTuple):
+    begins: Begins
+    failed: Failed | None
+
+
+_listeners: dict[tuple[int, str], list[_Listener]] = {}
+
+
+def listen(undo: ExitStack, owner: Any, name: str, begins: Begins, *, failed: Failed | None = None) -> None:
+    """Have *begins* called before each call of ``owner.name`` until *undo* is closed, and what it returns after it.
+
+    The function is compiled as it would be without us. On a class, its first argument is the instance.
+
+    Args:
+        undo: makes the function as it was before.
+        owner: as for ``wrap``.
+        name: of the function.
+        begins: is called with the same arguments; who listens last is called first.
+        failed: gets what *begins*, or what it returned, raised; without it these raise nothing but what is the user's.
+
+    Raises:
+        KeyError: as for ``wrap``.
+    """
+    listeners = _listeners.setdefault((id(owner), name), [])
+    wrap(owner, name, functools.partial(_heard, listeners), undo)
+    listeners.append(one := _Listener(begins, failed))
+    # Who still holds the wrapper runs the function alone, and keeps nothing else alive.
+    undo.callback(listeners.remove, one)
+
+
+def _heard(listeners: list[_Listener], original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        asked = []
-        for each in reversed(listeners):
-            asked.append((each, _ask(each.failed, each.before, args, kwargs)))
+        hearing = []
+        for each in reversed(listeners):  # a comprehension has a frame of its own, which torch would compile
+            hearing.append((each, _ask(each.failed, each.begins, args, kwargs)))
         try:
             result = original(*args, **kwargs)
-        finally:
-            for each, ends in asked:
-                _ask(each.failed, ends, (), {})
-        for each, _ in asked:
-            _ask(each.failed, each.after, args, kwargs)
+        except BaseException as error:
+            for each, ends in hearing:
+                _ask(each.failed, ends, (None, error), {})
+            raise
+        for each, ends in hearing:
+            _ask(each.failed, ends, (result, None), {})
         return result
 
-    def restore() -> None:
-        if vars(target)[name] is call:  # otherwise other code has wrapped it since, and keeps it
-            setattr(target, name, original)
-
-    setattr(target, name, hide_around(call, _ask))
-    return listeners, restore
+    return hide_around(call, _ask)
 
 
-def _ask(failed: Callable[[Exception], None], ours: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
+def _ask(failed: Failed | None, ours: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
     try:
         return None if ours is None else ours(*args, **kwargs)
     except Exception as error:
+        if failed is None:
+            raise
         failed(error)
         return None

@@ -154,7 +154,7 @@ def _devices(report: TraceReport) -> Section:
 
 def _phases(report: TraceReport) -> Section:
     if report.phases is None:
-        return Section("Phases", "", [Figure("Phases", f"{NOT_AVAILABLE} (nothing in the trace tells of phases)")])
+        return Section("Phases", "", [Figure("Phases", f"{NOT_AVAILABLE} (nothing in the trace shows phases)")])
     tables = []
     for clock in ("host", "device") if report.device_metrics is not None else ("host",):
         columns = [named(clock), CALLS, *statistics(at(clock))]

@@ -248,7 +248,7 @@ def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, within: Intervals | N
 def phase_table(trace: Trace) -> tuple[Row, ...] | None:
     """Calls and time of the steps, of each phase, and of what is in none, on the host and by launches on the device.
 
-    None where nothing tells of a phase.
+    None where nothing shows a phase.
     """
     steps, marks = trace.steps, (trace.steps.host_start_ns, trace.steps.host_end_ns)
     device_ns = int(launched_ns(trace, *marks).sum())

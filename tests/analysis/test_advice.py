@@ -212,17 +212,14 @@ def gathered(*, times: dict[str, float] | None = None, traced: TracedStep | None
         window,
         timing=build_timing(window.timed_steps, mixed_phases=()),
         batches=2,
-        dtypes=(
-            DtypeFlops(dtype="float32", model=30, hardware=30),
-            DtypeFlops(dtype="tf32", model=70, hardware=70),
-        ),
+        dtypes=(DtypeFlops(dtype="float32", model=30, hardware=30), DtypeFlops(dtype="tf32", model=70, hardware=70)),
         times=of_modules,
         traced=traced,
         energy=None,
     )
 
 
-TRACED = TracedStep(index=9, like_counted=True, files=(), tables=None, own_forward_sec=None)
+TRACED = windows.traced()
 
 
 def test_times_are_those_of_a_typical_step() -> None:

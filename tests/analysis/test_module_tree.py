@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,3 +76,23 @@ def test_classes_of_one_level_are_added_up_and_the_heaviest_come_first() -> None
     # Linear: 3 of a, 1 of c and 4 of what is inside c, which is a level deeper itself.
     assert heaviest(1) == [("Linear", 8), ("Norm", 5)]
     assert heaviest(2) == [("Linear", 4)]
+
+
+# ---- sums over a hand-built record
+
+
+def test_a_name_that_begins_with_anothers_is_not_below_it() -> None:
+    by_module = FlopCounts(FlopRecord(cells=(_cell("layer10", 5),), module_calls={"layer1": 1})).by_module()
+    assert by_module["layer1"].total == 0
+    assert by_module["layer10"].total == 5
+
+
+def test_the_estimated_backward_leaves_out_forwards_that_need_none() -> None:
+    counts = FlopCounts(FlopRecord(cells=(_cell("", 1), replace(_cell("a.b", 20), without_backward=8))))
+    assert counts.estimated_backward() == 2 * (21 - 8)
+    assert counts.estimated_backward(1.0) == 3 * (21 - 8)
+    assert counts.estimated_backward(0.5) == 32  # 32.5, and Python rounds a half to the even number
+
+
+def test_the_estimate_is_exact_for_counts_that_a_float_cannot_hold() -> None:
+    assert FlopCounts(FlopRecord(cells=(_cell("", 2**60 + 1),))).estimated_backward() == 2**61 + 2

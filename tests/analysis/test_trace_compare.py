@@ -18,7 +18,7 @@ from lightning_flops.errors import ComparisonError
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.comparison import CalledDifference, Comparison, FigureDifference, TableName, TimeDifference
 from lightning_flops.trace.report import AnalyzedTrace, analyze_one
-from tests.analysis.trace_events import Event, data_loader, kernel, launch, memory, operator, step, trace
+from tests.analysis.trace_events import Event, data_loader, kernel, launch, launched, memory, operator, step, trace
 
 D = TypeVar("D", bound=TimeDifference)
 US = 1000
@@ -36,8 +36,7 @@ def one_step(
         *([step(number, at, 100)] if mark else []),
         data_loader(at, 10),
         operator("aten::mm", at + 20, 10, **written),
-        launch(10 * number, at + 22),
-        kernel(10 * number, at + 30, gemm, name="gemm"),
+        *launched(10 * number, at + 22, at + 30, gemm, name="gemm"),
         operator("aten::relu", at + 32, 4),
     ]
     begin = at + 30 + gemm + 2
@@ -96,16 +95,8 @@ def test_parts_add_up_to_the_step_and_a_longer_kernel_is_named() -> None:
     }
     assert times(comparison.step) == (100 * US, 120 * US, 20 * US)
     gemm, relu = table(comparison, "kernels").values()
-    assert (gemm.name, *times(gemm), relu.name, *times(relu)) == (
-        "gemm",
-        40 * US,
-        80 * US,
-        40 * US,
-        "relu",
-        8 * US,
-        8 * US,
-        0,
-    )
+    assert (gemm.name, *times(gemm)) == ("gemm", 40 * US, 80 * US, 40 * US)
+    assert (relu.name, *times(relu)) == ("relu", 8 * US, 8 * US, 0)
     assert times(table(comparison, "operators")["aten::mm"]) == (10 * US, 10 * US, 0)
 
 

@@ -51,6 +51,13 @@ def launch(correlation: int, start: float, length: float = 1, *, thread: int = 1
     return span("cuda_runtime", "cudaLaunchKernel", start, length, thread=thread, correlation=correlation)
 
 
+def launched(
+    number: int, at: float, start: float, length: float, *, thread: int = 1, **more: Any
+) -> tuple[Event, Event]:
+    """A launch at *at*, and the kernel that it launches."""
+    return launch(number, at, thread=thread), kernel(number, start, length, **more)
+
+
 def on_device(
     category: str, correlation: int, start: float, length: float, *, name: str, stream: int = 7, device: int = 0,
     **more: Any,

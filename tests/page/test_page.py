@@ -196,9 +196,7 @@ def test_nothing_is_wider_than_the_screen(name: str, width: int, opened: Callabl
     assert found.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_light_and_dark_follow_the_system_and_the_reader_and_words_have_contrast(
-    opened: Callable[..., Opened],
-) -> None:
+def test_light_and_dark_follow_the_system_and_the_reader_and_words_have_contrast(opened: Callable[..., Opened]) -> None:
     grounds = []
     for scheme in ("light", "dark"):
         found = opened("decoder", color_scheme=scheme)

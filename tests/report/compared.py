@@ -97,8 +97,7 @@ def traced_step(
     tables = replace(analyze_trace(trace(step_event(8, 0, 22_000))), modules=table)
     walls_us = {"forward": table.forward_us, "backward": table.backward_us, "optimizer": 3e3}
     parts = tuple(TracedPart(name=name, wall_sec=us / 1e6, exposed_sec=0.0) for name, us in walls_us.items())
-    known: dict[str, Any] = {"index": 8, "like_counted": True, "files": (), "own_forward_sec": None, "parts": parts}
-    return TracedStep(**{**known, **step}, tables=tables)
+    return windows.traced(**{"parts": parts, **step}, tables=tables)
 
 
 def on_device(*, forward_ms: float, busy_ms: float, exposed_ms: float, idle_ms: float) -> Profile:

@@ -15,10 +15,10 @@ from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.records import ModuleRecord
 from lightning_flops.report import compare_text
 from lightning_flops.trace.many import analyze_each
-from tests.analysis.slowed import slowed
 from tests.analysis.test_trace_compare import A
 from tests.analysis.test_trace_compare import run as traced_run
-from tests.analysis.trace_events import kernel, launch
+from tests.analysis.trace_events import kernel, launch, launched
+from tests.analysis.trace_files import RESNET, slowed
 from tests.golden_files import golden
 from tests.pages import REPOSITORY, blocks
 from tests.report import compared, windows
@@ -94,7 +94,6 @@ def test_a_comparison_shows_itself() -> None:
 
 # ---- traces
 
-RESNET = Path(__file__).parents[1] / "data" / "traces" / "resnet50_num_workers_0.pt.trace.json.gz"
 GOLDEN = Path(__file__).parents[1] / "golden" / "trace" / "compare_slow_kernel.txt"
 
 
@@ -148,10 +147,7 @@ def test_what_only_one_run_has_is_not_called_noise() -> None:
     some = tuple(
         event
         for number, length in ((1, 1), (2, 90), (3, 1), (4, 2))
-        for event in (
-            launch(10 * number + 5, 1000 * number + 40),
-            kernel(10 * number + 5, 1000 * number + 50, length, name="odd"),
-        )
+        for event in launched(10 * number + 5, 1000 * number + 40, 1000 * number + 50, length, name="odd")
     )
     comparison = compare_traces([A], [traced_run(40, 40, 40, 40, more=some)])
     odd = next(row for row in comparison.tables["kernels"] if row.name == "odd")

@@ -24,7 +24,7 @@ from lightning_flops.measure.counting.attribution import Threads, ThreadState
 from lightning_flops.measure.counting.formulas import Unreadable, lookup
 from lightning_flops.measure.counting.totals import Totals
 from lightning_flops.measure.module_scope import ModuleNames
-from lightning_flops.measure.patches import listen
+from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private import optional
 from lightning_flops.measure.torch_private.needed import (
     HigherOrderOperator,
@@ -84,13 +84,8 @@ class CompiledCode:
         kind = optional.class_of_generated_graphs()
         if kind is not None and kind not in self._watched:
             self._watched.add(kind)
-            listen(
-                self._undo,
-                kind,
-                "__call__",
-                partial(self._totals.failed, "a compiled kernel"),
-                before=self._graph_runs,
-            )
+            failed = partial(self._totals.failed, "a compiled kernel")
+            listen(self._undo, kind, "__call__", self._graph_runs, failed=failed)
 
     def _graph_runs(self, graph: Any, inputs: Any) -> None:
         counted = False
@@ -137,9 +132,9 @@ class CompiledCode:
         if optional.is_compiled(function):
             failed = partial(self._totals.failed, "the beginning of a compiled backward")
             hide(self._begins)
-            listen(self._undo, function, optional.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
+            listen(self._undo, function, optional.BACKWARD_ENTRY, partial(self._begins, function), failed=failed)
 
-    def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Callable[[], None]:
+    def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Ends:
         """A compiled backward starts with these inputs; returns what to call when it has ended."""
         key = (function, tuple(map(_described, inputs)))
         if key not in self._repeated:
@@ -154,7 +149,7 @@ class CompiledCode:
         outer, state.to_repeat = state.to_repeat, Counter(products or {})
         before = self._totals.flops["backward"]
 
-        def ends() -> None:
+        def ends(result: Any, error: BaseException | None) -> None:
             missing, state.to_repeat = state.to_repeat, outer
             unread = products is None and self._totals.flops["backward"] > before
             if unread or any(count > 0 for count in missing.values()):

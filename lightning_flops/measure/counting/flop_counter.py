@@ -173,14 +173,14 @@ class FlopCounter:
         undo.enter_context(watch_functions(self._mode.enter_function, self._mode.leave_function))
         begins, ends = listeners_of_repetitions(self._threads)
         at_backward = partial(self._failed, "the beginning of a backward")
-        patches.listen(undo, torch.autograd, ENGINE_ENTRY, at_backward, before=self._backward_begins)
+        patches.listen(undo, torch.autograd, ENGINE_ENTRY, self._backward_begins, failed=at_backward)
         at_begin, at_end = (partial(self._failed, f"the {one} of a repeated forward") for one in ("beginning", "end"))
         for manager in (torch.enable_grad, torch.set_grad_enabled):
-            patches.listen(undo, manager, "__enter__", at_begin, after=begins)
-            patches.listen(undo, manager, "__exit__", at_end, before=ends)
+            patches.listen(undo, manager, "__enter__", begins, failed=at_begin)
+            patches.listen(undo, manager, "__exit__", ends, failed=at_end)
         graph = getattr(torch.cuda, "CUDAGraph", None)
         if graph is not None and hasattr(graph, "replay"):
-            patches.listen(undo, graph, "replay", partial(self._failed, "a replayed CUDA graph"), before=self._replays)
+            patches.listen(undo, graph, "replay", self._replays, failed=partial(self._failed, "a replayed CUDA graph"))
 
     # ---- what the loop says
 
@@ -259,7 +259,7 @@ class FlopCounter:
         if depth := state.depth_of(optimizer):
             state.pop_to(depth)
 
-    def _backward_begins(self, roots: Any, gradients: Any = None, *options: Any, **others: Any) -> Callable[[], None]:
+    def _backward_begins(self, roots: Any, gradients: Any = None, *options: Any, **others: Any) -> patches.Ends:
         """A backward begins; on a Python thread that has not entered the counter it is counted too."""
         state, nested = self._threads.state, graph_task_id() != NO_GRAPH_TASK
         call = Backward(state, create_graph=len(options) > 1 and bool(options[1]))
@@ -268,7 +268,7 @@ class FlopCounter:
         if pushes:
             push(self._mode)
 
-        def ends() -> None:
+        def ends(result: Any, error: BaseException | None) -> None:
             self._threads.backwards.remove(call)
             if pushes:
                 remove(self._mode)
