@@ -174,21 +174,23 @@ class StampedNet(LightningModule):
 
 
 class _RandomlyMarked(Recorder):
-    """A recorder that has only the planned ones of its timed steps marked."""
+    """A recorder that has only the planned ones of its timed steps marked, and watches no other."""
 
     planned: Sequence[bool] = ()
-    watched = 0
+    steps = 0  # That could be timed
 
     @property
     def marking(self) -> bool:
         if self.timer is not None:
-            return self.planned[min(self.watched, len(self.planned) - 1)]
+            return self.planned[min(self.steps, len(self.planned) - 1)]
         return super().marking
 
     def end_batch(self, *, ends_step: bool, **batch: Any) -> None:
-        timed = self.timer is not None
+        timed, marked = self.timer is not None and ends_step, self.marking
         super().end_batch(ends_step=ends_step, **batch)
-        self.watched += timed and ends_step
+        self.steps += timed
+        if timed and not marked and self._measured is not None:
+            self._measured.watched.pop()
 
 
 @contextmanager
