@@ -55,7 +55,7 @@ def results_of(library: str, architecture: str) -> Iterator[Result]:
     ways: dict[str, Callable[[], Result]] = {
         "eager": eager,
         "autocast": lambda: _held(*made, way="autocast"),
-        "offline": lambda: _offline(*made, found["eager"]),
+        "offline": lambda: _offline(made[0], made[1], found["eager"]),
         "checkpointing": lambda: _checkpointed(source, *made),
         "sdpa": lambda: _held(*source.build(architecture, attention="sdpa"), way="sdpa"),
     }

@@ -255,7 +255,9 @@ def values_for(config: Any) -> dict[str, list[Callable[[], torch.Tensor]]]:
     )
     mels = (first("max_length", 128), first("num_mel_bins", 80))
     # The highest ids stand for images, padding and the like.
-    ids = [partial(torch.randint, 3, VOCABULARY - 60, (BATCH, TOKENS), generator=generator)]
+    ids: list[Callable[[], torch.Tensor]] = [
+        partial(torch.randint, 3, VOCABULARY - 60, (BATCH, TOKENS), generator=generator)
+    ]
     grid = [lambda: torch.tensor([[1, 4, 4]])]
     return {
         "input_ids": ids,

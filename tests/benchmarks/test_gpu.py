@@ -8,23 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.__main__ import page
-from benchmarks.gpu.checks import (
-    Part,
-    Row,
-    exactly,
-    not_here,
-    reported,
-    within,
-)
+from benchmarks.gpu.checks import Part, Row, exactly, not_here, reported, within
 from benchmarks.gpu.nets import TINY, Size
 from tests.forks import LIGHTNING, REPOSITORY, run_fork
 from tests.golden_files import golden
-
-# ---- judgement
-
-
-def failed(claim: str, note: str) -> Row:
-    return Row(claim=claim, seen="raised", verdict="failed", note=note)
 
 
 def test_a_gpts_formula_is_the_sum_over_its_products() -> None:
@@ -39,12 +26,15 @@ def test_a_gpts_formula_is_the_sum_over_its_products() -> None:
 # ---- the report
 
 
+RAISED = "Traceback (most recent call last):\nRuntimeError: no | graphs\n"
+
+
 def some_parts() -> list[Part]:
     """A part that holds, one that does not, and one that broke off."""
     rows = (
         exactly("counts", 12, 12),
         within("forward", 0.021, 0.020, share=0.02, least=60e-6, unit="ms", scale=1e3),
-        failed("graphs", "Traceback (most recent call last):\nRuntimeError: no | graphs\n"),
+        Row(claim="graphs", seen="raised", verdict="failed", note=RAISED),
         reported("a figure", 1234),
         not_here("two ranks", "there is one device"),
     )
