@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .deepspeed_rows import ROWS
-from .machine import ROOT, one_thread_environment, ran_in_words
+from .machine import ONE_THREAD, ROOT, ran_in_words
 
 PAGE = ROOT / "benchmarks" / "results" / "deepspeed_side_by_side.md"
 BEGIN = "<!-- From here on, benchmarks/deepspeed_side_by_side.py writes the boxes. -->"
@@ -54,7 +54,7 @@ def run_row(name: str, *, ours: bool, folder: Path) -> tuple[int, str]:
         port = probe.getsockname()[1]
     environment = {
         **os.environ,
-        **one_thread_environment(),
+        **ONE_THREAD,
         "PYTHONWARNINGS": "ignore",
         "CUDA_VISIBLE_DEVICES": "",
         "MASTER_ADDR": "127.0.0.1",
