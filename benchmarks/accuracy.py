@@ -87,7 +87,7 @@ def key_of(network: Network) -> str:
 
 
 def _row_of(network: Network) -> Row:
-    expected = network.expected
+    expected = answer_of(lambda: network.expected, timeout_sec=TIMEOUT_SEC).value  # it is made to be asked
     calls = answer_of(partial(forward_calls, network), timeout_sec=TIMEOUT_SEC)
     outside = expected.by_module.get(OUTSIDE)
     forward = expected.forward - (outside.forward if outside is not None else 0)

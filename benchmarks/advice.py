@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import statistics
 import subprocess
@@ -25,7 +26,7 @@ from lightning_flops import Profile, compare_profiles
 from lightning_flops.analysis.compare_rules import judge
 
 from .advice_programs import CLEAN, PLANTED
-from .machine import RESULTS, ROOT
+from .machine import ONE_THREAD, RESULTS, ROOT
 from .page import described, table, write_page
 from .runner import start
 
@@ -42,8 +43,10 @@ _PASSES = ("quiet", "busy")
 def run(name: str, *arguments: str) -> dict[str, Any]:
     """What the program *name* printed; an empty record if it failed."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.advice_programs", name, *arguments]
+    users = {name: value for name, value in os.environ.items() if name not in ONE_THREAD}
+    how: dict[str, Any] = {"cwd": ROOT, "env": users, "capture_output": True, "text": True, "check": True}
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_TIMEOUT_SEC, check=True)
+        done = subprocess.run(command, timeout=_TIMEOUT_SEC, **how)
         return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
     except (subprocess.SubprocessError, IndexError, ValueError) as error:
         logger.warning("%s: %s", name, error)

@@ -86,7 +86,7 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
         waited_sec = 0.0 if late else LATE_SEC
         exposed = {"backward": waited_sec + 0.01}
         latency_ns = _nanoseconds(draw, CALLS)
-        latency_ns = (*latency_ns[:-1], latency_ns[-1] + int(1e9 * waited_sec))
+        latency_ns[-1] += int(1e9 * waited_sec)
         calls, kinds = CALLS // 3, ("all_gather", "reduce_scatter", "allreduce")
         shared: dict[str, Any] = {"group": "world", "group_size": ranks, "step": TRACED_STEP, "calls": calls}
         collectives = tuple(
@@ -119,9 +119,9 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
         yield replace(base, profile=mine, overlap=overlap, module_names=names, clock="device", **own)
 
 
-def _nanoseconds(draw: random.Random, number: int) -> tuple[int, ...]:
+def _nanoseconds(draw: random.Random, number: int) -> array[int]:
     """Times below 66 us, each as likely as any other."""
-    return tuple(array("H", draw.randbytes(2 * number)))
+    return array("q", array("H", draw.randbytes(2 * number)))
 
 
 def write_records(path: Path, ranks: int) -> int:

@@ -1,6 +1,6 @@
 """Writes docs/advice.md: the table of rules in ``lightning_flops.analysis.advice`` as a page.
 
-``tests/test_advice_page.py`` fails while the page is not what this program writes.
+``tests/test_profile_pages.py`` fails while the page is not what this program writes.
 
     make docs-profile
 """

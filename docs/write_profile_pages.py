@@ -19,6 +19,8 @@ from typing import Any, get_args, get_type_hints
 
 import griffe
 from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import IsInstanceSchema
 
 from lightning_flops.schema.comparison import SCHEMA_VERSION as COMPARISON_VERSION
 from lightning_flops.schema.comparison import Comparison
@@ -64,6 +66,13 @@ SECOND_RECORDS = ("PhaseSeconds",)
 """Records all of whose numbers have one unit, which their name says."""
 
 
+class _Schema(GenerateJsonSchema):
+    def is_instance_schema(self, schema: IsInstanceSchema) -> JsonSchemaValue:
+        """Compact columns of 64-bit integers are lists in JSON."""
+        assert schema["cls"].__name__ == "array", schema["cls"]
+        return {"type": "array", "items": {"type": "integer"}}
+
+
 class _Files(BaseModel):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -75,7 +84,7 @@ class _Files(BaseModel):
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema 2020-12 of all these files; one of them is ``#/$defs/Profile`` and so on."""
-    definitions = _Files.model_json_schema(mode="serialization")["$defs"]
+    definitions = _Files.model_json_schema(mode="serialization", schema_generator=_Schema)["$defs"]
     records = {record.__name__: record for record in all_records()}
     assert definitions.keys() == records.keys(), definitions.keys() ^ records.keys()
     for name, definition in definitions.items():
@@ -190,7 +199,9 @@ def _type_words(hint: Any) -> str:
         return f"list of {_type_words(arguments[0])}"
     if name == "Mapping":
         return f"object of {_type_words(arguments[1])}"
-    return {"int": "integer", "float": "number", "str": "text", "bool": "true or false"}[name]
+    return {"int": "integer", "float": "number", "str": "text", "bool": "true or false", "array": "list of integer"}[
+        name
+    ]
 
 
 def page() -> str:

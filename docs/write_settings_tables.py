@@ -1,6 +1,6 @@
 """Writes the tables of settings in docs/deepspeed.md: what the fields of ``ProfilerConfig`` say.
 
-``tests/test_settings_tables.py`` fails while a table is not what this program writes.
+``tests/test_profile_pages.py`` fails while a table is not what this program writes.
 
     make docs-profile
 """

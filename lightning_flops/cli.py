@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import inspect
 import itertools
 import re
 import sys
@@ -12,22 +13,17 @@ from pathlib import Path
 from typing import NoReturn
 
 import lightning_flops
-from lightning_flops.commands import compare, formula, peak, report, run, trace
-from lightning_flops.commands.terminal import PROGRAM, Act, add_command, complain, print_whole
+from lightning_flops.commands import compare, formula, peak, report, run, trace  # noqa: F401 - each has its commands
+from lightning_flops.commands.terminal import COMMANDS, PROGRAM, Act, Status, command, complain, print_whole
 from lightning_flops.config import ARGUMENTS
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import printable
-
-_FAILED = 2
-_INTERRUPTED = 130  # after Ctrl-C, as shells have it: 128 and the signal's number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that *arguments* (by default the program's) ask for; returns the exit status.
 
-    0: done. 2: wrong usage, or something cannot be read, written or compared; standard error says which. 130: Ctrl-C.
-    Of ``compare``, 1 means that a condition of ``--fail-if`` holds, and 3 that it is inconclusive; of ``peak``, 1 that
-    the machine was too busy. What a program under ``run`` raises is raised here.
+    What a program under ``run`` raises is raised here.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # DeepSpeed's launcher, and torch's old one, put this argument first. It is meant for the program.
@@ -42,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return act(options)
     except (LightningFlopsError, OSError) as error:
         complain(str(error))
-        return _FAILED
+        return Status.FAILED
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return Status.INTERRUPTED
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,13 +58,20 @@ def parser() -> argparse.ArgumentParser:
     whole = _Parser(prog=PROGRAM, description="What a PyTorch training run computes and waits for.", allow_abbrev=False)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {lightning_flops.__version__}")
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (run, formula, report, trace, compare, peak):
-        command.add(commands)
-    add_command(commands, skill)
+    for name in ("run", "formula", "show", "report", "trace", "compare", "peak", "skill"):
+        act, options, settings = COMMANDS[name]
+        words = inspect.getdoc(act) or ""  # none under python -OO
+        does = words.partition("\n")[0].rstrip(".")
+        settings = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **settings}
+        added = commands.add_parser(name, help=f"{does[:1].lower()}{does[1:]}", description=words, **settings)
+        added.set_defaults(act=act)
+        for option in options:
+            option(added)
     return whole
 
 
+@command()
 def skill(options: argparse.Namespace) -> int:
     """Print the path of the instructions for coding agents."""
     print_whole(f"{Path(__file__).with_name('SKILL.md')}\n")
-    return 0
+    return Status.DONE

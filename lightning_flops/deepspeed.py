@@ -28,9 +28,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.adapters.deepspeed_context import log_mistakes, make_without_builtin
 from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run
-from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
 from lightning_flops.errors import ConfigError, LightningFlopsError
+from lightning_flops.measure.patches import wrap
 from lightning_flops.measure.torch_private.optional import children_of
 from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.results import ProfiledRun

@@ -17,19 +17,20 @@ from typing import Any
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
+from tests.fake_clock import FakeNow
+
 _LONG = (
     "tests/corpus/test_corpus.py",
     "tests/deepspeed/test_engine.py",
     "tests/page/test_page.py",
     "tests/deepspeed/test_run_command.py",
-    "tests/lightning/test_seams.py",
+    "tests/test_same_training.py",
     "tests/ranks/test_strategies.py",
     "tests/loops/test_compiled_steps.py",
     "tests/benchmarks/test_gpu.py",
     "tests/ranks/test_example.py",
     "tests/lightning/test_seen_from_outside.py",
     "tests/loops/test_run_program.py",
-    "tests/page/test_trace_page.py",
     "tests/ranks/test_faults.py",
     "tests/page/test_tensorboard_tab.py",
     "tests/test_examples.py",
@@ -156,6 +157,28 @@ def temporary() -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
+    """The clock of all windows and of standalone profilers, in the test's hands."""
+    from lightning_flops.measure.timing.clocks import WallClock
+
+    fake = FakeNow()
+    for module in ("run.window", "adapters.standalone"):
+        monkeypatch.setattr(f"lightning_flops.{module}.clock_for", lambda device: WallClock(fake))
+    return fake
+
+
+@pytest.fixture
+def monitor_now(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> FakeNow:
+    """The clock of all windows and of the monitor; no step is counted outside of windows."""
+    from lightning_flops.run.monitor import Monitor
+    from tests.prompt_worker import NoChecks
+
+    monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda: Monitor(now))
+    monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
+    return now
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class FakeNow:
-    """Stands still until told to go on."""
+    """Stands still until a test lets time go by."""
 
     def __init__(self) -> None:
         self.seconds = 100.0

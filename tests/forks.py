@@ -46,7 +46,7 @@ UNUSED_SEC = 60.0
 
 
 class Fork:
-    """A Python that runs a module, to be watched like a ``Popen``. It leads a session of its own.
+    """A Python that runs a module, to be watched like a ``Popen``. It leads a process group of its own.
 
     At SIGUSR1 it prints where each of its threads is.
     """
@@ -78,7 +78,6 @@ def start_fork(
     place: Mapping[str, str],
     output: int,
     errors: int | None = None,
-    given: int | None = None,
 ) -> Fork:
     """Start ``python ARGUMENTS``: a module, a file or a text, with or without ``-W ignore`` before it.
 
@@ -90,7 +89,6 @@ def start_fork(
         place: variables besides, which were not set when anything was imported.
         output: a file, where both its streams go.
         errors: another for what goes to stderr.
-        given: a file that it reads as stdin; None: there is nothing to read.
     """
     silent = list(arguments[:2]) == ["-W", "ignore"]
     server = _server(imports, os.getpid(), tuple(environment.items()))
@@ -100,8 +98,7 @@ def start_fork(
         "folder": str(folder),
         "environment": {**environment, **place},
     }
-    streams = (output, output if errors is None else errors, *(() if given is None else (given,)))
-    return Fork(server, server.ask(program, *streams))
+    return Fork(server, server.ask(program, output, output if errors is None else errors))
 
 
 TORCH = ("torch", "torch._dynamo")
@@ -232,7 +229,7 @@ def _begin(address: Path, imports: tuple[str, ...], environment: dict[str, str])
                     stdout=writes,
                     start_new_session=True,
                 )
-                _BEGUN.append(process)  # so that nobody warns of a process that is let go
+                _BEGUN.append(process)  # so that Python does not warn of a process that is let go
         finally:
             os.close(writes)
         assert said.readline() == b"listens\n"
@@ -245,12 +242,12 @@ _BEGUN: list[subprocess.Popen[bytes]] = []
 
 
 def serve(address: str, imports: Sequence[str]) -> list[str] | None:
-    """Answer until nobody is left who asks. In a fork: the arguments of the Python that it is to be."""
+    """Answer until all who may ask have gone. In a fork: the arguments of the Python that it is to be."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
     listener.listen(64)
     os.write(1, b"listens\n")
-    os.dup2(2, 1)  # nobody reads the pipe any more
+    os.dup2(2, 1)  # the pipe is not read any more
     for module in imports:
         with contextlib.suppress(ImportError):  # not every environment has everything
             import_module(module)
@@ -323,10 +320,10 @@ def _end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _become(program: dict[str, Any], output: int, errors: int, given: int | None = None) -> list[str]:
+def _become(program: dict[str, Any], output: int, errors: int) -> list[str]:
     """Make this fork the program that was asked for."""
     os.setsid()
-    for stream, file in ((0, os.open(os.devnull, os.O_RDONLY) if given is None else given), (1, output), (2, errors)):
+    for stream, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, errors)):
         os.dup2(file, stream)
         os.close(file)
     for text in (sys.stdout, sys.stderr):

@@ -1,13 +1,17 @@
-"""What there is of this package on somebody else's object, and on the classes through which it is tapped."""
+"""What there is of this package on a user's or a framework's object, and on its classes, which it hooks into."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import NoneType
 from typing import Any
 
+import lightning_flops
+
+_PACKAGE = str(Path(lightning_flops.__file__).parent)
 _PLAIN = frozenset({NoneType, bool, int, float, str, bytes, tuple, list, dict, set})
-"""Types whose values are never ours: nobody can write an attribute on them."""
+"""Types whose values are never ours: no attribute can be written on them."""
 
 
 def left_on_object(thing: Any) -> list[str]:
@@ -30,8 +34,10 @@ def is_ours(value: Any) -> bool:
     """Whether *value* is a function of ours, an object of ours, or a bound method whose function is one."""
     if type(value) in _PLAIN:
         return False
+    code = getattr(getattr(value, "__func__", value), "__code__", None)
     return (
         hasattr(value, "__lightning_flops_patch__")
+        or getattr(code, "co_filename", "").startswith(_PACKAGE)
         or type(value).__module__.startswith("lightning_flops")
         or str(getattr(value, "__module__", "")).startswith("lightning_flops")
         or type(getattr(value, "__func__", None)).__module__.startswith("lightning_flops")

@@ -1,4 +1,4 @@
-"""Models that are trained on batches of ever new sizes, and what a step of each spends, worked out by hand."""
+"""Models that are trained on batches of ever new sizes, and what a step of each costs, worked out by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Sizes = tuple[int, ...]
 """Whatever a step's FLOPs depend on."""
 
 
-class Spent(NamedTuple):
+class StepCost(NamedTuple):
     """FLOPs of one step."""
 
     forward: int
@@ -53,14 +53,15 @@ class ByHand:
     """A model, batches for it, and what they cost."""
 
     name: str
-    make: Callable[[], nn.Module]
+    make: Callable[[], nn.Module] = nn.Identity
+    """The model, where one is run."""
     sizes: Callable[[random.Random], Sizes]
     """Draws the sizes of one batch."""
-    batch: Callable[..., Batch]
-    """A batch of these sizes."""
-    spent: Callable[..., Spent]
-    """What a step on a batch of these sizes spends."""
-    has_law: bool = True
+    batch: Callable[..., Batch] = dict
+    """A batch of these sizes, where a model is run."""
+    cost: Callable[..., StepCost]
+    """What a step on a batch of these sizes costs."""
+    has_formula: bool = True
     """A step's FLOPs are a polynomial of its sizes."""
 
 
@@ -90,44 +91,37 @@ def padded(batch: int, sequence: int) -> Batch:
 def bert() -> nn.Module:
     """One layer, whose attention is written out."""
     return tiny(
-        "BertForMaskedLM", "BertConfig", vocab_size=VOCABULARY, hidden_size=12, num_hidden_layers=1,
+        "BertForMaskedLM", vocab_size=VOCABULARY, hidden_size=12, num_hidden_layers=1,
         num_attention_heads=3, intermediate_size=20, max_position_embeddings=64, attn_implementation="eager",
     )  # fmt: skip
 
 
-def bert_spends(batch: int, sequence: int) -> Spent:
+def bert_cost(batch: int, sequence: int) -> StepCost:
     """The layer; the transform before the head; the head."""
     rows = batch * sequence
     forward = encoder_layer(batch, sequence, 12, 3, 20) + linear(rows, 12, 12) + linear(rows, 12, VOCABULARY)
-    return Spent(forward, 2 * forward)
+    return StepCost(forward, 2 * forward)
 
 
-def checkpointed_bert() -> nn.Module:
-    """The same; its layer is computed again in the backward."""
-    model: Any = bert()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model  # type: ignore[no-any-return]
-
-
-def checkpointed_bert_spends(batch: int, sequence: int) -> Spent:
-    """All of the layer again: its last operator, a normalization, needs what the last product gave."""
-    plain = bert_spends(batch, sequence)
+def checkpointed_bert_cost(batch: int, sequence: int) -> StepCost:
+    """BERT with all of its layer again: its last operator, a normalization, needs what the last product gave."""
+    plain = bert_cost(batch, sequence)
     return plain._replace(recompute=encoder_layer(batch, sequence, 12, 3, 20))
 
 
 def gpt2() -> nn.Module:
     """One layer of fused masked attention, which has no dropout: with it, torch on a CPU would not fuse it."""
     return tiny(
-        "GPT2LMHeadModel", "GPT2Config", vocab_size=VOCABULARY, n_positions=64, n_embd=12, n_layer=1, n_head=2,
+        "GPT2LMHeadModel", vocab_size=VOCABULARY, n_positions=64, n_embd=12, n_layer=1, n_head=2,
         n_inner=20, bos_token_id=0, eos_token_id=1, attn_pdrop=0.0, use_cache=False, attn_implementation="sdpa",
     )  # fmt: skip
 
 
-def gpt2_spends(batch: int, sequence: int, padded: int = 0) -> Spent:
+def gpt2_cost(batch: int, sequence: int, padded: int = 0) -> StepCost:
     """The backward of fused attention repeats the scores.
 
-    A kernel that is told to be causal skips what is above the diagonal: in both products of the forward, in the four of
-    the backward, and in the repeated one. With padding transformers gives it a mask in place of that: it skips nothing.
+    A kernel with the causal flag skips what is above the diagonal: in both products of the forward, in the four of the
+    backward, and in the repeated one. With padding transformers gives it a mask in place of that: it skips nothing.
     """
     rows = batch * sequence
     scores = attention_scores(batch, 2, sequence, sequence, 6)
@@ -139,7 +133,7 @@ def gpt2_spends(batch: int, sequence: int, padded: int = 0) -> Spent:
         + linear(rows, 12, VOCABULARY)
     )
     skipped = 0 if padded else (2 + 4 + 1) * 2 * batch * 2 * above_the_diagonal(sequence) * 6
-    return Spent(forward, 2 * forward, recompute=scores, skipped=skipped)
+    return StepCost(forward, 2 * forward, recompute=scores, skipped=skipped)
 
 
 def lengths_and_padding(numbers: random.Random) -> Sizes:
@@ -148,19 +142,10 @@ def lengths_and_padding(numbers: random.Random) -> Sizes:
     return batch, sequence, int(batch > 1 and numbers.random() < 0.8)
 
 
-def padded_or_not(batch: int, sequence: int, padded: int) -> Batch:
-    """A batch whose last row ends in padding, or none."""
-    rows = sentences(batch, sequence)
-    mask = torch.ones(batch, sequence, dtype=torch.long)
-    if padded:
-        mask[-1, int(torch.randint(1, sequence, ())) :] = 0
-    return {"input_ids": rows["input_ids"], "attention_mask": mask, "labels": rows["labels"]}
-
-
 def t5() -> nn.Module:
     """One layer on each side."""
     return tiny(
-        "T5ForConditionalGeneration", "T5Config", vocab_size=VOCABULARY, d_model=12, d_kv=5, d_ff=20, num_layers=1,
+        "T5ForConditionalGeneration", vocab_size=VOCABULARY, d_model=12, d_kv=5, d_ff=20, num_layers=1,
         num_decoder_layers=1, num_heads=3, decoder_start_token_id=0, use_cache=False, attn_implementation="eager",
     )  # fmt: skip
 
@@ -175,7 +160,7 @@ def pairs(batch: int, source: int, target: int) -> Batch:
     return {"input_ids": tokens(VOCABULARY, batch, source), "labels": tokens(VOCABULARY, batch, target)}
 
 
-def t5_spends(batch: int, source: int, target: int) -> Spent:
+def t5_cost(batch: int, source: int, target: int) -> StepCost:
     """The encoder's layer; the decoder's attention to itself and to the encoder, its perceptron; the head."""
     source_rows, target_rows = batch * source, batch * target
     forward = (
@@ -190,7 +175,7 @@ def t5_spends(batch: int, source: int, target: int) -> Spent:
         + 2 * linear(target_rows, 12, 20)
         + linear(target_rows, 12, VOCABULARY)
     )
-    return Spent(forward, 2 * forward)
+    return StepCost(forward, 2 * forward)
 
 
 def grouped_query_attention(batch: int, sequence: int) -> int:
@@ -207,20 +192,20 @@ def grouped_query_attention(batch: int, sequence: int) -> int:
 def mixtral() -> nn.Module:
     """One layer, which sends every token to two of four experts."""
     return tiny(
-        "MixtralForCausalLM", "MixtralConfig", vocab_size=VOCABULARY, hidden_size=12, intermediate_size=20,
+        "MixtralForCausalLM", vocab_size=VOCABULARY, hidden_size=12, intermediate_size=20,
         num_hidden_layers=1, num_attention_heads=6, num_key_value_heads=2, head_dim=4, num_local_experts=4,
         num_experts_per_tok=2, max_position_embeddings=64, use_cache=False, attn_implementation="eager",
         experts_implementation="batched_mm",
     )  # fmt: skip
 
 
-def mixtral_spends(batch: int, sequence: int) -> Spent:
+def mixtral_cost(batch: int, sequence: int) -> StepCost:
     """Attention, the router, two experts a token, and the head."""
     rows = batch * sequence
     experts = 2 * (linear(rows, 12, 40) + linear(rows, 20, 12))
     attention = grouped_query_attention(batch, sequence)
     forward = attention + linear(rows, 12, 4) + experts + linear(rows, 12, VOCABULARY)
-    return Spent(forward, 2 * forward)
+    return StepCost(forward, 2 * forward)
 
 
 class Images(nn.Module):
@@ -229,7 +214,7 @@ class Images(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.vit = tiny(
-            "ViTForImageClassification", "ViTConfig", hidden_size=12, num_hidden_layers=1, num_attention_heads=2,
+            "ViTForImageClassification", hidden_size=12, num_hidden_layers=1, num_attention_heads=2,
             intermediate_size=20, image_size=(8, 8), patch_size=4, num_channels=2, num_labels=5,
             attn_implementation="eager",
         )  # fmt: skip
@@ -248,7 +233,7 @@ def images(batch: int, height: int, width: int) -> Batch:
     return {"pixel_values": torch.randn(batch, 2, height, width), "labels": torch.randint(5, (batch,))}
 
 
-def vit_spends(batch: int, height: int, width: int) -> Spent:
+def vit_cost(batch: int, height: int, width: int) -> StepCost:
     """Patches of 4 x 4 pixels, whose product needs no gradient of the image; a layer over them and one more; the head.
 
     Rows of pixels beyond the last whole patch are left out.
@@ -256,26 +241,10 @@ def vit_spends(batch: int, height: int, width: int) -> Spent:
     patches = (height // 4) * (width // 4)
     patching = convolution(batch, 12, patches, 2, 16)
     rest = encoder_layer(batch, patches + 1, 12, 2, 20) + linear(batch, 12, 5)
-    return Spent(patching + rest, patching + 2 * rest)
+    return StepCost(patching + rest, patching + 2 * rest)
 
 
 # ---- of our own
-
-
-class Conformer(nn.Module):
-    """Of every two frames one is left, twice; then attention, a convolution for each channel, and classes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.front = nn.Sequential(nn.Conv1d(6, 8, 3, stride=2), nn.ReLU(), nn.Conv1d(8, 12, 3, stride=2), nn.ReLU())
-        self.attention = nn.TransformerEncoderLayer(12, 2, 20, dropout=0.0, batch_first=True)
-        self.depthwise = nn.Conv1d(12, 12, 3, padding=1, groups=12)
-        self.head = nn.Linear(12, 7)
-
-    def forward(self, features: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        hidden = self.attention(self.front(features.transpose(1, 2)).transpose(1, 2))
-        hidden = hidden + self.depthwise(hidden.transpose(1, 2)).transpose(1, 2)
-        return {"loss": nn.functional.cross_entropy(self.head(hidden.mean(1)), labels)}
 
 
 def frames(numbers: random.Random) -> Sizes:
@@ -283,13 +252,11 @@ def frames(numbers: random.Random) -> Sizes:
     return numbers.randint(1, 5), numbers.randint(20, 200)
 
 
-def recordings(batch: int, frames: int) -> Batch:
-    """Random features in 7 classes."""
-    return {"features": torch.randn(batch, frames, 6), "labels": torch.randint(7, (batch,))}
+def conformer_cost(batch: int, frames: int) -> StepCost:
+    """Two convolutions that halve the frames, 6 to 8 to 12 channels; an encoder's layer; a depthwise one; classes.
 
-
-def conformer_spends(batch: int, frames: int) -> Spent:
-    """The first convolution needs no gradient of the features; fused attention repeats its scores."""
+    The first convolution needs no gradient of the features; fused attention repeats its scores.
+    """
     halved = (frames - 3) // 2 + 1
     left = (halved - 3) // 2 + 1
     rows = batch * left
@@ -304,7 +271,7 @@ def conformer_spends(batch: int, frames: int) -> Spent:
         + convolution(batch, 12, left, 1, 3)
         + linear(batch, 12, 7)
     )
-    return Spent(first + rest, first + 2 * rest, recompute=scores)
+    return StepCost(first + rest, first + 2 * rest, recompute=scores)
 
 
 class LoRA(nn.Module):
@@ -323,29 +290,23 @@ class LoRA(nn.Module):
         return {"loss": (self.frozen(hidden) + self.up(self.down(hidden))).square().mean()}
 
 
-def lora_spends(batch: int, sequence: int) -> Spent:
+def lora_cost(batch: int, sequence: int) -> StepCost:
     """Backward: of the frozen product nothing; of ``down`` its weight's; of ``up`` its weight's and its input's."""
     rows = batch * sequence
     down, up = linear(rows, 12, 3), linear(rows, 3, 12)
-    return Spent(linear(rows, 12, 12) + down + up, down + 2 * up)
+    return StepCost(linear(rows, 12, 12) + down + up, down + 2 * up)
 
 
 MODELS = (
-    ByHand(name="BERT", make=bert, sizes=lengths, batch=padded, spent=bert_spends),
-    ByHand(name="GPT-2", make=gpt2, sizes=lengths, batch=sentences, spent=gpt2_spends),
-    ByHand(name="GPT-2 with padding", make=gpt2, sizes=lengths_and_padding, batch=padded_or_not, spent=gpt2_spends),
-    ByHand(name="T5", make=t5, sizes=t5_lengths, batch=pairs, spent=t5_spends),
-    ByHand(name="Mixtral", make=mixtral, sizes=lengths, batch=padded, spent=mixtral_spends),
-    ByHand(name="ViT", make=Images, sizes=image_sizes, batch=images, spent=vit_spends),
-    ByHand(name="Conformer", make=Conformer, sizes=frames, batch=recordings, spent=conformer_spends, has_law=False),
-    ByHand(name="LoRA", make=LoRA, sizes=lengths, batch=sentences, spent=lora_spends),
-    ByHand(
-        name="BERT with checkpointing",
-        make=checkpointed_bert,
-        sizes=lengths,
-        batch=padded,
-        spent=checkpointed_bert_spends,
-    ),
+    ByHand(name="BERT", make=bert, sizes=lengths, batch=padded, cost=bert_cost),
+    ByHand(name="GPT-2", make=gpt2, sizes=lengths, batch=sentences, cost=gpt2_cost),
+    ByHand(name="GPT-2 with padding", sizes=lengths_and_padding, cost=gpt2_cost),
+    ByHand(name="T5", make=t5, sizes=t5_lengths, batch=pairs, cost=t5_cost),
+    ByHand(name="Mixtral", make=mixtral, sizes=lengths, batch=padded, cost=mixtral_cost),
+    ByHand(name="ViT", make=Images, sizes=image_sizes, batch=images, cost=vit_cost),
+    ByHand(name="Conformer", sizes=frames, cost=conformer_cost, has_formula=False),
+    ByHand(name="LoRA", make=LoRA, sizes=lengths, batch=sentences, cost=lora_cost),
+    ByHand(name="BERT with checkpointing", sizes=lengths, cost=checkpointed_bert_cost),
 )
 """Every model, by the names that results have for them."""
 

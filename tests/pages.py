@@ -74,20 +74,20 @@ def shown(printed: str, block: str) -> str:
         LookupError: nothing that was printed begins or ends as a part does.
     """
     lines = printed.splitlines()
-    told = [_masked(line) for line in lines]
+    masked = [_masked(line) for line in lines]
     end, parts = 0, []
     for part in block.split(LEFT_OUT):
         if part.strip():
             first, *_, last = [*(asked := part.strip("\n").splitlines()), asked[-1]]
-            begin = _place(told, first, end)
-            end = _place(told, last, begin + (len(asked) > 1)) + 1
+            begin = _place(masked, first, end)
+            end = _place(masked, last, begin + (len(asked) > 1)) + 1
             parts.append("\n".join(lines[begin:end]))
     return f"\n{LEFT_OUT}\n".join(parts) + "\n"
 
 
-def _place(told: list[str], line: str, after: int) -> int:
-    for place in range(after, len(told)):
-        if told[place] == _masked(line):
+def _place(masked: list[str], line: str, after: int) -> int:
+    for place in range(after, len(masked)):
+        if masked[place] == _masked(line):
             return place
     raise LookupError(f"no line was printed that is, but for times: {line}")
 

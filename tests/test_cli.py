@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,38 +11,46 @@ from unittest.mock import Mock
 
 import pytest
 
+from lightning_flops import Comparison, LightningFlopsError, Profile, compare_profiles, render_text
+from lightning_flops.analysis.peaks import COPY, measured_file, measured_peaks
 from lightning_flops.cli import main
 from lightning_flops.measure.counting.recorded_calls import recorded_work
+from lightning_flops.measure.timing.processor_wait import ProcessorWatch
+from lightning_flops.records import ProcessorLoss
+from lightning_flops.report.compare_text import render_comparison
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.trace import load_trace
 from tests.analysis.in_memory import analyze_traces
+from tests.analysis.trace_events import memory
+from tests.analysis.trace_files import RANKS, RESNET, slowed
 from tests.forks import run_fork
+from tests.golden_files import REWRITE_VARIABLE
+from tests.report import compared
 
-TRACES = Path(__file__).parent / "data" / "traces"
-RANKS = [str(TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json") for rank in (0, 1)]
+FILES = [str(file) for file in RANKS]
 
 
 def test_a_folder_stands_for_the_traces_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for file in RANKS:
+    for file in FILES:
         (tmp_path / Path(file).name).write_bytes(Path(file).read_bytes())
     (tmp_path / "profile.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("of the user")
     assert main(["trace", "--json", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [Path(trace["source"]).name for trace in found["traces"]] == [Path(file).name for file in RANKS]
+    assert [Path(trace["source"]).name for trace in found["traces"]] == [Path(file).name for file in FILES]
     (tmp_path / "empty").mkdir()
     assert main(["trace", str(tmp_path / "empty")]) == 2
     assert "no trace (.json, .json.gz) is in this folder" in capsys.readouterr().err
 
 
 def test_json_holds_every_table_and_text_as_many_rows_as_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", "--json", *RANKS]) == 0
+    assert main(["trace", "--json", *FILES]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [trace["source"] for trace in found["traces"]] == RANKS
+    assert [trace["source"] for trace in found["traces"]] == FILES
     assert [one["compute_over_median"] for one in found["ranks"]["ranks"]] == [5000 / 5250, 5500 / 5250]
     assert found["traces"][0]["device_metrics"][0]["occupancy_percent"] == 22.0
     for rows, cut in (("1", True), ("0", False)):
-        assert main(["trace", "--rows", rows, RANKS[0]]) == 0
+        assert main(["trace", "--rows", rows, FILES[0]]) == 0
         assert ("(and 2 more)" in capsys.readouterr().out) == cut
 
 
@@ -59,7 +69,7 @@ def test_a_file_that_cannot_be_read_is_named_on_standard_error(
     path = tmp_path / "bad.json"
     if content is not None:
         path.write_text(content)
-    assert main(["trace", RANKS[0], str(path)]) == 2
+    assert main(["trace", FILES[0], str(path)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"lightning-flops: {path}: ")
@@ -69,9 +79,9 @@ def test_a_file_that_cannot_be_read_is_named_on_standard_error(
 
 def test_two_files_of_one_rank_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "copy.json"
-    copy.write_bytes(Path(RANKS[0]).read_bytes())
-    assert main(["trace", RANKS[0], str(copy)]) == 2
-    said = f"lightning-flops: {RANKS[0]} and {copy} are both of rank 0: give one trace for each rank\n"
+    copy.write_bytes(Path(FILES[0]).read_bytes())
+    assert main(["trace", FILES[0], str(copy)]) == 2
+    said = f"lightning-flops: {FILES[0]} and {copy} are both of rank 0: give one trace for each rank\n"
     assert capsys.readouterr() == ("", said)
 
 
@@ -86,17 +96,16 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
 
 
 def test_the_module_is_the_command() -> None:
-    done = run_fork(["-m", "lightning_flops", "trace", RANKS[0]], folder=Path.cwd())
+    done = run_fork(["-m", "lightning_flops", "trace", FILES[0]], folder=Path.cwd())
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == render_traces(analyze_traces([load_trace(RANKS[0])], formulas=recorded_work))
+    assert done.stdout == render_traces(analyze_traces([load_trace(FILES[0])], formulas=recorded_work))
 
 
 def test_a_reader_that_closes_early_is_no_error() -> None:
     program = (
         "import sys; sys.modules['torch'] = None; from lightning_flops.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    trace = TRACES / "resnet50_num_workers_0.pt.trace.json.gz"
-    command = [sys.executable, "-c", program, "trace", "--json", str(trace)]
+    command = [sys.executable, "-c", program, "trace", "--json", str(RESNET)]
     # Unbuffered, Python would take a write that the pipe took a part of for a whole one.
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=buffered) as process:
@@ -112,5 +121,199 @@ def test_ctrl_c_ends_a_command_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lightning_flops.trace.many.analyze_file", Mock(side_effect=KeyboardInterrupt))
-    assert main(["trace", RANKS[0]]) == 130
+    assert main(["trace", FILES[0]]) == 130
     assert capsys.readouterr() == ("", "")
+
+
+# ---- ``lightning-flops peak``: what it measures, and where reports find it
+
+
+def measure(waited: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The command on a machine where this process waited so much of the time for a processor, and short."""
+    loss = ProcessorLoss(seconds=1.0, batches_sec=(), waited_share=waited)
+    monkeypatch.setattr(ProcessorWatch, "loss", lambda watch: loss)
+    monkeypatch.setattr("lightning_flops.measure.peaks._SIZES", (64,))
+    monkeypatch.setattr("lightning_flops.measure.peaks._SEC_EACH", 0.001)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return main(["peak"])
+
+
+def test_products_of_each_dtype_and_a_copy_are_measured_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert measure(0.0, tmp_path, monkeypatch) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and out.endswith(f"It is kept in {measured_file(platform.node())}.\n")
+    assert Path(measured_file(platform.node())).is_relative_to(tmp_path)
+    found = measured_peaks(platform.node(), platform.machine())
+    assert {"float32", "float64", COPY} <= set(found) and min(found.values()) > 1e6
+    assert measured_peaks("elsewhere", platform.machine()) == {} == measured_peaks("", platform.machine())
+
+
+def test_what_was_measured_beside_other_programs_is_told_or_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert measure(0.6, tmp_path, monkeypatch) == 1
+    assert "for 60% of the time it waited for processors, so the figures are too low. They are not kept" in (
+        capsys.readouterr().err
+    )
+    assert not Path(measured_file(platform.node())).exists()
+    assert measure(0.1, tmp_path, monkeypatch) == 0
+    assert "for 10% of the time it waited for processors" in capsys.readouterr().err
+
+
+# ---- ``lightning-flops compare`` and ``show``: what they print, and what they end with
+
+A, B = compared.run(), compared.slow_loader()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the logs of two runs, before and after."""
+    for name, profile in (("before", A), ("after", B), ("untimed", compared.run(straying=()))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "profile.json").write_text(profile.to_json())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+PAGE = Path(__file__).parent.parent / "docs" / "compare.md"
+
+SOURCES = ("before/profile.json", "after/profile.json")
+
+
+def test_a_page_is_written_beside_what_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "before", "after", "--html", "new/difference.html"]) == 0
+    comparison = compare_profiles(A, B, sources=SOURCES)
+    assert capsys.readouterr() == (render_comparison(comparison), "")
+    assert (folder / "new" / "difference.html").read_text(encoding="utf-8") == comparison.to_html()
+    assert main(["compare", "--json", *SOURCES]) == 0
+    assert Comparison.from_json(capsys.readouterr().out) == comparison
+
+
+def test_the_page_shows_what_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wider = compared.wider(data_wait_ms=3.5)
+    (folder / "after" / "profile.json").write_text(wider.to_json())
+    assert main(["compare", "before", "after"]) == 0
+    printed = capsys.readouterr().out
+    text = PAGE.read_text()
+    shown = text.split("```text\n", 1)[1].split("```", 1)[0]
+    if os.environ.get(REWRITE_VARIABLE) == "1":
+        PAGE.write_text(text.replace(f"```text\n{shown}```", f"```text\n{printed}```", 1))
+        shown = printed
+    assert shown == printed
+
+
+def test_conditions_end_with_1_if_one_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    ratio = r"global_step_sec B/A is 1\.182, by noise between 1\.1\d+ and 1\.2\d+"
+    for limit, status, verdict, why in (("1.05", 1, "holds", ""), ("1.18", 0, "does not hold", ": within noise")):
+        condition = f"global_step_sec > {limit}"
+        options = ["--quiet", "--fail-if", condition, "--fail-if", "params > 1"]
+        assert main(["compare", *options, "before", "after"]) == status
+        out, err = capsys.readouterr()
+        first, second = err.replace("lightning-flops compare: --fail-if ", "").splitlines()
+        assert re.fullmatch(rf"'{condition}' {verdict}: {ratio}{why}", first)
+        assert out == "" and second == "'params > 1' does not hold: params B/A is 1"
+
+
+@pytest.mark.parametrize(("how", "status"), [([], 3), (["--starved", "fail"], 1), (["--starved", "pass"], 0)])
+def test_a_starved_run_leaves_conditions_on_the_wall_clock_open(
+    how: list[str], status: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = compared.run(processor=compared.processor(8, lost=0.25))
+    (folder / "after" / "profile.json").write_text(busy.to_json())
+    assert main(["compare", "--quiet", *how, "--fail-if", "global_step_sec > 1.05", "before", "after"]) == status
+    said = capsys.readouterr().err
+    assert "is inconclusive: global_step_sec B/A is 1, but B had to wait for processors\n" in said
+    # What is exact is judged all the same, and goes before.
+    assert main(["compare", "--quiet", "--fail-if", "params >= 1", "--fail-if", "mfu < 1", "before", "after"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["before", "untimed"], "the steps cannot be compared: untimed/profile.json has no timed step"),
+        (["before", "nowhere"], "nowhere: there is no such file or folder"),
+        (
+            ["before", str(RESNET)],
+            "a trace and before/profile.json a profile: a trace's steps ran under torch.profiler",
+        ),
+        (
+            ["--fail-if", "tokens_per_sec < 1", "before", "after"],
+            "tokens_per_sec cannot be compared: not known in A: how",
+        ),
+        (
+            ["--fail-if", "speed > 1", "before", "after"],
+            "--fail-if speed > 1: speed cannot be compared: it is none of global_step_sec, samples_per_sec, "
+            "tokens_per_sec, mfu, hfu, forward_flops, backward_flops, hardware_flops, data_wait_ratio, cpu_time_sec, "
+            "params\n",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_ends_with_2_and_the_reason(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def traces(folder: Path) -> Path:
+    """Beside the logs: a folder with the traces of two ranks, and one in which a kernel is slower."""
+    for name, times in (("ranks", 1), ("slow", 2)):
+        (folder / name).mkdir()
+        (folder / name / "notes.txt").write_text("of the user")
+        for rank, source in enumerate(RANKS):
+            slowed(source, folder / name / f"rank{rank}.pt.trace.json.gz", kernel="ampere_sgemm", times=times)
+    return folder
+
+
+def test_two_folders_of_ranks_traces_are_compared(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--json", "ranks", "slow", "--html", "new/difference.html"]) == 0
+    page = (traces / "new" / "difference.html").read_text(encoding="utf-8")
+    assert "<title>ranks and slow compared</title>" in page
+    comparison = Comparison.from_json(capsys.readouterr().out)
+    assert (comparison.a.source, comparison.b.source) == ("ranks", "slow")
+    assert comparison.a.about == comparison.b.about and comparison.a.about.endswith(", 2 ranks, 3 steps")
+    slower = comparison.tables["kernels"][0]
+    # One call of 4 ms in a step, then of 8.
+    assert (slower.name, slower.a_ns, slower.b_ns) == ("ampere_sgemm_128x64_nn", 4_000_000, 8_000_000)
+
+
+def test_conditions_hold_for_figures_of_traces(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, allocated in (("a.json", 2_000), ("b.json", 2_000), ("larger.json", 3_000)):
+        trace = json.loads(RANKS[0].read_bytes())
+        (first, *_) = (event for event in trace["traceEvents"] if event["name"].startswith("ProfilerStep#"))
+        total = {"Addr": 0xA, "Total Allocated": allocated}
+        trace["traceEvents"].append(memory(first["ts"] + 10, allocated, device=0, **total))
+        (traces / name).write_text(json.dumps(trace))
+    for condition, runs, status, said in (
+        ("device_memory_peak_bytes > 1", ("a.json", "b.json"), 0, "does not hold: device_memory_peak_bytes B/A is 1\n"),
+        (
+            "device_memory_peak_bytes > 1.4",
+            ("a.json", "larger.json"),
+            1,
+            "holds: device_memory_peak_bytes B/A is 1.5\n",
+        ),
+        ("global_step_sec > 1", ("ranks", "slow"), 2, "global_step_sec cannot be compared: single steps are not known"),
+    ):
+        assert main(["compare", "--fail-if", condition, *runs]) == status
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["before", "before/profile.json"])
+def test_a_file_or_a_folder_of_logs_is_shown(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Profile.load(path) == A == Profile.load(Path(path))
+    assert main(["show", path]) == 0
+    assert capsys.readouterr() == (str(A), "")
+    assert main(["show", "--detailed", path]) == 0
+    assert capsys.readouterr().out == render_text(A, detailed=True)
+    assert main(["show", "--peak", "1400e9", path]) == 0
+    assert "of 1.4 TFLOP/s (float32), as given." in capsys.readouterr().out.replace("\n  ", " ")
+
+
+def test_what_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(LightningFlopsError, match="nowhere: there is no such file or folder"):
+        Profile.load("nowhere")
+    assert main(["show", "nowhere"]) == 2
+    assert capsys.readouterr() == ("", "lightning-flops: nowhere: there is no such file or folder\n")

@@ -22,21 +22,6 @@ from tests.pages import PAGES, README, REPOSITORY, Block, blocks, programs_with_
 from tests.ranks import DEEPSPEED_ON_CPU, LIGHTNING
 from tests.report import compared, jobs, windows
 
-OUTPUT_OF = {
-    "README.md": "its program; tests/test_readme.py",
-    "compare.md": "its command; tests/test_cli_compare.py",
-    "distributed.md": "its commands; tests/ranks/test_example.py",
-    "inference.md": "the program above; here",
-    "formula.md": "its command, which is read here",
-    "reading.md": "the program above; here",
-    "traces.md": "its command; tests/report/test_trace_text.py",
-    "tutorial.md": "its commands; tests/test_tutorial.py",
-}
-"""Whose output the blocks of text on a page are, and what holds them to it."""
-
-PICTURES_OF_TEXT = {"architecture.md": 1}
-"""Blocks of text that are no output."""
-
 # ---- Python
 
 LOOP = """
@@ -156,19 +141,6 @@ def test_the_programs_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path
         assert without_times(output.text) == without_times(now), str(output)
 
 
-# ---- what stands for itself
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_says_what_it_is_and_every_output_whose_it_is(page: Path) -> None:
-    found = [block for block in blocks(page) if block.language not in ("python", "bash", "json", "yaml")]
-    assert [str(block) for block in found if block.language not in ("text", "console")] == []
-    outputs = len(found) - PICTURES_OF_TEXT.get(page.name, 0)
-    assert (outputs > 0) == (page.name in OUTPUT_OF), page.name
-    if "the program above" in OUTPUT_OF.get(page.name, ""):
-        assert outputs == len(list(programs_with_output(page)))
-
-
 # ---- commands
 
 
@@ -257,3 +229,31 @@ def test_every_public_name_is_on_the_page_of_functions() -> None:
         re.findall(r"^::: lightning_flops\.(\w+)$", (REPOSITORY / "docs" / "api.md").read_text(), re.MULTILINE)
     )
     assert listed == set(lightning_flops.__all__) - {"__version__"}
+
+
+# ---- docs/architecture.md names what is there
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_every_file_and_folder_that_the_page_names_is_there() -> None:
+    named = re.findall(r"`([\w./]+(?:\.py|/))`", PAGE)
+    assert len(named) > 40
+    missing = [
+        name
+        for name in named
+        if not any((place / name).exists() for place in (ROOT, ROOT / "lightning_flops"))
+        # A file that is named beside another one of its folder.
+        and not list((ROOT / "lightning_flops").glob(f"*/{name}"))
+    ]
+    assert missing == []
+
+
+def test_every_folder_of_the_package_has_its_place_on_the_page() -> None:
+    folders = {path.parent.name for path in (ROOT / "lightning_flops").glob("*/__init__.py")}
+    assert {folder for folder in folders if f"`{folder}/`" not in PAGE} == set()
+
+
+def test_the_page_is_read_in_one_sitting() -> None:
+    assert len(PAGE.splitlines()) <= 150

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from typing import Any
 
-import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_flops import FlopsProfilerCallback, Profile
+from lightning_flops import Profile
 from tests.forks import run_fork
 from tests.ranks import LIGHTNING
 
@@ -86,43 +82,3 @@ def test_the_demo_of_a_loop_of_ones_own_reports(tmp_path: Path) -> None:
     assert (profile.counted_steps, profile.samples) == ((10,), BATCH)
     assert "Logs are in logs/plain" in printed
     assert EventAccumulator(str(tmp_path / "logs" / "plain")).Reload().Scalars("flops_profiler/fwd_flops")
-
-
-@pytest.mark.parametrize("network", ["VisionTransformer", "ConvNet"])
-def test_the_digits_train_to_the_same_bits_with_and_without_the_profiler(network: str, tmp_path: Path) -> None:
-    """Real images, dropout, batch norm, shuffling, a schedule and validation inside: 25 steps."""
-    path = REPOSITORY / "examples" / "train_digits.py"
-    spec = importlib.util.spec_from_file_location("train_digits", path)
-    assert spec is not None and spec.loader is not None
-    demo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(demo)
-
-    def train(*callbacks: Any) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], torch.Tensor]:
-        demo.pl.seed_everything(0, verbose=False)
-        train_loader, validation_loader = demo.loaders(BATCH)
-        losses: list[torch.Tensor] = []
-        classifier = demo.DigitClassifier(getattr(demo, network)())
-        classifier.on_train_batch_end = lambda outputs, batch, batch_idx: losses.append(
-            outputs["loss"].detach().clone()
-        )
-        demo.pl.Trainer(
-            max_steps=25,
-            val_check_interval=10,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=tmp_path,
-            callbacks=list(callbacks),
-        ).fit(classifier, train_loader, validation_loader)
-        return losses, classifier.state_dict(), torch.get_rng_state()
-
-    losses, weights, random_state = train()
-    callback = FlopsProfilerCallback(profile_step=3, timing_steps=5)
-    profiled_losses, profiled_weights, profiled_random_state = train(callback)
-    assert callback.profile is not None and callback.profile.flops.forward > 0
-    assert len(losses) == 25
-    assert all(torch.equal(a, b) for a, b in zip(losses, profiled_losses, strict=True))
-    assert [name for name in weights if not torch.equal(weights[name], profiled_weights[name])] == []
-    assert torch.equal(random_state, profiled_random_state)

@@ -46,9 +46,9 @@ def test_a_formula_of_a_whole_model(
     formula = flops_formula(model.make(), model.batch(*example), vary=vary)
     assert formula.holds
     for one in sizes:
-        answer, spent = formula(**dict(zip(names.split(), one, strict=True))), model.spent(*one)
-        # Transformers gives fake tensors a mask where it tells a kernel of real ones to be causal: nothing is skipped.
-        offline = spent._replace(skipped=0)
+        answer, cost = formula(**dict(zip(names.split(), one, strict=True))), model.cost(*one)
+        # Transformers gives fake tensors a mask where it sets the flag of a kernel for real ones: nothing is skipped.
+        offline = cost._replace(skipped=0)
         assert (answer.forward, answer.backward, answer.recompute, answer.skipped) == offline
         assert answer.hardware_flops == offline.hardware
     sources = [answer.source for answer in formula.report().asked]

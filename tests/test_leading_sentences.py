@@ -1,4 +1,4 @@
-"""What a user is told who has made one of the usual mistakes: one line, and what to do."""
+"""What a user reads who has made one of the usual mistakes: one line, and what to do."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from lightning_flops import ConfigError, ProfilerConfig, profile_training
 from lightning_flops.cli import main
 from lightning_flops.config import BLOCK
+from tests.listening import warnings_in
 
 
 def train(steps: int, *, given: bool, **settings: object) -> None:
@@ -49,8 +50,8 @@ def test_a_loop_ends_with_one_line(
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     train(6, given=True, log_dir=str(tmp_path / "file"))
-    told = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING and "file" in one.getMessage()]
-    assert len(told) == 1 and told[0].startswith("the FLOPs report was not written: [Errno 20] Not a directory")
+    (line,) = (one for one in warnings_in(caplog) if "written" in one)
+    assert line.startswith("the FLOPs report was not written: [Errno 20] Not a directory")
 
 
 def test_a_misspelt_option_is_answered_with_the_nearest_and_a_short_dtype_is_taken(

@@ -52,31 +52,6 @@ def test_nothing_is_left_when_the_block_raises() -> None:
     assert torch_state_and_warnings() == before
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_forward_that_raises_leaves_later_modules_their_own_work(error: type[BaseException]) -> None:
-    class Raising(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(3, 5)
-            self.fails = True
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.inner(x)
-            if self.fails:
-                raise error("on purpose")
-            return x
-
-    model = nn.ModuleDict({"raising": Raising(), "after": nn.Linear(3, 7)})
-    before = torch_state_and_warnings()
-    with count_flops(model) as counts:
-        with pytest.raises(error):
-            model["raising"](torch.randn(2, 3))
-        model["after"](torch.randn(2, 3))
-    assert torch_state_and_warnings() == before
-    assert counts.own_by_module()["raising.inner"].forward == 2 * 2 * 3 * 5
-    assert counts.own_by_module()["after"].forward == 2 * 2 * 3 * 7
-
-
 def test_a_users_hook_that_raises_raises_as_it_would_without_counting() -> None:
     model = small_model()
 
@@ -146,57 +121,6 @@ def test_a_formula_that_raises_lists_its_operator_and_training_goes_on(
     assert len(warned) == 1
 
 
-def test_a_failure_of_the_counter_itself_is_noted_once_and_breaks_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from lightning_flops.measure.counting import attribution
-
-    model = small_model()
-    run_step(model)
-    plain = [parameter.grad for parameter in model.parameters()]
-    model.zero_grad()
-
-    def fail(*args: Any) -> Any:
-        raise ZeroDivisionError("a defect of ours")
-
-    monkeypatch.setattr(attribution, "graph_task_id", fail)
-    with count_flops(model) as counts:
-        run_step(model)
-    for parameter, gradient in zip(model.parameters(), plain, strict=True):
-        assert parameter.grad is not None and gradient is not None
-        assert torch.equal(parameter.grad, gradient)
-    assert any("a defect of ours" in note for note in counts.notes)
-    assert len([record for record in caplog.records if "a defect of ours" in record.getMessage()]) == 1
-
-
-def test_two_counters_at_once_both_count_everything() -> None:
-    model = small_model()
-    first, second = FlopCounter(model), FlopCounter(model[3])
-    before = torch_state_and_warnings()
-    with first, second:
-        run_step(model)
-    from lightning_flops.analysis.flop_counts import FlopCounts
-
-    assert FlopCounts(first.record()).forward == 2 * 2 * 3 * 5 + 2 * 2 * 5 * 7
-    assert FlopCounts(second.record()).by_module()[""].forward == 2 * 2 * 5 * 7
-    assert FlopCounts(second.record()).by_module()["(outside)"].forward == 2 * 2 * 3 * 5
-    assert torch_state_and_warnings() == before
-
-
-def test_counters_that_are_left_in_the_wrong_order_leave_nothing() -> None:
-    model = small_model()
-    first, second = FlopCounter(model), FlopCounter(model)
-    before = torch_state_and_warnings()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    run_step(model)
-    second.__exit__(None, None, None)
-    assert torch_state_and_warnings() == before
-    assert not first.record().cells
-    assert sum(cell.flops for cell in second.record().cells if cell.phase == "forward") == 2 * 2 * (3 * 5 + 5 * 7)
-
-
 def test_a_thread_that_ran_modules_has_no_mode_left() -> None:
     model = small_model()
     left: list[int] = []
@@ -226,14 +150,36 @@ def eager_backend_counting_compilations(compilations: list[int]) -> Callable[...
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.parametrize("way", ["module", "submodules", "in place"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "module",
+        "submodules",
+        "block in place",
+        pytest.param(
+            "in place",
+            marks=pytest.mark.skipif(
+                tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14),
+                reason="torch 2.14 compiles a class of its own again where a global module hook comes (limits.md)",
+            ),
+        ),
+    ],
+)
 def test_compiled_code_is_neither_compiled_again_nor_left_uncompiled(way: str) -> None:
     torch._dynamo.reset()
     compilations: list[int] = []
     backend = eager_backend_counting_compilations(compilations)
 
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = small_model()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x)  # type: ignore[no-any-return]
+
     def build() -> nn.Module:
-        model: nn.Module = small_model()
+        model: nn.Module = Block() if way == "block in place" else small_model()
         if way == "module":
             return torch.compile(model, backend=backend)  # type: ignore[return-value]
         if way == "submodules":

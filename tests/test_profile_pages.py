@@ -1,8 +1,9 @@
-"""docs/profile.md and docs/profile.schema.json: what the dataclasses say, and what every file of numbers keeps to."""
+"""Pages that are made of the package's tables and dataclasses, and the schema that every file of numbers keeps to."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from docs import write_profile_pages
+from docs import write_advice, write_profile_pages, write_settings_tables
 from lightning_flops import compare_profiles, render_text
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig
@@ -41,10 +42,27 @@ def validate(data: Any, record: str) -> None:
     jsonschema.Draft202012Validator({**SCHEMA, "oneOf": [{"$ref": f"#/$defs/{record}"}]}).validate(data)
 
 
-def test_both_pages_are_what_the_dataclasses_say() -> None:
+@pytest.mark.parametrize(
+    ("path", "written"),
+    [
+        (write_profile_pages.PAGE, lambda text: write_profile_pages.page()),
+        (write_advice.PAGE, lambda text: write_advice.page()),
+        (write_settings_tables.PAGE, write_settings_tables.page),
+    ],
+)
+def test_a_page_is_what_the_package_says(path: Path, written: Callable[[str], str]) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text == written(text), "make docs-profile writes it anew"
+
+
+def test_the_schema_is_what_the_dataclasses_say() -> None:
     assert json.dumps(SCHEMA) == json.dumps(write_profile_pages.json_schema()), "make docs-profile writes it anew"
-    page = write_profile_pages.PAGE.read_text(encoding="utf-8")
-    assert page == write_profile_pages.page(), "make docs-profile writes it anew"
+
+
+def test_a_rule_of_advice_is_on_its_page_with_its_threshold() -> None:
+    text = write_advice.PAGE.read_text(encoding="utf-8")
+    assert "The step waits ⟨wait⟩ a batch for data (⟨measured⟩)" in text
+    assert "| when | more than 5.00% |" in text
 
 
 def test_every_field_says_what_it_means() -> None:
@@ -63,7 +81,7 @@ def test_every_golden_file_of_numbers_keeps_to_it() -> None:
     for name, path in paths.items():
         data = json.loads(path.read_text(encoding="utf-8"))
         validate(data, KINDS[name])
-        jsonschema.Draft202012Validator(SCHEMA).validate(data)  # which tells by itself what a file is
+        jsonschema.Draft202012Validator(SCHEMA).validate(data)  # which knows by itself what a file is
 
 
 PROFILES = {

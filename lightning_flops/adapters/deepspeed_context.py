@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from lightning_flops.adapters.place import run_context_on
-from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig, TakenBlock
 from lightning_flops.measure.deepspeed_groups import parallel_sizes
+from lightning_flops.measure.patches import wrap
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.reports import OUTCOMES

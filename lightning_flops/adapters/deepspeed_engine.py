@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from lightning_flops.adapters import deepspeed_context as context
-from lightning_flops.adapters.wrapping import hear_backwards, hear_fetches, wrap
+from lightning_flops.adapters.wrapping import hear_backwards, hear_fetches
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.measure.batches import tensor_shapes
+from lightning_flops.measure.patches import wrap
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, Shapes, TimePhase

@@ -16,9 +16,9 @@ from typing import Any
 
 from lightning_flops.adapters.deepspeed_context import is_reading_due, private
 from lightning_flops.adapters.deepspeed_engine import EngineRun, Hooks, seen
-from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import tensor_shapes
+from lightning_flops.measure.patches import wrap
 from lightning_flops.records import Shapes, TimePhase
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import safe

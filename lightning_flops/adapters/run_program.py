@@ -22,12 +22,8 @@ from lightning_flops.adapters.loop_context import frame_of, loop_output
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.run.reports import OUTCOMES
-from lightning_flops.run.run import Run, close_quietly, safe
+from lightning_flops.run.run import Run, close_quietly, failed, safe
 from lightning_flops.schema.profile import Profile
-from lightning_flops.signals import words_of
-from lightning_flops.text.printable import package_logger
-
-logger = package_logger(__name__)
 
 
 class LoopFinder:
@@ -58,7 +54,7 @@ class LoopFinder:
         self._undo.callback(register_optimizer_step_post_hook(self._step_ends).remove)
 
     def _failed(self, where: str, error: Exception) -> None:
-        logger.warning("profiling failed in %s: %s", where, words_of(error), exc_info=error)
+        failed(self.run, error)
         close_quietly(self._undo)
 
     def _enters(self, module: nn.Module, args: Any) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.devices import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, with_trace
+from lightning_flops.analysis.module_names import pattern_of
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.stragglers import straggler_action, straggler_evidence
@@ -173,8 +174,13 @@ def _of_loader(evidence: Evidence) -> Mapping[str, str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(name or 'the root' for name in names[:_NAMED])}{more}"
+    """The first of *names*, repeated layers together: "2 x layers.*.dropout"."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(pattern_of(name), []).append(name)
+    words = [f"{len(of)} x {pattern}" if of[1:] else of[0] or "the root" for pattern, of in alike.items()]
+    more = f" and {len(words) - _NAMED} more" if len(words) > _NAMED else ""
+    return f"{', '.join(words[:_NAMED])}{more}"
 
 
 def _of_optimizer(evidence: Evidence) -> Mapping[str, str]:

@@ -28,7 +28,6 @@ from lightning_flops.schema.comparison import (
     Comparison,
     FigureDifference,
     TableName,
-    TimeTable,
 )
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_steps import STEP_PARTS
@@ -67,7 +66,6 @@ def compare_traces(
 
     parts = tuple(part(*one) for one in STEP_PARTS if any(run.knows(one[1]) for run in runs))
     whole = part("step" if first.marked else "whole trace", "wall_us")
-    tables = (TimeTable(of=of, rows=_rows(runs, of)) for of in get_args(TableName))
     return Comparison(
         kind="traces",
         a=first.identity(),
@@ -75,7 +73,7 @@ def compare_traces(
         # The whole step is the sum of its parts, which are rounded.
         step=replace(whole, a_ns=sum(one.a_ns for one in parts), b_ns=sum(one.b_ns for one in parts)),
         parts=parts,
-        tables=tuple(one for one in tables if one.rows),
+        tables={of: rows for of in get_args(TableName) if (rows := _rows(runs, of))},
         figures=tuple(_figures(*runs)),
         notes=tuple(_notes(runs)),
     )

@@ -99,12 +99,12 @@ RTX PRO 6000 Blackwell Server Edition  500  250  120  1000  -  2000  1597  datas
 GB10                          -      -       31       -       -     500   273  DGX Spark datasheet, Hot Chips 2025
 RTX PRO 6000 Blackwell Max-Q Workstation Edition  438.9  219.4  109.7  877.8  877.8  1755.5  1792  datasheet: 3,511
 GeForce RTX 5090          209.5  104.8    104.8     419     838       -  1792  RTX Blackwell white paper, appendix
-# float32 is the matrix rate. A MI250X shows as two devices, so half of the sheet's is one device's.
+# float32 is the matrix rate. A MI250 or MI250X shows as two devices, so half of the sheet's is one device's.
 [AMD]                       bfloat16  float16   tf32  float32  float8    int8    GB/s
 Instinct MI100                  92.3    184.6      -     46.1       -   184.6  1228.8  brochure
 Instinct MI210                   181      181      -     45.3       -     181  1638.4  brochure
-Instinct MI250X                191.5    191.5      -    47.85       -   191.5  1638.4  half of 383, 95.7 and 3,276.8
-Instinct MI250                181.05   181.05      -    45.25       -  181.05  1638.4  half of 362.1, 90.5 and 3,276.8
+Instinct MI250X                191.5    191.5      -    47.85       -   191.5  1638.4  data sheet: 383, 95.7, 3,276.8
+Instinct MI250                181.05   181.05      -    45.25       -  181.05  1638.4  data sheet: 362.1, 90.5, 3,276.8
 Instinct MI300A                980.6    980.6  490.3    122.6  1961.2  1961.2    5300  data sheet
 Instinct MI300X( OAM| VF)?    1307.4   1307.4  653.7    163.4  2614.9  2614.9    5300  data sheet
 Instinct MI325X( OAM)?        1307.4   1307.4  653.7    163.4  2614.9  2614.9    6000  data sheet

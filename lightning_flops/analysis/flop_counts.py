@@ -128,16 +128,6 @@ class FlopCounts:
         return sum(cell.flops - cell.skipped for cell in self.record.cells)
 
     @property
-    def bytes_read(self) -> int:
-        """Bytes of all operators' inputs."""
-        return sum(cell.bytes_read for cell in self.record.cells)
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of all operators' outputs."""
-        return sum(cell.bytes_written for cell in self.record.cells)
-
-    @property
     def bytes(self) -> int:
         """Bytes read and written."""
         return sum(cell.bytes_read + cell.bytes_written for cell in self.record.cells)

@@ -15,6 +15,11 @@ def parent_name(name: str) -> str:
     return name.rpartition(".")[0]
 
 
+def pattern_of(name: str) -> str:
+    """*name* with a star for each number in it: what repeated layers have in common."""
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+
+
 def with_those_above(name: str) -> Iterator[str]:
     """Yield *name*, then those of the modules around it, the root last; ``OUTSIDE`` has nothing around it."""
     yield name

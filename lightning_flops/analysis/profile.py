@@ -88,6 +88,8 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         energy=energy,
     )
     root = next((module for module in window.modules if module.name == ""), None)
+    operators = _operators(cells)
+    other_bytes = sum(one.bytes for one in operators if not one.flops.total)
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
@@ -119,7 +121,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             timing=timing,
             traced=traced,
             peak_sec=peak_sec,
-            memory_sec=mean(total=per_second(amount=_other_bytes(cells), seconds=bandwidth), steps=steps),
+            memory_sec=mean(total=per_second(amount=other_bytes, seconds=bandwidth), steps=steps),
             lower_bound=counts.is_lower_bound,
             step_word=context.step_word,
         ),
@@ -130,7 +132,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         lower_bound=counts.is_lower_bound,
         modules=build_modules(window.modules, counts, times),
         outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
-        operators=_operators(cells),
+        operators=operators,
         uncounted=dict(window.flops.uncounted),
         memory=window.memory,
         traced=traced,
@@ -267,12 +269,6 @@ def _device_figures(
         bandwidth = (device and device.memory_bytes_per_sec) or measured.get(COPY)
     otherwise: Origin = "measured" if device is None and measured else "vendor"
     return peaks, bandwidth, otherwise if config.peak_flops_per_sec is None else "given"
-
-
-def _other_bytes(cells: Sequence[OperatorCell]) -> int:
-    """Bytes that operators without FLOPs read and wrote."""
-    spending = {cell.operator for cell in cells if cell.flops}
-    return sum(cell.bytes_read + cell.bytes_written for cell in cells if cell.operator not in spending)
 
 
 def _mean_amount(amounts: Sequence[int | None]) -> float | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
+from array import array
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import msgspec
 
-from lightning_flops.schema.communication import Overlap
+from lightning_flops.schema.communication import Integers, Overlap
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankAbsence
 
@@ -26,9 +27,9 @@ class RankRecord:
     """Of the traced step; None without collectives."""
     module_names: tuple[str, ...] = ()
     """Modules with times, in tree order."""
-    own_forward_ns: tuple[int, ...]
+    own_forward_ns: Integers
     """Of each of them in the traced step, without the modules below it."""
-    own_backward_ns: tuple[int, ...]
+    own_backward_ns: Integers
     """Of their backwards; empty if backwards were not timed."""
     clock: str = ""
     """Of these times."""
@@ -41,19 +42,19 @@ class RankRecord:
         return self.profile.context.rank
 
 
-def _plain(value: object) -> float | str:  # of ``torch.__version__``, whose class is its own, the text
-    return float(value) if isinstance(value, float) else str(value)
+def _plain(value: object) -> bytes | float | str:  # of ``torch.__version__``, whose class is its own, the text
+    return value.tobytes() if isinstance(value, array) else float(value) if isinstance(value, float) else str(value)
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-_decoder = msgspec.msgpack.Decoder(RankRecord | tuple[int, str])
+_decoder = msgspec.msgpack.Decoder(RankRecord | tuple[int, str], dec_hook=lambda _, data: array("q", data))
 _shared = lru_cache(maxsize=8)(tuple[str, ...])  # of thousands of ranks, one copy of their modules' names
 
 
 def make_rank_record(profile: Profile) -> RankRecord:
     """The record of the rank that *profile* is of."""
     timed = [(module.name, module.times) for module in profile.modules if module.times is not None]
-    has_backward = any(times.own_backward_sec is not None for _, times in timed)
+    backward_sec = [times.own_backward_sec for _, times in timed]
     traced, tables = profile.traced, None if profile.traced is None else profile.traced.tables
     if traced is not None:
         traced = replace(traced, tables=None, own_forward_sec=None, filling=None, operators={})
@@ -62,8 +63,8 @@ def make_rank_record(profile: Profile) -> RankRecord:
         profile=replace(profile, traced=traced, ranks=None, budget=None, uncounted={}, **none),  # type: ignore[arg-type]
         overlap=None if tables is None else tables.overlap,
         module_names=tuple(name for name, _ in timed),
-        own_forward_ns=tuple(round(1e9 * times.own_forward_sec) for _, times in timed),
-        own_backward_ns=tuple(round(1e9 * (times.own_backward_sec or 0)) for _, times in timed if has_backward),
+        own_forward_ns=array("q", [round(1e9 * times.own_forward_sec) for _, times in timed]),
+        own_backward_ns=array("q", [round(1e9 * (sec or 0)) for sec in backward_sec if {*backward_sec} != {None}]),
         clock=timed[0][1].clock if timed else "",
     )
 
@@ -92,14 +93,14 @@ def unpack(data: bytes) -> RankRecord | RankAbsence:
 
 
 def _shortened(record: RankRecord) -> RankRecord:
-    traced = record.profile.traced
+    none, traced = array("q"), record.profile.traced
     if traced is not None:
-        traced = replace(traced, collectives=tuple(replace(one, latency_ns=()) for one in traced.collectives))
+        traced = replace(traced, collectives=tuple(replace(one, latency_ns=none) for one in traced.collectives))
     return replace(
         record,
         profile=replace(record.profile, traced=traced),
         module_names=(),
-        own_forward_ns=(),
-        own_backward_ns=(),
+        own_forward_ns=none,
+        own_backward_ns=none,
         left_out=("the times of its modules and of each single call of a collective",),
     )

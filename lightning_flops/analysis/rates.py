@@ -103,13 +103,8 @@ def padding_ratio(tokens: BatchTokens) -> float | None:
 
 
 def mean(*, total: float | None, steps: int) -> float | None:
-    """*total* over *steps* per step: the number itself, exact, for one step; None if *total* is or is too large."""
-    if total is None or steps == 1:
-        return total
-    try:
-        return total / steps
-    except OverflowError:
-        return None
+    """*total* over *steps* per step: the number itself, exact, for one step; None if *total* is."""
+    return total if total is None or steps == 1 else total / steps
 
 
 def sum_if_all_known(values: Iterable[_Number | None]) -> _Number | None:

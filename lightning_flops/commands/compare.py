@@ -5,48 +5,38 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from lightning_flops.commands.terminal import (
-    Commands,
-    add_command,
-    add_forms,
-    complain,
-    print_whole,
-    terminal_width,
-)
+from lightning_flops.commands.terminal import Status, command, complain, in_forms, option, print_whole, terminal_width
 from lightning_flops.commands.traces import add_peaks, analyzed, held_against
 from lightning_flops.errors import ComparisonError
 
 if TYPE_CHECKING:
     from lightning_flops.schema.comparison import Comparison
 
-_INCONCLUSIVE = {None: 3, "fail": 1, "pass": 0}
+_LEFT_OPEN = {None: Status.INCONCLUSIVE, "fail": Status.HOLDS, "pass": Status.DONE}
 """Exit status of a condition that a starved run leaves open, by ``--starved``."""
+_WHERE = "profile.json of a run or its folder of logs; or a trace, or a folder with one of each rank; path or URL"
 
 
-def add(commands: Commands) -> None:
-    """Add the command to *commands*."""
-    command = add_command(commands, compare)
-    where = "profile.json of a run or its folder of logs; or a trace, or a folder with one of each rank; path or URL"
-    command.add_argument("a", metavar="A", help=f"the run before: {where}")
-    command.add_argument("b", metavar="B", help="the run after, of the same kind")
-    add_forms(command, "the whole comparison")
-    command.add_argument("--quiet", action="store_true", help="print nothing but the verdicts on conditions")
-    add_peaks(command)
-    command.add_argument(
+@command(
+    option("a", metavar="A", help=f"the run before: {_WHERE}"),
+    option("b", metavar="B", help="the run after, of the same kind"),
+    in_forms("the whole comparison"),
+    option("--quiet", action="store_true", help="print nothing but the verdicts on conditions"),
+    add_peaks,
+    option(
         "--fail-if",
         action="append",
         default=[],
         metavar="CONDITION",
         help="end with status 1 if this holds beyond noise: one of 'Figures of both', which stands for its ratio B / A,"
         " one of > >= < <=, and a number; may be given several times",
-    )
-    command.add_argument(
+    ),
+    option(
         "--starved",
         choices=("fail", "pass"),
         help="what a condition on the wall clock comes to if a run was starved of processors: status 1 or 0, not 3",
-    )
-
-
+    ),
+)
 def compare(options: argparse.Namespace) -> int:
     """Say why the steps of one run take longer than those of another, by profiles or traces.
 
@@ -69,19 +59,22 @@ def compare(options: argparse.Namespace) -> int:
     if not options.quiet:
         text = comparison.to_json() if options.json else render_comparison(comparison, width=terminal_width())
         print_whole(text)
-    statuses = {0}
+    statuses = {Status.DONE}
     for condition in options.fail_if:
         try:
             verdict, words = judge(comparison, condition)
         except ComparisonError as error:
             complain(f"--fail-if {error}", command="compare")
-            statuses.add(2)
+            statuses.add(Status.FAILED)
             continue
         complain(f"--fail-if '{condition}' {verdict}: {words}", command="compare")
-        statuses.add(_INCONCLUSIVE[options.starved] if verdict == "is inconclusive" else int(verdict == "holds"))
+        ends = {"holds": Status.HOLDS, "does not hold": Status.DONE, "is inconclusive": _LEFT_OPEN[options.starved]}
+        statuses.add(ends[verdict])
     if options.html is not None:
         write_text_file(options.html, comparison.to_html())
-    return next(status for status in (2, 1, 3, 0) if status in statuses)
+    return next(
+        status for status in (Status.FAILED, Status.HOLDS, Status.INCONCLUSIVE, Status.DONE) if status in statuses
+    )
 
 
 def _compared(options: argparse.Namespace) -> Comparison:
@@ -92,9 +85,8 @@ def _compared(options: argparse.Namespace) -> Comparison:
     a, b = map(traces_at, sources)
     if a is not None and b is not None:
         from lightning_flops.analysis.compare_traces import compare_traces
-        from lightning_flops.trace.many import analyze_each
 
-        each = analyzed(analyze_each, [*a, *b], options, stepwise=True)
+        each = analyzed([*a, *b], options, stepwise=True)
         return compare_traces(each[: len(a)], each[len(a) :], sources=sources)
     from lightning_flops.analysis.compare import compare_profiles
 

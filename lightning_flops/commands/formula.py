@@ -10,32 +10,9 @@ import runpy
 import sys
 from typing import Any
 
-from lightning_flops.commands.terminal import Commands, add_command, print_whole
+from lightning_flops.commands.terminal import Status, command, option, print_whole
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import shown
-
-
-def add(commands: Commands) -> None:
-    """Add the command to *commands*."""
-    command = add_command(commands, formula)
-    command.add_argument(
-        "example", metavar="FILE.py:FUNCTION", help="returns a model and a batch; MODULE:FUNCTION may be given as well"
-    )
-    command.add_argument(
-        "--vary",
-        type=_varying,
-        action="append",
-        required=True,
-        metavar="TENSOR=AXIS,...",
-        help="axes of a tensor of the batch that vary, by its name or position; AXIS:NAME names one",
-    )
-    command.add_argument(
-        "--at", type=_sizes, action="append", default=[], metavar="NAME=SIZE,...", help="print the FLOPs of these sizes"
-    )
-    command.add_argument(
-        "--causal-attention", choices=("full", "half"), default="full", help="of the score matrix (default: full)"
-    )
-    command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _varying(text: str) -> tuple[str | int, dict[int, str] | list[int]]:
@@ -56,6 +33,24 @@ def _sizes(text: str) -> dict[str, int]:
         raise argparse.ArgumentTypeError(f"must be as batch=8,sequence=512, got {shown(text)}") from None
 
 
+@command(
+    option(
+        "example", metavar="FILE.py:FUNCTION", help="returns a model and a batch; MODULE:FUNCTION may be given as well"
+    ),
+    option(
+        "--vary",
+        type=_varying,
+        action="append",
+        required=True,
+        metavar="TENSOR=AXIS,...",
+        help="axes of a tensor of the batch that vary, by its name or position; AXIS:NAME names one",
+    ),
+    option(
+        "--at", type=_sizes, action="append", default=[], metavar="NAME=SIZE,...", help="print the FLOPs of these sizes"
+    ),
+    option("--causal-attention", choices=("full", "half"), default="full", help="of the score matrix (default: full)"),
+    option("--json", action="store_true", help="print JSON"),
+)
 def formula(options: argparse.Namespace) -> int:
     """Say what a model's FLOPs are as a function of its batch's sizes.
 
@@ -75,7 +70,7 @@ def formula(options: argparse.Namespace) -> int:
         except TypeError as error:
             raise LightningFlopsError(f"--at: {error}") from error
     print_whole(found.to_json() if options.json else render_text(found))
-    return 0
+    return Status.DONE
 
 
 def _example(where: str) -> tuple[Any, Any]:

@@ -6,18 +6,14 @@ import argparse
 import json
 import platform
 
-from lightning_flops.commands.terminal import Commands, add_command, complain, print_whole
+from lightning_flops.commands.terminal import Status, command, complain, print_whole
 from lightning_flops.units import si
 
 _STARVED, _USELESS = 0.05, 0.5
 """Shares of the time that this process waits for processors: what it measures is too low, or far too low."""
 
 
-def add(commands: Commands) -> None:
-    """Add the command to *commands*."""
-    add_command(commands, peak)
-
-
+@command()
 def peak(options: argparse.Namespace) -> int:
     """Measure what this machine's devices reach, for MFU where no vendor's peak is known.
 
@@ -52,7 +48,7 @@ def peak(options: argparse.Namespace) -> int:
         words = f"for {waited:.0%} of the time it waited for processors, so the figures are too low. {kept} it again"
         complain(f"{words} while nothing else runs.", command="peak")
         if waited > _USELESS:
-            return 1
+            return Status.HOLDS  # against the machine: it was too busy
     write_text_file(measured_file(host), json.dumps(found, indent=2) + "\n")
     print_whole(f"Reports use this where no vendor's peak is known. It is kept in {measured_file(host)}.\n")
-    return 0
+    return Status.DONE

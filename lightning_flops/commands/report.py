@@ -6,7 +6,7 @@ import argparse
 import os
 from dataclasses import replace
 
-from lightning_flops.commands.terminal import Commands, add_command, print_whole, say
+from lightning_flops.commands.terminal import Status, command, option, print_whole, say
 from lightning_flops.commands.traces import add_peaks, held_against
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import printable
@@ -14,24 +14,11 @@ from lightning_flops.text.printable import printable
 _PATH = "a profile.json, or a folder of logs with such files below it; path or URL"
 
 
-def add(commands: Commands) -> None:
-    """Add both commands to *commands*."""
-    showing = add_command(commands, show)
-    showing.add_argument("path", metavar="PATH", help=f"{_PATH}: the latest")
-    showing.add_argument("--detailed", action="store_true", help="append everything else that was measured")
-    add_peaks(showing)
-    writing = add_command(commands, report)
-    writing.add_argument("path", metavar="PATH", help=_PATH)
-    writing.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="path or URL of the page; by default beside the profile, or profile.html in the folder; of a URL, "
-        "profile.html in the working directory",
-    )
-    add_peaks(writing)
-
-
+@command(
+    option("path", metavar="PATH", help=f"{_PATH}: the latest"),
+    option("--detailed", action="store_true", help="append everything else that was measured"),
+    add_peaks,
+)
 def show(options: argparse.Namespace) -> int:
     """Print a profile."""
     from lightning_flops.report.text import render_text
@@ -39,9 +26,20 @@ def show(options: argparse.Namespace) -> int:
 
     profile, _ = read_profile(options.path)
     print_whole(render_text(held_against(options, profile), detailed=options.detailed))
-    return 0
+    return Status.DONE
 
 
+@command(
+    option("path", metavar="PATH", help=_PATH),
+    option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="path or URL of the page; by default beside the profile, or profile.html in the folder; of a URL, "
+        "profile.html in the working directory",
+    ),
+    add_peaks,
+)
 def report(options: argparse.Namespace) -> int:
     """Write profiles as one HTML page, which opens from disk, without a network."""
     from lightning_flops.report.html_page import render_page
@@ -57,7 +55,7 @@ def report(options: argparse.Namespace) -> int:
     for problem in problems:
         say(problem)
     print_whole(f"{printable(output)}\n")
-    return 0
+    return Status.DONE
 
 
 def _page_of(path: str) -> str:

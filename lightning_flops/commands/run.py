@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops import entry_points
-from lightning_flops.commands.terminal import Commands, add_command, complain, say
+from lightning_flops.commands.terminal import Status, command, complain, option, say
 from lightning_flops.config import ARGUMENTS, BLOCK, OWN_FOLDER, SETTINGS, config_from
 from lightning_flops.errors import ConfigError
 
@@ -31,28 +31,6 @@ _WHAT_TO_WRITE = (
 )
 
 
-def add(commands: Commands) -> None:
-    """Add the command, with an option for each setting that can be written on a command line, to *commands*."""
-    usage = "%(prog)s [-h] [--profile-step N] [--log-dir DIR] [...] [-m] PROGRAM [ARGUMENT ...]"
-    command = add_command(commands, run, usage=usage)
-    command.add_argument(
-        "-m", dest="module", action="store_true", help="PROGRAM is a module's name, as after python -m"
-    )
-    command.add_argument(
-        "--log-dir", metavar="DIR", help="folder for TensorBoard and files, if the loggers of a framework have none"
-    )
-    group = command.add_argument_group("settings")
-    for name in ARGUMENTS:
-        words = SETTINGS[name].help.replace("``", "").replace("%", "%%")
-        group.add_argument(_option(name), metavar="VALUE", type=_value, help=words)
-    command.add_argument(
-        "program",
-        nargs=argparse.PARSER,
-        metavar="PROGRAM",
-        help="a script, or a directory or zip file with a __main__.py; what follows it is its own",
-    )
-
-
 def _option(setting: str) -> str:
     return f"--{setting.replace('_', '-')}"
 
@@ -65,6 +43,28 @@ def _value(text: str) -> object:
         return {"True": True, "False": False}.get(text, text)
 
 
+def _settings(parser: argparse.ArgumentParser) -> None:
+    """An option for each setting that can be written on a command line."""
+    group = parser.add_argument_group("settings")
+    for name in ARGUMENTS:
+        words = SETTINGS[name].help.replace("``", "").replace("%", "%%")
+        group.add_argument(_option(name), metavar="VALUE", type=_value, help=words)
+
+
+@command(
+    option("-m", dest="module", action="store_true", help="PROGRAM is a module's name, as after python -m"),
+    option(
+        "--log-dir", metavar="DIR", help="folder for TensorBoard and files, if the loggers of a framework have none"
+    ),
+    _settings,
+    option(
+        "program",
+        nargs=argparse.PARSER,
+        metavar="PROGRAM",
+        help="a script, or a directory or zip file with a __main__.py; what follows it is its own",
+    ),
+    usage="%(prog)s [-h] [--profile-step N] [--log-dir DIR] [...] [-m] PROGRAM [ARGUMENT ...]",
+)
 def run(options: argparse.Namespace) -> int:
     """Run a training program unchanged, profiled.
 
@@ -84,10 +84,10 @@ def run(options: argparse.Namespace) -> int:
     except ConfigError as wrong:
         words = re.sub(rf"{BLOCK}\.(\w+)", lambda found: _option(found[1]), str(wrong))
         complain(f"error: {words}", command="run")
-        return 2
+        return Status.FAILED
     if not options.module and not os.path.exists(program[0]):
         complain(f"can't open file {program[0]!r}: No such file or directory")
-        return 2
+        return Status.FAILED
     sys.argv = program
     error: BaseException | None = None
     try:
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
         raise
     finally:
         profiled.end(error)
-    return 0
+    return Status.DONE
 
 
 def _run(target: str, *, is_module: bool) -> None:

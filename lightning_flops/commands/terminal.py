@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import inspect
+import enum
 import io
 import os
 import shutil
@@ -15,10 +15,22 @@ from lightning_flops.sinks.console import PROGRAM as PROGRAM
 from lightning_flops.sinks.console import say as say
 from lightning_flops.text.printable import printable
 
-Commands = Any
-"""What ``add_subparsers`` returns; argparse has no public name for its class."""
 Act = Callable[[argparse.Namespace], int]
 """Does what a command's options ask for, and returns the exit status."""
+Option = Callable[[argparse.ArgumentParser], object]
+"""Adds an option or argument, or several."""
+COMMANDS: dict[str, tuple[Act, tuple[Option, ...], dict[str, Any]]] = {}
+"""Every command that is imported, with its options and the other arguments of its parser."""
+
+
+class Status(enum.IntEnum):
+    """What every command ends with."""
+
+    DONE = 0
+    HOLDS = 1  # a condition of --fail-if; of ``peak``: the machine was too busy
+    FAILED = 2  # wrong usage, or something cannot be read, written or compared, and standard error says which
+    INCONCLUSIVE = 3  # a condition that a starved run leaves open
+    INTERRUPTED = 130  # Ctrl-C, as shells have it: 128 and the signal's number
 
 
 def complain(words: str, *, command: str = "") -> None:
@@ -43,19 +55,26 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def add_command(commands: Commands, act: Act, **settings: Any) -> argparse.ArgumentParser:
-    """Add the command that *act* does: it has the function's name, and its docstring is the command's help."""
-    words = inspect.getdoc(act) or ""  # none under python -OO
-    does = words.partition("\n")[0].rstrip(".")
-    settings |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    added: argparse.ArgumentParser = commands.add_parser(
-        act.__name__, help=f"{does[:1].lower()}{does[1:]}", description=words, **settings
-    )
-    added.set_defaults(act=act)
-    return added
+def command(*options: Option, **settings: Any) -> Callable[[Act], Act]:
+    """A decorator that makes a command of a function, with its name; its docstring is the command's help."""
+
+    def add(act: Act) -> Act:
+        COMMANDS[act.__name__] = act, options, settings
+        return act
+
+    return add
 
 
-def add_forms(command: argparse.ArgumentParser, what: str) -> None:
-    """Add the options for *what* the command prints in other forms."""
-    command.add_argument("--json", action="store_true", help=f"print {what} as JSON")
-    command.add_argument("--html", metavar="FILE", help="write it also as a page, to a path or URL")
+def option(*names: str, **settings: Any) -> Option:
+    """An option, or an argument."""
+    return lambda parser: parser.add_argument(*names, **settings)
+
+
+def in_forms(what: str) -> Option:
+    """The options for *what* the command prints in other forms."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")
+        parser.add_argument("--html", metavar="FILE", help="write it also as a page, to a path or URL")
+
+    return add

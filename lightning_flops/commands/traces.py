@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from lightning_flops.errors import ConfigError
 
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from lightning_flops.schema.profile import Profile
     from lightning_flops.trace import Peaks
     from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
+    from lightning_flops.trace.report import AnalyzedTrace
 
-T = TypeVar("T")
 
+def analyzed(files: Sequence[str], options: argparse.Namespace, **settings: Any) -> list[AnalyzedTrace]:
+    """What trace *files* say: with the figures that were given, on all processors."""
+    from lightning_flops.trace.many import analyze_each
 
-def analyzed(analyze: Callable[..., T], files: Sequence[str], options: argparse.Namespace, **settings: Any) -> T:
-    """What *analyze* makes of trace *files*: with the figures that were given, on all processors."""
     formulas = recorded_work if importlib.util.find_spec("torch") else None
     processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return analyze(files, formulas=formulas, peaks=peaks(options), processes=processes, **settings)
+    return analyze_each(files, formulas=formulas, peaks=peaks(options), processes=processes, **settings)
 
 
 def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
@@ -33,9 +34,9 @@ def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
     return recorded_work(operator, inputs)
 
 
-def add_peaks(command: argparse.ArgumentParser) -> None:
+def add_peaks(parser: argparse.ArgumentParser) -> None:
     """Add the options that give a device's own figures."""
-    command.add_argument(
+    parser.add_argument(
         "--peak",
         type=_peak,
         action="append",
@@ -44,7 +45,7 @@ def add_peaks(command: argparse.ArgumentParser) -> None:
         help="dense peak of one device in FLOP/s, for a dtype or for all: bfloat16=312e12, or 312e12; wins over the "
         "table of devices, may be given several times",
     )
-    command.add_argument(
+    parser.add_argument(
         "--bandwidth", type=_number, metavar="BYTES", help="bandwidth of one device's memory in bytes/s: 2.0e12"
     )
 

@@ -232,22 +232,15 @@ class ProfilerConfig:
         its rule means that nothing is profiled. The caller warns of both. Settings *given* elsewhere win over the
         block's; without the key ``enabled`` it is *enabled* or not.
         """
-        says_enabled = False
-        unknown: list[str] = []
-        wrong: str | None = None
-        settings: dict[str, Any] = {"enabled": enabled}
-        given = given or {}
+        given, unknown, wrong, says_enabled = given or {}, list[str](), None, False
         try:
             if not isinstance(block, Mapping):
                 raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
             says_enabled = "enabled" in block
-            settings["detailed"] = bool(block)
-            for name, value in block.items():
-                if name not in SETTINGS:
-                    unknown.append(unknown_setting(name, SETTINGS))
-                else:
-                    settings[name] = None if value == "" else value  # as DeepSpeed takes an empty ``output_file``
-            taken = cls(**{**settings, **given})
+            unknown = [unknown_setting(name, SETTINGS) for name in block if name not in SETTINGS]
+            # As DeepSpeed takes an empty ``output_file``.
+            known = {name: None if value == "" else value for name, value in block.items() if name in SETTINGS}
+            taken = cls(**{"enabled": enabled, "detailed": bool(block), **known, **given})
         except Exception as error:  # comparing, converting or showing a user's object may raise anything
             wrong = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             taken = cls(**{**given, "enabled": False})

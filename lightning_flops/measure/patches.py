@@ -1,106 +1,118 @@
-"""Calls us before and after functions of torch's classes and modules, for a while."""
+"""Functions of others' classes, modules and tables, wrapped for as long as needed, and what is called around them.
+
+Nothing of ours is on an object of the user's: a wrapper is on a class or a module, and finds those who listen.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
-from lightning_flops.measure.torch_private.needed import hide, hide_around
+from lightning_flops.measure.torch_private.needed import hide_around
 
-Before = Callable[..., Callable[[], None] | None]
-"""Gets a function's arguments. It may return what is to be called when the function has ended, also if it raised."""
+Ends = Callable[[Any, BaseException | None], object]
+"""Gets what a function has returned, None if it raised, and what it has raised."""
+Begins = Callable[..., Ends | None]
+"""Gets a function's arguments before it does. It may return what is to be called when the function has ended."""
+Failed = Callable[[Exception], object]
 
-_PATCH = "__lightning_flops_patch__"
-"""Attribute of a function of ours that holds its ``_Patch``."""
+_users: dict[tuple[int, Any], list[Callable[[], None]]] = {}
+"""By owner and name: how the wrapper is removed, once for each who needs it."""
 
 
-def listen(
-    undo: ExitStack,
-    target: Any,
-    name: str,
-    failed: Callable[[Exception], None],
-    *,
-    before: Before | None = None,
-    after: Callable[..., None] | None = None,
-) -> None:
-    """Call us before or after each call of ``target.name``, of a class or a module, until *undo* is closed.
+def wrap(owner: Any, name: Any, make: Callable[[Any], Callable[..., Any]], undo: ExitStack) -> None:
+    """Have what *make* returns in the place of a function until *undo* is closed; all who need it share one wrapper.
 
-    The function is compiled as it would be without us. On a class, its first argument is the instance. References to it
-    that were taken before cannot be pickled meanwhile.
+    *owner* is a class or a module that has the function as the attribute *name*, or a dict that has it as a value. The
+    wrapper must not keep a run or an object of the user's alive. References to it that were taken before cannot be
+    pickled meanwhile.
+
+    Raises:
+        KeyError: *owner* itself has no such function.
+    """
+    key = id(owner), name
+    users = _users.setdefault(key, [])
+    users.append(users[0] if users else _put(owner, name, make))
+
+    def drop() -> None:
+        remove = users.pop()
+        if not users:
+            del _users[key]
+            remove()
+
+    undo.callback(drop)
+
+
+def _put(owner: Any, name: Any, make: Callable[[Any], Callable[..., Any]]) -> Callable[[], None]:
+    table = owner if isinstance(owner, dict) else vars(owner)
+    put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
+    original = table[name]
+    wrapper = make(original)
+    put(name, wrapper)
+
+    def remove() -> None:
+        if table[name] is wrapper:  # otherwise other code has wrapped it since, and keeps it
+            put(name, original)
+
+    return remove
+
+
+class _Listener(NamedTuple):
+    begins: Begins
+    failed: Failed | None
+
+
+_listeners: dict[tuple[int, str], list[_Listener]] = {}
+
+
+def listen(undo: ExitStack, owner: Any, name: str, begins: Begins, *, failed: Failed | None = None) -> None:
+    """Have *begins* called before each call of ``owner.name`` until *undo* is closed, and what it returns after it.
+
+    The function is compiled as it would be without us. On a class, its first argument is the instance.
 
     Args:
         undo: makes the function as it was before.
-        target: a class or a module.
+        owner: as for ``wrap``.
         name: of the function.
-        failed: gets what *before* or *after* raised; it never raises.
-        before: is called first, with the same arguments.
-        after: is called with the same arguments when the function has returned.
+        begins: is called with the same arguments; who listens last is called first.
+        failed: gets what *begins*, or what it returned, raised; without it these raise nothing but what is the user's.
 
     Raises:
-        AttributeError: *target* has no such attribute.
+        KeyError: as for ``wrap``.
     """
-    undo.callback(_Patch(target, name, before, after, failed).undo)
+    listeners = _listeners.setdefault((id(owner), name), [])
+    wrap(owner, name, functools.partial(_heard, listeners), undo)
+    listeners.append(one := _Listener(begins, failed))
+    # Who still holds the wrapper runs the function alone, and keeps nothing else alive.
+    undo.callback(listeners.remove, one)
 
 
-class _Patch:
-    """One replaced function. It is pickled by its name, as the original is."""
-
-    def __init__(
-        self,
-        target: Any,
-        name: str,
-        before: Before | None,
-        after: Callable[..., None] | None,
-        failed: Callable[[Exception], None],
-    ) -> None:
-        self.target = target
-        self.name = name
-        self.before, self.after, self.failed = before, after, failed
-        self.is_over = False
-        self.had = name in vars(target)
-        self.previous = vars(target).get(name)
-        original = getattr(target, name)
-
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            ends = None if self.before is None else self.ask(self.before, *args, **kwargs)
-            try:
-                result = original(*args, **kwargs)
-            finally:
-                if ends is not None:
-                    self.ask(ends)
-            if self.after is not None:
-                self.ask(self.after, *args, **kwargs)
-            return result
-
-        self.replacement: Any = hide_around(call, before, after)
-        setattr(call, _PATCH, self)
-        setattr(target, name, call)
-
-    def ask(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _heard(listeners: list[_Listener], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        hearing = []
+        for each in reversed(listeners):  # a comprehension has a frame of its own, which torch would compile
+            hearing.append((each, _ask(each.failed, each.begins, args, kwargs)))
         try:
-            return call(*args, **kwargs)
-        except Exception as error:
-            self.failed(error)
-            return None
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            for each, ends in hearing:
+                _ask(each.failed, ends, (None, error), {})
+            raise
+        for each, ends in hearing:
+            _ask(each.failed, ends, (result, None), {})
+        return result
 
-    def undo(self) -> None:
-        # Who still holds the replacement runs the function alone, and keeps nothing else alive.
-        self.before = self.after = None
-        self.failed = lambda error: None
-        self.is_over = True
-        if vars(self.target).get(self.name) is not self.replacement:
-            return  # other code has wrapped it since
-        had, previous = self.had, self.previous
-        # We may have replaced another one of ours, which was undone while we were on top of it.
-        while isinstance(older := getattr(previous, _PATCH, None), _Patch) and older.is_over:
-            had, previous = older.had, older.previous
-        if had:
-            setattr(self.target, self.name, previous)
-        else:
-            delattr(self.target, self.name)
+    return hide_around(call, _ask)
 
 
-hide(_Patch.ask)
+def _ask(failed: Failed | None, ours: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
+    try:
+        return None if ours is None else ours(*args, **kwargs)
+    except Exception as error:
+        if failed is None:
+            raise
+        failed(error)
+        return None

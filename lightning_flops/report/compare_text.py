@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_flops.records import OUTSIDE
-from lightning_flops.report.document import Column, Item, Section, Table, cells, draw_all, quantity, table
+from lightning_flops.report.document import NAME_CHARS, Column, Item, Section, Table, cells, draw_all, quantity, table
 from lightning_flops.report.layout import View, some_of
 from lightning_flops.schema.comparison import (
     CONFIDENCE,
@@ -25,7 +25,6 @@ _NS = 1e9
 _ROWS_SHOWN = 12
 _NAMES_SHOWN = 8
 _CAUSES_NAMED = 3
-_NAME_CHARS = 56
 _WORDS = {"work": ("more work", "less work"), "efficiency": ("worse efficiency", "better efficiency")} | {
     "waiting": ("more waiting", "less waiting")
 }
@@ -38,12 +37,7 @@ _TITLES: dict[TableName, str] = {
 
 
 def render_comparison(comparison: Comparison, *, width: int | None = None) -> str:
-    """The report on *comparison*, for people, ending in a line break.
-
-    Args:
-        comparison: what to print.
-        width: columns of the terminal, into which tables are made to fit; None for no limit.
-    """
+    """The report on *comparison*, for people, in a terminal of *width* columns; None for no limit."""
     return draw_all(comparison_sections(comparison), View(rows=_ROWS_SHOWN, width=width))
 
 
@@ -80,7 +74,7 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         Column("", lambda row: "beyond noise" if row.beyond_noise else "", str, left=True),
     ]
     parts = table((*comparison.parts, comparison.step), columns, whole=True, least_width=7)
-    tables = [Section(_TITLES[one.of], "", [_table(one.rows)]) for one in comparison.tables]
+    tables = [Section(_TITLES[of], "", [_table(rows)]) for of, rows in comparison.tables.items()]
     return [
         Section("Two traces compared" if of_traces else "Two runs compared", "", items),
         Section("By part of the step", "", [parts]),
@@ -102,7 +96,7 @@ def _columns(first: str, *, causes: bool) -> list[Column]:
     def time(label: str, field: str) -> Column:
         return quantity(label, lambda row: getattr(row, field) / _NS, "s")
 
-    return [Column(first, _name, str, chars=_NAME_CHARS), *(time(*one) for one in fields.items())]
+    return [Column(first, _name, str, chars=NAME_CHARS), *(time(*one) for one in fields.items())]
 
 
 def _by_kind(kind: str, row: CausedDifference) -> int:

@@ -21,7 +21,6 @@ _CELLS = 40
 _LEAST_SHARE = 0.0005
 """Of a part in the bar: what would print as 0.0% is not in it."""
 
-_BLOCK = "█"
 _NAME_CHARS = 44
 _MODULES = 3
 
@@ -137,7 +136,7 @@ def _bar(parts: Sequence[tuple[str, float]]) -> list[str]:
     """Each part's share, and blocks of that length."""
     whole, lines = sum(seconds for _, seconds in parts), [""]
     for name, seconds in parts:
-        piece = f"{name} {seconds / whole:.1%} {_BLOCK * round(_CELLS * seconds / whole)}".rstrip()
+        piece = f"{name} {seconds / whole:.1%} {'█' * round(_CELLS * seconds / whole)}".rstrip()
         if len(lines[-1]) + 2 + len(piece) > _BAR_COLUMNS:
             lines.append("")
         if seconds >= _LEAST_SHARE * whole:

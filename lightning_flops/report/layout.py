@@ -20,7 +20,8 @@ _LABEL_WIDTH = 70
 _VALUE_CHARS = 30
 _LEAST_NAME_CHARS = 16
 
-SortKey = Literal["name", "calls", "total", "self", "mean", "max", "min", "flops", "rate", "bytes"]
+SortKey = Literal["total", "self", "mean", "max", "min", "calls", "name", "flops", "rate", "bytes"]
+"""Columns by which tables can be sorted."""
 
 _Row = TypeVar("_Row")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from lightning_flops.analysis.module_names import pattern_of
 from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
 from lightning_flops.report.document import Column, Figure, Item, Section, at, quantity, share, table
 from lightning_flops.report.layout import some_of
@@ -162,8 +163,7 @@ def _groups(modules: Sequence[ModuleProfile]) -> list[_Group]:
     alike: dict[tuple[str, str, str], list[ModuleProfile]] = {}
     for module in modules:
         if module.alias_of is None:
-            pattern = ".".join("*" if part.isdecimal() else part for part in module.name.split("."))
-            alike.setdefault((pattern, module.type_name, module.extra_repr), []).append(module)
+            alike.setdefault((pattern_of(module.name), module.type_name, module.extra_repr), []).append(module)
     return [
         _Group(pattern if len(found) > 1 else found[0].name or "(root)", kind or "(not described)", found)
         for (pattern, kind, _), found in alike.items()

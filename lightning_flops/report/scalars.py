@@ -119,11 +119,8 @@ def monitor_scalars(
         "useful_mfu": useful_flops_peak_sec,
         "model_flops_per_sec": model_flops,
     }
-    scalars = {}
-    for tag, amount in amounts.items():
-        if amount is not None and 0 <= amount < _MOST and amount / seconds <= _HIGHEST.get(tag, _MOST):
-            scalars[f"{prefix}/{tag}"] = amount / seconds
-    for tag, share in (("padding_ratio", padding_ratio), ("estimated_ratio", estimated_ratio)):
-        if share is not None:
-            scalars[f"{prefix}/{tag}"] = float(share)
-    return scalars
+    values = {tag: amount / seconds for tag, amount in amounts.items() if amount is not None and 0 <= amount < _MOST}
+    values = {tag: value for tag, value in values.items() if value <= _HIGHEST.get(tag, _MOST)}
+    shares = {"padding_ratio": padding_ratio, "estimated_ratio": estimated_ratio}
+    values |= {tag: float(share) for tag, share in shares.items() if share is not None}
+    return {f"{prefix}/{tag}": value for tag, value in values.items()}

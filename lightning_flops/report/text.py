@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
-from lightning_flops.report.compare_text import comparison_headline, comparison_sections
+from lightning_flops.report.compare_text import comparison_headline, comparison_sections, render_comparison
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
 from lightning_flops.report.device_document import energy_section, memory_section, traced_section
 from lightning_flops.report.document import Section, as_html, draw, draw_all
@@ -53,6 +53,8 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     Raises:
         TypeError: *profile* is nothing that there is a report on.
     """
+    if isinstance(profile, Comparison):
+        return render_comparison(profile)
     if not isinstance(profile, Profile):
         return draw_all(_other_sections(profile), WHOLE)
     lines = _short_lines(profile)
@@ -148,17 +150,11 @@ def _traced(profile: Profile) -> Iterator[Section]:
 
 def detailed_sections(profile: Profile) -> Iterator[Section]:
     """What is not in the short report."""
-    sections = (
-        None if profile.timing is None else times_section(profile, spread=True),
-        advice_section(profile.advice, rules=True) if profile.advice else None,
-        notes_section(profile.notes) if profile.notes else None,
-        flops_section(profile),
-        throughput_section(profile),
-        energy_section(profile),
-        ranks_section(profile),
-        memory_section(profile),
-        operators_section(profile),
-        uncounted_section(profile),
-        traced_section(profile),
-    )
-    yield from (section for section in sections if section is not None)
+    if profile.timing is not None:
+        yield times_section(profile, spread=True)
+    if profile.advice:
+        yield advice_section(profile.advice, rules=True)
+    if profile.notes:
+        yield notes_section(profile.notes)
+    work = (flops_section, throughput_section, energy_section, ranks_section, memory_section, operators_section)
+    yield from filter(None, (section(profile) for section in (*work, uncounted_section, traced_section)))

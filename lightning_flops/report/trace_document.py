@@ -154,15 +154,15 @@ def _devices(report: TraceReport) -> Section:
 
 def _phases(report: TraceReport) -> Section:
     if report.phases is None:
-        return Section("Phases", "", [Figure("Phases", f"{NOT_AVAILABLE} (the trace names no phases)")])
+        return Section("Phases", "", [Figure("Phases", f"{NOT_AVAILABLE} (nothing in the trace shows phases)")])
     tables = []
     for clock in ("host", "device") if report.device_metrics is not None else ("host",):
         columns = [named(clock), CALLS, *statistics(at(clock))]
         tables.append(table(report.phases, columns, whole=True))
     return Section(
         "Phases",
-        "On the host's clock, and the device work launched in them, as scopes in the trace name them. What is in no "
-        "phase is in others, once for each step.",
+        "On the host's clock, and the device work launched in them, as scopes in the trace name them, or by operators: "
+        "with gradients on before a backward, and in autograd. What is in no phase is in others, once for each step.",
         tables,
     )
 

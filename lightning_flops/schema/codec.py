@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Hashable, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -90,13 +91,21 @@ def _decoded(cls: type[_T], text: str) -> _T:
 
 @cache
 def _decoder(cls: Hashable) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(cast("Any", cls))
+    return msgspec.json.Decoder(cast("Any", cls), dec_hook=_from_plain)
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, array):
+        return value.tolist()
     for kind in (str, int, float):  # of a class that is one of these, as torch's version is a text
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, Mapping):
         return dict(value)
     raise NotImplementedError(f"{type(value).__name__} has no JSON form here")
+
+
+def _from_plain(kind: type, plain: Any) -> object:
+    if kind is array and isinstance(plain, list) and all(type(item) is int for item in plain):
+        return array("q", plain)
+    raise ValueError("Expected `array` of integers")

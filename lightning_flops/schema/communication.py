@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,12 @@ class Overlap:
         return self.communication_us - self.overlap_us
 
 
+if TYPE_CHECKING:
+    Integers: TypeAlias = array[int]
+else:
+    Integers = array  # before Python 3.12 it takes no type of its items, and JSON is read by the types of fields
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCalls:
     """The calls that one rank made of one collective in one process group and step, in the order of their starts."""
@@ -50,8 +58,8 @@ class CollectiveCalls:
     """Bytes of the larger side of each call, all calls together; None where the trace does not say."""
     total_ns: int
     """Latency of all calls together. Each rank adds up its own, so that no rank adds up those of thousands."""
-    latency_ns: tuple[int, ...]
-    """From start to end of each call; if there are fewer than *calls*, of the first calls."""
+    latency_ns: Integers
+    """From start to end of each call, typecode ``q``; if there are fewer than *calls*, of the first calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

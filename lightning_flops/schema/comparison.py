@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from lightning_flops.schema import shown
@@ -39,9 +39,8 @@ class TimeDifference:
     b_ns: int
     """Time in a step of B."""
     noise_ns: int | None
-    """How far the difference may be chance, up or down; None if single steps are not known or are too few. Of a module:
-    four standard errors of its own times over the traced steps of both runs, and what traced forwards and backwards
-    took beyond the timed ones if that is over twice or under half."""
+    """How far the difference may be chance; None if single steps are not known or too few. Of a module: four standard
+    errors of its own times over the traced steps, and what these took beyond the timed ones if that is over twice."""
 
     @property
     def difference_ns(self) -> int:
@@ -59,8 +58,7 @@ class CausedDifference(TimeDifference):
     """A difference with its causes, which add up to it, to the nanosecond."""
 
     causes: Mapping[Cause, int]
-    """Nanoseconds by cause, without what is zero; below zero: less work, the same work faster, less waiting. Empty in a
-    comparison of traces, which do not say it."""
+    """Nanoseconds by cause, without what is zero; below zero: less work, faster, less waiting. Empty of traces."""
 
     work_ns = _sum_of(*WORK)
     """Time for more work."""
@@ -116,16 +114,6 @@ TableName = Literal["kernels", "operators", "collectives"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeTable:
-    """All things of one kind that at least one of the runs has."""
-
-    of: TableName
-    """Which kind."""
-    rows: tuple[CalledDifference, ...]
-    """The largest difference first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SettingDifference:
     """What is set up differently in the two runs, as text."""
 
@@ -150,8 +138,7 @@ class FigureDifference:
     ratio: float | None
     """B / A; 1 if both are 0. None if it is not known, or only A is 0."""
     noise_factor: float | None
-    """What the ratio may be multiplied or divided by through chance: 1 for a count, which is exact. None if it is not
-    known."""
+    """What the ratio may be multiplied or divided by through chance: 1 for a count. None if it is not known."""
     reason: str
     """Why the ratio or its noise is None; empty if neither is."""
 
@@ -193,16 +180,14 @@ class Comparison(shown.Shown):
     figures: tuple[FigureDifference, ...]
     """Numbers of both runs, with their ratios."""
     step: CausedDifference
-    """The whole step, ``global step`` or ``batch`` of profiles, ``step`` or ``whole trace`` of traces: the sum of its
-    parts."""
+    """The whole step, or the ``whole trace`` if it has no marks of steps: the sum of its parts."""
     parts: tuple[CausedDifference, ...]
-    """Every part of a step, as in ``PartTiming`` or ``StepTime``; parts that one of the runs cannot separate stand
-    together."""
+    """Parts of a step, as in ``PartTiming`` or ``StepTime``; what one run cannot separate stands together."""
     modules: tuple[ModuleDifference, ...] = ()
     """In B's tree order, the root first, each module that is gone behind those of B; last what no module owns. Of
     profiles."""
-    tables: tuple[TimeTable, ...] = ()
-    """Times by kernel, operator and collective, as far as one of the runs shows them; of traces."""
+    tables: Mapping[TableName, tuple[CalledDifference, ...]] = field(default_factory=dict)
+    """Rows of each kind that one of the runs shows, the largest difference first; of traces."""
     notes: tuple[str, ...]
     """What is not known, or was joined to something else, in sentences."""
 

@@ -25,11 +25,7 @@ from lightning_flops.schema.step import (
 from lightning_flops.schema.trace import TracedStep
 
 SCHEMA_VERSION = 8
-"""Version of the JSON that ``Profile.to_json`` writes.
-
-It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
-"""
-
+"""Version of the JSON that ``Profile.to_json`` writes; it goes up whenever a field of it or of its records changes."""
 
 Origin = Literal["vendor", "given", "measured"]
 
@@ -182,8 +178,7 @@ class Profile(shown.Shown):
         Raises:
             ProfileFormatError: a number of the profile is not finite.
         """
-        run = ProfiledRun(name="this run", windows=(self,))
-        return str(shown.above("report.html_page").render_page([run]))
+        return str(shown.above("report.html_page").render_page([ProfiledRun(name="this run", windows=(self,))]))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:

@@ -1,7 +1,4 @@
-"""How reports show themselves in a notebook and in a console.
-
-``report`` makes their words, which these records do not know: it is found by its name when a report is first shown.
-"""
+"""How reports show themselves: ``report``, which makes their words, is found by its name when one is first shown."""
 
 from __future__ import annotations
 

@@ -13,6 +13,14 @@ from lightning_flops.records import PhaseFlops, TimePhase
 class StepFlops(PhaseFlops):
     """FLOPs of one global step on this rank; a multiply-add is two."""
 
+    forward: int
+    """Every forward that runs inside a step."""
+    backward: int
+    """What autograd ran, without what it repeated of the forward."""
+    recompute: int
+    """What the backward repeated of the forward: activation checkpointing, fused attention's score matrix."""
+    optimizer: int
+    """Inside optimizer steps."""
     skipped: int
     """Part of the four phases' FLOPs that fused masked attention does not execute."""
     without_backward: int

@@ -19,7 +19,7 @@ from lightning_flops.trace.recorded import RecordedInputs
 
 if TYPE_CHECKING:
     from lightning_flops.trace.modules import Frames
-    from lightning_flops.trace.steps import Steps
+    from lightning_flops.trace.steps import Phase, Steps
     from lightning_flops.trace.tables import OperatorTimes
 
 
@@ -199,8 +199,8 @@ class Trace:
         return find_steps(self)
 
     @cached_property
-    def phases(self) -> dict[str, Intervals]:
-        """When the phases of training ran that scopes in the steps name."""
+    def phases(self) -> dict[str, Phase]:
+        """When the phases of training ran in the steps."""
         from lightning_flops.trace.steps import find_phases
 
         return find_phases(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from array import array
 
 import numpy as np
 
@@ -152,7 +153,7 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
             calls=len(rows),
             bytes=collective_bytes(trace, rows),
             total_ns=int(trace.duration_ns[rows].sum()),
-            latency_ns=tuple(trace.duration_ns[rows].tolist()),
+            latency_ns=array("q", trace.duration_ns[rows].tolist()),
         )
         for (name, group, step), rows in found.items()
     )

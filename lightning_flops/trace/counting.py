@@ -226,5 +226,5 @@ def _parts(trace: Trace) -> Ints:
     accumulates = is_node & trace.where(lambda name: name.endswith("AccumulateGrad"), Kind.OPERATOR)
     parts[rows[innermost(accumulates) >= 0]] = FlopPart.OPTIMIZER
     if (optimizer := trace.phases.get("optimizer")) is not None:
-        parts[rows[inside(optimizer, trace.start_ns[rows])]] = FlopPart.OPTIMIZER
+        parts[rows[inside(optimizer.own, trace.start_ns[rows])]] = FlopPart.OPTIMIZER
     return parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
@@ -45,7 +45,7 @@ _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "sequence": ("Sequence number", _ABSENT), "forward_thread": ("Fwd thread id", _ABSENT),
     "concrete": ("Concrete Inputs", _RAW), "types": ("Input type", _RAW), "strides": ("Input Strides", _RAW),
     "dims": ("Input Dims", _RAW), "old_dims": ("Input dims", _RAW),
-    "device": ("device", None), "stream": ("stream", _ABSENT), "correlation": ("correlation", _ABSENT),
+    "device": ("device", _ABSENT), "stream": ("stream", _ABSENT), "correlation": ("correlation", _ABSENT),
     "bytes": ("bytes", _ABSENT), "registers": ("registers per thread", _ABSENT),
     "shared_memory": ("shared memory", _ABSENT), "blocks_per_sm": ("blocks per SM", math.nan), "grid": ("grid", _RAW),
     "block": ("block", _RAW), "occupancy_percent": ("est. achieved occupancy %", math.nan),
@@ -100,36 +100,10 @@ DECODER = msgspec.json.Decoder(list[Event])
 """Makes events of the text of a JSON list; what no table needs is checked and passed over."""
 
 
-def _external_id(span: Event) -> Any:
-    return span.args.old_external_id if span.args.external_id == _ABSENT else span.args.external_id
-
-
-def _device(span: Event) -> Any:
-    return span.pid if span.args.device is None else span.args.device
-
-
-_FRACTIONS = ("blocks_per_sm", "occupancy_percent")
-_Getters = dict[str, Callable[[Event], Any]]
-_OF_HOST: _Getters = {
-    "sequence": attrgetter("args.sequence"), "forward_thread": attrgetter("args.forward_thread"),
-    "external_id": _external_id,
-}  # fmt: skip
-_OF_RUNTIME: _Getters = {"correlation": attrgetter("args.correlation")}
-_OF_DEVICE: _Getters = {
-    **{name: attrgetter(f"args.{name}") for name in ("stream", "correlation", "bytes", *_FRACTIONS)},
-    "external_id": _external_id, "device": _device,
-}  # fmt: skip
-_INTEGERS = np.dtype(np.int64)
-_COLUMNS: dict[str, np.dtype[Any]] = {
-    **dict.fromkeys((*_OF_HOST, *_OF_RUNTIME, *_OF_DEVICE), _INTEGERS),
-    **dict.fromkeys(_FRACTIONS, np.dtype(np.float64)),
-    "inputs": np.dtype(np.int32),
-}
-_OF_MEMORY = {
-    "bytes": "allocated_bytes", "device": "device_index",
-    **{name: name for name in ("device_type", "total_allocated", "total_reserved")},
-}  # fmt: skip
-"""Of the columns of memory events, the arguments."""
+_OF_HOST = ("sequence", "forward_thread", "external_id", "old_external_id")
+_OF_LAUNCHES = ("correlation", "stream")
+_OF_DEVICE = ("bytes", "device", "blocks_per_sm", "occupancy_percent", "external_id", "old_external_id")
+_OF_MEMORY = ("allocated_bytes", "device_index", "device_type", "total_allocated", "total_reserved")
 
 
 @lru_cache(maxsize=1024)
@@ -144,7 +118,7 @@ def _numbers() -> defaultdict[Any, int]:
     return found
 
 
-def _packed(code: str, values: list[Any]) -> npt.NDArray[Any]:
+def _packed(code: str, values: Sequence[Any]) -> npt.NDArray[Any]:
     """*values* as a column; ``struct`` converts faster than numpy, and refuses what is of another type."""
     return np.frombuffer(struct.pack(f"{len(values)}{code}", *values), dtype=code)
 
@@ -167,12 +141,14 @@ def _nanoseconds(times_us: list[Any]) -> Ints:
     return rest_ns
 
 
-def _column(values: list[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Arguments of events; -1 or NaN for one that the event does not have, that is no number, or over 64 bits."""
-    try:
-        return _packed(dtype.char, values)
-    except _NOT_AS_EXPECTED:
-        return np.array([*map(_fraction if dtype.kind == "f" else _integer, values)], dtype=dtype)
+def _columns(arguments: list[Any], names: tuple[str, ...]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """Arguments of events; -1 or NaN for one that an event does not have, that is no number, or over 64 bits."""
+    for name, values in zip(names, zip(*map(attrgetter(*names), arguments), strict=True), strict=bool(arguments)):
+        code, convert = ("d", _fraction) if isinstance(_ARGUMENTS[name][1], float) else ("q", _integer)
+        try:
+            yield name, _packed(code, values)
+        except _NOT_AS_EXPECTED:
+            yield name, np.array([*map(convert, values)], dtype=code)
 
 
 def _integer(value: Any) -> int:
@@ -224,41 +200,44 @@ class Columns:
         if (foreign := kind == _FOREIGN).any():
             self._foreign.update(span.cat or "" for span in compress(spans, foreign.tobytes()))
             spans, kind = [*compress(spans, (~foreign).tobytes())], kind[~foreign]
-        columns = {name: np.full(len(spans), np.nan if name in _FRACTIONS else -1, t) for name, t in _COLUMNS.items()}
+        absent = {name: _ARGUMENTS[name][1] for name in (*_OF_HOST, *_OF_LAUNCHES, *_OF_DEVICE)}
+        columns: dict[str, Any] = {name: np.full(len(spans), value) for name, value in absent.items()}
         columns["kind"] = kind
         columns["name"] = _packed("i", [self._names[span.name] for span in spans])
         columns["lane"] = _packed("i", [self._lanes[span.pid, span.tid] for span in spans])
         times = _nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
         columns["start_ns"], columns["duration_ns"] = times[: len(spans)], times[len(spans) :]
-        on_host, on_device = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION), kind >= Kind.KERNEL
-        for chosen, of in ((on_host, _OF_HOST), (kind == Kind.RUNTIME, _OF_RUNTIME), (on_device, _OF_DEVICE)):
-            if some := [*compress(spans, chosen.tobytes())]:
-                for name, get in of.items():
-                    columns[name][chosen] = _column([*map(get, some)], _COLUMNS[name])
-                if of is _OF_HOST:
-                    columns["inputs"][chosen] = [self._input_of(span.args) for span in some]
-                if of is not _OF_RUNTIME:
-                    self._keep_arguments((np.flatnonzero(chosen) + self._rows).tolist(), some)
+        columns["inputs"] = np.full(len(spans), _ABSENT, dtype=np.int32)
+        on_host = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION)
+        on_device = kind >= Kind.KERNEL
+        for chosen, names in ((on_host, _OF_HOST), (kind >= Kind.RUNTIME, _OF_LAUNCHES), (on_device, _OF_DEVICE)):
+            rows, arguments = np.flatnonzero(chosen), [span.args for span in compress(spans, chosen.tobytes())]
+            for name, values in _columns(arguments, names):
+                columns[name][rows] = values
+            if names is _OF_HOST and any(one.dims or one.old_dims for one in arguments):
+                columns["inputs"][rows] = [*map(self._input, arguments)]
+            if names is not _OF_LAUNCHES:
+                self._keep((rows + self._rows).tolist(), arguments)
+        if (unnamed := on_device & (columns["device"] == _ABSENT)).any():
+            columns["device"][unnamed] = [_integer(span.pid) for span in compress(spans, unnamed.tobytes())]
         for name, values in columns.items():
             self._parts[name].append(values)
         self._rows += len(spans)
 
-    def _input_of(self, one: Any) -> int:
-        key = (bytes(one.dims or one.old_dims), bytes(one.types), bytes(one.concrete), bytes(one.strides))
-        return self._inputs[key] if key[0] else _ABSENT
+    def _input(self, one: Any) -> int:
+        dims = one.dims or one.old_dims
+        return self._inputs[(*map(bytes, (dims, one.types, one.concrete, one.strides)),)] if dims else _ABSENT
 
-    def _keep_arguments(self, rows: list[int], spans: list[Event]) -> None:
-        for row, one in zip(rows, [span.args for span in spans], strict=True):
+    def _keep(self, rows: list[int], arguments: list[Any]) -> None:
+        for row, one in zip(rows, arguments, strict=True):
             if one.collective is not None:
                 self._collectives[row] = _collective(one)
             if one.occupancy_percent == 0 and type(one.shared_memory) is int and one.shared_memory > _MUCH_SHARED_BYTES:
                 self._without_occupancy[row] = one
 
     def _add_memory(self, events: list[Event]) -> None:
-        if not events:
-            return
-        for name, argument in _OF_MEMORY.items():
-            self._memory[name].append(_column([getattr(one.args, argument) for one in events], _INTEGERS))
+        for name, values in _columns([event.args for event in events], _OF_MEMORY):
+            self._memory[name].append(values)
         self._memory["lane"].append(_packed("i", [self._lanes[event.pid, event.tid] for event in events]))
         self._memory["time_ns"].append(_nanoseconds([event.ts for event in events]))
 
@@ -271,13 +250,22 @@ class Columns:
         names = tuple(map(str, self._names))
         columns: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self._parts.items()}
         kind, name_of = columns.pop("kind").astype(np.int8), columns["name"]
+        old_ids, ids = columns.pop("old_external_id"), columns["external_id"]
+        columns["external_id"] = np.where(ids == _ABSENT, old_ids, ids)
+        del self._foreign["Trace"]  # around the whole of old traces
+        foreign = ", ".join(repr(name or "none")[:80] for name in sorted(self._foreign)[:_CATEGORIES_NAMED])
         if not (kind > Kind.PYTHON).any():
             words = "is an operator, a scope, a runtime call or a kernel of torch.profiler; others are"
-            raise ValueError(f"none of its {self._seen} events {words} {self._categories() or 'none'}")
+            raise ValueError(f"none of its {self._seen} events {words} {foreign or 'none'}")
         scopes = np.array([not is_users_scope(text) for text in names], dtype=bool)
         kind = np.where((kind == Kind.OPERATOR) & scopes[name_of], np.int8(Kind.ANNOTATION), kind)
         devices = tuple(converted(metadata.get("deviceProperties"), list[DeviceProperties]) or ())
-        notes = self._notes()
+        notes = []
+        if foreign:
+            left_out = f"({foreign}): {self._foreign.total()}."
+            notes.append(f"Left out: events of categories that are not torch.profiler's {left_out}")
+        if any(types == b"[]" and dims.strip(b"[], ") for dims, types, *_ in self._inputs):
+            notes.append("Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32.")
         if without := self._without_occupancy:
             by_index, on = {one.index: one for one in devices}, columns["device"]
             found = [_occupancy(one, by_index.get(on[row])) for row, one in without.items()]
@@ -307,24 +295,12 @@ class Columns:
         return _without_overlong(trace)
 
     def _memory_events(self, lane_of: npt.NDArray[np.int32]) -> MemoryEvents | None:
-        if not self._memory:
-            return None
         found = {name: np.concatenate(parts) for name, parts in self._memory.items()}
-        found["device"] = np.where(found.pop("device_type") == 0, -1, found["device"])
-        return MemoryEvents(lane=lane_of[found.pop("lane")], **found)
-
-    def _categories(self) -> str:
-        return ", ".join(repr(name or "none")[:80] for name in sorted(self._foreign)[:_CATEGORIES_NAMED])
-
-    def _notes(self) -> list[str]:
-        notes = []
-        del self._foreign["Trace"]  # around the whole of old traces
-        if self._foreign:
-            left_out = f"({self._categories()}): {self._foreign.total()}."
-            notes.append(f"Left out: events of categories that are not torch.profiler's {left_out}")
-        if any(types == b"[]" and dims.strip(b"[], ") for dims, types, *_ in self._inputs):
-            notes.append("Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32.")
-        return notes
+        if not len(found.get("lane", ())):
+            return None
+        on_host, index = found.pop("device_type") == 0, found.pop("device_index")
+        lane, sizes = lane_of[found.pop("lane")], found.pop("allocated_bytes")
+        return MemoryEvents(lane=lane, bytes=sizes, device=np.where(on_host, -1, index), **found)
 
 
 def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -373,15 +349,16 @@ def _without_overlong(trace: Trace) -> Trace:
     """*trace* with a kernel that runs over its successors on the same stream ended where the next one begins."""
     rows = trace.of(Kind.KERNEL)
     rows = rows[np.lexsort((trace.start_ns[rows], trace.stream[rows], trace.device[rows]))]
-    first = rows[: max(0, len(rows) - _FEW)]
-    wrong = np.ones(len(first), dtype=bool)
-    for ahead in range(1, _FEW + 1):
-        other = rows[ahead : ahead + len(first)]
-        wrong &= (trace.stream[other] == trace.stream[first]) & (trace.device[other] == trace.device[first])
-        wrong &= trace.end_ns[first] >= trace.end_ns[other]
-        wrong &= trace.duration_ns[first] > _LONGER * trace.duration_ns[other]
-        # One call launches all kernels of a graph, and these may well run beside one another.
-        wrong &= trace.correlation[other] != trace.correlation[first]
+    first = rows[: max(0, len(rows) - _FEW), np.newaxis]
+    others = rows[np.arange(len(first))[:, np.newaxis] + np.arange(1, _FEW + 1)]
+
+    def same(column: Ints) -> Any:
+        return column[others] == column[first]
+
+    longer = trace.duration_ns[first] > _LONGER * trace.duration_ns[others]
+    # One call launches all kernels of a graph, and these may well run beside one another.
+    wrong = same(trace.stream) & same(trace.device) & ~same(trace.correlation) & longer
+    wrong = (wrong & (trace.end_ns[first] >= trace.end_ns[others])).all(axis=1)
     found = np.flatnonzero(wrong)
     if not len(found):
         return trace

@@ -141,7 +141,7 @@ class Work:
         alone = self._kernels_alone()
         uncounted, steps = self._uncounted(alone), list(self._steps(np.concatenate([self.counted.uncounted, alone])))
         for place, step in enumerate(steps):
-            if step.hfu is not None and step.hfu > MOST_OF_PEAK:
+            if step.hfu is not None and step.hfu > 1:
                 name = "the whole trace" if step.step is None else f"step {step.step}"
                 reason = f"no MFU: its FLOPs take {step.hfu:.1f} times its time at the peak, so time is missing"
                 uncounted.append(UncountedRow(name=name, calls=1, reason=reason))

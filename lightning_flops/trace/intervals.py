@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.schema import trace_steps as schema
-from lightning_flops.schema.trace_steps import Durations
+from lightning_flops.schema.trace_steps import Durations, Row
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Lanes = npt.NDArray[np.signedinteger]
 Mask = npt.NDArray[np.bool_]
-Row = TypeVar("Row")
+T = TypeVar("T")
 
 NS_PER_US = 1000
 NS_PER_SEC = 1e9
@@ -201,13 +200,13 @@ def group_by(keys: npt.NDArray[np.signedinteger]) -> Groups:
     return Groups(ordered[firsts].astype(np.int64), order, firsts)
 
 
-def table(row: type[Row], by: Callable[[Row], Any] | None = None, /, **columns: Iterable[Any]) -> tuple[Row, ...]:
+def table(row: type[T], by: Callable[[T], Any] | None = None, /, **columns: Iterable[Any]) -> tuple[T, ...]:
     """The rows of a table, sorted *by* a key; *columns* are the values of each field of a row."""
     found = [row(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)]
     return tuple(found if by is None else sorted(found, key=by))
 
 
-def longest_first(row: schema.Row) -> tuple[float, str]:
+def longest_first(row: Row) -> tuple[float, str]:
     """The key by which most tables are sorted: the time on the device if the row has one, then the name."""
     spent = row.device or row.host
     return -spent.total_us if spent else 0.0, row.name

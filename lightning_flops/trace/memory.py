@@ -61,7 +61,7 @@ def _spans(trace: Trace, begin: int) -> tuple[tuple[str, float, float], ...]:
     steps = trace.steps
     columns = (steps.host_start_ns.tolist(), steps.host_end_ns.tolist(), steps.numbers)
     spans = [(start, end, f"step {number}") for start, end, number in zip(*columns, strict=True) if steps.marked]
-    spans += [(*pair, name) for name, found in trace.phases.items() for pair in found.pairs()]
+    spans += [(*pair, name) for name, found in trace.phases.items() for pair in found.own.pairs()]
     in_time = sorted(spans if len(spans) <= MOST_SPANS else [], key=lambda span: (span[0], -span[1]))
     return tuple((name, (start - begin) / NS_PER_US, (end - begin) / NS_PER_US) for start, end, name in in_time)
 

@@ -70,13 +70,6 @@ class Frames:
         frame = self.at(trace, lanes, moments_ns)
         return np.where(frame >= 0, self.owner[frame], NO_MODULE), np.where(frame >= 0, self.phase[frame], Phase.NONE)
 
-    def calls(self) -> Ints:
-        """Rows of modules' marks that are a call of their own: forward, and no wrapper's call of what it wraps."""
-        rows = self.rows[(self.owner[self.rows] >= 0) & (self.phase[self.rows] == Phase.FORWARD)]
-        around = self.parent[rows]
-        calls: Ints = rows[(around < 0) | (self.owner[around] != self.owner[rows])]
-        return calls
-
 
 def find_frames(trace: Trace) -> Frames | None:
     """The frames of *trace*; None if no module is marked in it and no module's call was recorded.
@@ -161,11 +154,19 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
     if frames is None:
         return None
     inside = np.full(len(trace), True) if step is None else trace.steps.of(trace.start_ns) == step
-    calls = frames.calls()
+    # What a wrapper calls, and what a backward repeats, is no call of its own.
+    calls = frames.rows[(frames.owner[frames.rows] >= 0) & (frames.phase[frames.rows] == Phase.FORWARD)]
+    around = frames.parent[calls]
+    calls = calls[((around < 0) | (frames.owner[around] != frames.owner[calls])) & inside[calls]]
     names, parents = frames.modules, modules_above(frames.modules)
     if trace.has_device:
-        rows, frame = launched_in_frames(trace, frames)
-        rows, frame = rows[inside[frame]], frame[inside[frame]]
+        launch, launcher = trace.links.launch[trace.device_rows], trace.links.operator_of_launch[trace.device_rows]
+        # A device event whose launch is not in the trace still names the operator that launched it.
+        source = np.where(launch >= 0, launch, launcher)
+        rows, source = trace.device_rows[source >= 0], source[source >= 0]
+        frame = frames.at(trace, trace.lane[source], trace.start_ns[source])
+        known = (frame >= 0) & inside[frame]
+        rows, frame = rows[known], frame[known]
         # Hooks of accumulation synchronize gradients, and so does the end of the backward: that is no module's time.
         of_nobody = trace.is_collective[rows] & (frames.phase[frame] == Phase.BACKWARD) & (frames.owner[frame] < 0)
         owner = np.where(of_nobody, NO_MODULE, frames.owner[frame])
@@ -205,22 +206,11 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
             ModuleRow,
             lambda row: row.name.split("."),
             name=names,
-            calls=np.bincount(frames.owner[calls[inside[calls]]], minlength=len(names)).tolist(),
+            calls=np.bincount(frames.owner[calls], minlength=len(names)).tolist(),
             **columns,
         ),
         **{name: int(spent(0 * which, which, 1)[0]) / NS_PER_US for name, which in sums.items()},
     )
-
-
-def launched_in_frames(trace: Trace, frames: Frames) -> tuple[Ints, Ints]:
-    """Rows of the device events that were launched in a frame, and the row of each one's frame."""
-    events = trace.device_rows
-    launch = trace.links.launch[events]
-    # A device event whose launch is not in the trace still names the operator that launched it.
-    source = np.where(launch >= 0, launch, trace.links.operator_of_launch[events])
-    events, source = events[source >= 0], source[source >= 0]
-    frame = frames.at(trace, trace.lane[source], trace.start_ns[source])
-    return events[frame >= 0], frame[frame >= 0]
 
 
 def modules_above(modules: tuple[str, ...]) -> Ints:

@@ -148,7 +148,7 @@ def collective_of_kernel(name: str) -> str:
     """The collective that a communication kernel's name says: ``allreduce`` for ``ncclDevKernel_AllReduce_…``."""
     match = _COLLECTIVE_OF_KERNEL.search(name)
     if not match:
-        return name.split("(")[0]
+        return own_name(name)
     word = re.sub(r"(Ring|Tree|CollNet|NVLS|PAT|Sum|Max|Min|Prod).*", "", match[1])
     return (word or match[1]).lower()
 

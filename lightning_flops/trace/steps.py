@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from lightning_flops.trace.intervals import (
     NS_PER_US,
     Intervals,
     Ints,
-    Mask,
     covered_within,
     durations_of,
     inside,
@@ -83,8 +82,7 @@ class Steps:
     def of(self, moments_ns: Ints) -> Ints:
         """For each moment on the host the step in whose own mark it lies; -1 outside of them."""
         index = np.searchsorted(self.host_start_ns, moments_ns, side="right") - 1
-        inside = (index >= 0) & (moments_ns < self.host_end_ns[np.maximum(index, 0)])
-        return np.where(inside, index, -1).astype(np.int64)
+        return np.where((index >= 0) & (moments_ns < self.host_end_ns[index]), index, -1).astype(np.int64)
 
 
 def find_steps(trace: Trace) -> Steps:
@@ -175,12 +173,66 @@ def _shares(kinds: Iterable[Intervals], starts: Ints, ends: Ints) -> Ints:
 # ---- phases
 
 
-def find_phases(trace: Trace) -> dict[str, Intervals]:
-    """When each phase that scopes name ran: a moment is of the innermost scope or mark of a part around it."""
+class Phase(NamedTuple):
+    """When a phase ran."""
+
+    starts: Ints
+    """Of its calls."""
+    ends: Ints
+    own: Intervals
+    """Without what is another phase's."""
+
+
+def find_phases(trace: Trace) -> dict[str, Phase]:
+    """The phases that scopes name: a moment is of the innermost scope or mark of a part around it.
+
+    A forward or backward that no scope names is known by its operators, and its name says so.
+    """
     pieces = _pieces_on_host(trace, lambda name: phase_of(name) or (marked_phase(name) and _UNMARKED))
-    names = np.array(pieces.names)
-    spans = {phase: merge(pieces.starts[names == phase], pieces.ends[names == phase]) for phase in _PHASES}
-    return {phase: own for phase, own in spans.items() if len(own.starts)}
+    scopes, names = _in_steps(trace, phase_of), np.array(pieces.names)
+    called = np.array([phase_of(name) for name in trace.texts(trace.name[scopes])])
+
+    def by_scopes(name: str) -> Phase:
+        # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.
+        calls = scopes[called == name]
+        outer = calls[np.append(0, np.maximum.accumulate(trace.end_ns[calls]))[:-1] < trace.end_ns[calls]]
+        own = merge(pieces.starts[names == name], pieces.ends[names == name])
+        return Phase(trace.start_ns[outer], trace.end_ns[outer], own)
+
+    found = {name: by_scopes(name) for name in _PHASES}
+    for name, guess in _by_operators(trace, found["data loader"], found["optimizer"]).items():
+        if not len(found[name].own.starts):
+            found[name] = guess
+    return {
+        f"{name} (by operators)" if name in ("forward", "backward") and name not in called else name: phase
+        for name, phase in found.items()
+        if len(phase.own.starts)
+    }
+
+
+def _by_operators(trace: Trace, *boundaries: Phase) -> dict[str, Phase]:
+    """Forward and backward of a trace whose scopes do not name them.
+
+    A forward goes from the first to the last operator with gradients on before a backward, a backward from the first to
+    the last operator that autograd ran. Each ends where something else follows, or one of *boundaries*.
+    """
+    links = trace.links
+    rows = links.levels[0] if links.levels else links.operators
+    rows = trace.by_start(rows[(trace.sequence[rows] >= 0) | links.is_backward[rows]])
+    rows = rows[trace.steps.of(trace.start_ns[rows]) >= 0]
+    backward = links.is_backward[rows]
+    if not backward.any():
+        return {}
+    edges = [trace.steps.host_start_ns, *(edge for one in boundaries for edge in one[:2])]
+    section = np.searchsorted(np.sort(np.concatenate(edges)), trace.start_ns[rows], side="right")
+    firsts = np.flatnonzero(np.append(True, (backward[1:] != backward[:-1]) | (section[1:] != section[:-1])))
+    starts, ends, backward = (
+        trace.start_ns[rows[firsts]],
+        np.maximum.reduceat(trace.end_ns[rows], firsts),
+        backward[firsts],
+    )
+    runs = {"forward": np.append(~backward[:-1] & backward[1:], False), "backward": backward}
+    return {name: Phase(starts[run], ends[run], merge(starts[run], ends[run])) for name, run in runs.items()}
 
 
 def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, within: Intervals | None = None) -> Ints:
@@ -196,7 +248,7 @@ def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, within: Intervals | N
 def phase_table(trace: Trace) -> tuple[Row, ...] | None:
     """Calls and time of the steps, of each phase, and of what is in none, on the host and by launches on the device.
 
-    None where no scope names a phase.
+    None where nothing shows a phase.
     """
     steps, marks = trace.steps, (trace.steps.host_start_ns, trace.steps.host_end_ns)
     device_ns = int(launched_ns(trace, *marks).sum())
@@ -210,16 +262,9 @@ def phase_table(trace: Trace) -> tuple[Row, ...] | None:
             device=durations_of(launched, whole_ns=device_ns) if trace.has_device else None,
         )
 
-    scopes, found = _in_steps(trace, phase_of), [row("step", *marks, merge(*marks))]
-    phase = np.array([phase_of(name) for name in trace.texts(trace.name[scopes])])
-    for name, own in trace.phases.items():
-        calls = scopes[phase == name]
-        # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.
-        ends = trace.end_ns[calls]
-        outer = np.append(True, ends[1:] > np.maximum.accumulate(ends)[:-1])
-        found.append(row(name, trace.start_ns[calls[outer]], ends[outer], own))
-    found.append(row("others", *marks, subtract(merge(*marks), union(*trace.phases.values()))))
-    return tuple(found) if trace.phases else None
+    found = [row("step", *marks, merge(*marks)), *(row(name, *phase) for name, phase in trace.phases.items())]
+    covered = union(*(phase.own for phase in trace.phases.values()))
+    return (*found, row("others", *marks, subtract(merge(*marks), covered))) if trace.phases else None
 
 
 def _in_steps(trace: Trace, holds: Callable[[str], object]) -> Ints:
@@ -279,25 +324,17 @@ def _pieces_on_host(trace: Trace, part_of: Callable[[str], str | None] = marked_
 
 
 def _pieces_on_device(trace: Trace) -> Pieces:
-    """The same, boundaries moved as ``step_parts`` says."""
-    pieces, steps = _pieces_on_host(trace), trace.steps
+    """The same, boundaries moved as ``step_parts`` says: to when what was launched before them is done."""
+    pieces, steps, (launched, rows) = _pieces_on_host(trace), trace.steps, trace.launches
+    computes = ~trace.is_collective[rows]
+    done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, trace.end_ns[rows[computes]]))
+    moved = np.maximum(pieces.starts, done[np.searchsorted(launched[computes], pieces.starts, side="left")])
     step = steps.of(pieces.starts)
     first, last = steps.start_ns[step], steps.end_ns[step]
     begins = np.append(True, step[1:] != step[:-1])
-    starts = np.where(begins, first, np.clip(_on_device(trace, pieces.starts), first, last))
+    starts = np.where(begins, first, np.clip(moved, first, last))
     ends = np.where(np.append(begins[1:], True), last, np.append(starts[1:], 0))
     return Pieces(pieces.names, starts, ends)
-
-
-def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
-    """When the device has finished what was launched before each moment on the host; never before that moment."""
-    launched, rows = trace.launches
-    computes = ~trace.is_collective[rows]
-    if not computes.any():
-        return moments_ns
-    done = np.maximum.accumulate(trace.end_ns[rows[computes]])
-    index = np.searchsorted(launched[computes], moments_ns, side="left") - 1
-    return np.where(index < 0, moments_ns, np.maximum(moments_ns, done[np.maximum(index, 0)]))
 
 
 def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> dict[str, PartFilling]:
@@ -320,14 +357,13 @@ def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Interv
         # What a collective on the host consists of is not computation.
         others = subtract(trace.merged(computes), communication)
         return trace.merged(computes & is_matmul), others, NOTHING, communication
+    # A kernel is of the operator that launched it; it goes by its own name where no operator of torch did.
+    launcher, of_torch = (
+        trace.links.operator_of_launch,
+        trace.where(lambda name: name.startswith("aten::"), Kind.OPERATOR),
+    )
+    known = (launcher >= 0) & (of_torch | is_matmul)[launcher]
+    is_product = np.where(known, is_matmul[launcher], trace.where(multiplies, Kind.KERNEL))
     kernels = (trace.kind == Kind.KERNEL) & ~trace.is_collective
     copies = trace.merged((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
-    return trace.merged(kernels & _multiplying(trace, is_matmul)), trace.merged(kernels), copies, communication
-
-
-def _multiplying(trace: Trace, is_matmul: Mask) -> Mask:
-    """Kernels that do: by the operator that launched each, by its own name where no operator of torch did."""
-    launcher = np.maximum(trace.links.operator_of_launch, 0)
-    of_torch = trace.where(lambda name: name.startswith("aten::"), Kind.OPERATOR) | is_matmul
-    known = (trace.links.operator_of_launch >= 0) & of_torch[launcher]
-    return np.where(known, is_matmul[launcher], trace.where(multiplies, Kind.KERNEL))
+    return trace.merged(kernels & is_product), trace.merged(kernels), copies, communication

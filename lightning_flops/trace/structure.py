@@ -62,10 +62,9 @@ def link(trace: Trace) -> Links:
     launcher[launched] = enclosing(trace, operators, parent, lanes=trace.lane[calls], moments_ns=trace.start_ns[calls])
     rows = np.flatnonzero(trace.on_device & (launch < 0) & (trace.external_id > 0))
     launcher[rows] = _matching(operators, trace.external_id, rows)
-    is_backward = trace.where(NODE.match, Kind.OPERATOR)
-    is_backward |= (trace.kind == Kind.OPERATOR) & (trace.forward_thread > 0)
-    for rows in levels[1:]:
-        is_backward[rows] |= is_backward[parent[rows]]
+    is_node = trace.where(NODE.match, Kind.OPERATOR) | ((trace.kind == Kind.OPERATOR) & (trace.forward_thread > 0))
+    is_backward = is_node.copy()
+    is_backward[operators] |= nearest(operators, parent, is_node) >= 0
     return Links(operators, parent, levels, launch, launcher, is_backward)
 
 
@@ -79,7 +78,7 @@ def enclosing(trace: Trace, rows: Ints, parent: Ints, *, lanes: Lanes, moments_n
         wanted = np.flatnonzero(lanes == lane)
         moments = moments_ns[wanted]
         last = np.searchsorted(trace.start_ns[here], moments, side="right") - 1
-        inner = np.where(last >= 0, here[np.maximum(last, 0)], -1)
+        inner = np.where(last >= 0, here[last], -1)
         # What encloses the moment is what began last before it, or encloses that.
         while len(ended := np.flatnonzero((inner >= 0) & (trace.end_ns[inner] <= moments))):
             inner[ended] = parent[inner[ended]]
@@ -90,7 +89,7 @@ def enclosing(trace: Trace, rows: Ints, parent: Ints, *, lanes: Lanes, moments_n
 def launched_at(trace: Trace, rows: Ints) -> Ints:
     """When each of *rows* was launched, or began if no launch of it is known."""
     calls = trace.links.launch[rows]
-    return np.where(calls >= 0, trace.start_ns[np.maximum(calls, 0)], trace.start_ns[rows])
+    return np.where(calls >= 0, trace.start_ns[calls], trace.start_ns[rows])
 
 
 def in_nesting_order(trace: Trace, rows: Ints) -> Ints:

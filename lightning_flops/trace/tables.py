@@ -123,7 +123,7 @@ def kernel_summary(trace: Trace) -> KernelSummary | None:
 
 def _eligible(trace: Trace, rows: Ints) -> Mask:
     operators = trace.links.operator_of_launch[rows]
-    return (operators >= 0) & trace.where(may_use_tensor_cores, Kind.OPERATOR)[np.maximum(operators, 0)]
+    return (operators >= 0) & trace.where(may_use_tensor_cores, Kind.OPERATOR)[operators]
 
 
 def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
@@ -198,12 +198,6 @@ def outermost_calls(trace: Trace) -> Ints:
     return found
 
 
-def device_ns_of_operators(trace: Trace) -> Ints:
-    """For each row of an operator, the lengths of the device events that it launched itself."""
-    rows = np.flatnonzero(trace.links.operator_of_launch >= 0)
-    return sums_by(trace.links.operator_of_launch[rows], trace.duration_ns[rows], len(trace))
-
-
 def with_callees(trace: Trace, own: Ints) -> Ints:
     """For each row of an operator, its *own* and that of all it called, directly or not."""
     total = own.copy()
@@ -218,7 +212,8 @@ class OperatorTimes:
     def __init__(self, trace: Trace) -> None:
         self.trace, self.outermost, links = trace, outermost_calls(trace), trace.links
         self.rows = np.flatnonzero(self.outermost == np.arange(len(trace)))
-        launched = device_ns_of_operators(trace)
+        rows = np.flatnonzero(links.operator_of_launch >= 0)
+        launched = sums_by(links.operator_of_launch[rows], trace.duration_ns[rows], len(trace))
         self.host, self.device = trace.duration_ns, with_callees(trace, launched)
         owner, own = self.outermost[links.operators], without_inner(trace, links.called, links.parent)
         self.device_self = sums_by(owner, launched[links.operators], len(trace))
@@ -230,10 +225,9 @@ class OperatorTimes:
         names = self.trace.texts(self.trace.name[rows[groups.order[groups.firsts]]])
         columns = {"name": names, "calls": groups.calls, "tensor_cores_eligible": map(may_use_tensor_cores, names)}
         for clock, whole, own in (("host", self.host, self.host_self), ("device", self.device, self.device_self)):
+            nothing = None if clock == "host" or self.trace.has_device else [None] * len(names)
             for name, values in ((clock, whole), (f"{clock}_self", own)):
-                known = clock == "host" or self.trace.has_device
-                durations = groups.durations(values[rows], whole_ns=int(own[rows].sum()))
-                columns[name] = durations if known else [None] * len(names)
+                columns[name] = nothing or groups.durations(values[rows], whole_ns=int(own[rows].sum()))
         return columns
 
 

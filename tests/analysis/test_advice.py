@@ -139,6 +139,10 @@ def test_advice_has_the_fact_the_remedy_the_ceiling_and_when_not_to_follow_it() 
             ": the root, b, c and 2 more.",
         ),
         (
+            Evidence(shares={"dropout": 0.5}, modules={"dropout": ("layers.0.drop", "head", "layers.11.drop")}),
+            ": 2 x layers.*.drop, head.",
+        ),
+        (
             Evidence(shares={"optimizer": 0.5}, facts=RunFacts(optimizers=(ADAM, PROP))),
             "Adam and RMSprop updates one tensor at a time and takes 50.00% of the step.",
         ),
@@ -208,17 +212,14 @@ def gathered(*, times: dict[str, float] | None = None, traced: TracedStep | None
         window,
         timing=build_timing(window.timed_steps, mixed_phases=()),
         batches=2,
-        dtypes=(
-            DtypeFlops(dtype="float32", model=30, hardware=30),
-            DtypeFlops(dtype="tf32", model=70, hardware=70),
-        ),
+        dtypes=(DtypeFlops(dtype="float32", model=30, hardware=30), DtypeFlops(dtype="tf32", model=70, hardware=70)),
         times=of_modules,
         traced=traced,
         energy=None,
     )
 
 
-TRACED = TracedStep(index=9, like_counted=True, files=(), tables=None, own_forward_sec=None)
+TRACED = windows.traced()
 
 
 def test_times_are_those_of_a_typical_step() -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightning_flops import Comparison, compare_profiles
+from lightning_flops.analysis.compare_modules import match_modules
+from lightning_flops.analysis.compare_noise import noise_ns
 from lightning_flops.analysis.compare_rules import judge
+from lightning_flops.analysis.compare_split import Work, split
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ComparisonError
-from lightning_flops.records import OUTSIDE, ModuleRecord
-from lightning_flops.schema.comparison import WAITING, WORK, CausedDifference, FigureDifference, ModuleDifference
+from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops
+from lightning_flops.schema.comparison import WAITING, WORK, Cause, CausedDifference, FigureDifference, ModuleDifference
+from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from tests.report import compared, windows
 from tests.report.compared import BACKWARD_MS, CELLS, FORWARD_MS, MS, on_device, run, traced_step
@@ -319,3 +325,113 @@ def test_a_condition_that_is_none_names_the_rule_and_the_value(condition: str) -
     message = "must be a figure, one of > >= < <=, and a number, as 'global_step_sec > 1.05', got "
     with pytest.raises(ComparisonError, match=re.escape(message + repr(condition))):
         judge(compare_profiles(run(), run()), condition)
+
+
+# ---- a difference split by cause, and its noise, by hand
+
+
+def causes(one: Mapping[Cause, int]) -> tuple[int, ...]:
+    return tuple(one.get(name, 0) for name in (*WORK, "efficiency"))
+
+
+@pytest.mark.parametrize(
+    ("a_ns", "b_ns", "a", "b", "expected"),
+    [
+        pytest.param(100, 130, Work(7, 5), Work(7, 5), (0, 0, 0, 30), id="the same work slower"),
+        pytest.param(100, 200, Work(40), Work(80), (100, 0, 0, 0), id="twice the FLOPs at the same rate"),
+        pytest.param(100, 200, Work(0, 4), Work(0, 8), (0, 100, 0, 0), id="twice the bytes at the same rate"),
+        # 1000 ln 2 = 693.1
+        pytest.param(1000, 1000, Work(40), Work(80), (693, 0, 0, -693), id="twice the work in the same time"),
+        # 8 times the time by 4 times the work at half the rate: 2 of 3 doublings are work, of 700.
+        pytest.param(100, 800, Work(3), Work(12), (467, 0, 0, 233), id="in proportion to the logarithms"),
+        # 5900 ns / ln 60 x ln 1000 = 9954.
+        pytest.param(100, 6000, Work(1), Work(1000), (9954, 0, 0, 5900 - 9954), id="a thousandfold work"),
+        # W: 600 + 10 x 40 = 1000, then 1200 + 10 x 180 = 3000. At 1 ns a unit, 600 ns are FLOPs and 1400 bytes.
+        pytest.param(1000, 3000, Work(600, 40), Work(1200, 180), (600, 1400, 0, 0), id="work of two kinds"),
+        pytest.param(0, 30, None, Work(5), (0, 0, 30, 0), id="new"),
+        pytest.param(30, 0, Work(5), None, (0, 0, -30, 0), id="gone"),
+        # Units 100 + 10 x 30 = 400: a quarter of them FLOPs.
+        pytest.param(10, 50, Work(), Work(100, 30), (10, 30, 0, 0), id="counted in B alone"),
+        pytest.param(10, 50, Work(), Work(), (0, 0, 0, 40), id="counted in neither"),
+        pytest.param(0, 30, Work(5), Work(10), (0, 0, 0, 30), id="what took no time has no rate"),
+        # 100 FLOPs more, 10 bytes less: as much work as before, at 2 ns a unit.
+        pytest.param(400, 400, Work(100, 10), Work(200, 0), (200, -200, 0, 0), id="they make up for each other"),
+    ],
+)
+def test_a_difference_is_split_by_cause(
+    a_ns: int, b_ns: int, a: Work | None, b: Work | None, expected: tuple[int, ...]
+) -> None:
+    assert causes(split(a_ns=a_ns, b_ns=b_ns, a=a, b=b)) == expected
+
+
+def test_an_interval_is_welchs() -> None:
+    # Four steps of 8, 10, 12 and 10 s: variance 8 / 3, of the mean 2 / 3; the other run's is four times that, 8 / 3.
+    # Freedom: (10 / 3)^2 / ((2 / 3)^2 / 3 + (8 / 3)^2 / 3) = 100 x 3 / 68 = 4.41; of four, t is 4.60.
+    a, b = np.array([8.0, 10.0, 12.0, 10.0]), np.array([16.0, 20.0, 24.0, 20.0])
+    found = noise_ns(a, b)
+    assert found is not None and found / 1e9 == pytest.approx(4.60 * math.sqrt(10 / 3), rel=1e-9)
+    assert noise_ns(a[:3], b) is None
+
+
+# ---- which module of one run is which of another
+
+
+def described(
+    name: str, type_name: str = "Linear", *, params: int = 0, flops: int = 0, words: str = ""
+) -> ModuleProfile:
+    return ModuleProfile(
+        name=name,
+        type_name=type_name,
+        extra_repr=words,
+        params=params,
+        calls=1,
+        own=PhaseFlops(forward=flops),
+        total=PhaseFlops(forward=flops),
+        total_bytes=PhaseBytes(),
+    )
+
+
+ROOT = described("", "Net")
+
+
+def block(prefix: str, *, flops: int = 8, type_name: str = "Block") -> list[ModuleProfile]:
+    return [
+        described(prefix, type_name, params=12, flops=2 * flops),
+        described(f"{prefix}.up", params=6, flops=flops),
+        described(f"{prefix}.act", "GELU"),
+        described(f"{prefix}.down", params=6, flops=flops),
+    ]
+
+
+def partners(a: list[ModuleProfile], b: list[ModuleProfile]) -> dict[str, str]:
+    found = match_modules([ROOT, *a], [ROOT, *b])
+    return {name: pair for name, pair in found.items() if name}
+
+
+def test_a_renamed_tree_goes_as_a_whole() -> None:
+    a, b = [*block("old0"), *block("old1"), *block("kept")], [*block("kept"), *block("new0"), *block("new1")]
+    pairs = {"kept": "kept", "new0": "old0", "new1": "old1"}
+    assert partners(a, b) == {
+        f"{name}{end}": f"{pair}{end}" for name, pair in pairs.items() for end in ("", ".up", ".act", ".down")
+    }
+
+
+def test_a_layer_put_before_others_moves_their_names_and_not_their_partners() -> None:
+    a = [described("0", params=4, flops=1), described("1", "ReLU"), described("2", params=5, flops=2)]
+    b = [
+        described("0", "LayerNorm"),
+        described("1", params=4, flops=1),
+        described("2", "ReLU"),
+        described("3", params=5, flops=2),
+    ]
+    found = partners(a, b)
+    assert (found["1"], found["2"], found["3"]) == ("0", "1", "2")
+    assert "0" not in found
+
+
+def test_new_and_gone_modules_have_no_partner() -> None:
+    assert partners([described("gone", "Conv2d", params=3)], [described("new", "LSTM", params=3)]) == {}
+    # One that has no parameters is like many others; elsewhere it is not taken for the same.
+    a = [described("a", "Old", params=1), described("a.drop", "Dropout")]
+    b = [described("b", "New", params=2), described("b.drop", "Dropout")]
+    assert partners(a, b) == {}

@@ -29,7 +29,7 @@ def test_a_model_by_hand(model: ByHand) -> None:
     for step in range(330):
         drawn = model.sizes(numbers)
         sizes, kind = (drawn[:2], drawn[2:]) if model.name == "GPT-2 with padding" else (drawn, ())
-        flops = {(bucket, "float32"): value for bucket, value in model.spent(*drawn)._asdict().items() if value}
+        flops = {(bucket, "float32"): value for bucket, value in model.cost(*drawn)._asdict().items() if value}
         fit = fits.setdefault(kind, Formula())
         axes = Sizes(((*sizes, *sizes),))  # two tensors of the same shape
         if step < 30:
@@ -37,7 +37,7 @@ def test_a_model_by_hand(model: ByHand) -> None:
         elif fit.covers(axes):
             assert fit.flops(axes) == flops
             exact += 1
-    assert (exact > 200) == model.has_law
+    assert (exact > 200) == model.has_formula
 
 
 def test_two_more_steps_must_agree() -> None:

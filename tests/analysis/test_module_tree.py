@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -7,6 +9,7 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import build_modules, heaviest_types, module_tree
 from lightning_flops.records import FlopPhase, FlopRecord, ModuleRecord, OperatorCell, PhaseFlops
 from lightning_flops.schema.modules import ModuleProfile
+from tests.analysis.in_memory import known
 
 
 def _cell(module: str, flops: int, phase: FlopPhase = "forward") -> OperatorCell:
@@ -46,19 +49,18 @@ def test_tree_loses_no_flops_and_no_module(names: list[str], work: list[tuple[st
 
 def test_equal_neighbours_fold_into_the_first() -> None:
     cells = tuple(_cell(f"blocks.{i}.fc", 7) for i in range(3))
-    root = module_tree(_modules(["", "blocks", *(f"blocks.{i}{end}" for i in range(3) for end in ("", ".fc"))], cells))
-    assert root is not None
+    root = known(
+        module_tree(_modules(["", "blocks", *(f"blocks.{i}{end}" for i in range(3) for end in ("", ".fc"))], cells))
+    )
     (blocks,) = root.children
     (block,) = blocks.children
-    assert block.last is not None
-    assert (block.module.name, block.last.name, block.count) == ("blocks.0", "blocks.2", 3)
+    assert (block.module.name, known(block.last).name, block.count) == ("blocks.0", "blocks.2", 3)
     assert [child.module.name for child in block.children] == ["blocks.0.fc"]
     assert root.size == 1 + 1 + 3 * 2
 
 
 def test_modules_fold_only_when_they_are_numbered_in_a_row() -> None:
-    root = module_tree(_modules(["", "0", "2", "3", "query", "key"]))
-    assert root is not None
+    root = known(module_tree(_modules(["", "0", "2", "3", "query", "key"])))
     assert [(node.module.name, node.count) for node in root.children] == [("0", 1), ("2", 2), ("query", 1), ("key", 1)]
 
 
@@ -74,3 +76,23 @@ def test_classes_of_one_level_are_added_up_and_the_heaviest_come_first() -> None
     # Linear: 3 of a, 1 of c and 4 of what is inside c, which is a level deeper itself.
     assert heaviest(1) == [("Linear", 8), ("Norm", 5)]
     assert heaviest(2) == [("Linear", 4)]
+
+
+# ---- sums over a hand-built record
+
+
+def test_a_name_that_begins_with_anothers_is_not_below_it() -> None:
+    by_module = FlopCounts(FlopRecord(cells=(_cell("layer10", 5),), module_calls={"layer1": 1})).by_module()
+    assert by_module["layer1"].total == 0
+    assert by_module["layer10"].total == 5
+
+
+def test_the_estimated_backward_leaves_out_forwards_that_need_none() -> None:
+    counts = FlopCounts(FlopRecord(cells=(_cell("", 1), replace(_cell("a.b", 20), without_backward=8))))
+    assert counts.estimated_backward() == 2 * (21 - 8)
+    assert counts.estimated_backward(1.0) == 3 * (21 - 8)
+    assert counts.estimated_backward(0.5) == 32  # 32.5, and Python rounds a half to the even number
+
+
+def test_the_estimate_is_exact_for_counts_that_a_float_cannot_hold() -> None:
+    assert FlopCounts(FlopRecord(cells=(_cell("", 2**60 + 1),))).estimated_backward() == 2**61 + 2

@@ -1,27 +1,35 @@
 from __future__ import annotations
 
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
 
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.rank_record import RankRecord
+from lightning_flops.analysis.rank_record import RECORD_LIMIT_BYTES, RankRecord, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.config import ProfilerConfig
-from lightning_flops.records import PhaseSeconds
+from lightning_flops.analysis.stragglers import find_stragglers, straggler_evidence
+from lightning_flops.analysis.timing import build_timing
+from lightning_flops.config import AdviceThresholds, ProfilerConfig
+from lightning_flops.records import PhaseSeconds, StepRecord
 from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.communication import CollectiveCalls
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RankAbsence, RanksProfile
+from lightning_flops.schema.ranks import RankAbsence, RanksProfile, Straggler
+from lightning_flops.schema.trace import TracedPart, TracedStep
+from tests.analysis.in_memory import known
 from tests.report import jobs, windows
+from tests.report.traced_windows import mlp_traced
+from tests.report.windows import build_profile
 
 Answers = list[RankRecord | RankAbsence]
 
 
 def merged(profile: Profile, answers: Answers) -> RanksProfile:
-    ranks = with_ranks(profile, answers).ranks
-    assert ranks is not None
-    return ranks
+    return known(with_ranks(profile, answers).ranks)
 
 
 # ---- sums, spreads, copies of the model
@@ -36,8 +44,7 @@ def test_flops_of_the_job_are_those_of_its_ranks_added_up() -> None:
 
 def test_copies_of_the_model_are_averaged_over_those_that_see_different_data() -> None:
     ranks = merged(*jobs.job(jobs.uneven()))
-    assert ranks.flops_of_model is not None
-    assert (ranks.flops_of_model.forward, ranks.flops_of_model.model) == (450_000_000, 1_050_000_000)
+    assert (known(ranks.flops_of_model).forward, known(ranks.flops_of_model).model) == (450_000_000, 1_050_000_000)
 
 
 def test_tensor_parallel_ranks_make_up_one_copy() -> None:
@@ -45,8 +52,7 @@ def test_tensor_parallel_ranks_make_up_one_copy() -> None:
     base = windows.parallel_window()
     ranks = merged(*jobs.job([replace(base, context=replace(base.context, rank=rank)) for rank in range(8)]))
     assert ranks.flops.model == 8 * 700_000_000
-    assert ranks.flops_of_model is not None
-    assert ranks.flops_of_model.model == 1_400_000_000
+    assert known(ranks.flops_of_model).model == 1_400_000_000
     assert ranks.rates.samples_per_sec == pytest.approx(20_000, rel=1e-12)
     assert ranks.params == 3_002_500
 
@@ -56,8 +62,7 @@ def test_stages_of_a_pipeline_add_up_to_the_model() -> None:
     # Stage 0 spends 2.8 G on each of two ranks, stage 1 1.4 G; a copy is one rank of each.
     assert [(one.stage, one.flops.model) for one in ranks.stages] == [(0, 2_800_000_000), (1, 1_400_000_000)]
     assert ranks.flops.model == 8_400_000_000
-    assert ranks.flops_of_model is not None
-    assert ranks.flops_of_model.model == 4_200_000_000
+    assert known(ranks.flops_of_model).model == 4_200_000_000
     assert ranks.params == 2 * 3_002_500
     assert ranks.rates.samples_per_sec == pytest.approx(10_000, rel=1e-12)
 
@@ -153,8 +158,7 @@ def test_figures_are_those_of_the_ranks_that_answered() -> None:
         RankAbsence(rank=3, reason="its profiler failed: RuntimeError: no more memory"),
     )
     assert ranks.flops.model == 2 * 1_400_000_000
-    assert ranks.flops_of_model is not None
-    assert ranks.flops_of_model.model == 1_400_000_000
+    assert known(ranks.flops_of_model).model == 1_400_000_000
     assert [one.rank for one in ranks.ranks] == [0, 2]
 
 
@@ -164,8 +168,7 @@ def test_figures_are_those_of_the_ranks_that_answered() -> None:
 def test_wait_of_each_rank_is_what_its_calls_took_longer_than_the_shortest() -> None:
     ranks = merged(*jobs.thousands(24))
     # Rank 22 is late: its calls take 2 + 3 ms, those of the others 2 + 11.
-    communication = ranks.communication
-    assert communication is not None
+    communication = known(ranks.communication)
     assert len(communication.ranks) == 22  # 7 and 17 sent nothing
     *others, late, last = communication.ranks
     assert [(row.transfer_us, row.wait_us, row.overlap.exposed_us) for row in (*others, last)] == [
@@ -179,8 +182,7 @@ def test_wait_of_each_rank_is_what_its_calls_took_longer_than_the_shortest() -> 
 def test_late_rank_is_named_in_the_advice_with_its_cause_before_all_else() -> None:
     profile, answers = jobs.job(jobs.slow_loader())
     whole = with_ranks(profile, answers)
-    assert whole.ranks is not None
-    assert [(one.rank, one.part) for one in whole.ranks.stragglers] == [(2, "data wait")]
+    assert [(one.rank, one.part) for one in known(whole.ranks).stragglers] == [(2, "data wait")]
     assert [one.rule for one in whole.advice] == ["straggler"]
     assert whole.advice[0].ceiling == pytest.approx(8 / 24, rel=1e-12)
     assert "rank 2: its data wait takes 8 ms longer than theirs" in whole.advice[0].fact
@@ -239,3 +241,217 @@ def test_scalars_are_the_jobs_where_the_ranks_are_known() -> None:
 )
 def test_ranks_are_named_in_few_words(ranks: list[int], words: str) -> None:
     assert name_ranks(ranks) == words
+
+
+# ---- what a rank sends: it arrives as it was, it fits, and nothing else is taken for it
+
+WINDOW, TRACED = mlp_traced()
+PROFILE = build_profile(WINDOW, config=ProfilerConfig(peak_flops_per_sec=700e9), traced=TRACED)
+RECORD = make_rank_record(PROFILE)
+
+
+def with_calls(record: RankRecord, *calls: CollectiveCalls) -> RankRecord:
+    traced = replace(known(record.profile.traced), collectives=calls)
+    return replace(record, profile=replace(record.profile, traced=traced))
+
+
+def test_record_has_the_profile_without_its_long_tables_and_the_modules_own_times_in_nanoseconds() -> None:
+    mine = RECORD.profile
+    for name in ("context", "profile_step", "counted_steps", "flops", "samples", "params", "timing", "memory", "rates"):
+        assert getattr(mine, name) == getattr(PROFILE, name)
+    assert (mine.modules, mine.operators, mine.traced and mine.traced.tables) == ((), (), None)
+    assert mine.peaks_flops_per_sec["float32"] == 700e9
+    # mlp_traced: fc1 takes 2 ms forward and 3 backward, act 0.5 and 1, fc2 1 and 4, the root 1.5 forward.
+    found = dict(zip(RECORD.module_names, zip(RECORD.own_forward_ns, RECORD.own_backward_ns, strict=True), strict=True))
+    assert found == {
+        "": (1_500_000, 0),
+        "fc1": (2_000_000, 3_000_000),
+        "act": (500_000, 1_000_000),
+        "fc2": (1_000_000, 4_000_000),
+    }
+
+
+@pytest.mark.parametrize("name", windows.WINDOWS)
+def test_record_of_any_window_arrives_as_it_was(name: str) -> None:
+    record = make_rank_record(build_profile(windows.WINDOWS[name](), config=ProfilerConfig()))
+    assert unpack(pack(record)) == record
+
+
+def test_absence_arrives_with_as_much_of_its_reason_as_fits() -> None:
+    absence = RankAbsence(rank=3, reason='its profiler failed: RuntimeError: "no" \u2028 memory')
+    assert unpack(pack(absence)) == absence
+    long = RankAbsence(rank=3, reason="why " * 100_000)
+    assert unpack(pack(long)) == replace(long, reason=long.reason[:500])
+
+
+def test_too_large_a_record_goes_without_modules_and_single_calls_and_says_so() -> None:
+    # 8,000 names of 12 bytes that share nothing do not fit.
+    names = tuple(f"{(i * 2654435761 * 40503) % 2**48:012x}" for i in range(8000))
+    times = array("q", range(8000))
+    record = replace(RECORD, module_names=names, own_forward_ns=times, own_backward_ns=times)
+    packed = pack(with_calls(record, jobs.all_reduces(*times[:1_000])))
+    arrived = unpack(packed)
+    assert len(packed) <= RECORD_LIMIT_BYTES
+    assert isinstance(arrived, RankRecord) and arrived.profile.traced is not None
+    assert (arrived.module_names, len(arrived.own_forward_ns), len(arrived.own_backward_ns)) == ((), 0, 0)
+    assert [(one.calls, len(one.latency_ns)) for one in arrived.profile.traced.collectives] == [(1_000, 0)]
+    assert arrived.left_out == ("the times of its modules and of each single call of a collective",)
+
+
+# ---- milliseconds of each rank are given, and who is late, by how much and where, is worked out by hand
+
+MS = 0.001
+MODULES = ("", "first", "second")
+TIMED = 20
+
+
+@lru_cache(maxsize=1)
+def _blank() -> RankRecord:
+    return make_rank_record(build_profile(windows.mlp_window(), config=ProfilerConfig()))
+
+
+def timed_step(milliseconds: Mapping[str, float]) -> StepRecord:
+    return windows.step(0, seconds=PhaseSeconds(**{name: value * MS for name, value in milliseconds.items()}))
+
+
+def traced_step(parts: Mapping[str, float], exposed: Mapping[str, float]) -> TracedStep:
+    waits = {name: exposed.get(name, 0.0) * MS for name in parts}
+    found = (TracedPart(name=one, wall_sec=ms * MS, exposed_sec=waits[one]) for one, ms in parts.items())
+    return windows.traced(parts=tuple(found))
+
+
+def record(
+    rank: int,
+    timed: Mapping[str, float] | Sequence[Mapping[str, float]],
+    *,
+    exposed: Mapping[str, float] | None = None,
+    traced: Mapping[str, float] | None = None,
+    stage: int = 0,
+    own_forward: Sequence[float] = (),
+    own_backward: Sequence[float] = (),
+) -> RankRecord:
+    """A rank's record, in milliseconds; its timed steps are alike or given one by one, *exposed* None is no trace."""
+    blank = _blank()
+    steps = [timed] * TIMED if isinstance(timed, Mapping) else list(timed)
+    parts = steps[0] if traced is None else traced
+    return replace(
+        blank,
+        profile=replace(
+            blank.profile,
+            context=replace(blank.profile.context, rank=rank, world_size=8, pp_rank=stage),
+            timing=build_timing([timed_step(one) for one in steps], mixed_phases=()),
+            traced=None if exposed is None else traced_step(parts, exposed),
+        ),
+        module_names=MODULES if own_forward else (),
+        own_forward_ns=array("q", [round(one * 1e6) for one in own_forward]),
+        own_backward_ns=array("q", [round(one * 1e6) for one in own_backward]),
+    )
+
+
+def only(found: Sequence[Straggler]) -> Straggler:
+    (one,) = found
+    return one
+
+
+def milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds / MS, 6)
+
+
+HEALTHY = {"data_wait": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 9.0}
+"""A step of 100 ms."""
+WAITING = {"backward": 5.0}
+"""Of its backward, gradients are exchanged without being hidden."""
+
+
+def healthy(rank: int) -> RankRecord:
+    return record(rank, HEALTHY, exposed=WAITING)
+
+
+# ---- where it is slow
+
+
+def test_nobody_is_named_where_all_keep_pace() -> None:
+    assert find_stragglers([healthy(rank) for rank in range(4)]) == ()
+
+
+def test_a_slow_reader_is_named_by_its_waits_for_data() -> None:
+    # Rank 2 waits 41 ms for data, the others 1; they wait 40 ms for it in their backwards.
+    others = [record(rank, HEALTHY | {"backward": 100}, exposed={"backward": 45}) for rank in (0, 1, 3)]
+    found = only(find_stragglers([*others, record(2, HEALTHY | {"data_wait": 41}, exposed=WAITING)]))
+    assert (found.rank, found.part, found.module) == (2, "data wait", None)
+    assert (milliseconds(found.late_sec), milliseconds(found.part_sec)) == (40, 40)
+    assert round(found.share, 6) == round(40 / 140, 6)
+
+
+def test_a_slow_module_is_named_with_its_forward() -> None:
+    usual, slow = (2, 8, 20), (2, 8, 50)
+    other = record(0, HEALTHY | {"backward": 90}, exposed={"backward": 35}, own_forward=usual, own_backward=usual)
+    mine = record(1, HEALTHY | {"forward": 60}, exposed=WAITING, own_forward=slow, own_backward=usual)
+    found = only(find_stragglers([mine, other]))
+    assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "forward", 30)
+    assert found.module == "second"
+    assert straggler_evidence(found) == (
+        "The other ranks wait 30 ms a step (23.08% of it) for rank 1: its forward takes 30 ms longer than theirs, "
+        "mostly in second."
+    )
+
+
+def test_a_slow_forward_under_sharding_is_told_from_the_waits_of_the_others_in_it() -> None:
+    # Weights are gathered in the forward, so there the others wait, and all forwards take as long.
+    parts = HEALTHY | {"forward": 60}
+    found = only(
+        find_stragglers([record(0, parts, exposed={"forward": 40}), record(1, parts, exposed={"forward": 10})])
+    )
+    assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "forward", 30)
+
+
+# ---- what is no straggler
+
+
+def test_a_hiccup_of_the_traced_step_names_nobody() -> None:
+    # Rank 1 came 50 ms late in that one step, which therefore took 150; no timed step took more than 100.
+    late = HEALTHY | {"forward": 80.0}
+    waited = HEALTHY | {"backward": 110.0}
+    mine = record(1, HEALTHY, exposed=WAITING, traced=late)
+    assert find_stragglers([record(0, HEALTHY, exposed={"backward": 55}, traced=waited), mine]) == ()
+
+
+def test_parts_that_differ_by_chance_name_nobody() -> None:
+    # Forwards of 10 and 60 ms in turn, on rank 1 one more of the long ones: its mean is 2.6 ms above the other's.
+    def unsteady(long: int) -> list[dict[str, float]]:
+        return [HEALTHY | {"forward": 60.0}] * long + [HEALTHY | {"forward": 10.0}] * (TIMED - long)
+
+    tight = AdviceThresholds(straggler=1.0)
+    ranks = [record(0, unsteady(10), exposed=WAITING), record(1, unsteady(11), exposed=WAITING)]
+    assert find_stragglers(ranks, thresholds=tight) == ()
+    steady = [healthy(0), record(1, HEALTHY | {"forward": 32.6}, exposed=WAITING)]
+    assert only(find_stragglers(steady, thresholds=tight)).rank == 1
+
+
+@pytest.mark.parametrize(("late_ms", "named"), [(10.0, []), (12.0, [1])])
+def test_a_straggler_is_later_than_a_tenth_of_the_others_step(late_ms: float, named: list[int]) -> None:
+    slow = record(1, HEALTHY | {"data_wait": 1.0 + late_ms}, exposed=WAITING)
+    assert [one.rank for one in find_stragglers([healthy(0), slow])] == named
+
+
+def test_without_traces_only_waits_for_data_and_transfers_tell() -> None:
+    reads = [record(0, HEALTHY), record(1, HEALTHY | {"data_wait": 41})]
+    found = only(find_stragglers(reads))
+    assert (found.rank, found.part) == (1, "data wait")
+    # A long forward may well be a wait for the others.
+    assert find_stragglers([record(0, HEALTHY), record(1, HEALTHY | {"forward": 70})]) == ()
+
+
+def test_stages_of_a_pipeline_are_held_against_their_own_ranks() -> None:
+    # The second stage's forward is three times the first's: unbalanced, and nobody's fault.
+    first = [record(rank, HEALTHY, exposed=WAITING) for rank in (0, 1)]
+    second = [record(rank, HEALTHY | {"forward": 90}, exposed=WAITING, stage=1) for rank in (2, 3)]
+    assert find_stragglers([*first, *second]) == ()
+    late = record(3, HEALTHY | {"forward": 90, "data_wait": 41}, exposed=WAITING, stage=1)
+    assert only(find_stragglers([*first, second[0], late])).rank == 3
+
+
+def test_a_rank_alone_or_untimed_is_held_against_nobody() -> None:
+    slow = record(1, HEALTHY | {"data_wait": 41}, exposed=WAITING)
+    untimed = replace(healthy(0), profile=replace(healthy(0).profile, timing=None))
+    assert find_stragglers([]) == find_stragglers([slow]) == find_stragglers([slow, untimed]) == ()

@@ -16,9 +16,9 @@ import pytest
 from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.errors import ComparisonError
 from lightning_flops.measure.counting.recorded_calls import recorded_work
-from lightning_flops.schema.comparison import CalledDifference, Comparison, FigureDifference, TimeDifference
+from lightning_flops.schema.comparison import CalledDifference, Comparison, FigureDifference, TableName, TimeDifference
 from lightning_flops.trace.report import AnalyzedTrace, analyze_one
-from tests.analysis.trace_events import Event, data_loader, kernel, launch, memory, operator, step, trace
+from tests.analysis.trace_events import Event, data_loader, kernel, launch, launched, memory, operator, step, trace
 
 D = TypeVar("D", bound=TimeDifference)
 US = 1000
@@ -36,8 +36,7 @@ def one_step(
         *([step(number, at, 100)] if mark else []),
         data_loader(at, 10),
         operator("aten::mm", at + 20, 10, **written),
-        launch(10 * number, at + 22),
-        kernel(10 * number, at + 30, gemm, name="gemm"),
+        *launched(10 * number, at + 22, at + 30, gemm, name="gemm"),
         operator("aten::relu", at + 32, 4),
     ]
     begin = at + 30 + gemm + 2
@@ -70,8 +69,8 @@ def named(rows: Sequence[D]) -> dict[str, D]:
     return {row.name: row for row in rows}
 
 
-def table(comparison: Comparison, of: str) -> dict[str, CalledDifference]:
-    return next(named(one.rows) for one in comparison.tables if one.of == of)
+def table(comparison: Comparison, of: TableName) -> dict[str, CalledDifference]:
+    return named(comparison.tables[of])
 
 
 def figure(comparison: Comparison, name: str) -> FigureDifference:
@@ -96,16 +95,8 @@ def test_parts_add_up_to_the_step_and_a_longer_kernel_is_named() -> None:
     }
     assert times(comparison.step) == (100 * US, 120 * US, 20 * US)
     gemm, relu = table(comparison, "kernels").values()
-    assert (gemm.name, *times(gemm), relu.name, *times(relu)) == (
-        "gemm",
-        40 * US,
-        80 * US,
-        40 * US,
-        "relu",
-        8 * US,
-        8 * US,
-        0,
-    )
+    assert (gemm.name, *times(gemm)) == ("gemm", 40 * US, 80 * US, 40 * US)
+    assert (relu.name, *times(relu)) == ("relu", 8 * US, 8 * US, 0)
     assert times(table(comparison, "operators")["aten::mm"]) == (10 * US, 10 * US, 0)
 
 
@@ -129,7 +120,7 @@ def test_a_step_that_only_begins_is_left_out() -> None:
 def test_with_few_steps_noise_is_not_known_and_a_note_says_so() -> None:
     comparison = compare_traces([A], [run(80, 80, 80)], sources=("before", "after"))
     assert comparison.step.noise_ns is None
-    assert all(row.noise_ns is None for one in comparison.tables for row in one.rows)
+    assert all(row.noise_ns is None for rows in comparison.tables.values() for row in rows)
     assert comparison.notes == (
         "What is noise is not known: after has 3 traced steps, and less than 4 say nothing of their spread.",
     )

@@ -183,16 +183,8 @@ def test_an_occupancy_of_zero_is_worked_out_from_the_launch() -> None:
 
 
 def test_events_of_mtia_are_on_a_device() -> None:
-    fc: Event = {
-        "ph": "X",
-        "cat": "mtia_ccp_events",
-        "name": "fc-dtype_Float",
-        "pid": 9,
-        "tid": 801,
-        "ts": 30,
-        "dur": 400,
-    }
-    report = report_of(trace(operator("aten::addmm", 0, 20), {**fc, "args": {}}))
+    fc = {**span("mtia_ccp_events", "fc-dtype_Float", 30, 400, thread=801), "pid": 9}
+    report = report_of(trace(operator("aten::addmm", 0, 20), fc))
     assert (known(report.device_metrics)[0].device, known(report.kernels)[0].device.total_us) == (9, 400)
 
 

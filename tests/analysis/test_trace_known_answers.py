@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +14,7 @@ from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.schema.trace_steps import DeviceMetrics
 from lightning_flops.trace import analyze_trace, load_trace
 from tests.analysis.in_memory import analyze_traces, known
-
-TRACES = Path(__file__).parents[1] / "data" / "traces"
-RESNET = TRACES / "resnet50_num_workers_0.pt.trace.json.gz"
+from tests.analysis.trace_files import RANKS, RESNET
 
 
 @lru_cache(maxsize=1)
@@ -35,7 +32,7 @@ def resnet_events() -> list[dict[str, Any]]:
 @lru_cache(maxsize=1)
 def two_ranks() -> TracesReport:
     # Rank 1 first: the order on the command line must not matter.
-    return analyze_traces([load_trace(TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json") for rank in (1, 0)])
+    return analyze_traces([load_trace(file) for file in RANKS[::-1]])
 
 
 def only_device(report: TraceReport) -> DeviceMetrics:

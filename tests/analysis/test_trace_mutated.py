@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.fault_inputs import mutated, mutated_tree, unsafe_in
 from lightning_flops.cli import main
+from tests.analysis.trace_files import RANKS, RESNET
 
-TRACES = Path(__file__).parents[1] / "data" / "traces"
 SECONDS = 20.0
 """Of the processor, for one file of at most some megabytes."""
 GROWN_BYTES = 400 << 20
@@ -26,8 +26,8 @@ GROWN_BYTES = 400 << 20
 @cache
 def real_traces() -> tuple[bytes, ...]:
     """Two small traces whole, and the first events of a real one, with all that stands beside them."""
-    ranks = [(TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json").read_bytes() for rank in (0, 1)]
-    with gzip.open(TRACES / "resnet50_num_workers_0.pt.trace.json.gz") as file:
+    ranks = [file.read_bytes() for file in RANKS]
+    with gzip.open(RESNET) as file:
         resnet = json.load(file)
     steps = resnet | {"traceEvents": [*resnet["traceEvents"][:600], *resnet["traceEvents"][-300:]]}
     return (*ranks, json.dumps(steps).encode())

@@ -4,139 +4,124 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_flops.schema.trace_events import MemoryRow, OperatorRow
-from lightning_flops.trace import load_trace
-from lightning_flops.trace.columns import Trace
+from lightning_flops.measure.counting.recorded_calls import recorded_work
+from lightning_flops.report.trace_text import render_traces
+from lightning_flops.schema.trace import TraceReport
+from lightning_flops.schema.trace_events import IdleTime, OperatorRow
+from lightning_flops.schema.trace_steps import DeviceMetrics
+from lightning_flops.trace import analyze_trace, load_trace
 from lightning_flops.trace.memory import memory_table
+from lightning_flops.trace.names import collective_of_kernel, multiplies, own_name, uses_tensor_cores
+from lightning_flops.trace.report import analyze_one
 from lightning_flops.trace.tables import (
+    device_metrics,
+    idle_times,
+    kernel_summary,
+    kernel_table,
     operator_table,
     transfer_table,
     user_scope_table,
 )
-from tests.analysis.trace_events import Event, kernel, launch, memory, on_device, operator, scope, step, trace
+from tests.analysis.in_memory import analyze_traces, known
+from tests.analysis.trace_events import (
+    Event,
+    kernel,
+    launch,
+    launched,
+    memory,
+    node,
+    on_device,
+    operator,
+    scope,
+    step,
+    trace,
+)
 
 
-def rows(loaded: Trace) -> dict[str, OperatorRow]:
-    return {row.name: row for row in operator_table(loaded) or ()}
+def rows(*events: Event) -> dict[str, OperatorRow]:
+    return {row.name: row for row in operator_table(trace(*events)) or ()}
 
 
 def test_self_time_is_what_called_operators_leave() -> None:
     found = rows(
-        trace(
-            operator("aten::linear", 0, 50),
-            operator("aten::t", 5, 10),
-            operator("aten::transpose", 7, 4),
-            operator("aten::addmm", 20, 25),
-            operator("aten::linear", 60, 10),
-            operator("aten::relu", 5, 30, thread=2),
-        )
-    )
-    linear = found["aten::linear"]
+        operator("aten::linear", 0, 50), operator("aten::t", 5, 10), operator("aten::transpose", 7, 4),
+        operator("aten::addmm", 20, 25), operator("aten::linear", 60, 10), operator("aten::relu", 5, 30, thread=2),
+    )  # fmt: skip
+    linear, t = found["aten::linear"], found["aten::t"]
     assert (linear.calls, linear.host.total_us, linear.host_self.total_us) == (2, 60, 15 + 10)
     assert (linear.host.min_us, linear.host.mean_us, linear.host.max_us) == (10, 30, 50)
-    assert (found["aten::t"].host.total_us, found["aten::t"].host_self.total_us) == (10, 6)
+    assert (t.host.total_us, t.host_self.total_us) == (10, 6)
     # 50 and 10 of the first thread, 30 of the second: the self times of all.
-    assert linear.host_self.ratio == 25 / 90
-    assert linear.host.ratio == 60 / 90
+    assert (linear.host_self.ratio, linear.host.ratio) == (25 / 90, 60 / 90)
     assert sum(row.host_self.ratio or 0 for row in found.values()) == 1
     assert linear.device is linear.device_self is None
-    assert linear.tensor_cores_eligible
-    assert not found["aten::t"].tensor_cores_eligible
+    assert (linear.tensor_cores_eligible, t.tensor_cores_eligible) == (True, False)
 
 
 def test_device_time_belongs_to_the_operator_that_launched_and_to_its_callers() -> None:
     found = rows(
-        trace(
-            operator("aten::linear", 0, 50),
-            operator("aten::addmm", 20, 25),
-            launch(1, 30),
-            kernel(1, 100, 40),
-            launch(2, 31),
-            on_device("gpu_memset", 2, 140, 5, name="Memset (Device)"),
-            launch(3, 47),
-            kernel(3, 150, 7),
-            launch(4, 55),
-            kernel(4, 160, 3),  # outside any operator
-        )
-    )
-    addmm, linear = found["aten::addmm"], found["aten::linear"]
-    assert addmm.device is not None
-    assert linear.device is not None
-    assert addmm.device_self is not None
-    assert linear.device_self is not None
-    assert (addmm.device.total_us, addmm.device_self.total_us) == (45, 45)
-    assert (linear.device.total_us, linear.device_self.total_us) == (52, 7)
-    assert linear.device_self.ratio == 7 / 52
+        operator("aten::linear", 0, 50), operator("aten::addmm", 20, 25), launch(1, 30), kernel(1, 100, 40),
+        launch(2, 31), on_device("gpu_memset", 2, 140, 5, name="Memset (Device)"),
+        launch(3, 47), kernel(3, 150, 7),
+        launch(4, 55), kernel(4, 160, 3),  # outside any operator
+    )  # fmt: skip
+    times = {name: (row.device, row.device_self) for name, row in found.items()}
+    total = {name: [one and one.total_us for one in both] for name, both in times.items()}
+    assert total == {"aten::addmm": [45, 45], "aten::linear": [52, 7]}
+    assert [one and one.ratio for one in times["aten::linear"]] == [1, 7 / 52]
 
 
 def test_a_kernel_without_its_launch_goes_to_the_operator_with_its_external_id() -> None:
-    orphan = kernel(77, 100, 40)
-    orphan["args"]["External id"] = 5
-    found = rows(trace(operator("aten::mm", 0, 50, **{"External id": 5}), operator("aten::add", 60, 5), orphan))
-    device = found["aten::mm"].device_self
-    assert device is not None
+    number: dict[str, Any] = {"External id": 5}
+    found = rows(operator("aten::mm", 0, 50, **number), operator("aten::add", 60, 5), kernel(77, 100, 40, **number))
+    assert (device := found["aten::mm"].device_self) is not None
     assert device.total_us == 40
 
 
 def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None:
     loaded = trace(
-        operator("aten::linear", 0, 50),
-        memory(2, 100),
-        operator("aten::addmm", 10, 30),
-        memory(15, 64),
-        memory(20, -40),
-        memory(45, -100),
-        memory(60, 8),
-        memory(61, -24),
-        memory(25, 512, device=0),
-    )
-    assert memory_table(loaded) == tuple(
-        MemoryRow(
-            name=name,
-            device=device,
-            calls=calls,
-            size_increase_bytes=change,
-            self_size_increase_bytes=own_change,
-            allocation_bytes=size,
-            self_allocation_bytes=own,
+        operator("aten::linear", 0, 50), memory(2, 100),
+        operator("aten::addmm", 10, 30), memory(15, 64), memory(20, -40),
+        memory(45, -100), memory(60, 8), memory(61, -24), memory(25, 512, device=0),
+    )  # fmt: skip
+    found = [
+        (
+            row.name, row.device, row.calls, row.size_increase_bytes, row.self_size_increase_bytes,
+            row.allocation_bytes, row.self_allocation_bytes,
         )
-        for name, device, calls, change, own_change, size, own in (
-            ("aten::addmm", 0, 1, 512, 512, 512, 512),
-            ("aten::linear", 0, 1, 512, 0, 512, 0),
-            ("aten::linear", -1, 1, 24, 0, 164, 100),
-            ("aten::addmm", -1, 1, 24, 24, 64, 64),
-            (None, -1, 2, -16, -16, 8, 8),
-        )
-    )
+        for row in memory_table(loaded) or ()
+    ]  # fmt: skip
+    assert found == [
+        ("aten::addmm", 0, 1, 512, 512, 512, 512),
+        ("aten::linear", 0, 1, 512, 0, 512, 0),
+        ("aten::linear", -1, 1, 24, 0, 164, 100),
+        ("aten::addmm", -1, 1, 24, 24, 64, 64),
+        (None, -1, 2, -16, -16, 8, 8),
+    ]
 
 
 def test_a_scope_has_what_any_thread_launched_while_it_was_open() -> None:
-    events: tuple[Event, ...] = (
+    found = trace(
         step(1, 0, 100),
-        scope("loss", 10, 20),
-        launch(1, 15),
-        kernel(1, 16, 5),
-        scope("my backward", 40, 30),
-        operator("autograd::engine::evaluate_function: MmBackward0", 45, 10, thread=2),
-        launch(2, 50, thread=2),
-        kernel(2, 51, 7),
-        launch(3, 92, thread=3),
-        kernel(3, 95, 11),
+        scope("loss", 10, 20), launch(1, 15), kernel(1, 16, 5),
+        scope("my backward", 40, 30), node(1, 45, 10, thread=2), launch(2, 50, thread=2), kernel(2, 51, 7),
+        launch(3, 92, thread=3), kernel(3, 95, 11),
         scope("loss", 80, 10),
-    )
-    loss, backward = user_scope_table(trace(*events)) or ()
-    assert loss.host is not None and backward.host is not None
+    )  # fmt: skip
+    loss, backward = user_scope_table(found) or ()
+    assert loss.host is not None and backward.host is not None and loss.device is not None
+    assert backward.device is not None
     assert (loss.name, loss.calls, loss.host.total_us, loss.host.ratio) == ("loss", 2, 30, 0.3)
     assert (backward.name, backward.calls, backward.host.total_us) == ("my backward", 1, 30)
-    assert loss.device is not None
-    assert backward.device is not None
-    assert (loss.device.total_us, backward.device.total_us) == (5, 7)
-    assert backward.device.ratio == 7 / 23
+    assert (loss.device.total_us, backward.device.total_us, backward.device.ratio) == (5, 7, 7 / 23)
 
 
 def test_scopes_that_torch_opens_are_not_the_users() -> None:
@@ -145,20 +130,17 @@ def test_scopes_that_torch_opens_are_not_the_users() -> None:
 
 
 def test_copies_are_listed_with_their_launches_and_bytes() -> None:
+    kind = "Memcpy HtoD (Pageable -> Device)"
     loaded = trace(
         step(1, 0, 100),
-        launch(1, 0, 4),
-        on_device("gpu_memcpy", 1, 10, 6, name="Memcpy HtoD (Pageable -> Device)", bytes=1000),
-        launch(2, 20, 6),
-        on_device("gpu_memcpy", 2, 30, 2, name="Memcpy HtoD (Pageable -> Device)", bytes=24),
+        launch(1, 0, 4), on_device("gpu_memcpy", 1, 10, 6, name=kind, bytes=1000),
+        launch(2, 20, 6), on_device("gpu_memcpy", 2, 30, 2, name=kind, bytes=24),
         on_device("gpu_memset", 3, 40, 1, name="Memset (Device)"),  # no launch, no bytes
-        launch(4, 41),
-        kernel(4, 50, 11),
-    )
+        launch(4, 41), kernel(4, 50, 11),
+    )  # fmt: skip
     copy, memset = transfer_table(loaded) or ()
-    assert copy.device is not None
+    assert copy.device is not None and copy.host is not None
     assert (copy.calls, copy.bytes, copy.device.total_us, copy.device.ratio) == (2, 1024, 8, 8 / 20)
-    assert copy.host is not None
     assert (copy.host.total_us, copy.host.mean_us, copy.host.ratio) == (10, 5, 0.1)
     assert (memset.calls, memset.bytes, memset.host) == (1, None, None)
 
@@ -166,16 +148,10 @@ def test_copies_are_listed_with_their_launches_and_bytes() -> None:
 def test_an_operator_that_calls_only_itself_is_one_call() -> None:
     # 10 us with 6 of itself inside, of which 4 are a product's; a second call of 5 by another operator.
     found = rows(
-        trace(
-            operator("aten::sum", 0, 10),
-            operator("aten::sum", 2, 6),
-            operator("aten::mm", 3, 4),
-            operator("aten::mean", 20, 9),
-            operator("aten::sum", 22, 5),
-            operator("aten::sum", 23, 3),
-            operator("aten::sum", 23, 2),
-        )
-    )
+        operator("aten::sum", 0, 10), operator("aten::sum", 2, 6), operator("aten::mm", 3, 4),
+        operator("aten::mean", 20, 9), operator("aten::sum", 22, 5), operator("aten::sum", 23, 3),
+        operator("aten::sum", 23, 2),
+    )  # fmt: skip
     one = found["aten::sum"]
     assert (one.calls, one.host.total_us, one.host.max_us, one.host.min_us) == (2, 15, 10, 5)
     # 10 - 6 + (6 - 4), and all of the 5.
@@ -201,10 +177,309 @@ def test_calls_of_an_operator_by_itself_are_counted_as_in_torchs_own_tables(tmp_
             getattr(ops, name)(torch.ones(8, 8), 1)
         torch.arange(3)
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    ours = rows(load_trace(tmp_path / "trace.json"))
+    ours = {row.name: row for row in operator_table(load_trace(tmp_path / "trace.json")) or ()}
     torchs = {one.key: one for one in profiler.key_averages() if one.key in ours}
     assert {name: row.calls for name, row in ours.items()} == {name: one.count for name, one in torchs.items()}
     assert [ours[f"itself::{name}"].calls for name in calls] == [1, 2, 2, 1]
     for name, row in ours.items():
         assert row.host.total_us == pytest.approx(torchs[name].cpu_time_total, abs=0.1)
         assert row.host_self.total_us == pytest.approx(torchs[name].self_cpu_time_total, abs=0.1)
+
+
+# ---- traces that torch.profiler takes here and now
+
+STEPS = 3
+BATCH = 16
+
+
+@pytest.fixture(autouse=True)
+def quiet_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "5")
+
+
+def train(target: Path) -> None:
+    """Train a small network for a few profiled steps, and keep the trace as *target*."""
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn((STEPS + 1) * BATCH, 64), torch.zeros((STEPS + 1) * BATCH, dtype=torch.long))
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1),
+        profile_memory=True,
+        record_shapes=True,
+        acc_events=True,
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(target)),
+    ) as profiler:
+        for inputs, labels in DataLoader(data, batch_size=BATCH):
+            with record_function("loss of a batch"):
+                loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            profiler.step()
+
+
+def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path) -> None:
+    target = tmp_path / "trace.json.gz"
+    train(target)
+    live = load_trace(target)
+    report = analyze_trace(live)
+    assert report.step_times.marked
+    assert [one.number for one in report.step_times.steps] == [1, 2, 3]
+    for found in report.step_times.steps:
+        parts = (found.data_loader_us, found.cpu_us, found.other_us)
+        assert all(part is not None and part > 0 for part in parts)
+        assert sum(round(1000 * (part or 0)) for part in parts) == round(found.wall_us * 1000)
+    phases = {row.name: row.calls for row in report.phases or ()}
+    assert phases == dict.fromkeys(
+        ("step", "data loader", "forward (by operators)", "backward (by operators)", "optimizer", "others"), STEPS
+    )
+    operators = {row.name: row.calls for row in report.operators or ()}
+    # Two linear layers forward; backward a product for each weight, and one for the second layer's input.
+    assert (operators["aten::addmm"], operators["aten::mm"], operators["aten::relu"]) == (2 * STEPS, 3 * STEPS, STEPS)
+    (scope,) = report.user_scopes or ()
+    assert (scope.name, scope.calls) == ("loss of a batch", STEPS)
+    memory = {row.name: row for row in report.memory or ()}
+    # A layer's output: 16 rows of 128 and of 10 floats.
+    assert memory["aten::addmm"].self_allocation_bytes == STEPS * BATCH * (128 + 10) * 4
+    for table in (report.device_metrics, report.kernels, report.idle, report.collectives, report.overlap):
+        assert table is None
+    text = render_traces(analyze_traces([live]))
+    assert "GPU utilization, SM efficiency, occupancy:                              n/a (no device events)" in text
+
+
+def traced(folder: Path, *, with_stack: bool) -> TraceReport:
+    """What a trace of three steps says of a batch of 32 through 8 x 16, and 16 x 4 inside a container."""
+    net = nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 4)))
+    recorded: dict[str, Any] = {"record_shapes": True, "with_modules": True, "with_stack": with_stack}
+    with profile(activities=[ProfilerActivity.CPU], **recorded) as profiler:
+        for _ in range(3):
+            net(torch.ones(32, 8)).sum().backward()
+            profiler.step()
+    profiler.export_chrome_trace(str(folder / "trace.json"))
+    return analyze_one(load_trace(folder / "trace.json"), formulas=recorded_work).report
+
+
+FIRST, SECOND = 2 * 32 * 8 * 16, 2 * 32 * 16 * 4
+"""FLOPs of a forward. The backward of the first has no gradient of its input."""
+
+
+def test_modules_with_stacks_have_their_time_and_their_flops(tmp_path: Path) -> None:
+    alone, report = (traced(tmp_path, with_stack=with_stack) for with_stack in (False, True))
+    assert alone.modules is None
+    assert any(note.startswith("Modules are n/a: with_modules=True alone") for note in alone.notes)
+    assert not any(note.startswith("Modules") for note in report.notes)
+    for one in (alone, report):
+        assert {row.name: (row.calls, row.forward, row.backward) for row in known(one.flops).operators} == {
+            "aten.addmm": (6, 3 * (FIRST + SECOND), 0),
+            "aten.mm": (9, 0, 3 * (FIRST + 2 * SECOND)),
+        }
+    rows = {row.name: row for row in known(report.modules).rows}
+    for name in ("Sequential_0.Linear_0", "Sequential_0.Sequential_1.Linear_1"):
+        assert rows[name].calls == 3
+        assert 0 < rows[name].own_forward_us <= rows["Sequential_0"].forward_us
+        assert rows[name].backward_us > 0
+    both, second = (3 * (FIRST + SECOND), 3 * (FIRST + 2 * SECOND)), (3 * SECOND, 6 * SECOND)
+    assert {name: (row.flops.forward, row.flops.backward) for name, row in rows.items() if row.flops is not None} == {
+        "": both,
+        "Sequential_0": both,
+        "Sequential_0.Linear_0": (3 * FIRST, 3 * FIRST),
+        "Sequential_0.Sequential_1": second,
+        "Sequential_0.Sequential_1.Linear_1": second,
+    }
+
+
+def sized(correlation: int, start: float, length: float, blocks: float, occupancy: float, **named: Any) -> Event:
+    """A kernel with its blocks per SM and occupancy in percent."""
+    more: dict[str, Any] = {"blocks per SM": blocks, "est. achieved occupancy %": occupancy}
+    return kernel(correlation, start, length, **more, **named)
+
+
+def test_64_blocks_on_80_sms_are_an_sm_efficiency_of_0_8() -> None:
+    properties = [{"id": 0, "name": "V100", "numSms": 80, "totalGlobalMem": 1}]
+    loaded = trace(step(1, 0, 10), launch(1, 0), sized(1, 0, 10, 64 / 80, 40), deviceProperties=properties)
+    shares = {"utilization": 1.0, "sm_efficiency": 0.8, "occupancy_percent": 40, "blocks_per_sm": 0.8}
+    assert device_metrics(loaded) == (DeviceMetrics(device=0, name="V100", sm_count=80, busy_us=10, **shares),)
+
+
+def test_blocks_of_kernels_that_run_at_once_add_up_to_no_more_than_all_sms() -> None:
+    loaded = trace(
+        step(1, 0, 100),
+        sized(1, 0, 20, 0.5, 10),
+        sized(2, 10, 20, 0.75, 20, stream=8),  # 0.5 to 10, both to 20: 1, 0.75 to 30
+    )
+    assert (device_metrics(loaded) or ())[0].sm_efficiency == (10 * 0.5 + 10 * 1 + 10 * 0.75) / 100
+    # Equal lengths: the plain mean.
+    assert (device_metrics(loaded) or ())[0].occupancy_percent == 15
+
+
+def test_figures_that_kernels_do_not_carry_are_none() -> None:
+    (device,) = device_metrics(trace(step(1, 0, 10), sized(1, 0, 5, 1, 50), kernel(2, 5, 5))) or ()
+    assert device.utilization == 1.0
+    assert device.sm_efficiency is None
+    assert device.occupancy_percent == 50
+    (device,) = device_metrics(trace(step(1, 0, 10), kernel(2, 5, 5))) or ()
+    assert device.occupancy_percent is device.blocks_per_sm is None
+    assert device.name is None
+
+
+def test_a_trace_without_a_device_has_no_device_tables() -> None:
+    loaded = trace(step(1, 0, 10), operator("aten::mm", 1, 2))
+    for table in (device_metrics, kernel_table, kernel_summary, idle_times):
+        assert table(loaded) is None
+
+
+def test_pauses_are_told_apart_by_when_what_ended_them_was_launched() -> None:
+    loaded = trace(
+        *launched(1, 0, 10, 10),
+        *launched(2, 15, 49, 1),  # launched in time, 29 later: a kernel gap
+        *launched(3, 16, 80, 20),  # launched in time, 30 later: other
+        *launched(4, 120, 125, 5),  # launched after the pause had begun: the host
+        kernel(5, 140, 10),  # nobody knows
+    )
+    whole = IdleTime(device=0, busy_us=46, host_wait_us=25, kernel_gap_us=29, other_us=30 + 10)
+    assert (idle_times(loaded) or ())[0] == whole
+
+
+def test_a_device_idles_only_when_all_its_streams_do() -> None:
+    loaded = trace(
+        *launched(1, 0, 0, 100, stream=7),
+        *launched(2, 0, 10, 10, stream=8),
+        *launched(3, 50, 60, 10, stream=8),
+        *launched(4, 105, 110, 10, stream=8),
+    )
+    assert [(row.busy_us, row.host_wait_us) for row in idle_times(loaded) or ()] == [(110, 10)]
+
+
+def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
+    loaded = trace(
+        operator("aten::mm", 0, 10),
+        launch(1, 1),
+        sized(1, 20, 30, 1, 10, name="ampere_bf16_s16816gemm_bf16_128x128"),
+        launch(2, 2),
+        sized(2, 60, 10, 3, 50, name="ampere_bf16_s16816gemm_bf16_128x128"),
+        operator("aten::relu", 11, 5),
+        *launched(3, 12, 80, 40, name="elementwise"),
+        *launched(4, 17, 130, 20, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=9),
+    )
+    first, second, third = kernel_table(loaded) or ()
+    assert (first.name, first.calls, first.device.ratio) == ("ampere_bf16_s16816gemm_bf16_128x128", 2, 0.4)
+    assert (first.blocks_per_sm, first.occupancy_percent) == (1.5, 20)
+    assert first.tensor_cores
+    assert first.tensor_cores_eligible
+    assert (second.name, second.tensor_cores, second.tensor_cores_eligible) == ("elementwise", False, False)
+    assert second.blocks_per_sm is None
+    assert third.collective
+    summary = kernel_summary(loaded)
+    assert summary is not None
+    # Collectives compute nothing, on tensor cores or off.
+    assert (summary.calls, summary.total_us, summary.tensor_core_ratio) == (4, 100, 40 / 80)
+    assert summary.tensor_core_eligible_ratio == 40 / 80
+    assert (summary.short_calls_ratio, summary.short_time_ratio) == (0, 0)
+
+
+ON_TENSOR_CORES = (
+    "volta_h884gemm_128x64_ldg8_nn",
+    "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_nt",
+    "ampere_fp16_s16816gemm_fp16_128x128_ldg8_relu_f2f_stages_32x5_nn",
+    "sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x16_kernel",
+    "sm90_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32",
+    "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT",
+    "cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_nn_align8",
+    "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_nn_align8>",
+    "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4> >",
+    "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1_kernel0_0",
+)
+MULTIPLY = (  # on no tensor cores, or of other libraries and vendors, whose names do not say
+    "ampere_sgemm_128x64_nn",
+    "volta_scudnn_128x64_relu_medium_nn_v1",
+    "maxwell_scudnn_winograd_128x128_ldg1_ldg4_tile418n_nt",
+    "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
+    "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0",  # rocBLAS, hipBLASLt
+    "void ck::kernel_grouped_conv_fwd_multiple_abd_xdl_cshuffle<ck::GridwiseGemmMultipleD_xdl_cshuffle<float> >",
+    "miopenSp3AsmConv_v30_3_1_gfx9_fp32_f2x3_stride1",
+    "attn_fwd.kd",  # AOTriton
+    "bwd_kernel_dk_dv.kd",
+    "gen_conv_kernel",  # oneDNN on Intel's GPUs
+    "micro_sdpa",
+    "matmul_kernel",  # Triton's tutorial
+    "_chunk_scan_fwd_kernel",  # Mamba 2
+    "fused_moe_kernel",
+    "triton_tem_fused_mm_0",
+)
+DO_NOT = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>, at::detail::Array<char*> >",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::conv_x<float>>(int)",
+    "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>",
+    "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512, true, 1>",
+    "triton_poi_fused_add_relu_0",
+    "triton_poi_fused_convert_element_type_0",
+    "triton_poi_fused__scaled_dot_product_flash_attention_cat_view_10",
+    "triton_red_fused_native_layer_norm_1",
+    "triton_red_fused_mm_native_layer_norm_2",
+    "triton_per_fused_convolution_1",
+    "MIOpenBatchNormFwdTrainSpatial",
+    "SubTensorOpWithScalar1d",
+    "void moe::align_block_size_kernel<int>",
+    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+)
+
+
+@pytest.mark.parametrize("name", [*ON_TENSOR_CORES, *MULTIPLY, *DO_NOT])
+def test_names_of_kernels_tell_which_multiply_and_on_tensor_cores(name: str) -> None:
+    assert (multiplies(name), uses_tensor_cores(name)) == (name not in DO_NOT, name in ON_TENSOR_CORES)
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "is_product"),
+    [
+        ("void fbgemm_gpu::permute_2D_lengths_kernel<int>(int, int const*)", "permute_2D_lengths_kernel", False),
+        ("_ZN10fbgemm_gpu25permute_2D_lengths_kernelIiEEvPi", "permute_2D_lengths_kernel", False),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16>(X)", None, True),
+        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float>(P)", None, True),
+        ("void gemmSN_TN_kernel<float, 128>(int)", "gemmSN_TN_kernel", True),
+        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn", True),
+    ],
+)
+def test_a_kernel_is_known_by_its_functions_own_name(name: str, own: str | None, is_product: bool) -> None:
+    assert multiplies(name) is is_product
+    assert own is None or own_name(name) == own
+
+
+def named(name: str) -> list[dict[str, Any]]:
+    return [{"id": 0, "name": name}]
+
+
+@pytest.mark.parametrize(
+    ("call", "devices", "ratio"),
+    [
+        ("cudaLaunchKernel", named("NVIDIA A100-SXM4-40GB"), 1.0),
+        ("hipLaunchKernel", [], None),
+        ("urEnqueueKernelLaunch", [], None),
+        ("zeCommandListAppendLaunchKernel", [], None),
+        ("cudaLaunchKernel", named("AMD Instinct MI250X"), None),
+        ("cudaLaunchKernel", named("Intel(R) Data Center GPU Max 1550"), None),
+    ],
+)
+def test_of_other_vendors_kernels_it_is_not_known_which_ran_on_matrix_cores(
+    call: str, devices: list[dict[str, Any]], ratio: float | None
+) -> None:
+    flash = kernel(1, 5, 10, name="flash_fwd")
+    launched = {**launch(1, 2), "name": call}
+    found = kernel_summary(trace(operator("aten::mm", 0, 10), launched, flash, deviceProperties=devices))
+    assert found is not None and (found.tensor_core_ratio, found.tensor_core_eligible_ratio) == (ratio, ratio)
+
+
+@pytest.mark.parametrize(
+    ("kernel_name", "collective"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)", "allreduce"),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", "allgather"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", "reducescatter"),
+        ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "allreduce"),
+        ("ncclDevKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)", "sendrecv"),
+    ],
+)
+def test_a_communication_kernels_name_tells_its_collective(kernel_name: str, collective: str) -> None:
+    assert collective_of_kernel(kernel_name) == collective

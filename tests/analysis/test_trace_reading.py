@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,13 @@ import fsspec
 import pytest
 
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.trace import load_trace
+from lightning_flops.trace import load_trace, many
 from lightning_flops.trace.columns import Trace, TraceFormatError
+from lightning_flops.trace.many import analyze_each, join_analyses
+from lightning_flops.trace.report import AnalyzedTrace, analyze_file
+from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import operator, scope, span, trace
-
-RANK_0 = Path(__file__).parents[1] / "data" / "traces" / "two_ranks_known_answers.rank0.pt.trace.json"
+from tests.analysis.trace_files import RANKS
 
 
 def columns(loaded: Trace) -> dict[str, Any]:
@@ -24,10 +28,10 @@ def columns(loaded: Trace) -> dict[str, Any]:
 
 
 def test_gzipped_and_remote_files_hold_the_same_trace(tmp_path: Path) -> None:
-    plain = columns(load_trace(RANK_0))
+    plain = columns(load_trace(RANKS[0]))
     # The name does not tell: the first bytes do.
     zipped = tmp_path / "trace.json"
-    zipped.write_bytes(gzip.compress(RANK_0.read_bytes()))
+    zipped.write_bytes(gzip.compress(RANKS[0].read_bytes()))
     assert columns(load_trace(zipped)) == plain
     with fsspec.open("memory://traces/rank0.json.gz", "wb") as file:
         file.write(zipped.read_bytes())
@@ -35,7 +39,7 @@ def test_gzipped_and_remote_files_hold_the_same_trace(tmp_path: Path) -> None:
 
 
 def test_head_of_a_file_says_devices_and_ranks() -> None:
-    loaded = load_trace(str(RANK_0))
+    loaded = load_trace(str(RANKS[0]))
     assert (loaded.rank, loaded.only_group) == (0, (0, 1))
     assert [device.index for device in loaded.devices] == [0, 1]
     first = loaded.devices[0]
@@ -107,3 +111,45 @@ def test_braces_within_an_event_do_not_end_it(nested: dict[str, Any], tmp_path: 
     for text in (json.dumps(events), json.dumps({"traceEvents": events, "traceName": nested})):
         (tmp_path / "trace.json").write_text(text)
         assert len(load_trace(tmp_path / "trace.json")) == 40
+
+
+# ---- several trace files: read by one process or by several, the answer is the same
+
+FILES = [str(file) for file in RANKS]
+
+
+@pytest.fixture
+def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even the smallest files are read side by side."""
+    monkeypatch.setattr(many, "WORTH_PROCESSES_BYTES", 0)
+
+
+@pytest.mark.usefixtures("worth_it")
+def test_processes_give_what_one_gives_in_any_order_of_the_files() -> None:
+    alone = join_analyses(analyze_each(FILES))
+    assert alone == analyze_traces([load_trace(file) for file in FILES])
+    assert join_analyses(analyze_each(FILES[::-1], processes=2)) == alone
+
+
+@pytest.mark.usefixtures("worth_it")
+def test_of_several_files_that_cannot_be_read_the_first_is_named(tmp_path: Path) -> None:
+    bad = [tmp_path / "a.json", tmp_path / "b.json"]
+    bad[0].write_text("{")
+    bad[1].write_text("")
+    for processes in (1, 2):
+        with pytest.raises(TraceFormatError) as caught:
+            analyze_each([FILES[0], *map(str, bad)], processes=processes)
+        assert str(caught.value).startswith(f"{bad[0]}: the file ends in the middle")
+
+
+@pytest.mark.usefixtures("worth_it")
+def test_a_process_that_is_killed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "analyze_file", _killed)
+    with pytest.raises(LightningFlopsError, match="a process that read a trace was ended from outside"):
+        analyze_each(FILES, processes=2)
+
+
+def _killed(file: str, **settings: Any) -> AnalyzedTrace:
+    if multiprocessing.parent_process() is not None:
+        os._exit(9)
+    return analyze_file(file, **settings)

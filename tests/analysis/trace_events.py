@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,14 +24,16 @@ def trace_from_events(
     return columns.trace(metadata or {})
 
 
-def operator(name: str, start: float, length: float, *, thread: int = 1, **arguments: Any) -> Event:
-    """An operator on the host."""
-    return span("cpu_op", name, start, length, thread=thread, **arguments)
+def span(category: str, name: str, start: float, length: float, *, thread: int = 1, **arguments: Any) -> Event:
+    """Any event of the host."""
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": length, "args": arguments
+    }  # fmt: skip
 
 
-def scope(name: str, start: float, length: float, *, thread: int = 1, **arguments: Any) -> Event:
-    """A ``record_function`` scope."""
-    return span("user_annotation", name, start, length, thread=thread, **arguments)
+operator = partial(span, "cpu_op")
+scope = partial(span, "user_annotation")
+call = partial(span, "python_function")
 
 
 def step(number: int, start: float, length: float) -> Event:
@@ -48,41 +51,33 @@ def launch(correlation: int, start: float, length: float = 1, *, thread: int = 1
     return span("cuda_runtime", "cudaLaunchKernel", start, length, thread=thread, correlation=correlation)
 
 
-def kernel(
-    correlation: int, start: float, length: float, *, name: str = "gemm", stream: int = 7, device: int = 0, **more: Any
-) -> Event:
-    """A kernel."""
-    return on_device("kernel", correlation, start, length, name=name, stream=stream, device=device, **more)
+def launched(
+    number: int, at: float, start: float, length: float, *, thread: int = 1, **more: Any
+) -> tuple[Event, Event]:
+    """A launch at *at*, and the kernel that it launches."""
+    return launch(number, at, thread=thread), kernel(number, start, length, **more)
 
 
 def on_device(
-    category: str,
-    correlation: int,
-    start: float,
-    length: float,
-    *,
-    name: str,
-    stream: int = 7,
-    device: int = 0,
+    category: str, correlation: int, start: float, length: float, *, name: str, stream: int = 7, device: int = 0,
     **more: Any,
-) -> Event:
+) -> Event:  # fmt: skip
     """A kernel, copy or memset."""
-    arguments = dict(more)
-    arguments |= {"device": device, "stream": stream, "correlation": correlation}
-    return {
-        "ph": "X", "cat": category, "name": name, "pid": device, "tid": stream, "ts": start, "dur": length,
-        "args": arguments,
-    }  # fmt: skip
+    arguments = {**more, "device": device, "stream": stream, "correlation": correlation}
+    return span(category, name, start, length, thread=stream, **arguments) | {"pid": device}
+
+
+def kernel(correlation: int, start: float, length: float, *, name: str = "gemm", **more: Any) -> Event:
+    """A kernel."""
+    return on_device("kernel", correlation, start, length, name=name, **more)
 
 
 def product(number: int, start: float, *, rows: int, kernel_us: float = 10) -> tuple[Event, ...]:
     """A product of [rows, 10] and [10, 10] in float32, 200 FLOPs a row, and its kernel."""
     shapes: dict[str, Any] = {
-        "Input Dims": [[rows, 10], [10, 10]],
-        "Input type": ["float", "float"],
-        "Concrete Inputs": ["", ""],
+        "Input Dims": [[rows, 10], [10, 10]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""],
         "Input Strides": [[10, 1], [10, 1]],
-    }
+    }  # fmt: skip
     return operator("aten::mm", start, 5, **shapes), launch(number, start + 1), kernel(number, start + 10, kernel_us)
 
 
@@ -105,39 +100,21 @@ def node(
     sequence: int, start: float, length: float, *, name: str = "AddmmBackward0", thread: int = 1, made_on: int = 1
 ) -> Event:
     """Autograd runs the node of this number."""
-    return operator(
-        f"autograd::engine::evaluate_function: {name}",
-        start,
-        length,
-        thread=thread,
-        **{"Sequence number": sequence, "Fwd thread id": made_on},
-    )
+    arguments = {"Sequence number": sequence, "Fwd thread id": made_on}
+    return operator(f"autograd::engine::evaluate_function: {name}", start, length, thread=thread, **arguments)
 
 
-def accumulation(start: float, length: float) -> Event:
+def accumulation(start: float, length: float, *, thread: int = 1) -> Event:
     """Autograd adds a gradient to a parameter's."""
-    return operator("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", start, length)
+    name = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+    return operator(name, start, length, thread=thread)
 
 
 def memory(start: float, size: int, *, thread: int = 1, device: int | None = None, **more: int) -> Event:
     """An allocation, or a free of a negative *size*; without a device on the host."""
-    arguments = {
-        "Bytes": size,
-        "Device Type": 0 if device is None else 1,
-        "Device Id": -1 if device is None else device,
-        **more,
-    }
-    return {
-        "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": thread, "ts": start,
-        "args": arguments,
-    }  # fmt: skip
-
-
-def span(category: str, name: str, start: float, length: float, *, thread: int = 1, **arguments: Any) -> Event:
-    """Any event of the host."""
-    return {
-        "ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": length, "args": arguments
-    }  # fmt: skip
+    where = {"Device Type": 0, "Device Id": -1} if device is None else {"Device Type": 1, "Device Id": device}
+    event = span("cpu_instant_event", "[memory]", start, 0, thread=thread, Bytes=size, **where, **more)
+    return event | {"ph": "i", "s": "t"}
 
 
 def trace(*events: Event, **metadata: Any) -> Trace:

@@ -23,18 +23,17 @@ def test_a_gpts_formula_is_the_sum_over_its_products() -> None:
     assert size.parameters == 3 * 4 + 4 + 2 * 16 + 10
 
 
-# ---- the report
-
-
-RAISED = "Traceback (most recent call last):\nRuntimeError: no | graphs\n"
-
-
 def some_parts() -> list[Part]:
     """A part that holds, one that does not, and one that broke off."""
     rows = (
         exactly("counts", 12, 12),
         within("forward", 0.021, 0.020, share=0.02, least=60e-6, unit="ms", scale=1e3),
-        Row(claim="graphs", seen="raised", verdict="failed", note=RAISED),
+        Row(
+            claim="graphs",
+            seen="raised",
+            verdict="failed",
+            note="Traceback (most recent call last):\nRuntimeError: no | graphs\n",
+        ),
         reported("a figure", 1234),
         not_here("two ranks", "there is one device"),
     )
@@ -47,9 +46,6 @@ def some_parts() -> list[Part]:
 
 def test_the_page_is_the_file_people_read() -> None:
     golden("text/gpu_page.md", "\n".join(page(some_parts(), date="2026-01-01")) + "\n")
-
-
-# ---- all of it
 
 
 @pytest.mark.slow

@@ -18,27 +18,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from .case import Example, Expected, Family, Network, forward_without_grad
+from .case import Example, Family, Parts, forward_without_grad
 
 FAMILY = Family("attention")
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class Attention(nn.Module):
-    """Attention between tensors that already are queries, keys and values."""
-
-    def __init__(self, attend: Attend) -> None:
-        super().__init__()
-        self.attend = attend
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self.attend(query, key, value)
-
-
 def example_of(attend: Attend, query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> Example:
-    """Attention over inputs of these shapes, each of which needs its gradient."""
-    return Example(Attention(attend), *tuple(torch.randn(shape, requires_grad=True) for shape in (query, key, value)))
+    """Attention between inputs of these shapes, each of which needs its gradient."""
+    model = Parts(lambda self, query, key, value: attend(query, key, value))
+    return Example(model, *tuple(torch.randn(shape, requires_grad=True) for shape in (query, key, value)))
 
 
 def with_math_backend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -54,7 +44,7 @@ def with_flash_backend(query: Tensor, key: Tensor, value: Tensor, **options: Any
 
 
 @FAMILY.network
-def attention_from_matmuls() -> Network:
+def attention_from_matmuls() -> Example:
     """softmax(Q K^T) V, written out."""
     batch, heads, sequence, head_dim = 2, 3, 7, 5
     scores = 2 * batch * heads * sequence * sequence * head_dim
@@ -63,14 +53,13 @@ def attention_from_matmuls() -> Network:
         return torch.softmax(query @ key.transpose(-2, -1) * head_dim**-0.5, dim=-1) @ value
 
     shape = (batch, heads, sequence, head_dim)
-    return Network(
-        build=lambda: example_of(attend, shape, shape, shape),
-        expected=Expected(2 * scores, 4 * scores, by_module={"": (2 * scores, 4 * scores)}),
+    return example_of(attend, shape, shape, shape).costs(
+        2 * scores, 4 * scores, by_module={"": (2 * scores, 4 * scores)}
     )
 
 
 @FAMILY.network
-def attention_from_einsum() -> Network:
+def attention_from_einsum() -> Example:
     """Heads behind the sequence, keys of another length."""
     batch, heads, queries, keys, head_dim = 2, 3, 7, 11, 5
     scores = 2 * batch * heads * queries * keys * head_dim
@@ -79,16 +68,13 @@ def attention_from_einsum() -> Network:
         weights = torch.softmax(torch.einsum("bqhd,bkhd->bhqk", query, key), dim=-1)
         return torch.einsum("bhqk,bkhd->bqhd", weights, value)
 
-    return Network(
-        build=lambda: example_of(
-            attend, (batch, queries, heads, head_dim), (batch, keys, heads, head_dim), (batch, keys, heads, head_dim)
-        ),
-        expected=Expected(2 * scores, 4 * scores),
-    )
+    return example_of(
+        attend, (batch, queries, heads, head_dim), (batch, keys, heads, head_dim), (batch, keys, heads, head_dim)
+    ).costs(2 * scores, 4 * scores)
 
 
 @FAMILY.network
-def linear_attention() -> Network:
+def linear_attention() -> Example:
     """K^T V first: no score matrix, two products with a (head_dim, value_dim) state."""
     batch, heads, sequence, head_dim, value_dim = 2, 3, 7, 5, 4
     state = 2 * batch * heads * sequence * head_dim * value_dim
@@ -98,10 +84,7 @@ def linear_attention() -> Network:
         return torch.einsum("bhsd,bhde->bhse", torch.softmax(query, dim=-1), memory)
 
     shape = (batch, heads, sequence, head_dim)
-    return Network(
-        build=lambda: example_of(attend, shape, shape, (batch, heads, sequence, value_dim)),
-        expected=Expected(2 * state, 4 * state),
-    )
+    return example_of(attend, shape, shape, (batch, heads, sequence, value_dim)).costs(2 * state, 4 * state)
 
 
 def kernel(
@@ -118,12 +101,11 @@ def kernel(
     """Adds attention whose scores cost *scores* forward, and its values as many where they are of the keys' size."""
     values = scores * value[-1] // key[-1]
     spent = (scores + values, 2 * (scores + values), scores if fused else 0)
-    FAMILY.add(
+    FAMILY.put(
         name,
-        lambda: example_of(attend, query, key, value),
-        *spent,
-        skipped=(2 + 4 + 1) * skipped,
-        by_module={"": spent},
+        lambda: example_of(attend, query, key, value).costs(
+            *spent, skipped=(2 + 4 + 1) * skipped, by_module={"": spent}
+        ),
     )
 
 
@@ -182,67 +164,51 @@ kernel("attention_with_a_narrower_value", with_math_backend, SELF, SELF, (2, 3, 
 
 
 @FAMILY.network
-def causal_flash_attention_without_grad() -> Network:
+def causal_flash_attention_without_grad() -> Example:
     """Only the forward's two products run, and skip."""
     batch, heads, sequence, head_dim = 3, 2, 5, 7
     scores = 2 * batch * heads * (sequence * sequence) * head_dim
     skipped = 2 * batch * heads * (4 + 3 + 2 + 1) * head_dim
     shape = (batch, heads, sequence, head_dim)
-
-    def build() -> Example:
-        example = example_of(partial(with_flash_backend, is_causal=True), shape, shape, shape)
-        example.step = forward_without_grad
-        return example
-
-    return Network(build=build, expected=Expected(2 * scores, skipped=2 * skipped))
+    example = example_of(partial(with_flash_backend, is_causal=True), shape, shape, shape)
+    example.step = forward_without_grad
+    return example.costs(2 * scores, skipped=2 * skipped)
 
 
 @FAMILY.network
-def attention_with_a_learned_mask() -> Network:
+def attention_with_a_learned_mask() -> Example:
     """No fused kernel on a CPU gives a mask its gradient, so torch falls back to separate products."""
     batch, heads, sequence, head_dim = 2, 3, 7, 5
     scores = 2 * batch * heads * sequence * sequence * head_dim
 
-    class Biased(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bias = nn.Parameter(torch.zeros(sequence, sequence))
+    def forward(self: Any, query: Tensor) -> Tensor:
+        return scaled_dot_product_attention(query, query, query, attn_mask=self.bias)
 
-        def forward(self, query: Tensor) -> Tensor:
-            return scaled_dot_product_attention(query, query, query, attn_mask=self.bias)
-
-    return Network(
-        build=lambda: Example(Biased(), torch.randn(batch, heads, sequence, head_dim, requires_grad=True)),
-        expected=Expected(2 * scores, 4 * scores),
+    model = Parts(forward, bias=nn.Parameter(torch.zeros(sequence, sequence)))
+    return Example(model, torch.randn(batch, heads, sequence, head_dim, requires_grad=True)).costs(
+        2 * scores, 4 * scores
     )
 
 
 @FAMILY.network
-def flex_attention_over_blocks() -> Network:
+def flex_attention_over_blocks() -> Example:
     """A causal block mask keeps 1 + 2 + 3 + 4 = 10 of 4 x 4 blocks; a CPU runs the forward only."""
     batch, heads, sequence, head_dim, block = 2, 3, 128, 8, 32
 
     def causal(batch_index: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
 
-    class FlexAttention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mask = create_block_mask(causal, None, None, sequence, sequence, device="cpu", BLOCK_SIZE=block)
-
-        def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            result = flex_attention(query, key, value, block_mask=self.mask)
-            assert isinstance(result, Tensor)
-            return result
+    def forward(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        result = flex_attention(query, key, value, block_mask=self.mask)
+        assert isinstance(result, Tensor)
+        return result
 
     kept = (1 + 2 + 3 + 4) * block * block
     shape = (batch, heads, sequence, head_dim)
-    return Network(
-        build=lambda: Example(
-            FlexAttention(), torch.randn(shape), torch.randn(shape), torch.randn(shape), step=forward_without_grad
-        ),
-        expected=Expected(
-            2 * (2 * batch * heads * sequence * sequence * head_dim),
-            skipped=2 * (2 * batch * heads * (sequence * sequence - kept) * head_dim),
-        ),
+    model = Parts(
+        forward, mask=create_block_mask(causal, None, None, sequence, sequence, device="cpu", BLOCK_SIZE=block)
+    )
+    return Example(model, torch.randn(shape), torch.randn(shape), torch.randn(shape), step=forward_without_grad).costs(
+        2 * (2 * batch * heads * sequence * sequence * head_dim),
+        skipped=2 * (2 * batch * heads * (sequence * sequence - kept) * head_dim),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, Example, Expected, Family, Network
+from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, Example, Family, Parts
 
 FAMILY = Family("autograd_forms")
 
@@ -40,16 +40,11 @@ class Own(nn.Module):
 
 
 @FAMILY.network
-def custom_function() -> Network:
+def custom_function() -> Example:
     """Its backward computes both gradients although the first input needs none: what runs is what counts."""
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(Own(OwnProduct, INPUTS, HIDDEN), nn.Tanh(), Own(OwnProduct, HIDDEN, OUTPUTS)),
-            torch.randn(BATCH, INPUTS),
-        ),
-        expected=Expected(
-            FIRST + SECOND, 2 * FIRST + 2 * SECOND, by_module={"0": (FIRST, 2 * FIRST), "2": (SECOND, 2 * SECOND)}
-        ),
+    model = nn.Sequential(Own(OwnProduct, INPUTS, HIDDEN), nn.Tanh(), Own(OwnProduct, HIDDEN, OUTPUTS))
+    return Example(model, torch.randn(BATCH, INPUTS)).costs(
+        FIRST + SECOND, 2 * FIRST + 2 * SECOND, by_module={"0": (FIRST, 2 * FIRST), "2": (SECOND, 2 * SECOND)}
     )
 
 
@@ -71,15 +66,13 @@ class RepeatedProduct(torch.autograd.Function):
 
 
 @FAMILY.network
-def custom_function_that_recomputes() -> Network:
+def custom_function_that_recomputes() -> Example:
     """The product in the backward that repeats the forward is recompute, the two gradients are backward."""
     batch, inputs, outputs = 3, 5, 7
     product = 2 * batch * inputs * outputs
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Tanh(), Own(RepeatedProduct, inputs, outputs)), torch.randn(batch, inputs)
-        ),
-        expected=Expected(product, 2 * product, product, by_module={"1": (product, 2 * product, product)}),
+    model = nn.Sequential(nn.Tanh(), Own(RepeatedProduct, inputs, outputs))
+    return Example(model, torch.randn(batch, inputs)).costs(
+        product, 2 * product, product, by_module={"1": (product, 2 * product, product)}
     )
 
 
@@ -118,37 +111,28 @@ def gradient_penalty(example: Example) -> None:
     gradient.square().sum().backward()
 
 
-@FAMILY.network
-def forces_from_an_energy() -> Network:
+@FAMILY.part_by_part
+def forces_from_an_energy() -> Example:
     """A gradient taken inside the forward, as interatomic potentials do, and a loss on energy and forces.
 
     To the gradient penalty's products the energy adds its own path: both gradients of W2 tanh(W1 x). What reaches tanh
     is one sum of two gradients, so W1's own are not computed twice.
     """
 
-    class Potential(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.enter = nn.Linear(INPUTS, HIDDEN)
-            self.leave = nn.Linear(HIDDEN, OUTPUTS)
-
-        def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-            energy = self.leave(torch.tanh(self.enter(positions))).sum()
-            (forces,) = torch.autograd.grad(energy, positions, create_graph=True)
-            return energy, forces
+    def forward(self: Any, positions: Tensor) -> tuple[Tensor, Tensor]:
+        energy = self.leave(torch.tanh(self.enter(positions))).sum()
+        (forces,) = torch.autograd.grad(energy, positions, create_graph=True)
+        return energy, forces
 
     def step(example: Example) -> None:
         energy, forces = example.forward()
         (energy.square() + forces.square().sum()).backward()
 
-    return Network(
-        one_call=False,
-        build=lambda: Example(Potential(), torch.randn(BATCH, INPUTS, requires_grad=True), step=step),
-        expected=Expected(
-            FIRST + SECOND,
-            (FIRST + SECOND) + (2 * FIRST + SECOND) + (2 * FIRST + 2 * SECOND),
-            by_module={"enter": (FIRST, 5 * FIRST), "leave": (SECOND, 4 * SECOND)},
-        ),
+    model = Parts(forward, enter=nn.Linear(INPUTS, HIDDEN), leave=nn.Linear(HIDDEN, OUTPUTS))
+    return Example(model, torch.randn(BATCH, INPUTS, requires_grad=True), step=step).costs(
+        FIRST + SECOND,
+        (FIRST + SECOND) + (2 * FIRST + SECOND) + (2 * FIRST + 2 * SECOND),
+        by_module={"enter": (FIRST, 5 * FIRST), "leave": (SECOND, 4 * SECOND)},
     )
 
 
@@ -190,22 +174,16 @@ def forward_mode_tangent(example: Example) -> None:
 
 
 @FAMILY.network
-def jacobian() -> Network:
+def jacobian() -> Example:
     """torch.func.jacrev: one backward for each of the outputs at once, down to the input, no weight gradients."""
     inputs, hidden, outputs = 5, 7, 11
 
     def step(example: Example) -> None:
         torch.func.jacrev(example.model)(*example.args)
 
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
-            torch.randn(inputs),
-            step=step,
-        ),
-        expected=Expected(
-            2 * inputs * hidden + 2 * hidden * outputs, 2 * outputs * outputs * hidden + 2 * outputs * hidden * inputs
-        ),
+    model = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+    return Example(model, torch.randn(inputs), step=step).costs(
+        2 * inputs * hidden + 2 * hidden * outputs, 2 * outputs * outputs * hidden + 2 * outputs * hidden * inputs
     )
 
 
@@ -219,38 +197,27 @@ def backward_on_another_thread(example: Example) -> None:
 
 
 @FAMILY.network
-def towers_in_their_own_threads() -> Network:
+def towers_in_their_own_threads() -> Example:
     """A forward that runs its parts in threads, as replicas on several devices do."""
     batch, inputs, outputs = 3, 5, 7
 
-    class Towers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left = nn.Linear(inputs, outputs)
-            self.right = nn.Linear(2 * inputs, outputs)
+    def forward(self: Any, x: Tensor, y: Tensor) -> Tensor:
+        results: dict[str, Tensor] = {}
 
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            results: dict[str, Tensor] = {}
+        def run(name: str, tower: nn.Module, value: Tensor) -> None:
+            results[name] = tower(value)
 
-            def run(name: str, tower: nn.Module, value: Tensor) -> None:
-                results[name] = tower(value)
-
-            threads = [
-                Thread(target=run, args=("left", self.left, x)),
-                Thread(target=run, args=("right", self.right, y)),
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            return results["left"] + results["right"]
+        threads = [Thread(target=run, args=("left", self.left, x)), Thread(target=run, args=("right", self.right, y))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results["left"] + results["right"]
 
     left, right = 2 * batch * inputs * outputs, 2 * batch * (2 * inputs) * outputs
-    return Network(
-        build=lambda: Example(Towers(), torch.randn(batch, inputs), torch.randn(batch, 2 * inputs)),
-        expected=Expected(
-            forward=left + right,
-            backward=left + right,
-            # Each thread numbers its nodes from the same start: whose a node is, a backward elsewhere cannot tell.
-        ),
+    model = Parts(forward, left=nn.Linear(inputs, outputs), right=nn.Linear(2 * inputs, outputs))
+    return Example(model, torch.randn(batch, inputs), torch.randn(batch, 2 * inputs)).costs(
+        # Each thread numbers its nodes from the same start: whose a node is, a backward elsewhere cannot tell.
+        left + right,
+        left + right,
     )

@@ -15,7 +15,7 @@ one for each factor that needs a gradient. Biases, norms, activations, softmax, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -92,6 +92,12 @@ class Example:
     ) -> None:
         self.model, self.args, self.kwargs = model, args, kwargs or {}
         self.step, self.teardown = step, teardown
+        self.expected: Expected | None = None
+
+    def costs(self, *expected: int, **more: Any) -> Example:
+        """Says what its run costs; *expected* and *more* are those of ``Expected``."""
+        self.expected = Expected(*expected, **more)
+        return self
 
     def forward(self) -> Any:
         """The model's output on the example's inputs."""
@@ -102,23 +108,46 @@ class Example:
         (self.step or forward_and_backward)(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts(nn.Module):
+    """A module of named parts, and a function of the module and its inputs that is its forward."""
+
+    def __init__(self, forward: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self._forward = forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(self, *args, **kwargs)
+
+
+@dataclass
 class Network:
     """One member of the corpus."""
 
+    name: str
+    family: str
     build: Callable[[], Example]
-    expected: Expected
-    one_call: bool = True
+    """Makes the model and its inputs, and says what they cost."""
+    one_call: bool
     """Whether ``expected.forward`` is what one call of the model on its inputs costs."""
-    known_gap: str = ""
-    """What the counter cannot tell about this network: its test is expected to fail until it can."""
-    name: str = ""
-    family: str = ""
+
+    _expected: Expected | None = None
 
     def example(self) -> Example:
         """Builds the model and its inputs, the same ones every time."""
         torch.manual_seed(SEED)
-        return self.build()
+        example = self.build()
+        self._expected = example.expected
+        return example
+
+    @property
+    def expected(self) -> Expected:
+        """What its run costs, as the first example said."""
+        if self._expected is None:
+            self.example().teardown()
+        assert self._expected is not None
+        return self._expected
 
 
 class Family:
@@ -129,26 +158,23 @@ class Family:
         self.name = name
         self.networks: list[Network] = []
 
-    def add(
-        self, name: str, build: Callable[[], Example], forward: int, backward: int = 0, recompute: int = 0, **more: Any
-    ) -> None:
-        """Adds a network of which a line says all; *more* are those of ``Expected``."""
-        self.put(name, Network(build=build, expected=Expected(forward, backward, recompute, **more)))
+    def put(self, name: str, build: Callable[[], Example], *, one_call: bool = True) -> None:
+        """Adds a network that a function makes."""
+        self.networks.append(Network(name, self.name, build, one_call))
 
-    def put(self, name: str, network: Network) -> None:
-        """Adds a network that a function has made."""
-        self.networks.append(replace(network, name=name, family=self.name))
+    def network(self, build: Callable[[], Example]) -> Callable[[], Example]:
+        """Decorates a function that makes a network; the function's name becomes the network's."""
+        self.put(build.__name__, build)
+        return build
 
-    def network(self, define: Callable[[], Network]) -> Callable[[], Network]:
-        """Decorates a function that returns a network; the function's name becomes the network's."""
-        self.put(define.__name__, define())
-        return define
+    def part_by_part(self, build: Callable[[], Example]) -> Callable[[], Example]:
+        """The same where one call of the model is not all that runs."""
+        self.put(build.__name__, build, one_call=False)
+        return build
 
     def of_two_layers(
         self,
-        forward: int,
-        backward: int = 0,
-        *,
+        *expected: int,
         between: Callable[[], nn.Module] = nn.Tanh,
         of_input: bool = False,
         one_call: bool = True,
@@ -158,10 +184,10 @@ class Family:
 
         def define(step: Callable[[Example], None]) -> Callable[[Example], None]:
             def build() -> Example:
-                return Example(two_layers(between()), torch.randn(BATCH, INPUTS, requires_grad=of_input), step=step)
+                batch = torch.randn(BATCH, INPUTS, requires_grad=of_input)
+                return Example(two_layers(between()), batch, step=step).costs(*expected, **more)
 
-            expected = Expected(forward, backward, **more)
-            self.put(step.__name__, Network(build=build, expected=expected, one_call=one_call))
+            self.put(step.__name__, build, one_call=one_call)
             return step
 
         return define

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from lightning_flops import register_flop_formula
 from lightning_flops.records import PhaseFlops
 
 from .autograd_forms import Own, OwnProduct
-from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, Example, Expected, Family, Network
+from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, Example, Family, Parts
 
 FAMILY = Family("checkpointed")
 
@@ -52,7 +53,7 @@ def block_of(inputs: int, hidden: int, outputs: int, *last: nn.Module) -> nn.Mod
     return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs), *last)
 
 
-def checkpointed_blocks(*, reentrant: bool, last: tuple[Callable[[], nn.Module], ...] = ()) -> Network:
+def checkpointed_blocks(*, reentrant: bool, last: tuple[Callable[[], nn.Module], ...] = ()) -> Example:
     """Two blocks between a stem and a head; *last* makes the modules at the end of each block."""
     batch, inputs, width, hidden, classes = 3, 5, 7, 11, 2
     stem = 2 * batch * inputs * width
@@ -61,100 +62,74 @@ def checkpointed_blocks(*, reentrant: bool, last: tuple[Callable[[], nn.Module],
     head = 2 * batch * width * classes
     repeated = first + second if reentrant or last else first
     block = PhaseFlops(forward=first + second, backward=2 * (first + second), recompute=repeated)
-
-    def build() -> Example:
-        blocks = [block_of(width, hidden, width, *(make() for make in last)) for _ in range(2)]
-        model = Checkpointed(nn.Linear(inputs, width), blocks, nn.Linear(width, classes), reentrant=reentrant)
-        return Example(model, torch.randn(batch, inputs))
-
-    return Network(
-        build=build,
-        expected=Expected(
-            stem + 2 * (first + second) + head,
-            stem + 2 * 2 * (first + second) + 2 * head,
-            2 * repeated,
-            without_backward=0,
-            by_module={
-                "stem": (stem, stem),
-                "blocks.0": block,
-                "blocks.1": block,
-                "blocks.1.0": (first, 2 * first, first),
-                "blocks.1.2": (second, 2 * second, repeated - first),
-                "head": (head, 2 * head),
-            },
-        ),
+    blocks = [block_of(width, hidden, width, *(make() for make in last)) for _ in range(2)]
+    model = Checkpointed(nn.Linear(inputs, width), blocks, nn.Linear(width, classes), reentrant=reentrant)
+    return Example(model, torch.randn(batch, inputs)).costs(
+        stem + 2 * (first + second) + head,
+        stem + 2 * 2 * (first + second) + 2 * head,
+        2 * repeated,
+        without_backward=0,
+        by_module={
+            "stem": (stem, stem),
+            "blocks.0": block,
+            "blocks.1": block,
+            "blocks.1.0": (first, 2 * first, first),
+            "blocks.1.2": (second, 2 * second, repeated - first),
+            "head": (head, 2 * head),
+        },
     )
 
 
 # The first forward runs without gradients and counts like any other; the backward repeats both products.
-FAMILY.put("reentrant_blocks", checkpointed_blocks(reentrant=True))
+FAMILY.put("reentrant_blocks", lambda: checkpointed_blocks(reentrant=True))
 # Not reentrant: the last product of each block is not repeated.
-FAMILY.put("blocks_that_end_in_a_product", checkpointed_blocks(reentrant=False))
+FAMILY.put("blocks_that_end_in_a_product", lambda: checkpointed_blocks(reentrant=False))
 # Not reentrant: the sigmoid at the end saves its result, so both products are repeated.
-FAMILY.put("blocks_that_end_in_an_activation", checkpointed_blocks(reentrant=False, last=(nn.Sigmoid,)))
+FAMILY.put("blocks_that_end_in_an_activation", lambda: checkpointed_blocks(reentrant=False, last=(nn.Sigmoid,)))
 
 
 @FAMILY.network
-def checkpointed_sequence() -> Network:
+def checkpointed_sequence() -> Example:
     """Six modules in two segments: (linear, tanh, linear) is checkpointed, (tanh, linear, tanh) never is."""
     batch, inputs, hidden, middle, outputs = 3, 5, 7, 11, 13
     first = 2 * batch * inputs * hidden
     second = 2 * batch * hidden * middle
     third = 2 * batch * middle * outputs
 
-    class Sequence(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(
-                nn.Linear(inputs, hidden),
-                nn.Tanh(),
-                nn.Linear(hidden, middle),
-                nn.Tanh(),
-                nn.Linear(middle, outputs),
-                nn.Tanh(),
-            )
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return checkpoint_sequential(  # type: ignore[no-untyped-call]
+            self.layers, 2, x, use_reentrant=False
+        )
 
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint_sequential(  # type: ignore[no-untyped-call]
-                self.layers, 2, x, use_reentrant=False
-            )
-
-    return Network(
-        build=lambda: Example(Sequence(), torch.randn(batch, inputs)),
-        expected=Expected(
-            first + second + third,
-            first + 2 * second + 2 * third,
-            first,
-            by_module={
-                "layers.0": (first, first, first),
-                "layers.2": (second, 2 * second),
-                "layers.4": (third, 2 * third),
-            },
+    model = Parts(
+        forward,
+        layers=nn.Sequential(
+            nn.Linear(inputs, hidden),
+            nn.Tanh(),
+            nn.Linear(hidden, middle),
+            nn.Tanh(),
+            nn.Linear(middle, outputs),
+            nn.Tanh(),
         ),
+    )
+    return Example(model, torch.randn(batch, inputs)).costs(
+        first + second + third,
+        first + 2 * second + 2 * third,
+        first,
+        by_module={"layers.0": (first, first, first), "layers.2": (second, 2 * second), "layers.4": (third, 2 * third)},
     )
 
 
 @FAMILY.network
-def checkpointed_function() -> Network:
+def checkpointed_function() -> Example:
     """No module is inside: a plain function of the module's parameters is repeated, but for its last product."""
 
-    class WithFunction(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Parameter(torch.randn(INPUTS, HIDDEN))
-            self.second = nn.Parameter(torch.randn(HIDDEN, OUTPUTS))
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return checkpoint(lambda x: torch.tanh(x @ self.first) @ self.second, x, use_reentrant=False)
 
-        def core(self, x: Tensor) -> Tensor:
-            return torch.tanh(x @ self.first) @ self.second
-
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.core, x, use_reentrant=False)
-
-    return Network(
-        build=lambda: Example(WithFunction(), torch.randn(BATCH, INPUTS)),
-        expected=Expected(
-            FIRST + SECOND, FIRST + 2 * SECOND, FIRST, by_module={"": (FIRST + SECOND, FIRST + 2 * SECOND, FIRST)}
-        ),
+    first, second = (nn.Parameter(torch.randn(shape)) for shape in ((INPUTS, HIDDEN), (HIDDEN, OUTPUTS)))
+    return Example(Parts(forward, first=first, second=second), torch.randn(BATCH, INPUTS)).costs(
+        FIRST + SECOND, FIRST + 2 * SECOND, FIRST, by_module={"": (FIRST + SECOND, FIRST + 2 * SECOND, FIRST)}
     )
 
 
@@ -181,199 +156,153 @@ class NestedCheckpoints(nn.Module):
         return checkpoint(self.around, self.stem(x), use_reentrant=self.outer)
 
 
-def nested(*, outer: bool, inner: bool) -> Network:
+def nested(*, outer: bool, inner: bool) -> Example:
     """The outer checkpoint repeats a, b, c and d once (d only if reentrant), the inner b and c again (c likewise)."""
     batch = 2
     sizes = (3, 4, 5, 6, 7, 8)
     stem, a, b, c, d = (2 * batch * inputs * outputs for inputs, outputs in itertools.pairwise(sizes))
-    again = {
-        "a": a,
-        "b": b + b,
-        "c": c + (c if inner else 0),
-        "d": d if outer else 0,
-    }
+    again = {"a": a, "b": b + b, "c": c + (c if inner else 0), "d": d if outer else 0}
     products = {"a": a, "b": b, "c": c, "d": d}
-    return Network(
-        build=lambda: Example(NestedCheckpoints(sizes, outer=outer, inner=inner), torch.randn(batch, sizes[0])),
-        expected=Expected(
-            stem + a + b + c + d,
-            stem + 2 * (a + b + c + d),
-            sum(again.values()),
-            without_backward=0,
-            by_module={
-                "stem": (stem, stem),
-                **{name: (product, 2 * product, again[name]) for name, product in products.items()},
-            },
-        ),
+    model = NestedCheckpoints(sizes, outer=outer, inner=inner)
+    return Example(model, torch.randn(batch, sizes[0])).costs(
+        stem + a + b + c + d,
+        stem + 2 * (a + b + c + d),
+        sum(again.values()),
+        without_backward=0,
+        by_module={
+            "stem": (stem, stem),
+            **{name: (product, 2 * product, again[name]) for name, product in products.items()},
+        },
     )
 
 
 # Everything in the inner checkpoint runs three times.
-FAMILY.put("reentrant_in_reentrant", nested(outer=True, inner=True))
+FAMILY.put("reentrant_in_reentrant", lambda: nested(outer=True, inner=True))
 # The outer stops before d; the inner, reached with its inputs alone, repeats b and c whole.
-FAMILY.put("reentrant_in_other", nested(outer=False, inner=True))
+FAMILY.put("reentrant_in_other", lambda: nested(outer=False, inner=True))
 # The outer repeats all of it; the inner stops before c.
-FAMILY.put("other_in_reentrant", nested(outer=True, inner=False))
+FAMILY.put("other_in_reentrant", lambda: nested(outer=True, inner=False))
 # Both stop early.
-FAMILY.put("other_in_other", nested(outer=False, inner=False))
+FAMILY.put("other_in_other", lambda: nested(outer=False, inner=False))
 
 
 @FAMILY.network
-def selective_checkpoint() -> Network:
+def selective_checkpoint() -> Example:
     """The linear layers' products are kept and only the attention's two are repeated, as far as they are needed."""
     batch, sequence, hidden = 2, 7, 5
     projection = 2 * batch * sequence * hidden * hidden
     scores = 2 * batch * sequence * sequence * hidden
 
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.query = nn.Linear(hidden, hidden)
-            self.out = nn.Linear(hidden, hidden)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        weights = torch.softmax(torch.bmm(self.query(x), x.transpose(1, 2)), dim=-1)
+        return torch.tanh(self.out(torch.bmm(weights, x)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            weights = torch.softmax(torch.bmm(self.query(x), x.transpose(1, 2)), dim=-1)
-            return torch.tanh(self.out(torch.bmm(weights, x)))
+    def selective_forward(self: Any, x: Tensor) -> Tensor:
+        kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
 
-    class Selective(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Linear(hidden, hidden)
-            self.block = Block()
+        def policy(context: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+            return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-        def forward(self, x: Tensor) -> Tensor:
-            kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+        return checkpoint(
+            self.block,
+            self.stem(x),
+            use_reentrant=False,
+            context_fn=partial(create_selective_checkpoint_contexts, policy),
+        )
 
-            def policy(context: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
-                return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-            return checkpoint(
-                self.block,
-                self.stem(x),
-                use_reentrant=False,
-                context_fn=partial(create_selective_checkpoint_contexts, policy),
-            )
-
-    return Network(
-        build=lambda: Example(Selective(), torch.randn(batch, sequence, hidden)),
-        expected=Expected(
-            3 * projection + 2 * scores,
-            projection + 4 * projection + 4 * scores,
-            2 * scores,
-            by_module={
-                "block": (2 * projection + 2 * scores, 4 * projection + 4 * scores, 2 * scores),
-                "block.out": (projection, 2 * projection),
-            },
-        ),
+    model = Parts(
+        selective_forward,
+        stem=nn.Linear(hidden, hidden),
+        block=Parts(forward, query=nn.Linear(hidden, hidden), out=nn.Linear(hidden, hidden)),
+    )
+    return Example(model, torch.randn(batch, sequence, hidden)).costs(
+        3 * projection + 2 * scores,
+        projection + 4 * projection + 4 * scores,
+        2 * scores,
+        by_module={
+            "block": (2 * projection + 2 * scores, 4 * projection + 4 * scores, 2 * scores),
+            "block.out": (projection, 2 * projection),
+        },
     )
 
 
 @FAMILY.network
-def gradient_penalty_through_a_checkpoint() -> Network:
+def gradient_penalty_through_a_checkpoint() -> Example:
     """A gradient of the input is taken through checkpoint(linear, tanh), kept as a graph, and differentiated again.
 
     Both backwards need the block's activations and repeat its product. The products themselves are those of the
     gradient penalty without a checkpoint: for y = W2 tanh(W1 x) five of W1's size and two of W2's.
     """
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh())
-            self.head = nn.Linear(HIDDEN, OUTPUTS)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(checkpoint(self.block, x, use_reentrant=False))
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.block, x, use_reentrant=False))
 
     def step(example: Example) -> None:
         (x,) = example.args
         (gradient,) = torch.autograd.grad(example.forward().sum(), x, create_graph=True)
         gradient.square().sum().backward()
 
-    return Network(
-        build=lambda: Example(Model(), torch.randn(BATCH, INPUTS, requires_grad=True), step=step),
-        expected=Expected(
-            FIRST + SECOND,
-            5 * FIRST + 2 * SECOND,
-            2 * FIRST,
-            by_module={"block": (FIRST, 5 * FIRST, 2 * FIRST), "head": (SECOND, 2 * SECOND)},
-        ),
+    model = Parts(forward, block=nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh()), head=nn.Linear(HIDDEN, OUTPUTS))
+    return Example(model, torch.randn(BATCH, INPUTS, requires_grad=True), step=step).costs(
+        FIRST + SECOND,
+        5 * FIRST + 2 * SECOND,
+        2 * FIRST,
+        by_module={"block": (FIRST, 5 * FIRST, 2 * FIRST), "head": (SECOND, 2 * SECOND)},
     )
 
 
 @FAMILY.network
-def checkpoint_that_does_not_stop_early() -> Network:
+def checkpoint_that_does_not_stop_early() -> Example:
     """Told not to stop early, it repeats the last product too."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = block_of(INPUTS, HIDDEN, OUTPUTS)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        with set_checkpoint_early_stop(False):
+            result: Tensor = checkpoint(self.block, x, use_reentrant=False)
+        return result
 
-        def forward(self, x: Tensor) -> Tensor:
-            with set_checkpoint_early_stop(False):
-                result: Tensor = checkpoint(self.block, x, use_reentrant=False)
-            return result
-
-    return Network(
-        build=lambda: Example(Model(), torch.randn(BATCH, INPUTS)),
-        expected=Expected(
-            FIRST + SECOND, FIRST + 2 * SECOND, FIRST + SECOND, by_module={"block.2": (SECOND, 2 * SECOND, SECOND)}
-        ),
+    model = Parts(forward, block=block_of(INPUTS, HIDDEN, OUTPUTS))
+    return Example(model, torch.randn(BATCH, INPUTS)).costs(
+        FIRST + SECOND, FIRST + 2 * SECOND, FIRST + SECOND, by_module={"block.2": (SECOND, 2 * SECOND, SECOND)}
     )
 
 
 @FAMILY.network
-def checkpoint_with_a_frozen_body() -> Network:
+def checkpoint_with_a_frozen_body() -> Example:
     """Nothing in the block needs a gradient and neither does its input: the backward never reaches it."""
     batch, inputs, hidden, classes = 3, 5, 7, 2
     first = 2 * batch * inputs * hidden
     second = 2 * batch * hidden * inputs
     head = 2 * batch * inputs * classes
-
-    def build() -> Example:
-        block = block_of(inputs, hidden, inputs).requires_grad_(False)
-        model = Checkpointed(nn.Identity(), [block], nn.Linear(inputs, classes), reentrant=False)
-        return Example(model, torch.randn(batch, inputs))
-
-    return Network(
-        build=build,
-        expected=Expected(
-            first + second + head,
-            head,
-            without_backward=first + second,
-            by_module={"blocks.0": (first + second,), "head": (head, head)},
-        ),
+    block = block_of(inputs, hidden, inputs).requires_grad_(False)
+    model = Checkpointed(nn.Identity(), [block], nn.Linear(inputs, classes), reentrant=False)
+    return Example(model, torch.randn(batch, inputs)).costs(
+        first + second + head,
+        head,
+        without_backward=first + second,
+        by_module={"blocks.0": (first + second,), "head": (head, head)},
     )
 
 
-def custom_function_in_a_block(*, reentrant: bool) -> Network:
+def custom_function_in_a_block(*, reentrant: bool) -> Example:
     """A block whose first product is a custom function's; the sigmoid at its end has both repeated."""
     batch, inputs, width, hidden, classes = 3, 5, 7, 11, 2
     stem, head = 2 * batch * inputs * width, 2 * batch * width * classes
     first, second = 2 * batch * width * hidden, 2 * batch * hidden * width
-
-    def build() -> Example:
-        block = nn.Sequential(Own(OwnProduct, width, hidden), nn.Linear(hidden, width), nn.Sigmoid())
-        model = Checkpointed(nn.Linear(inputs, width), [block], nn.Linear(width, classes), reentrant=reentrant)
-        return Example(model, torch.randn(batch, inputs))
-
-    return Network(
-        build=build,
-        expected=Expected(
-            stem + first + second + head,
-            stem + 2 * (first + second + head),
-            first + second,
-            without_backward=0,
-            by_module={"blocks.0.0": (first, 2 * first, first), "blocks.0.1": (second, 2 * second, second)},
-        ),
+    block = nn.Sequential(Own(OwnProduct, width, hidden), nn.Linear(hidden, width), nn.Sigmoid())
+    model = Checkpointed(nn.Linear(inputs, width), [block], nn.Linear(width, classes), reentrant=reentrant)
+    return Example(model, torch.randn(batch, inputs)).costs(
+        stem + first + second + head,
+        stem + 2 * (first + second + head),
+        first + second,
+        without_backward=0,
+        by_module={"blocks.0.0": (first, 2 * first, first), "blocks.0.1": (second, 2 * second, second)},
     )
 
 
 # The custom function's product is repeated by a module that the backward calls.
-FAMILY.put("custom_function_in_a_reentrant_block", custom_function_in_a_block(reentrant=True))
+FAMILY.put("custom_function_in_a_reentrant_block", lambda: custom_function_in_a_block(reentrant=True))
 # The same where a saved tensor asks for the repetition.
-FAMILY.put("custom_function_in_a_block_that_is_not_reentrant", custom_function_in_a_block(reentrant=False))
+FAMILY.put("custom_function_in_a_block_that_is_not_reentrant", lambda: custom_function_in_a_block(reentrant=False))
 
 
 class CountedProduct(OwnProduct):
@@ -388,24 +317,16 @@ register_flop_formula(
 
 
 @FAMILY.network
-def block_that_ends_in_a_function_with_formulas() -> Network:
+def block_that_ends_in_a_function_with_formulas() -> Example:
     """The function saves its factors once it has run, so the repetition, inside its backward, runs all of the block."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(INPUTS, HIDDEN)
-            self.weight = nn.Parameter(torch.randn(HIDDEN, OUTPUTS))
-
-        def block(self, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        def block(x: Tensor) -> Tensor:
             return CountedProduct.apply(torch.tanh(self.first(x)), self.weight)  # type: ignore[no-untyped-call]
 
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.block, x, use_reentrant=False)
+        return checkpoint(block, x, use_reentrant=False)
 
-    return Network(
-        build=lambda: Example(Model(), torch.randn(BATCH, INPUTS)),
-        expected=Expected(
-            FIRST + SECOND, FIRST + 2 * SECOND, FIRST + SECOND, by_module={"first": (FIRST, FIRST, FIRST)}
-        ),
+    model = Parts(forward, first=nn.Linear(INPUTS, HIDDEN), weight=nn.Parameter(torch.randn(HIDDEN, OUTPUTS)))
+    return Example(model, torch.randn(BATCH, INPUTS)).costs(
+        FIRST + SECOND, FIRST + 2 * SECOND, FIRST + SECOND, by_module={"first": (FIRST, FIRST, FIRST)}
     )

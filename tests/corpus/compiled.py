@@ -26,9 +26,8 @@ from .case import (
     OUTPUTS,
     SECOND,
     Example,
-    Expected,
     Family,
-    Network,
+    Parts,
     forward_and_backward,
     forward_without_grad,
     two_layers,
@@ -50,202 +49,171 @@ def compiled(model: nn.Module, *args: Tensor, **options: Any) -> Example:
     return warmed_up(Example(cast("nn.Module", torch.compile(model, **options)), *args))
 
 
-def compiled_perceptron(compiled: Callable[[nn.Module], Any], step: Callable[[Example], None]) -> Network:
+def compiled_perceptron(compiled: Callable[[nn.Module], Any], step: Callable[[Example], None]) -> Example:
     """A perceptron after *compiled* has been applied to it, or returned something in its place."""
     whole = PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND if step is forward_and_backward else 0)
-
-    def build() -> Example:
-        model = two_layers(nn.GELU())
-        return warmed_up(Example(compiled(model) or model, torch.randn(BATCH, INPUTS), step=step))
-
-    return Network(build=build, expected=Expected(whole.forward, whole.backward, by_module={"": whole}))
+    model = two_layers(nn.GELU())
+    return warmed_up(Example(compiled(model) or model, torch.randn(BATCH, INPUTS), step=step)).costs(
+        whole.forward, whole.backward, by_module={"": whole}
+    )
 
 
 # The default compiler: products become calls that write into given memory.
-FAMILY.put("compiled_to_kernels", compiled_perceptron(torch.compile, forward_and_backward))
+FAMILY.put("compiled_to_kernels", lambda: compiled_perceptron(torch.compile, forward_and_backward))
 # Traced forward and backward, run operator by operator.
 FAMILY.put(
     "compiled_by_autograd_alone",
-    compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_and_backward),
+    lambda: compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_and_backward),
 )
 # module.compile() leaves the module what it was.
 FAMILY.put(
-    "compiled_in_place", compiled_perceptron(lambda model: model.compile(backend="aot_eager"), forward_and_backward)
+    "compiled_in_place",
+    lambda: compiled_perceptron(lambda model: model.compile(backend="aot_eager"), forward_and_backward),
 )
 # No backward is traced.
 FAMILY.put(
     "compiled_without_grad",
-    compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_without_grad),
+    lambda: compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_without_grad),
 )
 
 
 @FAMILY.network
-def compiled_while_it_is_counted() -> Network:
+def compiled_while_it_is_counted() -> Example:
     """The first call traces and compiles: what is only traced is not work, what runs then is."""
     whole = PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND)
-
-    def build() -> Example:
-        model = two_layers(nn.GELU())
-        model.compile(backend="aot_eager")
-        return Example(model, torch.randn(BATCH, INPUTS), teardown=torch._dynamo.reset)
-
-    return Network(build=build, expected=Expected(whole.forward, whole.backward, by_module={"": whole}))
+    model = two_layers(nn.GELU())
+    model.compile(backend="aot_eager")
+    return Example(model, torch.randn(BATCH, INPUTS), teardown=torch._dynamo.reset).costs(
+        whole.forward, whole.backward, by_module={"": whole}
+    )
 
 
 @FAMILY.network
-def compiled_block_in_an_eager_model() -> Network:
+def compiled_block_in_an_eager_model() -> Example:
     """The block is compiled, what is around it is not; every part keeps its own name."""
     classes = 2
     stem = 2 * BATCH * INPUTS * INPUTS
     head = 2 * BATCH * OUTPUTS * classes
     block = PhaseFlops(forward=FIRST + SECOND, backward=2 * (FIRST + SECOND))
-
-    def build() -> Example:
-        compiled = torch.compile(two_layers(nn.GELU()), backend="aot_eager")
-        assert isinstance(compiled, nn.Module)
-        return warmed_up(
-            Example(
-                nn.Sequential(nn.Linear(INPUTS, INPUTS), compiled, nn.Linear(OUTPUTS, classes)),
-                torch.randn(BATCH, INPUTS),
-            )
+    compiled = torch.compile(two_layers(nn.GELU()), backend="aot_eager")
+    assert isinstance(compiled, nn.Module)
+    return warmed_up(
+        Example(
+            nn.Sequential(nn.Linear(INPUTS, INPUTS), compiled, nn.Linear(OUTPUTS, classes)), torch.randn(BATCH, INPUTS)
         )
-
-    return Network(
-        build=build,
-        expected=Expected(
-            stem + block.forward + head,
-            stem + block.backward + 2 * head,
-            by_module={"0": (stem, stem), "1": block, "2": (head, 2 * head)},
-        ),
+    ).costs(
+        stem + block.forward + head,
+        stem + block.backward + 2 * head,
+        by_module={"0": (stem, stem), "1": block, "2": (head, 2 * head)},
     )
 
 
 @FAMILY.network
-def compiled_function_in_a_forward() -> Network:
+def compiled_function_in_a_forward() -> Example:
     """The function belongs to the module that calls it."""
 
-    class WithFunction(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.enter = nn.Linear(INPUTS, HIDDEN)
-            self.weight = nn.Parameter(torch.randn(HIDDEN, OUTPUTS))
-            self.function: Callable[[Tensor, Tensor], Tensor] = torch.compile(
-                lambda x, weight: torch.relu(x) @ weight, backend="aot_eager"
-            )
+    @torch.compile(backend="aot_eager")
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.relu(x) @ weight
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.function(self.enter(x), self.weight)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return function(self.enter(x), self.weight)
 
     enter, product = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * OUTPUTS
-    return Network(
-        build=lambda: warmed_up(Example(WithFunction(), torch.randn(BATCH, INPUTS))),
-        expected=Expected(enter + product, enter + 2 * product, by_module={"enter": (enter, enter)}),
+    model = Parts(forward, enter=nn.Linear(INPUTS, HIDDEN), weight=nn.Parameter(torch.randn(HIDDEN, OUTPUTS)))
+    return warmed_up(Example(model, torch.randn(BATCH, INPUTS))).costs(
+        enter + product, enter + 2 * product, by_module={"enter": (enter, enter)}
     )
 
 
 @FAMILY.network
-def compiled_common_subexpression() -> Network:
+def compiled_common_subexpression() -> Example:
     """The compiler runs lin(x) once where the program says it twice, and what runs is what counts."""
     batch, inputs, outputs = 3, 5, 7
 
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(inputs, outputs)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) + self.layer(x)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.layer(x) + self.layer(x)
 
     product = 2 * batch * inputs * outputs
-    return Network(
-        build=lambda: compiled(Twice(), torch.randn(batch, inputs), backend="aot_eager"),
-        expected=Expected(product, product),
-    )
+    return compiled(
+        Parts(forward, layer=nn.Linear(inputs, outputs)), torch.randn(batch, inputs), backend="aot_eager"
+    ).costs(product, product)
 
 
 @FAMILY.network
-def compiled_around_a_graph_break() -> Network:
+def compiled_around_a_graph_break() -> Example:
     """What the compiler must leave to Python splits the region in two; both are counted."""
 
-    class Broken(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(INPUTS, HIDDEN)
-            self.second = nn.Linear(HIDDEN, OUTPUTS)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(torch.relu(x))
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.first(x)
-            torch._dynamo.graph_break()
-            return self.second(torch.relu(x))
-
-    return Network(
-        build=lambda: compiled(Broken(), torch.randn(BATCH, INPUTS), backend="aot_eager"),
-        expected=Expected(FIRST + SECOND, FIRST + 2 * SECOND),
-    )
+    return compiled(
+        Parts(forward, first=nn.Linear(INPUTS, HIDDEN), second=nn.Linear(HIDDEN, OUTPUTS)),
+        torch.randn(BATCH, INPUTS),
+        backend="aot_eager",
+    ).costs(FIRST + SECOND, FIRST + 2 * SECOND)
 
 
 def compiled_checkpoint_of(
     *, backend: str, widths: tuple[int, int, int] = (5, 7, 11), dynamic: bool = False
-) -> Network:
+) -> Example:
     """A checkpointed block that ends in a sigmoid, and so repeats both products, and a head; compiled as a whole."""
     batch, classes = 3, 2
     inputs, hidden, outputs = widths
 
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs), nn.Sigmoid())
-            self.head = nn.Linear(outputs, classes)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(checkpoint(self.block, x, use_reentrant=False))
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.block, x, use_reentrant=False))
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     head = 2 * batch * outputs * classes
     whole = PhaseFlops(forward=first + second + head, backward=first + 2 * second + 2 * head, recompute=first + second)
-    return Network(
-        build=lambda: compiled(Checkpointed(), torch.randn(batch, inputs), backend=backend, dynamic=dynamic),
-        expected=Expected(whole.forward, whole.backward, whole.recompute, by_module={"": whole}),
-    )
+    return compiled(
+        Parts(
+            forward,
+            block=nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs), nn.Sigmoid()),
+            head=nn.Linear(outputs, classes),
+        ),
+        torch.randn(batch, inputs),
+        backend=backend,
+        dynamic=dynamic,
+    ).costs(whole.forward, whole.backward, whole.recompute, by_module={"": whole})
 
 
 # The compiled backward repeats the block as the eager one does: both products, for the sigmoid behind them.
-FAMILY.put("compiled_checkpoint", compiled_checkpoint_of(backend="aot_eager"))
+FAMILY.put("compiled_checkpoint", lambda: compiled_checkpoint_of(backend="aot_eager"))
 # What the backward repeats is spread among its gradients' kernels.
-FAMILY.put("compiled_checkpoint_to_kernels", compiled_checkpoint_of(backend="inductor"))
+FAMILY.put("compiled_checkpoint_to_kernels", lambda: compiled_checkpoint_of(backend="inductor"))
 # Repeated products and gradients have one size: what tells them apart is what they depend on.
-FAMILY.put("compiled_checkpoint_of_squares", compiled_checkpoint_of(backend="aot_eager", widths=(6, 6, 6)))
+FAMILY.put("compiled_checkpoint_of_squares", lambda: compiled_checkpoint_of(backend="aot_eager", widths=(6, 6, 6)))
 # Compiled for every batch size: the sizes are those of the call.
-FAMILY.put("compiled_checkpoint_of_any_batch", compiled_checkpoint_of(backend="inductor", dynamic=True))
+FAMILY.put("compiled_checkpoint_of_any_batch", lambda: compiled_checkpoint_of(backend="inductor", dynamic=True))
 # The same run operator by operator.
-FAMILY.put("traced_checkpoint_of_any_batch", compiled_checkpoint_of(backend="aot_eager", dynamic=True))
+FAMILY.put("traced_checkpoint_of_any_batch", lambda: compiled_checkpoint_of(backend="aot_eager", dynamic=True))
 
 
 @FAMILY.network
-def compiled_checkpoint_that_repeats_less() -> Network:
+def compiled_checkpoint_that_repeats_less() -> Example:
     """The last product's factors are all that the backward needs of it: only the first product runs again.
 
     Less than half of the compiled backward is repeated, so that no rule of thumb would see it.
     """
     batch, inputs, hidden, outputs = 3, 2, 7, 11
 
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.block, x, use_reentrant=False)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return checkpoint(self.block, x, use_reentrant=False)
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(
-        build=lambda: compiled(Checkpointed(), torch.randn(batch, inputs), backend="aot_eager"),
-        expected=Expected(first + second, first + 2 * second, first),
-    )
+    return compiled(
+        Parts(forward, block=nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))),
+        torch.randn(batch, inputs),
+        backend="aot_eager",
+    ).costs(first + second, first + 2 * second, first)
 
 
 @FAMILY.network
-def compiled_blocks_each_with_a_checkpoint() -> Network:
+def compiled_blocks_each_with_a_checkpoint() -> Example:
     """Two blocks compiled in place, one of them checkpointed inside; and the causal kernel's half is skipped again."""
     batch, heads, sequence, size = 2, 3, 7, 4
 
@@ -263,30 +231,24 @@ def compiled_blocks_each_with_a_checkpoint() -> Network:
         def forward(self, x: Tensor) -> Tensor:
             return checkpoint(self.attend, x, use_reentrant=False) if self.repeat else self.attend(x)
 
-    def build() -> Example:
-        model = nn.Sequential(Attention(repeat=True), Attention(repeat=False))
-        for block in model:
-            block.compile(backend="aot_eager")
-        return warmed_up(Example(model, torch.randn(batch, heads, sequence, size, requires_grad=True)))
-
     linear = 2 * batch * heads * sequence * size * size
     scores = 2 * batch * heads * sequence * sequence * size
     skipped = 2 * batch * heads * (6 + 5 + 4 + 3 + 2 + 1) * size
     plain = PhaseFlops(forward=linear + 2 * scores, backward=2 * linear + 4 * scores, recompute=scores)
     again = PhaseFlops(forward=0, recompute=linear + 2 * scores)
-    return Network(
-        build=build,
-        expected=Expected(
-            2 * plain.forward,
-            2 * plain.backward,
-            2 * plain.recompute + again.recompute,
-            skipped=(2 * (2 + 4 + 1) + 2) * skipped,
-            by_module={"0": plain + again, "1": plain},
-        ),
+    model = nn.Sequential(Attention(repeat=True), Attention(repeat=False))
+    for block in model:
+        block.compile(backend="aot_eager")
+    return warmed_up(Example(model, torch.randn(batch, heads, sequence, size, requires_grad=True))).costs(
+        2 * plain.forward,
+        2 * plain.backward,
+        2 * plain.recompute + again.recompute,
+        skipped=(2 * (2 + 4 + 1) + 2) * skipped,
+        by_module={"0": plain + again, "1": plain},
     )
 
 
-def transformer_layer(*, backend: str) -> Network:
+def transformer_layer(*, backend: str) -> Example:
     """Causal self-attention and two linear layers behind it, compiled as a whole."""
     batch, sequence, hidden, heads, intermediate = 2, 7, 12, 3, 20
     projection = 2 * batch * sequence * hidden * hidden
@@ -294,74 +256,67 @@ def transformer_layer(*, backend: str) -> Network:
     skipped = 2 * batch * (6 + 5 + 4 + 3 + 2 + 1) * hidden
     linear = 2 * batch * sequence * hidden * intermediate
 
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.qkv = nn.Linear(hidden, 3 * hidden)
-            self.out = nn.Linear(hidden, hidden)
-            self.norm = nn.LayerNorm(hidden)
-            self.up = nn.Linear(hidden, intermediate)
-            self.down = nn.Linear(intermediate, hidden)
-
-        def forward(self, x: Tensor) -> Tensor:
-            qkv = self.qkv(x).view(batch, sequence, 3, heads, hidden // heads)
-            query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
-            mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-            x = self.norm(x + self.out(mixed.transpose(1, 2).flatten(2)))
-            return x + self.down(torch.relu(self.up(x)))
+    def layer_forward(self: Any, x: Tensor) -> Tensor:
+        qkv = self.qkv(x).view(batch, sequence, 3, heads, hidden // heads)
+        query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = self.norm(x + self.out(mixed.transpose(1, 2).flatten(2)))
+        return x + self.down(torch.relu(self.up(x)))
 
     forward = 4 * projection + 2 * scores + 2 * linear
-    return Network(
-        build=lambda: compiled(Layer(), torch.randn(batch, sequence, hidden, requires_grad=True), backend=backend),
-        expected=Expected(
-            forward, 2 * forward, scores, skipped=(2 + 4 + 1) * skipped, by_module={"": (forward, 2 * forward, scores)}
+    return compiled(
+        Parts(
+            layer_forward,
+            qkv=nn.Linear(hidden, 3 * hidden),
+            out=nn.Linear(hidden, hidden),
+            norm=nn.LayerNorm(hidden),
+            up=nn.Linear(hidden, intermediate),
+            down=nn.Linear(intermediate, hidden),
         ),
-    )
+        torch.randn(batch, sequence, hidden, requires_grad=True),
+        backend=backend,
+    ).costs(forward, 2 * forward, scores, skipped=(2 + 4 + 1) * skipped, by_module={"": (forward, 2 * forward, scores)})
 
 
 # Causal self-attention stays one fused kernel.
-FAMILY.put("compiled_transformer_layer", transformer_layer(backend="inductor"))
+FAMILY.put("compiled_transformer_layer", lambda: transformer_layer(backend="inductor"))
 # The same run operator by operator.
-FAMILY.put("traced_transformer_layer", transformer_layer(backend="aot_eager"))
+FAMILY.put("traced_transformer_layer", lambda: transformer_layer(backend="aot_eager"))
 
 
-def compiled_block_under_a_checkpoint(*, backend: str, reentrant: bool) -> Network:
+def compiled_block_under_a_checkpoint(*, backend: str, reentrant: bool) -> Example:
     """The checkpoint is outside of the region, so what the backward repeats is a compiled forward of its own."""
 
-    class UnderCheckpoint(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.enter = nn.Linear(INPUTS, HIDDEN)
-            block = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Sigmoid(), nn.Linear(HIDDEN, OUTPUTS), nn.Sigmoid())
-            self.block: Callable[[Tensor], Tensor] = torch.compile(block, backend=backend)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return checkpoint(self.block, self.enter(x), use_reentrant=reentrant)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.block, self.enter(x), use_reentrant=reentrant)
-
+    first = nn.Linear(INPUTS, HIDDEN)
+    inner = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Sigmoid(), nn.Linear(HIDDEN, OUTPUTS), nn.Sigmoid())
+    model = Parts(forward, enter=first, block=torch.compile(inner, backend=backend))
     enter, block = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * HIDDEN + 2 * BATCH * HIDDEN * OUTPUTS
-    return Network(
-        build=lambda: warmed_up(Example(UnderCheckpoint(), torch.randn(BATCH, INPUTS))),
-        expected=Expected(
-            enter + block,
-            enter + 2 * block,
-            block,
-            by_module={"enter": (enter, enter), "block": (block, 2 * block, block)},
-        ),
+    return warmed_up(Example(model, torch.randn(BATCH, INPUTS))).costs(
+        enter + block, enter + 2 * block, block, by_module={"enter": (enter, enter), "block": (block, 2 * block, block)}
     )
 
 
 # Compiled to kernels, as long models are trained.
 FAMILY.put(
-    "compiled_block_in_a_reentrant_checkpoint", compiled_block_under_a_checkpoint(backend="inductor", reentrant=True)
+    "compiled_block_in_a_reentrant_checkpoint",
+    lambda: compiled_block_under_a_checkpoint(backend="inductor", reentrant=True),
 )
 # The same where a saved tensor asks for the repetition.
-FAMILY.put("compiled_block_in_a_checkpoint", compiled_block_under_a_checkpoint(backend="inductor", reentrant=False))
+FAMILY.put(
+    "compiled_block_in_a_checkpoint", lambda: compiled_block_under_a_checkpoint(backend="inductor", reentrant=False)
+)
 # The first run operator by operator, by a module of the compiler's own.
 FAMILY.put(
-    "traced_block_in_a_reentrant_checkpoint", compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=True)
+    "traced_block_in_a_reentrant_checkpoint",
+    lambda: compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=True),
 )
 # The second run operator by operator.
-FAMILY.put("traced_block_in_a_checkpoint", compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=False))
+FAMILY.put(
+    "traced_block_in_a_checkpoint", lambda: compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=False)
+)
 
 
 SLOW = frozenset(

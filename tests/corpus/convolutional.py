@@ -8,11 +8,12 @@ input gradient of an ordinary one, so its sum runs over *input* positions.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .case import Example, Expected, Family, Network, forward_without_grad
+from .case import Example, Family, Parts, forward_without_grad
 
 FAMILY = Family("convolutional")
 
@@ -21,12 +22,11 @@ def convolution(
     name: str, layer: Callable[[], nn.Module], shape: tuple[int, ...], product: int, *, gradients: int = 1
 ) -> None:
     """Adds one layer over an input of this shape; its weight alone has a gradient, or both have."""
-    FAMILY.add(
+    FAMILY.put(
         name,
-        lambda: Example(layer(), torch.randn(shape, requires_grad=gradients == 2)),
-        product,
-        gradients * product,
-        by_module={"": (product, gradients * product)},
+        lambda: Example(layer(), torch.randn(shape, requires_grad=gradients == 2)).costs(
+            product, gradients * product, by_module={"": (product, gradients * product)}
+        ),
     )
 
 
@@ -102,104 +102,78 @@ convolution(
     2 * 2 * 5 * 10 * 3 * 5,
 )
 # Channels last, no graph: the same products.
-FAMILY.add(
+FAMILY.put(
     "conv2d_without_grad",
     lambda: Example(
         nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
         torch.randn(2, 3, 6, 7).contiguous(memory_format=torch.channels_last),
         step=forward_without_grad,
-    ),
-    2 * 2 * 5 * (4 * 5) * 3 * (3 * 3),
+    ).costs(2 * 2 * 5 * (4 * 5) * 3 * (3 * 3)),
 )
 
 
 @FAMILY.network
-def depthwise_separable_block() -> Network:
+def depthwise_separable_block() -> Example:
     """A depthwise convolution with two filters a channel, then a pointwise one."""
     batch, channels, multiplier, filters = 2, 4, 2, 7
     depthwise = 2 * batch * (channels * multiplier) * (5 * 7) * 1 * (3 * 3)
     pointwise = 2 * batch * filters * (5 * 7) * (channels * multiplier) * 1
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(
-                nn.Conv2d(channels, channels * multiplier, 3, padding=1, groups=channels),
-                nn.BatchNorm2d(channels * multiplier),
-                nn.ReLU(),
-                nn.Conv2d(channels * multiplier, filters, 1),
-            ),
-            torch.randn(batch, channels, 5, 7),
-        ),
-        expected=Expected(
-            depthwise + pointwise,
-            depthwise + 2 * pointwise,
-            by_module={"0": (depthwise, depthwise), "3": (pointwise, 2 * pointwise)},
-        ),
+    model = nn.Sequential(
+        nn.Conv2d(channels, channels * multiplier, 3, padding=1, groups=channels),
+        nn.BatchNorm2d(channels * multiplier),
+        nn.ReLU(),
+        nn.Conv2d(channels * multiplier, filters, 1),
+    )
+    return Example(model, torch.randn(batch, channels, 5, 7)).costs(
+        depthwise + pointwise,
+        depthwise + 2 * pointwise,
+        by_module={"0": (depthwise, depthwise), "3": (pointwise, 2 * pointwise)},
     )
 
 
 @FAMILY.network
-def functional_conv2d_with_a_frozen_kernel() -> Network:
+def functional_conv2d_with_a_frozen_kernel() -> Example:
     """A fixed blur before a learned convolution: no gradient of the kernel, and none of an image that needs none."""
     batch, channels, filters = 2, 3, 5
 
-    class Blurred(nn.Module):
-        kernel: Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("kernel", torch.ones(channels, 1, 3, 3) / 9)
-            self.conv = nn.Conv2d(channels, filters, 2)
-
-        def forward(self, image: Tensor) -> Tensor:
-            blurred = nn.functional.conv2d(image, self.kernel, groups=channels)
-            return self.conv(blurred)
+    def forward(self: Any, image: Tensor) -> Tensor:
+        blurred = nn.functional.conv2d(image, self.kernel, groups=channels)
+        return self.conv(blurred)
 
     blur = 2 * batch * channels * (5 * 6) * 1 * (3 * 3)
     learned = 2 * batch * filters * (4 * 5) * channels * (2 * 2)
-    return Network(
-        build=lambda: Example(Blurred(), torch.randn(batch, channels, 7, 8)),
-        expected=Expected(blur + learned, learned, by_module={"conv": (learned, learned)}),
+    model = Parts(forward, kernel=nn.Buffer(torch.ones(channels, 1, 3, 3) / 9), conv=nn.Conv2d(channels, filters, 2))
+    return Example(model, torch.randn(batch, channels, 7, 8)).costs(
+        blur + learned, learned, by_module={"conv": (learned, learned)}
     )
 
 
 @FAMILY.network
-def conv_tbc() -> Network:
+def conv_tbc() -> Example:
     """Time first: one product for each tap, over the rows that exist: of 11 steps the outer taps of 3 see 10."""
     steps, batch, channels, filters = 11, 2, 5, 7
     product = 2 * (10 + 11 + 10) * batch * channels * filters
 
-    class TimeFirst(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(3, channels, filters))
-            self.bias = nn.Parameter(torch.zeros(filters))
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return torch.conv_tbc(x, self.weight, self.bias, pad=1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.conv_tbc(x, self.weight, self.bias, pad=1)
-
-    return Network(
-        build=lambda: Example(TimeFirst(), torch.randn(steps, batch, channels, requires_grad=True)),
-        expected=Expected(product, 2 * product),
+    model = Parts(
+        forward, weight=nn.Parameter(torch.randn(3, channels, filters)), bias=nn.Parameter(torch.zeros(filters))
     )
+    return Example(model, torch.randn(steps, batch, channels, requires_grad=True)).costs(product, 2 * product)
 
 
 @FAMILY.network
-def unfolded_convolution() -> Network:
+def unfolded_convolution() -> Example:
     """Patches copied out and multiplied with the kernel as a matrix: 4 x 5 patches of 2 x 2 pixels."""
     batch, channels, filters = 2, 3, 7
     product = 2 * batch * filters * (4 * 5) * channels * (2 * 2)
 
-    class Unfolded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.kernel = nn.Parameter(torch.randn(filters, channels * 2 * 2))
+    def forward(self: Any, image: Tensor) -> Tensor:
+        return self.kernel @ nn.functional.unfold(image, 2)
 
-        def forward(self, image: Tensor) -> Tensor:
-            return self.kernel @ nn.functional.unfold(image, 2)
-
-    return Network(
-        build=lambda: Example(Unfolded(), torch.randn(batch, channels, 5, 6)), expected=Expected(product, product)
-    )
+    model = Parts(forward, kernel=nn.Parameter(torch.randn(filters, channels * 2 * 2)))
+    return Example(model, torch.randn(batch, channels, 5, 6)).costs(product, product)
 
 
 class ResidualBlock(nn.Module):
@@ -219,7 +193,7 @@ class ResidualBlock(nn.Module):
 
 
 @FAMILY.network
-def residual_network() -> Network:
+def residual_network() -> Example:
     """A stem, one residual block that halves 8 x 10 to 4 x 5, pooling, a classifier."""
     batch, channels, width, filters, classes = 3, 2, 4, 6, 7
     stem = 2 * batch * width * (8 * 10) * channels * (3 * 3)
@@ -228,64 +202,50 @@ def residual_network() -> Network:
     shortcut = 2 * batch * filters * (4 * 5) * width * 1
     classifier = 2 * batch * filters * classes
     block = conv1 + conv2 + shortcut
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(
-                nn.Conv2d(channels, width, 3, padding=1),
-                ResidualBlock(width, filters),
-                nn.AdaptiveAvgPool2d(1),
-                nn.Flatten(),
-                nn.Linear(filters, classes),
-            ),
-            torch.randn(batch, channels, 8, 10),
-        ),
-        expected=Expected(
-            stem + block + classifier,
-            stem + 2 * (block + classifier),
-            by_module={
-                "0": (stem, stem),
-                "1": (block, 2 * block),
-                "1.conv1": (conv1, 2 * conv1),
-                "1.conv2": (conv2, 2 * conv2),
-                "1.shortcut": (shortcut, 2 * shortcut),
-                "4": (classifier, 2 * classifier),
-            },
-        ),
+    model = nn.Sequential(
+        nn.Conv2d(channels, width, 3, padding=1),
+        ResidualBlock(width, filters),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(filters, classes),
+    )
+    return Example(model, torch.randn(batch, channels, 8, 10)).costs(
+        stem + block + classifier,
+        stem + 2 * (block + classifier),
+        by_module={
+            "0": (stem, stem),
+            "1": (block, 2 * block),
+            "1.conv1": (conv1, 2 * conv1),
+            "1.conv2": (conv2, 2 * conv2),
+            "1.shortcut": (shortcut, 2 * shortcut),
+            "4": (classifier, 2 * classifier),
+        },
     )
 
 
 @FAMILY.network
-def encoder_decoder_with_skip() -> Network:
+def encoder_decoder_with_skip() -> Example:
     """Down by a strided convolution, up by a transposed one, joined with the input's own features."""
     batch, channels, width, deep = 2, 3, 4, 5
 
-    class SmallUNet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.enter = nn.Conv2d(channels, width, 3, padding=1)
-            self.down = nn.Conv2d(width, deep, 2, stride=2)
-            self.up = nn.ConvTranspose2d(deep, width, 2, stride=2)
-            self.leave = nn.Conv2d(2 * width, channels, 1)
-
-        def forward(self, image: Tensor) -> Tensor:
-            skipped = torch.relu(self.enter(image))
-            raised = self.up(torch.relu(self.down(skipped)))
-            return self.leave(torch.cat([skipped, raised], dim=1))
+    def forward(self: Any, image: Tensor) -> Tensor:
+        skipped = torch.relu(self.enter(image))
+        raised = self.up(torch.relu(self.down(skipped)))
+        return self.leave(torch.cat([skipped, raised], dim=1))
 
     enter = 2 * batch * width * (6 * 8) * channels * (3 * 3)
     down = 2 * batch * deep * (3 * 4) * width * (2 * 2)
     up = 2 * batch * deep * (3 * 4) * width * (2 * 2)
     leave = 2 * batch * channels * (6 * 8) * (2 * width) * 1
-    return Network(
-        build=lambda: Example(SmallUNet(), torch.randn(batch, channels, 6, 8)),
-        expected=Expected(
-            enter + down + up + leave,
-            enter + 2 * (down + up + leave),
-            by_module={
-                "enter": (enter, enter),
-                "down": (down, 2 * down),
-                "up": (up, 2 * up),
-                "leave": (leave, 2 * leave),
-            },
-        ),
+    model = Parts(
+        forward,
+        enter=nn.Conv2d(channels, width, 3, padding=1),
+        down=nn.Conv2d(width, deep, 2, stride=2),
+        up=nn.ConvTranspose2d(deep, width, 2, stride=2),
+        leave=nn.Conv2d(2 * width, channels, 1),
+    )
+    return Example(model, torch.randn(batch, channels, 6, 8)).costs(
+        enter + down + up + leave,
+        enter + 2 * (down + up + leave),
+        by_module={"enter": (enter, enter), "down": (down, 2 * down), "up": (up, 2 * up), "leave": (leave, 2 * leave)},
     )

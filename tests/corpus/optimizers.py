@@ -8,20 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .case import (
-    BATCH,
-    FIRST,
-    HIDDEN,
-    INPUTS,
-    OUTPUTS,
-    SECOND,
-    Example,
-    Expected,
-    Family,
-    Network,
-    forward_and_backward,
-    total,
-)
+from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, Example, Family, forward_and_backward, total
 
 FAMILY = Family("optimizers")
 
@@ -57,7 +44,7 @@ def newton_schulz(rows: int, columns: int, steps: int) -> int:
 
 
 @FAMILY.network
-def muon_optimizer() -> Network:
+def muon_optimizer() -> Example:
     """Torch's Muon: five Newton-Schulz steps for each weight matrix; biases do not exist here."""
     batch, inputs, hidden, outputs = 3, 5, 11, 7
 
@@ -68,15 +55,9 @@ def muon_optimizer() -> Network:
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     update = newton_schulz(hidden, inputs, 5) + newton_schulz(outputs, hidden, 5)
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(nn.Linear(inputs, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, outputs, bias=False)),
-            torch.randn(batch, inputs),
-            step=step,
-        ),
-        expected=Expected(
-            first + second, first + 2 * second, optimizer=update, by_module={"": (first + second, first + 2 * second)}
-        ),
+    model = nn.Sequential(nn.Linear(inputs, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, outputs, bias=False))
+    return Example(model, torch.randn(batch, inputs), step=step).costs(
+        first + second, first + 2 * second, optimizer=update, by_module={"": (first + second, first + 2 * second)}
     )
 
 
@@ -100,7 +81,7 @@ class Whitening(torch.optim.Optimizer):
 
 
 @FAMILY.network
-def own_optimizer_with_a_closure() -> Network:
+def own_optimizer_with_a_closure() -> Example:
     """The closure's forward and backward stay what they are, though they run inside the optimizer's step."""
     batch, inputs, outputs = 3, 5, 7
 
@@ -118,28 +99,25 @@ def own_optimizer_with_a_closure() -> Network:
     product = 2 * batch * inputs * outputs
     second_moment = 2 * inputs * outputs * inputs
     update = 2 * outputs * inputs * inputs
-    return Network(
-        build=lambda: Example(nn.Linear(inputs, outputs, bias=False), torch.randn(batch, inputs), step=step),
-        expected=Expected(product, product, optimizer=second_moment + update, by_module={"": (product, product)}),
+    model = nn.Linear(inputs, outputs, bias=False)
+    return Example(model, torch.randn(batch, inputs), step=step).costs(
+        product, product, optimizer=second_moment + update, by_module={"": (product, product)}
     )
 
 
 @FAMILY.network
-def update_under_a_gradient_hook() -> Network:
+def update_under_a_gradient_hook() -> Example:
     """An update that runs as soon as a gradient is complete, in the middle of the backward, is optimizer work."""
 
-    def build() -> Example:
-        model = nn.Sequential(nn.Linear(INPUTS, HIDDEN, bias=False), nn.ReLU(), nn.Linear(HIDDEN, OUTPUTS, bias=False))
-
-        @torch.no_grad()
-        def update(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            parameter.sub_(parameter.grad @ (parameter.grad.T @ parameter.grad), alpha=1e-3)
-            parameter.grad = None
-
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
-        return Example(model, torch.randn(BATCH, INPUTS))
-
     updates = 2 * (2 * INPUTS * HIDDEN * INPUTS) + 2 * (2 * HIDDEN * OUTPUTS * HIDDEN)
-    return Network(build=build, expected=Expected(FIRST + SECOND, FIRST + 2 * SECOND, optimizer=updates))
+    model = nn.Sequential(nn.Linear(INPUTS, HIDDEN, bias=False), nn.ReLU(), nn.Linear(HIDDEN, OUTPUTS, bias=False))
+
+    @torch.no_grad()
+    def update(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.sub_(parameter.grad @ (parameter.grad.T @ parameter.grad), alpha=1e-3)
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
+    return Example(model, torch.randn(BATCH, INPUTS)).costs(FIRST + SECOND, FIRST + 2 * SECOND, optimizer=updates)

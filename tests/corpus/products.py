@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .case import Example, Expected, Family, Network, forward_without_grad
+from .case import Example, Family, Parts, forward_without_grad
 
 FAMILY = Family("products")
 
@@ -86,42 +86,41 @@ OF_PARAMETERS: tuple[tuple[str, Callable[..., Tensor], tuple[tuple[int, ...], ..
 )
 """Formulas of parameters alone, so every factor needs its gradient: name, function, shapes, forward, backward."""
 
-for _name, _function, _shapes, _forward, _backward in OF_PARAMETERS:
-    FAMILY.add(
-        _name,
-        partial(lambda function, shapes: Example(Formula(function, *shapes)), _function, _shapes),
-        _forward,
-        _backward,
-        by_module={"": (_forward, _backward)},
-    )
+
+def of_parameters(name: str, function: Any, shapes: tuple[tuple[int, ...], ...], forward: int, backward: int) -> None:
+    """Adds one of them."""
+    costs = {"": (forward, backward)}
+    FAMILY.put(name, lambda: Example(Formula(function, *shapes)).costs(forward, backward, by_module=costs))
+
+
+for _row in OF_PARAMETERS:
+    of_parameters(*_row)
 # No module stands for the product, so it belongs to the one that called it.
-FAMILY.add(
+FAMILY.put(
     "functional_linear",
-    lambda: Example(Formula(lambda w, x: nn.functional.linear(x, w), (7, 5)), torch.randn(3, 5, requires_grad=True)),
-    MATRIX,
-    2 * MATRIX,
-    by_module={"": (MATRIX, 2 * MATRIX)},
+    lambda: Example(
+        Formula(lambda w, x: nn.functional.linear(x, w), (7, 5)), torch.randn(3, 5, requires_grad=True)
+    ).costs(MATRIX, 2 * MATRIX, by_module={"": (MATRIX, 2 * MATRIX)}),
 )
 # A projection straight into 3 heads of 5: "bsh,hnd->bsnd" contracts over the hidden axis of 13.
-FAMILY.add(
+FAMILY.put(
     "einsum_splitting_heads",
-    lambda: Example(Formula(lambda w, x: torch.einsum("bsh,hnd->bsnd", x, w), (13, 3, 5)), torch.randn(2, 11, 13)),
-    2 * 2 * 11 * 13 * 3 * 5,
-    2 * 2 * 11 * 13 * 3 * 5,
+    lambda: Example(
+        Formula(lambda w, x: torch.einsum("bsh,hnd->bsnd", x, w), (13, 3, 5)), torch.randn(2, 11, 13)
+    ).costs(2 * 2 * 11 * 13 * 3 * 5, 2 * 2 * 11 * 13 * 3 * 5),
 )
 # Eight-bit integers multiply and add like any other numbers.
-FAMILY.add(
+FAMILY.put(
     "integer_matrix_product",
     lambda: Example(
         Formula(lambda x, w: torch._int_mm(x, w)),
         torch.randint(-9, 9, (3, 8), dtype=torch.int8),
         torch.randint(-9, 9, (8, 16), dtype=torch.int8),
         step=forward_without_grad,
-    ),
-    2 * 3 * 8 * 16,
+    ).costs(2 * 3 * 8 * 16),
 )
 # Weights stored in eight bits, a scale for each output: a product like any other.
-FAMILY.add(
+FAMILY.put(
     "packed_eight_bit_weight",
     lambda: Example(
         Formula(lambda x, weight, scales: torch._weight_int8pack_mm(x, weight, scales)),
@@ -129,37 +128,25 @@ FAMILY.add(
         torch.randint(-9, 9, (16, 32), dtype=torch.int8),
         torch.ones(16, dtype=torch.bfloat16),
         step=forward_without_grad,
-    ),
-    2 * 3 * 32 * 16,
+    ).costs(2 * 3 * 32 * 16),
 )
 
 
 @FAMILY.network
-def sparse_adjacency_times_features() -> Network:
+def sparse_adjacency_times_features() -> Example:
     """A sparse factor costs a multiply-add for each of its non-zeros and each column of the other."""
     nodes, edges, inputs, outputs = 6, 9, 5, 7
 
-    class GraphConvolution(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin = nn.Linear(inputs, outputs, bias=False)
-
-        def forward(self, adjacency: Tensor, features: Tensor) -> Tensor:
-            return torch.sparse.mm(adjacency, self.lin(features))
-
-    def build() -> Example:
-        sources = torch.tensor([0, 0, 1, 2, 3, 3, 4, 5, 5])
-        targets = torch.tensor([1, 4, 2, 0, 5, 1, 3, 2, 4])
-        adjacency = torch.sparse_coo_tensor(
-            torch.stack([sources, targets]), torch.randn(edges), (nodes, nodes), check_invariants=True
-        )
-        return Example(GraphConvolution(), adjacency.coalesce(), torch.randn(nodes, inputs))
+    def forward(self: Any, adjacency: Tensor, features: Tensor) -> Tensor:
+        return torch.sparse.mm(adjacency, self.lin(features))
 
     projection = 2 * nodes * inputs * outputs
     propagation = 2 * edges * outputs
-    return Network(
-        build=build,
-        expected=Expected(
-            projection + propagation, projection + propagation, by_module={"lin": (projection, projection)}
-        ),
+    sources = torch.tensor([0, 0, 1, 2, 3, 3, 4, 5, 5])
+    targets = torch.tensor([1, 4, 2, 0, 5, 1, 3, 2, 4])
+    adjacency = torch.sparse_coo_tensor(
+        torch.stack([sources, targets]), torch.randn(edges), (nodes, nodes), check_invariants=True
     )
+    return Example(
+        Parts(forward, lin=nn.Linear(inputs, outputs, bias=False)), adjacency.coalesce(), torch.randn(nodes, inputs)
+    ).costs(projection + propagation, projection + propagation, by_module={"lin": (projection, projection)})

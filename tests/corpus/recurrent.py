@@ -9,12 +9,13 @@ autograd leaves out the gradient of an input that needs none and of the zeros be
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from .case import Example, Expected, Family, Network, forward_without_grad, total
+from .case import Example, Family, Parts, forward_without_grad, total
 
 FAMILY = Family("recurrent")
 
@@ -44,17 +45,14 @@ def layer(
 ) -> None:
     """Adds one module over a sequence; *of_input*: its gradient is asked for; *start*: of a learned first state."""
     starts = () if start is None else (start,)
-    FAMILY.add(
+    FAMILY.put(
         name,
         lambda: Example(
             made(),
             torch.randn(shape, requires_grad=of_input),
             *(torch.randn(one, requires_grad=True) for one in starts),
             step=backward_of_first_output if backward else forward_without_grad,
-        ),
-        forward,
-        backward,
-        by_module={"": (forward, backward)},
+        ).costs(forward, backward, by_module={"": (forward, backward)}),
     )
 
 
@@ -118,7 +116,7 @@ layer(
 
 
 @FAMILY.network
-def packed_lstm() -> Network:
+def packed_lstm() -> Example:
     """Sequences of 5, 3 and 2 steps, packed: 3 rows run in the first two steps, 2 in the third, 1 in the last two."""
     lengths, inputs, hidden = (5, 3, 2), 7, 11
     rows = 5 + 3 + 2
@@ -126,20 +124,15 @@ def packed_lstm() -> Network:
     from_input = 2 * 4 * hidden * inputs
     from_state = 2 * 4 * hidden * hidden
 
-    class PackedLstm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(inputs, hidden)
-
-        def forward(self, padded: Tensor) -> Tensor:
-            output, _ = self.lstm(pack_padded_sequence(padded, torch.tensor(lengths)))
-            return output.data
+    def packed_lstm_forward(self: Any, padded: Tensor) -> Tensor:
+        output, _ = self.lstm(pack_padded_sequence(padded, torch.tensor(lengths)))
+        return output.data
 
     forward = rows * (from_input + from_state)
     backward = rows * (from_input + from_state) + (rows - rows_of_first_step) * from_state
-    return Network(
-        build=lambda: Example(PackedLstm(), torch.randn(max(lengths), len(lengths), inputs)),
-        expected=Expected(forward, backward, by_module={"lstm": (forward, backward)}),
+    model = Parts(packed_lstm_forward, lstm=nn.LSTM(inputs, hidden))
+    return Example(model, torch.randn(max(lengths), len(lengths), inputs)).costs(
+        forward, backward, by_module={"lstm": (forward, backward)}
     )
 
 
@@ -163,7 +156,7 @@ class Unrolled(nn.Module):
         return self.classifier(state)
 
 
-def unrolled(cell_type: type[nn.Module], gates: int) -> Network:
+def unrolled(cell_type: type[nn.Module], gates: int) -> Example:
     """A cell over some steps: it is one module, called once a step."""
     batch, steps, inputs, hidden, classes = 3, 4, 7, 11, 5
     from_input = 2 * batch * gates * hidden * inputs
@@ -171,19 +164,17 @@ def unrolled(cell_type: type[nn.Module], gates: int) -> Network:
     classifier = 2 * batch * hidden * classes
     cell_forward = steps * (from_input + from_state)
     cell_backward = steps * (from_input + from_state) + (steps - 1) * from_state
-    return Network(
-        build=lambda: Example(Unrolled(cell_type(inputs, hidden), hidden, classes), torch.randn(steps, batch, inputs)),
-        expected=Expected(
-            cell_forward + classifier,
-            cell_backward + 2 * classifier,
-            by_module={"cell": (cell_forward, cell_backward), "classifier": (classifier, 2 * classifier)},
-        ),
+    model = Unrolled(cell_type(inputs, hidden), hidden, classes)
+    return Example(model, torch.randn(steps, batch, inputs)).costs(
+        cell_forward + classifier,
+        cell_backward + 2 * classifier,
+        by_module={"cell": (cell_forward, cell_backward), "classifier": (classifier, 2 * classifier)},
     )
 
 
 # Four gates.
-FAMILY.put("lstm_cell_in_a_loop", unrolled(nn.LSTMCell, 4))
+FAMILY.put("lstm_cell_in_a_loop", lambda: unrolled(nn.LSTMCell, 4))
 # Three gates.
-FAMILY.put("gru_cell_in_a_loop", unrolled(nn.GRUCell, 3))
+FAMILY.put("gru_cell_in_a_loop", lambda: unrolled(nn.GRUCell, 3))
 # One gate.
-FAMILY.put("rnn_cell_in_a_loop", unrolled(nn.RNNCell, 1))
+FAMILY.put("rnn_cell_in_a_loop", lambda: unrolled(nn.RNNCell, 1))

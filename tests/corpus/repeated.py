@@ -23,13 +23,14 @@ from torch.utils.checkpoint import (
 
 from lightning_flops.records import PhaseFlops
 
-from .case import Example, Expected, Family, Network, forward_and_backward
+from .case import Example, Family, Parts, forward_and_backward
 
 FAMILY = Family("repeated")
 
 ROWS, WIDTH = 5, 8
 LAYER = 2 * ROWS * WIDTH * WIDTH
 
+REENTRANT, OTHER = (partial(checkpoint, use_reentrant=reentrant) for reentrant in (True, False))
 Checkpoint = Callable[[Callable[[Tensor], Tensor], Tensor], Any]
 """Calls a function of a tensor, and keeps nothing for its backward but the tensor."""
 
@@ -63,48 +64,41 @@ class WithBlock(nn.Module):
 
 def repeated_block(
     how: Checkpoint, *, as_module: bool = True, step: Callable[[Example], None] = forward_and_backward
-) -> Network:
+) -> Example:
     """Forward and backward as without a checkpoint; recompute is the forward."""
-    return Network(
-        build=lambda: Example(
-            WithBlock(how, as_module=as_module), torch.randn(ROWS, WIDTH, requires_grad=True), step=step
-        ),
-        expected=Expected(
-            3 * LAYER,
-            2 * LAYER + 2 * LAYER,
-            3 * LAYER,
-            without_backward=LAYER,
-            by_module={
-                "block.first": (LAYER, 2 * LAYER, LAYER),
-                "block.index": (LAYER, 0, LAYER),
-                "block.last": (LAYER, 2 * LAYER, LAYER),
-            },
-        ),
+    model = WithBlock(how, as_module=as_module)
+    return Example(model, torch.randn(ROWS, WIDTH, requires_grad=True), step=step).costs(
+        3 * LAYER,
+        2 * LAYER + 2 * LAYER,
+        3 * LAYER,
+        without_backward=LAYER,
+        by_module={
+            "block.first": (LAYER, 2 * LAYER, LAYER),
+            "block.index": (LAYER, 0, LAYER),
+            "block.last": (LAYER, 2 * LAYER, LAYER),
+        },
     )
 
 
 # The node that runs the block again is the checkpoint's own.
-FAMILY.put("index_in_a_reentrant_checkpoint", repeated_block(partial(checkpoint, use_reentrant=True)))
+FAMILY.put("index_in_a_reentrant_checkpoint", lambda: repeated_block(REENTRANT))
 # A saved tensor that is asked for runs the block again, inside some node of the block's.
-FAMILY.put("index_in_a_checkpoint", repeated_block(partial(checkpoint, use_reentrant=False)))
+FAMILY.put("index_in_a_checkpoint", lambda: repeated_block(OTHER))
 # What is checkpointed is no module.
-FAMILY.put(
-    "index_in_a_reentrant_checkpoint_of_a_function",
-    repeated_block(partial(checkpoint, use_reentrant=True), as_module=False),
-)
+FAMILY.put("index_in_a_reentrant_checkpoint_of_a_function", lambda: repeated_block(REENTRANT, as_module=False))
 # What is checkpointed is no module.
-FAMILY.put(
-    "index_in_a_checkpoint_of_a_function", repeated_block(partial(checkpoint, use_reentrant=False), as_module=False)
-)
+FAMILY.put("index_in_a_checkpoint_of_a_function", lambda: repeated_block(OTHER, as_module=False))
 # Nothing compares what was repeated with what was saved.
 FAMILY.put(
     "index_in_a_checkpoint_without_determinism_check",
-    repeated_block(partial(checkpoint, use_reentrant=False, determinism_check="none", preserve_rng_state=False)),
+    lambda: repeated_block(
+        partial(checkpoint, use_reentrant=False, determinism_check="none", preserve_rng_state=False)
+    ),
 )
 
 
 @FAMILY.network
-def index_in_a_checkpoint_that_goes_on_to_the_end() -> Network:
+def index_in_a_checkpoint_that_goes_on_to_the_end() -> Example:
     """As in every other kind: all three layers."""
 
     def to_the_end(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
@@ -115,7 +109,7 @@ def index_in_a_checkpoint_that_goes_on_to_the_end() -> Network:
 
 
 @FAMILY.network
-def index_in_a_checkpoint_in_contexts_of_its_own() -> Network:
+def index_in_a_checkpoint_in_contexts_of_its_own() -> Example:
     """The forward and its repetition each run in a context that the user gives; grad is off in neither."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -125,7 +119,7 @@ def index_in_a_checkpoint_in_contexts_of_its_own() -> Network:
 
 
 @FAMILY.network
-def index_in_a_checkpoint_whose_input_is_offloaded() -> Network:
+def index_in_a_checkpoint_whose_input_is_offloaded() -> Example:
     """What the checkpoint keeps is packed and unpacked by hooks on saved tensors."""
 
     def offloaded(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
@@ -136,7 +130,7 @@ def index_in_a_checkpoint_whose_input_is_offloaded() -> Network:
 
 
 @FAMILY.network
-def index_in_a_checkpoint_under_offloading() -> Network:
+def index_in_a_checkpoint_under_offloading() -> Example:
     """Inside the checkpoint the tensors are offloaded, and hooks of two kinds are called."""
 
     def offloading(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
@@ -146,14 +140,12 @@ def index_in_a_checkpoint_under_offloading() -> Network:
 
         return checkpoint(inside, x, use_reentrant=False)
 
-    network = repeated_block(offloading)
     # The inner hooks keep every tensor: the checkpoint is never asked to repeat anything.
-    expected = Expected(3 * LAYER, 4 * LAYER, without_backward=LAYER)
-    return Network(build=network.build, expected=expected)
+    return repeated_block(offloading).costs(3 * LAYER, 4 * LAYER, without_backward=LAYER)
 
 
 @FAMILY.network
-def index_in_a_selective_checkpoint() -> Network:
+def index_in_a_selective_checkpoint() -> Example:
     """Products are kept: the repetition finds all three, the one without a gradient too, and runs none."""
     kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
 
@@ -161,8 +153,7 @@ def index_in_a_selective_checkpoint() -> Network:
         return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     how = partial(checkpoint, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, policy))
-    expected = Expected(3 * LAYER, 4 * LAYER, without_backward=LAYER)
-    return Network(build=repeated_block(how).build, expected=expected)
+    return repeated_block(how).costs(3 * LAYER, 4 * LAYER, without_backward=LAYER)
 
 
 class OwnCheckpoint(torch.autograd.Function):
@@ -198,14 +189,16 @@ class OwnCheckpointByMode(OwnCheckpoint):
 
 
 # Nothing but the grad mode tells what is repeated.
-FAMILY.put("index_in_a_checkpoint_of_the_users", repeated_block(OwnCheckpoint.apply))
+FAMILY.put("index_in_a_checkpoint_of_the_users", lambda: repeated_block(OwnCheckpoint.apply))
 # Nor is a module called.
-FAMILY.put("index_in_a_checkpoint_of_the_users_of_a_function", repeated_block(OwnCheckpoint.apply, as_module=False))
+FAMILY.put(
+    "index_in_a_checkpoint_of_the_users_of_a_function", lambda: repeated_block(OwnCheckpoint.apply, as_module=False)
+)
 # Gradients taken inside the block in which grad is enabled are not repeated ones: they are taken here alone.
-FAMILY.put("index_in_a_checkpoint_that_differentiates_on_the_spot", repeated_block(OwnCheckpointByMode.apply))
+FAMILY.put("index_in_a_checkpoint_that_differentiates_on_the_spot", lambda: repeated_block(OwnCheckpointByMode.apply))
 
 
-def nested_block(*, outer: bool, inner: bool) -> Network:
+def nested_block(*, outer: bool, inner: bool) -> Example:
     """A checkpoint in a checkpoint around the same block: it runs once more for each."""
     network = repeated_block(
         lambda function, x: checkpoint(
@@ -213,30 +206,27 @@ def nested_block(*, outer: bool, inner: bool) -> Network:
         )
     )
     layer = PhaseFlops(forward=LAYER, backward=2 * LAYER, recompute=2 * LAYER)
-    return Network(
-        build=network.build,
-        expected=Expected(
-            3 * LAYER,
-            4 * LAYER,
-            2 * 3 * LAYER,
-            without_backward=LAYER,
-            by_module={"block.first": layer, "block.index": (LAYER, 0, 2 * LAYER), "block.last": layer},
-        ),
+    return network.costs(
+        3 * LAYER,
+        4 * LAYER,
+        2 * 3 * LAYER,
+        without_backward=LAYER,
+        by_module={"block.first": layer, "block.index": (LAYER, 0, 2 * LAYER), "block.last": layer},
     )
 
 
 # Each of the two nodes runs it.
-FAMILY.put("index_in_reentrant_in_reentrant", nested_block(outer=True, inner=True))
+FAMILY.put("index_in_reentrant_in_reentrant", lambda: nested_block(outer=True, inner=True))
 # The outer repetition goes as far as the sigmoid behind the inner checkpoint.
-FAMILY.put("index_in_reentrant_in_other", nested_block(outer=False, inner=True))
+FAMILY.put("index_in_reentrant_in_other", lambda: nested_block(outer=False, inner=True))
 # The inner one runs in the outer one's own backward.
-FAMILY.put("index_in_other_in_reentrant", nested_block(outer=True, inner=False))
+FAMILY.put("index_in_other_in_reentrant", lambda: nested_block(outer=True, inner=False))
 # Both are asked for by saved tensors.
-FAMILY.put("index_in_other_in_other", nested_block(outer=False, inner=False))
+FAMILY.put("index_in_other_in_other", lambda: nested_block(outer=False, inner=False))
 
 
 @FAMILY.network
-def index_in_a_checkpoint_that_is_differentiated_twice() -> Network:
+def index_in_a_checkpoint_that_is_differentiated_twice() -> Example:
     """The backward makes a graph, so that grad is enabled in all of it; what the checkpoint repeats is known still.
 
     For y = sigmoid(W3 (m W1 x)) the gradient of x is two products: g1 = sigmoid' W3 and g2 = m g1 W1. Its backward runs
@@ -248,17 +238,14 @@ def index_in_a_checkpoint_that_is_differentiated_twice() -> Network:
         (gradient,) = torch.autograd.grad(example.forward().sum(), x, create_graph=True)
         gradient.square().sum().backward()
 
-    network = repeated_block(partial(checkpoint, use_reentrant=False), as_module=False, step=step)
-    return Network(
-        build=network.build,
-        expected=Expected(
-            3 * LAYER, 2 * LAYER + 2 * (2 * LAYER) + 2 * (2 * LAYER), 2 * 3 * LAYER, without_backward=LAYER
-        ),
+    network = repeated_block(OTHER, as_module=False, step=step)
+    return network.costs(
+        3 * LAYER, 2 * LAYER + 2 * (2 * LAYER) + 2 * (2 * LAYER), 2 * 3 * LAYER, without_backward=LAYER
     )
 
 
-@FAMILY.network
-def gradient_in_a_checkpoint() -> Network:
+@FAMILY.part_by_part
+def gradient_in_a_checkpoint() -> Example:
     """Forces from an energy, all of it checkpointed: gradients that are repeated are recompute.
 
     The gradient inside asks for the tensors of the pass that it is in, and has the checkpoint repeat that pass up to
@@ -267,33 +254,24 @@ def gradient_in_a_checkpoint() -> Network:
     """
     batch, inputs, hidden, outputs = 3, 5, 7, 11
 
-    class Potential(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.enter = nn.Linear(inputs, hidden)
-            self.leave = nn.Linear(hidden, outputs)
+    def inside(self: Any, positions: Tensor) -> Tensor:
+        energy = self.leave(torch.tanh(self.enter(positions))).sum()
+        (forces,) = torch.autograd.grad(energy, positions, create_graph=True)
+        return energy.square() + forces.square().sum()
 
-        def inside(self, positions: Tensor) -> Tensor:
-            energy = self.leave(torch.tanh(self.enter(positions))).sum()
-            (forces,) = torch.autograd.grad(energy, positions, create_graph=True)
-            return energy.square() + forces.square().sum()
-
-        def forward(self, positions: Tensor) -> Tensor:
-            with set_checkpoint_early_stop(False):
-                result: Tensor = checkpoint(self.inside, positions, use_reentrant=False)
-            return result
+    def forward(self: Any, positions: Tensor) -> Tensor:
+        with set_checkpoint_early_stop(False):
+            result: Tensor = checkpoint(partial(inside, self), positions, use_reentrant=False)
+        return result
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     once = (first + second) + (first + second)
-    return Network(
-        one_call=False,
-        build=lambda: Example(Potential(), torch.randn(batch, inputs, requires_grad=True)),
-        expected=Expected(
-            forward=first + second,
-            backward=(first + second) + (2 * first + second) + (2 * first + 2 * second),
-            # For the gradient inside, and for the one outside: both times the energy and the forces, to the end.
-            recompute=2 * once,
-        ),
+    model = Parts(forward, enter=nn.Linear(inputs, hidden), leave=nn.Linear(hidden, outputs))
+    return Example(model, torch.randn(batch, inputs, requires_grad=True)).costs(
+        forward=first + second,
+        backward=(first + second) + (2 * first + second) + (2 * first + 2 * second),
+        # For the gradient inside, and for the one outside: both times the energy and the forces, to the end.
+        recompute=2 * once,
     )
 
 
@@ -322,20 +300,15 @@ class Equilibrium(torch.autograd.Function):
 
 
 @FAMILY.network
-def implicit_layer() -> Network:
+def implicit_layer() -> Example:
     """The gradients that the solver takes while grad is enabled are backward; the forward that they are of is not."""
 
-    class Implicit(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(WIDTH, WIDTH)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return Equilibrium.apply(self.layer, x)  # type: ignore[no-untyped-call]
 
-        def forward(self, x: Tensor) -> Tensor:
-            return Equilibrium.apply(self.layer, x)  # type: ignore[no-untyped-call]
-
-    return Network(
-        build=lambda: Example(Implicit(), torch.randn(ROWS, WIDTH, requires_grad=True)),
-        expected=Expected(LAYER, 3 * LAYER + 2 * LAYER, LAYER, by_module={"layer": (LAYER, 5 * LAYER, LAYER)}),
+    model = Parts(forward, layer=nn.Linear(WIDTH, WIDTH))
+    return Example(model, torch.randn(ROWS, WIDTH, requires_grad=True)).costs(
+        LAYER, 3 * LAYER + 2 * LAYER, LAYER, by_module={"layer": (LAYER, 5 * LAYER, LAYER)}
     )
 
 
@@ -346,23 +319,15 @@ def _with_grad() -> Iterator[None]:
 
 
 @FAMILY.network
-def block_with_grad_in_a_no_grad_forward() -> Network:
+def block_with_grad_in_a_no_grad_forward() -> Example:
     """Grad that is enabled in a forward, by a generator's block too, repeats nothing."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(WIDTH, WIDTH)
-            self.last = nn.Linear(WIDTH, WIDTH)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.first(x)
+            with _with_grad():
+                result: Tensor = self.last(x)
+        return result
 
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                x = self.first(x)
-                with _with_grad():
-                    result: Tensor = self.last(x)
-            return result
-
-    return Network(
-        build=lambda: Example(Model(), torch.randn(ROWS, WIDTH)),
-        expected=Expected(2 * LAYER, LAYER, without_backward=LAYER),
-    )
+    model = Parts(forward, first=nn.Linear(WIDTH, WIDTH), last=nn.Linear(WIDTH, WIDTH))
+    return Example(model, torch.randn(ROWS, WIDTH)).costs(2 * LAYER, LAYER, without_backward=LAYER)

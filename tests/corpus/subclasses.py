@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .case import Example, Expected, Family, Network
+from .case import Example, Family
 
 FAMILY = Family("subclasses")
 
@@ -25,12 +25,7 @@ class Int8Weight(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls,
-        integers: Tensor,
-        scales: Tensor,
-        product: Callable[[Tensor, Int8Weight], Tensor],
-        *,
-        turned: bool = False,
+        cls, integers: Tensor, scales: Tensor, product: Callable[[Tensor, Int8Weight], Tensor], *, turned: bool = False
     ) -> Int8Weight:
         """A tensor without memory of its own; *turned*: the transpose."""
         shape = integers.shape[::-1] if turned else integers.shape
@@ -88,17 +83,17 @@ class Quantized(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def quantized(multiply: Callable[[Tensor, Int8Weight], Tensor]) -> Network:
+def quantized(multiply: Callable[[Tensor, Int8Weight], Tensor]) -> Example:
     """The frozen weight has no gradient, the input needs none: only the second layer has a backward."""
     batch, inputs, hidden, outputs = 24, 16, 32, 8
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(
-        build=lambda: Example(Quantized((inputs, hidden, outputs), multiply), torch.randn(batch, inputs)),
-        expected=Expected(first + second, second, by_module={"first": (first,), "second": (second, second)}),
+    model = Quantized((inputs, hidden, outputs), multiply)
+    return Example(model, torch.randn(batch, inputs)).costs(
+        first + second, second, by_module={"first": (first,), "second": (second, second)}
     )
 
 
 # The integers are turned into floats, and those multiply.
-FAMILY.put("weight_of_integers", quantized(in_floats))
+FAMILY.put("weight_of_integers", lambda: quantized(in_floats))
 # The product itself runs on integers.
-FAMILY.put("product_of_integers", quantized(in_integers))
+FAMILY.put("product_of_integers", lambda: quantized(in_integers))

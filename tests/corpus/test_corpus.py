@@ -88,10 +88,8 @@ def _run(network: Network, *, counted: bool) -> Ran:
 
 
 @each(NETWORKS)
-def test_a_network_costs_what_its_layer_sizes_say(network: Network, request: pytest.FixtureRequest) -> None:
+def test_a_network_costs_what_its_layer_sizes_say(network: Network) -> None:
     """Phase by phase and module by module, as integers."""
-    if network.known_gap:
-        request.applymarker(pytest.mark.xfail(strict=True, reason=network.known_gap))
     run, expected = ran(network, counted=True), network.expected
     counts = run.counts
     assert counts is not None
@@ -176,9 +174,7 @@ OTHER_WITHOUT_GRAD = {
 }
 """Networks that run otherwise where grad is off, as it is in a reentrant checkpoint's first pass: what they run."""
 
-NOT_REPEATED = {
-    "autograd_forms.towers_in_their_own_threads": "a thread does not say that a repetition started it",
-}
+NOT_REPEATED = {"autograd_forms.towers_in_their_own_threads": "a thread does not say that a repetition started it"}
 """Networks whose repetition is not seen, not all of it: why."""
 
 CANNOT_BE_SAVED = {
@@ -242,10 +238,7 @@ def with_forward_repeated(flops: PhaseFlops) -> PhaseFlops:
 @each(tuple(network for network in NETWORKS if network.one_call and named(network) not in NOT_REPEATED))
 def test_checkpointing_a_network_adds_its_forward_to_recompute(network: Network) -> None:
     """Module by module, in both kinds of checkpoint; forward and backward stay what they were."""
-    kinds = {
-        "reentrant": (reentrant, OTHER_WITHOUT_GRAD),
-        "other": (other, CANNOT_BE_SAVED),
-    }
+    kinds = {"reentrant": (reentrant, OTHER_WITHOUT_GRAD), "other": (other, CANNOT_BE_SAVED)}
     calls = {kind: call for kind, (call, exceptions) in kinds.items() if named(network) not in exceptions}
     run = ran(network, counted=True)
     if not run.is_one_backward:

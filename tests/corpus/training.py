@@ -4,56 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lightning_flops.records import OUTSIDE, PhaseFlops
 
-from .case import Example, Expected, Family, Network
+from .case import Example, Family, Parts
 
 FAMILY = Family("training")
 
 
 @FAMILY.network
-def frozen_body() -> Network:
+def frozen_body() -> Example:
     """No gradient is needed below the head: the head computes its weight's alone."""
     batch, inputs, hidden, classes = 3, 5, 7, 11
     body = 2 * batch * inputs * hidden + 2 * batch * hidden * hidden
     head = 2 * batch * hidden * classes
-
-    def build() -> Example:
-        frozen = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden)).requires_grad_(False)
-        return Example(nn.Sequential(frozen, nn.Linear(hidden, classes)), torch.randn(batch, inputs))
-
-    return Network(
-        build=build,
-        expected=Expected(body + head, head, without_backward=body, by_module={"0": (body,), "1": (head, head)}),
+    frozen = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden)).requires_grad_(False)
+    return Example(nn.Sequential(frozen, nn.Linear(hidden, classes)), torch.randn(batch, inputs)).costs(
+        body + head, head, without_backward=body, by_module={"0": (body,), "1": (head, head)}
     )
 
 
 @FAMILY.network
-def frozen_middle() -> Network:
+def frozen_middle() -> Example:
     """A frozen layer between trained ones passes the gradient on: one product instead of two."""
     batch, inputs, hidden, middle, outputs = 3, 5, 7, 11, 13
     first = 2 * batch * inputs * hidden
     second = 2 * batch * hidden * middle
     third = 2 * batch * middle * outputs
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(
-                nn.Linear(inputs, hidden),
-                nn.Linear(hidden, middle).requires_grad_(False),
-                nn.Linear(middle, outputs),
-            ),
-            torch.randn(batch, inputs),
-        ),
-        expected=Expected(
-            first + second + third,
-            first + second + 2 * third,
-            without_backward=0,
-            by_module={"0": (first, first), "1": (second, second), "2": (third, 2 * third)},
-        ),
+    model = nn.Sequential(
+        nn.Linear(inputs, hidden), nn.Linear(hidden, middle).requires_grad_(False), nn.Linear(middle, outputs)
+    )
+    return Example(model, torch.randn(batch, inputs)).costs(
+        first + second + third,
+        first + second + 2 * third,
+        without_backward=0,
+        by_module={"0": (first, first), "1": (second, second), "2": (third, 2 * third)},
     )
 
 
@@ -71,193 +60,142 @@ class LoraLinear(nn.Module):
 
 
 @FAMILY.network
-def lora() -> Network:
+def lora() -> Example:
     """The base never computes a weight gradient, and no input gradient in the first layer."""
     batch, inputs, hidden, outputs, rank = 3, 11, 7, 5, 2
     base1, down1, up1 = 2 * batch * inputs * hidden, 2 * batch * inputs * rank, 2 * batch * rank * hidden
     base2, down2, up2 = 2 * batch * hidden * outputs, 2 * batch * hidden * rank, 2 * batch * rank * outputs
-    return Network(
-        build=lambda: Example(
-            nn.Sequential(LoraLinear(inputs, hidden, rank), nn.ReLU(), LoraLinear(hidden, outputs, rank)),
-            torch.randn(batch, inputs),
-        ),
-        expected=Expected(
-            base1 + down1 + up1 + base2 + down2 + up2,
-            (down1 + 2 * up1) + (base2 + 2 * down2 + 2 * up2),
-            without_backward=base1,
-            by_module={
-                "0.base": (base1,),
-                "0.down": (down1, down1),
-                "0.up": (up1, 2 * up1),
-                "2.base": (base2, base2),
-                "2.down": (down2, 2 * down2),
-                "2.up": (up2, 2 * up2),
-            },
-        ),
+    model = nn.Sequential(LoraLinear(inputs, hidden, rank), nn.ReLU(), LoraLinear(hidden, outputs, rank))
+    return Example(model, torch.randn(batch, inputs)).costs(
+        base1 + down1 + up1 + base2 + down2 + up2,
+        (down1 + 2 * up1) + (base2 + 2 * down2 + 2 * up2),
+        without_backward=base1,
+        by_module={
+            "0.base": (base1,),
+            "0.down": (down1, down1),
+            "0.up": (up1, 2 * up1),
+            "2.base": (base2, base2),
+            "2.down": (down2, 2 * down2),
+            "2.up": (up2, 2 * up2),
+        },
     )
 
 
 @FAMILY.network
-def tied_embedding_and_head() -> Network:
+def tied_embedding_and_head() -> Example:
     """One weight looks words up for nothing and scores them with a product."""
     batch, sequence, vocabulary, hidden = 2, 5, 29, 7
 
-    class TiedLanguageModel(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(vocabulary, hidden)
-            self.mix = nn.Linear(hidden, hidden)
-            self.head = nn.Linear(hidden, vocabulary, bias=False)
-            self.head.weight = self.embedding.weight
+    def forward(self: Any, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.mix(self.embedding(tokens))))
 
-        def forward(self, tokens: Tensor) -> Tensor:
-            return self.head(torch.tanh(self.mix(self.embedding(tokens))))
-
+    embedding, mixing = nn.Embedding(vocabulary, hidden), nn.Linear(hidden, hidden)
+    scoring = nn.Linear(hidden, vocabulary, bias=False)
+    scoring.weight = embedding.weight
+    model = Parts(forward, embedding=embedding, mix=mixing, head=scoring)
     mix = 2 * batch * sequence * hidden * hidden
     head = 2 * batch * sequence * hidden * vocabulary
-    return Network(
-        build=lambda: Example(TiedLanguageModel(), torch.randint(vocabulary, (batch, sequence))),
-        expected=Expected(mix + head, 2 * mix + 2 * head, by_module={"mix": (mix, 2 * mix), "head": (head, 2 * head)}),
+    return Example(model, torch.randint(vocabulary, (batch, sequence))).costs(
+        mix + head, 2 * mix + 2 * head, by_module={"mix": (mix, 2 * mix), "head": (head, 2 * head)}
     )
 
 
 @FAMILY.network
-def tied_autoencoder() -> Network:
+def tied_autoencoder() -> Example:
     """The decoder multiplies with the encoder's weight, transposed, from the root's own forward."""
     batch, inputs, hidden = 3, 7, 5
 
-    class TiedAutoencoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = nn.Linear(inputs, hidden)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.relu(self.encoder(x)) @ self.encoder.weight
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return torch.relu(self.encoder(x)) @ self.encoder.weight
 
     product = 2 * batch * inputs * hidden
-    return Network(
-        build=lambda: Example(TiedAutoencoder(), torch.randn(batch, inputs)),
-        expected=Expected(
-            2 * product,
-            product + 2 * product,
-            by_module={"": (2 * product, 3 * product), "encoder": (product, product)},
-        ),
+    model = Parts(forward, encoder=nn.Linear(inputs, hidden))
+    return Example(model, torch.randn(batch, inputs)).costs(
+        2 * product, product + 2 * product, by_module={"": (2 * product, 3 * product), "encoder": (product, product)}
     )
 
 
 @FAMILY.network
-def repeated_module() -> Network:
+def repeated_module() -> Example:
     """One layer called three times costs three times; its first input needs no gradient."""
     batch, hidden, calls = 3, 7, 3
 
-    class Repeated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(hidden, hidden)
-
-        def forward(self, x: Tensor) -> Tensor:
-            for _ in range(calls):
-                x = torch.tanh(self.layer(x))
-            return x
+    def forward(self: Any, x: Tensor) -> Tensor:
+        for _ in range(calls):
+            x = torch.tanh(self.layer(x))
+        return x
 
     product = 2 * batch * hidden * hidden
     layer = PhaseFlops(forward=calls * product, backward=product + (calls - 1) * 2 * product)
-    return Network(
-        build=lambda: Example(Repeated(), torch.randn(batch, hidden)),
-        expected=Expected(layer.forward, layer.backward, by_module={"layer": layer}),
-    )
+    model = Parts(forward, layer=nn.Linear(hidden, hidden))
+    return Example(model, torch.randn(batch, hidden)).costs(layer.forward, layer.backward, by_module={"layer": layer})
 
 
 @FAMILY.network
-def module_under_two_names() -> Network:
+def module_under_two_names() -> Example:
     """A layer that two towers share is counted once a call, under the name of the tower that called it."""
     batch, inputs, hidden, outputs = 3, 5, 7, 11
 
-    class Tower(nn.Module):
-        def __init__(self, inputs: int, shared: nn.Module) -> None:
-            super().__init__()
-            self.own = nn.Linear(inputs, hidden)
-            self.shared = shared
+    def tower(self: Any, x: Tensor) -> Tensor:
+        return self.shared(torch.relu(self.own(x)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.shared(torch.relu(self.own(x)))
+    def forward(self: Any, x: Tensor, y: Tensor) -> Tensor:
+        return self.left(x) + self.right(y)
 
-    class TwoTowers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            shared = nn.Linear(hidden, outputs)
-            self.left = Tower(inputs, shared)
-            self.right = Tower(2 * inputs, shared)
-
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return self.left(x) + self.right(y)
-
+    layer = nn.Linear(hidden, outputs)
+    towers = (Parts(tower, own=nn.Linear(size, hidden), shared=layer) for size in (inputs, 2 * inputs))
+    model = Parts(forward, **dict(zip(("left", "right"), towers, strict=True)))
     left, right = 2 * batch * inputs * hidden, 2 * batch * (2 * inputs) * hidden
     shared = 2 * batch * hidden * outputs
-    return Network(
-        build=lambda: Example(TwoTowers(), torch.randn(batch, inputs), torch.randn(batch, 2 * inputs)),
-        expected=Expected(
-            left + right + 2 * shared,
-            left + right + 2 * (2 * shared),
-            by_module={
-                "left": (left + shared, left + 2 * shared),
-                "left.shared": (shared, 2 * shared),
-                "right": (right + shared, right + 2 * shared),
-                "right.shared": (shared, 2 * shared),
-            },
-        ),
+    return Example(model, torch.randn(batch, inputs), torch.randn(batch, 2 * inputs)).costs(
+        left + right + 2 * shared,
+        left + right + 2 * (2 * shared),
+        by_module={
+            "left": (left + shared, left + 2 * shared),
+            "left.shared": (shared, 2 * shared),
+            "right": (right + shared, right + 2 * shared),
+            "right.shared": (shared, 2 * shared),
+        },
     )
 
 
 @FAMILY.network
-def same_module_twice_in_a_sequence() -> Network:
+def same_module_twice_in_a_sequence() -> Example:
     """Two names in one parent: both calls are listed under the first."""
     batch, hidden = 3, 7
     product = 2 * batch * hidden * hidden
-
-    def build() -> Example:
-        layer = nn.Linear(hidden, hidden)
-        return Example(nn.Sequential(layer, nn.ReLU(), layer), torch.randn(batch, hidden))
-
-    return Network(
-        build=build, expected=Expected(2 * product, product + 2 * product, by_module={"0": (2 * product, 3 * product)})
+    layer = nn.Linear(hidden, hidden)
+    return Example(nn.Sequential(layer, nn.ReLU(), layer), torch.randn(batch, hidden)).costs(
+        2 * product, product + 2 * product, by_module={"0": (2 * product, 3 * product)}
     )
 
 
 @FAMILY.network
-def keyword_only_calls() -> Network:
+def keyword_only_calls() -> Example:
     """Blocks that take their input by keyword only are found in the backward like any others."""
     batch, hidden, wide = 3, 7, 11
 
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up = nn.Linear(hidden, wide)
-            self.down = nn.Linear(wide, hidden)
+    def forward(self: Any, *, states: Tensor) -> dict[str, Tensor]:
+        return {"states": states + self.down(torch.relu(self.up(states)))}
 
-        def forward(self, *, states: Tensor) -> dict[str, Tensor]:
-            return {"states": states + self.down(torch.relu(self.up(states)))}
-
-    class Stack(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(Block() for _ in range(3))
-
-        def forward(self, *, states: Tensor) -> dict[str, Tensor]:
-            for block in self.blocks:
-                states = block(states=states)["states"]
-            return {"states": states}
+    def stack_forward(self: Any, *, states: Tensor) -> dict[str, Tensor]:
+        for block in self.blocks:
+            states = block(states=states)["states"]
+        return {"states": states}
 
     product = 2 * batch * hidden * wide
     later = PhaseFlops(forward=2 * product, backward=4 * product)
-    return Network(
-        build=lambda: Example(Stack(), kwargs={"states": torch.randn(batch, hidden)}),
-        expected=Expected(
-            3 * 2 * product,
-            3 * 4 * product - product,
-            without_backward=0,
-            by_module={"blocks.0": (2 * product, 3 * product), "blocks.1": later, "blocks.2": later},
+    model = Parts(
+        stack_forward,
+        blocks=nn.ModuleList(
+            Parts(forward, up=nn.Linear(hidden, wide), down=nn.Linear(wide, hidden)) for _ in range(3)
         ),
+    )
+    return Example(model, kwargs={"states": torch.randn(batch, hidden)}).costs(
+        3 * 2 * product,
+        3 * 4 * product - product,
+        without_backward=0,
+        by_module={"blocks.0": (2 * product, 3 * product), "blocks.1": later, "blocks.2": later},
     )
 
 
@@ -270,110 +208,86 @@ class OpaqueOutput:
 
 
 @FAMILY.network
-def opaque_output() -> Network:
+def opaque_output() -> Example:
     """The tensors are hidden in an object; the backward still belongs to the layers."""
     batch, inputs, hidden, classes = 3, 5, 7, 11
 
-    class Hiding(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Linear(inputs, hidden)
-            self.head = nn.Linear(hidden, classes)
-
-        def forward(self, x: Tensor) -> OpaqueOutput:
-            scores = self.head(torch.relu(self.body(x)))
-            return OpaqueOutput(scores=scores, loss=scores.sum)
+    def forward(self: Any, x: Tensor) -> OpaqueOutput:
+        scores = self.head(torch.relu(self.body(x)))
+        return OpaqueOutput(scores=scores, loss=scores.sum)
 
     def step(example: Example) -> None:
         example.forward().loss().backward()
 
     body, head = 2 * batch * inputs * hidden, 2 * batch * hidden * classes
-    return Network(
-        build=lambda: Example(Hiding(), torch.randn(batch, inputs), step=step),
-        expected=Expected(body + head, body + 2 * head, by_module={"body": (body, body), "head": (head, 2 * head)}),
+    model = Parts(forward, body=nn.Linear(inputs, hidden), head=nn.Linear(hidden, classes))
+    return Example(model, torch.randn(batch, inputs), step=step).costs(
+        body + head, body + 2 * head, by_module={"body": (body, body), "head": (head, 2 * head)}
     )
 
 
 @FAMILY.network
-def branch_that_the_loss_leaves_out() -> Network:
+def branch_that_the_loss_leaves_out() -> Example:
     """Its forward runs, its backward does not."""
     batch, inputs, outputs, unused = 3, 5, 7, 11
 
-    class TwoHeads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used = nn.Linear(inputs, outputs)
-            self.unused = nn.Linear(inputs, unused)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return self.used(x), self.unused(x)
+    def forward(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.used(x), self.unused(x)
 
     def step(example: Example) -> None:
         example.forward()[0].sum().backward()
 
     used, left_out = 2 * batch * inputs * outputs, 2 * batch * inputs * unused
-    return Network(
-        build=lambda: Example(TwoHeads(), torch.randn(batch, inputs), step=step),
-        expected=Expected(used + left_out, used, by_module={"unused": (left_out,), "used": (used, used)}),
+    model = Parts(forward, used=nn.Linear(inputs, outputs), unused=nn.Linear(inputs, unused))
+    return Example(model, torch.randn(batch, inputs), step=step).costs(
+        used + left_out, used, by_module={"unused": (left_out,), "used": (used, used)}
     )
 
 
 @FAMILY.network
-def teacher_inside_the_model() -> Network:
+def teacher_inside_the_model() -> Example:
     """A teacher without gradients counts in the forward, under its own name."""
     batch, inputs, hidden, outputs = 3, 5, 11, 7
 
-    class Distilled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.student = nn.Linear(inputs, outputs)
-            self.teacher = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                target = self.teacher(x)
-            return nn.functional.mse_loss(self.student(x), target)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = self.teacher(x)
+        return nn.functional.mse_loss(self.student(x), target)
 
     student = 2 * batch * inputs * outputs
     teacher = 2 * batch * inputs * hidden + 2 * batch * hidden * outputs
-    return Network(
-        build=lambda: Example(Distilled(), torch.randn(batch, inputs)),
-        expected=Expected(
-            student + teacher,
-            student,
-            without_backward=teacher,
-            by_module={"teacher": (teacher,), "student": (student, student)},
-        ),
+    model = Parts(
+        forward,
+        student=nn.Linear(inputs, outputs),
+        teacher=nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
+    )
+    return Example(model, torch.randn(batch, inputs)).costs(
+        student + teacher,
+        student,
+        without_backward=teacher,
+        by_module={"teacher": (teacher,), "student": (student, student)},
     )
 
 
-@FAMILY.network
-def teacher_outside_the_model() -> Network:
+@FAMILY.part_by_part
+def teacher_outside_the_model() -> Example:
     """A teacher that is no part of the model still runs in the step: it is listed outside."""
     batch, inputs, outputs = 3, 5, 7
-
-    def build() -> Example:
-        teacher = nn.Linear(inputs, outputs)
-
-        def step(example: Example) -> None:
-            with torch.no_grad():
-                target = teacher(example.args[0])
-            nn.functional.mse_loss(example.forward(), target).backward()  # type: ignore[no-untyped-call]
-
-        return Example(nn.Linear(inputs, outputs), torch.randn(batch, inputs), step=step)
-
     product = 2 * batch * inputs * outputs
-    return Network(
-        one_call=False,
-        build=build,
-        expected=Expected(
-            2 * product, product, without_backward=product, by_module={"": (product, product), OUTSIDE: (product,)}
-        ),
+    teacher = nn.Linear(inputs, outputs)
+
+    def step(example: Example) -> None:
+        with torch.no_grad():
+            target = teacher(example.args[0])
+        nn.functional.mse_loss(example.forward(), target).backward()  # type: ignore[no-untyped-call]
+
+    return Example(nn.Linear(inputs, outputs), torch.randn(batch, inputs), step=step).costs(
+        2 * product, product, without_backward=product, by_module={"": (product, product), OUTSIDE: (product,)}
     )
 
 
-@FAMILY.network
-def contrastive_loss_outside_the_model() -> Network:
+@FAMILY.part_by_part
+def contrastive_loss_outside_the_model() -> Example:
     """A product in the loss, forward and backward, belongs to no module."""
     batch, inputs, hidden = 3, 5, 7
 
@@ -383,12 +297,8 @@ def contrastive_loss_outside_the_model() -> Network:
 
     encoder = 2 * batch * inputs * hidden
     similarity = 2 * batch * hidden * batch
-    return Network(
-        one_call=False,
-        build=lambda: Example(nn.Linear(inputs, hidden), torch.randn(batch, inputs), step=step),
-        expected=Expected(
-            encoder + similarity,
-            encoder + 2 * similarity,
-            by_module={"": (encoder, encoder), OUTSIDE: (similarity, 2 * similarity)},
-        ),
+    return Example(nn.Linear(inputs, hidden), torch.randn(batch, inputs), step=step).costs(
+        encoder + similarity,
+        encoder + 2 * similarity,
+        by_module={"": (encoder, encoder), OUTSIDE: (similarity, 2 * similarity)},
     )

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from .case import Example, Expected, Family, Network
+from .case import Example, Family
 from .transformers_parts import above_the_diagonal, attention_scores, linear, tiny, tokens, trained
 
 FAMILY = Family("transformers_decoders")
 
 
-def gpt2(attention: str) -> Network:
+def gpt2(attention: str) -> Example:
     """Convolutions of width one are what its linear layers are called; the head is the embedding's weight."""
     batch, sequence, hidden, heads, intermediate, layers, vocabulary = 3, 5, 12, 2, 20, 2, 31
     rows = batch * sequence
@@ -27,44 +27,36 @@ def gpt2(attention: str) -> Network:
     forward = layers * (attended + mlp) + head
     fused = attention == "sdpa"
     skipped = 2 * batch * heads * above_the_diagonal(sequence) * (hidden // heads)
-
-    def build() -> Example:
-        model = tiny(
-            "GPT2LMHeadModel",
-            "GPT2Config",
-            vocab_size=vocabulary,
-            n_positions=16,
-            n_embd=hidden,
-            n_layer=layers,
-            n_head=heads,
-            n_inner=intermediate,
-            bos_token_id=0,
-            eos_token_id=1,
-            attn_implementation=attention,
-        )
-        return Example(model, kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False})
-
-    return Network(
-        build=build,
-        expected=Expected(
-            forward,
-            2 * forward,
-            layers * scores if fused else 0,
-            skipped=layers * (2 + 4 + 1) * skipped if fused else 0,
-            by_module={
-                "transformer.h.0": trained(attended + mlp, scores if fused else 0),
-                "transformer.h.1.attn": trained(attended, scores if fused else 0),
-                "transformer.h.1.mlp": trained(mlp),
-                "lm_head": trained(head),
-            },
-        ),
+    model = tiny(
+        "GPT2LMHeadModel",
+        vocab_size=vocabulary,
+        n_positions=16,
+        n_embd=hidden,
+        n_layer=layers,
+        n_head=heads,
+        n_inner=intermediate,
+        bos_token_id=0,
+        eos_token_id=1,
+        attn_implementation=attention,
+    )
+    return Example(model, kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False}).costs(
+        forward,
+        2 * forward,
+        layers * scores if fused else 0,
+        skipped=layers * (2 + 4 + 1) * skipped if fused else 0,
+        by_module={
+            "transformer.h.0": trained(attended + mlp, scores if fused else 0),
+            "transformer.h.1.attn": trained(attended, scores if fused else 0),
+            "transformer.h.1.mlp": trained(mlp),
+            "lm_head": trained(head),
+        },
     )
 
 
 # Separate products compute the masked scores too.
-FAMILY.put("gpt2_with_eager_attention", gpt2("eager"))
+FAMILY.put("gpt2_with_eager_attention", lambda: gpt2("eager"))
 # Without padding the causal mask is a flag, and the kernel skips.
-FAMILY.put("gpt2_with_fused_attention", gpt2("sdpa"))
+FAMILY.put("gpt2_with_fused_attention", lambda: gpt2("sdpa"))
 
 
 class Llama:
@@ -86,137 +78,116 @@ class Llama:
     forward = layers * layer + head
 
     @classmethod
-    def example(cls, attention: str) -> Example:
-        """The model in eval mode, and its tokens."""
-        model = tiny(
-            "LlamaForCausalLM",
-            "LlamaConfig",
+    def example(cls, attention: str, model: str = "LlamaForCausalLM", layers: int = layers, **more: Any) -> Example:
+        """The model in eval mode, or another one of these sizes, and its tokens."""
+        made = tiny(
+            model,
             vocab_size=cls.vocabulary,
             hidden_size=cls.hidden,
             intermediate_size=cls.intermediate,
-            num_hidden_layers=cls.layers,
+            num_hidden_layers=layers,
             num_attention_heads=cls.heads,
             num_key_value_heads=cls.key_heads,
             head_dim=cls.head_dim,
             max_position_embeddings=16,
             attn_implementation=attention,
+            **more,
         )
-        return Example(model, kwargs={"input_ids": tokens(cls.vocabulary, cls.batch, cls.sequence), "use_cache": False})
+        return Example(made, kwargs={"input_ids": tokens(cls.vocabulary, cls.batch, cls.sequence), "use_cache": False})
 
 
 @FAMILY.network
-def llama_with_eager_attention() -> Network:
+def llama_with_eager_attention() -> Example:
     """Three equal layers cost the same, forward and backward."""
-    return Network(
-        build=lambda: Llama.example("eager"),
-        expected=Expected(
-            Llama.forward,
-            2 * Llama.forward,
-            by_module={
-                "model.layers.0": trained(Llama.layer),
-                "model.layers.1": trained(Llama.layer),
-                "model.layers.2": trained(Llama.layer),
-                "model.layers.1.self_attn": trained(Llama.attention),
-                "model.layers.1.self_attn.k_proj": trained(Llama.key),
-                "model.layers.1.mlp": trained(Llama.mlp),
-                "lm_head": trained(Llama.head),
-            },
-        ),
+    return Llama.example("eager").costs(
+        Llama.forward,
+        2 * Llama.forward,
+        by_module={
+            "model.layers.0": trained(Llama.layer),
+            "model.layers.1": trained(Llama.layer),
+            "model.layers.2": trained(Llama.layer),
+            "model.layers.1.self_attn": trained(Llama.attention),
+            "model.layers.1.self_attn.k_proj": trained(Llama.key),
+            "model.layers.1.mlp": trained(Llama.mlp),
+            "lm_head": trained(Llama.head),
+        },
     )
 
 
 @FAMILY.network
-def llama_with_fused_attention() -> Network:
+def llama_with_fused_attention() -> Example:
     """Fused, causal and grouped at once."""
     skipped = 2 * Llama.batch * Llama.heads * above_the_diagonal(Llama.sequence) * Llama.head_dim
-    return Network(
-        build=lambda: Llama.example("sdpa"),
-        expected=Expected(
-            Llama.forward,
-            2 * Llama.forward,
-            Llama.layers * Llama.scores,
-            skipped=Llama.layers * (2 + 4 + 1) * skipped,
-            by_module={
-                "model.layers.0": trained(Llama.layer, Llama.scores),
-                "model.layers.2": trained(Llama.layer, Llama.scores),
-                "model.layers.2.self_attn": trained(Llama.attention, Llama.scores),
-            },
-        ),
+    return Llama.example("sdpa").costs(
+        Llama.forward,
+        2 * Llama.forward,
+        Llama.layers * Llama.scores,
+        skipped=Llama.layers * (2 + 4 + 1) * skipped,
+        by_module={
+            "model.layers.0": trained(Llama.layer, Llama.scores),
+            "model.layers.2": trained(Llama.layer, Llama.scores),
+            "model.layers.2.self_attn": trained(Llama.attention, Llama.scores),
+        },
     )
 
 
 @FAMILY.network
-def llama_with_a_padding_mask() -> Network:
+def llama_with_a_padding_mask() -> Example:
     """With padding the causal mask becomes a tensor: the fused kernel computes every score."""
 
-    def build() -> Example:
-        example = Llama.example("sdpa")
-        mask = torch.ones(Llama.batch, Llama.sequence, dtype=torch.long)
-        mask[0, :3] = 0
-        example.kwargs = {**example.kwargs, "attention_mask": mask}
-        return example
-
-    return Network(build=build, expected=Expected(Llama.forward, 2 * Llama.forward, Llama.layers * Llama.scores))
+    example = Llama.example("sdpa")
+    mask = torch.ones(Llama.batch, Llama.sequence, dtype=torch.long)
+    mask[0, :3] = 0
+    example.kwargs = {**example.kwargs, "attention_mask": mask}
+    return example.costs(Llama.forward, 2 * Llama.forward, Llama.layers * Llama.scores)
 
 
 @FAMILY.network
-def llama_with_gradient_checkpointing() -> Network:
+def llama_with_gradient_checkpointing() -> Example:
     """Each layer is repeated up to its last product: mlp.down_proj saves its factors, and the rest is an addition."""
 
-    def build() -> Example:
-        example = Llama.example("eager")
-        example.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        example.model.train()
-        return example
-
     repeated = Llama.layer - Llama.one_of_three
-    return Network(
-        build=build,
-        expected=Expected(
-            Llama.forward,
-            2 * Llama.forward,
-            Llama.layers * repeated,
-            by_module={
-                "model.layers.0": trained(Llama.layer, repeated),
-                "model.layers.2": trained(Llama.layer, repeated),
-                "model.layers.2.mlp.down_proj": trained(Llama.one_of_three),
-                "model.layers.2.mlp.up_proj": trained(Llama.one_of_three, Llama.one_of_three),
-                "lm_head": trained(Llama.head),
-            },
-        ),
+    example = Llama.example("eager")
+    example.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    example.model.train()
+    return example.costs(
+        Llama.forward,
+        2 * Llama.forward,
+        Llama.layers * repeated,
+        by_module={
+            "model.layers.0": trained(Llama.layer, repeated),
+            "model.layers.2": trained(Llama.layer, repeated),
+            "model.layers.2.mlp.down_proj": trained(Llama.one_of_three),
+            "model.layers.2.mlp.up_proj": trained(Llama.one_of_three, Llama.one_of_three),
+            "lm_head": trained(Llama.head),
+        },
     )
 
 
 @FAMILY.network
-def llama_with_only_its_last_layer_trained() -> Network:
+def llama_with_only_its_last_layer_trained() -> Example:
     """Nothing below the last layer needs a gradient; inside it all do, from the norm before q, k and v on."""
 
-    def build() -> Example:
-        example = Llama.example("eager")
-        example.model.requires_grad_(False)
-        for name, parameter in example.model.named_parameters():
-            if name.startswith(("model.layers.2", "lm_head")):
-                parameter.requires_grad_(True)
-        return example
-
-    return Network(
-        build=build,
-        expected=Expected(
-            Llama.forward,
-            2 * (Llama.layer + Llama.head),
-            without_backward=2 * Llama.layer,
-            by_module={
-                "model.layers.0": (Llama.layer,),
-                "model.layers.1": (Llama.layer,),
-                "model.layers.2": trained(Llama.layer),
-                "lm_head": trained(Llama.head),
-            },
-        ),
+    example = Llama.example("eager")
+    example.model.requires_grad_(False)
+    for name, parameter in example.model.named_parameters():
+        if name.startswith(("model.layers.2", "lm_head")):
+            parameter.requires_grad_(True)
+    return example.costs(
+        Llama.forward,
+        2 * (Llama.layer + Llama.head),
+        without_backward=2 * Llama.layer,
+        by_module={
+            "model.layers.0": (Llama.layer,),
+            "model.layers.1": (Llama.layer,),
+            "model.layers.2": trained(Llama.layer),
+            "lm_head": trained(Llama.head),
+        },
     )
 
 
-@FAMILY.network
-def llama_generating_without_grad() -> Network:
+@FAMILY.part_by_part
+def llama_generating_without_grad() -> Example:
     """A prompt of 7, then 3 tokens one at a time: each row attends to everything cached before it and to itself."""
     new_tokens = 3
     per_row = Llama.layers * (Llama.layer - 2 * Llama.scores) // Llama.rows
@@ -238,15 +209,12 @@ def llama_generating_without_grad() -> Network:
             pad_token_id=0,
         )
 
-    def build() -> Example:
-        example = Llama.example("eager")
-        example.step = step
-        return example
-
-    return Network(one_call=False, build=build, expected=Expected(prompt + later))
+    example = Llama.example("eager")
+    example.step = step
+    return example.costs(prompt + later)
 
 
-def mixtral(experts: str) -> Network:
+def mixtral(experts: str) -> Example:
     """Every token goes to 2 of 4 experts, so the experts' products run over twice as many rows, whichever they are."""
     batch, sequence, hidden, heads, key_heads, head_dim = 2, 7, 12, 6, 2, 4
     intermediate, layers, vocabulary, number_of_experts, chosen = 20, 2, 37, 4, 2
@@ -261,52 +229,30 @@ def mixtral(experts: str) -> Network:
     expert_products = chosen * (linear(rows, hidden, 2 * intermediate) + linear(rows, intermediate, hidden))
     head = linear(rows, hidden, vocabulary)
     forward = layers * (attention + router + expert_products) + head
-
-    def build() -> Example:
-        model = tiny(
-            "MixtralForCausalLM",
-            "MixtralConfig",
-            vocab_size=vocabulary,
-            hidden_size=hidden,
-            intermediate_size=intermediate,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=key_heads,
-            head_dim=head_dim,
-            num_local_experts=number_of_experts,
-            num_experts_per_tok=chosen,
-            max_position_embeddings=16,
-            attn_implementation="eager",
-            experts_implementation=experts,
-        )
-        return Example(model, kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False})
-
-    return Network(
-        build=build,
-        expected=Expected(
-            forward,
-            2 * forward,
-            by_module={
-                "model.layers.0.self_attn": trained(attention),
-                "model.layers.0.mlp.gate": trained(router),
-                "model.layers.0.mlp.experts": trained(expert_products),
-                "model.layers.1.mlp": trained(router + expert_products),
-                "lm_head": trained(head),
-            },
-        ),
+    more = {"num_local_experts": number_of_experts, "num_experts_per_tok": chosen, "experts_implementation": experts}
+    return Llama.example("eager", "MixtralForCausalLM", layers, **more).costs(
+        forward,
+        2 * forward,
+        by_module={
+            "model.layers.0.self_attn": trained(attention),
+            "model.layers.0.mlp.gate": trained(router),
+            "model.layers.0.mlp.experts": trained(expert_products),
+            "model.layers.1.mlp": trained(router + expert_products),
+            "lm_head": trained(head),
+        },
     )
 
 
 # One product after the other.
-FAMILY.put("mixtral_with_a_loop_over_experts", mixtral("eager"))
+FAMILY.put("mixtral_with_a_loop_over_experts", lambda: mixtral("eager"))
 # One batched product, the weights gathered for every row.
-FAMILY.put("mixtral_with_batched_experts", mixtral("batched_mm"))
+FAMILY.put("mixtral_with_batched_experts", lambda: mixtral("batched_mm"))
 # One grouped product, rows sorted by expert: the library's default.
-FAMILY.put("mixtral_with_grouped_experts", mixtral("grouped_mm"))
+FAMILY.put("mixtral_with_grouped_experts", lambda: mixtral("grouped_mm"))
 
 
 @FAMILY.network
-def mamba() -> Network:
+def mamba() -> Example:
     """A selective state space: projections, a depthwise convolution, and for every step a product of state and C.
 
     The time step's projection multiplies its layer's weight from the mixer itself. The convolution is padded on both
@@ -324,33 +270,25 @@ def mamba() -> Network:
     mixer = in_projection + convolution + state_projection + time_step + scan + out_projection
     head = linear(rows, hidden, vocabulary)
     forward = layers * mixer + head
-
-    def build() -> Example:
-        model = tiny(
-            "MambaForCausalLM",
-            "MambaConfig",
-            vocab_size=vocabulary,
-            hidden_size=hidden,
-            state_size=state,
-            num_hidden_layers=layers,
-            expand=inner // hidden,
-            conv_kernel=kernel,
-            time_step_rank=rank,
-            use_mambapy=False,
-        )
-        return Example(model, kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False})
-
-    return Network(
-        build=build,
-        expected=Expected(
-            forward,
-            2 * forward,
-            by_module={
-                "backbone.layers.0": trained(mixer),
-                "backbone.layers.1.mixer": trained(mixer),
-                "backbone.layers.1.mixer.in_proj": trained(in_projection),
-                "backbone.layers.1.mixer.x_proj": trained(state_projection),
-                "lm_head": trained(head),
-            },
-        ),
+    model = tiny(
+        "MambaForCausalLM",
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        state_size=state,
+        num_hidden_layers=layers,
+        expand=inner // hidden,
+        conv_kernel=kernel,
+        time_step_rank=rank,
+        use_mambapy=False,
+    )
+    return Example(model, kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False}).costs(
+        forward,
+        2 * forward,
+        by_module={
+            "backbone.layers.0": trained(mixer),
+            "backbone.layers.1.mixer": trained(mixer),
+            "backbone.layers.1.mixer.in_proj": trained(in_projection),
+            "backbone.layers.1.mixer.x_proj": trained(state_projection),
+            "lm_head": trained(head),
+        },
     )

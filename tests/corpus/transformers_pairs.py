@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .case import Example, Expected, Family, Network
+from .case import Example, Family
 from .transformers_parts import (
     attention_scores,
     convolution,
@@ -27,7 +27,7 @@ FAMILY = Family("transformers_pairs")
 
 
 @FAMILY.network
-def t5() -> Network:
+def t5() -> Example:
     """An encoder, and a decoder that also attends to it; keys and values of the latter are as long as the former."""
     batch, source, target, hidden, heads, head_dim = 2, 7, 5, 12, 3, 5
     intermediate, encoder_layers, decoder_layers, vocabulary = 20, 2, 3, 37
@@ -48,49 +48,41 @@ def t5() -> Network:
     decoder_layer = own_attention + cross_attention + 2 * linear(target_rows, hidden, intermediate)
     head = linear(target_rows, hidden, vocabulary)
     forward = encoder_layers * encoder_layer + decoder_layers * decoder_layer + head
-
-    def build() -> Example:
-        model = tiny(
-            "T5ForConditionalGeneration",
-            "T5Config",
-            vocab_size=vocabulary,
-            d_model=hidden,
-            d_kv=head_dim,
-            d_ff=intermediate,
-            num_layers=encoder_layers,
-            num_decoder_layers=decoder_layers,
-            num_heads=heads,
-            decoder_start_token_id=0,
-            attn_implementation="eager",
-        )
-        return Example(
-            model,
-            kwargs={
-                "input_ids": tokens(vocabulary, batch, source),
-                "decoder_input_ids": tokens(vocabulary, batch, target),
-                "use_cache": False,
-            },
-        )
-
-    return Network(
-        build=build,
-        expected=Expected(
-            forward,
-            2 * forward,
-            by_module={
-                "encoder": trained(encoder_layers * encoder_layer),
-                "encoder.block.1": trained(encoder_layer),
-                "decoder.block.0.layer.0": trained(own_attention),
-                "decoder.block.0.layer.1": trained(cross_attention),
-                "decoder.block.2": trained(decoder_layer),
-                "lm_head": trained(head),
-            },
-        ),
+    model = tiny(
+        "T5ForConditionalGeneration",
+        vocab_size=vocabulary,
+        d_model=hidden,
+        d_kv=head_dim,
+        d_ff=intermediate,
+        num_layers=encoder_layers,
+        num_decoder_layers=decoder_layers,
+        num_heads=heads,
+        decoder_start_token_id=0,
+        attn_implementation="eager",
+    )
+    return Example(
+        model,
+        kwargs={
+            "input_ids": tokens(vocabulary, batch, source),
+            "decoder_input_ids": tokens(vocabulary, batch, target),
+            "use_cache": False,
+        },
+    ).costs(
+        forward,
+        2 * forward,
+        by_module={
+            "encoder": trained(encoder_layers * encoder_layer),
+            "encoder.block.1": trained(encoder_layer),
+            "decoder.block.0.layer.0": trained(own_attention),
+            "decoder.block.0.layer.1": trained(cross_attention),
+            "decoder.block.2": trained(decoder_layer),
+            "lm_head": trained(head),
+        },
     )
 
 
 @FAMILY.network
-def whisper() -> Network:
+def whisper() -> Example:
     """Two convolutions halve 14 frames to 7; the decoder attends to those from every one of its layers."""
     batch, mels, frames, target, hidden, heads, vocabulary = 2, 8, 14, 5, 12, 3, 37
     encoder_layers, decoder_layers, encoder_width, decoder_width = 2, 3, 20, 28
@@ -101,56 +93,48 @@ def whisper() -> Network:
     decoding = decoder_layer(batch, target, source, hidden, heads, decoder_width)
     head = linear(batch * target, hidden, vocabulary)
     behind_the_input = conv2 + encoder_layers * encoding + decoder_layers * decoding + head
-
-    def build() -> Example:
-        model = tiny(
-            "WhisperForConditionalGeneration",
-            "WhisperConfig",
-            vocab_size=vocabulary,
-            num_mel_bins=mels,
-            d_model=hidden,
-            encoder_layers=encoder_layers,
-            encoder_attention_heads=heads,
-            encoder_ffn_dim=encoder_width,
-            decoder_layers=decoder_layers,
-            decoder_attention_heads=heads,
-            decoder_ffn_dim=decoder_width,
-            max_source_positions=source,
-            max_target_positions=16,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-            decoder_start_token_id=1,
-            attn_implementation="eager",
-        )
-        return Example(
-            model,
-            kwargs={
-                "input_features": torch.randn(batch, mels, frames),
-                "decoder_input_ids": tokens(vocabulary, batch, target),
-                "use_cache": False,
-            },
-        )
-
-    return Network(
-        build=build,
-        expected=Expected(
-            conv1 + behind_the_input,
-            conv1 + 2 * behind_the_input,
-            by_module={
-                "model.encoder.conv1": reads_the_input(conv1),
-                "model.encoder.conv2": trained(conv2),
-                "model.encoder.layers.1": trained(encoding),
-                "model.decoder.layers.0": trained(decoding),
-                "model.decoder.layers.2": trained(decoding),
-                "proj_out": trained(head),
-            },
-        ),
+    model = tiny(
+        "WhisperForConditionalGeneration",
+        vocab_size=vocabulary,
+        num_mel_bins=mels,
+        d_model=hidden,
+        encoder_layers=encoder_layers,
+        encoder_attention_heads=heads,
+        encoder_ffn_dim=encoder_width,
+        decoder_layers=decoder_layers,
+        decoder_attention_heads=heads,
+        decoder_ffn_dim=decoder_width,
+        max_source_positions=source,
+        max_target_positions=16,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        attn_implementation="eager",
+    )
+    return Example(
+        model,
+        kwargs={
+            "input_features": torch.randn(batch, mels, frames),
+            "decoder_input_ids": tokens(vocabulary, batch, target),
+            "use_cache": False,
+        },
+    ).costs(
+        conv1 + behind_the_input,
+        conv1 + 2 * behind_the_input,
+        by_module={
+            "model.encoder.conv1": reads_the_input(conv1),
+            "model.encoder.conv2": trained(conv2),
+            "model.encoder.layers.1": trained(encoding),
+            "model.decoder.layers.0": trained(decoding),
+            "model.decoder.layers.2": trained(decoding),
+            "proj_out": trained(head),
+        },
     )
 
 
 @FAMILY.network
-def detr() -> Network:
+def detr() -> Example:
     """A frozen convolutional body sees 32 x 48 pixels; a transformer turns 4 x 6 features into 5 objects.
 
     The decoder starts from zeros with learned positions: in its first layer the values' input needs no gradient.
@@ -178,52 +162,44 @@ def detr() -> Network:
     class_head = linear(rows, hidden, classes + 1)
     box_head = 2 * linear(rows, hidden, hidden) + linear(rows, hidden, 4)
     trained_parts = encoder_layers * encoding + decoding + class_head + box_head
-
-    def build() -> Example:
-        model = tiny(
-            "DetrForObjectDetection",
-            "DetrConfig",
-            use_timm_backbone=False,
-            use_pretrained_backbone=False,
-            backbone=None,
-            backbone_config={
-                "model_type": "resnet",
-                "embedding_size": 4,
-                "hidden_sizes": [6, 10],
-                "depths": [1, 1],
-                "layer_type": "basic",
-                "out_features": ["stage2"],
-            },
-            d_model=hidden,
-            num_queries=queries,
-            num_labels=classes,
-            encoder_layers=encoder_layers,
-            encoder_attention_heads=heads,
-            encoder_ffn_dim=encoder_width,
-            decoder_layers=1,
-            decoder_attention_heads=heads,
-            decoder_ffn_dim=decoder_width,
-            attn_implementation="eager",
-        )
-        model.model.freeze_backbone()  # type: ignore[operator, union-attr]
-        return Example(model, kwargs={"pixel_values": torch.randn(batch, 3, 32, 48)}, step=boxes_and_classes)
-
-    return Network(
-        build=build,
-        expected=Expected(
-            body + projection + trained_parts,
-            projection + 2 * trained_parts - values_of_zeros,
-            without_backward=body,
-            by_module={
-                "model.backbone": (body,),
-                "model.input_projection": reads_the_input(projection),
-                "model.encoder.layers.0": trained(encoding),
-                "model.encoder.layers.1": trained(encoding),
-                "model.decoder": (decoding, 2 * decoding - values_of_zeros),
-                "class_labels_classifier": trained(class_head),
-                "bbox_predictor": trained(box_head),
-            },
-        ),
+    model = tiny(
+        "DetrForObjectDetection",
+        use_timm_backbone=False,
+        use_pretrained_backbone=False,
+        backbone=None,
+        backbone_config={
+            "model_type": "resnet",
+            "embedding_size": 4,
+            "hidden_sizes": [6, 10],
+            "depths": [1, 1],
+            "layer_type": "basic",
+            "out_features": ["stage2"],
+        },
+        d_model=hidden,
+        num_queries=queries,
+        num_labels=classes,
+        encoder_layers=encoder_layers,
+        encoder_attention_heads=heads,
+        encoder_ffn_dim=encoder_width,
+        decoder_layers=1,
+        decoder_attention_heads=heads,
+        decoder_ffn_dim=decoder_width,
+        attn_implementation="eager",
+    )
+    model.model.freeze_backbone()  # type: ignore[operator, union-attr]
+    return Example(model, kwargs={"pixel_values": torch.randn(batch, 3, 32, 48)}, step=boxes_and_classes).costs(
+        body + projection + trained_parts,
+        projection + 2 * trained_parts - values_of_zeros,
+        without_backward=body,
+        by_module={
+            "model.backbone": (body,),
+            "model.input_projection": reads_the_input(projection),
+            "model.encoder.layers.0": trained(encoding),
+            "model.encoder.layers.1": trained(encoding),
+            "model.decoder": (decoding, 2 * decoding - values_of_zeros),
+            "class_labels_classifier": trained(class_head),
+            "bbox_predictor": trained(box_head),
+        },
     )
 
 

@@ -11,10 +11,10 @@ from torch import nn
 from lightning_flops.records import PhaseFlops
 
 
-def tiny(model: str, config: str, **settings: Any) -> nn.Module:
-    """The library's class *model* with random weights, in eval mode, from its class *config* with these settings."""
-    library: Any = import_module("transformers")
-    built: nn.Module = getattr(library, model)(getattr(library, config)(**settings)).eval()
+def tiny(model: str, **settings: Any) -> nn.Module:
+    """The library's class *model* with random weights, in eval mode, from a config with these settings."""
+    made: Any = getattr(import_module("transformers"), model)
+    built: nn.Module = made(made.config_class(**settings)).eval()
     return built
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -12,14 +13,14 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from .case import BATCH, FIRST, INPUTS, SECOND, Example, Expected, Family, Network, two_layers
+from .case import BATCH, FIRST, INPUTS, SECOND, Example, Family, Parts, two_layers
 
 FAMILY = Family("wrapped")
 
 
-def expected(recompute: int = 0) -> Expected:
+def perceptron(build: Callable[[], Example], recompute: int = 0) -> Example:
     """What the perceptron costs, wrapped or not; *recompute* is the first layer's."""
-    return Expected(
+    return build().costs(
         FIRST + SECOND,
         FIRST + 2 * SECOND,
         recompute,
@@ -31,9 +32,9 @@ def expected(recompute: int = 0) -> Expected:
     )
 
 
-def wrapped_by(wrap: Callable[[nn.Module], nn.Module]) -> Network:
+def wrapped_by(wrap: Callable[[nn.Module], nn.Module]) -> Example:
     """The perceptron inside a wrapper that needs no process group."""
-    return Network(build=lambda: Example(wrap(two_layers(nn.ReLU())), torch.randn(BATCH, INPUTS)), expected=expected())
+    return perceptron(lambda: Example(wrap(two_layers(nn.ReLU())), torch.randn(BATCH, INPUTS)))
 
 
 _GROUPS: list[object] = []
@@ -44,7 +45,7 @@ what it reduced waits for that lock, and both wait forever. Long after its last 
 """
 
 
-def on_one_rank(wrap: Callable[[nn.Module], nn.Module]) -> Network:
+def on_one_rank(wrap: Callable[[nn.Module], nn.Module]) -> Example:
     """The perceptron inside a wrapper, in a process group of one."""
 
     def build() -> Example:
@@ -62,7 +63,7 @@ def on_one_rank(wrap: Callable[[nn.Module], nn.Module]) -> Network:
             raise
         return Example(model, torch.randn(BATCH, INPUTS), teardown=leave)
 
-    return Network(build=build, expected=expected())
+    return perceptron(build)
 
 
 def leave() -> None:
@@ -77,11 +78,11 @@ def one_rank_mesh() -> DeviceMesh:
 
 
 # DDP calls the network "module".
-FAMILY.put("distributed_data_parallel", on_one_rank(nn.parallel.DistributedDataParallel))
+FAMILY.put("distributed_data_parallel", lambda: on_one_rank(nn.parallel.DistributedDataParallel))
 
 
 @FAMILY.network
-def distributed_data_parallel_finding_unused() -> Network:
+def distributed_data_parallel_finding_unused() -> Example:
     """DDP walks the graph before the backward, and finds the spare parameter."""
 
     def wrap(model: nn.Module) -> nn.Module:
@@ -92,7 +93,7 @@ def distributed_data_parallel_finding_unused() -> Network:
 
 
 @FAMILY.network
-def fully_sharded() -> Network:
+def fully_sharded() -> Example:
     """FSDP2 turns the parameters into distributed tensors and gathers them around each use."""
 
     def wrap(model: nn.Module) -> nn.Module:
@@ -107,7 +108,7 @@ def fully_sharded() -> Network:
 
 
 @FAMILY.network
-def tensor_parallel() -> Network:
+def tensor_parallel() -> Example:
     """Distributed tensors multiply their local parts: on one rank, all of it."""
 
     def wrap(model: nn.Module) -> nn.Module:
@@ -119,12 +120,12 @@ def tensor_parallel() -> Network:
 # The first step of a static graph runs its reduction after the backward.
 FAMILY.put(
     "distributed_data_parallel_over_a_static_graph",
-    on_one_rank(lambda model: nn.parallel.DistributedDataParallel(model, static_graph=True)),
+    lambda: on_one_rank(lambda model: nn.parallel.DistributedDataParallel(model, static_graph=True)),
 )
 
 
 @FAMILY.network
-def flattened_and_sharded() -> Network:
+def flattened_and_sharded() -> Example:
     """FSDP1 wraps every layer, and calls what it wraps "_fsdp_wrapped_module"."""
 
     def wrap(model: nn.Module) -> nn.Module:
@@ -140,7 +141,7 @@ def flattened_and_sharded() -> Network:
 
 
 @FAMILY.network
-def fully_sharded_and_compiled() -> Network:
+def fully_sharded_and_compiled() -> Example:
     """FSDP2 around layers that are compiled in place."""
 
     def wrap(model: nn.Module) -> nn.Module:
@@ -156,42 +157,33 @@ def fully_sharded_and_compiled() -> Network:
 
 
 # Without a GPU DataParallel only calls the network, which it calls "module".
-FAMILY.put("data_parallel", wrapped_by(nn.DataParallel))
+FAMILY.put("data_parallel", lambda: wrapped_by(nn.DataParallel))
 
 
 @FAMILY.network
-def checkpoint_wrapped() -> Network:
+def checkpoint_wrapped() -> Example:
     """The wrapper's own name is left out; the first product is repeated, the last one saves its factors before it."""
-    return Network(
-        build=lambda: Example(
-            checkpoint_wrapper(two_layers(nn.ReLU()), checkpoint_impl=CheckpointImpl.NO_REENTRANT),
-            torch.randn(BATCH, INPUTS),
-        ),
-        expected=expected(recompute=FIRST),
-    )
+
+    def wrap(model: nn.Module) -> nn.Module:
+        return checkpoint_wrapper(model, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
+
+    return perceptron(lambda: Example(wrap(two_layers(nn.ReLU())), torch.randn(BATCH, INPUTS)), recompute=FIRST)
 
 
 @FAMILY.network
-def module_that_is_called_module() -> Network:
+def module_that_is_called_module() -> Example:
     """A user's own attribute of a wrapper's name stays in the name."""
 
-    class Holder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = two_layers(nn.ReLU())
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.module(x)
-
-    return Network(
-        build=lambda: Example(Holder(), torch.randn(BATCH, INPUTS)),
-        expected=Expected(
-            FIRST + SECOND,
-            FIRST + 2 * SECOND,
-            by_module={
-                "module": (FIRST + SECOND, FIRST + 2 * SECOND),
-                "module.0": (FIRST, FIRST),
-                "module.2": (SECOND, 2 * SECOND),
-            },
-        ),
+    model = Parts(forward, module=two_layers(nn.ReLU()))
+    return Example(model, torch.randn(BATCH, INPUTS)).costs(
+        FIRST + SECOND,
+        FIRST + 2 * SECOND,
+        by_module={
+            "module": (FIRST + SECOND, FIRST + 2 * SECOND),
+            "module.0": (FIRST, FIRST),
+            "module.2": (SECOND, 2 * SECOND),
+        },
     )

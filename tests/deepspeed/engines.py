@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import deepspeed
@@ -15,7 +15,10 @@ from torch.utils.data import dataloader as torch_dataloader
 from lightning_flops.deepspeed import Handle, attach, install, uninstall
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
+from tests.left_on_objects import is_ours, left_on_object
 from tests.left_on_torch import global_hooks
+from tests.listening import listening
+from tests.results import profile_of as its_profile
 
 SAMPLES = 2
 """Of a micro-batch."""
@@ -105,8 +108,7 @@ def profile_of(engine: Any, handle: Handle | None = None) -> Profile:
     handle = attach(engine) if handle is None else handle
     handle.detach()  # the run is over: rank 0 waits for what the others still have to say
     assert left_on(engine) == []
-    assert handle.profile is not None
-    return handle.profile
+    return its_profile(handle)
 
 
 def job_of(profile: Profile) -> RanksProfile | None:
@@ -124,6 +126,8 @@ def profiled(
     loss_of: Callable[[Any, Tensor], Tensor] = lambda engine, batch: engine(batch).square().sum(),
     *,
     model: nn.Module | None = None,
+    after_step: Callable[[Any, Tensor], object] = lambda engine, batch: None,
+    prepare: Callable[[Any], object] = lambda engine: None,
     **settings: Any,
 ) -> tuple[Any, Profile]:
     """An engine with an enabled block that has trained, and its profile."""
@@ -132,10 +136,12 @@ def profiled(
         loss = loss_of(engine, batch)
         engine.backward(loss)
         engine.step()
+        after_step(engine, batch)
         return loss
 
     with installed():
         engine = engine_of(config(**settings), model)
+        prepare(engine)
         train(engine, micro_steps, step=step)
         return engine, profile_of(engine)
 
@@ -147,54 +153,22 @@ def flops_of(profile: Profile) -> tuple[int, int]:
 
 def left_on(engine: Any) -> list[str]:
     """What there is of ours on *engine*, its classes, its module and torch; nothing if all is well."""
-    found = [f"engine.{name}" for name, value in vars(engine).items() if _is_ours(value)]
-    tables = [vars(kind) for kind in type(engine).__mro__] + [
-        {f"{name}[{key}]": function for key, function in table.items()}
-        for kind in type(engine).__mro__
-        for name, table in vars(kind).items()
-        if isinstance(table, dict)  # a pipeline's table of instructions
-    ]
     # install() stays on the class when an engine is done; DeepSpeed keeps what it finds there.
-    others = ("__init__", "_old_init")
-    found += [name for table in tables for name, value in table.items() if name not in others and _is_ours(value)]
-    for owner, name in ((torch.autograd, "backward"), (torch_dataloader._BaseDataLoaderIter, "__next__")):
-        if _is_ours(getattr(owner, name)):
-            found.append(f"{owner.__name__}.{name}")
-    for name, hooks in global_hooks().items():
-        found += [f"{name}: {hook}" for hook in hooks.values() if _is_ours(hook)]
-    for module in engine.module.modules():
-        found += [
-            f"{name} of a module: {hook}"
-            for name, hooks in vars(module).items()
-            if name.endswith("_hooks") and isinstance(hooks, dict)
-            for hook in hooks.values()
-            if _is_ours(hook)
-        ]
-    if torch._C._len_torch_dispatch_stack():
-        found.append("a dispatch mode")
-    return found
+    found = [name for name in left_on_object(engine) if not name.endswith(("__init__", "_old_init"))]
+    owners: dict[str, Mapping[Any, Any]] = {
+        "torch.autograd": {"backward": torch.autograd.backward},
+        "loaders": {"next": torch_dataloader._BaseDataLoaderIter.__next__},
+        **global_hooks(),
+    }
+    for kind in type(engine).__mro__:  # a pipeline's table of instructions
+        owners |= {f"{kind.__name__}.{name}": table for name, table in vars(kind).items() if isinstance(table, dict)}
+    for name, module in engine.module.named_modules():
+        tables = (table for table in vars(module) if table.endswith("_hooks"))
+        owners |= {f"{table} of {name}": vars(module)[table] for table in tables if vars(module)[table]}
+    found += [f"{owner}[{key}]" for owner, table in owners.items() for key, value in table.items() if is_ours(value)]
+    return found + ["a dispatch mode"] * torch._C._len_torch_dispatch_stack()
 
 
-def _is_ours(value: Any) -> bool:
-    """Whether *value* is an object of ours, or a function, bound or not, whose code is."""
-    function = getattr(value, "__func__", value)
-    file = getattr(getattr(function, "__code__", None), "co_filename", "")
-    return "/lightning_flops/" in file or type(value).__module__.startswith("lightning_flops")
-
-
-@contextmanager
-def logged() -> Iterator[list[str]]:
+def logged() -> AbstractContextManager[list[str]]:
     """What the package logs inside, warnings and above."""
-    lines: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    handler = Keep(level=logging.WARNING)
-    package = logging.getLogger("lightning_flops")
-    package.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        package.removeHandler(handler)
+    return listening("lightning_flops", level=logging.WARNING)

@@ -1,4 +1,4 @@
-"""Launches the scenarios of a module once under DeepSpeed, however many tests ask for what they returned."""
+"""Launches scenarios once under DeepSpeed, however many tests ask for what they returned."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ NOT_IN_0_16 = {
 """What keeps a scenario from running under DeepSpeed 0.16."""
 
 
+ON_ONE = "scenarios_attach+scenarios_failures+scenarios_steps+scenarios_zero"
+PARALLEL = "scenarios_pipeline+scenarios_groups"
+"""Modules whose scenarios are of one launch."""
 ON_FOUR = (
     "a_stage_in_the_middle_knows_its_samples_though_it_sees_no_batch",
     "ranks_that_see_different_data_are_no_stages_and_write_reports_of_their_own_where_asked",
@@ -32,13 +35,21 @@ ON_BOTH = (
 
 
 @functools.cache
-def launch(module: str, *, ranks: int, timeout_sec: float = 270.0) -> Launched:
-    """Run every scenario of *module* on *ranks* ranks of one process group."""
+def launch(modules: str, *, ranks: int) -> Launched:
+    """Run every scenario of *modules* on *ranks* ranks of one process group."""
     return launch_worker(
         "tests.deepspeed.worker",
-        f"tests.deepspeed.{module}",
+        modules,
         ranks=ranks,
-        timeout_sec=timeout_sec,
+        timeout_sec=270.0,
         environment=DEEPSPEED_ON_CPU,
         imports=DEEPSPEED,
     )
+
+
+# FLOPs of ``tests.deepspeed.engines.Net`` by hand, for a micro-batch of two samples.
+FORWARD_BY_MODULE = {"": 2 * 2 * (8 * 8 + 8 * 16 + 16 * 4), "first": 2 * 2 * 8 * 16, "second": 2 * 2 * 16 * 4}
+FORWARD = FORWARD_BY_MODULE[""]
+# Once more for every weight, and once more for the inputs of the two layers, whose inputs need gradients.
+BACKWARD = FORWARD + FORWARD_BY_MODULE["first"] + FORWARD_BY_MODULE["second"]
+PARAMS = 8 * 8 + (8 * 16 + 16) + (16 * 4 + 4)

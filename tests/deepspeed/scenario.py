@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 SCENARIOS: dict[str, Callable[[], Any]] = {}
-"""All of the modules that were imported, by their names; ``tests.ranks.worker`` runs them one after the other."""
+"""All of the modules that were imported, by their names; a worker runs them one after the other."""
 
 
 class Skipped(Exception):
@@ -38,9 +38,9 @@ def _run(function: Callable[..., None], given: tuple[Any, ...]) -> str | None:
     return None
 
 
-def each(*modules: str, but: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+def each(modules: str, *, but: tuple[str, ...] = ()) -> pytest.MarkDecorator:
     """Parametrize a test with the scenarios of *modules* but some; the modules are read and not imported."""
-    names = [name for module in modules for name in _names_in(module) if name not in but]
+    names = [name for module in modules.split("+") for name in _names_in(module) if name not in but]
     return pytest.mark.parametrize("name", names)
 
 

@@ -12,12 +12,10 @@ from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_flops import Profile, ProfilerConfig, profile_training
+from lightning_flops import Profile, profile_training
 from lightning_flops.deepspeed import attach
 from tests.deepspeed.engines import installed, left_on, logged
-from tests.deepspeed.scenario import SCENARIOS, scenario
-
-__all__ = ["SCENARIOS"]
+from tests.deepspeed.scenario import scenario
 
 ROWS, ACCUMULATED, STEPS = 8, 2, 16
 # Two micro-batches of eight rows through layers of 64·128 and 128·10; the rows need no gradient.
@@ -90,38 +88,9 @@ def by_block(kind: str) -> None:
 
 
 @scenario()
-def attached() -> None:
-    with logged() as lines:
-        loop = prepared()
-        handle = attach(loop[1], ProfilerConfig(profile_step=3, timing_steps=5))
-        losses = train(*loop)
-        handle.detach()
-    judge(loop[1], handle.profile, losses, lines)
-
-
-@scenario()
 def as_a_loop() -> None:
     with logged() as lines:
         loop = accelerator, model, optimizer, _ = prepared()
         with profile_training(model, optimizer, accelerator=accelerator, profile_step=3, timing_steps=5) as profiler:
             losses = train(*loop)
     judge(model, profiler.profile, losses, lines)
-
-
-@scenario()
-def beside_another_loop_with_a_profiler_of_its_own() -> None:
-    other = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(other.parameters(), 0.01)
-    with profile_training(other, optimizer, profile_step=3, timing_steps=5) as profiler, logged() as lines:
-        accelerator, model, engines, loader = prepared()
-        handle = attach(model, ProfilerConfig(profile_step=3, timing_steps=5))
-        losses = []
-        for index, batch in enumerate(loader):
-            losses += train(accelerator, model, engines, [batch])
-            if index % ACCUMULATED:
-                other(torch.ones(5, 4)).sum().backward()
-                optimizer.step()
-        handle.detach()
-    assert (losses == train(*prepared()), left_on(model), lines) == (True, [], [])
-    for profile in (handle.profile, profiler.profile):
-        assert profile is not None and profile.timing is not None and profile.timing.backward_sec

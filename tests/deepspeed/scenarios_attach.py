@@ -23,7 +23,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from lightning_flops.adapters.deepspeed_engine import adapter_of
-from lightning_flops.config import ProfilerConfig
 from lightning_flops.deepspeed import attach, install, uninstall
 from lightning_flops.errors import LightningFlopsError
 from tests.deepspeed.engines import (
@@ -38,7 +37,7 @@ from tests.deepspeed.engines import (
     profiled,
     train,
 )
-from tests.deepspeed.engines_truth import BACKWARD, FORWARD
+from tests.deepspeed.launching import BACKWARD, FORWARD
 from tests.deepspeed.scenario import Skipped, scenario
 
 STEPS = 8
@@ -106,19 +105,6 @@ def attach_refuses_what_it_cannot_profile_and_other_settings() -> None:
     train(engine, STEPS)
     assert second is not first and first.profile is None
     assert profile_of(engine, second).counted_steps == (1,)
-
-
-@scenario()
-def attach_without_any_block_takes_the_defaults_and_can_be_done_anew() -> None:
-    engine = engine_of(config(block=None))
-    handle = attach(engine)
-    assert handle.config == ProfilerConfig()
-    handle.detach()
-    handle.detach()
-    assert left_on(engine) == []
-    again = attach(engine)
-    assert again is not handle and left_on(engine) != []
-    again.detach()
 
 
 @scenario()
@@ -244,21 +230,6 @@ def a_folder_of_ours_serves_where_no_monitor_is_on() -> None:
     assert [event.value for event in events.Scalars("flops_profiler/fwd_flops")] == [FORWARD]
     assert "flops_profiler/profile/text_summary" in events.Tags()["tensors"]
     assert [path.name for path in Path("board").rglob("profile*.json")] == ["profile.json"]
-
-
-@scenario()
-def a_monitor_that_fails_costs_one_warning() -> None:
-    with installed(), logged() as lines, contextlib.redirect_stdout(io.StringIO()) as printed:
-        engine = engine_of(config(csv_monitor={"enabled": True, "output_path": str(Path.cwd()), "job_name": "csv"}))
-        with (
-            patch.object(engine.monitor.csv_monitor, "log_dir", str(Path.cwd() / "gone")),
-            patch.object(DeepSpeedEngine, "get_lr", lambda engine: [0.1]),
-            patch.object(engine.monitor, "enabled", False),
-        ):
-            train(engine, STEPS)
-            profile_of(engine)
-    assert "Profile Summary" in printed.getvalue()
-    assert sum("csvMonitor did not take the FLOPs report" in line for line in lines) == 1
 
 
 @scenario()

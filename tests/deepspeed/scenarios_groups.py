@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import deepspeed
@@ -258,28 +257,3 @@ def weights_that_deepspeed_cut_count_whole_and_the_others_once() -> None:
         assert job.flops.forward == 2 * 2 * SAMPLES * WIDTH * 4 * WIDTH + 2 * head
         assert job.flops_of_model is not None and job.flops_of_model.forward == job.flops.forward
         assert job.params == block + rest
-
-
-@scenario()
-def a_shard_that_megatron_marked_counts_once_for_each_rank() -> None:
-    """A client's own unit, as Megatron has one; its layer holds half of the weight's rows."""
-    world_size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-    alone = [torch.distributed.new_group([one]) for one in range(world_size)][rank]
-    unit = SimpleNamespace(
-        get_tensor_model_parallel_world_size=lambda: world_size,
-        get_model_parallel_world_size=lambda: world_size,
-        get_model_parallel_rank=lambda: rank,
-        get_model_parallel_group=lambda: torch.distributed.group.WORLD,
-        get_tensor_model_parallel_rank=lambda: rank,
-        get_tensor_model_parallel_group=lambda: torch.distributed.group.WORLD,
-        get_data_parallel_world_size=lambda: 1,
-        get_data_parallel_rank=lambda: 0,
-        get_data_parallel_group=lambda: alone,
-        get_data_parallel_group_ranks=lambda: [rank],
-    )
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, CLASSES // world_size + 1, bias=False))
-    model[1].weight.tensor_model_parallel = True  # type: ignore[union-attr]
-    profile = trained(model, torch.randn(SAMPLES, WIDTH), mpu=unit)
-    _see_the_same_data(profile)
-    shard = WIDTH * (CLASSES // 2 + 1)
-    assert (profile.params, profile.local_params) == (WIDTH * WIDTH + 2 * shard, WIDTH * WIDTH + shard)

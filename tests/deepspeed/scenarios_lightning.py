@@ -20,11 +20,10 @@ import torch
 from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from tests.deepspeed.scenario import SCENARIOS, scenario
+from tests.deepspeed.scenario import scenario
 from tests.left_on_objects import left_on_object
-from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, ROOT, batch_flops, loader, new_trainer, trunk
-
-__all__ = ["SCENARIOS"]
+from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, ROOT, batch_flops, loader, net_class, new_trainer, nothing
+from tests.listening import listening
 
 BLOCK = {"enabled": True, "profile_step": 2, "module_depth": 1, "timing_steps": 2, "trace": False}
 OFF = {**BLOCK, "enabled": False}
@@ -53,15 +52,8 @@ def strategy(root: str, config: dict[str, Any]) -> Any:
 
 def net(root: str, *, fails_at: int | None, manual: bool) -> Any:
     """A module whose training_step calls ``self(x)``: its forward runs inside the engine's."""
-    base: Any = importlib.import_module(root).LightningModule
 
-    class Net(base):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = trunk()
-            self.losses: list[float] = []
-            self.automatic_optimization = not manual
-
+    class Net(net_class(root, validates=True)):  # type: ignore[misc]
         def forward(self, x: torch.Tensor) -> Any:
             return self.net(x)
 
@@ -77,14 +69,8 @@ def net(root: str, *, fails_at: int | None, manual: bool) -> Any:
             self.optimizers().step()
             return None
 
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self(batch[0])
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.01)
-
     torch.manual_seed(3)
-    return Net()
+    return Net(now=None, at=nothing, manual=manual)
 
 
 def fit(
@@ -97,12 +83,7 @@ def fit(
     **kwargs: Any,
 ) -> SimpleNamespace:
     """Train; the user's config comes back and nothing of ours stays. Says what came of it."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(f"{record.levelname}: {record.getMessage()}")  # type: ignore[method-assign]
-    package = logging.getLogger("lightning_flops")
-    package.addHandler(handler)
-    package.setLevel(logging.INFO)
+    logging.getLogger("lightning_flops").setLevel(logging.INFO)
     written = copy.deepcopy(block)
     config: dict[str, Any] = {"zero_allow_untested_optimizer": True, "zero_optimization": {"stage": stage}}
     config |= {} if block is None else {"flops_profiler": block}
@@ -110,12 +91,11 @@ def fit(
     settings = {"accumulate_grad_batches": 1 if manual else 4, "max_epochs": 3, "limit_val_batches": 1, **kwargs}
     settings |= {"strategy": strategy(root, config), "devices": RANKS, "num_sanity_val_steps": 0}
     trainer = new_trainer(root, ".", *callbacks, **settings)
-    try:
-        trainer.fit(module, loader(BATCHES * RANKS), loader(2))
-    except (AttributeError, RuntimeError, TypeError) as error:
-        raised = f"{type(error).__name__}: {error}"
-    finally:
-        package.removeHandler(handler)
+    with listening("lightning_flops", form="%(levelname)s: %(message)s") as messages:
+        try:
+            trainer.fit(module, loader(BATCHES * RANKS), loader(2))
+        except (AttributeError, RuntimeError, TypeError) as error:
+            raised = f"{type(error).__name__}: {error}"
     engine = trainer.strategy.model if isinstance(trainer.strategy.model, deepspeed.DeepSpeedEngine) else None
     owners = [trainer, trainer.strategy, trainer.fit_loop, trainer.fit_loop.epoch_loop, *module.modules()]
     owners += [] if engine is None else [engine, *engine.modules()]
@@ -128,7 +108,6 @@ def fit(
     return SimpleNamespace(
         raised=raised,
         training=(module.losses, weights, torch.get_rng_state().tolist()),
-        losses=module.losses,
         messages=messages,
         callbacks=len(ours),
         profiles=[one.profile for one in ours if one.profile is not None],
@@ -155,7 +134,7 @@ def rank() -> int:
 def a_step_is_the_engines_its_flops_are_exact_and_the_training_is_the_same_bits(pair: str) -> None:
     root, stage = pair.split()[0], int(pair.split()[1])
     without, found = plain(root, stage), fit(FlopsProfilerCallback(), root=root, stage=stage, block=dict(BLOCK))
-    assert without.profiles == [] and len(without.losses) == 3 * BATCHES
+    assert without.profiles == [] and len(without.training[0]) == 3 * BATCHES
     assert (found.training, found.steps) == (without.training, without.steps)
     # The engine accumulates across epochs of 18 batches; Lightning's own count starts anew in each.
     assert found.steps == (3 * BATCHES // 4, 3 * (BATCHES // 4))
@@ -216,7 +195,7 @@ def what_is_wrong_in_a_block_is_said_and_training_is_as_without_us() -> None:
 
     wrong = fit(FlopsProfilerCallback(), block={**BLOCK, "profile_step": "2"}, **SHORT)
     assert (wrong.raised, wrong.profiles) == ("", [])
-    assert wrong.losses == plain().losses[: len(wrong.losses)] != []
+    assert wrong.training[0] == plain().training[0][: len(wrong.training[0])] != []
     words = "flops_profiler.profile_step must be an integer >= 0, or a list of such, got '2'"
     assert said(wrong, "not profiled") == [f"WARNING: this fit is not profiled: {words}"] * (rank() == 0)
     unknown = fit(
@@ -226,7 +205,7 @@ def what_is_wrong_in_a_block_is_said_and_training_is_as_without_us() -> None:
     words = "in the DeepSpeed config, flops_profiler.step is not a setting, did you mean profile_step?"
     assert said(unknown, "not a setting") == [f"WARNING: {words}"] * (rank() == 0)
     refused = fit(FlopsProfilerCallback(), block=["profile_step"], **SHORT)  # in DeepSpeed's own words
-    assert (refused.raised, refused.losses) == ("AttributeError: 'list' object has no attribute 'get'", [])
+    assert (refused.raised, refused.training[0]) == ("AttributeError: 'list' object has no attribute 'get'", [])
     off = fit(FlopsProfilerCallback(), block=dict(OFF), **SHORT)
     words = "WARNING: flops_profiler.enabled is not true: this fit is not profiled"
     assert (off.profiles, off.messages) == ([], [words] * (rank() == 0))

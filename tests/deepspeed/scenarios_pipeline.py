@@ -21,11 +21,12 @@ from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.report.text import render_text
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.schema.throughput import Spread
-from tests.deepspeed.engines import config, installed, job_of, left_on, logged
+from tests.deepspeed.engines import config, installed, job_of, left_on
 from tests.deepspeed.launching import NOT_IN_0_16, OLD
 from tests.deepspeed.scenario import Skipped, scenario
 from tests.fake_clock import FakeNow
 from tests.prompt_worker import NoChecks
+from tests.results import profile_of, throughput_of
 
 BATCH, MICRO_STEPS, IN, HIDDEN, OUT = 4, 3, 8, 16, 4
 ROWS = MICRO_STEPS * BATCH
@@ -69,8 +70,8 @@ def own_names(engine: Any) -> list[str]:
     return [*sorted(name for name in vars(engine) if hasattr(type(engine), name)), *left_on(engine)]
 
 
-def trained(model: PipelineModule, **settings: Any) -> Profile:
-    """The profile of some steps, with an evaluation after every other; nothing of ours is left."""
+def trained(model: PipelineModule, *, evaluates: bool = False, **settings: Any) -> Profile:
+    """The profile of some steps, if asked with an evaluation after every other; nothing of ours is left."""
     engine = engine_of(model)
     before = own_names(engine)
     handle = attach(engine, ProfilerConfig(**WINDOW, **settings))
@@ -78,12 +79,12 @@ def trained(model: PipelineModule, **settings: Any) -> Profile:
     data, evaluation = batches(), batches()
     for step in range(STEPS):
         engine.train_batch(data)
-        if step % 2 and model.num_stages == 2:
+        if step % 2 and evaluates:
             engine.eval_batch(evaluation)
     handle.detach()
     assert own_names(engine) == before
-    assert handle.profile is not None and handle.profile.timed_steps == (4, 5, 6)
-    return handle.profile
+    assert profile_of(handle).timed_steps == (4, 5, 6)
+    return profile_of(handle)
 
 
 def flops(profile: Profile) -> tuple[int, int, int, int]:
@@ -116,7 +117,7 @@ def rank() -> int:
 
 @scenario()
 def each_stage_counts_its_own_layers_of_all_micro_batches_and_no_evaluation() -> None:
-    profile, stage = trained(net(2)), rank()
+    profile, stage = trained(net(2), evaluates=True), rank()
     # The data needs no gradient; the second stage sends its input's gradient back.
     expected = (FIRST + SECOND, FIRST + 2 * SECOND, 0, 0), (THIRD + FOURTH, 2 * (THIRD + FOURTH), 0, 0)
     assert flops(profile) == expected[stage]
@@ -170,14 +171,7 @@ def a_tied_weight_counts_in_the_first_stage_that_has_it() -> None:
     model = PipelineModule(
         layers, num_stages=2, loss_fn=lambda outputs, labels: outputs.square().sum(), partition_method="uniform"
     )
-    engine = engine_of(model)
-    handle = attach(engine, ProfilerConfig(**WINDOW))
-    data, tied, layer = batches(), IN * IN, IN * IN + IN
-    for _ in range(STEPS):
-        engine.train_batch(data)
-    handle.detach()
-    profile = handle.profile
-    assert profile is not None
+    profile, tied, layer = trained(model), IN * IN, IN * IN + IN
     assert (profile.params, profile.local_params) == ((tied + layer, tied + layer), (layer, tied + layer))[rank()]
     assert flops(profile) == (2 * 2 * ROWS * IN * IN, (3, 4)[rank()] * 2 * ROWS * IN * IN, 0, 0)
     if job := job_of(profile):  # the weight that both stages share is one parameter of the model
@@ -188,16 +182,10 @@ def a_tied_weight_counts_in_the_first_stage_that_has_it() -> None:
 def what_a_stage_computes_again_for_its_backward_is_recompute() -> None:
     if OLD:
         raise Skipped(f"DeepSpeed 0.16: {NOT_IN_0_16['checkpointed']}")
-    engine = engine_of(net(2, activation_checkpoint_interval=1))
-    handle = attach(engine, ProfilerConfig(**WINDOW))
-    data = batches()
-    for _ in range(STEPS):
-        engine.train_batch(data)
-    handle.detach()
-    assert handle.profile is not None
+    profile = trained(net(2, activation_checkpoint_interval=1))
     # DeepSpeed lets the data need a gradient, or nothing behind a reentrant checkpoint would.
     layers = (FIRST + SECOND, THIRD + FOURTH)[rank()]
-    assert flops(handle.profile) == (layers, 2 * layers, layers, 0)
+    assert flops(profile) == (layers, 2 * layers, layers, 0)
 
 
 @scenario()
@@ -240,8 +228,8 @@ def an_exception_in_a_step_leaves_nothing_behind_and_is_the_users() -> None:
     except FloatingPointError as error:
         raised = str(error)
     assert (raised, own_names(engine)) == ("the user's own", before)
-    assert handle.profile is not None and handle.profile.counted_steps == (1,)
-    assert "Training was interrupted by FloatingPointError." in handle.profile.notes
+    profile = profile_of(handle)
+    assert profile.counted_steps == (1,) and "Training was interrupted by FloatingPointError." in profile.notes
 
 
 class _Slow(torch.autograd.Function):
@@ -297,8 +285,8 @@ def every_part_of_a_step_has_its_time_and_the_exchange_with_the_other_stage_is_t
             engine.eval_batch(evaluation)
             now.sleep(BETWEEN_SEC)
         handle.detach()
-    profile, summary = handle.profile, handle.throughput
-    assert profile is not None and profile.timing is not None and summary is not None
+    profile, summary = profile_of(handle), throughput_of(handle)
+    assert profile.timing is not None
     # Three micro-batches, each loaded once, sent once and received once.
     seconds = {
         "data wait": 3 * LOADER_SEC,
@@ -326,17 +314,6 @@ def every_part_of_a_step_has_its_time_and_the_exchange_with_the_other_stage_is_t
 
 
 @scenario()
-def a_step_that_is_never_reached_is_one_warning_of_the_first_rank() -> None:
-    engine = engine_of(net(2))
-    with logged() as lines:
-        handle = attach(engine, ProfilerConfig(profile_step=50))
-        engine.train_batch(batches())
-        handle.detach()
-    assert handle.profile is None
-    assert [line[:46] for line in lines] == ["nothing was profiled: profile_step is 50, and "] * (rank() == 0)
-
-
-@scenario()
 def ranks_that_see_different_data_are_no_stages_and_write_reports_of_their_own_where_asked() -> None:
     """Two stages, each on two ranks; a block in the config, which names a file."""
     shared = Path("..", "shared").resolve()
@@ -350,8 +327,8 @@ def ranks_that_see_different_data_are_no_stages_and_write_reports_of_their_own_w
     handle = attach(engine)
     handle.detach()  # the run is over
     torch.distributed.barrier()  # until every rank has written
-    profile = handle.profile
-    assert profile is not None and profile.timing is not None
+    profile = profile_of(handle)
+    assert profile.timing is not None
     context = profile.context
     assert (context.rank, context.pp_rank) == (rank(), rank() // 2)
     assert (context.dp_size, context.pp_size, context.tp_size) == (2, 2, 1)

@@ -33,7 +33,7 @@ from tests.deepspeed.engines import (
     profiled,
     train,
 )
-from tests.deepspeed.engines_truth import BACKWARD, FORWARD, FORWARD_BY_MODULE
+from tests.deepspeed.launching import BACKWARD, FORWARD, FORWARD_BY_MODULE
 from tests.deepspeed.scenario import Skipped, scenario
 from tests.fake_clock import FakeNow
 
@@ -131,7 +131,7 @@ def _plain_step(engine: Any, batch: Tensor) -> Tensor:
 
 @scenario()
 def a_teacher_and_a_forward_without_gradients_belong_to_the_step() -> None:
-    teacher, spent = nn.Linear(8, 4).eval(), 2 * 2 * 8 * 4
+    teacher, extra = nn.Linear(8, 4).eval(), 2 * 2 * 8 * 4
 
     def loss_of(engine: Any, batch: Tensor) -> Tensor:
         with torch.no_grad():
@@ -143,8 +143,8 @@ def a_teacher_and_a_forward_without_gradients_belong_to_the_step() -> None:
         return loss
 
     _, profile = profiled(STEPS, loss_of)
-    assert flops_of(profile) == (2 * FORWARD + spent, BACKWARD)
-    assert (profile.flops.without_backward, profile.outside.forward) == (FORWARD + spent, spent)
+    assert flops_of(profile) == (2 * FORWARD + extra, BACKWARD)
+    assert (profile.flops.without_backward, profile.outside.forward) == (FORWARD + extra, extra)
     # The teacher runs before the engine's forward, where its time is not separate from what else the loop does.
     assert profile.timing is not None and profile.timing.forward_sec is None
     assert profile.rates.samples_per_sec is not None
@@ -164,34 +164,30 @@ def the_loss_between_forward_and_backward_is_forward() -> None:
 
 @scenario("engine", "module")
 def an_evaluation_between_steps_is_in_no_figure(how: str) -> None:
-    def step(engine: Any, batch: Tensor) -> Tensor:
-        loss = _plain_step(engine, batch)
+    def evaluate(engine: Any, batch: Tensor) -> None:
         evaluated = engine if how == "engine" else engine.module
         evaluated.eval()
         with torch.no_grad():
             for _ in range(3):
                 engine(batch)
         evaluated.train()
-        return loss
 
-    with installed():
-        engine = engine_of(config())
-        train(engine, STEPS, step=step)
-        profile = profile_of(engine)
+    _, profile = profiled(STEPS, after_step=evaluate)
     assert (flops_of(profile), profile.samples) == ((FORWARD, BACKWARD), 2)
     assert profile.timing is not None and profile.timing.excluded_sec["validation"] > 0
 
 
 @scenario()
 def a_checkpoint_between_steps_is_in_no_figure() -> None:
-    with installed():
-        engine = engine_of(config(stage=1))
-        for index, batch in enumerate(batches(STEPS)):
-            _plain_step(engine, batch)
-            engine.save_checkpoint("checkpoints", tag=f"after_{index}")
-            if index == 3:
-                engine.load_checkpoint("checkpoints", tag="after_0")
-        profile = profile_of(engine)
+    steps = iter(range(STEPS))
+
+    def save(engine: Any, batch: Tensor) -> None:
+        index = next(steps)
+        engine.save_checkpoint("checkpoints", tag=f"after_{index}")
+        if index == 3:
+            engine.load_checkpoint("checkpoints", tag="after_0")
+
+    engine, profile = profiled(STEPS, after_step=save, stage=1)
     assert engine.global_steps == 8 - 3  # after step 3 it was set back to 1
     assert (profile.counted_steps, profile.timed_steps) == ((2,), (5, 6))  # steps as they ran
     assert flops_of(profile) == (FORWARD, BACKWARD)
@@ -218,11 +214,8 @@ def a_step_holds_what_another_engine_does_in_it() -> None:
 
 @scenario()
 def step_0_can_be_counted_also_in_evaluation_mode() -> None:
-    with installed():
-        engine = engine_of(config(accumulate=2, block={**BLOCK, "profile_step": 0}))
-        engine.eval()
-        train(engine, 2 * STEPS)
-        profile = profile_of(engine)
+    block = {**BLOCK, "profile_step": 0}
+    _, profile = profiled(2 * STEPS, prepare=lambda engine: engine.eval(), accumulate=2, block=block)
     assert (profile.counted_steps, flops_of(profile)) == ((0,), (2 * FORWARD, 2 * BACKWARD))
     assert profile.timing is not None and not profile.timing.excluded_sec
 
@@ -274,6 +267,18 @@ def what_the_engine_multiplies_for_the_update_is_the_optimizers() -> None:
     assert profile.flops.model == FORWARD + BACKWARD
 
 
+class SlowRows(TensorDataset):
+    """So many rows; a batch of them takes *sec*."""
+
+    def __init__(self, rows: int, sec: float, now: FakeNow) -> None:
+        super().__init__(torch.randn(rows, 8))
+        self._row_sec, self._now = sec / SAMPLES, now
+
+    def __getitem__(self, index: Any) -> Any:
+        self._now.sleep(self._row_sec)
+        return super().__getitem__(index)  # type: ignore[no-untyped-call]
+
+
 @scenario("engine's", "user's", "none")
 def every_second_is_in_its_part(loader: str) -> None:
     """Seconds: a batch 1, forward 2, loss 4, backward 8, optimizer 16, the rest of a micro-step 32; two micro-steps."""
@@ -289,13 +294,8 @@ def every_second_is_in_its_part(loader: str) -> None:
             now.sleep(16)
             return super().step(closure)
 
-    class Dataset(TensorDataset):
-        def __getitem__(self, index: Any) -> Any:
-            now.sleep(1 / SAMPLES)
-            return super().__getitem__(index)  # type: ignore[no-untyped-call]
-
     model = Slow()
-    data = Dataset(torch.randn(4 * SAMPLES * STEPS, 8))
+    data = SlowRows(4 * SAMPLES * STEPS, 1, now)
     with installed(), patch("lightning_flops.run.window.clock_for", lambda device: WallClock(now)):
         engine, _, own_loader, _ = deepspeed.initialize(
             model=model,
@@ -348,18 +348,9 @@ def every_second_is_in_its_part(loader: str) -> None:
 
 @scenario()
 def the_wait_for_a_loader_of_the_users_own_is_monitored_without_any_window() -> None:
-    """A batch takes 1 s to wait for and 3 s to train; an evaluation waits 64 s for its own."""
+    """A batch takes 1 s to wait for and 3 s to train."""
     now = FakeNow()
-
-    class Slow(TensorDataset):
-        def __init__(self, batches: int, sec: float) -> None:
-            super().__init__(torch.randn(batches * SAMPLES, 8))
-            self.sec = sec
-
-        def __getitem__(self, index: Any) -> Any:
-            now.sleep(self.sec / SAMPLES)
-            return super().__getitem__(index)  # type: ignore[no-untyped-call]
-
+    data = SlowRows(STEPS * SAMPLES, 1, now)
     readings: list[dict[str, float]] = []
     with (
         installed(),
@@ -367,17 +358,9 @@ def the_wait_for_a_loader_of_the_users_own_is_monitored_without_any_window() -> 
         patch.object(Services, "write_scalars", lambda sink, scalars, *, step: readings.append(scalars)),
     ):
         engine = engine_of({**config(block={**BLOCK, "profile_step": 100, "monitor": True}), "steps_per_print": 4})
-        for (batch,) in DataLoader(Slow(STEPS, 1), batch_size=SAMPLES):
-            loss = engine(batch).square().sum()
-            engine.backward(loss)
+        for (batch,) in DataLoader(data, batch_size=SAMPLES):
+            _plain_step(engine, batch)
             now.sleep(3)
-            engine.step()
-            if engine.global_steps == 2:
-                engine.eval()
-                with torch.no_grad():
-                    for (held_out,) in DataLoader(Slow(1, 64), batch_size=SAMPLES):
-                        engine(held_out)
-                engine.train()
         handle = attach(engine)
         handle.detach()
     assert [reading["flops_monitor/data_wait_ratio"] for reading in readings] == [1 / 4, 1 / 4]

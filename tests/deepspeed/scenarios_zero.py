@@ -17,11 +17,8 @@ from tests.deepspeed.engines import (
     train,
     weights,
 )
-from tests.deepspeed.engines_truth import BACKWARD, FORWARD, FORWARD_BY_MODULE, PARAMS
-from tests.deepspeed.launching import OLD
-from tests.deepspeed.scenario import SCENARIOS, scenario
-
-__all__ = ["SCENARIOS"]
+from tests.deepspeed.launching import BACKWARD, FORWARD, FORWARD_BY_MODULE, OLD, PARAMS
+from tests.deepspeed.scenario import scenario
 
 STEPS = 10
 

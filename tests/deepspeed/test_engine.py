@@ -9,8 +9,7 @@ import pytest
 
 from lightning_flops import Profile
 from lightning_flops.report.headline import figures
-from tests.deepspeed.engines_truth import FORWARD
-from tests.deepspeed.launching import INSTALLED, launch
+from tests.deepspeed.launching import FORWARD, INSTALLED, ON_ONE, launch
 from tests.deepspeed.scenario import each, holds
 from tests.forks import REPOSITORY, TORCH, run_fork
 from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU, run_ranks
@@ -19,9 +18,9 @@ needs_deepspeed = pytest.mark.skipif(not INSTALLED, reason="needs deepspeed")
 
 
 @needs_deepspeed
-@each("scenarios_steps", "scenarios_attach", "scenarios_zero", "scenarios_failures")
+@each(ON_ONE)
 def test_on_one_rank(name: str) -> None:
-    holds(launch("scenarios_one_rank", ranks=1)(name))
+    holds(launch(ON_ONE, ranks=1)(name))
 
 
 @needs_deepspeed

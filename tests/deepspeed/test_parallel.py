@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deepspeed.launching import INSTALLED, ON_BOTH, ON_FOUR, launch
+from tests.deepspeed.launching import INSTALLED, ON_BOTH, ON_FOUR, PARALLEL, launch
 from tests.deepspeed.scenario import each, holds
 
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="needs deepspeed")
 
 
-@each("scenarios_pipeline", "scenarios_groups", but=ON_FOUR)
+@each(PARALLEL, but=ON_FOUR)
 def test_on_two_ranks(name: str) -> None:
-    holds(launch("scenarios_two_parallel", ranks=2)(name))
+    holds(launch(PARALLEL, ranks=2)(name))
 
 
 @pytest.mark.parametrize("name", [*ON_FOUR, *ON_BOTH])
 def test_on_four_ranks(name: str) -> None:
-    holds(launch("scenarios_four_parallel", ranks=4)(name))
+    holds(launch(PARALLEL, ranks=4)(name))
 
 
 @each("scenarios_lightning")

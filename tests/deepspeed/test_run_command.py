@@ -51,8 +51,8 @@ if __name__ == "__main__":
         engine.backward(loss)
         engine.step()
     arguments = [one for one in sys.argv[1:] if not one.startswith("--local_rank")]
-    told = f"told by {{engine.global_rank}} of {{engine.world_size}}: {{loss.item()!r}} {{arguments}}"
-    print(told + "\\n", end="", flush=True)
+    line = f"printed by {{engine.global_rank}} of {{engine.world_size}}: {{loss.item()!r}} {{arguments}}"
+    print(line + "\\n", end="", flush=True)
     sys.exit(int(os.environ.get("EXIT_STATUS", "0")))
 """
 
@@ -91,7 +91,7 @@ def start(
     environment: Mapping[str, str] | None = None,
     config: Mapping[str, object] = CONFIG,
 ) -> tuple[int, list[str]]:
-    """Run the program in *folder*; returns the exit status and what its ranks told. What was logged is in a file."""
+    """Run the program in *folder*; returns the exit status and what its ranks printed. What was logged is in a file."""
     environment = environment or {}
     folder.mkdir()
     (folder / "train.py").write_text(PROGRAM)
@@ -118,9 +118,9 @@ def start(
             timeout=150,
         )
     (folder / "logged.txt").write_text(done.stderr)
-    told = sorted(re.findall(r"told by .*", done.stdout))
-    assert told, done.stdout + done.stderr
-    return done.returncode, told
+    printed = sorted(re.findall(r"printed by .*", done.stdout))
+    assert printed, done.stdout + done.stderr
+    return done.returncode, printed
 
 
 def check_reports(folder: Path) -> None:
@@ -134,10 +134,10 @@ def check_reports(folder: Path) -> None:
 
 
 def test_a_program_under_deepspeeds_launcher_is_profiled(tmp_path: Path, free_port: str) -> None:
-    status, told = start(tmp_path / "run", *LAUNCHER, free_port, "--module", *OURS[1:])
+    status, printed = start(tmp_path / "run", *LAUNCHER, free_port, "--module", *OURS[1:])
     assert status == 0
-    assert [line.partition(":")[0] for line in told] == ["told by 0 of 2", "told by 1 of 2"]
-    assert all(line.endswith(str(ARGUMENTS[1:])) for line in told)
+    assert [line.partition(":")[0] for line in printed] == ["printed by 0 of 2", "printed by 1 of 2"]
+    assert all(line.endswith(str(ARGUMENTS[1:])) for line in printed)
     check_reports(tmp_path / "run")
 
 
@@ -175,6 +175,6 @@ def _with_config(config: dict[str, object]) -> str:
 
 @pytest.mark.slow
 def test_a_program_under_torchrun_is_profiled(tmp_path: Path) -> None:
-    status, told = start(tmp_path / "run", *TORCHRUN, *OURS)
-    assert (status, len(told)) == (0, 2)
+    status, printed = start(tmp_path / "run", *TORCHRUN, *OURS)
+    assert (status, len(printed)) == (0, 2)
     check_reports(tmp_path / "run")

@@ -9,46 +9,39 @@ import torch
 from torch import nn
 
 from tests.fake_clock import FakeNow
-from tests.lightning.nets import new_net
+from tests.lightning.nets import ROOT, net_class, nothing
 
 LOOPS = ("predict", "test", "validate")
 
 
-def new_evaluated_net(*, now: FakeNow | None = None, hook: Callable[[str], None] = lambda part: None) -> Any:
-    """``nets.new_net`` with a predict, a test and a validation step of 2 s each; *hook* hears where a step is."""
-    base: Any = type(new_net())
-    sleep = now.sleep if now is not None else lambda seconds: None
+def new_evaluated_net(*, now: FakeNow | None = None, at: Callable[[str], None] = nothing) -> Any:
+    """``nets.new_net`` with a predict, a test and a validation step of 2 s each."""
 
-    class Evaluated(base):  # type: ignore[misc]
+    class Evaluated(net_class(ROOT)):  # type: ignore[misc]
         def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            hook("transfer")
+            self.at("transfer")
             return batch
 
-        def _evaluate(self, batch: Any) -> torch.Tensor:
-            hook("step")
-            sleep(2.0)
-            hidden = self.net[0](batch[0])
-            hook("layer")
-            result: torch.Tensor = self.net[1](hidden)
+        def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.at("step")
+            self.sleep(2.0)
+            result: torch.Tensor = self.net(batch[0])
             return result
 
-        def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            return self._evaluate(batch)
-
         def test_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            loss = nn.functional.mse_loss(self._evaluate(batch), batch[1])
+            loss = nn.functional.mse_loss(self.predict_step(batch, batch_idx), batch[1])
             self.log("loss", loss)
             return loss
 
         validation_step = test_step
 
         def on_predict_batch_end(self, *args: Any) -> None:
-            hook("batch end")
+            self.at("batch end")
 
         on_test_batch_end = on_validation_batch_end = on_predict_batch_end
 
     torch.manual_seed(3)
-    return Evaluated()
+    return Evaluated(now=now, at=at, manual=False)
 
 
 def run(trainer: Any, function: str, net: Any, loaders: Any) -> Any:

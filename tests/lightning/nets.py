@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightning_flops.records import PhaseFlops
 from tests.fake_clock import FakeNow
+from tests.left_on_objects import written_on
+from tests.left_on_torch import global_hooks
 
 ROOTS = ("lightning.pytorch", "pytorch_lightning")
 ROOT = ROOTS[0]
@@ -65,15 +69,21 @@ def loader(
     return DataLoader(Rows(batches * BATCH + extra, on_fetch=on_fetch), batch_size=BATCH, **kwargs)
 
 
+def nothing(part: str) -> None:
+    """In place of what wants to know which part of its step a net has reached."""
+
+
 class SlowSGD(torch.optim.SGD):
     """SGD that takes eight seconds of the fake clock."""
 
     now: FakeNow | None = None
+    at: Callable[[str], None] = staticmethod(nothing)
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
         if self.now is not None:
             self.now.sleep(8.0)
+        self.at("update")
         return loss
 
 
@@ -93,41 +103,79 @@ def trunk() -> nn.Sequential:
     return nn.Sequential(Block(IN, HIDDEN), nn.Linear(HIDDEN, OUT))
 
 
-def new_net(root: str = ROOT, *, now: FakeNow | None = None, optimizer: str = "sgd", validates: bool = False) -> Any:
-    """A LightningModule of import root *root*: forward takes 2 s of *now*, backward 4 s, the optimizer 8 s."""
+@cache
+def net_class(root: str, *, validates: bool = False) -> Any:
+    """A LightningModule of import root *root*: a forward takes 2 s of *now*, a backward 4 s, the optimizer 8 s."""
     base: Any = importlib.import_module(root).LightningModule
-    sleep = now.sleep if now is not None else lambda seconds: None
 
     class Net(base):  # type: ignore[misc]
-        def __init__(self) -> None:
+        def __init__(self, *, now: FakeNow | None, at: Callable[[str], None], manual: bool) -> None:
             super().__init__()
             self.net = trunk()
             self.losses: list[float] = []
+            self.now, self.at = now, at
+            self.automatic_optimization = not manual
+            if at is not nothing:
+                self.net[0].register_forward_hook(lambda *_: at("layer"))
 
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        def sleep(self, seconds: float) -> None:
+            if self.now is not None:
+                self.now.sleep(seconds)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
             x, y = batch
-            sleep(2.0)
-            return nn.functional.mse_loss(self.net(x), y)
+            self.at("step")
+            self.sleep(2.0)
+            loss = nn.functional.mse_loss(self.net(x), y)
+            self.at("loss")
+            if self.at is not nothing:
+                loss.register_hook(lambda _: self.at("backward"))  # type: ignore[no-untyped-call]
+            if self.automatic_optimization:
+                return loss
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            return None
 
         def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             self.losses.append(loss.item())
             super().backward(loss, *args, **kwargs)
-            sleep(4.0)
+            self.sleep(4.0)
 
         def configure_optimizers(self) -> Any:
-            if optimizer == "lbfgs":
-                return torch.optim.LBFGS(self.parameters(), max_iter=2, tolerance_grad=0.0, tolerance_change=0.0)
             sgd = SlowSGD(self.parameters(), lr=0.01)
-            sgd.now = now
+            sgd.now, sgd.at = self.now, self.at
             return sgd
 
-    class ValidatingNet(Net):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            sleep(1000.0)
-            self.net(batch[0])
+    def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+        self.sleep(1000.0)
+        self.net(batch[0])
 
+    # Where it is unpickled it is made anew, by its name.
+    name = f"Net{ROOTS.index(root)}{'Validating' * validates}"
+    more = {"validation_step": validation_step} if validates else {}
+    return type(name, (Net,), {"__module__": __name__, "__qualname__": name, **more})
+
+
+def __getattr__(name: str) -> Any:
+    for root, validates in product(ROOTS, (False, True)):
+        if name == f"Net{ROOTS.index(root)}{'Validating' * validates}":
+            return net_class(root, validates=validates)
+    raise AttributeError(name)
+
+
+def new_net(
+    root: str = ROOT,
+    *,
+    now: FakeNow | None = None,
+    at: Callable[[str], None] = nothing,
+    validates: bool = False,
+    manual: bool = False,
+) -> Any:
+    """A net of ``net_class``, always with the same weights; *at* hears which part of its step it has reached."""
     torch.manual_seed(3)
-    return (ValidatingNet if validates else Net)()
+    return net_class(root, validates=validates)(now=now, at=at, manual=manual)
 
 
 def new_gan(root: str = ROOT, *, now: FakeNow | None = None, raw: bool = False) -> Any:
@@ -135,24 +183,18 @@ def new_gan(root: str = ROOT, *, now: FakeNow | None = None, raw: bool = False) 
 
     With *raw*, ``loss.backward()`` and the bare optimizers are used, of which Lightning knows nothing.
     """
-    base: Any = importlib.import_module(root).LightningModule
-    sleep = now.sleep if now is not None else lambda seconds: None
 
-    class Gan(base):  # type: ignore[misc]
+    class Gan(net_class(root)):  # type: ignore[misc]
         def __init__(self) -> None:
-            super().__init__()
-            self.critic, self.generator = trunk(), trunk()
-            self.automatic_optimization = False
-
-        def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            super().backward(loss, *args, **kwargs)
-            sleep(4.0)
+            super().__init__(now=now, at=nothing, manual=True)
+            self.critic, self.generator = self.net, trunk()
+            del self.net
 
         def training_step(self, batch: Any, batch_idx: int) -> None:
             x, y = batch
             optimizers = self.optimizers(use_pl_optimizer=not raw)
             for net, optimizer in zip((self.critic, self.generator), optimizers, strict=True):
-                sleep(2.0)
+                self.sleep(2.0)
                 loss = nn.functional.mse_loss(net(x), y)
                 optimizer.zero_grad()
                 if raw:
@@ -186,3 +228,25 @@ def new_trainer(root: str, tmp_path: Any, *callbacks: Any, **kwargs: Any) -> Any
         "callbacks": list(callbacks),
     }
     return module.Trainer(**{**settings, **kwargs})
+
+
+def footprint(run: Any, net: Any) -> dict[str, Any]:
+    """Everything of a trainer, its loops, its strategy, a model and torch that a profiler might write on."""
+    fit_loop = run.fit_loop
+    objects = {
+        "trainer": run,
+        "strategy": run.strategy,
+        "precision": run.strategy.precision_plugin,
+        "epoch loop": fit_loop.epoch_loop,
+        "validation loop": fit_loop.epoch_loop.val_loop,
+        "predict loop": run.predict_loop,
+        "test loop": run.test_loop,
+        "validate loop": run.validate_loop,
+        "automatic": fit_loop.epoch_loop.automatic_optimization,
+        "manual": fit_loop.epoch_loop.manual_optimization,
+    }
+    return {
+        **written_on(objects, net),
+        "global hooks": {table: len(hooks) for table, hooks in global_hooks().items()},
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+    }

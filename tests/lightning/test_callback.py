@@ -14,22 +14,10 @@ import pytest
 
 from lightning_flops import ConfigError, FlopsProfilerCallback, ProfilerConfig
 from lightning_flops.config import ARGUMENTS, OF_DEEPSPEED, SETTINGS
-from tests.lightning.nets import ROOTS, loader, new_net
+from tests.lightning.nets import loader, new_net
+from tests.listening import warnings_in
 
 MakeTrainer = Callable[..., Any]
-
-
-@pytest.fixture(params=ROOTS)
-def root(request: pytest.FixtureRequest) -> str:
-    """Both import roots, one after the other: what is here is asked of both in every run of the tests."""
-    return str(request.param)
-
-
-def test_the_defaults_are_deepspeeds_and_ours() -> None:
-    assert FlopsProfilerCallback().config == ProfilerConfig()
-    config = FlopsProfilerCallback().config
-    assert (config.profile_step, config.module_depth, config.top_modules) == (1, -1, 1)
-    assert (config.detailed, config.output_file, config.recompute_fwd_factor) == (False, None, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +65,7 @@ def test_every_argument_reaches_the_setting_of_its_name() -> None:
     # A program that counts on the place of an argument counts on DeepSpeed's own.
     in_place = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
     assert in_place == list(OF_DEEPSPEED)[1:] == list(SETTINGS)[1:7]
+    assert FlopsProfilerCallback().config == ProfilerConfig()
     assert FlopsProfilerCallback(**other_than_default).config == ProfilerConfig(**other_than_default)
     for name, value in {**other_than_default, **apart}.items():
         assert FlopsProfilerCallback(**{name: value}).config == ProfilerConfig(**{name: value}) != ProfilerConfig()
@@ -107,8 +96,7 @@ def test_a_block_that_is_absent_or_not_enabled_profiles_nothing_and_says_so(
     callback = FlopsProfilerCallback.from_deepspeed_config(config)
     trainer(callback).fit(new_net(root), loader(8))
     assert callback.profile is None
-    said = [record.getMessage() for record in caplog.records if record.name.startswith("lightning_flops")]
-    assert said == ["flops_profiler.enabled is not true: this fit is not profiled"]
+    assert warnings_in(caplog) == ["flops_profiler.enabled is not true: this fit is not profiled"]
 
 
 def test_the_command_line_says_of_every_argument_what_it_does(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,23 +17,17 @@ from lightning_flops.report.text import render_text
 from tests.fake_clock import FakeNow
 from tests.left_on_torch import torch_state
 from tests.lightning.evaluations import LOOPS, new_evaluated_net, run
-from tests.lightning.footprint import footprint
-from tests.lightning.nets import BATCH, FORWARD, HIDDEN, IN, OUT, ROOT, Rows, Stream, loader
+from tests.lightning.nets import BATCH, FORWARD, HIDDEN, IN, OUT, ROOT, Rows, Stream, footprint, loader
 from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
+from tests.listening import warnings_in
+from tests.results import profile_of, throughput_of
 
 MakeTrainer = Callable[..., Any]
-
-
 pytestmark = pytest.mark.usefixtures("prompt_reports")
 
 
 def profiler(**settings: Any) -> FlopsProfilerCallback:
     return FlopsProfilerCallback(**{"trace": False, "monitor": False, **settings})
-
-
-def profile_of(callback: FlopsProfilerCallback) -> Profile:
-    assert callback.profile is not None
-    return callback.profile
 
 
 # What is counted and timed
@@ -89,7 +82,7 @@ def test_a_loop_without_the_batch_that_was_asked_for_is_profiled_in_its_last_if_
         made = trainer(profiler(profile_step=50), limit_predict_batches=limit)
         run(made, "predict", new_evaluated_net(), loader(9))
         assert [step.index for step in windows.pop().counted_steps] == [last]
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING and "rofile" in record.msg] == []
+    assert warnings_in(caplog) == []
     stream = DataLoader(Stream(Rows(3 * BATCH)), batch_size=BATCH)
     run(trainer(profiler(profile_step=50)), "predict", new_evaluated_net(), stream)
     assert windows == []
@@ -101,11 +94,11 @@ def test_batches_of_several_loaders_are_never_taken_for_one_another(
     trainer: MakeTrainer, now: FakeNow, windows: list[Any], function: str
 ) -> None:
     net = new_evaluated_net(now=now)
-    step = net._evaluate
+    step = net.predict_step
 
     def by_loader(batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         now.sleep(100.0 * dataloader_idx)
-        return torch.stack([step(batch) for _ in range(1 + dataloader_idx)])
+        return torch.stack([step(batch, batch_idx) for _ in range(1 + dataloader_idx)])
 
     for name in ("predict_step", "test_step", "validation_step"):
         setattr(net, name, by_loader)
@@ -122,7 +115,7 @@ def test_batches_of_several_loaders_are_never_taken_for_one_another(
     assert profile_of(callback).samples == BATCH
 
 
-def test_a_backward_in_a_test_step_is_counted_and_not_told_apart_in_time(trainer: MakeTrainer) -> None:
+def test_a_backward_in_a_test_step_is_counted_and_has_no_time_of_its_own(trainer: MakeTrainer) -> None:
     net = new_evaluated_net()
 
     def attack(batch: Any, batch_idx: int) -> None:
@@ -156,11 +149,9 @@ def test_reports_of_a_fit_and_of_the_loops_after_it_keep_apart(trainer: MakeTrai
         assert profile_of(callback).context.loop == function
         assert callback.profiles == (profile_of(callback),)
     assert of_fit == ((folder / "profile.json").read_text(), (tmp_path / "flops.txt").read_text())
-    kept = {path.name for path in folder.glob("*.json")}
-    assert kept == {
-        *("profile.json", "profile.predict.json", "profile.test.json", "profile.test-2.json", "profile.validate.json"),
-        *("throughput.json", "throughput.predict.json", "throughput.test.json", "throughput.test-2.json"),
-        "throughput.validate.json",
+    parts = ("", ".predict", ".test", ".test-2", ".validate")
+    assert {path.name for path in folder.glob("*.json")} == {
+        f"{name}{part}.json" for name in ("profile", "throughput") for part in parts
     }
     for function in LOOPS:
         assert Profile.from_json((folder / f"profile.{function}.json").read_text()).context.loop == function
@@ -171,15 +162,12 @@ def test_reports_of_a_fit_and_of_the_loops_after_it_keep_apart(trainer: MakeTrai
     for function in LOOPS:
         flops = board.Scalars(f"flops_profiler/{function}/fwd_flops")
         assert {(event.step, event.value) for event in flops} == {(10, float(FORWARD))}  # five more were traced
-    scalars, texts = board.Tags()["scalars"], board.Tags()["tensors"]
+    scalars = board.Tags()["scalars"]
     assert {"flops_profiler/fwd_flops", "flops_profiler/bwd_flops"} <= set(scalars)
     assert [tag for tag in scalars if tag.count("/") > 1 and ("bwd" in tag or "step_latency" in tag)] == []
-    for function in LOOPS:
-        assert {
-            f"flops_profiler/{function}/profile/text_summary",
-            f"flops_profiler/{function}/advice/text_summary",
-            f"flops_monitor/{function}/summary/text_summary",
-        } <= set(texts)
+    tags = ("flops_profiler/{}/profile", "flops_profiler/{}/advice", "flops_monitor/{}/summary")
+    texts = {f"{tag.format(function)}/text_summary" for function in LOOPS for tag in tags}
+    assert texts <= set(board.Tags()["tensors"])
 
 
 def test_validation_inside_a_fit_has_no_report_of_its_own(
@@ -193,18 +181,14 @@ def test_validation_inside_a_fit_has_no_report_of_its_own(
 
 
 def test_throughput_is_of_the_loops_batches_without_what_comes_before_the_first(
-    trainer: MakeTrainer, now: FakeNow, monkeypatch: pytest.MonkeyPatch
+    trainer: MakeTrainer, monitor_now: FakeNow
 ) -> None:
-    from lightning_flops.run.monitor import Monitor
-
-    monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda **given: Monitor(now, **given))
-    net = new_evaluated_net(now=now)
-    net.on_predict_epoch_start = lambda: now.sleep(1000.0)
+    net = new_evaluated_net(now=monitor_now)
+    net.on_predict_epoch_start = lambda: monitor_now.sleep(1000.0)
     callback = FlopsProfilerCallback(timer_only=True)
-    run(trainer(callback), "predict", net, loader(5, on_fetch=lambda: now.sleep(0.5)))
-    assert callback.profile is None
-    summary = callback.throughput
-    assert summary is not None and summary.ips is not None
+    run(trainer(callback), "predict", net, loader(5, on_fetch=lambda: monitor_now.sleep(0.5)))
+    summary = throughput_of(callback)
+    assert callback.profile is None and summary.ips is not None
     assert (summary.batches, summary.batch_cost_sec.maximum, summary.reader_ratio) == (5, 5.0, 3.0 / 5.0)
     assert summary.ips.average == BATCH / 5.0
 
@@ -230,33 +214,12 @@ def test_two_ranks_are_reported_together_and_to_the_process_that_asked(trainer: 
     assert (profile.context.loop, profile.context.world_size, profile.flops.forward) == ("test", 2, FORWARD)
     assert profile.ranks is not None
     assert (profile.ranks.answered, profile.ranks.flops.forward) == (2, 2 * FORWARD)
-    assert callback.throughput is not None
-    assert "bwd" not in render_text(profile, detailed=True)
-    assert sorted(path.name for path in tmp_path.rglob("profile*")) == [
-        "profile.test.html",
-        "profile.test.json",
-        "profile.test.txt",
-    ]
+    assert throughput_of(callback).batches and "bwd" not in render_text(profile, detailed=True)
+    files = {f"profile.test.{suffix}" for suffix in ("html", "json", "txt")}
+    assert {path.name for path in tmp_path.rglob("profile*")} == files
 
 
 # The run does not notice
-
-
-@pytest.mark.parametrize("function", LOOPS)
-def test_outputs_and_random_state_are_the_same_and_nothing_is_left(trainer: MakeTrainer, function: str) -> None:
-    def outcome(*callbacks: Any) -> Any:
-        net, made = new_evaluated_net(), trainer(*callbacks)
-        torch.manual_seed(11)
-        before = torch_state()
-        given = run(made, function, net, loader(10))
-        left = {name: value for name, value in torch_state().items() if value != before[name]}
-        given = [one.tolist() for one in given] if function == "predict" else given
-        modes = [module.training for module in net.modules()]
-        return given, modes, left, torch.get_rng_state().tolist(), footprint(made, net)
-
-    callback = FlopsProfilerCallback(timing_steps=2)
-    assert outcome(callback) == outcome()
-    assert profile_of(callback).traced is not None
 
 
 PARTS = ("loader", "transfer", "step", "layer", "batch end")
@@ -278,7 +241,7 @@ def test_an_exception_in_any_part_of_a_batch_arrives_and_leaves_nothing(
             if now == part and next(at) == DOING[doing] * (BATCH if part == "loader" else 1):
                 raise error
 
-        net, made = new_evaluated_net(hook=raises), trainer(*callbacks)
+        net, made = new_evaluated_net(at=raises), trainer(*callbacks)
         before = torch_state()
         with pytest.raises(ValueError, match="the user's own") as raised:
             run(made, function, net, loader(12, on_fetch=lambda: raises("loader")))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,17 +12,15 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.run.reports import Reports
 from lightning_flops.run.run import Run
 from tests.left_on_torch import torch_state
-from tests.lightning.footprint import footprint
-from tests.lightning.nets import BATCH, ROOTS, Rows, batch_flops, new_trainer, trunk
+from tests.lightning.nets import BACKWARD, BATCH, FORWARD, ROOT, Rows, footprint, net_class, new_trainer
+from tests.results import profile_of
 
-ROOT = ROOTS[0]
 SETTINGS = {"profile_step": 1, "timing_steps": 2}
 DOING = {"counted": 1, "timed": 4, "traced": 7}
 """Step 1 is counted, 2 and 3 settle, 4 and 5 are timed, 6 warms up for 7, which is traced."""
@@ -55,48 +52,8 @@ class Tripwire:
 
 
 def net_with(wire: Tripwire, *, manual: bool) -> Any:
-    """A net of two layers that tells *wire* where it is."""
-    base: Any = importlib.import_module(ROOT).LightningModule
-
-    class Layers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = trunk()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = self.layers[0](x)
-            wire("layer")
-            result: torch.Tensor = self.layers[1](hidden)
-            return result
-
-    class Sgd(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            loss = super().step(closure)
-            wire("update")
-            return loss
-
-    class Net(base):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Layers()
-            self.automatic_optimization = not manual
-
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
-            x, y = batch
-            wire("step")
-            loss = nn.functional.mse_loss(self.net(x), y)
-            wire("loss")
-            loss.register_hook(lambda grad: wire("backward"))  # type: ignore[no-untyped-call]
-            if not manual:
-                return loss
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            optimizer.step()
-            return None
-
-        def configure_optimizers(self) -> Any:
-            return Sgd(self.parameters(), lr=0.01)
+    """A net whose steps and hooks *wire* is called in."""
+    base = net_class(ROOT)
 
     def hook(part: str, original: Any) -> Any:
         def run(self: Any, *args: Any) -> Any:
@@ -105,10 +62,9 @@ def net_with(wire: Tripwire, *, manual: bool) -> Any:
 
         return run
 
-    for part, name in HOOKS.items():
-        setattr(Net, name, hook(part, getattr(base, name)))
+    hooks = {name: hook(part, getattr(base, name)) for part, name in HOOKS.items()}
     torch.manual_seed(3)
-    return Net()
+    return type("Net", (base,), hooks)(now=None, at=wire, manual=manual)
 
 
 def batches(wire: Tripwire) -> DataLoader[Any]:
@@ -182,11 +138,9 @@ def test_an_exception_in_any_part_of_a_step_arrives_and_leaves_nothing(
     assert (callback.profile is not None) == (doing != "counted" or part == "batch end")
     again, _, left = fit(tmp_path, Tripwire(), callback, manual=manual)
     assert again is None and left == {}
-    assert callback.profile is not None
-    assert callback.profile.flops.forward == batch_flops().forward
-    assert callback.profile.flops.backward == batch_flops().backward
-    assert len(callback.profile.timed_steps) == 2
-    assert callback.profile.traced is not None
+    profile = profile_of(callback)
+    assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
+    assert len(profile.timed_steps) == 2 and profile.traced is not None
 
 
 class FirstInLine(Callback):
@@ -208,8 +162,8 @@ class FirstInLine(Callback):
 def profiled_again(folder: Path, callback: FlopsProfilerCallback) -> int:
     """Forward FLOPs that *callback* counts in a fit of its own."""
     raised, _, left = fit(folder, Tripwire(), callback, manual=False)
-    assert raised is None and left == {} and callback.profile is not None
-    return callback.profile.flops.forward
+    assert raised is None and left == {}
+    return profile_of(callback).flops.forward
 
 
 @pytest.mark.parametrize("doing", DOING)
@@ -219,19 +173,18 @@ def test_a_callback_that_raises_in_on_exception_before_ours_leaves_nothing_of_ou
     raised, marks, left = fit(tmp_path, wire, FirstInLine(), callback, manual=False)
     assert str(raised) == "from on_exception" and left == {}
     assert marks == fit(tmp_path, Tripwire(), manual=False)[1]
-    assert profiled_again(tmp_path, callback) == batch_flops().forward
+    assert profiled_again(tmp_path, callback) == FORWARD
 
 
 @pytest.mark.parametrize("batch", [0, 1, 4, 6])
-def test_a_callback_that_is_taken_out_of_the_trainer_measures_nothing_any_more(batch: int, tmp_path: Path) -> None:
+def test_a_callback_that_is_removed_from_the_trainer_measures_nothing_any_more(batch: int, tmp_path: Path) -> None:
     before = torch_state()
     callback, user = FlopsProfilerCallback(**SETTINGS), FirstInLine(out_at=batch)  # type: ignore[arg-type]
     raised, _, left = fit(tmp_path, Tripwire(), user, callback, manual=False)
     assert raised is None and user.modes == 0
     assert left.keys() <= {"functions"}  # what passes a loader's batches on stays until the callback is used again
     raised, _, _ = fit(tmp_path, Tripwire(), callback, manual=False)
-    assert raised is None and torch_state() == before
-    assert callback.profile is not None and callback.profile.flops.forward == batch_flops().forward
+    assert raised is None and torch_state() == before and profile_of(callback).flops.forward == FORWARD
 
 
 class Preempted(Exception):

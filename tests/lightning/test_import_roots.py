@@ -93,9 +93,8 @@ assert not [finder for finder in sys.meta_path if type(finder).__module__.starts
 
 
 @pytest.mark.parametrize("ours_first", [True, False], ids=["ours first", "theirs first"])
-def test_only_the_programs_own_root_is_loaded_and_takes_the_callback_for_its_own(root: str, ours_first: bool) -> None:
-    (other,) = set(ROOTS) - {root}
-    program = START.format(root=root, other=other, ours_first=ours_first)
+def test_only_the_programs_own_root_is_loaded_and_takes_the_callback_for_its_own(ours_first: bool) -> None:
+    program = START.format(root=ROOTS[0], other=ROOTS[1], ours_first=ours_first)
     for fact, question in FACTS.items():
         program += f"\nprint({fact!r})\n{question}"
     child = run_fork(["-W", "ignore", "-c", program], folder=REPOSITORY)

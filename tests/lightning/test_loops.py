@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,9 @@ from torch.utils.data import DataLoader
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.records import PhaseFlops, PhaseSeconds
 from tests.fake_clock import FakeNow
-from tests.lightning.nets import BATCH, IN, OUT, ROOT, Rows, Stream, batch_flops, loader, new_gan, new_net
+from tests.lightning.nets import BATCH, IN, OUT, ROOT, Rows, batch_flops, loader, new_gan, new_net
+from tests.listening import warnings_in
+from tests.results import profile_of, throughput_of
 
 MakeTrainer = Callable[..., Any]
 
@@ -72,8 +73,8 @@ def test_manual_optimization_with_two_optimizers(
         assert step.seconds == PhaseSeconds(forward=4.0, backward=0.0 if raw else 8.0, optimizer=16.0)
     # A bare loss.backward() runs where only the forward is seen: the two times are not separated, and that is said.
     assert window.mixed_phases == (("forward", "backward") if raw else ())
-    run = callback.throughput
-    assert run is not None and (run.steps_estimated, run.model_flops) == (0, 8 * batch_flops(times=2).total)
+    summary = throughput_of(callback)
+    assert (summary.steps_estimated, summary.model_flops) == (0, 8 * batch_flops(times=2).total)
 
 
 @pytest.mark.filterwarnings("ignore:`LightningModule.configure_optimizers` returned `None`")
@@ -105,7 +106,9 @@ def test_steps_that_differ_are_said_to_differ(trainer: MakeTrainer, windows: lis
 def test_lbfgs_runs_its_closure_several_times_in_one_step(
     trainer: MakeTrainer, now: FakeNow, windows: list[Any]
 ) -> None:
-    net = new_net(now=now, optimizer="lbfgs")
+    net = new_net(now=now)
+    given: dict[str, Any] = {"max_iter": 2, "tolerance_grad": 0.0, "tolerance_change": 0.0}
+    net.configure_optimizers = lambda: torch.optim.LBFGS(net.parameters(), **given)
     trainer(FlopsProfilerCallback(profile_step=1, timing_steps=2)).fit(net, loader(6))
     (window,) = windows
     closures = len(net.losses) // 6
@@ -161,6 +164,7 @@ def with_forward_in_a_hook(net: Any) -> None:
 
 
 TEACHERS = 2 * BATCH * IN * OUT
+REFUSED_BY_BAREBONES = ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger")
 PROGRAMS: dict[str, tuple[Callable[[Any], None], dict[str, Any], int, int]] = {
     "layers of configure_model": (built_late, {}, 1, 0),
     "skipped steps": (skips_odd_batches, {}, 2, 0),
@@ -168,16 +172,13 @@ PROGRAMS: dict[str, tuple[Callable[[Any], None], dict[str, Any], int, int]] = {
     "a frozen teacher": (with_teacher, {}, 1, TEACHERS),
     "a forward in a hook": (with_forward_in_a_hook, {}, 1, TEACHERS),
     "overfit_batches": (lambda net: None, {"overfit_batches": 2, "max_epochs": 4}, 1, 0),
-    "barebones": (lambda net: None, {"barebones": True}, 1, 0),
+    "barebones": (lambda net: None, {"barebones": True, **dict.fromkeys(REFUSED_BY_BAREBONES)}, 1, 0),
 }
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_a_step_of_a_program_is_counted(trainer: MakeTrainer, windows: list[Any], kind: str) -> None:
     change, settings, step, more = PROGRAMS[kind]
-    if kind == "barebones":  # which refuses the quiet Trainer's settings
-        settings = {**settings, "enable_progress_bar": None, "enable_model_summary": None, "logger": None}
-        settings = {**settings, "enable_checkpointing": None}
     net = new_net()
     change(net)
     with warnings.catch_warnings():
@@ -206,20 +207,6 @@ def test_several_dataloaders_make_one_batch_whose_size_is_a_setting_and_is_not_g
     assert [r.levelname for r in caplog.records if "batch_size=" in r.message] == ["WARNING"]
 
 
-def test_an_iterable_dataset_and_a_dict_batch(trainer: MakeTrainer, windows: list[Any]) -> None:
-    net = new_net()
-    step = net.training_step
-    net.training_step = lambda batch, batch_idx: step((batch["in"]["x"], batch["y"]), batch_idx)
-
-    def collate(rows: Any) -> Any:
-        x, y = zip(*rows, strict=True)
-        return {"in": {"x": torch.stack(x)}, "y": torch.stack(y)}
-
-    stream = DataLoader(Stream(Rows(6 * BATCH)), batch_size=BATCH, collate_fn=collate)
-    trainer(FlopsProfilerCallback(timing_steps=1), max_epochs=2).fit(net, stream)
-    assert (flops(windows[0]), windows[0].counted_steps[0].samples) == (batch_flops(), BATCH)
-
-
 def test_variable_batches_are_counted_as_often_as_timed(trainer: MakeTrainer, windows: list[Any]) -> None:
     callback = FlopsProfilerCallback(profile_step=0, timing_steps=10)
     growing = [list(range(size)) for size in range(1, 31)]
@@ -242,12 +229,10 @@ def test_each_fit_and_a_resumed_one_opens_a_window_of_its_own(
     for epochs in (1, 2):
         first.fit_loop.max_epochs = epochs
         first.fit(net, loader(6))
-        assert callback.profile is not None
-        shown_at.append(callback.profile.report_step)
+        shown_at.append(profile_of(callback).report_step)
     first.save_checkpoint(tmp_path / "at12.ckpt")
     trainer(callback, max_epochs=4).fit(new_net(), loader(6), ckpt_path=tmp_path / "at12.ckpt")
-    assert callback.profile is not None
-    shown_at.append(callback.profile.report_step)
+    shown_at.append(profile_of(callback).report_step)
     assert [indices(window.counted_steps) for window in windows] == [[1]] * 3
     assert [flops(window) for window in windows] == [batch_flops()] * 3
     assert shown_at[0] < shown_at[1] <= 12 < shown_at[2]  # the run's own x-axis goes on
@@ -309,7 +294,81 @@ def test_a_step_beyond_the_run_is_one_warning_with_both_numbers(
     callback = FlopsProfilerCallback(profile_step=6)
     trainer(callback).fit(new_net(), loader(6))
     assert callback.profile is None
-    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [message for message in said if "profile" in message] == [
-        "nothing was profiled: profile_step is 6, and this fit ended after 6 step(s)"
-    ]
+    assert warnings_in(caplog) == ["nothing was profiled: profile_step is 6, and this fit ended after 6 step(s)"]
+
+
+# ---- seconds slept in each hook come back under the name of its part, exactly
+
+HOOKS: dict[str, tuple[float, str]] = {
+    "on_train_batch_start": (16.0, "other"),
+    "on_before_zero_grad": (32.0, "other"),
+    "optimizer_zero_grad": (64.0, "optimizer"),
+    "on_before_backward": (128.0, "other"),
+    "on_after_backward": (256.0, "other"),
+    "on_before_optimizer_step": (512.0, "other"),
+    "configure_gradient_clipping": (1024.0, "optimizer"),
+    "lr_scheduler_step": (2048.0, "other"),
+    "transfer_batch_to_device": (4096.0, "transfer"),
+    "on_train_batch_end": (8192.0, "other"),
+}
+"""What a user may write into a module, how long it takes here, and what that time is."""
+
+FORWARD, BACKWARD, OPTIMIZER, FETCH = 2.0, 4.0, 8.0, 0.5
+
+
+def profiler() -> FlopsProfilerCallback:
+    return FlopsProfilerCallback(profile_step=1, timing_steps=2, trace=False, monitor=False)
+
+
+def hooked(net: Any, now: FakeNow) -> Any:
+    """*net*, each of whose hooks takes its time."""
+
+    def slow(name: str, seconds: float) -> None:
+        original = getattr(net, name)
+
+        def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+            now.sleep(seconds)
+            return original(*args, **kwargs)
+
+        # Lightning looks for overridden hooks in the class.
+        setattr(type(net), name, hook)
+
+    for name, (seconds, _) in HOOKS.items():
+        slow(name, seconds)
+    configure = net.configure_optimizers
+
+    def configure_optimizers() -> Any:
+        optimizer = configure()
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    net.configure_optimizers = configure_optimizers
+    return net
+
+
+def hook_seconds(phase: str, **times: int) -> float:
+    """Seconds of a step in the hooks that are *phase*, each called once or as often as *times* says."""
+    return sum(seconds * times.get(name, 1) for name, (seconds, kind) in HOOKS.items() if kind == phase)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_every_hook_of_a_step_has_its_part_in_all_micro_steps(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], accumulate: int
+) -> None:
+    run = trainer(profiler(), accumulate_grad_batches=accumulate, gradient_clip_val=1.0)
+    run.fit(hooked(new_net(root, now=now), now), loader(8 * accumulate, on_fetch=lambda: now.sleep(FETCH)))
+    (window,) = windows
+    of_micro_steps = dict.fromkeys(
+        ("on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward"), accumulate
+    )
+    assert [step.index for step in window.timed_steps] == [4, 5]
+    for step in window.timed_steps:
+        assert step.seconds == PhaseSeconds(
+            data_wait=accumulate * BATCH * FETCH,
+            transfer=hook_seconds("transfer", transfer_batch_to_device=accumulate),
+            forward=accumulate * FORWARD,
+            backward=accumulate * BACKWARD,
+            optimizer=OPTIMIZER + hook_seconds("optimizer"),
+            other=hook_seconds("other", **of_micro_steps),
+        )
+    assert window.mixed_phases == ()

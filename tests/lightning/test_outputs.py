@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
-import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.report.headline import headline
 from lightning_flops.report.text import render_text
-from lightning_flops.run.monitor import Monitor
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import BACKWARD, BATCH, FORWARD, ROOT, loader, new_net
 from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
-from tests.prompt_worker import NoChecks
+from tests.listening import listening
+from tests.results import profile_of
 
 MakeTrainer = Callable[..., Any]
 
 
 def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def profile_of(callback: FlopsProfilerCallback) -> Profile:
-    assert callback.profile is not None
-    return callback.profile
 
 
 def csv_logger(folder: Path) -> Any:
@@ -74,10 +69,9 @@ def slow_callback(now: FakeNow, *hooks: str) -> Any:
 
 @pytest.mark.usefixtures("prompt_reports")
 def test_the_monitors_rates_are_the_same_in_all_of_a_run_whichever_callback_is_slow_between_epochs(
-    trainer: MakeTrainer, now: FakeNow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: MakeTrainer, monitor_now: FakeNow, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda **given: Monitor(now, **given))
-    monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
+    now = monitor_now
     profiler = FlopsProfilerCallback(profile_step=2, timing_steps=2, peak_flops_per_sec=1000.0, trace=False)
     first = slow_callback(now, "on_train_epoch_end", "on_validation_start", "on_save_checkpoint")
     last = slow_callback(now, "on_train_epoch_start", "on_train_epoch_end", "on_validation_end")
@@ -114,51 +108,15 @@ def test_readings_come_at_the_loggers_interval_until_the_end_and_none_without_mo
                 assert [event.step for event in events.Scalars(tag)] == [4, 9, 14, 19, 24, 29], tag
 
 
-def test_csv_gets_the_scalars_and_the_folder_of_its_logs_gets_text_and_json(
-    trainer: MakeTrainer, tmp_path: Path
-) -> None:
-    callback = FlopsProfilerCallback(timing_steps=1, trace=False)
-    trainer(callback, logger=csv_logger(tmp_path)).fit(new_net(), loader(8))
-    folder = tmp_path / "run" / "version_0"
-    with (folder / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    (row,) = [row for row in rows if row.get("flops_profiler/fwd_flops")]
-    assert float(row["flops_profiler/fwd_flops"]) == FORWARD
-    assert 3 <= int(row["step"]) <= 8  # a batch after the report is made, or the end of the fit
-    ours = folder / "lightning_flops"
-    assert (ours / "profile.txt").read_text() == render_text(profile_of(callback))
-    assert Profile.from_json((ours / "profile.json").read_text()) == callback.profile
-
-
-def test_a_file_that_cannot_be_written_is_one_warning_naming_it_and_the_rest_still_goes_out(
-    trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("")
-    callback = FlopsProfilerCallback(timing_steps=1, output_file=tmp_path / "file" / "profile.txt")
-    net = new_net()
-    trainer(callback, logger=tensorboard_logger(tmp_path)).fit(net, loader(8))
-    assert len(net.losses) == 8 and profile_of(callback)
-    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-    assert sum("profile.txt" in one for one in said) == 1
-    assert "flops_profiler/fwd_flops" in read_back(tmp_path).Tags()["scalars"]
-    assert json.loads((tmp_path / "run" / "version_0" / "lightning_flops" / "profile.json").read_text())
-
-
 @pytest.mark.parametrize("shown", [False, True])
 def test_lightnings_log_says_where_the_report_lies_where_the_packages_own_is_not_shown(
     trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, shown: bool,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    heard: list[str] = []
-    listener = logging.Handler()
-    listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger(ROOT).addHandler(listener)
-    try:
-        with caplog.at_level(logging.INFO if shown else logging.WARNING, logger="lightning_flops"):
-            callback = FlopsProfilerCallback(timing_steps=1, trace=False)
-            trainer(callback).fit(new_net(), loader(6))
-    finally:
-        logging.getLogger(ROOT).removeHandler(listener)
+    callback = FlopsProfilerCallback(timing_steps=1, trace=False)
+    level = logging.INFO if shown else logging.WARNING
+    with caplog.at_level(level, logger="lightning_flops"), listening(ROOT) as heard:
+        trainer(callback).fit(new_net(), loader(6))
     profile = profile_of(callback)
     words = headline(profile)
     assert "FLOPs and " in words and " samples/s. n/a: MFU: no dense peak is known for float32 on " in words
@@ -185,10 +143,8 @@ def test_without_a_logger_that_has_folders_all_lies_in_one_of_ours_where_runs_ke
     assert Profile.from_json((folder / "profile.json").read_text()) == profile
     callbacks = [FlopsProfilerCallback(timing_steps=1, tag_prefix=prefix, html=False) for prefix in ("a", "b")]
     trainer(*callbacks).fit(new_net(), loader(6))
-    assert [name for name in files_in(folder) if "json" in name and "profile" in name] == [
-        "profile-2.json",
-        "profile-3.json",
-        "profile.json",
+    assert [name for name in files_in(folder) if re.fullmatch("profile.*json", name)] == [
+        f"profile{number}.json" for number in ("-2", "-3", "")
     ]
     assert Profile.from_json((folder / "profile.json").read_text()) == profile
 
@@ -221,3 +177,38 @@ def test_the_prefix_is_a_setting(trainer: MakeTrainer, tmp_path: Path) -> None:
     assert tags["images"] == []
     ours = EventAccumulator(str(tmp_path / "run" / "version_0" / "lightning_flops")).Reload()
     assert ours.Tags()["tensors"] == ["cost/model/window/1"]
+
+
+# ---- the advice of a whole run
+
+FORWARD_AND_BACKWARD_SEC = 2.0 + 4.0
+
+
+def fitted(trainer: MakeTrainer, now: FakeNow, folder: Path, *, batch_sec: float) -> tuple[Profile, str]:
+    """The profile of a run whose loader takes *batch_sec* for a batch, and the advice on TensorBoard's text page."""
+    net = new_net(now=now)
+    net.configure_optimizers = lambda: torch.optim.SGD(net.parameters(), lr=0.01)  # takes no time
+    callback = FlopsProfilerCallback(timing_steps=8)
+    run = trainer(callback, logger=tensorboard_logger(folder))
+    run.fit(net, loader(20, on_fetch=lambda: now.sleep(batch_sec / BATCH)))
+    profile = profile_of(callback)
+    assert profile.traced is not None
+    (event,) = read_back(folder).Tensors("flops_profiler/advice/text_summary")
+    return profile, event.tensor_proto.string_val[0].decode()
+
+
+def test_a_slow_loader_comes_first_wherever_the_report_goes(trainer: MakeTrainer, now: FakeNow, tmp_path: Path) -> None:
+    profile, page = fitted(trainer, now, tmp_path, batch_sec=FORWARD_AND_BACKWARD_SEC)
+    first = profile.advice[0]
+    assert (first.rule[:9], first.ceiling) == ("data_wait", 0.5)
+    assert "1. The step waits 6 s a batch for data (50.00%), with 0 loader workers;" in render_text(profile)
+    assert page.startswith("```\n1. The step waits 6 s a batch for data (50.00%)")
+    kept = Profile.from_json((tmp_path / "run" / "version_0" / "lightning_flops" / "profile.json").read_text())
+    assert kept.advice == profile.advice
+
+
+def test_a_healthy_run_has_none(trainer: MakeTrainer, now: FakeNow, tmp_path: Path) -> None:
+    # 4% of the step: below the threshold of 5%.
+    profile, page = fitted(trainer, now, tmp_path, batch_sec=FORWARD_AND_BACKWARD_SEC / 24)
+    assert profile.advice == ()
+    assert page.startswith("```\nNothing that was measured is above its threshold.")

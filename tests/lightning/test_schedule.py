@@ -13,28 +13,15 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.report.text import render_text
-from lightning_flops.run.monitor import Monitor
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import BATCH, Rows, batch_flops, loader, new_net
 from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
-from tests.prompt_worker import NoChecks
+from tests.listening import warnings_in
+from tests.results import throughput_of
 
 MakeTrainer = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("prompt_reports")
-
-
-@pytest.fixture
-def monitor_now(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> FakeNow:
-    """The clock of the phases and of the monitor, in the test's hands."""
-    monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda **given: Monitor(now, **given))
-    monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
-    return now
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-    return [one for one in said if "profile" in one]
 
 
 def test_a_list_of_steps_opens_one_window_after_the_other(trainer: MakeTrainer, now: FakeNow, tmp_path: Path) -> None:
@@ -67,21 +54,12 @@ def test_a_list_of_steps_opens_one_window_after_the_other(trainer: MakeTrainer, 
     assert "Step 8 counted, " in text.read_text()
 
 
-def test_windows_open_again_and_again_and_nothing_is_marked_between_them(trainer: MakeTrainer) -> None:
+def test_windows_open_again_and_again(trainer: MakeTrainer) -> None:
     callback = FlopsProfilerCallback(profile_step=1, every=6, timing_steps=1, trace=False, monitor=False)
-    run, net, marked = trainer(callback), new_net(), []
-    step = net.training_step
-
-    def training_step(batch: Any, batch_idx: int) -> Any:
-        marked.append(hasattr(run.profiler.start, "__wrapped__"))
-        return step(batch, batch_idx)
-
-    net.training_step = training_step
-    run.fit(net, loader(20))
+    trainer(callback).fit(new_net(), loader(20))
     assert [profile.counted_steps for profile in callback.profiles] == [(1,), (7,), (13,), (19,)]
-    assert [profile.timed_steps for profile in callback.profiles] == [(3,), (9,), (15,), ()]
     # A step settles between the counted and the timed one; after step 19, which is counted, training ends.
-    assert [index for index, mark in enumerate(marked) if mark] == [1, 3, 7, 9, 13, 15, 19]
+    assert [profile.timed_steps for profile in callback.profiles] == [(3,), (9,), (15,), ()]
 
 
 def test_listed_steps_that_cannot_be_profiled_are_named(trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
@@ -91,7 +69,7 @@ def test_listed_steps_that_cannot_be_profiled_are_named(trainer: MakeTrainer, ca
     assert (first.profile_step, second.profile_step) == (0, 3)
     sentence = "profile_step lists 2, too: it was not profiled, because this window was still open."
     assert sentence in first.notes and not any("lists" in note for note in second.notes)
-    assert warnings_of(caplog) == [sentence, "step 50 was not profiled: this fit ended after 12 step(s)"]
+    assert warnings_in(caplog) == [sentence, "step 50 was not profiled: this fit ended after 12 step(s)"]
 
 
 def test_timer_only_reports_times_alone(
@@ -102,15 +80,15 @@ def test_timer_only_reports_times_alone(
     run = trainer(callback, logger=tensorboard_logger(tmp_path), log_every_n_steps=4)
     with caplog.at_level(logging.INFO, logger="lightning_flops"):
         run.fit(net, loader(12, on_fetch=lambda: monitor_now.sleep(0.5)))
-    assert (len(net.losses), callback.profiles, warnings_of(caplog)) == (12, (), [])
+    assert (len(net.losses), callback.profiles, warnings_in(caplog)) == (12, (), [])
     # Each batch: six rows of half a second, then forward 2, backward 4 and optimizer 8.
     events = read_back(tmp_path)
     shares = events.Scalars("flops_monitor/data_wait_ratio")
     assert [event.step for event in shares] == [3, 7, 11]
     assert [event.value for event in shares] == pytest.approx([3 / 17] * 3)
     assert not [tag for tag in events.Tags()["scalars"] if tag.startswith("flops_profiler/")]
-    summary = callback.throughput
-    assert summary is not None and summary.batches == 12
+    summary = throughput_of(callback)
+    assert summary.batches == 12
     assert summary.reader_cost_sec == Spread(average=3.0, maximum=3.0, minimum=3.0)
     assert summary.batch_cost_sec == Spread(average=17.0, maximum=17.0, minimum=17.0)
     assert summary.ips == Spread(average=BATCH / 17, maximum=BATCH / 17, minimum=BATCH / 17)
@@ -127,8 +105,7 @@ def test_the_summary_leaves_out_counted_and_traced_batches_and_what_is_no_traini
     callback = FlopsProfilerCallback(profile_step=2, timing_steps=2)
     run = trainer(callback, val_check_interval=4, max_epochs=2)
     run.fit(new_net(now=monitor_now, validates=True), loader(8), loader(1))
-    summary = callback.throughput
-    assert summary is not None
+    summary = throughput_of(callback)
     assert summary.batches == 16 - 1 - 6  # one counted, one of warm-up, five traced
     assert summary.batch_cost_sec == Spread(average=14.0, maximum=14.0, minimum=14.0)
 
@@ -156,9 +133,6 @@ def test_an_interrupted_run_has_its_summary_of_the_samples_that_its_steps_were_g
     callback = FlopsProfilerCallback(profile_step=1, timing_steps=1, trace=False, timer_only=timer_only)
     with pytest.raises(ValueError, match="the user's own"):
         trainer(callback).fit(net, DataLoader(Rows(30 * BATCH), batch_size=BATCH, collate_fn=collate))
-    summary = callback.throughput
-    assert summary is not None
-    assert (summary.batches, summary.ips) == (
-        25 if timer_only else 24,
-        Spread(average=BATCH / 14, maximum=BATCH / 14, minimum=BATCH / 14),
-    )
+    summary = throughput_of(callback)
+    assert summary.batches == (25 if timer_only else 24)
+    assert summary.ips == Spread(average=BATCH / 14, maximum=BATCH / 14, minimum=BATCH / 14)

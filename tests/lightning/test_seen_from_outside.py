@@ -18,12 +18,12 @@ import cloudpickle
 import lightning.pytorch as pl
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
 from tests.left_on_objects import left_on_object
-from tests.lightning.nets import BATCH, ROOTS, Rows, batch_flops, new_trainer, trunk
+from tests.lightning.nets import BATCH, FORWARD, ROOT, Rows, new_net, new_trainer
+from tests.results import profile_of
 
 HOOKS = (
     "setup on_fit_start on_train_start on_train_epoch_start on_train_batch_start on_before_zero_grad "
@@ -31,33 +31,6 @@ HOOKS = (
     "on_validation_batch_start on_validation_batch_end on_validation_end on_train_epoch_end on_save_checkpoint "
     "on_train_end teardown"
 ).split()
-
-
-class Net(pl.LightningModule):
-    """Two linear layers, trained by SGD, by hand where *manual*."""
-
-    def __init__(self, manual: bool = False) -> None:
-        super().__init__()
-        self.net = trunk()
-        self.losses: list[float] = []
-        self.automatic_optimization = not manual
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
-        self.losses.append(loss.item())
-        if self.automatic_optimization:
-            return loss
-        optimizer: Any = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
-        return None
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.net(batch[0])
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
 
 class Data(pl.LightningDataModule):
@@ -124,11 +97,10 @@ def fit(tmp_path: Path) -> Callable[..., Any]:
     """Trains with validation and checkpoints among the steps; *look* is called in every hook."""
 
     def run(profiler: Any, look: Any, *, manual: bool = False, batches: int = 12, loading: Any = None) -> Any:
-        torch.manual_seed(1)
         settings = {"enable_checkpointing": True, "val_check_interval": 3, "num_sanity_val_steps": 0}
         folder = tmp_path / type(profiler).__name__
-        made = new_trainer(ROOTS[0], folder, Probe(look), profiler, **settings)
-        made.fit(Net(manual), datamodule=Data(batches, **(loading or {})))
+        made = new_trainer(ROOT, folder, Probe(look), profiler, **settings)
+        made.fit(new_net(validates=True, manual=manual), datamodule=Data(batches, **(loading or {})))
         return made
 
     return run
@@ -189,13 +161,13 @@ def test_a_copy_trains_on_like_a_copy_of_a_plain_trainer_and_is_profiled_anew(fi
         of_copy._profiles.clear()
         on, on_plain = trains_on(copied), trains_on(copied_plain)
         assert on == on_plain and len(on) >= len(losses)
-        assert of_copy.profile is not None and of_copy.profile.flops.forward == batch_flops().forward
+        assert profile_of(of_copy).flops.forward == FORWARD
 
 
 @pytest.fixture
 def root_in_the_server_of_forks() -> Iterator[None]:
     """A server of forks that begins now imports it once, for all of its workers."""
-    multiprocessing.set_forkserver_preload([ROOTS[0]])
+    multiprocessing.set_forkserver_preload([ROOT])
     yield
     multiprocessing.set_forkserver_preload([])
 
@@ -213,5 +185,5 @@ def test_workers_that_are_started_afresh_get_a_method_of_the_datamodule(fit: Cal
 
     made = fit(callback, look, batches=4, loading={"num_workers": 1, "multiprocessing_context": method})
     assert states == ["settling"]  # step 1 is counted, validation comes after step 2
-    assert callback.profile is not None and callback.profile.flops.forward == batch_flops().forward
+    assert profile_of(callback).flops.forward == FORWARD
     assert made.global_step == 4

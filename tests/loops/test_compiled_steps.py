@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from lightning_flops import profile_training
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
+from tests.results import profile_of, throughput_of
 
 ROWS, IN, HIDDEN, OUT, STEPS = 8, 16, 6, 4, 120
 FORWARD = 2 * ROWS * IN * HIDDEN + 2 * ROWS * HIDDEN * OUT
@@ -66,11 +67,10 @@ class Loop:
         return [weight.detach() for weight in self.net.parameters()]
 
 
-def profiled(loop: Loop, *, told: bool) -> tuple[list[Tensor], Profile, ThroughputSummary]:
+def profiled(loop: Loop, *, notified: bool) -> tuple[list[Tensor], Profile, ThroughputSummary]:
     with profile_training(loop.net, loop.optimizer, profile_step=3, timing_steps=2, trace=False) as profiler:
-        weights = loop.train(profiler.step if told else lambda: None)
-    assert profiler.profile is not None and profiler.throughput is not None
-    return weights, profiler.profile, profiler.throughput
+        weights = loop.train(profiler.step if notified else lambda: None)
+    return weights, profile_of(profiler), throughput_of(profiler)
 
 
 @contextmanager
@@ -92,16 +92,16 @@ def bare(compiled: str, backend: str) -> tuple[list[Tensor], set[str]]:
     return weights, said
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("notified", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("compiled", ["loss", "gradients", "update", "step"])
 def test_every_step_is_known_whatever_part_of_it_is_compiled(
-    compiled: str, backend: str, told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    compiled: str, backend: str, notified: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("lightning_flops.analysis.step_flops._SHARE", 100.0)
     expected, said = bare(compiled, backend)
     with warned() as said_with_us:
-        weights, profile, run = profiled(Loop(compiled, backend), told=told)
+        weights, profile, run = profiled(Loop(compiled, backend), notified=notified)
     assert all(map(torch.equal, weights, expected))
     assert said_with_us <= said
     assert "profiler failed" not in caplog.text
@@ -120,6 +120,6 @@ def test_the_step_in_which_the_model_is_compiled_is_like_the_others(in_place: bo
         loop.net.compile(backend="aot_eager")
     else:
         loop.net = torch.compile(loop.net, backend="aot_eager")  # type: ignore[assignment]
-    _, profile, run = profiled(loop, told=False)
+    _, profile, run = profiled(loop, notified=False)
     assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
     assert (run.steps_estimated, run.model_flops) == (0, STEPS * STEP)

@@ -22,6 +22,7 @@ from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
 from tests.loops.nets import BACKWARD, BATCH, FORWARD, Net, SlowSGD, loader, loss_of
 from tests.prompt_worker import NoChecks
+from tests.results import profile_of, throughput_of
 
 SETTINGS: dict[str, Any] = {"profile_step": 1, "timing_steps": 2, "trace": False}
 SCALARS = ("flops_profiler/fwd_flops", "flops_profiler/bwd_flops", "flops_monitor/samples_per_sec")
@@ -33,14 +34,13 @@ def _windows_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
 
 
-def train(now: FakeNow, batches: int = 12, **given: Any) -> TrainingProfiler:
+def train(now: FakeNow, **given: Any) -> TrainingProfiler:
     net = Net(now)
     optimizer = SlowSGD(net.parameters(), now)
     with profile_training(net, optimizer, **{**SETTINGS, **given}) as profiler:
-        for rows in loader(batches, now):
+        for rows in loader(12, now):
             loss_of(net(rows), now).backward()
             optimizer.step()
-    assert profiler.profile is not None and profiler.throughput is not None
     return profiler
 
 
@@ -50,9 +50,8 @@ def files_in(folder: Path) -> list[str]:
 
 def test_a_folder_gets_tensorboards_files_and_ours(now: FakeNow, tmp_path: Path) -> None:
     profiler = train(now, log_dir=tmp_path, log_every_n_steps=4, initial_step=100)
-    assert profiler.profile is not None
     ours = tmp_path / "lightning_flops"
-    assert Profile.from_json((ours / "profile.json").read_text()) == profiler.profile
+    assert Profile.from_json((ours / "profile.json").read_text()) == profile_of(profiler)
     assert json.loads((ours / "throughput.json").read_text())["batches"] == 11
     assert (ours / "profile.html").exists()
     events = EventAccumulator(str(tmp_path)).Reload()
@@ -61,24 +60,14 @@ def test_a_folder_gets_tensorboards_files_and_ours(now: FakeNow, tmp_path: Path)
     assert [event.step for event in events.Scalars("flops_monitor/samples_per_sec")] == [104, 108, 112]
 
 
-class Calls:
-    """A function of scalars and a step."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, list[tuple[float, int | None]]] = {}
-
-    def __call__(self, scalars: dict[str, float], step: int | None = None) -> None:
-        for name, value in scalars.items():
-            self.seen.setdefault(name, []).append((value, step))
-
-
 def test_a_function_gets_scalars_and_their_step(now: FakeNow) -> None:
-    calls = Calls()
-    train(now, writer=calls, log_every_n_steps=4)
-    assert [value for value, _ in calls.seen["flops_profiler/fwd_flops"]] == [FORWARD]
-    step_sec = 0.5 + 2.0 + 32.0 + 4.0 + 8.0
-    assert [step for _, step in calls.seen["flops_monitor/samples_per_sec"]] == [4, 8, 12]
-    assert [value for value, _ in calls.seen["flops_monitor/samples_per_sec"]] == pytest.approx([BATCH / step_sec] * 3)
+    calls: list[tuple[dict[str, float], int]] = []
+    train(now, writer=lambda scalars, step: calls.append((scalars, step)), log_every_n_steps=4)
+    name = "flops_profiler/fwd_flops"
+    assert [scalars[name] for scalars, _ in calls if name in scalars] == [FORWARD]
+    name, step_sec = "flops_monitor/samples_per_sec", 0.5 + 2.0 + 32.0 + 4.0 + 8.0
+    rates = {step: scalars[name] for scalars, step in calls if name in scalars}
+    assert rates == pytest.approx(dict.fromkeys((4, 8, 12), BATCH / step_sec))
 
 
 def test_a_summary_writer_gets_scalars_and_text_and_its_folder_the_files(now: FakeNow, tmp_path: Path) -> None:
@@ -124,8 +113,7 @@ def test_a_loop_of_accelerate_accumulates_and_its_trackers_get_the_scalars(
                 accelerate.backward(loss_of(model(rows), now))
                 optimizer.step()
                 optimizer.zero_grad()
-    profile = profiler.profile
-    assert profile is not None
+    profile = profile_of(profiler)
     assert (profile.flops.forward, profile.flops.backward) == (2 * FORWARD, 2 * BACKWARD)
     assert (profile.samples, profile.micro_steps, profile.context.accumulate) == (2 * BATCH, 2, 2)
     assert profile.context.framework == "accelerate" and profile.modules[0].type_name == "Net"
@@ -150,8 +138,7 @@ def test_a_loop_of_fabric_and_its_logger(now: FakeNow, tmp_path: Path) -> None:
             fabric.backward(loss_of(model(rows), now))
             optimizer.step()
             optimizer.zero_grad()
-    profile = profiler.profile
-    assert profile is not None
+    profile = profile_of(profiler)
     assert (profile.flops.forward, profile.flops.backward, profile.samples) == (FORWARD, BACKWARD, BATCH)
     assert (profile.context.framework, profile.context.precision) == ("lightning.fabric", "32-true")
     assert profile.modules[0].type_name == "Net"
@@ -170,5 +157,5 @@ def test_throughput_alone_is_a_file_of_its_own(now: FakeNow, tmp_path: Path) -> 
         for rows in loader(4, now):
             net(rows).sum().backward()
             optimizer.step()
-    assert profiler.profile is None and profiler.throughput is not None and profiler.throughput.batches == 4
+    assert profiler.profile is None and throughput_of(profiler).batches == 4
     assert [one for one in files_in(tmp_path) if "events" not in one] == ["lightning_flops/throughput.json"]

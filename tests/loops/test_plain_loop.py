@@ -34,6 +34,7 @@ from tests.loops.nets import (
     loss_of,
     stream,
 )
+from tests.results import profile_of, throughput_of
 
 SETTINGS: dict[str, Any] = {"profile_step": 1, "timing_steps": 2, "trace": False}
 
@@ -52,116 +53,108 @@ TWICE = PhaseSeconds(
 Step = Callable[[TrainingProfiler, int, Tensor], object]
 
 
-@pytest.fixture
-def net(now: FakeNow) -> Net:
-    return Net(now)
+class Loop:
+    """A net, its optimizer, and the windows of the profiler that its steps are run under."""
+
+    def __init__(self, now: FakeNow, windows: list[Any]) -> None:
+        self.now, self.windows = now, windows
+        self.net = Net(now)
+        self.optimizer = SlowSGD(self.net.parameters(), now)
+        self.profiler = profile_training(self.net, self.optimizer, **SETTINGS)
+
+    def loss(self, rows: Tensor) -> Tensor:
+        return loss_of(self.net(rows), self.now)
+
+    def step(self, _: TrainingProfiler, place: int, rows: Tensor) -> None:
+        """The step that everybody writes."""
+        self.loss(rows).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def run(self, step: Step | None = None, batches: int = 8, **given: Any) -> Profile:
+        """The profile of so many batches, each of which *step* gets, with its place."""
+        self.begin(step, batches, **given)
+        return profile_of(self.profiler)
+
+    def begin(self, step: Step | None = None, batches: int = 8, **given: Any) -> None:
+        """The same loop, which may have no profile."""
+        given = {"model": self.net, "optimizer": self.optimizer, **SETTINGS, **given}
+        self.profiler = profile_training(**given)
+        with self.profiler:
+            for place, rows in enumerate(loader(batches, self.now)):
+                (step or self.step)(self.profiler, place, rows)
+
+    @property
+    def summary(self) -> ThroughputSummary:
+        return throughput_of(self.profiler)
+
+    @property
+    def seconds(self) -> list[PhaseSeconds]:
+        """The times of every timed step of the only window."""
+        (window,) = self.windows
+        return [step.seconds for step in window.timed_steps]
+
+    @property
+    def excluded(self) -> list[dict[str, float]]:
+        """What ran between the timed steps and is in none."""
+        (window,) = self.windows
+        return [step.excluded_sec for step in window.timed_steps]
 
 
 @pytest.fixture
-def optimizer(net: Net, now: FakeNow) -> SlowSGD:
-    return SlowSGD(net.parameters(), now)
+def loop(now: FakeNow, windows: list[Any]) -> Loop:
+    return Loop(now, windows)
 
 
-def profile_of(profiler: TrainingProfiler) -> Profile:
-    assert profiler.profile is not None
-    return profiler.profile
-
-
-def throughput_of(profiler: TrainingProfiler) -> ThroughputSummary:
-    assert profiler.throughput is not None
-    return profiler.throughput
-
-
-def seconds(windows: list[Any]) -> list[PhaseSeconds]:
-    """The times of every timed step of the only window."""
-    (window,) = windows
-    return [step.seconds for step in window.timed_steps]
-
-
-def excluded(windows: list[Any]) -> list[dict[str, float]]:
-    """What ran between the timed steps and is in none."""
-    (window,) = windows
-    return [step.excluded_sec for step in window.timed_steps]
-
-
-def flops(profiler: TrainingProfiler) -> tuple[int, int]:
+def flops(profile: Profile) -> tuple[int, int]:
     """Forward and backward of the counted step."""
-    counted = profile_of(profiler).flops
-    return counted.forward, counted.backward
+    return profile.flops.forward, profile.flops.backward
 
 
-def profiled(model: Any, optimizer: Any, now: FakeNow, step: Step, batches: int = 8, **given: Any) -> TrainingProfiler:
-    """A loop over so many batches, each of which *step* gets, with its place."""
-    with profile_training(model, optimizer, **{**SETTINGS, **given}) as profiler:
-        for place, rows in enumerate(loader(batches, now)):
-            step(profiler, place, rows)
-    return profiler
-
-
-def plain(model: nn.Module, optimizer: SlowSGD, now: FakeNow) -> Step:
-    """The step that everybody writes."""
-
-    def step(_: TrainingProfiler, place: int, rows: Tensor) -> None:
-        loss_of(model(rows), now).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def test_a_loop_is_profiled_without_a_line_inside_it(
-    net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]
-) -> None:
-    profiler = profiled(net, optimizer, now, plain(net, optimizer, now))
-    profile, run = profile_of(profiler), throughput_of(profiler)
+def test_a_loop_is_profiled_without_a_line_inside_it(loop: Loop) -> None:
+    profile = loop.run()
     assert (profile.flops.forward, profile.flops.backward, profile.flops.optimizer) == (FORWARD, BACKWARD, 0)
     assert (profile.profile_step, profile.counted_steps, profile.timed_steps) == (1, (1,), (4, 5))
     assert (profile.samples, profile.micro_steps, profile.context.micro_batch_size) == (BATCH, 1, BATCH)
     assert profile.modules[0].name == "" and profile.modules[0].type_name == "Net"
     assert profile.context.framework == "torch" and profile.context.precision == "float32"
-    assert seconds(windows) == [STEP, STEP]
-    assert set(windows[0].mixed_phases) == {"transfer", "other"}
+    assert loop.seconds == [STEP, STEP]
+    assert set(loop.windows[0].mixed_phases) == {"transfer", "other"}
+    run = loop.summary
     assert (run.ips_unit, run.mfu, run.model_flops) == ("samples/s", None, 8 * (FORWARD + BACKWARD))
     assert "no dense peak" in run.unavailable["mfu"]
-    asked = profiled(net, optimizer, now, plain(net, optimizer, now), batch_size=lambda rows: 10 * len(rows))
-    assert profile_of(asked).samples == 10 * BATCH
+    assert loop.run(batch_size=lambda rows: 10 * len(rows)).samples == 10 * BATCH
 
 
 @pytest.mark.parametrize("before_loss", [False, True])
-def test_the_loss_is_forward_though_gradients_are_cleared_before_its_backward(
-    net: Net, optimizer: SlowSGD, before_loss: bool, now: FakeNow, windows: list[Any]
-) -> None:
+def test_the_loss_is_forward_though_gradients_are_cleared_before_its_backward(loop: Loop, before_loss: bool) -> None:
     def step(_: TrainingProfiler, place: int, rows: Tensor) -> None:
-        output = net(rows)
+        output = loop.net(rows)
         if before_loss:
-            optimizer.zero_grad()
-        loss = loss_of(output @ output.T, now)
+            loop.optimizer.zero_grad()
+        loss = loss_of(output @ output.T, loop.now)
         if not before_loss:
-            optimizer.zero_grad()
+            loop.optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        loop.optimizer.step()
 
     similarities = 2 * BATCH * NARROW * BATCH
-    profiler = profiled(net, optimizer, now, step)
-    assert flops(profiler) == (FORWARD + similarities, BACKWARD + 2 * similarities)
-    assert seconds(windows) == [STEP, STEP]
+    assert flops(loop.run(step)) == (FORWARD + similarities, BACKWARD + 2 * similarities)
+    assert loop.seconds == [STEP, STEP]
 
 
 @pytest.mark.parametrize("notified", [False, True])
-def test_accumulated_batches_are_one_step(
-    net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any], notified: bool
-) -> None:
+def test_accumulated_batches_are_one_step(loop: Loop, notified: bool) -> None:
     def step(profiler: TrainingProfiler, place: int, rows: Tensor) -> None:
-        (loss_of(net(rows), now) / 3).backward()
+        (loop.loss(rows) / 3).backward()
         if place % 3 == 2:
-            optimizer.step()
-            optimizer.zero_grad()
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
         if notified:
             profiler.step()
 
-    profiler = profiled(net, optimizer, now, step, 24)
-    profile = profile_of(profiler)
-    assert flops(profiler) == (3 * FORWARD, 3 * BACKWARD)
+    profile = loop.run(step, 24)
+    assert flops(profile) == (3 * FORWARD, 3 * BACKWARD)
     assert (profile.samples, profile.micro_steps, profile.context.accumulate) == (3 * BATCH, 3, 3)
     whole = PhaseSeconds(
         data_wait=3 * FETCH_SEC,
@@ -169,150 +162,135 @@ def test_accumulated_batches_are_one_step(
         backward=3 * BACKWARD_SEC,
         optimizer=UPDATE_SEC,
     )
-    assert seconds(windows) == [whole, whole]
+    assert loop.seconds == [whole, whole]
 
 
-@pytest.mark.parametrize("notified", [False, True])
-def test_without_an_optimizer_a_step_ends_where_the_loop_says_and_else_nothing_is_profiled(
-    net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any], notified: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_an_optimizer_a_step_ends_where_the_loop_says(loop: Loop) -> None:
     def step(profiler: TrainingProfiler, place: int, rows: Tensor) -> None:
-        plain(net, optimizer, now)(profiler, place, rows)
-        if notified:
-            profiler.step()
+        loop.step(profiler, place, rows)
+        profiler.step()
 
-    profiler = profiled(net, None, now, step)
-    if notified:
-        assert (flops(profiler), profile_of(profiler).samples) == ((FORWARD, BACKWARD), BATCH)
-        assert seconds(windows) == [STEP] * 2  # torch calls hooks at any optimizer's step
-    else:
-        assert profiler.profile is None
-        assert "profile_step is 1, and this run ended after 0 step(s)" in caplog.text
+    profile = loop.run(step, optimizer=None)
+    assert (flops(profile), profile.samples) == ((FORWARD, BACKWARD), BATCH)
+    assert loop.seconds == [STEP] * 2  # torch calls hooks at any optimizer's step
 
 
 @pytest.mark.parametrize("kind", ["stream", "loader", "none"])
-def test_batches_of_any_iterable_are_seen_and_without_one_those_of_the_forwards(
-    net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any], kind: str
-) -> None:
-    with profile_training(net, optimizer, **SETTINGS) as profiler:
-        data: Any = profiler.batches(stream(8, now) if kind == "stream" else loader(8, now))
+def test_batches_of_any_iterable_are_seen_and_without_one_those_of_the_forwards(loop: Loop, kind: str) -> None:
+    with loop.profiler as profiler:
+        data: Any = profiler.batches(stream(8, loop.now) if kind == "stream" else loader(8, loop.now))
         if kind == "none":
             data = [torch.randn(BATCH, WIDE)] * 8
         elif kind == "loader":  # is otherwise the loader
             assert len(data) == 8 and data.batch_size == BATCH
         for rows in data:
             if kind == "none":
-                now.sleep(FETCH_SEC)
-            loss_of(net(rows), now).backward()
-            optimizer.step()
-    assert (flops(profiler), profile_of(profiler).samples) == ((FORWARD, BACKWARD), BATCH)
+                loop.now.sleep(FETCH_SEC)
+            loop.loss(rows).backward()
+            loop.optimizer.step()
+    profile = profile_of(profiler)
+    assert (flops(profile), profile.samples) == ((FORWARD, BACKWARD), BATCH)
     if kind == "none":
-        assert {"data_wait", "transfer", "other"} <= set(windows[0].mixed_phases)
-        assert [step.other for step in seconds(windows)] == [FETCH_SEC] * 2
+        assert {"data_wait", "transfer", "other"} <= set(loop.windows[0].mixed_phases)
+        assert [step.other for step in loop.seconds] == [FETCH_SEC] * 2
     else:
-        assert seconds(windows) == [STEP, STEP] and "data_wait" not in windows[0].mixed_phases
+        assert loop.seconds == [STEP, STEP] and "data_wait" not in loop.windows[0].mixed_phases
 
 
-def test_lbfgs_runs_its_closure_several_times_in_one_step(net: Net, now: FakeNow, windows: list[Any]) -> None:
-    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3, tolerance_change=0.0, tolerance_grad=0.0)
+def test_lbfgs_runs_its_closure_several_times_in_one_step(loop: Loop) -> None:
+    optimizer = torch.optim.LBFGS(loop.net.parameters(), max_iter=3, tolerance_change=0.0, tolerance_grad=0.0)
     calls = [0]
 
     def step(_: TrainingProfiler, place: int, rows: Tensor) -> None:
         def closure() -> Tensor:
             calls[0] += 1
             optimizer.zero_grad()
-            loss = loss_of(net(rows), now)
+            loss = loop.loss(rows)
             loss.backward()
             return loss
 
         optimizer.step(closure)
 
-    profiler = profiled(net, optimizer, now, step)
+    profile = loop.run(step, optimizer=optimizer)
     a_step = calls[0] // 8
     assert a_step > 1 and calls[0] == 8 * a_step
-    assert flops(profiler) == (a_step * FORWARD, a_step * BACKWARD)
-    assert (profile_of(profiler).samples, profile_of(profiler).micro_steps) == (BATCH, 1)
-    for timed in seconds(windows):
+    assert flops(profile) == (a_step * FORWARD, a_step * BACKWARD)
+    assert (profile.samples, profile.micro_steps) == (BATCH, 1)
+    for timed in loop.seconds:
         assert (timed.forward, timed.backward) == (a_step * (FORWARD_SEC + LOSS_SEC), a_step * BACKWARD_SEC)
 
 
-def test_a_batch_whose_update_a_scaler_skips_belongs_to_the_next_step(
-    net: Net, optimizer: SlowSGD, now: FakeNow
-) -> None:
+def test_a_batch_whose_update_a_scaler_skips_belongs_to_the_next_step(loop: Loop) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
 
     def step(_: TrainingProfiler, place: int, rows: Tensor) -> None:
-        scaler.scale(loss_of(net(rows), now) * (float("inf") if place in (1, 4) else 1.0)).backward()
-        scaler.step(optimizer)
+        scaler.scale(loop.loss(rows) * (float("inf") if place in (1, 4) else 1.0)).backward()
+        scaler.step(loop.optimizer)
         scaler.update()
-        optimizer.zero_grad()
+        loop.optimizer.zero_grad()
 
-    profiler = profiled(net, optimizer, now, step)
-    profile = profile_of(profiler)
+    profile = loop.run(step)
     assert (profile.counted_steps, profile.samples, profile.micro_steps) == ((1,), 2 * BATCH, 2)
-    assert flops(profiler) == (2 * FORWARD, 2 * BACKWARD)
+    assert flops(profile) == (2 * FORWARD, 2 * BACKWARD)
 
 
-def test_a_gradient_penalty_is_a_backward(net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]) -> None:
+def test_a_gradient_penalty_is_a_backward(loop: Loop) -> None:
     def step(_: TrainingProfiler, place: int, rows: Tensor) -> None:
         rows.requires_grad_()
-        output = net(rows)
+        output = loop.net(rows)
         torch.autograd.grad(output.sum(), rows, retain_graph=True)
-        loss_of(output, now).backward()
-        optimizer.step()
+        loss_of(output, loop.now).backward()
+        loop.optimizer.step()
 
     # The slope takes a product in each layer, without its weights' gradients; the backward now reaches the rows, too.
-    assert flops(profiled(net, optimizer, now, step)) == (FORWARD, FORWARD + 2 * FORWARD)
-    assert [timed.backward for timed in seconds(windows)] == [2 * BACKWARD_SEC] * 2
+    assert flops(loop.run(step)) == (FORWARD, FORWARD + 2 * FORWARD)
+    assert [timed.backward for timed in loop.seconds] == [2 * BACKWARD_SEC] * 2
 
 
 @pytest.mark.parametrize("around_all", [True, False], ids=["no_grad around all", "no_grad around each forward"])
-def test_an_evaluation_between_steps_is_in_no_figure(
-    net: Net, optimizer: SlowSGD, around_all: bool, now: FakeNow, windows: list[Any]
-) -> None:
+def test_an_evaluation_between_steps_is_in_no_figure(loop: Loop, around_all: bool) -> None:
     def step(profiler: TrainingProfiler, place: int, rows: Tensor) -> None:
-        plain(net, optimizer, now)(profiler, place, rows)
-        net.eval()
+        loop.step(profiler, place, rows)
+        loop.net.eval()
         with torch.set_grad_enabled(not around_all):
-            for others in loader(2, now):
+            for others in loader(2, loop.now):
                 with torch.no_grad():
-                    net(others)
-        net.train()
+                    loop.net(others)
+        loop.net.train()
 
-    assert flops(profiled(net, optimizer, now, step)) == (FORWARD, BACKWARD)
-    assert seconds(windows) == [STEP, STEP]
-    assert excluded(windows) == [{"validation": 2 * (FETCH_SEC + FORWARD_SEC)}] * 2
+    assert flops(loop.run(step)) == (FORWARD, BACKWARD)
+    assert loop.seconds == [STEP, STEP]
+    assert loop.excluded == [{"validation": 2 * (FETCH_SEC + FORWARD_SEC)}] * 2
 
 
 @pytest.mark.parametrize("when", [1, 2], ids=["before the update", "after the first batch"])
-def test_an_evaluation_in_the_middle_of_an_accumulated_step_is_no_part_of_it(
-    net: Net, optimizer: SlowSGD, when: int, now: FakeNow, windows: list[Any]
-) -> None:
+def test_an_evaluation_in_the_middle_of_an_accumulated_step_is_no_part_of_it(loop: Loop, when: int) -> None:
     def step(_: TrainingProfiler, place: int, rows: Tensor) -> None:
-        loss_of(net(rows), now).backward()
+        loop.loss(rows).backward()
         if place % 4 == when:
-            net.eval()
+            loop.net.eval()
             with torch.no_grad():
-                for one in loader(3, now):
-                    net(one)
-            net.train()
+                for one in loader(3, loop.now):
+                    loop.net(one)
+            loop.net.train()
         if place % 2:
-            optimizer.step()
-            optimizer.zero_grad()
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
 
-    profiler = profiled(net, optimizer, now, step, 16)
-    assert (flops(profiler), profile_of(profiler).notes) == ((2 * FORWARD, 2 * BACKWARD), ())
-    assert all(one.data_wait == 2 * FETCH_SEC and one.backward == 2 * BACKWARD_SEC for one in seconds(windows))
-    assert throughput_of(profiler).model_flops == 8 * 2 * (FORWARD + BACKWARD)
+    profile = loop.run(step, 16)
+    assert (flops(profile), profile.notes) == ((2 * FORWARD, 2 * BACKWARD), ())
+    assert all(one.data_wait == 2 * FETCH_SEC and one.backward == 2 * BACKWARD_SEC for one in loop.seconds)
+    assert loop.summary.model_flops == 8 * 2 * (FORWARD + BACKWARD)
 
 
 @pytest.mark.parametrize("whose", ["its own", "another's"])
 @pytest.mark.parametrize("where", ["between steps", "inside a step"])
 def test_what_the_loop_leaves_out_is_in_no_step_and_a_checkpoint_is_other(
-    whose: str, where: str, net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any], tmp_path: Path
+    whose: str, where: str, loop: Loop, tmp_path: Path
 ) -> None:
     """As in an evaluation of a model that is in training mode, or of an averaged one."""
-    evaluated = net if whose == "its own" else Net(now)
+    now = loop.now
+    evaluated = loop.net if whose == "its own" else Net(now)
 
     class Slowly:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -325,72 +303,66 @@ def test_what_the_loop_leaves_out_is_in_no_step_and_a_checkpoint_is_other(
                 loss_of(evaluated(others), now)
 
     def step(profiler: TrainingProfiler, place: int, rows: Tensor) -> None:
-        loss = loss_of(net(rows), now)
+        loss = loop.loss(rows)
         if where == "inside a step":
             evaluate(profiler)
         loss.backward()
-        optimizer.step()
+        loop.optimizer.step()
         torch.save(Slowly(), tmp_path / "checkpoint.pt")
         if where == "between steps":
             evaluate(profiler)
 
-    profiler = profiled(net, optimizer, now, step)
-    assert profile_of(profiler).samples == BATCH
-    assert seconds(windows) == [replace(STEP, other=64.0)] * 2
-    assert excluded(windows) == [{"samples": 2 * (FETCH_SEC + FORWARD_SEC + LOSS_SEC)}] * 2
-    summary = throughput_of(profiler)
+    assert loop.run(step).samples == BATCH
+    assert loop.seconds == [replace(STEP, other=64.0)] * 2
+    assert loop.excluded == [{"samples": 2 * (FETCH_SEC + FORWARD_SEC + LOSS_SEC)}] * 2
+    summary = loop.summary
     assert summary.ips is not None and summary.model_flops == 8 * (FORWARD + BACKWARD)
     assert summary.ips.average * summary.batch_cost_sec.average == pytest.approx(BATCH)
 
 
-def test_a_teachers_forward_belongs_to_the_step(net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]) -> None:
-    teacher = Net(now).eval()
+def test_a_teachers_forward_belongs_to_the_step(loop: Loop) -> None:
+    teacher = Net(loop.now).eval()
 
     def step(_: TrainingProfiler, place: int, rows: Tensor) -> None:
         with torch.no_grad():
             wanted = teacher(rows)
-        loss_of(net(rows) - wanted, now).backward()
-        optimizer.step()
+        loss_of(loop.net(rows) - wanted, loop.now).backward()
+        loop.optimizer.step()
 
-    profile = profile_of(profiled(net, optimizer, now, step))
+    profile = loop.run(step)
     assert (profile.flops.forward, profile.outside.forward) == (2 * FORWARD, FORWARD)
     assert profile.flops.without_backward == FORWARD
-    assert [timed.other for timed in seconds(windows)] == [FORWARD_SEC] * 2
+    assert [timed.other for timed in loop.seconds] == [FORWARD_SEC] * 2
 
 
-def test_of_a_model_that_is_not_called_forward_is_what_ran_before_the_backward(
-    now: FakeNow, windows: list[Any]
-) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
-
+def test_of_a_model_that_is_not_called_forward_is_what_ran_before_the_backward(loop: Loop) -> None:
     def step(_: TrainingProfiler, place: int, rows: Tensor) -> None:
-        now.sleep(FORWARD_SEC)
-        loss_of(net.second(net.first(rows)), now).backward()
-        optimizer.step()
+        loop.now.sleep(FORWARD_SEC)
+        loss_of(loop.net.second(loop.net.first(rows)), loop.now).backward()
+        loop.optimizer.step()
 
-    profiler = profiled(net, optimizer, now, step)
-    assert (flops(profiler), profile_of(profiler).samples) == ((FORWARD, BACKWARD), BATCH)
-    assert any("The model was not called" in note for note in profile_of(profiler).notes)
-    assert [timed.forward for timed in seconds(windows)] == [LOSS_SEC + FORWARD_SEC] * 2
+    profile = loop.run(step)
+    assert (flops(profile), profile.samples) == ((FORWARD, BACKWARD), BATCH)
+    assert any("The model was not called" in note for note in profile.notes)
+    assert [timed.forward for timed in loop.seconds] == [LOSS_SEC + FORWARD_SEC] * 2
 
 
 @pytest.mark.parametrize("at", [1, 4])
-def test_an_exception_that_leaves_the_loop_is_the_users_and_there_is_a_report(
-    net: Net, optimizer: SlowSGD, now: FakeNow, at: int
-) -> None:
-    profiler = profile_training(net, optimizer, **SETTINGS)
-    with pytest.raises(ZeroDivisionError), profiler:
-        for place, rows in enumerate(loader(8, now)):
-            plain(net, optimizer, now)(profiler, place, rows)
-            if place == at:
-                raise ZeroDivisionError
-    assert profile_of(profiler).flops.forward == FORWARD
-    assert any("interrupted by ZeroDivisionError" in note for note in profile_of(profiler).notes)
+def test_an_exception_that_leaves_the_loop_is_the_users_and_there_is_a_report(loop: Loop, at: int) -> None:
+    def step(profiler: TrainingProfiler, place: int, rows: Tensor) -> None:
+        loop.step(profiler, place, rows)
+        if place == at:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        loop.run(step)
+    profile = profile_of(loop.profiler)
+    assert profile.flops.forward == FORWARD
+    assert any("interrupted by ZeroDivisionError" in note for note in profile.notes)
 
 
-def test_updates_inside_the_backward_end_the_step_when_it_returns(net: Net, now: FakeNow, windows: list[Any]) -> None:
-    optimizers = {weight: SlowSGD([weight], now) for weight in net.parameters()}
+def test_updates_inside_the_backward_end_the_step_when_it_returns(loop: Loop) -> None:
+    optimizers = {weight: SlowSGD([weight], loop.now) for weight in loop.net.parameters()}
 
     def update(weight: Any) -> None:
         optimizers[weight].step()
@@ -398,100 +370,93 @@ def test_updates_inside_the_backward_end_the_step_when_it_returns(net: Net, now:
 
     for weight in optimizers:
         weight.register_post_accumulate_grad_hook(update)
-    profiler = profiled(net, [*optimizers.values()], now, lambda _, place, rows: loss_of(net(rows), now).backward())
-    assert (flops(profiler), profile_of(profiler).samples) == ((FORWARD, BACKWARD), BATCH)
-    assert [(one.backward, one.optimizer) for one in seconds(windows)] == [(BACKWARD_SEC, 4 * UPDATE_SEC)] * 2
+    profile = loop.run(lambda _, place, rows: loop.loss(rows).backward(), optimizer=[*optimizers.values()])
+    assert (flops(profile), profile.samples) == ((FORWARD, BACKWARD), BATCH)
+    assert [(one.backward, one.optimizer) for one in loop.seconds] == [(BACKWARD_SEC, 4 * UPDATE_SEC)] * 2
 
 
 @pytest.mark.parametrize("place", ["before the loss", "before the update", "after the update"])
-def test_a_batch_that_is_fetched_ahead_belongs_to_the_next_step(
-    net: Net, optimizer: SlowSGD, place: str, now: FakeNow, windows: list[Any]
-) -> None:
-    with profile_training(net, optimizer, **SETTINGS) as profiler:
-        batches = iter(loader(10, now))
+def test_a_batch_that_is_fetched_ahead_belongs_to_the_next_step(loop: Loop, place: str) -> None:
+    with loop.profiler as profiler:
+        batches = iter(loader(10, loop.now))
         rows, ahead = next(batches, None), None
         while rows is not None:
-            output = net(rows)
+            output = loop.net(rows)
             if place == "before the loss":
                 ahead = next(batches, None)
-            loss_of(output, now).backward()
+            loss_of(output, loop.now).backward()
             if place == "before the update":
                 ahead = next(batches, None)
-            optimizer.step()
+            loop.optimizer.step()
             if place == "after the update":
                 ahead = next(batches, None)
             rows = ahead
     profile = profile_of(profiler)
     assert (profile.flops.forward, profile.samples, profile.micro_steps) == (FORWARD, BATCH, 1)
-    assert seconds(windows) == [STEP, STEP]
+    assert loop.seconds == [STEP, STEP]
 
 
 def test_a_model_that_trains_in_evaluation_mode_is_profiled_from_its_first_step(
-    net: Net, optimizer: SlowSGD, now: FakeNow, caplog: pytest.LogCaptureFixture
+    loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    net.eval()
-    profiler = profiled(net, optimizer, now, plain(net, optimizer, now), profile_step=0)
-    profile = profile_of(profiler)
+    loop.net.eval()
+    profile = loop.run(profile_step=0)
     assert (profile.flops.forward, profile.samples) == (FORWARD, BATCH)
-    assert throughput_of(profiler).ips_unit == "samples/s" and "could not be" not in caplog.text
+    assert loop.summary.ips_unit == "samples/s" and "could not be" not in caplog.text
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_step_that_raises_while_steps_are_timed_is_left_out_and_changes_no_time_of_the_others(
-    where: str, net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]
+    where: str, loop: Loop
 ) -> None:
     def fail(_: Tensor) -> None:
         raise RuntimeError("no gradient")
 
     def step(profiler: TrainingProfiler, place: int, rows: Tensor) -> None:
         try:
-            output = net(torch.cat([rows, rows], dim=1) if (where, place) == ("forward", 5) else rows)
+            output = loop.net(torch.cat([rows, rows], dim=1) if (where, place) == ("forward", 5) else rows)
             if (where, place) == ("backward", 5):
                 output.register_hook(fail)
-            loss_of(output, now).backward()
-            optimizer.step()
+            loss_of(output, loop.now).backward()
+            loop.optimizer.step()
         except RuntimeError:
             return
-        now.sleep(256.0)
+        loop.now.sleep(256.0)
 
-    profiler = profiled(net, optimizer, now, step, 14, timing_steps=4)
-    assert flops(profiler) == (FORWARD, BACKWARD)
-    assert not any("Training ended" in note for note in profile_of(profiler).notes)
+    profile = loop.run(step, 14, timing_steps=4)
+    assert flops(profile) == (FORWARD, BACKWARD)
+    assert not any("Training ended" in note for note in profile.notes)
     # The step that the loop had left goes on to the next update, and is not like the counted one.
-    assert seconds(windows) == [replace(STEP, other=256.0)] * 4
+    assert loop.seconds == [replace(STEP, other=256.0)] * 4
 
 
 @pytest.mark.parametrize("notified", [False, True])
-def test_a_step_of_two_models_ends_with_the_last_optimizer_or_where_the_loop_says(
-    notified: bool, now: FakeNow, windows: list[Any]
-) -> None:
-    models: dict[str, nn.Module] = {"critic": Net(now), "net": Net(now)}
-    optimizers = [SlowSGD(one.parameters(), now) for one in models.values()]
+def test_a_step_of_two_models_ends_with_the_last_optimizer_or_where_the_loop_says(notified: bool, loop: Loop) -> None:
+    models: dict[str, nn.Module] = {"critic": Net(loop.now), "net": Net(loop.now)}
+    optimizers = [SlowSGD(one.parameters(), loop.now) for one in models.values()]
 
     def step(profiler: TrainingProfiler, place: int, rows: Tensor) -> None:
         for model, optimizer in zip(models.values(), optimizers, strict=True):
-            loss_of(model(rows), now).backward()
+            loss_of(model(rows), loop.now).backward()
             optimizer.step()
         if notified:
             profiler.step()
 
     given = optimizers[::-1] if notified else optimizers  # in the wrong order, a step is half of one at first
-    profiler = profiled(models, given, now, step, profile_step=2 if notified else 1)
-    assert (flops(profiler), profile_of(profiler).micro_steps) == ((2 * FORWARD, 2 * BACKWARD), 1)
-    by_name = {one.name: one.total.forward for one in profile_of(profiler).modules}
+    profile = loop.run(step, model=models, optimizer=given, profile_step=2 if notified else 1)
+    assert (flops(profile), profile.micro_steps) == ((2 * FORWARD, 2 * BACKWARD), 1)
+    by_name = {one.name: one.total.forward for one in profile.modules}
     assert (by_name["critic"], by_name["net"], by_name["net.first"]) == (FORWARD, FORWARD, FIRST)
-    assert seconds(windows) == [TWICE, TWICE]
-    assert throughput_of(profiler).model_flops == 8 * 2 * (FORWARD + BACKWARD)
+    assert loop.seconds == [TWICE, TWICE]
+    assert loop.summary.model_flops == 8 * 2 * (FORWARD + BACKWARD)
 
 
-def test_an_optimizer_that_never_ends_a_step_is_named(
-    net: Net, optimizer: SlowSGD, now: FakeNow, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_optimizer_that_never_ends_a_step_is_named(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     class Later(SlowSGD):
         """The discriminator's, in a loop that trains without it."""
 
-    both = [optimizer, Later(Net(now).parameters(), now)]
-    assert profiled(net, both, now, plain(net, optimizer, now)).profile is None
+    loop.begin(optimizer=[loop.optimizer, Later(Net(loop.now).parameters(), loop.now)])
+    assert loop.profiler.profile is None
     assert "Later, the last optimizer in the list, ends each" in caplog.text
     assert "this run ended after 0 step(s)" in caplog.text
 
@@ -518,14 +483,12 @@ def test_tokens_and_padding_are_those_of_the_batches(now: FakeNow) -> None:
     assert run.ips is not None and (run.ips_unit, run.ips.average) == ("samples/s", 2 / UPDATE_SEC)
 
 
-def test_start_and_stop_do_what_with_does_and_a_second_start_ends_the_first(
-    net: Net, optimizer: SlowSGD, now: FakeNow
-) -> None:
-    profiler = profile_training(net, optimizer, **SETTINGS)
+def test_start_and_stop_do_what_with_does_and_a_second_start_ends_the_first(loop: Loop) -> None:
+    profiler = loop.profiler
 
     def train(batches: int) -> None:
-        for place, rows in enumerate(loader(batches, now)):
-            plain(net, optimizer, now)(profiler, place, rows)
+        for place, rows in enumerate(loader(batches, loop.now)):
+            loop.step(profiler, place, rows)
 
     profiler.start()
     train(8)
@@ -535,7 +498,7 @@ def test_start_and_stop_do_what_with_does_and_a_second_start_ends_the_first(
     profiler.stop()
     profiler.stop()
     run = throughput_of(profiler)
-    assert (len(profiler.profiles), flops(profiler)) == (1, (FORWARD, BACKWARD))
+    assert (len(profiler.profiles), flops(profile_of(profiler))) == (1, (FORWARD, BACKWARD))
     assert run.model_flops == 6 * (FORWARD + BACKWARD)
     train(2)
     assert throughput_of(profiler) is run

@@ -17,6 +17,7 @@ from tests.fake_clock import FakeNow
 from tests.forks import BEFORE_LIGHTNING, run_fork
 from tests.left_on_objects import left_on_object
 from tests.left_on_torch import torch_state
+from tests.lightning import nets as lightning_nets
 from tests.loops import nets
 from tests.loops.nets import BATCH, Net, SlowSGD, loader, loss_of
 from tests.ranks import LIGHTNING
@@ -58,12 +59,20 @@ for rows in data:
 class Ended:
     """How a program ended under the command, and what it left in its folder."""
 
-    def __init__(self, folder: Path, program: str, *options: str, arguments: Sequence[str] = (), **environment: str):
+    def __init__(
+        self,
+        folder: Path,
+        program: str,
+        *options: str,
+        arguments: Sequence[str] = (),
+        imports: tuple[str, ...] = LIGHTNING,
+        **environment: str,
+    ) -> None:
         (folder / "train.py").write_text(program)
         done = run_fork(
             ["-m", "lightning_flops", "run", *options, "train.py", *arguments],
             folder=folder,
-            imports=LIGHTNING,
+            imports=imports,
             environment={"CUDA_VISIBLE_DEVICES": "", **environment},
         )
         self.status, self.out, self.err = done.returncode, done.stdout, done.stderr
@@ -194,28 +203,35 @@ arguments = TrainingArguments("out", use_cpu=True, per_device_train_batch_size=8
                               save_strategy="no", disable_tqdm=True)
 Trainer(Net(), arguments, train_dataset=rows).train()
 """
+FIT = """
+from lightning.pytorch.loggers import CSVLogger
+from tests.lightning.nets import loader, new_net, new_trainer
+new_trainer("lightning.pytorch", "root", logger={logger}).fit(new_net(), loader(30))
+"""
+FIT_WITH_LOGGER = FIT.format(logger="CSVLogger('logs', name='run', version=0)")
+HAND = (nets.FORWARD, nets.BACKWARD, "22.53 KFLOPs")
+HAND_OF_FIT = (lightning_nets.FORWARD, lightning_nets.BACKWARD, "1.63 KFLOPs")
 PROGRAMS = {
-    "accelerate": (ACCELERATE, "torch", "lightning_flops/profile.json"),
-    "trainer": (TRAINER, "transformers", "out/lightning_flops/profile.json"),
-}
+    "accelerate": (ACCELERATE, [], "torch", "lightning_flops", HAND),
+    "trainer": (TRAINER, [], "transformers", "out/lightning_flops", HAND),
+    "fit": (FIT.format(logger=False), [], lightning_nets.ROOT, "lightning_flops", HAND_OF_FIT),
+    "fit with a logger": (FIT_WITH_LOGGER, [], lightning_nets.ROOT, "logs/run/version_0/lightning_flops", HAND_OF_FIT),
+    "fit with a folder": (
+        FIT.format(logger=False), ["--log-dir", "reports"], lightning_nets.ROOT, "reports/lightning_flops", HAND_OF_FIT,
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_a_program_of_another_framework_is_profiled_and_a_line_says_so(kind: str, tmp_path: Path) -> None:
-    program, framework, file = PROGRAMS[kind]
-    (tmp_path / "train.py").write_text(program)
-    arguments = ["-m", "lightning_flops", "run", "--timing-steps", "2", "--trace", "false", "train.py"]
-    ended = run_fork(arguments, folder=tmp_path, imports=BEFORE_LIGHTNING, environment={"CUDA_VISIBLE_DEVICES": ""})
-    assert ended.returncode == 0, ended.stderr
-    profile = Profile.from_json((tmp_path / file).read_text())
-    assert (profile.flops.forward, profile.flops.backward, profile.context.framework) == (
-        nets.FORWARD,
-        nets.BACKWARD,
-        framework,
-    )
-    said = [one for one in (ended.stderr + ended.stdout).splitlines() if "FLOPs of step" in one]
-    (line,) = said
-    assert line.endswith(f"Page: {file.replace('.json', '.html')}") and "22.53 KFLOPs" in line
+    program, options, framework, folder, (forward, backward, words) = PROGRAMS[kind]
+    ended = Ended(tmp_path, program, "--timing-steps", "2", "--trace", "false", *options, imports=BEFORE_LIGHTNING)
+    assert ended.status == 0, ended.err
+    assert ended.reports == [tmp_path / folder / "profile.json"]
+    flops = ended.profile.flops
+    assert (flops.forward, flops.backward, ended.profile.context.framework) == (forward, backward, framework)
+    (line,) = [one for one in (ended.err + ended.out).splitlines() if "FLOPs of step" in one]
+    assert line.endswith(f"Page: {folder}/profile.html") and words in line
 
 
 # ---- what the hooks find, in this process

@@ -38,7 +38,7 @@ def unexpected(error: Exception) -> None:
 def test_somebody_who_wrapped_us_in_turn_is_left_alone_and_we_are_silent() -> None:
     spied: list[str] = []
     with ExitStack() as undo:
-        listen(undo, Base, "run", unexpected, before=spying(spied))
+        listen(undo, Base, "run", spying(spied), failed=unexpected)
         ours = Base.run
         theirs: Any = lambda self, what: ours(self, what).upper()  # noqa: E731
         Base.run = theirs  # type: ignore[method-assign]
@@ -51,34 +51,38 @@ def test_somebody_who_wrapped_us_in_turn_is_left_alone_and_we_are_silent() -> No
 def test_two_of_ours_on_one_method_leave_nothing_in_either_order(first_undone: int) -> None:
     spied: list[str] = []
     both = [ExitStack(), ExitStack()]
-    listen(both[0], Base, "run", unexpected, before=spying(spied, "inner "))
-    listen(both[1], Base, "run", unexpected, before=spying(spied, "outer "))
+    listen(both[0], Base, "run", spying(spied, "inner "), failed=unexpected)
+    listen(both[1], Base, "run", spying(spied, "outer "), failed=unexpected)
     Base().run("a")
     assert spied == ["outer a", "inner a"]
     both[first_undone].close()
     both[1 - first_undone].close()
 
 
-@pytest.mark.parametrize("broken", ["before", "ends", "after"])
+@pytest.mark.parametrize("broken", ["begins", "ends"])
 def test_a_function_that_is_listened_to_does_what_it_does_whatever_fails_in_us(broken: str) -> None:
-    heard: list[str] = []
+    heard: list[object] = []
 
-    def hear(what: str) -> None:
-        heard.append(what)
+    def hear(what: str, *values: object) -> None:
+        heard.extend((what, *values))
         if what == broken:
             raise LookupError(what)
 
-    def before(*_: Any) -> Any:
-        hear("before")
-        return lambda: hear("ends")
+    def begins(*_: Any) -> Any:
+        hear("begins")
+        return lambda result, error: hear("ends", result, error)
 
     with ExitStack() as undo:
-        failed = lambda error: heard.append("told")  # noqa: E731
-        listen(undo, Base, "run", failed, before=before, after=lambda *_: hear("after"))
+        listen(undo, Base, "run", begins, failed=lambda error: heard.append("failed"))
         assert Base().run("a") == "a"
-    expected = {
-        "before": ["before", "told", "after"],
-        "ends": ["before", "ends", "told", "after"],
-        "after": ["before", "ends", "after", "told"],
-    }
+    expected = {"begins": ["begins", "failed"], "ends": ["begins", "ends", "a", None, "failed"]}
     assert heard == expected[broken]
+
+
+def test_who_listens_gets_what_a_function_has_raised_and_so_does_its_caller() -> None:
+    heard: list[object] = []
+    with ExitStack() as undo:
+        listen(undo, Base, "run", lambda *_: lambda result, error: heard.append((result, error)))
+        with pytest.raises(TypeError) as raised:
+            Base().run()  # type: ignore[call-arg]
+    assert heard == [(None, raised.value)]

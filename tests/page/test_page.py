@@ -154,7 +154,7 @@ def test_a_trace_and_a_comparison_are_pages_of_the_same_parts(opened: Callable[.
     found = opened("compared")
     # fc1 is twice as wide, and each batch comes 1.5 ms later: 27.5 ms instead of 22.
     assert "One global step takes 27.5 ms in B and 22 ms in A" in found.texts("#summary")[0]
-    assert _cells(found, "by-module")[0][:4] == ["fc1", "5.000", "9.000", "+4.000"]
+    assert _cells(found, "by-module")[0][:4] == ["fc1", "5.00", "9.00", "4.00"]
     found = opened("trace")
     assert found.page.locator("#kernels, #operators, #memory-over-time").count() == 3
     assert found.page.locator(".roofline circle").count() > 0
@@ -196,9 +196,7 @@ def test_nothing_is_wider_than_the_screen(name: str, width: int, opened: Callabl
     assert found.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_light_and_dark_follow_the_system_and_the_reader_and_words_have_contrast(
-    opened: Callable[..., Opened],
-) -> None:
+def test_light_and_dark_follow_the_system_and_the_reader_and_words_have_contrast(opened: Callable[..., Opened]) -> None:
     grounds = []
     for scheme in ("light", "dark"):
         found = opened("decoder", color_scheme=scheme)
@@ -215,6 +213,8 @@ def test_light_and_dark_follow_the_system_and_the_reader_and_words_have_contrast
         found.page.get_by_label("Colours").select_option("light" if scheme == "dark" else "dark")
         found.draw()
         grounds.append(found.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        found.page.emulate_media(media="print")
+        assert found.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert grounds[0] == grounds[3] != grounds[1] == grounds[2]
 
 

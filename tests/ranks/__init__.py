@@ -56,7 +56,6 @@ def run_ranks(
     environment: Mapping[str, str] | None = None,
     ends_with: Mapping[int, int] | None = None,
     imports: tuple[str, ...] = (),
-    store_of_its_own: bool = False,
 ) -> list[str]:
     """Run ``python ARGUMENTS`` in *folder* as ranks 0 to *ranks* - 1 of one job on this machine.
 
@@ -69,7 +68,6 @@ def run_ranks(
         ends_with: exit statuses that are not to be 0, by rank.
         imports: modules that the ranks find imported, as forks of a process that has imported them; with none each
             is a Python of its own.
-        store_of_its_own: the ranks' store is this process's, as it is torchrun's; else it is rank 0's and ends with it.
 
     Returns:
         What each rank printed, both streams together.
@@ -82,12 +80,6 @@ def run_ranks(
     with contextlib.ExitStack() as undo:
         port = _held_port(undo)
         everywhere = environment_of_ranks(environment or {})
-        if store_of_its_own:
-            from torch.distributed import TCPStore  # type: ignore[attr-defined]  # here, as many who start ranks have no torch
-
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            port = store.port
-            everywhere["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         processes: list[subprocess.Popen[bytes] | Fork] = []
         outputs: list[IO[bytes]] = []
         for rank in range(ranks):

@@ -81,3 +81,10 @@ def profile_in(returned: Mapping[str, Any]) -> Profile:
     """The profile that a scenario returned as JSON."""
     assert returned["profile"] is not None, f"no profile; logged: {returned.get('logged')}"
     return Profile.from_json(returned["profile"])
+
+
+def absences(profile: Profile) -> dict[int, str]:
+    """Why which rank is not in the report."""
+    assert profile.ranks is not None
+    assert profile.ranks.answered + len(profile.ranks.absences) == profile.context.world_size
+    return {one.rank: one.reason for one in profile.ranks.absences}

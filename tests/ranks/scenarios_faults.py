@@ -17,8 +17,7 @@ from lightning.pytorch import Callback
 from torch import distributed as torch_distributed
 
 from lightning_flops import FlopsProfilerCallback
-from tests.lightning.footprint import footprint
-from tests.lightning.nets import loader, new_net, new_trainer
+from tests.lightning.nets import footprint, loader, new_net, new_trainer
 
 ROOT = "lightning.pytorch"
 RANK = int(os.environ.get("RANK", "0"))

@@ -19,8 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops import FlopsProfilerCallback
-from tests.lightning.footprint import footprint
-from tests.lightning.nets import new_trainer
+from tests.lightning.nets import footprint, new_trainer
 from tests.ranks.strategies_truth import BATCH, HEADS, HIDDEN, IN, OUT, PEAK_FLOPS_PER_SEC, WIDTH
 
 WINDOW: dict[str, Any] = {

@@ -18,6 +18,7 @@ from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.trace import analyze_trace, collective_calls, load_trace, step_parts
+from tests.analysis.in_memory import known
 from tests.ranks import DEEPSPEED_ON_CPU, EVERYTHING
 from tests.ranks.launching import Launched, launch_worker, profile_in
 from tests.report import windows
@@ -64,8 +65,7 @@ def known_records() -> tuple[RankRecord, ...]:
 def known_communication() -> RankComparison:
     merged = with_ranks(known_profile(0), known_records())
     assert merged.ranks is not None
-    assert merged.ranks.communication is not None
-    return merged.ranks.communication
+    return known(merged.ranks.communication)
 
 
 def test_records_say_that_half_of_one_ranks_communication_is_hidden_and_a_quarter_of_the_others() -> None:
@@ -101,7 +101,8 @@ def test_records_say_that_rank_1_is_the_straggler_by_500_us() -> None:
 # ---- real ranks
 
 
-def live() -> Launched:
+@pytest.fixture(scope="module")
+def launched() -> Launched:
     return launch_worker(
         "tests.ranks.worker",
         "tests.ranks.scenarios_communication",
@@ -110,11 +111,6 @@ def live() -> Launched:
         environment=DEEPSPEED_ON_CPU,
         imports=EVERYTHING,
     )
-
-
-@pytest.fixture(scope="module")
-def launched() -> Launched:
-    return live()
 
 
 PARAMETER_BYTES = 3 * (64 * 64 + 64) * 4
@@ -138,8 +134,7 @@ def test_what_a_strategy_communicates_in_a_step_is_there_call_by_call_and_byte_b
     scenario: str, expected: Sequence[Row], launched: Launched
 ) -> None:
     for returned in launched(scenario):
-        traced = profile_in(returned).traced
-        assert traced is not None
+        traced = known(profile_in(returned).traced)
         rows: list[Row] = [(one.name, one.calls, one.bytes) for one in traced.collectives]
         assert sorted(row for row in rows if row[0] != "broadcast") == expected
         assert all(len(one.latency_ns) == one.calls and one.group == "[0, 1]" for one in traced.collectives)
@@ -150,9 +145,7 @@ def test_all_calls_of_real_ranks_are_matched_and_nobody_waits_longer_than_its_ca
     scenario: str, launched: Launched
 ) -> None:
     profile = profile_in(launched(scenario)[0])
-    assert profile.ranks is not None
-    found = profile.ranks.communication
-    assert found is not None
+    found = known(known(profile.ranks).communication)
     assert found.notes == ()
     assert all(one.matched_calls == one.calls for row in found.ranks for one in row.collectives)
     first, second = found.ranks
@@ -166,11 +159,8 @@ def test_parts_of_a_traced_step_add_up_to_it_and_their_exposed_communication_to_
     scenario: str, launched: Launched
 ) -> None:
     for returned in launched(scenario):
-        traced = profile_in(returned).traced
-        assert traced is not None
-        assert traced.tables is not None
-        share = traced.tables.overlap
-        assert share is not None
+        traced = known(profile_in(returned).traced)
+        share = known(known(traced.tables).overlap)
         nanosecond = 1e-9
         assert sum(round(part.wall_sec / nanosecond) for part in traced.parts) == round(share.wall_us * 1000)
         exposed_ns = round((share.communication_us - share.overlap_us) * 1000)

@@ -15,7 +15,7 @@ from lightning_flops.config import OWN_FOLDER
 from lightning_flops.schema.profile import Profile
 from tests.lightning.nets import batch_flops
 from tests.ranks import LIGHTNING, run_ranks
-from tests.ranks.launching import launch, profile_in
+from tests.ranks.launching import absences, launch, profile_in
 from tests.ranks.scenarios_faults import BATCHES, SCENARIOS
 
 pytestmark = pytest.mark.timeout(290)
@@ -23,14 +23,6 @@ pytestmark = pytest.mark.timeout(290)
 on_two = functools.partial(launch, "scenarios_faults", ranks=2)
 
 COMPARED = ("losses", "weights", "random", "footprint", "collectives")
-
-
-def absences(profile: Profile) -> dict[int, str]:
-    """Why which rank is not in the report."""
-    assert profile.ranks is not None
-    assert profile.ranks.world_size == 2
-    assert profile.ranks.answered + len(profile.ranks.absences) == 2
-    return {absence.rank: absence.reason for absence in profile.ranks.absences}
 
 
 def warnings(returned: dict[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from lightning_flops.run.ranks import NoStoreError, Ranks
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankAbsence
 from tests.fake_clock import FakeNow
+from tests.ranks.launching import absences
 from tests.report import jobs
 from tests.report.windows import build_profile
 
@@ -78,12 +79,6 @@ def join(rank: int, store: Any, *, clock: Callable[[], float] | None = None, **c
 
 def job(store: Any, *, clock: Callable[[], float] | None = None, **changed: Any) -> list[Ranks]:
     return [join(rank, store, clock=clock, **changed) for rank in range(changed.get("world_size", WORLD_SIZE))]
-
-
-def absences(profile: Profile) -> dict[int, str]:
-    assert profile.ranks is not None
-    assert profile.ranks.answered + len(profile.ranks.absences) == profile.ranks.world_size
-    return {one.rank: one.reason for one in profile.ranks.absences}
 
 
 def of_step(profile: Profile, step: int) -> Profile:
@@ -276,7 +271,7 @@ def test_a_torch_that_keeps_its_store_in_another_way_is_a_reason_in_words(
     getter: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(ranks_module, "store_getter", lambda: getter)
+    monkeypatch.setattr(ranks_module, "store_getter", getter)
     with pytest.raises(NoStoreError) as raised:
         Ranks(rank=1, world_size=2, config=CONFIG)
     assert reason in str(raised.value)

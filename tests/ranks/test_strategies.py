@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from lightning_flops.schema.profile import Profile
+from tests.analysis.in_memory import known
 from tests.ranks.launching import Launched, launch, profile_in
 from tests.ranks.strategies_truth import (
     BATCH,
@@ -84,7 +85,7 @@ CASES = [*((2, name) for name in TWO), *((4, name) for name in FOUR)]
 
 
 def launched(ranks: int) -> Launched:
-    return launch("scenarios_two_strategies" if ranks == 2 else "scenarios_four_strategies", ranks=ranks)
+    return launch("scenarios_strategies", ranks=ranks)
 
 
 def profiles(ranks: int, name: str) -> list[Profile]:
@@ -132,16 +133,14 @@ class TestEveryStrategy:
         truth = expected(ranks, name)
         first, *others = profiles(ranks, name)
         assert all(other.ranks is None for other in others)
-        job = first.ranks
-        assert job is not None
+        job = known(first.ranks)
         assert (job.world_size, job.answered, job.absences) == (ranks, ranks, ())
         forward = truth.micro_steps * sum(cost.forward for cost in truth.costs)
         backward = truth.micro_steps * sum(cost.backward for cost in truth.costs)
         assert (job.flops.forward, job.flops.backward, job.flops.recompute) == (forward, backward, 0)
         assert (job.params, job.trainable_params) == (truth.params, truth.params)
         # Ranks with different data have a copy of the model each.
-        copy = job.flops_of_model
-        assert copy is not None
+        copy = known(job.flops_of_model)
         assert (truth.dp * copy.forward, truth.dp * copy.backward) == (forward, backward)
         assert [one.model_flops for one in job.ranks] == [
             truth.micro_steps * (cost.forward + cost.backward) for cost in truth.costs

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from lightning_flops.run import window
-from tests.idle_machine import untold
+from tests.idle_machine import unwatched
 
 
 def run_scenarios(module_name: str, folder: str) -> None:
@@ -25,7 +25,7 @@ def run_scenarios(module_name: str, folder: str) -> None:
     module = importlib.import_module(module_name)
     rank = os.environ["RANK"]
     watching: Any = window
-    watching.ProcessorWatch = untold
+    watching.ProcessorWatch = unwatched
     results: dict[str, Any] = {}
     for name, scenario in module.SCENARIOS.items():
         workplace = Path(folder, f"{name}-{rank}")

@@ -52,13 +52,8 @@ STRAYING = (-0.02, 0.02, 0.01, -0.01, 0.02, -0.02, -0.01, 0.01)
 
 def timed_steps(mean_ms: Mapping[str, float], straying: Sequence[float] = STRAYING) -> tuple[StepRecord, ...]:
     """Steps whose parts have these means."""
-    return tuple(
-        step(
-            5 + place,
-            seconds=PhaseSeconds(**{name: ms / 1e3 * (1 + off) for name, ms in mean_ms.items()}),
-        )
-        for place, off in enumerate(straying)
-    )
+    seconds = [PhaseSeconds(**{name: ms / 1e3 * (1 + off) for name, ms in mean_ms.items()}) for off in straying]
+    return tuple(step(5 + place, seconds=one) for place, one in enumerate(seconds))
 
 
 def traced_step(
@@ -72,30 +67,28 @@ def traced_step(
 ) -> TracedStep:
     """A traced step in which each module has this own time; *error* is the standard error of all, as a share of it."""
 
-    def us(ms: Mapping[str, float]) -> dict[str, float]:
-        return {name: 1e3 * value for name, value in ms.items()}
-
-    own = us(forward_ms), us(backward_ms)
-    whole = with_those_below(own[0], 0.0), with_those_below(own[1], 0.0)
+    own, own_backward = ({name: 1e3 * ms for name, ms in by.items()} for by in (forward_ms, backward_ms))
+    whole, whole_backward = with_those_below(own, 0.0), with_those_below(own_backward, 0.0)
+    rows = [
+        ModuleRow(
+            name=name,
+            calls=1,
+            forward_us=whole[name],
+            own_forward_us=us,
+            backward_us=whole_backward.get(name, 0.0),
+            own_backward_us=own_backward.get(name, 0.0),
+            forward_kernels=None,
+            backward_kernels=None,
+            own_error_us=None if error is None else error * (us + own_backward.get(name, 0.0)),
+        )
+        for name, us in own.items()
+    ]
     table = ModuleTable(
         clock=clock,
         steps=1,
-        rows=tuple(
-            ModuleRow(
-                name=name,
-                calls=1,
-                forward_us=whole[0][name],
-                own_forward_us=own[0][name],
-                backward_us=whole[1].get(name, 0.0),
-                own_backward_us=own[1].get(name, 0.0),
-                forward_kernels=None,
-                backward_kernels=None,
-                own_error_us=None if error is None else error * (own[0][name] + own[1].get(name, 0.0)),
-            )
-            for name in forward_ms
-        ),
-        forward_us=sum(own[0].values()),
-        backward_us=sum(own[1].values()) + 1e3 * backward_rest_ms,
+        rows=tuple(rows),
+        forward_us=sum(own.values()),
+        backward_us=sum(own_backward.values()) + 1e3 * backward_rest_ms,
         optimizer_us=3e3,
         gradient_accumulation_us=0.0,
         unattributed_forward_us=0.0,
@@ -104,8 +97,7 @@ def traced_step(
     tables = replace(analyze_trace(trace(step_event(8, 0, 22_000))), modules=table)
     walls_us = {"forward": table.forward_us, "backward": table.backward_us, "optimizer": 3e3}
     parts = tuple(TracedPart(name=name, wall_sec=us / 1e6, exposed_sec=0.0) for name, us in walls_us.items())
-    known: dict[str, Any] = {"index": 8, "like_counted": True, "files": (), "own_forward_sec": None, "parts": parts}
-    return TracedStep(**{**known, **step}, tables=tables)
+    return windows.traced(**{"parts": parts, **step}, tables=tables)
 
 
 def on_device(*, forward_ms: float, busy_ms: float, exposed_ms: float, idle_ms: float) -> Profile:
@@ -163,18 +155,13 @@ def run(
 def wider(*, data_wait_ms: float = 2, straying: Sequence[float] = STRAYING) -> Profile:
     """fc1 has twice the FLOPs: forward 4 ms (as fast as before), backward 5 ms (faster by a FLOP)."""
     cells = [replace(one, flops=2 * one.flops) if one.module == "fc1" else one for one in CELLS]
-    modules = [
-        replace(
-            one,
-            params=one.params + FC1_PARAMS,
-            trainable_params=one.trainable_params + FC1_PARAMS,
-            extra_repr=one.extra_repr.replace("2000", "4000"),
-        )
-        if one.name in ("", "fc1")
-        else one
-        for one in windows.mlp_window().modules
-        if one.name != "drop"
-    ]
+    modules = []
+    for one in windows.mlp_window().modules:
+        if one.name in ("", "fc1"):
+            params, words = one.params + FC1_PARAMS, one.extra_repr.replace("2000", "4000")
+            modules.append(replace(one, params=params, trainable_params=params, extra_repr=words))
+        elif one.name != "drop":
+            modules.append(one)
     return run(
         mean_ms={"data_wait": data_wait_ms, "forward": 7, "backward": 12},
         forward_ms={"fc1": 4},

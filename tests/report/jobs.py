@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,6 @@ from lightning_flops.records import PhaseFlops, PhaseSeconds, WindowRecord
 from lightning_flops.schema.communication import CollectiveCalls, Overlap
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankAbsence
-from lightning_flops.schema.trace import TracedStep
 from tests.report import windows
 from tests.report.windows import build_profile
 
@@ -139,13 +139,8 @@ def thousands(ranks: int = WORLD) -> tuple[Profile, list[RankRecord | RankAbsenc
             continue
         is_late = rank == ranks - 2
         record = late if is_late else usual
-        traced = TracedStep(
-            index=8,
-            like_counted=True,
-            files=(),
-            tables=None,
-            own_forward_sec=None,
-            collectives=(_all_reduces(2_000_000, 3_000_000 if is_late else 11_000_000, group_size=ranks),),
+        traced = windows.traced(
+            collectives=(all_reduces(2_000_000, 3_000_000 if is_late else 11_000_000, group_size=ranks),)
         )
         context = replace(record.profile.context, rank=rank, host=f"node{rank // 8}")
         mine = replace(record.profile, context=context, traced=traced)
@@ -164,7 +159,8 @@ def _overlap(communication_us: float) -> Overlap:
     )
 
 
-def _all_reduces(*latency_ns: int, group_size: int) -> CollectiveCalls:
+def all_reduces(*latency_ns: int, group_size: int = 2) -> CollectiveCalls:
+    """Calls of these lengths, of 12 MB in all."""
     return CollectiveCalls(
         name="allreduce",
         group="world",
@@ -173,5 +169,5 @@ def _all_reduces(*latency_ns: int, group_size: int) -> CollectiveCalls:
         calls=len(latency_ns),
         bytes=12_000_000,
         total_ns=sum(latency_ns),
-        latency_ns=latency_ns,
+        latency_ns=array("q", latency_ns),
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import io
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -17,9 +19,10 @@ from lightning_flops.adapters.standalone import get_model_profile
 from lightning_flops.report.text import fenced, render_advice, render_text
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.advice import Advice
+from tests.analysis.trace_files import RANKS
 from tests.golden_files import golden
 from tests.report.test_ranks_text import CASES as JOBS
-from tests.report.test_text import TRACED, profile_of
+from tests.report.test_text import OF_TEN_STEPS, TRACED, profile_of
 from tests.report.test_trace_text import cpu_only, loaded
 
 NAMES = {
@@ -42,7 +45,7 @@ PROFILES = {
 }
 TRACES = {
     "cpu": cpu_only(),
-    "two ranks": loaded(*(f"two_ranks_known_answers.rank{rank}.pt.trace.json" for rank in (0, 1))),
+    "two ranks": loaded(*RANKS),
 }
 
 hostile = st.text(
@@ -142,3 +145,42 @@ def test_no_name_in_the_advice_is_markup() -> None:
 def test_json_keeps_names_exact() -> None:
     hostile_profile = renamed(PROFILES["lower_bound"], with_suffix("\n\x1b\u202e"))
     assert type(hostile_profile).from_json(hostile_profile.to_json()) == hostile_profile
+
+
+# ---- what a notebook shows: the short report as plain tables, whatever the names are
+
+REPORTS: dict[str, Any] = {
+    "mlp": profile_of("mlp"),
+    "traced_on_device": profile_of("traced_on_device"),
+    "ranks_slow_loader": JOBS["slow_loader"],
+    "unknown": profile_of("unknown"),
+    "run": OF_TEN_STEPS,
+}
+
+
+def seen(text: str) -> tuple[list[str], list[str]]:
+    """What a browser makes of a text: the tags with their attributes, and the words between them."""
+    words = (" ".join(html.unescape(one).split()) for one in re.split(r"<[^<>]*>", text))
+    return re.findall(r"<([^<>/][^<>]*)>", text), [one for one in words if one]
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_notebook_shows_the_words_of_the_short_report(name: str) -> None:
+    made = REPORTS[name]._repr_html_()
+    tags, words = seen(made)
+    assert {tag.split()[0] for tag in tags} <= {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td"}
+    assert sorted(tag.split()[0] for tag in tags) == sorted(re.findall(r"</(\w+)>", made))
+    text = " ".join(str(REPORTS[name]).split())
+    assert [one for one in words if one not in text] == [] and len(words) > 5
+
+
+def test_a_notebook_shows_the_file_people_read() -> None:
+    golden("html/traced_on_device.html", REPORTS["traced_on_device"]._repr_html_())
+
+
+@settings(deadline=None, max_examples=15)  # a busy machine is no failure
+@given(hostile)
+@pytest.mark.parametrize("name", ["traced", "missing"])
+def test_no_name_is_markup(name: str, suffix: str) -> None:
+    evil = renamed(PROFILES[name], with_suffix(f"<b onclick='x'>&amp;{suffix}</b>"))._repr_html_()
+    assert seen(evil)[0] == seen(renamed(PROFILES[name], with_suffix("harmless"))._repr_html_())[0]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,17 +11,28 @@ from lightning_flops.report.layout import shortened_apart, shortened_inside
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace import TracesReport
 from lightning_flops.trace import load_trace
+from lightning_flops.trace.columns import Trace
 from tests.analysis.in_memory import analyze_traces
-from tests.analysis.trace_events import data_loader, memory, operator, scope, step, trace
+from tests.analysis.trace_events import (
+    Event,
+    data_loader,
+    kernel,
+    launch,
+    memory,
+    operator,
+    product,
+    scope,
+    step,
+    trace,
+)
+from tests.analysis.trace_files import RANKS, RESNET
 from tests.golden_files import golden
 from tests.pages import REPOSITORY, blocks
 
-TRACES = Path(__file__).parents[1] / "data" / "traces"
 
-
-def loaded(*names: str) -> TracesReport:
+def loaded(*files: Path) -> TracesReport:
     """The report of shared traces, under their bare names."""
-    report = analyze_traces([load_trace(TRACES / name) for name in names], formulas=recorded_work)
+    report = analyze_traces([load_trace(file) for file in files], formulas=recorded_work)
     ranks = report.ranks and replace(
         report.ranks, ranks=tuple(replace(row, source=Path(row.source).name) for row in report.ranks.ranks)
     )
@@ -48,7 +60,7 @@ def cpu_only() -> TracesReport:
 
 
 def test_a_gpu_trace_reads_like_its_golden_file() -> None:
-    report = loaded("resnet50_num_workers_0.pt.trace.json.gz")
+    report = loaded(RESNET)
     golden("trace/resnet50.txt", render_traces(report, top_rows=5))
 
 
@@ -61,7 +73,7 @@ def test_page_on_traces_shows_what_the_command_prints() -> None:
 
 
 def test_two_ranks_read_like_their_golden_file() -> None:
-    report = loaded(*(f"two_ranks_known_answers.rank{rank}.pt.trace.json" for rank in (0, 1)))
+    report = loaded(*RANKS)
     golden("trace/two_ranks.txt", render_traces(report))
 
 
@@ -92,3 +104,77 @@ def test_kernels_that_differ_in_the_middle_alone_still_differ() -> None:
 )
 def test_arguments_of_functions_go_first(name: str, shown: str) -> None:
     assert shortened_inside(name, chars=len(shown)) == shown
+
+
+# ---- what a report of traces begins with; every figure is worked out by hand
+
+A100 = "NVIDIA A100-SXM4-40GB"
+
+
+# An A100 does 19.5 TFLOP/s in float32: 1.95 GFLOPs in a step of 100 us.
+STEP = (step(1, 0, 100), data_loader(0, 8), *product(1, 10, rows=3_900_000, kernel_us=50))
+LATER = (step(2, 100, 100), *product(2, 110, rows=1_950_000, kernel_us=50))
+
+
+def of(*events: Event, device: str | None = A100, rank: int | None = None, world_size: int = 2) -> Trace:
+    more: dict[str, Any] = {} if device is None else {"deviceProperties": [{"id": 0, "name": device}]}
+    if rank is not None:
+        more["distributedInfo"] = {"rank": rank, "world_size": world_size}
+    return trace(*events, **more)
+
+
+def answer(*traces: Trace) -> list[str]:
+    """The lines of the first section, without advice."""
+    lines = render_traces(analyze_traces(traces, formulas=recorded_work)).splitlines()
+    assert lines[0].strip("-") == " The answer "
+    section = lines[1 : lines.index("")]
+    tried = next(place for place, line in enumerate(section) if line.startswith(("Try first: ", "Nothing that was ")))
+    return section[:tried]
+
+
+def test_one_step() -> None:
+    # 780 MFLOPs of 1,950. The kernel runs for 50 us of 100 and the loader for 8; before the kernel there are 5 us of
+    # the operator, of which 1 us is the launch; nothing ran in the 37 us that are left.
+    assert answer(of(*STEP)) == [
+        "The step takes 100 us: kernel 50.00%, other 37.00%, data loader 8.00%, cpu 4.00%.",
+        "MFU is 40.00%, HFU 40.00% of the device's dense peak, 19.5 TFLOP/s in float32.",
+        "Most kernel time: gemm 100.00% (at 80.00% of the peak).",
+    ]
+
+
+def test_what_was_not_counted_makes_it_a_lower_bound() -> None:
+    inputs: dict[str, Any] = {"Input Dims": [[4, 4]], "Input type": ["float"]}
+    uncounted = operator("mine::matmul_of_mine", 80, 5, **inputs)
+    assert answer(of(*STEP, uncounted))[1].startswith("MFU is at least 40.00%, HFU at least 40.00% of the ")
+
+
+def test_without_marks_the_whole_trace() -> None:
+    # From the operator's begin at 10 us to the kernel's end at 70.
+    assert answer(of(*product(1, 10, rows=3_900_000, kernel_us=50)))[0].startswith(
+        "The whole trace takes 60 us: kernel 83.33%, "
+    )
+
+
+UNSHAPED = (step(1, 0, 100), operator("aten::mm", 10, 5), launch(1, 11), kernel(1, 20, 50))
+ON_THE_HOST = (step(1, 0, 100), STEP[2])
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (of(*UNSHAPED), "the trace was taken without record_shapes=True"),
+        (of(*ON_THE_HOST, device=None), "no device is in the trace"),
+        (of(*STEP, device="NVIDIA X1"), "no figure is known for a device called NVIDIA X1"),
+        (of(*STEP, device=None), "no device of one known name ran the kernels"),
+    ],
+)
+def test_without_mfu_there_is_its_reason(found: Trace, reason: str) -> None:
+    assert answer(found)[1] == f"MFU is n/a: {reason}."
+
+
+def test_of_several_ranks_the_first_are_named_and_the_others_counted() -> None:
+    lines = answer(*(of(*STEP, rank=rank, world_size=6) for rank in range(6)))
+    assert [line.split(":")[0] for line in lines if not line.startswith("  ")] == [
+        *("rank 0", "rank 1", "rank 2", "rank 3"),
+        "(and 2 more)",
+    ]

@@ -28,12 +28,9 @@ from tests.report import windows
 
 
 def _traced(loaded: Trace, *, source: str = "(events)", files: tuple[str, ...] = ()) -> TracedStep:
-    return TracedStep(
-        index=8,
-        like_counted=True,
+    return windows.traced(
         files=files,
         tables=replace(analyze_trace(loaded), source=source),
-        own_forward_sec=None,
         filling=step_filling(loaded),
         operators=traced_operators(typical_operators(loaded)),
     )

@@ -117,7 +117,7 @@ def is_in(state: str) -> bool:
     return run is not None and run.steps_done > 1 and run.window.recorder.state.value == state
 
 
-def told(kind: type, method: str, name: str) -> None:
+def mark_while(kind: type, method: str, name: str) -> None:
     """Have *name* be ``within`` while *method* of *kind* runs, which takes a while."""
     original = getattr(kind, method)
 
@@ -140,8 +140,8 @@ def main(program: str, state: str, number: str) -> None:
         begun(self)
 
     run_module.Run.begin = begin  # type: ignore[method-assign]
-    told(Reports, "_made", "report")
-    told(Reports, "finish", "finish")
+    mark_while(Reports, "_made", "report")
+    mark_while(Reports, "finish", "finish")
     threading.Thread(target=watch, args=(state, int(number)), daemon=True).start()
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # torch wraps the step of a class when it is first used
     before, ended = torch_state(), "itself"

@@ -59,14 +59,14 @@ def simulate(
     for number, step in enumerate(steps, 1):
         tokens = (step.tokens,) * len(step.batches)
         drawn = flops.schedule.draws_check()
-        spent = {("forward", "float32"): step.forward, ("backward", "float32"): 2 * step.forward}
+        cost_of_step = {("forward", "float32"): step.forward, ("backward", "float32"): 2 * step.forward}
         truth += 3 * step.forward
         key = step.batches, tokens, 1
         if drawn or flops.wants(step.batches[0], tokens[0]):
             counted += 1
             flops.counted(
                 *key,
-                spent,
+                cost_of_step,
                 seconds=STEP_SEC * (1 + cost),
                 random=drawn,
                 data_dependent=step.data_dependent,

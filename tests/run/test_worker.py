@@ -1,14 +1,14 @@
-"""The thread that reports are made on: the training never waits for it, and hears of what it lost in one line."""
+"""The thread that reports are made on: the training never waits for it, and what it lost is one line in the log."""
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 
 import pytest
 
 from lightning_flops.run.worker import Worker
+from tests.listening import warnings_in
 
 
 class Hangs:
@@ -20,10 +20,6 @@ class Hangs:
     def __call__(self) -> None:
         self.begun.set()
         assert self.goes_on.wait(60)
-
-
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_the_training_goes_on_while_a_job_hangs_and_the_end_waits_a_bounded_time(
@@ -38,7 +34,7 @@ def test_the_training_goes_on_while_a_job_hangs_and_the_end_waits_a_bounded_time
     assert not worker.finish(0.01)
     assert not worker.finish(0.01)
     waiting = ", ".join(f"the report of step {10 * step}" for step in range(8))
-    assert said(caplog) == [
+    assert warnings_in(caplog) == [
         "the report of step 80 was lost: 8 before it wait to be written",
         f"the report of step 3, {waiting} could not be written within 10 ms of the run's end; does a file system hang?",
     ]
@@ -52,7 +48,9 @@ def test_a_job_that_raises_is_one_warning_and_the_next_one_runs(caplog: pytest.L
     worker.submit(lambda: 1 // 0, "the report of step 3")  # type: ignore[arg-type,return-value]
     worker.submit(lambda: lambda: delivered.append(1))
     assert worker.finish() and delivered == [1]
-    assert said(caplog) == ["the report of step 3 was lost: ZeroDivisionError: integer division or modulo by zero"]
+    assert warnings_in(caplog) == [
+        "the report of step 3 was lost: ZeroDivisionError: integer division or modulo by zero"
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # it is

@@ -23,12 +23,6 @@ MLP = windows.mlp_window()
 CONFIG = ProfilerConfig()
 
 
-@pytest.mark.parametrize("name", windows.WINDOWS)
-def test_json_reads_back_to_an_equal_profile(name: str) -> None:
-    profile = build_profile(windows.WINDOWS[name](), config=CONFIG)
-    assert Profile.from_json(profile.to_json()) == profile
-
-
 def test_json_is_the_file_people_read() -> None:
     golden(
         "json/mlp.json", build_profile(windows.mlp_window(), config=ProfilerConfig(peak_flops_per_sec=700e9)).to_json()
@@ -54,26 +48,14 @@ def _changed(**changes: object) -> str:
     [
         ("", "the profile cannot be read: Input data was truncated"),
         ("{}", "Object missing required field `schema_version`"),
-        (
-            _changed(schema_version=9),
-            "has schema version 9, and 8 is read here: it was written by a newer",
-        ),
+        (_changed(schema_version=9), "has schema version 9, and 8 is read here: it was written by a newer"),
         (_changed(schema_version=2), "has schema version 2, and 8 is read here: it was written by an older"),
-        (_changed(flops__skipped=...), r"missing required field `skipped` - at `\$\.flops`"),
+        (_changed(flops__forward=...), r"missing required field `forward` - at `\$\.flops`"),
         (_changed(flops__forward=3.5), r"Expected `int`, got `float` - at `\$\.flops\.forward`"),
         (_changed(rates__mfu="high"), r"Expected `float \| null`, got `str` - at `\$\.rates\.mfu`"),
-        (
-            _changed(settings__causal_attention="some"),
-            r"Invalid enum value 'some' - at `\$\.settings\.",
-        ),
-        (
-            _changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": NaN'),
-            "malformed: invalid character",
-        ),
-        (
-            _changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": 1e999'),
-            r"out of range - at `\$\.micro",
-        ),
+        (_changed(settings__causal_attention="some"), r"Invalid enum value 'some' - at `\$\.settings\."),
+        (_changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": NaN'), "malformed: invalid character"),
+        (_changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": 1e999'), r"out of range - at `\$\.micro"),
         ("[" * 100_000, "Expected `object`, got `array`"),
         ('{"schema_version": 8, "notes": ' + "[" * 100_000, "the profile is nested too deep"),
     ],

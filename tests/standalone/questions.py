@@ -1,10 +1,15 @@
-"""What is asked of a standalone profiler, DeepSpeed's or ours: names, answers and everything that it prints."""
+"""What is asked of a standalone profiler, DeepSpeed's or ours: names, answers and everything that it prints.
+
+``python -m tests.standalone.questions`` prints DeepSpeed's answers as JSON on its last line.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import io
+import json
+import sys
 from typing import Any
 
 import torch
@@ -122,3 +127,24 @@ def report_in_an_engine(profiler_class: Any) -> str:
         profiler.print_model_profile()
     profiler.end_profile()
     return printed.getvalue()
+
+
+def main() -> None:
+    from deepspeed.profiling import flops_profiler
+
+    import lightning_flops
+
+    answers = {
+        "strings": strings(flops_profiler),
+        "methods": {name: parameters_of(getattr(flops_profiler.FlopsProfiler, name)) for name in METHODS},
+        "get_model_profile": parameters_of(flops_profiler.get_model_profile),
+        "report": report(flops_profiler, top_modules=2),
+        "aggregated": aggregated(flops_profiler),
+        "in_engine": report_in_an_engine(flops_profiler.FlopsProfiler),
+        "ours_in_engine": report_in_an_engine(lightning_flops.FlopsProfiler),
+    }
+    sys.stdout.write(f"\n{json.dumps(answers)}\n")
+
+
+if __name__ == "__main__":
+    main()

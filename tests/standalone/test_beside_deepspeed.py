@@ -6,7 +6,6 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed")
     (printed,) = run_ranks(
-        [str(Path(__file__).parent / "deepspeed_reports.py")],
+        ["-m", "tests.standalone.questions"],
         ranks=1,
         folder=tmp_path_factory.mktemp("deepspeed"),
         timeout_sec=240,

@@ -16,7 +16,7 @@ from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback
 
 from lightning_flops import FlopsProfilerTrainerCallback, Profile
 from lightning_flops.records import PhaseFlops
-from tests.transformers.footprint import footprint
+from tests.results import profile_of, throughput_of
 from tests.transformers.tiny import (
     BATCH,
     LENGTH,
@@ -35,9 +35,8 @@ def profiler(**settings: Any) -> FlopsProfilerTrainerCallback:
 
 
 def only_profile(callback: FlopsProfilerTrainerCallback) -> Profile:
-    (profile,) = callback.profiles
-    assert callback.profile is profile
-    return profile
+    assert callback.profiles == (callback.profile,)
+    return profile_of(callback)
 
 
 def flops_of(profile: Profile) -> PhaseFlops:
@@ -104,15 +103,15 @@ def test_accumulated_batches_are_one_step_and_the_last_of_an_epoch_may_be_short(
 
 @pytest.mark.parametrize("monitor", [True, False])
 @pytest.mark.parametrize(
-    ("told_by", "in_step", "in_run"),
+    ("known_by", "in_step", "in_run"),
     [("mask", 6 + 5 + 4 + 3, 8 * (6 + 5 + 4 + 3)), ("labels of all", 4 * 6, 8 * 4 * 6), ("labels of some", None, None)],
 )
 def test_tokens_are_those_that_are_no_padding_and_the_same_in_step_and_run(
-    told_by: str, in_step: int | None, in_run: int | None, monitor: bool, tmp_path: Path
+    known_by: str, in_step: int | None, in_run: int | None, monitor: bool, tmp_path: Path
 ) -> None:
-    """A token without a label may be padding or a prompt, and where no mask tells, nobody knows."""
-    data: Any = Sentences(8 * BATCH, masks=told_by == "mask")
-    if told_by == "labels of all":
+    """A token without a label may be padding or a prompt, and without a mask it is unknown which."""
+    data: Any = Sentences(8 * BATCH, masks=known_by == "mask")
+    if known_by == "labels of all":
         data = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in (data[i] for i in range(32))]
     callback = profiler(timing_steps=1, monitor=monitor)
     in_order(new_trainer(tmp_path, callback, data=data)).train()
@@ -121,7 +120,7 @@ def test_tokens_are_those_that_are_no_padding_and_the_same_in_step_and_run(
     assert (profile.job_rates.tokens_per_sec is None) == (in_step is None)
     assert bool([note for note in profile.notes if "may be padding or a prompt" in note]) == (in_step is None)
     if monitor:
-        assert callback.throughput is not None and callback.throughput.real_tokens == in_run
+        assert throughput_of(callback).real_tokens == in_run
 
 
 def test_tokens_of_packed_rows_are_those_of_their_sequences_with_or_without_a_label(tmp_path: Path) -> None:
@@ -132,26 +131,7 @@ def test_tokens_of_packed_rows_are_those_of_their_sequences_with_or_without_a_la
     trainer.data_collator = flattens()
     trainer.train()
     assert only_profile(callback).tokens == tokens_of(range(BATCH, 2 * BATCH)) == 6 + 5 + 4 + 3
-    summary = callback.throughput
-    assert summary is not None and summary.real_tokens == 8 * 18
-
-
-def test_losses_weights_and_random_numbers_are_the_same_bits_with_and_without(tmp_path: Path) -> None:
-    def train(*callbacks: Any) -> tuple[Any, ...]:
-        trainer = new_trainer(tmp_path, *callbacks, gradient_accumulation_steps=3, num_train_epochs=4, eval_steps=5,
-                              eval_strategy="steps", eval_dataset=Sentences(BATCH))  # fmt: skip
-        trainer.train()
-        logs = [
-            {name: value for name, value in log.items() if name in ("loss", "grad_norm", "learning_rate", "eval_loss")}
-            for log in trainer.state.log_history
-        ]
-        weights = [weight.tolist() for weight in trainer.model.state_dict().values()]  # type: ignore[union-attr]
-        return logs, weights, torch.get_rng_state().tolist(), footprint(trainer)
-
-    plain = train()
-    callback = FlopsProfilerTrainerCallback(profile_step=2, timing_steps=2)
-    assert train(callback) == plain
-    assert only_profile(callback).traced is not None
+    assert throughput_of(callback).real_tokens == 8 * 18
 
 
 def test_a_checkpoint_is_as_without_the_profiler_but_for_the_logged_figures(tmp_path: Path) -> None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import Trainer, TrainerCallback
 
 from lightning_flops import FlopsProfilerTrainerCallback
-from lightning_flops.adapters.loop import LoopRun
-from lightning_flops.adapters.transformers import TrainerRun
 from tests.left_on_torch import torch_state
-from tests.seams import WORDS, broken_at, seams
-from tests.transformers.footprint import footprint
-from tests.transformers.tiny import ROWS, Rows, new_net_trainer
-
-# ---- the user's
+from tests.transformers.tiny import ROWS, Rows, footprint, new_net_trainer
 
 
 class Broken(Exception):
@@ -69,37 +61,3 @@ def test_an_exception_leaves_nothing_behind(place: str, step: int, tmp_path: Pat
     if step == 4:
         assert callback.profile is not None
         assert "Training was interrupted by Broken." in callback.profile.notes
-
-
-# ---- ours
-
-
-class Outcome:
-    """Everything of one training that a failure might change."""
-
-    def __init__(self, folder: Path, *callbacks: Any) -> None:
-        trainer = new_net_trainer(
-            folder, *callbacks, rows=Rows(7 * ROWS), num_train_epochs=2, gradient_accumulation_steps=2, logging_steps=3,
-            eval_strategy="epoch", eval_dataset=Rows(ROWS),
-        )  # fmt: skip
-        trainer.train()
-        net: Any = trainer.model
-        self.training = net.losses, [weight.tolist() for weight in net.parameters()], torch.get_rng_state().tolist()
-        self.footprint = footprint(trainer)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return Outcome(tmp_path_factory.mktemp("plain"))
-
-
-@pytest.mark.parametrize("seam", seams(LoopRun, TrainerRun))
-def test_a_failure_of_ours_is_one_warning_and_the_training_goes_on_untouched(
-    seam: str, plain: Outcome, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with broken_at(seam, LoopRun, TrainerRun) as broken:
-        failed = Outcome(tmp_path, FlopsProfilerTrainerCallback(timing_steps=2, profile_step=1, trace=False))
-    assert failed.training == plain.training
-    assert failed.footprint == plain.footprint
-    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert sum(WORDS in record.getMessage() for record in warnings) == int(broken.called), warnings

@@ -1,4 +1,4 @@
-"""Where the report of a Trainer goes: its log, TensorBoard, files, and one line that tells where."""
+"""Where the report of a Trainer goes: its log, TensorBoard, files, and one line that says where."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 from lightning_flops import FlopsProfilerTrainerCallback, Profile
 from lightning_flops.report.headline import figures
+from tests.listening import listening
+from tests.results import profile_of
 from tests.transformers.tiny import BATCH, gpt2_flops, new_net_trainer, new_trainer
 
 
@@ -87,41 +89,28 @@ def test_files_are_below_the_output_folder(tmp_path: Path) -> None:
     callback = profiler()
     new_trainer(tmp_path, callback).train()
     folder = tmp_path / "lightning_flops"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "profile.html",
-        "profile.json",
-        "profile.txt",
-        "throughput.json",
-    ]
+    names = ["profile.html", "profile.json", "profile.txt", "throughput.json"]
+    assert sorted(path.name for path in folder.iterdir()) == names
     assert Profile.from_json((folder / "profile.json").read_text()) == callback.profile
     assert "GPT2LMHeadModel on cpu" in (folder / "profile.txt").read_text()
 
 
 @pytest.mark.parametrize("shown_by", ["print", "bar", "log"])
-def test_one_line_tells_where_the_report_is(shown_by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_says_where_the_report_is(
+    shown_by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     callback = profiler()
     trainer = new_net_trainer(tmp_path, callback, disable_tqdm=shown_by != "bar")
     if shown_by == "log":
         (printer,) = [one for one in trainer.callback_handler.callbacks if type(one).__name__ == "PrinterCallback"]
         trainer.remove_callback(printer)
-    said = logging.getLogger("transformers.trainer")
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[assignment, method-assign]
-    said.addHandler(handler)
-    level = said.level
-    said.setLevel(logging.INFO)
-    try:
+    with caplog.at_level(logging.INFO, logger="transformers.trainer"), listening("transformers.trainer") as records:
         trainer.train()
-    finally:
-        said.removeHandler(handler)
-        said.setLevel(level)
-    assert callback.profile is not None
-    words = f"FLOPs of step 1: {figures(callback.profile)}."
+    words = f"FLOPs of step 1: {figures(profile_of(callback))}."
     line = f"{words} Page: {tmp_path}/lightning_flops/profile.html"
     printed = capsys.readouterr().out
     assert printed.count(line) == (shown_by != "log")
-    assert [record.getMessage() for record in records].count(line) == (shown_by == "log")
+    assert records.count(line) == (shown_by == "log")
 
 
 def test_a_tensorboard_that_fails_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -99,7 +99,7 @@ def slow_run(folder: Path, now: FakeNow, **given: Any) -> Trainer:
 
 @pytest.mark.usefixtures("slow_libraries")
 @pytest.mark.parametrize("accumulated", [1, 3])
-def test_every_place_of_a_step_is_told_apart(
+def test_every_place_of_a_step_has_its_own_time(
     accumulated: int, tmp_path: Path, now: FakeNow, windows: list[WindowRecord]
 ) -> None:
     slow_run(

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from lightning_flops import FlopsProfilerTrainerCallback
-from tests.transformers.footprint import footprint
-from tests.transformers.tiny import BATCH, LENGTH, VOCAB, WIDTH, gpt2_flops, length_of, new_gpt2
+from tests.transformers.tiny import BATCH, LENGTH, VOCAB, WIDTH, footprint, gpt2_flops, length_of, new_gpt2
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs trl")
 

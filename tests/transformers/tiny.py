@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import data_loader as accelerate_loaders
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from lightning_flops.records import PhaseFlops
 from tests.fake_clock import FakeNow
+from tests.left_on_objects import is_ours, written_on
+from tests.left_on_torch import torch_state
+from tests.lightning import nets
 
 VOCAB, WIDTH, LAYERS, LENGTH, BATCH = 32, 8, 2, 6, 4
 
-ROWS, IN, OUT = 4, 4, 3
+ROWS, IN, OUT = 4, nets.IN, nets.OUT
 
 
 def gpt2_flops(sequences: int) -> PhaseFlops:
@@ -63,22 +66,11 @@ class Sentences(Dataset[dict[str, torch.Tensor]]):
         return {**row, "attention_mask": mask} if self.masks else row
 
 
-class Rows(Dataset[dict[str, torch.Tensor]]):
+class Rows(nets.Rows):
     """Rows for the net, always the same; fetching one may take time."""
 
-    def __init__(self, number: int, *, on_fetch: Callable[[], None] | None = None) -> None:
-        generator = torch.Generator().manual_seed(7)
-        self.x = torch.randn(number, IN, generator=generator)
-        self.y = torch.randn(number, OUT, generator=generator)
-        self.on_fetch = on_fetch
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if self.on_fetch is not None:
-            self.on_fetch()
-        return {"x": self.x[index], "y": self.y[index]}
+    def __getitem__(self, index: int) -> Any:
+        return dict(zip("xy", super().__getitem__(index), strict=True))
 
 
 class Net(nn.Module):
@@ -106,18 +98,6 @@ class Net(nn.Module):
         loss = nn.functional.mse_loss(out, y)
         self.losses.append(loss.item())
         return {"loss": loss}
-
-
-class SlowSGD(torch.optim.SGD):
-    """SGD that takes eight seconds of a fake clock."""
-
-    now: FakeNow | None = None
-
-    def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
-        if self.now is not None:
-            self.now.sleep(8.0)
-        return loss
 
 
 def arguments(folder: Path, **given: Any) -> TrainingArguments:
@@ -161,7 +141,7 @@ def new_net_trainer(
 ) -> Trainer:
     """A Trainer of the net on *rows*, 8 batches if there are none; steps are short."""
     net = Net(now)
-    optimizer = SlowSGD(net.parameters(), lr=0.01)
+    optimizer = nets.SlowSGD(net.parameters(), lr=0.01)
     optimizer.now = now
     schedule: Any = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     return kind(
@@ -172,3 +152,27 @@ def new_net_trainer(
         callbacks=list(callbacks),
         optimizers=(optimizer, schedule),
     )
+
+
+def footprint(trainer: Any) -> dict[str, Any]:
+    """Everything of a Trainer, of what it holds and of torch that a profiler might write on, as names and numbers."""
+    loader = trainer.callback_handler.train_dataloader
+    objects = {
+        "trainer": trainer,
+        "arguments": trainer.args,
+        "state": trainer.state,
+        "control": trainer.control,
+        "callbacks": trainer.callback_handler,
+        "accelerator": trainer.accelerator,
+        "optimizer": trainer.optimizer,
+        "inner optimizer": trainer.optimizer.optimizer,
+        "loader": getattr(loader, "base_dataloader", loader),
+        "wrapped": trainer.model_wrapped,
+    }
+    torchs = torch_state()
+    return {
+        **written_on(objects, trainer.model),
+        "send_to_device": is_ours(accelerate_loaders.send_to_device),
+        **{f"torch's {name}": torchs[name] for name in ("functions", "dispatch modes", "function modes", "grad")},
+        "torch's hooks": {table: len(hooks) for table, hooks in torchs["hooks"].items()},
+    }

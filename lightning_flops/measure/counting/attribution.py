@@ -66,32 +66,25 @@ class Backward:
     def maker(self, number: int) -> str:
         """The module that made the node with this number."""
         for state, limit in self.tables:
-            if number < limit and (name := state.maker(number)) is not UNKNOWN:
-                return name
+            if number < limit:
+                name = state.makers[bisect_right(state.starts, number) - 1]
+                if name is not UNKNOWN:
+                    return name
         return UNKNOWN
 
 
-class Threads:
+class Threads(threading.local):
     """What the counter knows on every thread: CUDA's device threads run backwards, and number nodes of their own."""
 
-    def __init__(self) -> None:
-        self.backwards: list[Backward] = []
-        """Backwards that are running, the latest last."""
-        self._local = threading.local()
-        self._all: list[ThreadState] = []
-
-    def here(self) -> ThreadState:
-        """The state of this thread, a new one at first."""
-        try:
-            state: ThreadState = self._local.state
-        except AttributeError:
-            state = self._local.state = ThreadState(self)
-            self._all.append(state)
-        return state
-
-    def all(self) -> list[ThreadState]:
+    # Python calls this again on each further thread that asks for an attribute, with the same arguments.
+    def __init__(self, backwards: list[Backward], states: list[ThreadState]) -> None:
+        self.backwards = backwards
+        """Backwards that are running on any thread, the latest last."""
+        self.states = states
         """The states of all threads."""
-        return list(self._all)
+        self.state = ThreadState(self)
+        """The state of this thread."""
+        states.append(self.state)
 
     def backward(self, task: int, state: ThreadState) -> Backward:
         """The call that started the graph task of this number, which *state*'s thread runs.
@@ -108,7 +101,7 @@ class Threads:
             found = Backward(state, is_grad_enabled())
             self.backwards.append(found)
         number, found.task = sequence_number(), task
-        ordered = sorted(self.all(), key=lambda other: other is not found.caller)
+        ordered = sorted(self.states, key=lambda other: other is not found.caller)
         found.tables = tuple((other, number if other is state else ACCUMULATES_GRADIENT) for other in ordered)
         return found
 
@@ -153,10 +146,6 @@ class ThreadState:
         if around != module:
             self.starts[place:place] = (number, number + 1)
             self.makers[place:place] = (module, around)
-
-    def maker(self, number: int) -> str:
-        """The module that made the node with this number."""
-        return self.makers[bisect_right(self.starts, number) - 1]
 
     def push(self, running: Running) -> None:
         """Something starts to run."""
@@ -213,7 +202,9 @@ class ThreadState:
         Args:
             counted: whether it has a formula.
         """
-        task = self.task()
+        task = graph_task_id()
+        if task != self._task:
+            self._switch_task(task)
         top = self.stack[-1]
         if task == NO_GRAPH_TASK:
             return top.module, top.phase

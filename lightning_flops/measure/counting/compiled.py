@@ -24,7 +24,7 @@ from lightning_flops.measure.counting.attribution import Threads, ThreadState
 from lightning_flops.measure.counting.formulas import Unreadable, lookup
 from lightning_flops.measure.counting.totals import Totals
 from lightning_flops.measure.module_scope import ModuleNames
-from lightning_flops.measure.patches import listen
+from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private import optional
 from lightning_flops.measure.torch_private.needed import (
     HigherOrderOperator,
@@ -84,13 +84,8 @@ class CompiledCode:
         kind = optional.class_of_generated_graphs()
         if kind is not None and kind not in self._watched:
             self._watched.add(kind)
-            listen(
-                self._undo,
-                kind,
-                "__call__",
-                partial(self._totals.failed, "a compiled kernel"),
-                before=self._graph_runs,
-            )
+            failed = partial(self._totals.failed, "a compiled kernel")
+            listen(self._undo, kind, "__call__", self._graph_runs, failed=failed)
 
     def _graph_runs(self, graph: Any, inputs: Any) -> None:
         counted = False
@@ -105,7 +100,7 @@ class CompiledCode:
 
     def list_unseen(self, name: str) -> None:
         """Work of which the dispatcher sees nothing runs: it is listed under the module that is running."""
-        state = self._threads.here()
+        state = self._threads.state
         if not state.paused:
             module, phase = state.place(True)
             if phase == "forward" and self.in_place:
@@ -137,9 +132,9 @@ class CompiledCode:
         if optional.is_compiled(function):
             failed = partial(self._totals.failed, "the beginning of a compiled backward")
             hide(self._begins)
-            listen(self._undo, function, optional.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
+            listen(self._undo, function, optional.BACKWARD_ENTRY, partial(self._begins, function), failed=failed)
 
-    def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Callable[[], None]:
+    def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Ends:
         """A compiled backward starts with these inputs; returns what to call when it has ended."""
         key = (function, tuple(map(_described, inputs)))
         if key not in self._repeated:
@@ -150,11 +145,11 @@ class CompiledCode:
                 logger.debug("the graph of a compiled backward could not be read", exc_info=True)
                 self._repeated[key] = None
         products = self._repeated[key]
-        state = self._threads.here()
+        state = self._threads.state
         outer, state.to_repeat = state.to_repeat, Counter(products or {})
         before = self._totals.flops["backward"]
 
-        def ends() -> None:
+        def ends(result: Any, error: BaseException | None) -> None:
             missing, state.to_repeat = state.to_repeat, outer
             unread = products is None and self._totals.flops["backward"] > before
             if unread or any(count > 0 for count in missing.values()):

@@ -86,7 +86,7 @@ class FlopCounter:
         self._names = ModuleNames(root)
         self._totals = Totals(OUTSIDE if root is None else "")
         self._failed = self._totals.failed
-        self._threads = Threads()
+        self._threads = Threads([], [])
         self._compiled = CompiledCode(self._names, self._threads, self._totals, lambda work: split_work(work, halve)[0])
         self._mode = CountingMode(self._threads, self._totals, self._compiled, halve_causal=halve)
         self._lock = threading.RLock()
@@ -103,7 +103,7 @@ class FlopCounter:
             Exception: whatever fails here; nothing of ours is then left on torch.
         """
         require_all()
-        state = self._threads.here()
+        state = self._threads.state
         with self._lock:
             is_first = not self._is_entered()
             state.entered += 1
@@ -127,7 +127,7 @@ class FlopCounter:
         Does nothing if this thread has not entered the counter.
         """
         try:
-            state = self._threads.here()
+            state = self._threads.state
             if state.entered:
                 with self._lock:
                     self._leave(state)
@@ -145,7 +145,7 @@ class FlopCounter:
                 self._undo.close()
 
     def _is_entered(self) -> bool:
-        return any(state.entered for state in self._threads.all())
+        return any(state.entered for state in list(self._threads.states))
 
     def sweep(self) -> None:
         """Removes from this thread what torch has put back since the counter was left.
@@ -173,21 +173,21 @@ class FlopCounter:
         undo.enter_context(watch_functions(self._mode.enter_function, self._mode.leave_function))
         begins, ends = listeners_of_repetitions(self._threads)
         at_backward = partial(self._failed, "the beginning of a backward")
-        patches.listen(undo, torch.autograd, ENGINE_ENTRY, at_backward, before=self._backward_begins)
+        patches.listen(undo, torch.autograd, ENGINE_ENTRY, self._backward_begins, failed=at_backward)
         at_begin, at_end = (partial(self._failed, f"the {one} of a repeated forward") for one in ("beginning", "end"))
         for manager in (torch.enable_grad, torch.set_grad_enabled):
-            patches.listen(undo, manager, "__enter__", at_begin, after=begins)
-            patches.listen(undo, manager, "__exit__", at_end, before=ends)
+            patches.listen(undo, manager, "__enter__", begins, failed=at_begin)
+            patches.listen(undo, manager, "__exit__", ends, failed=at_end)
         graph = getattr(torch.cuda, "CUDAGraph", None)
         if graph is not None and hasattr(graph, "replay"):
-            patches.listen(undo, graph, "replay", partial(self._failed, "a replayed CUDA graph"), before=self._replays)
+            patches.listen(undo, graph, "replay", self._replays, failed=partial(self._failed, "a replayed CUDA graph"))
 
     # ---- what the loop says
 
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Inside, nothing on this thread is counted: for data loading, metrics, logging."""
-        state = self._threads.here()
+        state = self._threads.state
         state.paused += 1
         try:
             yield
@@ -204,7 +204,7 @@ class FlopCounter:
 
     @contextmanager
     def _running(self, module: str, phase: FlopPhase) -> Iterator[None]:
-        state = self._threads.here()
+        state = self._threads.state
         depth = len(state.stack)
         running = Running(module, phase, None, state.task())
         state.push(running)
@@ -217,7 +217,7 @@ class FlopCounter:
     # ---- hooks. They run in the user's step: what they raise is noted for the report
 
     def _on_module_enter(self, module: nn.Module, args: Any) -> None:
-        state = self._threads.here()
+        state = self._threads.state
         task = state.task()
         caller = state.stack[-1]
         name = self._names.name_for(module, caller.module)
@@ -242,7 +242,7 @@ class FlopCounter:
         state.push(Running(name, "forward", module, task, without_grad=without_grad))
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        state = self._threads.here()
+        state = self._threads.state
         if depth := state.depth_of(module):
             state.task()
             if any(running.pushed for running in state.stack[depth:]):
@@ -251,24 +251,24 @@ class FlopCounter:
 
     def _on_optimizer_enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._on_optimizer_leave(optimizer, args, kwargs)  # its last step may have raised, and then no hook is called
-        state = self._threads.here()
+        state = self._threads.state
         state.push(Running(OUTSIDE, "optimizer", optimizer, state.task()))
 
     def _on_optimizer_leave(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        state = self._threads.here()
+        state = self._threads.state
         if depth := state.depth_of(optimizer):
             state.pop_to(depth)
 
-    def _backward_begins(self, roots: Any, gradients: Any = None, *options: Any, **others: Any) -> Callable[[], None]:
+    def _backward_begins(self, roots: Any, gradients: Any = None, *options: Any, **others: Any) -> patches.Ends:
         """A backward begins; on a Python thread that has not entered the counter it is counted too."""
-        state, nested = self._threads.here(), graph_task_id() != NO_GRAPH_TASK
+        state, nested = self._threads.state, graph_task_id() != NO_GRAPH_TASK
         call = Backward(state, create_graph=len(options) > 1 and bool(options[1]))
         self._threads.backwards.append(call)
         pushes = not (nested or state.entered or is_pushed(self._mode))
         if pushes:
             push(self._mode)
 
-        def ends() -> None:
+        def ends(result: Any, error: BaseException | None) -> None:
             self._threads.backwards.remove(call)
             if pushes:
                 remove(self._mode)
@@ -323,7 +323,7 @@ def listeners_of_repetitions(threads: Threads) -> tuple[Callable[..., None], Cal
     def begins(manager: Any) -> None:
         if graph_task_id() == NO_GRAPH_TASK or not getattr(manager, "mode", True):
             return
-        state = threads.here()
+        state = threads.state
         frame = sys._getframe(1)
         while frame.f_code.co_filename in _OWN_FILES and frame.f_back is not None:
             frame = frame.f_back
@@ -333,7 +333,7 @@ def listeners_of_repetitions(threads: Threads) -> tuple[Callable[..., None], Cal
     def ends(manager: Any, *exception: Any) -> None:
         if graph_task_id() == NO_GRAPH_TASK:
             return
-        repetitions = threads.here().repetitions
+        repetitions = threads.state.repetitions
         for depth in range(len(repetitions) - 1, -1, -1):
             if repetitions[depth].manager is manager:
                 del repetitions[depth:]

@@ -63,7 +63,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self._compiled = compiled
         self._halve_causal = halve_causal
         self._failed = totals.failed
-        self._operators: dict[Any, Operator] = {}
+        self._operators: dict[int, Operator] = {}
+        """By the ids of the functions, which they keep alive: torch hashes an operator by code in Python."""
         self._failing: set[str] = set()
         self.counts_fake = False
         """Whether the user computes with fake tensors. If not, some library uses them to find a shape."""
@@ -86,12 +87,13 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         try:
-            operator = self._operators.get(func) or self._operators.setdefault(func, Operator(func))
-            counts = not operator.moves_nothing or operator.sized_by_values is not None
+            operator = self._operators.get(id(func)) or self._operator(func)
+            counts = operator.counts
             if operator.higher_order:
                 counts = not (operator.listed and operator.short in _CONTROL_FLOW and not is_traced())
                 args = self._with_seen_functions(operator.short, args)
-            for kind in types if counts or not operator.higher_order else ():
+                types = types if counts else ()
+            for kind in types:
                 if unwraps_subclass(kind):
                     return NotImplemented
                 if is_fake(kind) and not self.counts_fake:
@@ -102,10 +104,13 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if counts and operator.looks_inside:
             return self._open(operator, types, args, kwargs)
-        out = operator.function(*args, **kwargs)
+        out = func(*args, **kwargs)
         if counts:
             self._add(operator, args, kwargs, out)
         return out
+
+    def _operator(self, function: Any) -> Operator:
+        return self._operators.get(id(function)) or self._operators.setdefault(id(function), Operator(function))
 
     def _open(self, operator: Operator, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that may run others, which are seen, or whose kernel is written in Python."""
@@ -162,7 +167,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def _repeating(self) -> Iterator[None]:
         """Inside, the running part of a backward's graph repeats the forward."""
-        state = self._threads.here()
+        state = self._threads.state
         task = state.task()
         repetition = Repetition(None, task, whole=False)
         if task != NO_GRAPH_TASK:
@@ -180,7 +185,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Counts one call, which has run; its bytes too if it *moves* any that no operator inside it did."""
         try:
-            state = self._threads.here()
+            state = self._threads.state
             if state.paused:
                 return
             module, phase = state.place(operator.counted)
@@ -189,7 +194,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                 self.data_dependent |= not operator.reads_number or module != OUTSIDE
             if operator.moves_nothing:
                 return
-            stood_for = bool(state.functions) and state.functions[-1][1] == phase
+            stood_for = state.functions and state.functions[-1][1] == phase
             with self._totals.lock:
                 if operator.counted and not stood_for:
                     cell = self._count(state, module, phase, operator, args, kwargs, out)
@@ -238,7 +243,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             totals.estimates[operator.name] = entry.estimate
         self.data_dependent |= isinstance(work, Work) and work.by_values
         name = dtype_name(dtype)
-        if phase == "backward" and state.to_repeat[flops] > 0:
+        if phase == "backward" and state.to_repeat.get(flops, 0) > 0:
             state.to_repeat[flops] -= 1
             phase = "recompute"
         cell = totals.cell(module, phase, operator.name, name)
@@ -252,8 +257,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def count_unseen(self, function: Any, args: tuple[Any, ...]) -> bool:
         """Counts one call of an operator inside compiled code; returns whether it could."""
-        state = self._threads.here()
-        operator = self._operators.get(function) or self._operators.setdefault(function, Operator(function))
+        state = self._threads.state
+        operator = self._operator(function)
         if state.paused or not operator.counted:
             return operator.counted
         with self._totals.lock:
@@ -278,7 +283,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def enter_function(self, entry: Entry) -> None:
         """A registered autograd function or kernel starts: its formula stands for all that runs inside."""
-        state = self._threads.here()
+        state = self._threads.state
         state.functions.append((entry, state.place(True)[1]))
 
     def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
@@ -289,7 +294,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             self._failed("an autograd function", error)
 
     def _leave_function(self, entry: Entry, args: Any, kwargs: Any, out: Any, ok: bool) -> None:
-        state = self._threads.here()
+        state = self._threads.state
         if all(running is not entry for running, _ in state.functions):
             return
         while state.functions.pop()[0] is not entry:

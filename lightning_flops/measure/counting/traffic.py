@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from lightning_flops.measure.counting.formulas import Entry, lookup
 from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES
@@ -40,6 +39,11 @@ _SELECTING = frozenset("embedding index index_select gather take take_along_dim 
 _READS_NUMBER = "_local_scalar_dense"
 """The operator behind ``Tensor.item``, and wherever else a tensor stands for a number."""
 
+_STRIDED = torch.strided
+
+_NO_TENSORS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout))
+"""Types of most arguments that are no tensors."""
+
 _SIZED_BY_VALUES = frozenset(
     (
         "_pack_padded_sequence _nested_tensor_from_mask _nested_tensor_from_tensor_list _nested_view_from_jagged "
@@ -67,6 +71,8 @@ class Operator:
         self.sized_by_values: Callable[[tuple[Any, ...]], bool] | None = _has_sparse if self.counted else None
         """Asks a call's arguments whether numbers in tensors decide the size of its result; None: they never do."""
         self.moves_nothing = self.looks_inside = False
+        self.counts = True
+        """Whether anything of a call is counted."""
         if self.higher_order:
             return
         schema = schema_of(function)
@@ -80,11 +86,15 @@ class Operator:
             short in _NO_TRAFFIC
             or all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
         )
+        self.counts = not self.moves_nothing or self.sized_by_values is not None
         self.looks_inside = self.listed or (self.counted and schema.name.partition("::")[0] not in TORCH_NAMESPACES)
 
     def bytes_read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: int) -> int:
         """Bytes of the tensors that a call reads, which puts out so many."""
-        read = bytes_of(args[1:] if self.overwrites else args)
+        read = 0
+        for value in args[1:] if self.overwrites else args:
+            if type(value) not in _NO_TENSORS:
+                read += bytes_of(value)
         if kwargs:
             for name in kwargs if self.keywords is None else self.keywords:
                 read += bytes_of(kwargs.get(name))
@@ -107,7 +117,10 @@ def _has_mask(args: tuple[Any, ...]) -> bool:
 
 
 def _has_sparse(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args)
+    for arg in args:  # noqa: SIM110 - every product is asked, and a generator costs more
+        if isinstance(arg, Tensor) and arg.layout is not _STRIDED:
+            return True
+    return False
 
 
 def _is_whole(args: tuple[Any, ...]) -> bool:
@@ -117,14 +130,13 @@ def _is_whole(args: tuple[Any, ...]) -> bool:
 
 def bytes_of(value: Any) -> int:
     """Bytes of a tensor, or of the tensors in a list, tuple or dict; 0 for anything else."""
-    kind = type(value)
-    if kind is Tensor or kind is Parameter or isinstance(value, Tensor):
+    if isinstance(value, Tensor):
         try:
             return int(value.nbytes)
         except (RuntimeError, TypeError):
             return _stored_bytes(value)
-    if kind is list or kind is tuple or isinstance(value, (list, tuple)):
-        return sum([bytes_of(item) for item in value])
+    if isinstance(value, (list, tuple)):
+        return sum(map(bytes_of, value))
     if isinstance(value, dict):
         return sum(map(bytes_of, value.values()))
     return 0
@@ -150,10 +162,13 @@ def elements_of(value: Any) -> int:
 
 def needs_gradient(values: Any) -> bool:
     """Whether any tensor among *values*, lists searched too, requires a gradient."""
-    return any(
-        value.requires_grad if isinstance(value, Tensor) else isinstance(value, (list, tuple)) and needs_gradient(value)
-        for value in values
-    )
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                return True
+        elif isinstance(value, (list, tuple)) and needs_gradient(value):
+            return True
+    return False
 
 
 @functools.cache

@@ -28,8 +28,8 @@ logger = package_logger(__name__)
 MISSING: list[str] = []
 """Names, as ``module:attribute``, that counting needs and this torch lacks."""
 
-_TESTED = (2, 13)
-"""The newest torch that all tests have run with."""
+_TESTED = (2, 14)
+"""The newest torch that the tests of counting have run with."""
 
 
 def take(path: str, *stand_in: Any) -> Any:
@@ -314,13 +314,16 @@ def pushed(mode: Any) -> Iterator[None]:
         remove(mode)
 
 
+_CONJUGATE, _NEGATIVE = torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative
+
+
 def conjugates_lazily() -> None:
     """Has the operator that a mode's handler runs next resolve lazy conjugates and negatives, as it does without modes.
 
     Torch switches these keys off for a handler, and itself puts them back when the handler ends.
     """
-    _set_excluded(torch._C.DispatchKey.Conjugate, False)
-    _set_excluded(torch._C.DispatchKey.Negative, False)
+    _set_excluded(_CONJUGATE, False)
+    _set_excluded(_NEGATIVE, False)
 
 
 # ---- tracers and fake tensors, which torch keeps apart from the stack; tensor subclasses

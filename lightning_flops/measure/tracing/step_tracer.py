@@ -161,7 +161,7 @@ class StepTracer:
     def _put_up(self) -> None:
         marks = _ModuleMarks(self._root)
         for name in optional.functions_that_set_up():
-            listen(self._undo, autograd_profiler, name, self._cannot_trace, before=self._stand_aside)
+            listen(self._undo, autograd_profiler, name, self._stand_aside, failed=self._cannot_trace)
         put_up_hooks(self._undo, marks.enter, marks.leave, failed=lambda _, error: self._cannot_trace(error))
         self._is_up = True
 

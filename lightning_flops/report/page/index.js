@@ -13,6 +13,7 @@ function followTheme() {
     follow();
   } catch {
     // A TensorBoard inside another site's frame: the system's colours do.
+    document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   }
 }
 

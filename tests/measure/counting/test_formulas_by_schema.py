@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_flops.measure.torch_private.needed import overloads_named
 from tests.measure.counting.recording import meta, work_by_name
 
 # (3, 4) by (4, 5), a stack of 7 of them, (3, 4) by (4,), (3,) by (4,)
@@ -242,5 +243,7 @@ def torchs_own_packages() -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_formula_reads_its_arguments_where_the_schema_has_them(name: str) -> None:
+    if not overloads_named(name.partition(",")[0].partition(".")[0]):
+        pytest.skip("this torch has no such operator")
     given, out, expected = CALLS[name]
     assert work_by_name(name, out, given).flops == expected

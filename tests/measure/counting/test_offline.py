@@ -57,7 +57,7 @@ ROWS = torch.ones(4, 3)
         lambda m, x: x if m.layer(x).sum() > 0 else -x,
         lambda m, x: x[m.layer(x)[:, 0] > 0],
         lambda m, x: x if torch.rand(1) > 0.5 else -x,
-        lambda m, x: m.layer(x[: m.threshold.item()]),
+        lambda m, x: m.layer(x[: m.layer(x).argmax().item()]),
     ],
 )
 def test_a_forward_that_asks_for_values_raises_and_torch_writes_no_trace_of_it(

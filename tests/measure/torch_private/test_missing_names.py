@@ -42,4 +42,4 @@ def test_a_torch_newer_than_all_that_were_tested_is_named_in_the_notes(
     monkeypatch.setattr(torch, "__version__", version)
     with count_flops() as counts:
         torch.ones(2, 2) @ torch.ones(2, 2)
-    assert any(note.startswith(f"This torch ({version}) is newer than 2.13") for note in counts.notes) == said
+    assert any(note.startswith(f"This torch ({version}) is newer than 2.14") for note in counts.notes) == said

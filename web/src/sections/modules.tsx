@@ -5,6 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { bytes, duration, percent, plain, si } from "../model/format";
 import { type Module, type ModuleTree, pathTo, SIZE_KEYS, type SizeKey } from "../model/modules";
 import { hrefOf, type Place } from "../place";
+import { Choice } from "../ui/choice";
 import { STEPS } from "../ui/colors";
 import { Icicle } from "../ui/icicle";
 
@@ -30,20 +31,13 @@ export function Modules(props: { tree: ModuleTree; place: Place; go: (changes: P
   return (
     <>
       <div class="tools">
-        <div class="choice" role="group" aria-label="Width of the icicle">
-          <span class="dim">Width</span>
-          {SIZE_KEYS.filter(has).map((key) => (
-            <button
-              key={key}
-              type="button"
-              class={key === size ? "chosen" : ""}
-              aria-pressed={key === size}
-              onClick={() => go({ size: key })}
-            >
-              {SIZES[key].label}
-            </button>
-          ))}
-        </div>
+        <Choice
+          label="Width of the icicle"
+          word="Width"
+          options={SIZE_KEYS.filter(has).map((key) => [key, SIZES[key].label])}
+          chosen={size}
+          onPick={(key) => go({ size: key })}
+        />
         <Scale tree={tree} />
       </div>
       <Crumbs zoomed={zoomed} place={place} />

@@ -4,6 +4,7 @@ import { useMemo, useState } from "preact/hooks";
 import { bytes, duration, percent, plain, si } from "../model/format";
 import type { Module, ModuleTree } from "../model/modules";
 import type { PointData, RooflineData } from "../document";
+import { Choice } from "../ui/choice";
 import { useWidth } from "../ui/size";
 import { hush, say } from "../ui/tip";
 
@@ -40,35 +41,24 @@ function ofModule({ name, type: kind, own }: Module, roof: RooflineData): Point[
 export function Roofline({ roof, tree }: { roof: RooflineData; tree: ModuleTree | null }): JSX.Element | null {
   const modules = useMemo(() => tree?.all.flatMap((one) => ofModule(one, roof)) ?? [], [tree, roof]);
   const operators = roof.operators.map(ofOperator);
-  const [ofModules, setOfModules] = useState(true);
+  const [chosen, setChosen] = useState<"modules" | "operators">("modules");
   if (!modules.length && !operators.length) return null;
-  const showsModules = (ofModules || !operators.length) && modules.length > 0;
-  const points = showsModules ? modules : operators;
+  const shown = !operators.length ? "modules" : !modules.length ? "operators" : chosen;
+  const points = shown === "modules" ? modules : operators;
   const drawn = [...points].sort((one, other) => other.seconds - one.seconds).slice(0, MOST);
   return (
     <>
-      {modules.length ? (
+      {modules.length && operators.length ? (
         <div class="tools">
-          <div class="choice" role="group" aria-label="Points">
-            <button
-              type="button"
-              class={showsModules ? "chosen" : ""}
-              aria-pressed={showsModules}
-              disabled={!modules.length}
-              onClick={() => setOfModules(true)}
-            >
-              Modules
-            </button>
-            <button
-              type="button"
-              class={showsModules ? "" : "chosen"}
-              aria-pressed={!showsModules}
-              disabled={!operators.length}
-              onClick={() => setOfModules(false)}
-            >
-              Operators
-            </button>
-          </div>
+          <Choice
+            label="Points"
+            options={[
+              ["modules", "Modules"],
+              ["operators", "Operators"],
+            ]}
+            chosen={shown}
+            onPick={setChosen}
+          />
         </div>
       ) : null}
       <Plot points={drawn} roof={roof} />

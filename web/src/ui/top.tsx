@@ -1,7 +1,7 @@
 // What stands above every page: what it is of, what can be chosen, and where its parts are.
 
 import type { ComponentChildren, JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 
 export function Top(props: {
   title: string;
@@ -64,9 +64,14 @@ export function Pick(props: {
 /** Light, dark, or as the system has it; TensorBoard has a choice of its own. */
 export function Colours(): JSX.Element {
   const [theme, setTheme] = useState("");
-  useEffect(() => {
-    if (theme) document.documentElement.dataset["theme"] = theme;
-    else delete document.documentElement.dataset["theme"];
+  useLayoutEffect(() => {
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    const follow = (): void => {
+      document.documentElement.dataset["theme"] = theme || (dark.matches ? "dark" : "light");
+    };
+    follow();
+    dark.addEventListener("change", follow);
+    return () => dark.removeEventListener("change", follow);
   }, [theme]);
   return (
     <select value={theme} onChange={(event) => setTheme(event.currentTarget.value)} aria-label="Colours">

@@ -182,7 +182,7 @@ def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
     def compute(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
         values = [read(args, kwargs, out) for read in readers]
         answer = flops(*values)
-        operand = next(tensors_in((values[0],)), None)
+        operand = values[0] if isinstance(values[0], Tensor) else next(tensors_in((values[0],)), None)
         if isinstance(answer, Work) or operand is None or not operand.dtype.is_complex:
             return answer
         return factor * answer

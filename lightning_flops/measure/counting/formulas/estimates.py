@@ -160,7 +160,7 @@ ESTIMATE_RULES: dict[str, Rule] = {
     **rules("torchvision::roi_align", pooled_samples, f"{RESULT} sampling_ratio", estimate=_POOLED),
     **rules("torchvision::_roi_align_backward", pooled_samples, "grad sampling_ratio", estimate=_POOLED),
     **rules("_cdist_forward _euclidean_dist", pair_distances, f"x1 {RESULT}", estimate=_DISTANCE),
-    **rules("_cdist_backward", pair_distances, "x1 grad", estimate=_DISTANCE),
+    **rules("_cdist_backward", pair_distances, "x1 grad|grad_output", estimate=_DISTANCE),
     **rules(
         "_pdist_forward _pdist_backward",
         lambda rows: len(rows) * (len(rows) - 1) * int(rows.shape[1]),

@@ -1,7 +1,8 @@
-"""Two ranks under every strategy of Lightning's that runs without a GPU."""
+"""Two and four ranks under every strategy of Lightning's that runs without a GPU."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -66,34 +67,46 @@ def split_sequences(task: Any) -> None:
     parallelize_module(task.net, task.device_mesh["tensor_parallel"], plan)
 
 
-ddp = partial(twice, task=net_task())
-fsdp2 = partial(twice, strategy=partial(ModelParallelStrategy, data_parallel_size=2, tensor_parallel_size=1))
-tensor_parallel = partial(
-    twice,
-    strategy=partial(ModelParallelStrategy, data_parallel_size=1, tensor_parallel_size=2),
-)
+def split_and_shard(task: Any) -> None:
+    """Rows and columns of the first two layers on two ranks, each of them and the rest sharded over two more."""
+    split(task)
+    shard(task)
 
-SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
-    "ddp_accumulating": partial(ddp, strategy=DDPStrategy, accumulate_grad_batches=3, window={"trace": True}),
+
+def parallel(data: int, tensor: int) -> Callable[[], Any]:
+    """A strategy of so many ranks with different data, and so many that share their tensors."""
+    return partial(ModelParallelStrategy, data_parallel_size=data, tensor_parallel_size=tensor)
+
+
+TRACED = {"trace": True}
+OF_TOKENS: dict[str, Any] = {
+    "data": lambda: loader(shape=(TOKENS, WIDTH), batch=BATCH),
+    "window": {"tokens_per_sample": TOKENS},
+}
+LAYERS = {nn.Linear}
+TWO: dict[str, Callable[[], dict[str, Any]]] = {
+    "ddp_accumulating": partial(twice, strategy=DDPStrategy, task=net_task(), accumulate_grad_batches=3, window=TRACED),
     "fsdp1": partial(
-        twice,
-        strategy=partial(ShardedOnCpu, auto_wrap_policy={nn.Linear}),
-        task=net_task(hidden=5),
-        window={"trace": True},
+        twice, strategy=partial(ShardedOnCpu, auto_wrap_policy=LAYERS), task=net_task(hidden=5), window=TRACED
     ),
-    "fsdp2": partial(fsdp2, task=net_task(shard, hidden=5), window={"trace": True}),
-    "tensors": partial(tensor_parallel, task=net_task(split), window={"trace": True}),
-    "sequences": partial(
-        tensor_parallel,
-        task=net_task(split_sequences),
-        data=lambda: loader(shape=(TOKENS, WIDTH)),
-        window={"tokens_per_sample": TOKENS},
-    ),
+    "fsdp2": partial(twice, strategy=parallel(2, 1), task=net_task(shard, hidden=5), window=TRACED),
+    "tensors": partial(twice, strategy=parallel(1, 2), task=net_task(split), window=TRACED),
+    "sequences": partial(twice, strategy=parallel(1, 2), task=net_task(split_sequences), **OF_TOKENS),
     "contexts": partial(
         twice,
         strategy=partial(ContextParallel, data=1, context=2),
         task=fresh(lambda: SequenceTask(Attention())),
-        data=lambda: loader(shape=(TOKENS, WIDTH), batch=BATCH),
-        window={"tokens_per_sample": TOKENS},
+        **OF_TOKENS,
     ),
 }
+FOUR: dict[str, Callable[[], dict[str, Any]]] = {
+    "fsdp1_hybrid": partial(
+        twice,
+        strategy=partial(ShardedOnCpu, mesh=(2, 2), auto_wrap_policy=LAYERS, sharding_strategy="HYBRID_SHARD"),
+        task=net_task(),
+    ),
+    "fsdp2_tensors": partial(twice, strategy=parallel(2, 2), task=net_task(split_and_shard), window=TRACED),
+}
+"""Each rank shares data, weights or sequences with one rank and not another."""
+
+SCENARIOS = TWO if os.environ["WORLD_SIZE"] == "2" else FOUR

@@ -1,10 +1,14 @@
-"""A copy of a trace in which one kernel takes longer: what a comparison must name."""
+"""Trace files whose answers are known, and copies of them in which a kernel takes longer."""
 
 from __future__ import annotations
 
 import gzip
 import json
 from pathlib import Path
+
+TRACES = Path(__file__).parents[1] / "data" / "traces"
+RESNET = TRACES / "resnet50_num_workers_0.pt.trace.json.gz"
+RANKS = [TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json" for rank in (0, 1)]
 
 _ON_DEVICE = ("kernel", "memcpy", "memset", "gpu_memcpy", "gpu_memset")
 

@@ -1,5 +1,0 @@
-"""Four ranks."""
-
-from tests.deepspeed.scenarios_parallel import FOUR as SCENARIOS
-
-__all__ = ["SCENARIOS"]
