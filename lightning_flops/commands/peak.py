@@ -7,7 +7,7 @@ import json
 import platform
 
 from lightning_flops.commands.terminal import Status, command, complain, print_whole
-from lightning_flops.units import si
+from lightning_flops.units import plural, si
 
 _STARVED, _USELESS = 0.05, 0.5
 """Shares of the time that this process waits for processors: what it measures is too low, or far too low."""
@@ -37,7 +37,8 @@ def peak(options: argparse.Namespace) -> int:
     for name, device in devices.items():
         products, copy = measure(device)
         found[name] = {**products, COPY: copy}
-        threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+        count = torch.get_num_threads()
+        threads = f", {count} {plural('thread', count)}" if device.type == "cpu" else ""
         print_whole(f"{name}{threads}, measured:\n")
         for what, rate in found[name].items():
             print_whole(f"  {what:<10}{si(rate, 'B/s' if what == COPY else 'FLOP/s'):>16}\n")

@@ -116,10 +116,14 @@ def _causes(step: CausedDifference) -> Table:
 
 
 def _most_of_it(comparison: Comparison) -> Iterator[str]:
-    """The parts and modules that most of the difference comes from, if it is no noise."""
+    """The parts and modules that the difference comes from, if it is no noise."""
     found: list[tuple[int, str]] = []
     by_module = _BY_MODULE if _timed(comparison) else ()
-    for one in (*comparison.modules, *(part for part in comparison.parts if part.name not in by_module)):
+    wholes = [part for part in comparison.parts if part.name in by_module and part.beyond_noise]
+    of_modules = sum(one.difference_ns for one in comparison.modules if one.beyond_noise or one.other_counts)
+    if 2 * abs(of_modules) > abs(sum(part.difference_ns for part in wholes)):
+        wholes = []  # its modules say more
+    for one in (*comparison.modules, *wholes, *(part for part in comparison.parts if part.name not in by_module)):
         if one.beyond_noise:
             found.append((one.difference_ns, f"{_name(one)} {_signed(one.difference_ns)}{_main_cause(one)}"))
         elif isinstance(one, ModuleDifference) and one.other_counts:
@@ -127,8 +131,10 @@ def _most_of_it(comparison: Comparison) -> Iterator[str]:
             found.append((one.work_ns, f"{_name(one)}{time} ({_counts(one)})"))
     found.sort(key=lambda item: -abs(item[0]))
     if found:
-        of = "Most of it" if comparison.kind == "profiles" else "Beyond noise"
-        yield f"{of}: {', '.join(words for _, words in found[:_CAUSES_NAMED])}."
+        named = found[:_CAUSES_NAMED]
+        half = 2 * abs(sum(ns for ns, _ in named)) >= abs(comparison.step.difference_ns)
+        of = "Beyond noise" if comparison.kind == "traces" else "Most of it" if half else "Part of it"
+        yield f"{of}: {', '.join(words for _, words in named)}."
 
 
 def _modules(comparison: Comparison) -> Iterator[Table | str]:

@@ -152,7 +152,7 @@ def _stalls(profile: Profile) -> str:
     one, word = timing.stalls, profile.context.step_word
     return (
         f"Stalls: {plain(one.steps)} of {plain(timing.timed_steps)} {plural(word, 2)} took {duration(one.seconds)} "
-        f"longer than typical ones, mostly in {one.part}."
+        f"longer in all than typical ones, mostly in {one.part}."
     )
 
 

@@ -194,9 +194,10 @@ def _modules(modules: ModuleTable) -> Section:
     )
     items: list[Figure | Table | str] = [Figure(label, us(time_us)) for label, time_us in wholes]
     items.append(table(rows, columns, total=lambda row: row.forward_us + row.backward_us, self=own))
+    of_steps = "medians of one step" if modules.steps == 1 else "all steps together"
     return Section(
         "Modules",
-        f"Time on the {modules.clock}, all steps together; self: without the modules inside. The backward includes "
+        f"Time on the {modules.clock}, {of_steps}; self: without the modules inside. The backward includes "
         "what it repeats of the forward. Gradient accumulation is of the whole model and has its own line.",
         items,
     )

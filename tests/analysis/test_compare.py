@@ -99,6 +99,9 @@ def test_a_module_is_held_against_its_own_spread_over_the_traced_steps(
     act = module(compare_profiles(a, b), "act")
     assert (act.difference_ns, act.beyond_noise) == (3 * MS, beyond)
     assert act.noise_ns is None if error is None else act.noise_ns == pytest.approx(18.97367 * error * MS, rel=1e-6)
+    # The part of the step is named where no module is beyond its noise.
+    named = {True: "act", False: "forward", None: "forward"}[beyond]
+    assert f"Most of it: {named} +3 ms (worse efficiency).\n" in str(compare_profiles(a, b))
     # The traced forward took four times as long as it does: 6 of the 8 ms may be the trace's. 1.5 times is nothing.
     for scale, found in ((0.25, False), (2 / 3, True)):
         apart = replace(traced_step(slow, BACKWARD_MS), is_apart=True, forward_scale=scale)
@@ -115,6 +118,10 @@ def test_other_counts_are_evidence_without_times() -> None:
     assert re.search(r"Most of it: fc1 \+\d+\.\d+ us \(\+40 MFLOPs\)\.", str(comparison))
     untimed = compare_profiles(run(), run(cells=cells, traced=None))
     assert "Most of it: fc1 (+40 MFLOPs).\n" in str(untimed)
+    # 5% of a module's 5 ms are not most of 4 ms, which three timed steps cannot prove.
+    few = (0.0, 0.1, -0.1)
+    slower = compare_profiles(run(straying=few), run(cells=cells, mean_ms={"optimizer": 7}, straying=few))
+    assert re.search(r"Part of it: fc1 \+\d+\.\d+ us \(\+40 MFLOPs\)\.", str(slower))
 
 
 def test_a_wider_layer_is_work_of_that_layer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_flops import profile_training
 from lightning_flops.measure.torch_private.needed import depth
+from tests.left_on_torch import torch_state
 from tests.results import profile_of, throughput_of
 
 ROWS, IN, OUT, ROLLOUT, STEPS = 8, 16, 4, 5, 120
@@ -66,6 +68,25 @@ def test_a_step_that_begins_in_an_inference_mode_is_counted_whole() -> None:
     run = throughput_of(loop.profiler)
     assert run.steps_counted > 3
     assert run.model_flops == STEPS * STEP + STEPS // 4 * ROLLOUT * (FORWARD // ROWS)
+
+
+@pytest.mark.parametrize("data", [range(12), DataLoader(torch.ones(12, IN))])  # type: ignore[arg-type]
+def test_phases_in_an_inference_mode_that_is_on_or_off_are_counted_whole(
+    data: Iterable[object],
+) -> None:
+    """A step begins or ends in a mode that is off: at its update, where there is no loader, and else outside."""
+    before = torch_state()
+    loop = Loop(profile_step=2)
+    with loop.profiler:
+        for _ in data:
+            for training in (True, False):
+                with torch.inference_mode(mode=not training):
+                    loss = loop.net(torch.ones(ROWS, IN)).square().mean()
+                    if training:
+                        loop.update(loss)
+            assert torch.zeros(2).add(1).tolist() == [1, 1]
+    assert profile_of(loop.profiler).flops.model == STEP + FORWARD
+    assert torch_state() == before
 
 
 @pytest.mark.usefixtures("counts_often")

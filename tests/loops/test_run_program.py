@@ -113,6 +113,8 @@ def test_an_exception_of_the_programs_is_its_own_and_there_is_a_report(tmp_path:
     assert ended.status == 1
     assert ended.err.splitlines()[-1] == "ZeroDivisionError: division by zero"
     assert ended.profile.flops.forward == FORWARD
+    early = Ended(tmp_path, BEGIN + "1 / 0\n")
+    assert "nothing was profiled: ZeroDivisionError ended the program before an optimizer made a step\n" in early.err
 
 
 @pytest.mark.parametrize(

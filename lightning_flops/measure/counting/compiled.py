@@ -26,13 +26,13 @@ from lightning_flops.measure.counting.totals import Totals
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private import optional
+from lightning_flops.measure.torch_private.fakes import new_fake_mode
 from lightning_flops.measure.torch_private.needed import (
     HigherOrderOperator,
     OpOverload,
     calling_modules,
     hide,
     modes_off,
-    new_fake_mode,
     sequence_number,
 )
 from lightning_flops.text.printable import package_logger

@@ -26,13 +26,12 @@ from lightning_flops.measure.counting.traffic import tf32_operators
 from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.optimizer_hooks import OptimizerHooks
+from lightning_flops.measure.torch_private.fakes import fake_mode, is_fake
 from lightning_flops.measure.torch_private.needed import (
     ENGINE_ENTRY,
     NO_GRAPH_TASK,
-    fake_mode,
     function_in_forward,
     graph_task_id,
-    is_fake,
     is_pushed,
     push,
     remove,

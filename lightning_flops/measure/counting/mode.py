@@ -16,6 +16,7 @@ from lightning_flops.measure.counting.formulas import Entry, Work, hides_flops
 from lightning_flops.measure.counting.formulas.contract import tensors_in, whole_flops
 from lightning_flops.measure.counting.totals import Cell, Totals
 from lightning_flops.measure.counting.traffic import Operator, bytes_of, dtype_name, elements_of, needs_gradient
+from lightning_flops.measure.torch_private.fakes import is_fake, is_traced, unwraps_subclass
 from lightning_flops.measure.torch_private.needed import (
     NO_GRAPH_TASK,
     DispatchMode,
@@ -24,13 +25,10 @@ from lightning_flops.measure.torch_private.needed import (
     function_in_forward,
     graph_task_id,
     hide,
-    is_fake,
     is_pushed,
-    is_traced,
     keys_of_python_kernel,
     pushed,
     run_python_kernel,
-    unwraps_subclass,
 )
 from lightning_flops.records import OUTSIDE, FlopPhase
 from lightning_flops.text.printable import package_logger

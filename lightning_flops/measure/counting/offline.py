@@ -16,7 +16,8 @@ from torch.nn.parameter import is_lazy
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
-from lightning_flops.measure.torch_private.needed import DispatchMode, new_fake_mode, tree_map_only
+from lightning_flops.measure.torch_private.fakes import new_fake_mode, tree_map_only
+from lightning_flops.measure.torch_private.needed import DispatchMode
 from lightning_flops.records import FlopRecord
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lightning_flops.measure.counting.formulas import Entry, lookup
 from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES
-from lightning_flops.measure.torch_private.needed import OpOverload, schema_of, stored
+from lightning_flops.measure.torch_private.fakes import stored
+from lightning_flops.measure.torch_private.needed import OpOverload, schema_of
 
 _OVERWRITING = frozenset(
     (

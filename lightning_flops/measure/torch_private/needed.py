@@ -5,7 +5,6 @@ They are looked up when this file is loaded. Counting is refused in one sentence
 
 from __future__ import annotations
 
-import functools
 import operator
 import re
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from types import CodeType, FrameType
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -188,6 +187,9 @@ _InferenceMode: Any = take("torch._C:_InferenceMode")
 modes_off: Callable[[], AbstractContextManager[Any]] = take("torch.utils._python_dispatch:_disable_current_modes")
 """Inside, no dispatch mode sees what runs: neither ours, nor the user's, nor a tracer."""
 
+_threads_with_ours: set[int] = set()
+"""Threads on whose stack is a mode of ours."""
+
 _NOOP_MODE = DispatchMode()  # type: ignore[no-untyped-call]
 """Is pushed and taken off again, which sets torch's flag for modes."""
 
@@ -197,34 +199,58 @@ class _After:
 
     The flag says whether there are modes on the stack; operators go past those, or fail for want of one, if it is
     wrong. When an inference mode ends, or the call of a compiled function, torch sets it to what it was when that
-    began, whatever was pushed or removed in between. It ends with the function *name* of what *owner* returns, if there
-    is one; *is_inside* says whether a frame runs inside of it.
+    began, whatever was pushed or removed in between. It ends with the function *end* of what *owner* returns, if there
+    is one; *is_inside* says whether a frame runs inside of it. Inside an inference mode that is off nothing says so:
+    with *begin*, the function that it begins with, all are watched while a mode of ours is on the stack.
     """
 
-    def __init__(self, owner: Callable[[], Any], name: str, is_inside: Callable[[FrameType | None], bool]) -> None:
+    def __init__(
+        self, owner: Callable[[], Any], end: str, is_inside: Callable[[FrameType | None], bool], begin: str = ""
+    ) -> None:
         self._owner = owner
-        self._name = name
+        self._end, self._begin = end, begin
         self._is_inside = is_inside
-        self._threads: set[int] = set()
-        """In these the stack was changed inside of one that has not ended."""
-        self._end: Any = None
-        """The function, without us."""
+        self._threads: dict[int, int] = {}
+        """In these the stack was changed inside of one that has not ended; how many have begun since."""
+        self._without_us: dict[str, Any] = {}
+        """The functions."""
 
-    def stack_changes(self, frame: FrameType) -> None:
-        """*frame* has changed the stack of this thread."""
-        if not hasattr(self._owner(), self._name) or not self._is_inside(frame):
+    def stack_changes(self, frame: FrameType | None) -> None:
+        """*frame* has changed the stack of this thread, or what it had begun is over."""
+        thread, owner = threading.get_ident(), self._owner()
+        watches = bool(self._begin) and thread in _threads_with_ours
+        if watches or self._threads.get(thread) or self._is_inside(frame):
+            if hasattr(owner, self._end):
+                self._threads.setdefault(thread, 0)
+                self._watch(owner)
             return
-        self._threads.add(threading.get_ident())
-        if self._end is None:
-            self._end = end = vars(self._owner())[self._name]
+        self._threads.pop(thread, None)
+        if not self._threads:
+            for name, function in self._without_us.items():
+                setattr(owner, name, function)
+            self._without_us = {}
 
-            def ends(*args: Any) -> Any:
-                try:
-                    return end(*args)
-                finally:
-                    self._has_ended(sys._getframe(1))
+    def _watch(self, owner: Any) -> None:
+        if self._without_us:
+            return
+        self._without_us = {name: vars(owner)[name] for name in (self._end, self._begin) if name}
+        end, begin = self._without_us[self._end], self._without_us.get(self._begin, nullcontext)
 
-            setattr(self._owner(), self._name, ends)
+        def ends(*args: Any) -> Any:
+            try:
+                return end(*args)
+            finally:
+                self._has_ended(sys._getframe(1))
+
+        def begins(*args: Any) -> Any:
+            result = begin(*args)
+            if (thread := threading.get_ident()) in self._threads:
+                self._threads[thread] += 1
+            return result
+
+        setattr(owner, self._end, ends)
+        if self._begin:
+            setattr(owner, self._begin, begins)
 
     def _has_ended(self, frame: FrameType) -> None:
         """What *frame* had begun is over."""
@@ -236,12 +262,8 @@ class _After:
         else:
             _push(_NOOP_MODE)
             _pop(None)
-        if self._is_inside(frame.f_back):  # it was inside another one
-            return
-        self._threads.discard(thread)
-        if not self._threads:
-            setattr(self._owner(), self._name, self._end)
-            self._end = None
+        self._threads[thread] = max(0, self._threads[thread] - 1)
+        self.stack_changes(frame.f_back)  # it may have been inside another one
 
 
 hide(_After._has_ended)
@@ -257,15 +279,23 @@ def _is_in_compiled_call(frame: FrameType | None) -> bool:
 
 
 _inside_which_torch_restores_its_flag = (
-    _After(lambda: _InferenceMode, "__exit__", lambda _: torch.is_inference_mode_enabled()),
+    _After(lambda: _InferenceMode, "__exit__", lambda _: torch.is_inference_mode_enabled(), "__enter__"),
     _After(lambda: sys.modules.get(_EVAL_FRAME), "_maybe_set_eval_frame", _is_in_compiled_call),
 )
 
 
 def _stack_changes() -> None:
     frame = sys._getframe(1)
+    change = (
+        _threads_with_ours.add if any(map(_is_ours, map(_mode_at, range(_length())))) else _threads_with_ours.discard
+    )
+    change(threading.get_ident())
     for each in _inside_which_torch_restores_its_flag:
         each.stack_changes(frame)
+
+
+def _is_ours(mode: Any) -> bool:
+    return type(mode).__module__.startswith("lightning_flops.")
 
 
 def push(mode: DispatchMode, *, under_others: bool = False) -> None:
@@ -275,7 +305,7 @@ def push(mode: DispatchMode, *, under_others: bool = False) -> None:
     topmost one off, which may be another one if that was pushed meanwhile.
     """
     above = []
-    while under_others and _length() and not type(_mode_at(_length() - 1)).__module__.startswith("lightning_flops."):
+    while under_others and _length() and not _is_ours(_mode_at(_length() - 1)):
         above.append(_pop(None))
     for each in (mode, *reversed(above)):
         _push(each)
@@ -294,6 +324,11 @@ def is_pushed(mode: DispatchMode) -> bool:
 
 def remove(mode: DispatchMode) -> None:
     """Removes the topmost *mode* from this thread's stack; modes above it stay in place."""
+    _take_off(mode)
+    _stack_changes()
+
+
+def _take_off(mode: DispatchMode) -> None:
     if not is_pushed(mode):
         return
     above = []
@@ -301,17 +336,16 @@ def remove(mode: DispatchMode) -> None:
         above.append(popped)
     for other in reversed(above):
         _push(other)
-    _stack_changes()
 
 
 @contextmanager
 def pushed(mode: Any) -> Iterator[None]:
     """Inside, *mode* is on top of the stack: within its own handler it would not be."""
-    push(mode)
+    _push(mode)
     try:
         yield
     finally:
-        remove(mode)
+        _take_off(mode)
 
 
 _CONJUGATE, _NEGATIVE = torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative
@@ -324,59 +358,6 @@ def conjugates_lazily() -> None:
     """
     _set_excluded(_CONJUGATE, False)
     _set_excluded(_NEGATIVE, False)
-
-
-# ---- tracers and fake tensors, which torch keeps apart from the stack; tensor subclasses
-
-_keys: Any = take("torch._C:_TorchDispatchModeKey")
-_mode_of_key: Any = take("torch._C:_get_dispatch_mode")
-_FakeTensorMode: Any = take("torch._subclasses.fake_tensor:FakeTensorMode")
-
-
-def is_traced() -> bool:
-    """Whether a tracer may be recording what runs."""
-    return any(_mode_of_key(key) is not None for key in (_keys.FAKE, _keys.PROXY, _keys.FUNCTIONAL))
-
-
-def new_fake_mode() -> Any:
-    """A mode in which operators make tensors without values."""
-    return _FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def fake_mode() -> Any:
-    """Torch's mode in which operators make fake tensors, as while something is traced; None: none is on."""
-    return _mode_of_key(_keys.FAKE)
-
-
-@functools.cache
-def is_fake(tensor_type: type) -> bool:
-    """Whether tensors of this type hold no data: fake and functional ones; known by name, so nothing is imported."""
-    return any(
-        cls.__name__ in ("FakeTensor", "FunctionalTensor") and cls.__module__.startswith("torch._subclasses")
-        for cls in tensor_type.__mro__
-    )
-
-
-@functools.cache
-def unwraps_subclass(tensor_type: type) -> bool:
-    """Whether operators on this tensor subclass are counted on the tensors inside it.
-
-    A DTensor's local shard, a nested tensor's values, a quantized tensor's parts: what runs are the operators that its
-    ``__torch_dispatch__`` calls, on their shapes. A fake tensor has nothing inside.
-    """
-    dispatch = getattr(tensor_type, "__torch_dispatch__", None)
-    if dispatch is None or dispatch is cast("Any", torch.Tensor).__torch_dispatch__:  # plain tensors: no such method
-        return False
-    return not is_fake(tensor_type)
-
-
-tree_map_only: Any = take("torch.utils._pytree:tree_map_only")
-"""Maps a function over what containers hold of a type."""
-
-
-def stored(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The indices of the elements that a COO tensor stores, a row for each sparse dimension, and the elements."""
-    return tensor._indices(), tensor._values()
 
 
 # ---- operators: their kinds, their schemas, and how a kernel that is written in Python is called

@@ -28,7 +28,8 @@ from lightning_flops.measure.counting.formulas.contract import (
     host_integers,
     rules,
 )
-from lightning_flops.measure.torch_private.needed import is_fake, modes_off, stored
+from lightning_flops.measure.torch_private.fakes import is_fake, stored
+from lightning_flops.measure.torch_private.needed import modes_off
 
 _STRIDED = torch.strided
 _PAIR_OF_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in older torch
