@@ -1,15 +1,17 @@
 """Whether the first advice names what is planted in a program, is silent on clean ones, and saves what it says.
 
-``make bench-advice`` runs each program of ``advice_programs`` as a process of its own, with its cause and with the
-remedy that was advised, first alone and then beside a process that keeps one core busy. Records of earlier passes stay
-in a file, so the passes may be run on different days: ``python -m benchmarks.advice --runs 6 --only quiet``.
+``make bench-advice`` runs each program of ``advice_programs`` as a process of its own for 34 steps under the profiler,
+with its cause and with the remedy that was advised. *Quiet*: alone. *Busy*: beside a process that keeps one core busy;
+that a run is starved is true there, so only the advice after it is judged. *Saved*: of the time of a sample, over the
+steps after the window. Records of earlier passes stay in a file, so the passes may be run on different days:
+``python -m benchmarks.advice --runs 6 --only quiet``.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
+import os
 import re
 import statistics
 import subprocess
@@ -24,12 +26,12 @@ from lightning_flops import Profile, compare_profiles
 from lightning_flops.analysis.compare_rules import judge
 
 from .advice_programs import CLEAN, PLANTED
-from .machine import ROOT, code_in_words, machine_in_words, versions
-from .page import table, write_page
+from .machine import ONE_THREAD, RESULTS, ROOT
+from .page import described, table, write_page
+from .runner import start
 
 logger = logging.getLogger("benchmarks.advice")
 
-RESULT = ROOT / "benchmarks/results/advice.md"
 RECORDS = ROOT / ".cache/bench_advice.jsonl"
 PROFILES = ROOT / ".cache/bench_advice"
 """Profiles of the clean programs, by pass, round and name: two rounds are two identical runs."""
@@ -41,19 +43,14 @@ _PASSES = ("quiet", "busy")
 def run(name: str, *arguments: str) -> dict[str, Any]:
     """What the program *name* printed; an empty record if it failed."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.advice_programs", name, *arguments]
+    users = {name: value for name, value in os.environ.items() if name not in ONE_THREAD}
+    how: dict[str, Any] = {"cwd": ROOT, "env": users, "capture_output": True, "text": True, "check": True}
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_TIMEOUT_SEC, check=True)
+        done = subprocess.run(command, timeout=_TIMEOUT_SEC, **how)
         return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
     except (subprocess.SubprocessError, IndexError, ValueError) as error:
         logger.warning("%s: %s", name, error)
         return {}
-
-
-def obeyed(name: str, planted: dict[str, Any]) -> dict[str, Any]:
-    """What the program *name* printed with the remedy that *planted* was advised."""
-    remedies = " ".join(remedy for _, _, remedy, _ in planted.get("advice", ()))
-    workers = re.search(r"num_workers=(\d+)", remedies)
-    return run(name, "--obey", workers[1] if workers else "0")
 
 
 @contextmanager
@@ -73,12 +70,13 @@ def measure(which: str, runs: int, only: Sequence[str]) -> Iterator[dict[str, An
     PROFILES.mkdir(parents=True, exist_ok=True)
     with busy(which == "busy"):
         for index in range(runs):
-            for name in only or (*PLANTED, *CLEAN):
+            for name in only:
                 keep = PROFILES / f"{which}-{index:03}-{name}.json"
                 found = run(name, *([] if name in PLANTED else ["--keep", str(keep)]))
                 record = {"pass": which, "round": index, "name": name, **found}
-                if name in PLANTED:
-                    record["obeyed"] = obeyed(name, found).get("seconds")
+                if name in PLANTED:  # with the workers that the remedy names
+                    workers = re.search(r"num_workers=(\d+)", " ".join(one[2] for one in found.get("advice", ())))
+                    record["obeyed"] = run(name, "--obey", workers[1] if workers else "0").get("seconds")
                 logger.info("%s %d %s: %s", which, index, name, [one[0] for one in found.get("advice", ())])
                 yield record
 
@@ -119,7 +117,7 @@ def _of(hits: Sequence[bool]) -> str:
     return f"{sum(hits)} of {len(hits)}" if hits else "–"
 
 
-def page(records: Sequence[dict[str, Any]], header: Sequence[str]) -> list[str]:
+def page(records: Sequence[dict[str, Any]]) -> list[str]:
     """The lines of the page."""
     by = {
         (which, name): [one for one in records if (one["pass"], one["name"]) == (which, name)]
@@ -129,24 +127,22 @@ def page(records: Sequence[dict[str, Any]], header: Sequence[str]) -> list[str]:
     planted: list[list[str]] = []
     for name, (_, cause) in PLANTED.items():
         planted.append([name, cause])
-        for which in _PASSES:
-            found = by[which, name]
-            savings = [one for record in found if (one := saved(record)) is not None]
+        for found in (by[which, name] for which in _PASSES):
+            savings = [one for one in map(saved, found) if one is not None]
             least = f" ({min(savings):.0%})" if savings else ""
             named, most = _of([is_named(one) for one in found]), _percent([ceiling(one) for one in found])
             planted[-1] += [named, most, f"{_percent(savings)}{least}"]
     clean: list[list[str]] = []
     for name in CLEAN:
         clean.append([name])
-        for which in _PASSES:
-            rules = [first_rule(one) for one in by[which, name]]
+        for rules in ([first_rule(one) for one in by[which, name]] for which in _PASSES):
             said = sorted({rule for rule in rules if rule is not None})
             clean[-1].append(_of([rule is not None for rule in rules]) + (f" ({', '.join(said)})" if said else ""))
     words = ("named first", "could save at most", "saved, median (least)")
     columns = [f"{which}: {word}" for which in _PASSES for word in words]
     falsely = [f"{which}: false first advice" for which in _PASSES]
     tables = [*table(["program", "rule", *columns], planted), "", *table(["clean program", *falsely], clean)]
-    return [*header, "", *tables, "", *_sums(by), *gates()]
+    return [*described(__doc__, "torch"), *tables, "", *_sums(by), *gates()]
 
 
 def _sums(by: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
@@ -164,48 +160,31 @@ def _sums(by: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
 def gates() -> Iterator[str]:
     """How conditions end between two runs of the same clean program."""
     for which in _PASSES:
-        verdicts: Counter[tuple[str, str]] = Counter()
-        for name in CLEAN:
-            kept = sorted(PROFILES.glob(f"{which}-*-{name}.json"))
-            for pair in zip(kept[::2], kept[1::2], strict=False):
-                comparison = compare_profiles(*map(Profile.load, pair))
-                verdicts.update((gate, judge(comparison, gate)[0]) for gate in GATES)
-        for gate in GATES if verdicts else ():
-            failed, open_ = verdicts[gate, "holds"], verdicts[gate, "is inconclusive"]
-            pairs = verdicts.total() // len(GATES)
-            yield f"- {which}: `{gate}` of two identical runs fails in {failed} of {pairs} pairs, is open in {open_}."
+        kept = [sorted(PROFILES.glob(f"{which}-*-{name}.json")) for name in CLEAN]
+        pairs = [pair for paths in kept for pair in zip(paths[::2], paths[1::2], strict=False)]
+        comparisons = [compare_profiles(*map(Profile.load, pair)) for pair in pairs]
+        for gate in GATES if pairs else ():
+            found = Counter(judge(one, gate)[0] for one in comparisons)
+            failed, open_ = f"{found['holds']} of {len(pairs)} pairs", found["is inconclusive"]
+            yield f"- {which}: `{gate}` of two identical runs fails in {failed}, is open in {open_}."
 
 
-def main() -> None:
-    """Run the passes that the command line asks for, and write the page from all records there are."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=20, help="rounds of each pass")
-    parser.add_argument("--only", choices=_PASSES, action="append", help="a pass; both by default")
-    parser.add_argument("--programs", nargs="*", default=(), help="some programs; all by default")
-    parser.add_argument("--records", type=Path, default=RECORDS, help="where records are kept")
-    parser.add_argument("--output", type=Path, default=RESULT)
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    passes, names = options.only or _PASSES, options.programs or (*PLANTED, *CLEAN)
-    kept = [json.loads(line) for line in options.records.read_text().splitlines()] if options.records.exists() else []
-    kept = [one for one in kept if one["pass"] not in passes or one["name"] not in names]
-    for which in passes:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the passes that the command line asks for, write the page from all records there are, and return 0."""
+    options = start(
+        __file__, __doc__, RESULTS / "advice.md", arguments,
+        runs=20, only=list(_PASSES), programs=[*PLANTED, *CLEAN], records=str(RECORDS),
+    )  # fmt: skip
+    records = Path(options.records)
+    kept = [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
+    kept = [one for one in kept if one["pass"] not in options.only or one["name"] not in options.programs]
+    for which in options.only:
         kept += measure(which, options.runs, options.programs)
-        options.records.parent.mkdir(parents=True, exist_ok=True)
-        options.records.write_text("".join(json.dumps(one) + "\n" for one in kept))
-    packages = ", ".join(f"{name} {version}" for name, version in versions(["torch"]).items())
-    header = [
-        "# Advice, obeyed",
-        "",
-        "Written by `make bench-advice`: small programs with one cause planted (benchmarks/advice_programs.py), "
-        "trained for 34 steps under the profiler, as they are and with the remedy of the advice; and clean ones. "
-        "*Busy*: beside a process that keeps one core busy; that a run is starved is true there, so only the advice "
-        "after it is judged. *Saved*: of the time of a sample, over the steps after the window.",
-        "",
-        f"{machine_in_words()}; {packages}; {code_in_words()}.",
-    ]
-    write_page(options.output, page(kept, header))
+        records.parent.mkdir(parents=True, exist_ok=True)
+        records.write_text("".join(json.dumps(one) + "\n" for one in kept))
+    write_page(options.output, page(kept))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

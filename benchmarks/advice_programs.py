@@ -16,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -37,18 +37,21 @@ _WINDOW_STEPS = 34
 """Counted, left alone, timed, warmed up and traced ones."""
 
 
-@dataclass(frozen=True)
-class Program:
+def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-4)
+
+
+def _adamw(parameters: Iterable[nn.Parameter], *, fused: bool = True) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=fused)
+
+
+class Program(NamedTuple):
     """What is trained."""
 
     model: nn.Module
-    batches: Iterable[Any]
-    """One pass; there may be several."""
-    samples: int
-    """Of a batch."""
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = lambda parameters: torch.optim.SGD(
-        parameters, lr=1e-4
-    )
+    batches: Iterable[Any]  # One pass; there may be several
+    samples: int  # Of a batch
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = _sgd
 
 
 def perceptron(*inside: Callable[[], nn.Module], width: int = 384, layers: int = 4) -> nn.Module:
@@ -63,18 +66,15 @@ def same(*shape: int) -> Iterable[torch.Tensor]:
 
 
 class Samples(Dataset[torch.Tensor]):
-    """Rows, each of which takes its time to load."""
+    """Rows of *width* numbers, each of which takes its time to load."""
 
     def __init__(self, load: Callable[[], object], width: int) -> None:
-        """Rows of *width* numbers; *load* runs for each."""
         self.load, self.rows = load, torch.randn(4096, width)
 
     def __len__(self) -> int:
-        """Rows."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """One row."""
         self.load()
         return self.rows[index]
 
@@ -83,7 +83,6 @@ class WholeBatches(Samples):
     """The same, a whole batch at once."""
 
     def __getitems__(self, indices: list[int]) -> torch.Tensor:
-        """Rows of a batch."""
         return self.rows[indices]
 
 
@@ -149,12 +148,8 @@ def padded(workers: int | None) -> Program:
 
 def tensor_by_tensor(workers: int | None) -> Program:
     """Many small parameters, updated one after the other."""
-    return Program(
-        perceptron(width=32, layers=60),
-        same(64, 32),
-        64,
-        lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, fused=workers is not None),
-    )
+    optimizer = partial(_adamw, fused=workers is not None)
+    return Program(perceptron(width=32, layers=60), same(64, 32), 64, optimizer)
 
 
 class WrittenOutNorm(nn.Module):
@@ -180,13 +175,8 @@ def dropout(workers: int | None) -> Program:
 def starved(workers: int | None) -> Program:
     """As many busy processes as there are cores, twice."""
     for _ in range(0 if workers is not None else 2 * (os.cpu_count() or 1)):
-        multiprocessing.get_context("fork").Process(target=_forever, daemon=True).start()
+        multiprocessing.get_context("fork").Process(target=deque, args=(repeat(None), 0), daemon=True).start()
     return Program(perceptron(width=512), same(256, 512), 256)
-
-
-def _forever() -> None:
-    while True:
-        pass
 
 
 def late_rank(workers: int | None) -> Program:
@@ -221,7 +211,6 @@ class Last(nn.Module):
     """The output of a recurrent layer."""
 
     def __init__(self, layer: nn.Module) -> None:
-        """Around *layer*."""
         super().__init__()
         self.layer = layer
 
@@ -234,21 +223,17 @@ def _encoder() -> nn.Module:
     return nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
 
 
-def _fused(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-4, fused=True)
-
-
 CLEAN: dict[str, Callable[[], Program]] = {
     "perceptron": lambda: Program(perceptron(), same(256, 384), 256),
     "relu": lambda: Program(perceptron(nn.ReLU), same(256, 384), 256),
-    "gelu_fused_adamw": lambda: Program(perceptron(nn.GELU), same(256, 384), 256, _fused),
+    "gelu_fused_adamw": lambda: Program(perceptron(nn.GELU), same(256, 384), 256, _adamw),
     "layer_norm": lambda: Program(perceptron(partial(nn.LayerNorm, 384)), same(256, 384), 256),
     "batch_norm": lambda: Program(perceptron(partial(nn.BatchNorm1d, 384)), same(256, 384), 256),
     "convolutions": lambda: Program(
         nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3)), same(8, 3, 48, 48), 8
     ),
     "lstm": lambda: Program(Last(nn.LSTM(64, 64, batch_first=True)), same(16, 32, 64), 16),
-    "encoder": lambda: Program(nn.Sequential(_encoder(), _encoder()), same(8, 64, 128), 8, _fused),
+    "encoder": lambda: Program(nn.Sequential(_encoder(), _encoder()), same(8, 64, 128), 8, _adamw),
     "wide": lambda: Program(perceptron(width=1024, layers=2), same(64, 1024), 64),
     "small": lambda: Program(perceptron(nn.Tanh, width=96, layers=2), same(512, 96), 512),
 }

@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_flops.pytorch import count_flops
+
 from .machine import RESULTS, code_in_words
 from .page import described, table, write_page
-from .ratios import Estimate, Target, difference, median_with_interval, ratio
+from .ratios import Target, difference, median_with_interval, ratio
 from .runner import in_rounds, start
 from .workloads import Workload, bert_mini, tiny_operators
 
@@ -38,13 +40,8 @@ TINY_TARGET = Target(limit=1.20, unit="× no-op mode")
 
 
 class _NoOpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that does nothing: the floor for everything that sees operators from Python."""
+    """A dispatch mode that only counts operators: the floor for everything that sees them from Python."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-class _OperatorCount(_NoOpMode):  # type: ignore[no-untyped-call]
     calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -54,7 +51,7 @@ class _OperatorCount(_NoOpMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _deepspeed_profiler(model: nn.Module) -> Iterator[Any]:
-    """DeepSpeed's profiler, started and ended as its engine does."""
+    """DeepSpeed's, started and ended as its engine does."""
     profiler = import_module("deepspeed.profiling.flops_profiler").FlopsProfiler(model)
     profiler.start_profile()
     try:
@@ -63,18 +60,11 @@ def _deepspeed_profiler(model: nn.Module) -> Iterator[Any]:
         profiler.end_profile()
 
 
-def _ours(model: nn.Module) -> AbstractContextManager[Any]:
-    """This project, bytes and attribution included: it has no cheaper mode."""
-    from lightning_flops.pytorch import count_flops
-
-    return count_flops(model)
-
-
 PLAIN, NO_OP, OURS = "plain", "no-op dispatch mode", "lightning_flops"
 WATCHERS: Mapping[str, Watch] = {
     PLAIN: lambda model: nullcontext(),
     NO_OP: lambda model: _NoOpMode(),  # type: ignore[no-untyped-call]
-    OURS: _ours,
+    OURS: count_flops,  # bytes and attribution included: it has no cheaper mode
     "FlopCounterMode": lambda model: import_module("torch.utils.flop_counter").FlopCounterMode(display=False),
     "DeepSpeed's profiler": _deepspeed_profiler,
 }
@@ -108,7 +98,7 @@ def watched_step(workload: Workload, watch: Watch) -> StepSeconds:
 
 
 def _operators_of(workload: Workload) -> int:
-    with _OperatorCount() as mode:  # type: ignore[no-untyped-call]
+    with _NoOpMode() as mode:  # type: ignore[no-untyped-call]
         workload.step()
     workload.model.zero_grad(set_to_none=True)
     return int(mode.calls)
@@ -124,24 +114,14 @@ def step_table(rounds: Rounds, *, target: Target, target_base: str) -> list[str]
     whole = {name: [sample.whole for sample in samples] for name, samples in rounds.items()}
     rows = []
     for name in rounds:
-        over_plain, over_floor = ratio(inside[name], inside[PLAIN]), ratio(inside[name], inside[NO_OP])
-        rows.append(
-            [
-                name,
-                median_with_interval([1e3 * seconds for seconds in inside[name]]).text(2),
-                "1" if name == PLAIN else over_plain.text(3),
-                None if name == PLAIN else "1" if name == NO_OP else over_floor.text(3),
-                "1" if name == PLAIN else ratio(whole[name], whole[PLAIN]).text(3),
-                target.verdict(ratio(inside[name], inside[target_base])) if name == OURS else None,
-            ]
+        milliseconds = median_with_interval([1e3 * seconds for seconds in inside[name]])
+        over_plain, over_floor, ends = (
+            ratio(ones[name], others[base]).text(3) if name != base else "1"
+            for ones, others, base in ((inside, inside, PLAIN), (inside, inside, NO_OP), (whole, whole, PLAIN))
         )
+        verdict = target.verdict(ratio(inside[name], inside[target_base])) if name == OURS else None
+        rows.append([name, milliseconds.text(2), over_plain, over_floor if name != PLAIN else None, ends, verdict])
     return table(columns, rows)
-
-
-def added_per_operator(rounds: Rounds, name: str, *, operators: int) -> Estimate:
-    """CPU microseconds that *name* adds to each operator of a step."""
-    ours, plain = ([1e6 * one.inside / operators for one in rounds[arm]] for arm in (name, PLAIN))
-    return difference(ours, plain)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,11 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for workload, rounds in ((bert, options.bert_rounds), (tiny, options.tiny_rounds))
     ]
     logger.info("steps measured")
-    added = [
-        f"{name} {added_per_operator(steps[1], name, operators=tiny_count).text(1)}"
-        for name in watchers
-        if name != PLAIN
-    ]
+    micros = {name: [1e6 * one.inside / tiny_count for one in taken] for name, taken in steps[1].items()}
+    added = [f"{name} {difference(micros[name], micros[PLAIN]).text(1)}" for name in watchers if name != PLAIN]
     modules = len(list(tiny.model.modules()))
     page = [
         *described(__doc__, "torch", "transformers", "deepspeed", code=code),

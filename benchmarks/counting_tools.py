@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -49,11 +50,6 @@ def _grad_mode(example: Example) -> AbstractContextManager[Any]:
     return torch.inference_mode() if example.step is forward_in_inference_mode else nullcontext()
 
 
-def _flops(macs: float) -> int:
-    """A tool's multiply-adds as FLOPs; a fraction of one is an error of the tool and is rounded."""
-    return round(MULTIPLY_ADD * macs)
-
-
 # ---- this project and torch's counter
 
 
@@ -64,21 +60,12 @@ def forward_calls(network: Network) -> int:
     a functional transform, has no such call.
     """
     example = network.example()
-    calls = 0
-    original = Example.forward
-
-    def counted(self: Example) -> Any:
-        nonlocal calls
-        calls += 1
-        return original(self)
-
-    Example.forward = counted  # type: ignore[method-assign]
     try:
-        example.run()
+        with patch.object(Example, "forward", autospec=True, side_effect=Example.forward) as forward:
+            example.run()
     finally:
-        Example.forward = original  # type: ignore[method-assign]
         example.teardown()
-    return calls
+    return forward.call_count
 
 
 def our_wrong_figures(network: Network) -> int:
@@ -97,86 +84,87 @@ def our_wrong_figures(network: Network) -> int:
     return wrong + sum(by_module.get(name, PhaseFlops()) != flops for name, flops in expected.by_module.items())
 
 
-def _ours_forward(example: Example) -> int:
-    with count_flops(example.model) as counts, _grad_mode(example):
-        example.forward()
-    return counts.forward
+def _asked(example: Example, counter: Any, *, whole_step: bool) -> Any:
+    """*counter*, after it has watched one call of the model, or the whole step."""
+    with counter as counts, nullcontext() if whole_step else _grad_mode(example):
+        example.run() if whole_step else example.forward()
+    return counts
 
 
-def _ours_step(example: Example) -> int:
-    with count_flops(example.model) as counts:
-        example.run()
-    return counts.forward + counts.backward + counts.recompute + counts.optimizer
+def _ours(example: Example, *, whole_step: bool) -> int:
+    counts = _asked(example, count_flops(example.model), whole_step=whole_step)
+    total = counts.forward + counts.backward + counts.recompute + counts.optimizer
+    return int(total if whole_step else counts.forward)
 
 
 def _torch_counter(example: Example, *, whole_step: bool) -> int:
     counter = import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
-    with counter, nullcontext() if whole_step else _grad_mode(example):
-        example.run() if whole_step else example.forward()
-    return int(counter.get_total_flops())
+    return int(_asked(example, counter, whole_step=whole_step).get_total_flops())
 
 
-# ---- the peers
+# ---- the peers: each returns multiply-adds
 
 
-def _deepspeed(example: Example) -> int:
+def _deepspeed(example: Example) -> float:
     profiler = import_module("deepspeed.profiling.flops_profiler").FlopsProfiler(example.model)
     profiler.start_profile()
-    with _grad_mode(example):
-        example.forward()
-    macs = profiler.get_total_macs()
+    example.forward()
+    macs: float = profiler.get_total_macs()
     profiler.end_profile()
-    return _flops(macs)
+    return macs
 
 
-def _fvcore(example: Example) -> int:
-    model, inputs = _positional(example)
-    analysis = import_module("fvcore.nn").FlopCountAnalysis(model, inputs)
+def _fvcore(example: Example) -> float:
+    analysis = import_module("fvcore.nn").FlopCountAnalysis(*_positional(example))
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
-    with _grad_mode(example):
-        return _flops(analysis.total())
+    return float(analysis.total())
 
 
-def _thop(example: Example) -> int:
+def _thop(example: Example) -> float:
     model, inputs = _positional(example)
-    return _flops(import_module("thop").profile(model, inputs=inputs, verbose=False)[0])
+    return float(import_module("thop").profile(model, inputs=inputs, verbose=False)[0])
 
 
-def _ptflops(example: Example, *, backend: str) -> int:
+def _ptflops(example: Example, *, backend: str) -> float:
     """One of its two backends; inputs go in by keyword, as its documentation asks for several inputs."""
     model, keywords = _by_keyword(example)
     settings: dict[str, Any] = {"as_strings": False, "print_per_layer_stat": False, "backend": backend}
-    printed = io.StringIO()
-    with redirect_stdout(printed), _grad_mode(example):
-        macs, _ = import_module("ptflops").get_model_complexity_info(
-            model, (1,), input_constructor=lambda _: keywords, **settings
-        )
+    printed, count = io.StringIO(), import_module("ptflops").get_model_complexity_info
+    with redirect_stdout(printed):
+        macs, _ = count(model, (1,), input_constructor=lambda _: keywords, **settings)
     if macs is None:
         # It catches what was raised, prints its class and message on a line, and returns nothing.
         said = [line for line in printed.getvalue().splitlines() if line.startswith("<class")]
         raise RuntimeError(" ".join(said[:1]) or "returned None")
-    return _flops(macs)
+    return float(macs)
 
 
-def _calflops(example: Example, *, with_backward: bool = False) -> int:
+def _calflops(example: Example, *, with_backward: bool = False) -> float:
     model, tensors = _tensors_alone(example)
     settings: dict[str, Any] = {"print_results": False, "output_as_string": False}
-    with _grad_mode(example):
-        _, macs, _ = import_module("calflops").calculate_flops(
-            model, args=list(example.args), kwargs=dict(tensors), include_backPropagation=with_backward, **settings
-        )
-    return _flops(macs)
+    inputs: dict[str, Any] = {"args": list(example.args), "kwargs": dict(tensors)}
+    count = import_module("calflops").calculate_flops
+    return float(count(model, **inputs, include_backPropagation=with_backward, **settings)[1])
 
 
-def _torchinfo(example: Example) -> int:
+def _torchinfo(example: Example) -> float:
     fixed, tensors = _apart(example)
     inputs: Any = list(example.args) if example.args or not tensors else tensors
     if example.args:
         fixed |= tensors
     mode = "train" if example.model.training else "eval"
-    with _grad_mode(example):
-        summary = import_module("torchinfo").summary(example.model, input_data=inputs, mode=mode, verbose=0, **fixed)
-    return _flops(summary.total_mult_adds)
+    summary = import_module("torchinfo").summary(example.model, input_data=inputs, mode=mode, verbose=0, **fixed)
+    return float(summary.total_mult_adds)
+
+
+def _flops(macs_of: Callable[[Example], float], times: int = 1) -> Count:
+    """FLOPs of one forward by a tool that counts multiply-adds; a fraction of one is the tool's error, and rounded."""
+
+    def count(example: Example) -> int:
+        with _grad_mode(example):
+            return times * round(MULTIPLY_ADD * macs_of(example))
+
+    return count
 
 
 # ---- inputs in the form that a tool takes
@@ -247,27 +235,25 @@ count elementwise work, its MACs do not); the network's own mode, where `get_mod
 
 # fmt: off
 TOOLS: tuple[CountingTool, ...] = (
-    CountingTool("lightning_flops", "lightning-flops", "lightning_flops.pytorch", _ours_forward,
+    CountingTool("lightning_flops", "lightning-flops", "lightning_flops.pytorch", partial(_ours, whole_step=False),
                  "`with count_flops(model) as counts:` around the model's call; `counts.forward`",
-                 _ours_step, "`count_flops` around the step; the four buckets added up"),
+                 partial(_ours, whole_step=True), "`count_flops` around the step; the four buckets added up"),
     CountingTool("FlopCounterMode", "torch", "torch.utils.flop_counter", partial(_torch_counter, whole_step=False),
                  "`with FlopCounterMode(display=False)` around the model's call; FLOPs as reported",
                  partial(_torch_counter, whole_step=True), "`FlopCounterMode` around the step"),
-    CountingTool("DeepSpeed", "deepspeed", "deepspeed.profiling.flops_profiler", _deepspeed, _DEEPSPEED_HOW,
-                 lambda example: 3 * _deepspeed(example), "forward × 3: the backward it prints is twice the forward",
-                 step_from_forward=True),
-    CountingTool("fvcore", "fvcore", "fvcore.nn", _fvcore,
+    CountingTool("DeepSpeed", "deepspeed", "deepspeed.profiling.flops_profiler", _flops(_deepspeed), _DEEPSPEED_HOW,
+                 _flops(_deepspeed, times=3), "forward × 3: the backward it prints is twice the forward", True),
+    CountingTool("fvcore", "fvcore", "fvcore.nn", _flops(_fvcore),
                  "`FlopCountAnalysis(model, inputs).total()` × 2: it counts a multiply-add as one"),
-    CountingTool("thop", "thop", "thop", _thop, "`profile(model, inputs=inputs)`, MACs × 2"),
-    CountingTool("ptflops (aten)", "ptflops", "ptflops", partial(_ptflops, backend="aten"),
+    CountingTool("thop", "thop", "thop", _flops(_thop), "`profile(model, inputs=inputs)`, MACs × 2"),
+    CountingTool("ptflops (aten)", "ptflops", "ptflops", _flops(partial(_ptflops, backend="aten")),
                  _PTFLOPS_HOW.format("aten")),
-    CountingTool("ptflops (pytorch)", "ptflops", "ptflops", partial(_ptflops, backend="pytorch"),
+    CountingTool("ptflops (pytorch)", "ptflops", "ptflops", _flops(partial(_ptflops, backend="pytorch")),
                  f"{_PTFLOPS_HOW.format('pytorch')}; inputs by keyword, so that the whole batch is one sample to it"),
-    CountingTool("calflops", "calflops", "calflops", _calflops,
+    CountingTool("calflops", "calflops", "calflops", _flops(_calflops),
                  "`calculate_flops(model, args=..., kwargs=...)`, MACs × 2",
-                 partial(_calflops, with_backward=True), "`include_backPropagation=True`: forward × 3",
-                 step_from_forward=True),
-    CountingTool("torchinfo", "torchinfo", "torchinfo", _torchinfo,
+                 _flops(partial(_calflops, with_backward=True)), "`include_backPropagation=True`: forward × 3", True),
+    CountingTool("torchinfo", "torchinfo", "torchinfo", _flops(_torchinfo),
                  "`summary(model, input_data=..., mode=...).total_mult_adds` × 2, in the network's own mode"),
 )
 # fmt: on

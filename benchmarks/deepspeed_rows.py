@@ -1,9 +1,9 @@
 """Programs with DeepSpeed's profiler switched on by its config's block, one for each way in which it is known to fail.
 
 ``python -m benchmarks.deepspeed_rows NAME`` runs one as a user would. Nothing here knows of this project's profiler;
-``python -m lightning_flops run -m benchmarks.deepspeed_rows NAME`` is the same program under it. Above each stands what
-``deepspeed_side_by_side`` holds it to: the forward FLOPs of the counted step on rank 0, worked out by hand (how is said
-in results/deepspeed_side_by_side.md), and the lines of the output that the row is about.
+``python -m lightning_flops run -m benchmarks.deepspeed_rows NAME`` is the same program under it. In
+``ROWS`` stand the forward FLOPs of the counted step on rank 0, worked out by hand (how is said in
+results/deepspeed_side_by_side.md), and the lines of the output that the row is about.
 """
 
 from __future__ import annotations
@@ -24,37 +24,21 @@ LAYER = 2 * BATCH * WIDTH * WIDTH  # FLOPs of the forward of a linear layer from
 
 SUMMARY = (r"^Profile Summary", r"^The report came out", r"^fwd flops per GPU:")
 TRAINED = (*SUMMARY, r"Error", r"^trained")
+BLOCK = {"enabled": True, "profile_step": 2, "timing_steps": 5}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One way in which DeepSpeed's own profiler fails, and the program that shows it."""
 
     program: Callable[[], None]
     flops: int | None  # Forward FLOPs of the counted step on rank 0; None if the program never finishes one
     keep: tuple[str, ...]  # Patterns of the lines that the row is about, in both outputs
-    block: str | None  # Pattern of a line from which everything is kept, up to a closing parenthesis alone on its line
-    ranks: int
+    block: str | None = None  # Pattern of a line from which all is kept, up to a closing parenthesis alone on its line
+    ranks: int = 1
 
 
-ROWS: dict[str, Row] = {}  # By the programs' names
-
-
-def row(
-    flops: int | None, *keep: str, block: str | None = None, ranks: int = 1
-) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Make a program a row."""
-
-    def add(program: Callable[[], None]) -> Callable[[], None]:
-        ROWS[program.__name__] = Row(program=program, flops=flops, keep=keep or SUMMARY, block=block, ranks=ranks)
-        return program
-
-    return add
-
-
-def engine_for(
-    model: nn.Module, *, stage: int = 0, accumulate: int = 1, more: Any = None, mpu: Any = None, **block: Any
-) -> Any:
+def engine_for(model: nn.Module, *, stage: int = 0, accumulate: int = 1, more: Any = None, **block: Any) -> Any:
     """A DeepSpeed engine whose config has the ``"flops_profiler"`` block, switched on."""
     import deepspeed
 
@@ -63,11 +47,11 @@ def engine_for(
         "gradient_accumulation_steps": accumulate,
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
-        "flops_profiler": {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5, **block},
+        "flops_profiler": {**BLOCK, **block},
         **(more or {}),
     }
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=mpu)[0]
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
 
 
 def train(engine: Any, micro_steps: int = 16, *inputs: Tensor) -> None:
@@ -83,41 +67,35 @@ def mlp(width: int = WIDTH, layers: int = 2) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
 
 
-@row(2 * LAYER, *SUMMARY, r"^fwd MACs per GPU", block=r"^Net\($")
+class Net(nn.Module):
+    """A layer and a weight; its forward is *call*, given it and a batch."""
+
+    def __init__(self, call: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
+        self.child = nn.Linear(WIDTH, WIDTH)
+        self._call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What *call* makes of *x*."""
+        return self._call(self, x)
+
+
 def root_module() -> None:
     """A product in the root's own forward, and one in a child."""
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
-            self.child = nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, x: Tensor) -> Any:
-            return self.child(x @ self.weight)
-
-    train(engine_for(Net(), detailed=True))
+    train(engine_for(Net(lambda net, x: net.child(x @ net.weight))))
 
 
-@row(4 * 2 * LAYER, *SUMMARY, r"^batch size per GPU", r"^iter latency", r"^samples/second:")
 def accumulation() -> None:
     """Four micro-steps to a step."""
     train(engine_for(mlp(), accumulate=4), 40)
 
 
-@row(2 * LAYER)
-def step_number() -> None:
-    """The step that begins after two steps."""
-    train(engine_for(mlp()))
-
-
-@row(2 * 4 * LAYER, *SUMMARY, r"^params ", r"^trainable params", ranks=2)
 def zero_3() -> None:
     """Parameters in parts, one on each of two ranks; smaller layers than these, DeepSpeed does not part."""
     train(engine_for(mlp(2 * WIDTH), stage=3), 16, torch.ones(BATCH, 2 * WIDTH))
 
 
-@row(4 * LAYER, *TRAINED)
 def two_forwards() -> None:
     """Two forwards and one backward in a step."""
     engine = engine_for(mlp())
@@ -128,12 +106,13 @@ def two_forwards() -> None:
     print("trained to the end")
 
 
-@row(2 * LAYER, *TRAINED)
 def lightnings_self() -> None:
     """A LightningModule whose training_step calls ``self(x)``, under DeepSpeedStrategy."""
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import LightningModule
     from lightning.pytorch.strategies import DeepSpeedStrategy
     from torch.utils.data import DataLoader, TensorDataset
+
+    from .workloads import quiet_trainer
 
     class Net(LightningModule):
         def __init__(self) -> None:
@@ -161,18 +140,12 @@ def lightnings_self() -> None:
             self.parallel_devices = [torch.device("cpu", 0)]
             super(DeepSpeedStrategy, self).setup_environment()
 
-    block = {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5}
-    config = {"zero_allow_untested_optimizer": True, "flops_profiler": block}
-    settings: Any = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    strategy = OnCpu(config=config, process_group_backend="gloo")
-    trainer = Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=1, **settings)
+    config = {"zero_allow_untested_optimizer": True, "flops_profiler": BLOCK}
+    trainer = quiet_trainer(".", strategy=OnCpu(config=config, process_group_backend="gloo"))
     trainer.fit(Net(), DataLoader(TensorDataset(torch.ones(16 * BATCH, WIDTH)), batch_size=BATCH))
     print("trained to the end")
 
 
-@row(4 * 2 * LAYER, *TRAINED, r"^params (per|of)", r"^bubble +\d", r"^(stage|[01]) +(ranks|\d) ", ranks=2)
 def pipeline() -> None:
     """Two stages of a pipeline, on two ranks."""
     from deepspeed.pipe import PipelineModule
@@ -185,7 +158,6 @@ def pipeline() -> None:
     print("trained to the end")
 
 
-@row(2 * LAYER, *SUMMARY, r"^fwd latency:", r"^steps of more", r"^  step \d")
 def compiled() -> None:
     """A model that torch.compile compiles, whose slow steps are printed."""
     engine = engine_for(mlp(), profile_step=4)
@@ -198,20 +170,6 @@ def compiled() -> None:
     print("steps of more than half a second:", *slow, sep="\n  ")
 
 
-def _calls(call: Callable[[Tensor], Tensor]) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return call(self.layer(x))
-
-    train(engine_for(Net()))
-    print("trained to the end")
-
-
-@row(LAYER + 2 * (2 * 8 * 4 * 16 * 16 * 4), *TRAINED)
 def attention_by_keywords() -> None:
     """Attention that is called by keywords."""
 
@@ -219,66 +177,34 @@ def attention_by_keywords() -> None:
         heads = x.view(BATCH, 4, 16, -1)
         return nn.functional.scaled_dot_product_attention(query=heads, key=heads, value=heads)
 
-    _calls(attention)
-
-
-@row(LAYER + 2 * 8 * 8 * 256, *TRAINED)
-def einsum_of_a_list() -> None:
-    """An einsum that is given its operands in a list."""
-    _calls(lambda x: torch.einsum("ab,cb->ac", [x, x]))
-
-
-@row(7 * 2 * (256 + 256) * 4 * 256, *TRAINED)
-def packed_sequence() -> None:
-    """A recurrent layer on sequences of several lengths."""
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(WIDTH, WIDTH)
-
-        def forward(self, x: Tensor) -> Tensor:
-            packed = nn.utils.rnn.pack_sequence([x[:4], x[:3]])
-            hidden: Tensor = self.lstm(packed)[0].data
-            return hidden
-
-    train(engine_for(Net()))
+    train(engine_for(Net(lambda net, x: attention(net.child(x)))))
     print("trained to the end")
 
 
-@row(None, r"^raised", r"^torch\.nn\.functional", r"^hooks", r"^attributes", r"profiled")
 def exception_in_the_step() -> None:
     """A user's step that fails in the profiled step, is caught, and goes on without DeepSpeed."""
-    linear = nn.functional.linear
-    model = mlp()
-    fails = [False]
+    linear, steps = nn.functional.linear, iter(range(5))
 
-    class Fragile(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
+    def fails_from_the_third_step_on(net: Any, x: Tensor) -> Any:
+        result = net.child(x)
+        if next(steps) > 1:
+            raise RuntimeError("the user's own")
+        return result
 
-        def forward(self, x: Tensor) -> Any:
-            result = self.model(x)
-            if fails[0]:
-                raise RuntimeError("the user's own")
-            return result
-
-    engine = engine_for(Fragile())
+    model = Net(fails_from_the_third_step_on)
+    engine = engine_for(model)
     train(engine, 2)
-    fails[0] = True
     for _ in range(3):
         try:
             train(engine, 1)
         except Exception as error:
             print(f"raised: {type(error).__name__}: {error}")
     print("torch.nn.functional.linear is torch's own:", nn.functional.linear is linear)
-    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.children())
     print("hooks on the model's modules:", hooks)
-    print("attributes that a layer did not have:", sorted(set(vars(model[0])) - set(vars(nn.Linear(1, 1)))))
+    print("attributes that a layer did not have:", sorted(set(vars(model.child)) - set(vars(nn.Linear(1, 1)))))
 
 
-@row(2 * LAYER, *SUMMARY, r"wall_clock", r"time \(ms\)")
 def the_block_itself() -> None:
     """Twelve steps, with DeepSpeed's own log."""
     logging.getLogger("DeepSpeed").setLevel(logging.INFO)
@@ -287,7 +213,6 @@ def the_block_itself() -> None:
     train(engine, 12)
 
 
-@row(2 * LAYER, *SUMMARY, r"^tags", r"^  [A-Za-z_]+/")
 def tensorboard() -> None:
     """TensorBoard switched on in the config."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -299,10 +224,35 @@ def tensorboard() -> None:
         print(f"  {tag}")
 
 
-@row(4 * LAYER, *SUMMARY, r"^depth", r"^    (params|MACs|fwd latency) ", block=r"^Sequential\($")
 def module_depth() -> None:
     """A report down to depth 1: the root and its children."""
-    train(engine_for(nn.Sequential(mlp(), mlp()), module_depth=1, detailed=True))
+    train(engine_for(nn.Sequential(mlp(), mlp()), module_depth=1))
+
+
+ROWS: dict[str, Row] = {
+    row.program.__name__: row
+    for row in (
+        Row(root_module, 2 * LAYER, (*SUMMARY, r"^fwd MACs per GPU"), block=r"^Net\($"),
+        Row(accumulation, 4 * 2 * LAYER, (*SUMMARY, r"^batch size per GPU", r"^iter latency", r"^samples/second:")),
+        Row(zero_3, 2 * 4 * LAYER, (*SUMMARY, r"^params ", r"^trainable params"), ranks=2),
+        Row(two_forwards, 4 * LAYER, TRAINED),
+        Row(lightnings_self, 2 * LAYER, TRAINED),
+        Row(
+            pipeline, 8 * LAYER, (*TRAINED, r"^params (per|of)", r"^bubble +\d", r"^(stage|[01]) +(ranks|\d) "), ranks=2
+        ),
+        Row(compiled, 2 * LAYER, (*SUMMARY, r"^fwd latency:", r"^steps of more", r"^  step \d")),
+        Row(attention_by_keywords, LAYER + 2 * (2 * 8 * 4 * 16 * 16 * 4), TRAINED),
+        Row(
+            exception_in_the_step, None, (r"^raised", r"^torch\.nn\.functional", r"^hooks", r"^attributes", r"profiled")
+        ),
+        Row(the_block_itself, 2 * LAYER, (*SUMMARY, r"wall_clock", r"time \(ms\)")),
+        Row(tensorboard, 2 * LAYER, (*SUMMARY, r"^tags", r"^  [A-Za-z_]+/")),
+        Row(
+            module_depth, 4 * LAYER, (*SUMMARY, r"^depth", r"^    (params|MACs|fwd latency) "), block=r"^Sequential\($"
+        ),
+    )
+}
+"""By the programs' names."""
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .deepspeed_rows import ROWS
-from .machine import ROOT, ran_in_words
+from .machine import ONE_THREAD, ROOT, ran_in_words
 
 PAGE = ROOT / "benchmarks" / "results" / "deepspeed_side_by_side.md"
 BEGIN = "<!-- From here on, benchmarks/deepspeed_side_by_side.py writes the boxes. -->"
@@ -52,26 +52,22 @@ def run_row(name: str, *, ours: bool, folder: Path) -> tuple[int, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes = []
+    environment = {
+        **os.environ,
+        **ONE_THREAD,
+        "PYTHONWARNINGS": "ignore",
+        "CUDA_VISIBLE_DEVICES": "",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(ROWS[name].ranks),
+        "PYTHONPATH": str(ROOT),
+        "TORCH_EXTENSIONS_DIR": str(ROOT / ".cache" / "torch_extensions"),
+    }
+    processes, command = [], [sys.executable, *command_of(name, ours=ours)]
     for rank in range(ROWS[name].ranks):
-        quiet = {
-            "PYTHONWARNINGS": "ignore",
-            "OMP_NUM_THREADS": "1",
-            "DS_ACCELERATOR": "cpu",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ROWS[name].ranks)}
-        paths = {"PYTHONPATH": str(ROOT), "TORCH_EXTENSIONS_DIR": str(ROOT / ".cache" / "torch_extensions")}
-        environment = {**quiet, **job, **paths, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        variables = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         with (folder / f"output{rank}.txt").open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, *command_of(name, ours=ours)],
-                cwd=folder,
-                env={**os.environ, **environment},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        processes.append(process)
+            processes.append(subprocess.Popen(command, cwd=folder, env=variables, stdout=output, stderr=output))
     for process in processes:
         try:
             process.wait(timeout=240)
@@ -81,12 +77,6 @@ def run_row(name: str, *, ours: bool, folder: Path) -> tuple[int, str]:
     return processes[0].returncode, (folder / "output0.txt").read_text(errors="replace")
 
 
-def forward_flops(folder: Path) -> int | None:
-    """What our profile below *folder* says of the counted step; None if there is no profile."""
-    paths = list(folder.rglob("profile.json"))
-    return int(json.loads(paths[0].read_text())["flops"]["forward"]) if paths else None
-
-
 def boxes(name: str) -> str:
     """Both commands of a row with what they printed, and the count."""
     row, lines = ROWS[name], []
@@ -94,12 +84,10 @@ def boxes(name: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
             status, output = run_row(name, ours=ours, folder=Path(folder))
             if ours:
-                found = forward_flops(Path(folder))
+                profiles = [json.loads(path.read_text()) for path in Path(folder).rglob("profile.json")]
+                found = profiles[0]["flops"]["forward"] if profiles else None
                 if status != 0 or found != row.flops:
                     raise SystemExit(f"{name}: {found} FLOPs, by hand {row.flops}; status {status}\n{output}")
-                if name == "lightnings_self":
-                    (text,) = Path(folder).rglob("profile.txt")
-                    output = text.read_text() + output
             else:
                 output = "\n".join(line for line in output.splitlines() if "frame.py" not in line)
         who = "with this profiler" if ours else "with DeepSpeed's own"

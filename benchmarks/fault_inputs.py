@@ -40,6 +40,7 @@ MEMORY_FACTOR, MEMORY_BASE = 60, 200 << 20
 _INFLATED = 40 << 20  # Bytes that fit into a record when they are all the same, and that should need no memory
 
 TRACES = ROOT / "tests" / "data" / "traces"
+A_PROFILE = ROOT / "tests" / "golden" / "json" / "mlp.json"
 # fmt: off
 HOSTILE = (
     "\x1b[2J\x1b]0;owned\x07", "name\nFORGED: 1 TFLOPS", "name\rFORGED", "\u202egnp.exe", "\u2066x\u2069", "\x00",
@@ -106,28 +107,23 @@ def _key(draw: random.Random) -> Any:
 def try_settings(draw: random.Random) -> list[Fault]:
     """Random settings given in a random way: they are taken, or refused by a ConfigError that names the setting."""
     block = {_key(draw): _value(draw) for _ in range(draw.randint(1, 4))}
-    way = draw.choice(["ProfilerConfig", "FlopsProfilerCallback", "from_block", "from_deepspeed_config", "a file"])
-    if way == "a file":
-        return _try_settings_file(draw)
+    known = {key: value for key, value in block.items() if key in ProfilerConfig.__dataclass_fields__}
     strings = {key: value for key, value in block.items() if isinstance(key, str)}
     ways: dict[str, Callable[[], Any]] = {
-        "ProfilerConfig": lambda: ProfilerConfig(**{key: value for key, value in block.items() if key in _FIELDS}),
+        "ProfilerConfig": lambda: ProfilerConfig(**known),
         "FlopsProfilerCallback": lambda: FlopsProfilerCallback(**strings),
         "from_block": lambda: ProfilerConfig.from_block(block),
         "from_deepspeed_config": lambda: FlopsProfilerCallback.from_deepspeed_config({"flops_profiler": block}),
     }
-    return _judge_settings(way, ways[way], block)
-
-
-def _try_settings_file(draw: random.Random) -> list[Fault]:
-    block = {"enabled": True, "profile_step": 5, "output_file": "out.txt", "detailed": False, "top_modules": 3}
-    text = mutated(draw, json.dumps({"train_batch_size": 8, "flops_profiler": block}, indent=2).encode())
+    way = draw.choice([*ways, "a file"])
+    if way != "a file":
+        return _judge_settings(way, ways[way], block)
+    fields = {"enabled": True, "profile_step": 5, "output_file": "out.txt", "detailed": False, "top_modules": 3}
+    text = mutated(draw, json.dumps({"train_batch_size": 8, "flops_profiler": fields}, indent=2).encode())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "ds_config.json")
         path.write_bytes(text)
-        found = _judge_settings("a file", lambda: ProfilerConfig.from_deepspeed_config(path), [path])
-    says_all = "the message does not say rule and value"  # of a file it is enough to say what is wrong in it
-    return [fault for fault in found if fault.kind != says_all]
+        return _judge_settings(way, lambda: ProfilerConfig.from_deepspeed_config(path), [path])
 
 
 def _judge_settings(way: str, take: Callable[[], Any], given: Iterable[Any]) -> list[Fault]:
@@ -140,17 +136,14 @@ def _judge_settings(way: str, take: Callable[[], Any], given: Iterable[Any]) -> 
         words = str(error)
     except Exception as error:
         return [Fault("another error than ConfigError", way, f"{type(error).__name__}: {error}")]
-    faults = []
-    if not any(str(key) in words for key in (*given, "flops_profiler")):
-        faults.append("the message names nothing that was given")
-    if not (" must " in words and ", got " in words) and " is not a setting" not in words:
-        faults.append("the message does not say rule and value")
-    if unsafe_in(words):
-        faults.append("the message shows control characters of the value")
-    return [Fault(kind, way, words[:300]) for kind in faults]
-
-
-_FIELDS = tuple(ProfilerConfig.__dataclass_fields__)
+    says_rule = (" must " in words and ", got " in words) or " is not a setting" in words
+    wrong = {
+        "the message names nothing that was given": not any(str(key) in words for key in (*given, "flops_profiler")),
+        # Of a file it is enough to say what is wrong in it.
+        "the message does not say rule and value": not says_rule and way != "a file",
+        "the message shows control characters of the value": bool(unsafe_in(words)),
+    }
+    return [Fault(kind, way, words[:300]) for kind, holds in wrong.items() if holds]
 
 
 # ---- bytes
@@ -214,15 +207,36 @@ def mutated_tree(draw: random.Random, tree: Any) -> Any:
     return tree
 
 
-# ---- traces
+# ---- files, each read in a process of its own
+
+
+def _tried(function: Callable[[], Any], *, seconds: float) -> Answer:
+    """What *function* returned, or the type and words of what it raised, and the bytes that memory has grown by."""
+
+    def measure() -> tuple[Any, str, str, int]:
+        before, value, raised, words = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, None, "", ""
+        try:
+            value = function()
+        except Exception as error:
+            raised, words = type(error).__name__, str(error)[:300]
+        return value, raised, words, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+
+    return answer_of(measure, timeout_sec=seconds)
+
+
+def _command_on(arguments: list[str]) -> tuple[int, str, str]:
+    """The command line's exit code, and what it prints."""
+    shown, said = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(said):
+        code = command(arguments)
+    return code, shown.getvalue()[:2_000_000], said.getvalue()[:100_000]
 
 
 def try_trace(draw: random.Random) -> list[Fault]:
     """A mutated trace: a report, or one line that names the file, within bounds, and nothing a terminal obeys."""
     sources = [path for path in sorted(TRACES.glob("*.json*")) if path.stat().st_size < 100_000 or draw.random() < 0.2]
     source = draw.choice(sources)
-    data = source.read_bytes()
-    packed = source.suffix == ".gz"
+    data, packed = source.read_bytes(), source.suffix == ".gz"
     inner = gzip.decompress(data) if packed else data
     how = draw.choice(["bytes", "tree", "file"])
     if how == "tree":
@@ -238,98 +252,55 @@ def try_trace(draw: random.Random) -> list[Fault]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"mutated.pt.trace.json{'.gz' if packs else ''}"
         path.write_bytes(written)
-        answer = answer_of(partial(_command_on, ["trace", *flags, str(path)]), timeout_sec=FILE_SEC)
-    bound = MEMORY_BASE + MEMORY_FACTOR * max(len(inner), len(written))
-    judged = _judge_command(answer, name=path.name, bound=bound, is_json="--json" in flags)
-    return [Fault(kind, where, words) for kind, words in judged]
-
-
-def _command_on(arguments: list[str]) -> dict[str, Any]:
-    """What the command line prints and returns; runs in a process of its own."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    shown, said = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(said):
-        code = command(arguments)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-    return {"code": code, "shown": shown.getvalue()[:2_000_000], "said": said.getvalue()[:100_000], "grown": grown}
-
-
-def _judge_command(answer: Answer, *, name: str, bound: int, is_json: bool) -> list[tuple[str, str]]:
-    if answer.words:
-        return [("no clean end", answer.words)]
-    found, said = [], answer.value["said"]
-    if answer.value["code"] not in (0, 2):
-        found.append(("an exit code that stands for nothing", str(answer.value["code"])))
-    if "Traceback" in said:
-        found.append(("a traceback", said[-300:]))
-    if answer.value["code"] == 2 and name not in said:
-        found.append(("the error does not name the file", said[:300]))
-    if answer.value["code"] == 2 and said.count("\n") > 1:
-        found.append(("the error is more than one line", said[:300]))
-    if answer.value["grown"] > bound:
-        found.append(("more memory than the bound", f"{answer.value['grown'] >> 20} MiB of {bound >> 20} MiB"))
-    for stream in ("said",) if is_json else ("shown", "said"):
-        if unsafe := unsafe_in(answer.value[stream]):
-            found.append((f"on the terminal: {unsafe.partition(':')[0]}", unsafe))
-    return found
-
-
-# ---- records and profiles
-
-
-def _a_profile() -> Profile:
-    return Profile.from_json((ROOT / "tests" / "golden" / "json" / "mlp.json").read_text())
+        answer = _tried(partial(_command_on, ["trace", *flags, str(path)]), seconds=FILE_SEC)
+    faults = _judged(answer, where, bound=MEMORY_BASE + MEMORY_FACTOR * max(len(inner), len(written)))
+    if answer.words or answer.value[1]:
+        return faults
+    code, shown, said = answer.value[0]
+    wrong = {
+        "an exit code that stands for nothing": code not in (0, 2),
+        "a traceback": "Traceback" in said,
+        "the error does not name the file": code == 2 and path.name not in said,
+        "the error is more than one line": code == 2 and said.count("\n") > 1,
+    }
+    faults += [Fault(kind, where, said[-300:]) for kind, holds in wrong.items() if holds]
+    unsafe = filter(None, map(unsafe_in, (said,) if "--json" in flags else (shown, said)))
+    return faults + [Fault(f"on the terminal: {one.partition(':')[0]}", where, one) for one in unsafe]
 
 
 def try_record(draw: random.Random) -> list[Fault]:
     """A mutated record of a rank: it is read, or refused by an error of whoever reads it, within bounds."""
-    data = pack(make_rank_record(_a_profile()))
+    data = pack(make_rank_record(Profile.from_json(A_PROFILE.read_text())))
     if draw.random() < 0.1:
         data = zlib.compress(b"\xdb\xff\xff\xff\xff" + b"x" * _INFLATED, 9)
     elif draw.random() < 0.5:
         data = zlib.compress(mutated(draw, zlib.decompress(data)))
     else:
         data = mutated(draw, data)
-    answer = answer_of(partial(_read, unpack, data), timeout_sec=10.0)
     errors = (zlib.error, msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError)
-    return _judge_reading(answer, "a rank's record", bound=_INFLATED, errors=errors)
+    return _judged(_tried(lambda: bool(unpack(data)), seconds=10.0), "a rank's record", bound=_INFLATED, errors=errors)
 
 
 def try_profile(draw: random.Random) -> list[Fault]:
     """A mutated profile.json: it is read, or refused by a ProfileFormatError, within bounds."""
-    text = (ROOT / "tests" / "golden" / "json" / "mlp.json").read_text()
+    text = A_PROFILE.read_text()
     if draw.random() < 0.5:
         text = json.dumps(mutated_tree(draw, json.loads(text)))
     else:
         text = mutated(draw, text.encode()).decode("utf-8", "surrogateescape")
-    data = text.encode("utf-8", "surrogateescape")
-    bound = MEMORY_BASE + MEMORY_FACTOR * len(data)
-    answer = answer_of(partial(_read, _read_profile, data), timeout_sec=20.0)
-    return _judge_reading(answer, "a saved profile", bound=bound, errors=(ProfileFormatError,))
+    bound = MEMORY_BASE + MEMORY_FACTOR * len(text.encode("utf-8", "surrogateescape"))
+    answer = _tried(lambda: bool(Profile.from_json(text)), seconds=20.0)
+    return _judged(answer, "a saved profile", bound=bound, errors=(ProfileFormatError,))
 
 
-def _read_profile(data: bytes) -> Profile:
-    return Profile.from_json(data.decode("utf-8", "surrogateescape"))
-
-
-def _read(reads: Callable[[bytes], object], data: bytes) -> dict[str, Any]:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    raised = words = ""
-    try:
-        reads(data)
-    except Exception as error:
-        raised, words = type(error).__name__, str(error)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-    return {"raised": raised, "words": words[:500], "grown": grown}
-
-
-def _judge_reading(answer: Answer, where: str, *, bound: int, errors: tuple[type[Exception], ...]) -> list[Fault]:
-    expected = [error.__name__ for error in errors]
+def _judged(answer: Answer, where: str, *, bound: int, errors: tuple[type[Exception], ...] = ()) -> list[Fault]:
+    """What is wrong with how reading ended: with one of *errors* or without, and within *bound*."""
     if answer.words:
         return [Fault("no clean end", where, answer.words)]
-    raised, words, grown = answer.value["raised"], answer.value["words"], answer.value["grown"]
+    _, raised, words, grown = answer.value
+    expected = [error.__name__ for error in errors]
     if raised and raised not in expected:
-        return [Fault(f"another error than {', '.join(expected)}", where, f"{raised}: {words}"[:300])]
+        return [Fault(f"another error than {', '.join(expected) or 'none'}", where, f"{raised}: {words}")]
     if grown > bound:
         return [Fault("more memory than the bound", where, f"{grown >> 20} MiB of {bound >> 20} MiB")]
     return []

@@ -43,9 +43,7 @@ class Tripwire:
     """Counts the lines of ours that run inside a hook, and raises at the one numbered *at*; traces one thread."""
 
     def __init__(self, at: int | None = None) -> None:
-        self.lines = 0
-        self.place = ""
-        """Where it raised."""
+        self.lines, self.place = 0, ""  # Lines that ran, and where it raised
         self._at = at
 
     def __enter__(self) -> Tripwire:
@@ -178,27 +176,20 @@ RUNS: dict[str, tuple[Callable[[bool], nn.Module], tuple[str, ...]]] = {
 def _outcome(run: Callable[[bool], nn.Module], *, profiled: bool, at: int | None) -> dict[str, Any]:
     """Everything that can be seen of one training, in a process of its own."""
     torch.set_num_threads(1)
-    wire, raised, weights = Tripwire(at), "", ""
+    wire, raised, weights = Tripwire(at), "", b""
     with heard() as said, tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         before = torch_state()
         try:
             with wire:
                 model = run(profiled)
-            weights = " ".join(one.hex() for one in torch.cat([p.flatten() for p in model.parameters()]).tolist())
+            weights = torch.cat([one.detach().flatten() for one in model.parameters()]).numpy().tobytes()
         except BaseException as error:
             raised = f"{type(error).__name__}: {error}"[:300]
-        left = [name for name, value in torch_state().items() if value != before[name]]
+        left = {name for name, value in torch_state().items() if value != before[name]}
         os.chdir("/")
-    return {
-        "raised": raised,
-        "weights": weights,
-        "random": torch.get_rng_state().numpy().tobytes().hex(),
-        "left": left,
-        "said": said,
-        "place": wire.place,
-        "lines": wire.lines,
-    }
+    state = {"weights": weights, "random": torch.get_rng_state().numpy().tobytes()}
+    return {"raised": raised, "left": left, "said": said, "place": wire.place, "lines": wire.lines, **state}
 
 
 class Lines:
@@ -223,22 +214,17 @@ class Lines:
     def trial(self, generator: random.Random) -> list[Fault]:
         """Raise at a line that is drawn."""
         answer = self._answer(profiled=True, at=generator.randrange(self.lines))
-        place = answer.value["place"] if answer.value else "?"
-        return [Fault(kind, place, words) for kind, words in self._judge(answer)]
-
-    def _judge(self, answer: Answer) -> list[tuple[str, str]]:
         if answer.words:
-            return [("the training hung or died", answer.words)]
-        seen, found = answer.value, []
-        if not seen["place"]:
+            return [Fault("the training hung or died", "?", answer.words)]
+        seen, place = answer.value, answer.value["place"]
+        if not place:
             return []  # that line did not come: what ran before it differed
         if seen["raised"]:
-            return [("it was raised into the training", seen["raised"])]
-        if left := sorted(set(seen["left"]) - set(self._plain["left"])):
-            found.append(("something stayed behind", ", ".join(left)))
-        for name in ("weights", "random"):
-            if seen[name] != self._plain[name]:
-                found.append(("the training differs", name))
-        if len(seen["said"]) > self._words + 1:
-            found.append(("more than one warning", " | ".join(seen["said"])[:300]))
+            return [Fault("it was raised into the training", place, seen["raised"])]
+        left, said = sorted(seen["left"] - self._plain["left"]), seen["said"]
+        found = [Fault("something stayed behind", place, ", ".join(left))] if left else []
+        differs = [name for name in ("weights", "random") if seen[name] != self._plain[name]]
+        found += [Fault("the training differs", place, name) for name in differs]
+        if len(said) > self._words + 1:
+            found.append(Fault("more than one warning", place, " | ".join(said)[:300]))
         return found

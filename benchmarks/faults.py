@@ -8,12 +8,14 @@ each fault is printed with the arguments that show it again. The figures say wha
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .machine import RESULTS
 from .page import described, table, write_page
@@ -36,8 +38,7 @@ CAMPAIGNS = {
 """Each campaign, and what a trial without fault shows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(NamedTuple):
     """Something that a promise of this project rules out."""
 
     kind: str  # In few words; faults of one kind and place are one line of the report
@@ -54,7 +55,7 @@ class Tally:
 
     campaign: str
     promise: str  # What a trial without fault shows
-    seed: int = 1
+    seed: int
     tried: int = 0
     faults: list[tuple[int, Fault]] = field(default_factory=list)  # Each with the number of its trial
 
@@ -63,31 +64,22 @@ class Tally:
         """Trials with one fault or more."""
         return len({number for number, _ in self.faults})
 
-    def run(self, trial: Trial, numbers: Iterator[int]) -> None:
-        """Try *numbers*, each with a generator of its own."""
-        for number in numbers:
-            found = trial(random.Random(f"{self.seed}/{number}"))
+    def run(self, trial: Trial, numbers: Iterable[int], seconds: float) -> None:
+        """Try *numbers*, each with a generator of its own, as long as there is time."""
+        end = time.monotonic() + seconds
+        for number in itertools.takewhile(lambda _: time.monotonic() < end, numbers):
             self.tried += 1
-            self.faults += [(number, fault) for fault in found]
+            self.faults += [(number, fault) for fault in trial(random.Random(f"{self.seed}/{number}"))]
 
     def rows(self) -> list[list[object]]:
-        """Each kind of fault at each place: how often, and one of them; the most frequent kind first."""
-        kinds = Counter(fault.kind for _, fault in self.faults)
+        """Each kind of fault at each place: how often, and the first of them; the most frequent first."""
         places = Counter((fault.kind, fault.where) for _, fault in self.faults)
         first = {(fault.kind, fault.where): (number, fault.words) for number, fault in reversed(self.faults)}
-        rows: list[list[object]] = []
-        for kind, where in sorted(places, key=lambda place: (-kinds[place[0]], place[0], -places[place], place[1])):
-            number, words = first[kind, where]
-            again = f"`{self.campaign} --seed {self.seed} --only {number}`"
-            rows.append([_cell(kind), _cell(where), places[kind, where], again, _cell(words)])
-        return rows
-
-
-def _until(end: float) -> Iterator[int]:
-    number = 0
-    while time.monotonic() < end:
-        yield number
-        number += 1
+        again = f"`{self.campaign} --seed {self.seed} --only {{}}`"
+        return [
+            [_cell(kind), _cell(where), times, again.format(first[kind, where][0]), _cell(first[kind, where][1])]
+            for (kind, where), times in places.most_common()
+        ]
 
 
 def _trial_of(campaign: str) -> Trial:
@@ -107,17 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = start(
         __file__, __doc__, RESULTS / "faults.md", arguments, campaigns=list(CAMPAIGNS), seconds=900.0, seed=1, only=-1
     )
-    tallies = []
-    for campaign in options.campaigns:
-        tally = Tally(campaign=campaign, promise=CAMPAIGNS[campaign], seed=options.seed)
-        tallies.append(tally)
+    tallies = [Tally(campaign=name, promise=CAMPAIGNS[name], seed=options.seed) for name in options.campaigns]
+    numbers = [options.only] if options.only >= 0 else itertools.count()
+    for tally in tallies:
         try:
-            trial = _trial_of(campaign)
-            end = time.monotonic() + options.seconds / len(options.campaigns)
-            tally.run(trial, iter([options.only]) if options.only >= 0 else _until(end))
+            tally.run(_trial_of(tally.campaign), numbers, options.seconds / len(tallies))
         except RuntimeError as error:  # the others are worth their while
             tally.promise += f". **It did not run: {error}**"
-        print(f"{campaign}: {tally.tried} tried, {tally.faulty} with a fault", file=sys.stderr, flush=True)
+        print(f"{tally.campaign}: {tally.tried} tried, {tally.faulty} with a fault", file=sys.stderr, flush=True)
     page = render(tallies)
     print("\n".join(page))
     if options.only < 0:
@@ -134,18 +123,10 @@ def render(tallies: Sequence[Tally]) -> list[str]:
     ]
     for tally in tallies:
         if faults := tally.rows():
-            lines += [
-                "",
-                f"## {tally.campaign}",
-                "",
-                f"Again: `python -m benchmarks.faults --campaigns …`. {_more(faults)}",
-            ]
-            lines += ["", *table(["fault", "where", ">times", "again", "for example"], faults[:_SHOWN])]
+            more = f" {len(faults) - _SHOWN} more kinds and places are not shown." if len(faults) > _SHOWN else ""
+            lines += ["", f"## {tally.campaign}", "", f"Again: `python -m benchmarks.faults --campaigns …`.{more}", ""]
+            lines += table(["fault", "where", ">times", "again", "for example"], faults[:_SHOWN])
     return lines
-
-
-def _more(faults: Sequence[object]) -> str:
-    return f"{len(faults) - _SHOWN} more kinds and places are not shown." if len(faults) > _SHOWN else ""
 
 
 def _cell(text: str) -> str:

@@ -25,8 +25,7 @@ from .runner import start
 
 _KERNELS = ("kernel", "mtia_ccp_events")
 _ON_HOST = ("user_annotation", "cpu_op", "operator")
-_PRODUCTS = {"aten::mm": 2, "aten::bmm": 2, "aten::addmm": 3, "aten::baddbmm": 3}
-"""How many tensors they take: the last two are multiplied."""
+_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 
 _BARE = re.compile(r"(?<=[:,\[])(\s*)[-+]?(?:inf|nan|Infinity|NaN|N/A)(?=\s*[,}\]])")
 _BACKSLASH = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
@@ -47,25 +46,23 @@ def events_of(path: Path) -> list[Any]:
 def sums_of(events: Sequence[Any]) -> dict[str, float]:
     """Kernels' time added up and as a union (us), marked steps, and FLOPs of matrix products."""
     spans = [one for one in events if isinstance(one, dict) and one.get("ph") == "X"]
-    kernels = sorted(
-        (float(one["ts"]), float(one["ts"]) + float(one.get("dur") or 0))
-        for one in spans
-        if str(one.get("cat")).lower() in _KERNELS
-    )
-    union = reached = 0.0
+    kernels = sorted(_ends(one) for one in spans if str(one.get("cat")).lower() in _KERNELS)
+    union, reached = 0.0, -math.inf
     for begin, end in kernels:
-        union += max(0.0, end - max(begin, reached)) if reached else end - begin
+        union += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
+    marks = [one for one in spans if str(one.get("name")).startswith("ProfilerStep#")]
     return {
         "events": len(kernels),
         "kernels": math.fsum(float(one.get("dur") or 0) for one in spans if str(one.get("cat")).lower() in _KERNELS),
         "union": union,
-        "steps": sum(
-            str(one.get("name")).startswith("ProfilerStep#") and str(one.get("cat")).lower() in _ON_HOST
-            for one in spans
-        ),
+        "steps": sum(str(one.get("cat")).lower() in _ON_HOST for one in marks),
         "products": sum(_product(one) for one in _that_ran(spans)),
     }
+
+
+def _ends(event: Mapping[str, Any]) -> tuple[float, float]:
+    return float(event["ts"]), float(event["ts"]) + float(event.get("dur") or 0)
 
 
 def _that_ran(spans: Sequence[Any]) -> Iterator[Any]:
@@ -77,10 +74,11 @@ def _that_ran(spans: Sequence[Any]) -> Iterator[Any]:
     ended: dict[Any, float] = {}
     for one in sorted(spans, key=lambda one: (float(one["ts"]), -float(one.get("dur") or 0))):
         if one.get("name") in _PRODUCTS and str(one.get("cat")).lower() in _ON_HOST:
-            if float(one["ts"]) < ended.get(one["tid"], -math.inf):
+            begin, end = _ends(one)
+            if begin < ended.get(one["tid"], -math.inf):
                 continue  # called by another product: a part of it
-            ended[one["tid"]] = float(one["ts"]) + float(one.get("dur") or 0)
-            before = [mark for mark in captures.get(one["tid"], ()) if mark[0] <= float(one["ts"])]
+            ended[one["tid"]] = end
+            before = [mark for mark in captures.get(one["tid"], ()) if mark[0] <= begin]
             if not before or not max(before)[1]:
                 yield one
 
@@ -161,13 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = [row_of(path, Path(folder)) for path in files]
     wrong = sum(not right for _, right in rows)
     columns = ["file", "", "kernels", "their union", "steps", "FLOPs of matrix products"]
-    page = [
-        *described(__doc__),
-        *table([*columns, "greatest MFU or HFU", "impossible"], [row for row, _ in rows]),
-        "",
-        f"{len(files)} files, {wrong} with something wrong.",
-    ]
-    write_page(options.output, page)
+    columns += ["greatest MFU or HFU", "impossible"]
+    lines = [*table(columns, [row for row, _ in rows]), "", f"{len(files)} files, {wrong} with something wrong."]
+    write_page(options.output, [*described(__doc__), *lines])
     return int(wrong > 0)
 
 

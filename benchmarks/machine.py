@@ -33,15 +33,16 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def versions(packages: Sequence[str]) -> dict[str, str]:
     """The installed version of each package, ``not installed`` where there is none, and Python's."""
-    found = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    return {"python": platform.python_version(), **{package: _version(package) for package in packages}}
 
 
 def code_in_words() -> str:
@@ -63,30 +64,21 @@ def ran_in_words(packages: Sequence[str], *, code: str = "") -> str:
     return f"*{date.today()}, {code or code_in_words()}. {machine_in_words()}; {load}. {found}.*"
 
 
-def one_thread_environment() -> dict[str, str]:
-    """Environment under which everything computes on one thread and memory is not handed back between steps."""
-    return {
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "DS_ACCELERATOR": "cpu",
-        "DS_BUILD_OPS": "0",
-        # Large blocks that are mapped and unmapped at every step cost more, and less evenly, than a small counter does.
-        "MALLOC_MMAP_THRESHOLD_": "4294967296",
-        "MALLOC_TRIM_THRESHOLD_": "4294967296",
-    }
+ONE_THREAD = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS", "HF_HUB_OFFLINE"), "1"),
+    **{"TOKENIZERS_PARALLELISM": "false", "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"},
+    # Large blocks that are mapped and unmapped at every step cost more, and less evenly, than a small counter does.
+    **dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "4294967296"),
+}
+"""Environment under which everything computes on one thread and memory is not handed back between steps."""
 
 
 def restart_in_one_thread_environment(module: str) -> None:
     """Starts *module* again where the environment differs: these variables are read only when a process begins."""
-    wanted = one_thread_environment()
-    if any(os.environ.get(name) != value for name, value in wanted.items()):
-        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **wanted})
+    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **ONE_THREAD})
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(
-        ["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True, timeout=30
-    ).stdout.strip()
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=30).stdout.strip()

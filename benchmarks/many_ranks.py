@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_flops import records
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.rank_record import RECORD_LIMIT_BYTES, RankRecord, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import FlopPhase, FlopRecord, PhaseSeconds
 from lightning_flops.report.document import draw
 from lightning_flops.report.layout import VIEW
 from lightning_flops.report.ranks_document import ranks_section
@@ -32,6 +32,7 @@ from lightning_flops.schema.communication import CollectiveCalls, Overlap
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankAbsence
 from lightning_flops.schema.trace import TracedPart, TracedStep
+from tests.report import windows
 
 from .machine import RESULTS
 from .page import described, met, table, write_page
@@ -50,58 +51,48 @@ TARGET_BYTES = 500_000_000
 
 def synthetic_profile(ranks: int) -> Profile:
     """Rank 0 of a job of *ranks*: a thousand modules in blocks of ten, each a product of 2 GFLOP and its backward."""
+    base = windows.mlp_window()
     names = ["", "layers", *(f"layers.{i // 10}" for i in range(0, MODULES, 10))]
     leaves = [f"layers.{i // 10}.projection_{i % 10}" for i in range(MODULES - len(names))]
-    names += leaves
-    phases: tuple[tuple[records.FlopPhase, int], ...] = (("forward", 1), ("backward", 2))
-    sizes: dict[str, Any] = dict.fromkeys(("params", "trainable_params", "local_params"), 10**6)
-    product: dict[str, Any] = {"operator": "aten.mm", "dtype": "bfloat16"}
+    phases: tuple[tuple[FlopPhase, int], ...] = (("forward", 1), ("backward", 2))
     cells = tuple(
-        records.OperatorCell(module=leaf, phase=phase, calls=calls, flops=calls * 2 * 10**9, **product)
+        windows.cell(leaf, phase, calls * 2 * 10**9, dtype="bfloat16", calls=calls)
         for leaf in leaves
         for phase, calls in phases
     )
-    signature = records.StepSignature(batches=("8x4096",), forwards=1, backwards=1, updates=1)
-    step = records.StepRecord(index=1, signature=signature, micro_steps=1, samples=8, tokens=8 * 4096)
-    seconds = records.PhaseSeconds(
-        data_wait=0.01, transfer=0.002, forward=0.12, backward=0.24, optimizer=0.02, other=0.008
-    )
-    window = records.WindowRecord(
-        profile_step=1,
-        context=records.RunContext(
-            framework="lightning.pytorch", framework_version="2.6.6", torch_version="2.13.0", device_type="cuda",
-            device_name="NVIDIA H100 80GB HBM3", precision="bf16-mixed", strategy="DDPStrategy", host="node-000000",
-            world_size=ranks, dp_size=ranks,
-        ),
-        modules=tuple(records.ModuleRecord(name=name, type_name="Module", **sizes) for name in names),
-        flops=records.FlopRecord(cells=cells, module_calls=dict.fromkeys(names, 1)),
-        counted_steps=(step,),
-        timed_steps=tuple(replace(step, index=4 + i, seconds=seconds, reader_sec=0.0) for i in range(TIMED_STEPS)),
+    seconds = PhaseSeconds(data_wait=0.01, transfer=0.002, forward=0.12, backward=0.24, optimizer=0.02, other=0.008)
+    window = replace(
+        base,
+        context=replace(base.context, world_size=ranks, dp_size=ranks, strategy="DDPStrategy"),
+        modules=tuple(windows.module(name, "Module", 10**6) for name in names + leaves),
+        flops=FlopRecord(cells=cells, module_calls=dict.fromkeys(names + leaves, 1)),
+        counted_steps=(windows.step(base.profile_step),),
+        timed_steps=tuple(windows.step(5 + i, seconds=seconds, reader_sec=0.0) for i in range(TIMED_STEPS)),
         timing_steps=TIMED_STEPS,
-    )  # fmt: skip
-    return build_profile(window, config=ProfilerConfig(detailed=False))
+    )
+    return build_profile(window, config=ProfilerConfig(detailed=False, peak_flops_per_sec=989e12))
 
 
 def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterator[RankRecord]:
     """What *ranks* ranks like that of *profile* send; the last but one waits long for data, and the others for it."""
     draw = random.Random(seed)
     base = make_rank_record(profile)
-    names = tuple(module.name for module in profile.modules)
-    timing = base.profile.timing
+    names, timing = tuple(module.name for module in profile.modules), base.profile.timing
     assert timing is not None
     for rank in range(ranks):
         late = rank == ranks - 2
-        waits = {"data wait": LATE_SEC if late else 0.0}
-        means = {part.name: part.mean_sec * draw.uniform(0.98, 1.02) + waits.get(part.name, 0) for part in timing.parts}
-        parts = tuple(replace(part, mean_sec=means[part.name]) for part in timing.parts)
-        waited_us = 0 if late else 1e6 * LATE_SEC
-        exposed = {"backward": 1e-6 * waited_us + 0.01}
-        overlap = Overlap(
-            wall_us=1e6 * STEP_SEC, computation_us=draw.uniform(199e3, 201e3), overlap_us=50e3, other_us=90e3,
-            communication_us=draw.uniform(59e3, 61e3) + waited_us, overlap_ratio=0.5,
-        )  # fmt: skip
+        means = {part.name: part.mean_sec * draw.uniform(0.98, 1.02) for part in timing.parts}
+        means["data wait"] += LATE_SEC if late else 0.0
+        waited_sec = 0.0 if late else LATE_SEC
+        exposed = {"backward": waited_sec + 0.01}
         latency_ns = _nanoseconds(draw, CALLS)
-        latency_ns[-1] += int(1_000 * waited_us)
+        latency_ns[-1] += int(1e9 * waited_sec)
+        calls, kinds = CALLS // 3, ("all_gather", "reduce_scatter", "allreduce")
+        shared: dict[str, Any] = {"group": "world", "group_size": ranks, "step": TRACED_STEP, "calls": calls}
+        collectives = tuple(
+            CollectiveCalls(name=name, bytes=calls * 10**6, total_ns=sum(each), latency_ns=each, **shared)
+            for name, each in ((kinds[place], latency_ns[place::3]) for place in range(3))
+        )
         traced = TracedStep(
             index=TRACED_STEP,
             like_counted=True,
@@ -112,29 +103,20 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
                 TracedPart(name=name.replace(" ", "_"), wall_sec=seconds, exposed_sec=exposed.get(name, 0.0))
                 for name, seconds in means.items()
             ),
-            collectives=tuple(
-                CollectiveCalls(
-                    name=name, group="world", group_size=ranks, step=TRACED_STEP, calls=CALLS // 3,
-                    bytes=CALLS // 3 * 10**6, total_ns=sum(latency_ns[place::3]), latency_ns=latency_ns[place::3],
-                )
-                for place, name in enumerate(("all_gather", "reduce_scatter", "allreduce"))
-            ),
-        )  # fmt: skip
+            collectives=collectives,
+        )
         mine = replace(
             base.profile,
             context=replace(base.profile.context, rank=rank, host=f"node-{rank // 8:06}"),
-            timing=replace(timing, parts=parts),
+            timing=replace(timing, parts=tuple(replace(part, mean_sec=means[part.name]) for part in timing.parts)),
             traced=traced,
         )
-        yield replace(
-            base,
-            profile=mine,
-            overlap=overlap,
-            module_names=names,
-            own_forward_ns=_nanoseconds(draw, len(names)),
-            own_backward_ns=_nanoseconds(draw, len(names)),
-            clock="device",
-        )
+        overlap = Overlap(
+            wall_us=1e6 * STEP_SEC, computation_us=draw.uniform(199e3, 201e3), overlap_us=50e3, other_us=90e3,
+            communication_us=draw.uniform(59e3, 61e3) + 1e6 * waited_sec, overlap_ratio=0.5,
+        )  # fmt: skip
+        own: dict[str, Any] = {key: _nanoseconds(draw, len(names)) for key in ("own_forward_ns", "own_backward_ns")}
+        yield replace(base, profile=mine, overlap=overlap, module_names=names, clock="device", **own)
 
 
 def _nanoseconds(draw: random.Random, number: int) -> array[int]:
@@ -144,13 +126,9 @@ def _nanoseconds(draw: random.Random, number: int) -> array[int]:
 
 def write_records(path: Path, ranks: int) -> int:
     """Write what *ranks* ranks send to *path*; the greatest size of a record in bytes."""
-    greatest = 0
+    packed = (pack(record) for record in synthetic_records(synthetic_profile(ranks), ranks))
     with path.open("wb") as file:
-        for record in synthetic_records(synthetic_profile(ranks), ranks):
-            packed = pack(record)
-            greatest = max(greatest, len(packed))
-            file.write(struct.pack("<I", len(packed)) + packed)
-    return greatest
+        return max(file.write(struct.pack("<I", len(one)) + one) - 4 for one in packed)
 
 
 def _read_records(path: Path) -> Iterator[bytes]:
@@ -161,29 +139,30 @@ def _read_records(path: Path) -> Iterator[bytes]:
 
 def _merge(path: Path, ranks: int, send: Callable[[Any], None]) -> dict[str, float]:
     """Read what *path* holds and merge it; what that took, CPU time and wall time."""
-    profile = synthetic_profile(ranks)
-    before = _peak_bytes()
+    profile, before = synthetic_profile(ranks), _peak_bytes()
     packed = list(_read_records(path))
     wall, cpu = time.perf_counter(), time.process_time()
     answers: list[RankRecord | RankAbsence] = [unpack(one) for one in packed]
     unpacked = time.process_time()
     merged = with_ranks(profile, answers)
-    found: dict[str, float] = {
-        "cpu_sec": time.process_time() - cpu,
-        "wall_sec": time.perf_counter() - wall,
-        "unpack_sec": unpacked - cpu,
-        "peak_bytes": _peak_bytes() - before,
-        "base_bytes": before,
-    }
+    merged_wall, merged_cpu, peak = time.perf_counter(), time.process_time(), _peak_bytes()
     assert merged.ranks is not None and merged.ranks.answered == ranks
     assert [one.rank for one in merged.ranks.stragglers] == [ranks - 2], "the late rank is named, and no other"
-    begun = time.process_time()
-    of_ranks = ranks_section(merged)
-    found["lines"] = len(() if of_ranks is None else list(draw(of_ranks, VIEW)))
-    found["text_sec"], begun = time.process_time() - begun, time.process_time()
-    found["json_bytes"] = len(merged.to_json().encode())
-    found["json_sec"] = time.process_time() - begun
-    return found
+    section = ranks_section(merged)
+    lines = 0 if section is None else len(list(draw(section, VIEW)))
+    drawn = time.process_time()
+    json_bytes = len(merged.to_json().encode())
+    return {
+        "cpu_sec": merged_cpu - cpu,
+        "wall_sec": merged_wall - wall,
+        "unpack_sec": unpacked - cpu,
+        "peak_bytes": peak - before,
+        "base_bytes": before,
+        "lines": lines,
+        "text_sec": drawn - merged_cpu,
+        "json_bytes": json_bytes,
+        "json_sec": time.process_time() - drawn,
+    }
 
 
 def _peak_bytes() -> int:
@@ -205,10 +184,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = [answer.value for answer in answers]
         least, most = ({name: pick(one[name] for one in found) for name in found[0]} for pick in (min, max))
         seconds = [f"{least[name]:.2f}–{most[name]:.2f}" for name in ("cpu_sec", "wall_sec")]
-        megabytes = [f"{most[name] / 1e6:.0f}" for name in ("peak_bytes", "base_bytes")]
-        json = [f"{most['json_bytes'] / 1e6:.1f}", f"{most['json_sec']:.2f}"]
-        text = [f"{most['lines']:.0f}", f"{most['text_sec']:.2f}"]
-        rows.append([f"{ranks:,}", f"{size:,}", *seconds, f"{most['unpack_sec']:.2f}", *megabytes, *text, *json])
+        greatest = "{unpack_sec:.2f}|{peak:.0f}|{base:.0f}|{lines:.0f}|{text_sec:.2f}|{json:.1f}|{json_sec:.2f}"
+        megabytes = {name: most[f"{name}_bytes"] / 1e6 for name in ("peak", "base", "json")}
+        rows.append([f"{ranks:,}", f"{size:,}", *seconds, *greatest.format(**most, **megabytes).split("|")])
     columns = "ranks|record, bytes|merge, CPU s|merge, wall s|of it unpacking, CPU s|peak over base, MB|base, MB"
     columns += "|section, lines|text, CPU s|profile.json, MB|its writing, CPU s"
     lines = [

@@ -34,8 +34,8 @@ from lightning_flops.run import results as run_results
 from lightning_flops.run import window as run_window
 
 from .machine import RESULTS
-from .page import described, met, table, write_section
-from .ratios import difference
+from .page import described, table, write_section
+from .ratios import Estimate, Target, difference
 from .runner import start
 from .workloads import encoder, quiet_trainer, sized
 
@@ -47,18 +47,12 @@ FIRST_STEPS = 10
 Phases = tuple[float, float, float]  # Seconds of forward, backward and optimizer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Model:
-    make: Callable[[], nn.Module]
-    batch: tuple[int, ...]
-    pairs: int
-
-
-MODELS: Mapping[str, _Model] = {
-    "large": _Model(make=lambda: encoder(256, 2), batch=(4, 128, 256), pairs=200),
-    "medium": _Model(make=lambda: sized(*[256] * 7), batch=(64, 256), pairs=400),
-    "tiny": _Model(make=lambda: sized(16, 16, 16), batch=(8, 16), pairs=600),
+MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "large": (lambda: encoder(256, 2), (4, 128, 256), 200),
+    "medium": (lambda: sized(*[256] * 7), (64, 256), 400),
+    "tiny": (lambda: sized(16, 16, 16), (8, 16), 600),
 }
+"""Each model, the shape of its batches, and how many pairs are taken."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,89 +111,86 @@ class Stopwatch:
         return float(start.elapsed_time(end)) / 1e3 if self._on_gpu else float(end - start)
 
 
-class _StampedAdamW(torch.optim.AdamW):
-    """AdamW that stamps its arithmetic, and dropping the gradients."""
-
-    watch: Stopwatch
-    stamps: list[tuple[Any, Any]]
-
-    def step(self, closure: Any = None) -> Any:
-        loss = closure() if closure is not None else None  # forward and backward
-        begin = self.watch.stamp()
-        super().step()
-        self.stamps.append((begin, self.watch.stamp()))
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        begin = self.watch.stamp()
-        super().zero_grad(set_to_none)
-        self.stamps.append((begin, self.watch.stamp()))
-
-
 class StampedNet(LightningModule):
     """A model that stamps its parts, and where its steps end."""
 
     def __init__(self, model: nn.Module, watch: Stopwatch) -> None:
         super().__init__()
-        self.model = model
-        self.watch = watch
-        self.steps: list[list[list[tuple[Any, Any]]]] = []
+        self.model, self.watch = model, watch
+        self.stamps: list[tuple[str, Any, Any]] = []  # Of the step that runs: a phase, its begin and its end
+        self.steps: list[list[tuple[str, Any, Any]]] = []
         self.ends: list[Any] = []
-        self._stamps: list[list[tuple[Any, Any]]] = []
+
+    @contextmanager
+    def stamped(self, phase: str) -> Iterator[None]:
+        """Inside, time is that of *phase*."""
+        begin = self.watch.stamp()
+        yield
+        self.stamps.append((phase, begin, self.watch.stamp()))
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """A forward and a loss."""
-        begin = self.watch.stamp()
-        loss: Tensor = self.model(batch).float().square().mean()
-        self._stamps = [[(begin, self.watch.stamp())]]
+        with self.stamped("forward"):
+            loss: Tensor = self.model(batch).float().square().mean()
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Autograd's."""
-        begin = self.watch.stamp()
-        super().backward(loss, *args, **kwargs)
-        self._stamps.append([(begin, self.watch.stamp())])
+        with self.stamped("backward"):
+            super().backward(loss, *args, **kwargs)
 
     def on_train_batch_end(self, *args: Any) -> None:
         """The step is over."""
-        optimizer: Any = self.optimizers(use_pl_optimizer=False)
-        self.steps.append([*self._stamps, list(optimizer.stamps)])
-        optimizer.stamps.clear()
+        self.steps.append(list(self.stamps))
+        self.stamps.clear()
         self.ends.append(self.watch.stamp())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW."""
+        """AdamW that stamps its arithmetic, and dropping the gradients."""
+        stamped = self.stamped
+
+        class StampedAdamW(torch.optim.AdamW):
+            def step(self, closure: Any = None) -> Any:
+                loss = closure() if closure is not None else None  # forward and backward
+                with stamped("optimizer"):
+                    super().step()
+                return loss
+
+            def zero_grad(self, set_to_none: bool = True) -> None:
+                with stamped("optimizer"):
+                    super().zero_grad(set_to_none)
+
         # torch wraps the step of each class that is instantiated; a plain loop's step is the wrapped one of AdamW.
         torch.optim.AdamW(self.parameters())
-        _StampedAdamW.step.hooked = True  # type: ignore[attr-defined]
-        optimizer = _StampedAdamW(self.parameters(), lr=1e-4, fused=next(self.parameters()).is_cuda)
-        optimizer.watch, optimizer.stamps = self.watch, []
-        return optimizer
+        StampedAdamW.step.hooked = True  # type: ignore[attr-defined]
+        return StampedAdamW(self.parameters(), lr=1e-4, fused=next(self.parameters()).is_cuda)
 
     def truth(self) -> tuple[list[Phases], list[float]]:
         """Seconds of the parts of each step, and from its predecessor's end to its own."""
         seconds = self.watch.seconds
-        parts = [[sum(seconds(*stamps) for stamps in part) for part in step] for step in self.steps]
-        phases = [(forward, backward, optimizer) for forward, backward, optimizer in parts]
-        return phases, [0.0, *(seconds(*ends) for ends in pairwise(self.ends))]
+        steps = [[(phase, seconds(*ends)) for phase, *ends in step] for step in self.steps]
+        phases = [[sum(time for name, time in step if name == phase) for phase in PHASES] for step in steps]
+        return [(one[0], one[1], one[2]) for one in phases], [0.0, *(seconds(*ends) for ends in pairwise(self.ends))]
 
 
 class _RandomlyMarked(Recorder):
-    """A recorder that has only the planned ones of its timed steps marked."""
+    """A recorder that has only the planned ones of its timed steps marked, and watches no other."""
 
     planned: Sequence[bool] = ()
-    watched = 0
+    steps = 0  # That could be timed
 
     @property
     def marking(self) -> bool:
         if self.timer is not None:
-            return self.planned[min(self.watched, len(self.planned) - 1)]
+            return self.planned[min(self.steps, len(self.planned) - 1)]
         return super().marking
 
     def end_batch(self, *, ends_step: bool, **batch: Any) -> None:
-        timed = self.timer is not None
+        timed, marked = self.timer is not None and ends_step, self.marking
         super().end_batch(ends_step=ends_step, **batch)
-        self.watched += timed and ends_step
+        self.steps += timed
+        if timed and not marked and self._measured is not None:
+            self._measured.watched.pop()
 
 
 @contextmanager
@@ -218,66 +209,49 @@ def recorders(planned: Sequence[bool]) -> Iterator[list[WindowRecord]]:
         yield windows
 
 
-def reported_in(window: WindowRecord) -> tuple[int, dict[int, Any]]:
-    """The first step that may be timed, and the seconds that were reported, by steps from there on."""
+def measured(net: StampedNet, planned: Sequence[bool], window: WindowRecord) -> tuple[Pairs, int, list[float]]:
+    """Pairs of *window*, the first step that could be timed, and the seconds of reported whole steps."""
     first = window.counted_steps[0].index + 1 + window.settle_steps
     timed = {step.index - first: step.seconds for step in window.timed_steps if step.seconds is not None}
-    return first, timed
-
-
-def phases_of(timed: dict[int, Any]) -> dict[int, Phases]:
-    """The seconds of each phase that were reported."""
-    return {index: (one.forward, one.backward, one.optimizer) for index, one in timed.items()}
-
-
-def ours(model: _Model) -> Pairs:
-    """One fit of *model* under this project's profiler."""
-    torch.manual_seed(0)
-    net, planned = StampedNet(model.make(), Stopwatch()), plan(model.pairs)
-    batches: Any = [torch.randn(*model.batch)] * (FIRST_STEPS + 10 + len(planned))
-    callback = FlopsProfilerCallback(profile_step=FIRST_STEPS, timing_steps=model.pairs, trace=False, monitor=False)
-    with tempfile.TemporaryDirectory() as folder, recorders(planned) as windows:
-        quiet_trainer(folder, callback).fit(net, DataLoader(batches, batch_size=None))
-    first, timed = reported_in(*windows)
-    return paired(planned, reported=phases_of(timed), truth=net.truth()[0][first:])
-
-
-# ---- the report
-
-
-def _rows(model: str, who: str, pairs: Pairs, *, plain: bool = False) -> Iterator[list[object]]:
-    for index, phase in enumerate(PHASES):
-        latency, excess = median(phases[index] for phases in pairs.plain), pairs.excess(index, plain=plain)
-        limit = max(RELATIVE_LIMIT * latency, ABSOLUTE_LIMIT_SEC)
-        low, high = sorted([abs(excess.low), abs(excess.high)])
-        inside = ", the limit is inside the interval" if low <= limit < high else ""
-        verdict = f"≤ {1e6 * limit:.0f} µs: {met(abs(excess.value) <= limit)}{inside}"
-        interval = f"{1e6 * excess.value:+.0f} [{1e6 * excess.low:+.0f} to {1e6 * excess.high:+.0f}]"
-        relative = f"{excess.value / latency:+.1%}"
-        yield [
-            model,
-            who,
-            len(pairs.plain),
-            phase,
-            f"{1e3 * latency:.3f}",
-            interval,
-            relative,
-            None if plain else verdict,
-        ]
+    phases = {index: (one.forward, one.backward, one.optimizer) for index, one in timed.items()}
+    pairs = paired(planned, reported=phases, truth=net.truth()[0][first:])
+    return pairs, first, [one.total for one in timed.values()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, writes its section of the results, and returns 0."""
-    options = start(__file__, __doc__, RESULTS / "time.md", arguments, models=list(MODELS))
+    options = start(__file__, __doc__, RESULTS / "time.md", arguments, models=list(MODELS), pairs=0)
     rows: list[list[object]] = []
     for name in options.models:
-        pairs = ours(MODELS[name])
-        rows += _rows(name, "lightning_flops", pairs)
-        rows += _rows(name, "A/A: plain beside plain", pairs, plain=True)
+        make, shape, number = MODELS[name]
+        pairs = _of_one_fit(make(), shape, options.pairs or number)
+        rows += [[name, "lightning_flops", *_cells(pairs, phase)] for phase in PHASES]
+        rows += [[name, "A/A: plain beside plain", *_cells(pairs, phase, plain=True)] for phase in PHASES]
     columns = ["model", "whose", ">pairs", "phase", ">plain, ms", ">difference, µs", ">relative", "target"]
     lines = [*described(__doc__, "torch", "lightning", level="##"), *table(columns, rows)]
     write_section(options.output, "phase_times", lines)
     return 0
+
+
+def _of_one_fit(model: nn.Module, shape: Sequence[int], number: int) -> Pairs:
+    torch.manual_seed(0)
+    net, planned = StampedNet(model, Stopwatch()), plan(number)
+    batches: Any = [torch.randn(*shape)] * (FIRST_STEPS + 10 + len(planned))
+    callback = FlopsProfilerCallback(profile_step=FIRST_STEPS, timing_steps=number, trace=False, monitor=False)
+    with tempfile.TemporaryDirectory() as folder, recorders(planned) as windows:
+        quiet_trainer(folder, callback).fit(net, DataLoader(batches, batch_size=None))
+    return measured(net, planned, *windows)[0]
+
+
+def _cells(pairs: Pairs, phase: str, *, plain: bool = False) -> list[object]:
+    index = PHASES.index(phase)
+    latency, excess = median(phases[index] for phases in pairs.plain), pairs.excess(index, plain=plain)
+    target = Target(limit=1e6 * max(RELATIVE_LIMIT * latency, ABSOLUTE_LIMIT_SEC), unit="µs")
+    low, high = sorted([abs(excess.low), abs(excess.high)])
+    size = Estimate(value=1e6 * abs(excess.value), low=1e6 * low, high=1e6 * high)
+    interval = f"{1e6 * excess.value:+.0f} [{1e6 * excess.low:+.0f} to {1e6 * excess.high:+.0f}]"
+    cells = [len(pairs.plain), phase, f"{1e3 * latency:.3f}", interval, f"{excess.value / latency:+.1%}"]
+    return [*cells, None if plain else target.verdict(size)]
 
 
 if __name__ == "__main__":

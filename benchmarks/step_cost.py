@@ -32,7 +32,7 @@ from lightning_flops import FlopsProfilerCallback, profile_training
 
 from .machine import RESULTS
 from .page import described, table, write_section
-from .ratios import Estimate, Target, difference
+from .ratios import Target, difference
 from .runner import in_rounds, start
 from .workloads import quiet_trainer
 
@@ -56,18 +56,32 @@ class Taken(NamedTuple):
     wall: float
 
 
-class Clock:
-    """Reads both clocks where each step's forward begins."""
+class SmallNet(LightningModule):
+    """A step of well under a millisecond, in which a microsecond shows; it reads both clocks where one begins.
+
+    It is the model of a loop, of Lightning's Trainer, and of that of transformers, which wants a forward with a loss.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
         self._read: list[tuple[float, float]] = []
 
-    def step_begins(self) -> None:
-        """What follows until the next call is one step."""
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The loss of one step."""
         self._read.append((time.thread_time(), time.perf_counter()))
+        return {"loss": self.layer(x).square().mean()}
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        """The same, as Lightning asks for it."""
+        return self(batch)["loss"]  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Plain SGD."""
+        return torch.optim.SGD(self.parameters(), lr=0.01)
 
     def taken(self) -> Taken:
-        """Of the steps after the first ones."""
+        """Microseconds of the mean of the steps after the first ones."""
         first, last = self._read[UNSEEN_STEPS], self._read[-1]
         steps = len(self._read) - 1 - UNSEEN_STEPS
         return Taken(*(1e6 * (end - begin) / steps for begin, end in zip(first, last, strict=True)))
@@ -79,36 +93,18 @@ def _batches() -> Any:
     return DataLoader(batches, batch_size=None)
 
 
-def own_loop(settings: Settings, clock: Clock, **_: Any) -> None:
-    """A loop over a small model."""
-    model = nn.Linear(64, 64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def own_loop(net: SmallNet, settings: Settings, **_: Any) -> None:
+    """A loop of one's own."""
+    optimizer = net.configure_optimizers()
     profiler: Any = nullcontext()
     if settings is not None:
-        profiler = profile_training(model, optimizer, log_every_n_steps=LOG_EVERY, writer=lambda *_: None, **settings)
+        profiler = profile_training(net, optimizer, log_every_n_steps=LOG_EVERY, writer=lambda *_: None, **settings)
     loader = _batches()
     with profiler:
         for rows in loader:
-            clock.step_begins()
-            model(rows).square().mean().backward()
+            net(rows)["loss"].backward()
             optimizer.step()
             optimizer.zero_grad()
-
-
-class _SmallNet(LightningModule):
-    """A step of well under a millisecond, in which a microsecond shows."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 64)
-        self.clock = clock
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        self.clock.step_begins()
-        return self.layer(batch).square().mean()  # type: ignore[no-any-return]
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 class _Unwritten(Logger):
@@ -123,27 +119,13 @@ class _Unwritten(Logger):
         pass
 
 
-def lightning(settings: Settings, clock: Clock, *, folder: Path, accelerator: str = "cpu") -> None:
+def lightning(net: SmallNet, settings: Settings, *, folder: Path) -> None:
     """A fit of Lightning's."""
     callbacks = [] if settings is None else [FlopsProfilerCallback(**settings)]
-    logs: dict[str, Any] = {"logger": _Unwritten(), "log_every_n_steps": LOG_EVERY, "accelerator": accelerator}
-    quiet_trainer(folder, *callbacks, **logs).fit(_SmallNet(clock), _batches())
+    quiet_trainer(folder, *callbacks, logger=_Unwritten(), log_every_n_steps=LOG_EVERY).fit(net, _batches())
 
 
-class _NetWithLoss(nn.Module):
-    """A forward and a loss, as the Trainer of transformers wants it."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 64)
-        self.clock = clock
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        self.clock.step_begins()
-        return {"loss": self.layer(x).square().mean()}
-
-
-def transformers(settings: Settings, clock: Clock, *, folder: Path, **_: Any) -> None:
+def transformers(net: SmallNet, settings: Settings, *, folder: Path) -> None:
     """A training of the Trainer of transformers."""
     from transformers import PrinterCallback, Trainer, TrainingArguments
 
@@ -154,44 +136,36 @@ def transformers(settings: Settings, clock: Clock, *, folder: Path, **_: Any) ->
     arguments = TrainingArguments(output_dir=str(folder), dataloader_pin_memory=False, **steps, **quiet)
     rows: Any = [{"x": torch.zeros(64)}] * (2 * STEPS)
     callbacks: list[Any] = [] if settings is None else [FlopsProfilerTrainerCallback(**settings)]
-    trainer = Trainer(model=_NetWithLoss(clock), args=arguments, train_dataset=rows, callbacks=callbacks)
+    trainer = Trainer(model=net, args=arguments, train_dataset=rows, callbacks=callbacks)
     trainer.remove_callback(PrinterCallback)
     trainer.train()
 
 
-Training = Callable[..., None]
-TRAININGS: Mapping[str, Training] = {"own loop": own_loop, "Lightning": lightning, "transformers": transformers}
-Samples = Mapping[str, Sequence[Taken]]  # By arm: one figure for each round
+TRAININGS: Mapping[str, Callable[..., None]] = {
+    "own loop": own_loop,
+    "Lightning": lightning,
+    "transformers": transformers,
+}
 
 
-def measure(
-    training: Training, *, rounds: int, folder: Path, accelerator: str = "cpu", arms: Mapping[str, Settings] = ARMS
-) -> Samples:
+def _rows(name: str, rounds: int, folder: Path) -> list[list[object]]:
     """A training under every arm."""
 
     def taken(settings: Settings) -> Taken:
-        clock = Clock()
+        net = SmallNet()
         gc.collect()
-        training(settings, clock, folder=folder, accelerator=accelerator)
-        return clock.taken()
+        TRAININGS[name](net, settings, folder=folder)
+        return net.taken()
 
-    return in_rounds({name: partial(taken, settings) for name, settings in arms.items()}, rounds)
-
-
-def over_bare(samples: Samples, arm: str, clock: str = "cpu") -> Estimate:
-    """Microseconds that a step costs more under *arm* than bare, taken round by round."""
-    ones, bare = ([getattr(taken, clock) for taken in samples[name]] for name in (arm, BARE))
-    return difference(ones, bare)
-
-
-def _rows(name: str, samples: Samples) -> list[list[object]]:
+    samples = in_rounds({arm: partial(taken, settings) for arm, settings in ARMS.items()}, rounds)
     rows: list[list[object]] = []
-    for arm, taken in samples.items():
-        row: list[object] = [name, arm]
-        for clock in Taken._fields:
-            mean = median(getattr(one, clock) for one in taken)
-            row += [f"{mean:.0f}", None if arm == BARE else over_bare(samples, arm, clock).text(1)]
-        rows.append([*row, None if ARMS[arm] is None else OVER_BARE.verdict(over_bare(samples, arm))])
+    for arm, ones in samples.items():
+        cells: list[object] = []
+        clocks = list(zip(zip(*ones, strict=True), zip(*samples[BARE], strict=True), strict=True))
+        over = [difference(mine, bare) for mine, bare in clocks]
+        for (mine, _), more in zip(clocks, over, strict=True):
+            cells += [f"{median(mine):.0f}", None if arm == BARE else more.text(1)]
+        rows.append([name, arm, *cells, None if ARMS[arm] is None else OVER_BARE.verdict(over[0])])
     return rows
 
 
@@ -200,8 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = start(__file__, __doc__, RESULTS / "time.md", arguments, rounds=20)
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, training in TRAININGS.items():
-            rows += _rows(name, measure(training, rounds=options.rounds, folder=Path(folder)))
+        for name in TRAININGS:
+            rows += _rows(name, options.rounds, Path(folder))
     columns = ["training", "arm", ">CPU", ">over bare", ">wall", ">over bare", "target: mean CPU over bare"]
     lines = [*described(__doc__, "torch", "lightning", "transformers", level="##"), *table(columns, rows)]
     write_section(options.output, "step_cost", lines)

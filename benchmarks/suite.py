@@ -21,7 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -45,10 +45,6 @@ class Piece:
     profiled: Mapping[str, str] = field(default_factory=dict)  # With the profiler, in addition
     mark: str = ""  # Stands before the tests' names, where they run in another piece, too
 
-    def variables(self, run: str) -> dict[str, str]:
-        """Of the environment."""
-        return {**self.environment, **(self.profiled if run == "profiled" else {})}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
@@ -68,14 +64,14 @@ class Project:
     prepare: Callable[[Path], None] = lambda work: None  # Called with the folder for what runs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Outcome:
     """How one test ended."""
 
-    how: str  # passed, failed, error (in a fixture), skipped, xfailed, died (its process), or hung
+    how: str = ""  # passed, failed, error (in a fixture), skipped, xfailed, died (its process), or hung
     words: str = ""  # The end of what it said, if it is no success
-    left: tuple[str, ...] = ()  # What was left behind after it
-    said: tuple[str, ...] = ()  # Warnings of the profiler's, from all its processes
+    left: set[str] = field(default_factory=set)  # What was left behind after it
+    said: dict[str, None] = field(default_factory=dict)  # Warnings of the profiler's, from all its processes
     windows: int = 0  # Windows of the profiler's that closed in it
     traced: int = 0  # Of them, those with a traced step
 
@@ -94,23 +90,16 @@ Pair = tuple[Outcome, Outcome]  # Without and with the profiler
 FAULTS, UNSTEADY, LEFT = "Faults", "Differed once, and not when run again alone", "Left behind"
 FAILED, ONE_WAY = "The profiler failed", "Ran one way only"
 KNOWN, NONE = "By construction", "Listed as differences by construction, and none"
-HEADINGS = {
-    KNOWN: "differ by construction, as listed",
-    FAULTS: "differ otherwise: faults",
-    UNSTEADY: "differed once, and not when run again alone",
-    LEFT: "after which something of the profiler's was left",
-    FAILED: "in which the profiler said that it failed",
-    ONE_WAY: "that ran one way only",
-    NONE: "",
-}  # Of the page's lists, and what they are called in its table
+HEADINGS = (KNOWN, FAULTS, UNSTEADY, LEFT, FAILED, ONE_WAY, NONE)
+"""Of the page's lists of tests."""
 
 
 @dataclass(slots=True)
 class Comparison:
     """Two runs of the same tests."""
 
-    windows: int
-    traced: int
+    windows: int = 0
+    traced: int = 0
     same: Counter[str] = field(default_factory=Counter)  # Tests that ended alike, by how they ended
     lists: dict[str, dict[str, str]] = field(default_factory=lambda: {heading: {} for heading in HEADINGS})
 
@@ -136,30 +125,20 @@ def outcomes(path: str | os.PathLike[str]) -> dict[str, Outcome]:
 
     A test that ran in several processes, which a launcher started from the same command, ended as the worst of them.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Outcome] = {}
     for record in read(path):
-        test = found.setdefault(record["test"], {"how": "", "words": "", "left": set(), "said": {}, "windows": []})
+        test = found.setdefault(record["test"], Outcome())
         match record["kind"]:
             case "ended" | "died":
-                if _WORST.index(record["how"]) > _WORST.index(test["how"]):
-                    test["how"], test["words"] = record["how"], record["words"]
-                test["left"].update(record.get("left", ()))
+                if _WORST.index(record["how"]) > _WORST.index(test.how):
+                    test.how, test.words = record["how"], record["words"]
+                test.left.update(record.get("left", ()))
             case "said":
-                test["said"][record["words"]] = None
+                test.said[record["words"]] = None
             case "profiled":
-                test["windows"].append(record["traced"])
-    return {
-        name: Outcome(
-            how=test["how"],
-            words=test["words"],
-            left=tuple(sorted(test["left"])),
-            said=tuple(test["said"]),
-            windows=len(test["windows"]),
-            traced=sum(test["windows"]),
-        )
-        for name, test in found.items()
-        if test["how"]
-    }
+                test.windows += 1
+                test.traced += record["traced"]
+    return {name: test for name, test in found.items() if test.how}
 
 
 def known_differences(path: Path) -> dict[str, Known]:
@@ -168,16 +147,15 @@ def known_differences(path: Path) -> dict[str, Known]:
     A line ``# words`` begins a reason, a line ``~ regular expression`` behind it says what its tests then say; each
     other line is the id of a test.
     """
-    found, reason, says = {}, "", ""
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        if line.startswith("# "):
-            reason, says = line[2:], ""
-        elif line.startswith("~ "):
-            says = line[2:]
-        elif line.strip():
-            if not reason or not says:
-                raise ValueError(f"{path}:{number}: a test stands behind a reason and what it then says")
-            found[line.strip()] = Known(reason, says)
+    found, known = {}, Known("", "")
+    for line in filter(None, map(str.strip, path.read_text().splitlines())):
+        match line[:2]:
+            case "# ":
+                known = Known(line[2:], "")
+            case "~ ":
+                known = Known(known.reason, line[2:])
+            case _:
+                found[line] = known
     return found
 
 
@@ -197,7 +175,7 @@ def compare(
         before, after = plain[test], profiled[test]
         pairs = [(before, after), *(again or {}).get(test, ())]
         # A leak is left every time that the profiler is there, and never without it.
-        left = set(after.left).intersection(*(pair[1].left for pair in pairs))
+        left = set.intersection(*(pair[1].left for pair in pairs))
         if left := left.difference(*(pair[0].left for pair in pairs)):
             lists[LEFT][test] = _code(", ".join(sorted(left)))
         if said := [words for words in after.said if OWN_FAILURE.search(words)]:
@@ -229,9 +207,9 @@ def report(result: Comparison, *, title: str, about: str, ran: str) -> list[str]
     same, lists = sum(result.same.values()), result.lists
     alike = ", ".join(f"{count:,} {how}" for how, count in sorted(result.same.items()))
     total = same + sum(len(lists[heading]) for heading in (KNOWN, FAULTS, UNSTEADY))
-    rows = [("ran without and with the profiler", total), (f"ended alike ({alike})", same)]
-    rows += [(words, len(lists[heading])) for heading, words in HEADINGS.items() if words]
-    lines = [f"# {title}", "", about, "", ran, "", *table(["", ">tests"], [(what, f"{n:,}") for what, n in rows])]
+    rows = [("Ran without and with the profiler", f"{total:,}"), (f"Ended alike ({alike})", f"{same:,}")]
+    rows += [(heading, f"{len(lists[heading]):,}") for heading in HEADINGS if heading != NONE]
+    lines = [f"# {title}", "", about, "", ran, "", *table(["", ">tests"], rows)]
     lines += ["", f"{result.windows:,} windows closed in these tests, {result.traced:,} of them with a traced step."]
     reasons = dict.fromkeys(lists[KNOWN].values())
     by_reason = {f"{KNOWN}: {why}": {t: "" for t, words in lists[KNOWN].items() if words == why} for why in reasons}
@@ -263,9 +241,11 @@ class Suite:
 
         What has ended according to *records* is not run again.
         """
-        arguments = [*self._pytest(targets), "-q", "--tb=short", f"--timeout={TEST_SEC}"]
+        arguments = ["-m", "pytest", *targets, "-c", str(self.settings), f"--rootdir={self.folder}", "-q", "--tb=short"]
+        arguments += [f"--timeout={TEST_SEC}", "-p", "benchmarks.suite_plugin", "-p", "no:cacheprovider", *self.options]
         arguments += ["-o", f"faulthandler_timeout={TEST_SEC + 60}", "-o", "faulthandler_exit_on_timeout=true"]
-        variables = self._variables({RECORDS: str(records), **environment})
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment, RECORDS: str(records), **environment}
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), variables.get("PYTHONPATH"))))
         for _ in range(20):
             with open(f"{records}.log", "ab") as log:
                 process = self.start(arguments, variables, log.fileno())
@@ -288,15 +268,6 @@ class Suite:
             command, cwd=self.folder, env=variables, stdout=output, stderr=output, start_new_session=True
         )
 
-    def _pytest(self, targets: Sequence[str]) -> list[str]:
-        pytest = ["-m", "pytest", *targets, "-c", str(self.settings), f"--rootdir={self.folder}"]
-        return [*pytest, "-p", "benchmarks.suite_plugin", "-p", "no:cacheprovider", *self.options]
-
-    def _variables(self, more: Mapping[str, str]) -> dict[str, str]:
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment, **more}
-        paths = [str(ROOT), variables.get("PYTHONPATH", "")]
-        return {**variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
 
 def _record_death(records: Path, code: int) -> bool:
     """Record the test in which a process died as dead; whether there was one."""
@@ -315,66 +286,54 @@ def _record_death(records: Path, code: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A project's source, and the folder for what runs."""
+    """A project's source, the folder for what runs, and by run a hash of what its records depend on."""
 
     project: Project
     source: Path
     work: Path
+    stamps: Mapping[str, str]
 
-    def suite(self, name: str) -> Suite:
-        """A suite in a copy of its own: tests look for files that others leave in the folder."""
-        folder, project = self.work / name / "tests", self.project
-        if not folder.exists():
+    def run(self, piece: Piece, run: str, records: str, folder: str, *targets: str) -> dict[str, Outcome]:
+        """How *targets*, or all of *piece*, ended in a copy of the tests: they look for files that others leave."""
+        tests, project = self.work / folder / "tests", self.project
+        if not tests.exists():
             ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(self.source / "tests", folder, ignore=ignored, symlinks=True)
-        environment = {"PYTHONPATH": str(self.work / "entry_point"), **project.environment}
-        options = ("--continue-on-collection-errors", "-p", "no:randomly", *project.options)
-        settings = folder / project.settings
-        return Suite(folder=folder, settings=settings, environment=environment, options=options)
-
-    def run(self, name: str, run: str) -> None:
-        """One piece, without or with the profiler."""
-        piece = self.project.pieces[name]
-        self.suite(f"{name}-{run}").run(piece.targets, self.work / f"{name}-{run}.jsonl", **piece.variables(run))
-
-    def outcomes(self, names: Iterable[str], run: str) -> dict[str, Outcome]:
-        """How all tests of the pieces ended."""
-        marks = {name: self.project.pieces[name].mark for name in names}
-        files = {name: outcomes(self.work / f"{name}-{run}.jsonl") for name in marks}
-        return {marks[name] + test: outcome for name, found in files.items() for test, outcome in found.items()}
+            shutil.copytree(self.source / "tests", tests, ignore=ignored, symlinks=True)
+        suite = Suite(
+            folder=tests,
+            settings=tests / project.settings,
+            environment={"PYTHONPATH": str(self.work / "entry_point"), **project.environment},
+            options=("--continue-on-collection-errors", "-p", "no:randomly", *project.options),
+        )
+        path = self.work / f"{records}-{run}-{self.stamps[run]}.jsonl"
+        variables = {**piece.environment, **(piece.profiled if run == "profiled" else {})}
+        suite.run(targets or piece.targets, path, **variables)
+        return {piece.mark + test: outcome for test, outcome in outcomes(path).items()}
 
     def again(self, tests: Iterable[str]) -> dict[str, list[Pair]]:
         """How *tests* end alone, without and with the profiler, twice each."""
         found: dict[str, list[Pair]] = {}
-        suite, folder = self.suite("again"), self.work / "again-records"
-        folder.mkdir(exist_ok=True)
-        for number, test in enumerate(tests):
+        for test in tests:
             pieces = [piece for piece in self.project.pieces.values() if test.startswith(piece.mark)]
             piece = max(pieces, key=lambda piece: len(piece.mark))
-            test_id, name = test.removeprefix(piece.mark), re.sub(r"\W+", "_", test)[-80:]
             for attempt in range(2):
-                pair = []
-                for run in RUNS:
-                    records = folder / f"{name}-{number}-{attempt}-{run}.jsonl"
-                    suite.run([test_id], records, **piece.variables(run))
-                    pair.append(outcomes(records).get(test_id, Outcome(how="died", words="no record")))
-                found.setdefault(test, []).append((pair[0], pair[1]))
+                records = f"again-{attempt}-{_hashed(test)}"
+                ends = [self.run(piece, run, records, "again", test.removeprefix(piece.mark)) for run in RUNS]
+                before, after = (end.get(test, Outcome(how="died", words="no record")) for end in ends)
+                found.setdefault(test, []).append((before, after))
         return found
 
 
-def drop_stale_records(work: Path) -> None:
-    """Throw away records of other versions: of all packages for a run without the profiler, of this one with it."""
+def _hashed(*words: str) -> str:
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+
+
+def stamps() -> dict[str, str]:
+    """By run, a hash of what its records depend on: all packages, and with the profiler this one's code."""
     installed = sorted(f"{each.name}=={each.version}" for each in metadata.distributions())
     folders = (ROOT / "lightning_flops", ROOT / "benchmarks")
-    code = [path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.py"))]
-    stamps = {"plain": "\n".join(installed), "profiled": hashlib.sha256(b"".join(code)).hexdigest()}
-    stamped = {run: path.read_text() if (path := work / f"{run}.stamp").is_file() else "" for run in RUNS}
-    stale = [run for run in RUNS if stamped[run] != stamps[run]]
-    for run in RUNS if "plain" in stale else stale:
-        for records in (*work.glob(f"*-{run}.jsonl"), *work.glob("again-records/*.jsonl")):
-            records.unlink()
-    for run, stamp in stamps.items():
-        (work / f"{run}.stamp").write_text(stamp)
+    code = [path.read_text() for folder in folders for path in sorted(folder.rglob("*.py"))]
+    return {"plain": _hashed(*installed), "profiled": _hashed(*installed, *code)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -392,22 +351,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     project: Project = import_module(f".suite_{options.project}", __package__).PROJECT
     source, work, installed = options.source.resolve(), options.work.resolve(), metadata.version(project.package)
     if not (source / project.holds).exists():
-        said = (
-            f"There is no {project.package} in {source}: give a folder that holds {project.repository} at the tag of "
-        )
-        print(f"{said}{installed}, the installed version.", file=sys.stderr)
+        said = f"There is no {project.package} in {source}: give a folder that holds {project.repository} at the tag of"
+        print(f"{said} {installed}, the installed version.", file=sys.stderr)
         return 2
     files = [source / name for name in project.version_files if (source / name).is_file()]
     version = files[0].read_text().strip() if files else "unknown"
     if version != installed:
         print(f"warning: the source is of version {version}, and {installed} is installed", file=sys.stderr)
     work.mkdir(parents=True, exist_ok=True)
-    drop_stale_records(work)
     project.prepare(work)
-    job, names = Job(project, source, work), options.parts or list(project.pieces)
+    job, names = Job(project, source, work, stamps()), options.parts or list(project.pieces)
+    asked = [(name, run) for run in RUNS for name in names]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda each: job.run(*each), [(name, run) for name in names for run in RUNS]))
-    plain, profiled = (job.outcomes(names, run) for run in RUNS)
+        found = list(pool.map(lambda one: job.run(project.pieces[one[0]], one[1], one[0], "-".join(one)), asked))
+    plain, profiled = dict(ChainMap(*found[: len(names)])), dict(ChainMap(*found[len(names) :]))
     known = known_differences(project.known)
     first = compare(plain, profiled, known)
     result = compare(plain, profiled, known, again=job.again([*first.lists[FAULTS], *first.lists[LEFT]]))

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .machine import ROOT, one_thread_environment
+from .machine import ONE_THREAD, ROOT
 from .suite import Piece, Project
 
 MODE = "DEEPSPEED_SUITE_MODE"
@@ -77,7 +77,7 @@ PROJECT = Project(
     known=ROOT / "benchmarks" / "deepspeed_suite_known.txt",
     settings="pytest.ini",
     environment={
-        **one_thread_environment(),
+        **ONE_THREAD,
         "LOCAL_SIZE": "2",  # as many devices as a CPU has for DeepSpeed; tests of four are skipped
         "DS_UNITTEST_TIMEOUT": "280",
         "TORCH_EXTENSIONS_DIR": str(ROOT / ".cache" / "deepspeed_suite" / "extensions"),

@@ -45,30 +45,29 @@ LIBRARIES: Mapping[str, Any] = {"transformers": zoo_transformers, "timm": zoo_ti
 
 
 def results_of(library: str, architecture: str) -> Iterator[Result]:
-    """Each way of counting *architecture*, in this process."""
-    source = LIBRARIES[library]
-    try:
-        model, batch = source.build(architecture, attention="eager")
-        first = _held(model, batch)
-    except Exception as error:
-        yield Result(way="eager", not_run=_in_one_line(error))
-        return
-    yield first
+    """Each way of counting *architecture*, in this process; the first is what the others need."""
+    source, made = LIBRARIES[library], list[Any]()
+
+    def eager() -> Result:
+        made.extend(source.build(architecture, attention="eager"))
+        return _held(*made)
+
     ways: dict[str, Callable[[], Result]] = {
-        "autocast": lambda: _held(model, batch, way="autocast"),
-        "offline": lambda: _offline(model, batch, first),
-        "checkpointing": lambda: _checkpointed(source, model, batch),
+        "eager": eager,
+        "autocast": lambda: _held(*made, way="autocast"),
+        "offline": lambda: _offline(made[0], made[1], found["eager"]),
+        "checkpointing": lambda: _checkpointed(source, *made),
         "sdpa": lambda: _held(*source.build(architecture, attention="sdpa"), way="sdpa"),
     }
+    found: dict[str, Result] = {}
     for way, run in ways.items():
         try:
-            yield run()
+            found[way] = run()
         except Exception as error:
-            yield Result(way=way, not_run=_in_one_line(error))
-
-
-def _in_one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+            found[way] = Result(way=way, not_run=f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
+        yield found[way]
+        if found["eager"].not_run:
+            return
 
 
 def _step(model: nn.Module, batch: Mapping[str, Any], *, autocast: bool, oracle: CallOracle | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,20 +13,18 @@ from .page import table
 
 Verdict = Literal["exact", "explained", "wrong", "not run"]
 Figures = tuple[int, int, int]  # Forward, backward and recompute FLOPs
+_WORST: tuple[Verdict, ...] = ("wrong", "explained", "exact", "not run")
 
 WAYS = ("eager", "sdpa", "checkpointing", "autocast", "offline")
 """How an architecture is counted; the first is there whenever the architecture runs at all."""
 
-_ESTIMATED = "the oracle expects products alone, and {} counted by an estimate"
-NOT_PRODUCTS: Mapping[str, str] = {
-    "aten._fft_": _ESTIMATED.format("a Fourier transform is"),
-    "aten.grid_sampler_": _ESTIMATED.format("sampling at a grid is"),
-    "aten._cdist_": _ESTIMATED.format("distances of pairs are"),
-    "aten._euclidean_dist": _ESTIMATED.format("distances of pairs are"),
-    "aten.linalg_": _ESTIMATED.format("a matrix decomposition is"),
-    "aten._linalg_": _ESTIMATED.format("a matrix decomposition is"),
+_ESTIMATES = {
+    "a Fourier transform is": ("aten._fft_",),
+    "sampling at a grid is": ("aten.grid_sampler_",),
+    "distances of pairs are": ("aten._cdist_", "aten._euclidean_dist"),
+    "a matrix decomposition is": ("aten.linalg_", "aten._linalg_"),
 }
-"""By the beginning of an operator's name, why the oracle does not expect it: the rest must agree to the last FLOP."""
+"""What is counted by an estimate, and the beginnings of its operators' names: the rest must agree to the last FLOP."""
 
 EXPLAINED: Mapping[tuple[str, str], str] = {
     ("reformer", way): "its reversible layers repeat their forward inside the backward: the counter attributes "
@@ -79,29 +77,29 @@ class Row:
             return "not run", ""
         if result.counted is None or result.expected is None:
             return "not run", why_not(result.not_run)
-        if tuple(result.counted) == tuple(result.expected):
-            if result.said_at_least:
-                operators = ", ".join(result.said_at_least)
-                return "wrong", f"the figures are exact, and called lower bounds because of {operators}"
-            return "exact", ""
-        beside = {
-            name: reason
+        counted, expected = tuple(result.counted), tuple(result.expected)
+        if counted == expected:
+            operators = ", ".join(result.said_at_least)
+            words = f"the figures are exact, and called lower bounds because of {operators}"
+            return ("wrong", words) if operators else ("exact", "")
+        estimates = {
+            name: f"the oracle expects products alone, and {what} counted by an estimate"
+            for what, begins in _ESTIMATES.items()
             for name in result.by_operator
-            for prefix, reason in NOT_PRODUCTS.items()
-            if name.startswith(prefix)
+            if name.startswith(begins)
         }
-        products = [flops for name, flops in result.by_operator.items() if name not in beside]
-        if beside and way != "offline" and summed(products) == tuple(result.expected):
-            return "explained", "; ".join(sorted(set(beside.values())))
-        reason = EXPLAINED.get((self.architecture, way), "")
-        return ("explained", reason) if reason else ("wrong", difference(result))
+        products = [flops for name, flops in result.by_operator.items() if name not in estimates]
+        if estimates and way != "offline" and tuple(map(sum, zip((0, 0, 0), *products, strict=True))) == expected:
+            return "explained", "; ".join(sorted(set(estimates.values())))
+        if reason := EXPLAINED.get((self.architecture, way)):
+            return "explained", reason
+        parts = zip(("forward", "backward", "recompute"), counted, expected, strict=True)
+        return "wrong", "; ".join(f"{part} {one:,}, expected {other:,}" for part, one, other in parts if one != other)
 
     @property
     def verdict(self) -> Verdict:
         """The worst of its ways; not run only where none was."""
-        verdicts = {self.verdict_of(way)[0] for way in WAYS}
-        order: tuple[Verdict, ...] = ("wrong", "explained", "exact")
-        return next((verdict for verdict in order if verdict in verdicts), "not run")
+        return min((self.verdict_of(way)[0] for way in WAYS), key=_WORST.index)
 
     def in_words(self) -> str:
         """One line for the log."""
@@ -118,25 +116,12 @@ def why_not(error: str) -> str:
     return error
 
 
-def summed(figures: Iterable[Figures]) -> tuple[int, ...]:
-    """The figures added up, part by part."""
-    return tuple(map(sum, zip((0, 0, 0), *figures, strict=True)))
-
-
-def difference(result: Result) -> str:
-    """Where the counter's figures are not those expected."""
-    assert result.counted is not None
-    assert result.expected is not None
-    parts = zip(("forward", "backward", "recompute"), result.counted, result.expected, strict=True)
-    return "; ".join(f"{part} {counted:,}, expected {wanted:,}" for part, counted, wanted in parts if counted != wanted)
-
-
 def report(rows: Sequence[Row], *, code: str, only: str = "") -> list[str]:
     """The lines of the page; *only* is the part of the zoo that was asked for, where that was not everything."""
     ran = [row for row in rows if row.verdict != "not run"]
     by_way = {way: Counter(row.verdict_of(way)[0] for row in ran) for way in WAYS}
     counts = sum(by_way.values(), Counter[Verdict]())
-    compared = counts["exact"] + counts["explained"] + counts["wrong"]
+    compared = counts.total() - counts["not run"]
     libraries = Counter(row.library for row in ran)
     those = " and ".join(f"{count} of {library}" for library, count in libraries.items())
     command = f"python -m benchmarks.zoo --only '{only}'` (a part of it)" if only else "make bench-zoo` (all of it)"
@@ -183,17 +168,13 @@ def _every_row(ran: Sequence[Row]) -> list[str]:
     notes: dict[str, int] = {}
     rows: list[list[str]] = []
     for row in ran:
-        cells = []
-        for way in WAYS:
-            verdict, reason = row.verdict_of(way)
-            if verdict == "not run":
-                cells.append(f"– {notes.setdefault(reason, len(notes) + 1)}")
-            else:
-                cells.append("**wrong**" if verdict == "wrong" else verdict)
         eager = row.result("eager") or Result(way="eager")
         forward, backward, _ = eager.counted or (0, 0, 0)
         name = row.architecture if row.library == "transformers" else f"{row.library} {row.architecture}"
-        rows.append([name, eager.batch, f"{forward:,}", f"{backward:,}", *cells])
+        rows.append([name, eager.batch, f"{forward:,}", f"{backward:,}"])
+        for verdict, reason in map(row.verdict_of, WAYS):
+            note = f"– {notes.setdefault(reason, len(notes) + 1)}" if verdict == "not run" else verdict
+            rows[-1].append("**wrong**" if verdict == "wrong" else note)
     lines = table(["architecture", "called with", ">forward", ">backward", *WAYS], rows)
     words = "FLOPs are those of the step with eager attention."
     footnotes = [f"{number}. {reason}" for reason, number in notes.items()]

@@ -122,8 +122,7 @@ class _Nothing(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         if name == "InterpolationMode":
-            kinds = ("NEAREST", "NEAREST_EXACT", "BILINEAR", "BICUBIC", "BOX", "HAMMING", "LANCZOS")
-            return enum.Enum(name, {kind: kind.lower() for kind in kinds})
+            return enum.Enum(name, "NEAREST NEAREST_EXACT BILINEAR BICUBIC BOX HAMMING LANCZOS")
         return type(name, (), {})
 
 
@@ -131,9 +130,8 @@ class _Finder:
     """Finds torchvision and all that is asked for inside it."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name.partition(".")[0] != "torchvision":
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+        inside = name.partition(".")[0] == "torchvision"
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if inside else None  # type: ignore[arg-type]
 
     def create_module(self, spec: Any) -> types.ModuleType:
         return _Nothing(spec.name)

@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,40 +18,28 @@ from torch import nn
 
 BATCH, TOKENS, VOCABULARY = 2, 12, 160
 
-NUMBERS: tuple[tuple[str, int], ...] = (
-    (r"(vocab_size|n_vocab|vocabulary_size|.*_vocab_size.*|.*vocab_size)", VOCABULARY),
-    (r"(max_position_embeddings|n_positions|max_seq_len|seq_length|max_sequence_length|n_ctx|block_size)", 64),
-    (r"(max_source_positions|max_target_positions)", 64),
-    (r"(num_(key_value|kv|k_v)_heads|num_query_groups|n_kv_heads|.*num_key_value_heads)", 2),
-    (r"(num_.*heads|.*attention_heads|n_heads?|num_heads|n_head|heads|.*_heads)", 4),
-    (r"(num_.*layers?|n_layers?|.*_layers|depth|num_blocks|num_hidden_layers.*|layers)", 2),
-    (r"(hidden_size|d_model|n_embd|embed_dim|dim|n_embed|hidden_dim|embedding_size|emb_dim|model_dim)", 32),
-    (
-        r"(hidden_dim_size|encoder_hidden_size|decoder_hidden_size|text_hidden_size|vision_hidden_size|.*_hidden_size)",
-        32,
-    ),
-    (r"(projection_dim|proj_dim|out_hidden_size|output_dim|d_embed|.*_embed_dim|.*projection_dim|.*_dim_model)", 32),
-    (r"(head_dim|d_kv|d_head|attention_head_size|head_size|.*_head_dim)", 8),
-    (
-        r"(.*intermediate_size|.*ffn_dim|d_ff|n_inner|d_inner|ffn_hidden_size|.*ffn_hidden_size|feedforward_.*|.*_ffn_.*)",
-        48,
-    ),
-    (r"(.*mlp_dim|dim_feedforward|mlp_hidden_size|encoder_ffn_dim|decoder_ffn_dim)", 48),
-    (r"(num_experts_per_tok|num_selected_experts|top_k|moe_topk|moe_top_k|moe_k|num_experts_per_token|topk)", 2),
-    (r"(num_.*experts|n_routed_experts|moe_num_experts|num_local_experts|n_experts)", 4),
-    (r"(n_shared_experts|num_shared_experts)", 1),
-    (r"(n_group|topk_group)", 1),
-    (r"(first_k_dense_replace|moe_layer_start_index)", 1),
-    (r"(q_lora_rank|kv_lora_rank|.*_lora_rank|.*_rank)", 16),
-    (r"(qk_rope_head_dim|qk_nope_head_dim|v_head_dim|index_head_dim)", 8),
-    (r"(image_size|img_size|input_size|crop_size)", 32),
-    (r"(patch_size)", 8),
-    (r"(num_queries|num_query_tokens|num_latents|num_object_queries)", 5),
-    (r"(rotary_dim)", 4),
-    (r"(mamba_n_heads|mamba_num_heads)", 4),
-    (r"(sliding_window|attention_window|local_attention|window_size|local_window)", 8),
+NUMBERS: tuple[tuple[int, str], ...] = (
+    (VOCABULARY, "n_vocab vocabulary_size .*_vocab_size.* .*vocab_size"),
+    (64, "max_position_embeddings n_positions max_seq_len seq_length max_sequence_length n_ctx block_size"),
+    (64, "max_source_positions max_target_positions"),
+    (2, "num_(key_value|kv|k_v)_heads num_query_groups n_kv_heads .*num_key_value_heads"),
+    (4, "num_.*heads .*attention_heads n_heads? n_head heads .*_heads"),
+    (2, "num_.*layers? n_layers? .*_layers depth num_blocks num_hidden_layers.* layers"),
+    (32, "d_model n_embd embed_dim dim n_embed hidden_dim embedding_size emb_dim model_dim hidden_dim_size"),
+    (32, "hidden_size .*_hidden_size output_dim d_embed .*_embed_dim proj_dim .*projection_dim .*_dim_model"),
+    (8, "d_kv d_head attention_head_size head_size head_dim .*_head_dim"),
+    (48, ".*intermediate_size .*ffn_dim d_ff n_inner d_inner .*ffn_hidden_size feedforward_.* .*_ffn_.*"),
+    (48, ".*mlp_dim dim_feedforward mlp_hidden_size"),
+    (2, "num_experts_per_tok num_selected_experts top_k moe_topk moe_top_k moe_k num_experts_per_token topk"),
+    (4, "num_.*experts n_routed_experts moe_num_experts n_experts"),
+    (1, "n_shared_experts n_group topk_group first_k_dense_replace moe_layer_start_index"),
+    (16, ".*_rank"),
+    (32, "image_size img_size input_size crop_size"),
+    (8, "patch_size sliding_window attention_window local_attention window_size local_window"),
+    (5, "num_queries num_query_tokens num_latents num_object_queries"),
+    (4, "rotary_dim"),
 )
-"""A field's name, and how large it is made where its default is a larger number."""
+"""How large a field is made where its default is a larger number, and the names of such fields."""
 
 STARTS_FROM_DEFAULT = ("mamba_", "conv", "kernel", "stride", "ssm", "state", "expand", "chunk", "time_step")
 """Fields that are small by default, or whose size others are worked out from."""
@@ -71,40 +60,36 @@ TOKEN_IDS = r".*(token_id|token_ids|token_index|_id|_index)$"
 
 _THREE_AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 _TWO_AXES = {**_THREE_AXES, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
-_RESNET = {
-    "backbone_config": {
-        "model_type": "resnet",
-        "embedding_size": 16,
-        "hidden_sizes": [16, 16, 32, 32],
-        "depths": [1, 1, 1, 1],
-        "out_features": ["stage2", "stage3", "stage4"],
-    },
-    "use_timm_backbone": False,
-    "backbone": None,
+_BACKBONE = {
+    "model_type": "resnet",
+    "embedding_size": 16,
+    "hidden_sizes": [16, 16, 32, 32],
+    "depths": [1, 1, 1, 1],
+    "out_features": ["stage2", "stage3", "stage4"],
 }
 
-SMALL: dict[str, dict[str, Any]] = {
-    **{name: {"rope_parameters": _THREE_AXES} for name in ("glm4v_text", "glm_image_text", "glm_ocr_text")},
-    **{
-        name: {"text_config.rope_parameters": _THREE_AXES}
-        for name in ("glm4v", "glm46v", "glm_image", "glm_ocr", "glmga")
-    },
-    **{name: {"rope_parameters": _THREE_AXES} for name in ("qwen2_vl_text", "qwen2_5_vl_text")},
-    **{name: {"text_config.rope_parameters": _THREE_AXES} for name in ("qwen2_vl", "qwen2_5_vl")},
+_ALIKE: dict[str, dict[str, Any]] = {
+    "glm4v_text glm_image_text glm_ocr_text qwen2_vl_text qwen2_5_vl_text": {"rope_parameters": _THREE_AXES},
+    "glm4v glm46v glm_image glm_ocr glmga qwen2_vl qwen2_5_vl": {"text_config.rope_parameters": _THREE_AXES},
+    "glm4v_moe_text": {"rope_parameters": _TWO_AXES},
+    "glm4v_moe": {"text_config.rope_parameters": _TWO_AXES},
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "mimi": {"upsample_groups": 32},
     "csm": {"codec_config.upsample_groups": 32},
     "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [3, 4]},
-    "glm4v_moe_text": {"rope_parameters": _TWO_AXES},
-    "glm4v_moe": {"text_config.rope_parameters": _TWO_AXES},
     # Windows that fit into each stage's grid: 16, 8, 4 and 2 wide.
-    **{name: {"image_size": 64, "window_size": 2} for name in ("donut-swin", "maskformer-swin", "swin", "swinv2")},
+    "donut-swin maskformer-swin swin swinv2": {"image_size": 64, "window_size": 2},
     "efficientnet": {"hidden_dim": 2560},
     "esm": {"pad_token_id": 1, "mask_token_id": 32, "vocab_size": VOCABULARY},
     "funnel": {"block_sizes": [1, 1], "num_decoder_layers": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    **dict.fromkeys(("detr", "table-transformer", "conditional_detr", "dab-detr", "deformable_detr"), _RESNET),
+    "detr table-transformer conditional_detr dab-detr deformable_detr": {
+        "backbone_config": _BACKBONE,
+        "use_timm_backbone": False,
+        "backbone": None,
+    },
 }
+SMALL = {name: fields for names, fields in _ALIKE.items() for name in names.split()}
 """What the rule by names gets wrong: by architecture, fields (``text_config.x`` reaches into a part)."""
 
 
@@ -138,9 +123,7 @@ def build(architecture: str, *, attention: str) -> tuple[nn.Module, dict[str, An
             continue
         if any(True for _ in outputs(output)):
             return model, batch
-    if errors:
-        raise errors[0]
-    raise NotAvailable(f"no batch for a model whose input is {model.main_input_name}")
+    raise errors[0] if errors else ValueError(f"no batch for a model whose input is {model.main_input_name}")
 
 
 def small_config(architecture: str) -> Any:
@@ -157,18 +140,15 @@ def shrunk(config: Any, special: Mapping[str, Any]) -> Any:
     fields: dict[str, Any] = {}
     known = {name: value for name, value in vars(config).items() if not name.startswith("_")}
     parts = {name for name, value in known.items() if isinstance(value, PretrainedConfig)}
-    accepted = _accepted(type(config))
+    declared = set(getattr(type(config), "__dataclass_fields__", {}))
+    accepted = declared | set(inspect.signature(type(config)).parameters)
     for name, value in known.items():
         if name in parts:
-            inside = {
-                key.partition(".")[2]: value
-                for key, value in special.items()
-                if key.partition(".")[0] == name and "." in key
-            }
+            inside = {key.partition(".")[2]: one for key, one in special.items() if key.startswith(f"{name}.")}
             fields[name] = shrunk(value, inside)
         elif name == "embed_dim" and isinstance(known.get("num_heads"), (list, tuple)):
             continue  # it goes with the heads of the stages
-        elif accepted is None or name in accepted:
+        elif not declared or name in accepted:
             smaller = _smaller(name, value)
             if smaller is not value:
                 fields[name] = smaller
@@ -199,12 +179,6 @@ def _one_of_each(kinds: list[Any], count: int) -> list[Any]:
     return (different + kinds)[:count] if len(different) > 1 else kinds[:count]
 
 
-def _accepted(config_class: type) -> set[str] | None:
-    names = inspect.signature(config_class).parameters
-    fields = set(getattr(config_class, "__dataclass_fields__", {}))
-    return fields | set(names) if fields else None
-
-
 def _smaller(name: str, value: Any) -> Any:
     if isinstance(value, bool):
         return value
@@ -213,8 +187,8 @@ def _smaller(name: str, value: Any) -> Any:
     if isinstance(value, int) and "drop" in name and "top" not in name:
         return 0
     if isinstance(value, int) and (name in HEADS or not name.startswith(STARTS_FROM_DEFAULT)):
-        for pattern, size in NUMBERS:
-            if re.fullmatch(pattern, name):
+        for size, names in NUMBERS:
+            if re.fullmatch(names.replace(" ", "|"), name):
                 return min(size, value)
     if value is None and name in WHERE_THERE_IS_NONE:
         return WHERE_THERE_IS_NONE[name]
@@ -228,127 +202,80 @@ def batches_for(model: Any, config: Any) -> Iterator[dict[str, Any]]:
     signature = inspect.signature(model.forward).parameters
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     required = [name for name, one in signature.items() if one.default is one.empty and one.kind in named]
-    main = model.main_input_name
-    makers = _Makers(config)
-    text = [name for name in ("input_ids",) if name in signature]
-    image = [name for name in ("pixel_values",) if name in signature]
-    sound = [name for name in ("input_features", "input_values") if name in signature]
+    main, values = model.main_input_name, values_for(config)
+    text, image, sound = (
+        [name for name in names.split() if name in signature]
+        for names in ("input_ids", "pixel_values", "input_features input_values")
+    )
     wanted: list[list[str]] = [required, [main], text, text + image, text + sound, image, sound, [*text, "bbox"]]
     wanted += [["encoder_hidden_states"], sorted(OPTIONAL & set(signature))]
-    seen: set[tuple[str, ...]] = set()
-    for names in wanted:
-        together = tuple(dict.fromkeys([*required, *names]))
-        if together in seen or not together or not all(name in signature or name == main for name in together):
+    for names in dict.fromkeys(tuple(dict.fromkeys([*required, *names])) for names in wanted):
+        if not names or not all(name in signature or name == main for name in names):
             continue
-        seen.add(together)
         if config.is_encoder_decoder and "decoder_input_ids" in signature:
-            together = (*together, "decoder_input_ids")
-        if "input_ids" in together and "attention_mask" in signature:
-            together = (*together, "attention_mask")
-        if not all(hasattr(makers, name) for name in together):
+            names = (*names, "decoder_input_ids")
+        if "input_ids" in names and "attention_mask" in signature:
+            names = (*names, "attention_mask")
+        if not all(name in values for name in names):
             continue
-        choices = [getattr(makers, name)() for name in together]
-        for place in range(max(len(options) for options in choices)):
-            batch = {
-                name: options[min(place, len(options) - 1)] for name, options in zip(together, choices, strict=True)
-            }
-            if "use_cache" in signature:
-                batch["use_cache"] = False
-            yield batch
+        choices = {name: values[name] for name in names}
+        for place in range(max(map(len, choices.values()))):
+            batch = {name: made[min(place, len(made) - 1)]() for name, made in choices.items()}
+            yield {**batch, "use_cache": False} if "use_cache" in signature else batch
 
 
 OPTIONAL = {"input_ids", "pixel_values", "bbox", "query_embeds", "inputs_embeds", "input_features", "input_values"}
 
 
-class _Makers:
+def values_for(config: Any) -> dict[str, list[Callable[[], torch.Tensor]]]:
     """By the name of an argument, values that may fit, the likeliest first."""
+    vision = getattr(config, "vision_config", None) or config
+    parts = (config, vision, getattr(config, "text_config", None) or config, getattr(config, "audio_config", None))
+    generator = torch.Generator().manual_seed(1)
 
-    def __init__(self, config: Any) -> None:
-        self._config = config
-        self._text = getattr(config, "text_config", None) or config
-        self._vision = getattr(config, "vision_config", None) or config
-        self._generator = torch.Generator().manual_seed(1)
+    def floats(*shapes: tuple[int, ...]) -> list[Callable[[], torch.Tensor]]:
+        return [partial(torch.randn, shape, generator=generator) for shape in shapes]
 
-    def _floats(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=self._generator)
+    def first(names: str, default: int) -> int:
+        found = (getattr(part, name, None) for part in parts for name in names.split())
+        return next((one for one in found if isinstance(one, int) and not isinstance(one, bool)), default)
 
-    def _first(self, names: str, default: int) -> int:
-        for config in (self._config, self._vision, self._text, getattr(self._config, "audio_config", None)):
-            for name in names.split():
-                value = getattr(config, name, None)
-                if isinstance(value, int) and not isinstance(value, bool):
-                    return value
-        return default
-
-    def input_ids(self) -> list[Any]:
-        # The highest ids stand for images, padding and the like.
-        return [torch.randint(3, VOCABULARY - 60, (BATCH, TOKENS), generator=self._generator)]
-
-    decoder_input_ids = input_ids
-
-    def attention_mask(self) -> list[Any]:
-        return [torch.ones(BATCH, TOKENS, dtype=torch.long)]
-
-    def inputs_embeds(self) -> list[Any]:
-        return [self._floats(BATCH, TOKENS, self._first("hidden_size d_model", 32))]
-
-    def query_embeds(self) -> list[Any]:
-        return [self._floats(BATCH, 5, self._first("hidden_size d_model", 32))]
-
-    def encoder_hidden_states(self) -> list[Any]:
-        return [self._floats(BATCH, 7, self._first("encoder_hidden_size hidden_size d_model", 32))]
-
-    def bbox(self) -> list[Any]:
-        return [torch.zeros(BATCH, TOKENS, 4, dtype=torch.long), torch.zeros(BATCH, TOKENS, 8)]
-
-    def pixel_values(self) -> list[Any]:
-        channels = self._first("num_channels in_channels in_chans num_image_channels", 3)
-        size = getattr(self._vision, "image_size", None) or getattr(self._vision, "img_size", None)
-        sides = [tuple(size)[-2:] if isinstance(size, (list, tuple)) else (size, size)] if size else []
-        sides += [(64, 64), (32, 32), (224, 224)]
-        frames = self._first("num_frames frames", 2)
-        images = [self._floats(BATCH, channels, *side) for side in dict.fromkeys(sides)]
-        films = [self._floats(BATCH, frames, channels, *side) for side in dict.fromkeys(sides)][:2]
-        patch = self._first("patch_size", 8)
-        flat = self._floats(16, channels * self._first("temporal_patch_size", 1) * patch * patch)
-        return [*images, *films, flat]
-
-    pixel_values_videos = pixel_values
-
-    def input_features(self) -> list[Any]:
-        bins = self._first("num_mel_bins feature_size num_mels input_feat_per_channel input_dim n_mels", 80)
-        frames = 2 * self._first("max_source_positions", 32)
-        return [
-            self._floats(BATCH, bins, frames),
-            self._floats(BATCH, frames, bins),
-            self._floats(BATCH, bins, 128),
-            self._floats(BATCH, 128, bins),
-            self._floats(BATCH, 1, 128, bins),
-        ]
-
-    audio_values = input_features
-
-    def input_values(self) -> list[Any]:
-        bins = self._first("num_mel_bins", 80)
-        frames = self._first("max_length", 128)
-        return [
-            self._floats(BATCH, 1600),
-            self._floats(BATCH, 1, 1600),
-            self._floats(BATCH, frames, bins),
-            self._floats(BATCH, 16000),
-            self._floats(BATCH, 1, 16000),
-        ]
-
-    def grid_thw(self) -> list[Any]:
-        return [torch.tensor([[1, 4, 4]])]
-
-    image_grid_thw = grid_thw
-
-    def hidden_states(self) -> list[Any]:
-        patch = self._first("patch_size", 8)
-        channels = self._first("in_channels in_chans num_channels", 3)
-        temporal = self._first("temporal_patch_size", 1)
-        return [self._floats(16, channels * temporal * patch * patch), self._floats(16, channels, patch, patch)]
+    width, patch = first("hidden_size d_model", 32), first("patch_size", 8)
+    size = getattr(vision, "image_size", None) or getattr(vision, "img_size", None)
+    sides = [tuple(size)[-2:] if isinstance(size, (list, tuple)) else (size, size)] if size else []
+    sides = list(dict.fromkeys([*sides, (64, 64), (32, 32), (224, 224)]))
+    channels, frames = first("num_channels in_channels in_chans num_image_channels", 3), first("num_frames frames", 2)
+    flat = (16, channels * first("temporal_patch_size", 1) * patch * patch)
+    films = [(BATCH, frames, channels, *side) for side in sides[:2]]
+    images = floats(*((BATCH, channels, *side) for side in sides), *films, flat)
+    bins = first("num_mel_bins feature_size num_mels input_feat_per_channel input_dim n_mels", 80)
+    times = 2 * first("max_source_positions", 32)
+    features = floats(
+        *((BATCH, *one) for one in ((bins, times), (times, bins), (bins, 128), (128, bins), (1, 128, bins)))
+    )
+    mels = (first("max_length", 128), first("num_mel_bins", 80))
+    # The highest ids stand for images, padding and the like.
+    ids: list[Callable[[], torch.Tensor]] = [
+        partial(torch.randint, 3, VOCABULARY - 60, (BATCH, TOKENS), generator=generator)
+    ]
+    grid = [lambda: torch.tensor([[1, 4, 4]])]
+    return {
+        "input_ids": ids,
+        "decoder_input_ids": ids,
+        "attention_mask": [lambda: torch.ones(BATCH, TOKENS, dtype=torch.long)],
+        "inputs_embeds": floats((BATCH, TOKENS, width)),
+        "query_embeds": floats((BATCH, 5, width)),
+        "encoder_hidden_states": floats((BATCH, 7, first("encoder_hidden_size hidden_size d_model", 32))),
+        "bbox": [lambda: torch.zeros(BATCH, TOKENS, 4, dtype=torch.long), lambda: torch.zeros(BATCH, TOKENS, 8)],
+        "pixel_values": images,
+        "pixel_values_videos": images,
+        "input_features": features,
+        "audio_values": features,
+        "input_values": floats(*((BATCH, *one) for one in ((1600,), (1, 1600), mels, (16000,), (1, 16000)))),
+        "grid_thw": grid,
+        "image_grid_thw": grid,
+        "hidden_states": floats(flat, (16, channels, patch, patch)),
+    }
 
 
 @contextmanager
@@ -357,10 +284,6 @@ def checkpointing(model: Any, checkpoint: Callable[..., Any]) -> Iterator[None]:
     model._set_gradient_checkpointing(True, checkpoint)
     yield
     model._set_gradient_checkpointing(False)
-
-
-class NotAvailable(Exception):
-    """An architecture that cannot be had here, and why."""
 
 
 def outputs(value: Any) -> Iterator[torch.Tensor]:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import date
 from importlib import import_module
@@ -61,19 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _seen(here: Here, chosen: Sequence[int] | None) -> Iterator[Part]:
-    spare_sec = 0.0
-    modules = [
-        (*part[:2], f"{__package__}.{part[2]}", part[3]) for part in PARTS if chosen is None or part[0] in chosen
-    ]
-    if not here.on_gpu:
-        for _, _, module, _ in modules:  # before the parts' processes are forked: each has the imports then
-            try:
-                import_module(module.partition(":")[0])
-            except Exception as error:  # which fails in its own part
-                print(f"{module}: {error}", file=sys.stderr)
-    for number, name, module, seconds in modules:
+    spare_sec, parts = 0.0, [part for part in PARTS if chosen is None or part[0] in chosen]
+    for _, _, module, _ in () if here.on_gpu else parts:
+        with suppress(Exception):  # fails in its own part; a part's process is forked, and then has the imports
+            import_module(f"{__package__}.{module.partition(':')[0]}")
+    for number, name, module, seconds in parts:
         limit_sec = seconds * (1 if here.on_gpu else _CPU_IS_SLOWER) + spare_sec
-        part = run_part(number, name, module, limit_sec, here, notify=_say)
+        part = run_part(number, name, f"{__package__}.{module}", limit_sec, here, notify=_say)
         spare_sec = max(0.0, limit_sec - part.seconds)
         yield part
 
@@ -84,10 +79,9 @@ def _say(row: Row) -> None:
 
 def _quiet_environment() -> None:
     """What a part's process reads as it begins."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it matrix products are not deterministic
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+    # Without the first, matrix products are not deterministic.
+    quiet = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ.update({**quiet, "KINETO_LOG_LEVEL": "5", **os.environ})
     # Where it is a part of the path alone, processes that a part starts must find it, too.
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
@@ -98,26 +92,20 @@ def _quiet_environment() -> None:
 _WORST: tuple[Verdict, ...] = ("failed", "missed", "met", "reported", "n/a")
 
 
-def summary(parts: Sequence[Part]) -> str:
-    """One line: how many claims hold."""
-    found = Counter(row.verdict for part in parts for row in part.rows)
-    counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in ("met", "missed", "failed", "reported", "n/a"))
-    broken = [str(part.number) for part in parts if part.broken]
-    ended = f"; broken off: part {', '.join(broken)}" if broken else ""
-    return f"{counts} in {sum(part.seconds for part in parts):.0f} s{ended}"
-
-
 def page(parts: Sequence[Part], *, date: str) -> list[str]:
     """A table for each part, and the notes of what raised."""
+    found = Counter(row.verdict for part in parts for row in part.rows)
+    counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in ("met", "missed", "failed", "reported", "n/a"))
+    broken = ", ".join(str(part.number) for part in parts if part.broken)
+    ended = f"; broken off: part {broken}" if broken else ""
     lines = ["# What is claimed of CUDA, seen on a GPU", "", "Written by `make gpu` (`python -m benchmarks.gpu`)."]
-    lines += ["", f"{date}. **{summary(parts)}.**"]
+    lines += ["", f"{date}. **{counts} in {sum(part.seconds for part in parts):.0f} s{ended}.**"]
     for part in parts:
         state = min((row.verdict for row in part.rows), key=_WORST.index, default="n/a")
         lines += ["", f"## {part.number}. {part.name}", ""]
         lines += [f"{part.seconds:.0f} s, {'broken off' if part.broken else state}."]
         if part.rows:
-            rows = [[row.claim, _seen_text(row), row.limit, _mark(row.verdict)] for row in part.rows]
-            lines += ["", *table(["claim", "seen", "held to", ""], rows)]
+            lines += ["", *table(["claim", "seen", "held to", ""], map(_cells, part.rows))]
         notes = {row.claim: row.note for row in part.rows if row.verdict == "failed"}
         notes |= {part.name: part.broken} if part.broken else {}
         for claim, note in notes.items():
@@ -125,12 +113,9 @@ def page(parts: Sequence[Part], *, date: str) -> list[str]:
     return lines
 
 
-def _seen_text(row: Row) -> str:
-    return f"{row.seen} ({row.note})" if row.note and row.verdict in ("n/a", "reported") else row.seen
-
-
-def _mark(verdict: Verdict) -> str:
-    return f"**{verdict}**" if verdict in ("missed", "failed") else verdict
+def _cells(row: Row) -> list[str]:
+    seen = f"{row.seen} ({row.note})" if row.note and row.verdict in ("n/a", "reported") else row.seen
+    return [row.claim, seen, row.limit, f"**{row.verdict}**" if row.verdict in ("missed", "failed") else row.verdict]
 
 
 if __name__ == "__main__":

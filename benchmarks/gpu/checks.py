@@ -90,48 +90,41 @@ class Part:
 # ---- judgement
 
 
+def _row(claim: str, seen: str, met: bool, limit: str = "") -> Row:
+    return Row(claim=claim, seen=seen, verdict="met" if met else "missed", limit=limit)
+
+
 def exactly(claim: str, seen: Any, truth: Any) -> Row:
     """*seen* is to be *truth*, to the last digit."""
     text = _text(seen) if seen == truth else f"{_text(seen)}, where {_text(truth)} is right"
-    return Row(claim=claim, seen=text, verdict=_met(seen == truth), limit="exact")
+    return _row(claim, text, seen == truth, "exact")
 
 
 def within(
-    claim: str,
-    seen: float | None,
-    truth: float,
-    *,
-    share: float,
-    least: float = 0.0,
-    unit: str = "",
-    scale: float = 1.0,
+    claim: str, seen: float | None, truth: float, *, share: float, least: float = 0, unit: str = "", scale: float = 1
 ) -> Row:
     """*seen* is to be *truth*, but for a *share* of it, or *least* where that is more; shown × *scale* in *unit*."""
     limit, found = max(share * abs(truth), least), math.nan if seen is None else seen
     relative = f" ({(found - truth) / truth:+.2%})" if truth else ""
-    return Row(
-        claim=claim,
-        seen=f"{_number(found, '', scale)} beside {_number(truth, unit, scale)}{relative}",
-        verdict=_met(abs(found - truth) <= limit),
-        limit=f"± {_number(limit, unit, scale)}",
-    )
+    text = f"{_number(found, '', scale)} beside {_number(truth, unit, scale)}{relative}"
+    return _row(claim, text, abs(found - truth) <= limit, f"± {_number(limit, unit, scale)}")
 
 
-def at_most(claim: str, seen: float | None, limit: float, *, unit: str = "", scale: float = 1.0) -> Row:
+def at_most(claim: str, seen: float | None, limit: float, *, unit: str = "", scale: float = 1) -> Row:
     """*seen* is to be no more than *limit*; None misses."""
-    found, most = math.nan if seen is None else seen, f"≤ {_number(limit, unit, scale)}"
-    return Row(claim=claim, seen=_number(found, unit, scale), verdict=_met(found <= limit), limit=most)
+    found = math.nan if seen is None else seen
+    return _row(claim, _number(found, unit, scale), found <= limit, f"≤ {_number(limit, unit, scale)}")
 
 
-def at_least(claim: str, seen: float | None, limit: float, *, unit: str = "", scale: float = 1.0) -> Row:
+def at_least(claim: str, seen: float | None, limit: float, *, unit: str = "", scale: float = 1) -> Row:
     """*seen* is to be no less than *limit*; None misses."""
-    found, least = math.nan if seen is None else seen, f"≥ {_number(limit, unit, scale)}"
-    return Row(claim=claim, seen=_number(found, unit, scale), verdict=_met(found >= limit), limit=least)
+    found = math.nan if seen is None else seen
+    return _row(claim, _number(found, unit, scale), found >= limit, f"≥ {_number(limit, unit, scale)}")
 
 
 def holds(claim: str, met: bool, seen: str) -> Row:
     """A claim that holds or not."""
-    return Row(claim=claim, seen=seen, verdict=_met(met))
+    return _row(claim, seen, met)
 
 
 def reported(claim: str, seen: Any) -> Row:
@@ -149,10 +142,6 @@ def unjudged(here: Here, *rows: Row) -> Iterator[Row]:
     for row in rows:
         judged = row.verdict in ("met", "missed")
         yield replace(row, verdict="reported", note=NOT_JUDGED) if here.small and judged else row
-
-
-def _met(met: bool) -> Verdict:
-    return "met" if met else "missed"
 
 
 def _text(value: Any) -> str:
@@ -180,14 +169,7 @@ def rows_of(check: Check, here: Here) -> Iterator[Row]:
 
 
 def run_part(
-    number: int,
-    name: str,
-    module: str,
-    limit_sec: float,
-    here: Here,
-    *,
-    notify: Callable[[Row], None] = lambda row: None,
-    clock: Callable[[], float] = time.monotonic,
+    number: int, name: str, module: str, limit_sec: float, here: Here, *, notify: Callable[[Row], None]
 ) -> Part:
     """What the ``CHECKS`` of *module* see, in a process of its own that is ended after *limit_sec*.
 
@@ -201,20 +183,14 @@ def run_part(
         rows.append(row)
         notify(row)
 
-    began, log = clock(), here.folder / f"part{number}.log"
-    answer = run_apart(
-        partial(_look, module, here),
-        timeout_sec=limit_sec,
-        receive=receive,
-        method="spawn" if here.on_gpu else "fork",
-        log=log,
-        clock=clock,
-    )
+    began, log = time.monotonic(), here.folder / f"part{number}.log"
+    method: Literal["fork", "spawn"] = "spawn" if here.on_gpu else "fork"
+    answer = run_apart(partial(_look, module, here), timeout_sec=limit_sec, receive=receive, method=method, log=log)
     broken = answer.traceback or answer.words
     if answer.kind in ("timed out", "crashed"):
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         broken = "\n".join([broken, "the last that it wrote:", *lines[-_LAST_LINES:]])
-    return Part(number=number, name=name, rows=tuple(rows), seconds=clock() - began, broken=broken)
+    return Part(number=number, name=name, rows=tuple(rows), seconds=time.monotonic() - began, broken=broken)
 
 
 def _look(module: str, here: Here, send: Send) -> None:

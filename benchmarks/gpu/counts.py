@@ -61,8 +61,7 @@ def _not_exact(here: Here, network: Network) -> str:
 
 class _Attention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        mixed: Tensor = functional.scaled_dot_product_attention(q, k, v)
-        return mixed
+        return functional.scaled_dot_product_attention(q, k, v).float().sum()
 
 
 class _Two(nn.Module):
@@ -73,8 +72,7 @@ class _Two(nn.Module):
         self.first, self.second = _Attention(), _Attention()
 
     def forward(self, short: list[Tensor], long: list[Tensor]) -> Tensor:
-        total: Tensor = self.first(*short).float().sum() + self.second(*long).float().sum()
-        return total
+        return self.first(*short) + self.second(*long)  # type: ignore[no-any-return]
 
 
 _BATCH, _HEADS, _WIDTH = 2, 4, 64
@@ -90,42 +88,32 @@ _ON_A_CPU = ("math", "flash")
 
 def _attention(here: Here) -> Iterator[Row]:
     """Each backend's forward and backward, in the module that called it."""
+    lengths = {"first": here.pick(256, 32), "second": here.pick(512, 64)}
+    # One product of an L × d with a d × L matrix is 2 L² d; a forward has two, a backward four.
+    products = {name: 2 * _BATCH * _HEADS * length**2 * _WIDTH for name, length in lengths.items()}
     for name, (backend, repeats) in _BACKENDS.items():
         claim = f"{name} attention, forward, backward and what it repeats, by module"
         if not here.on_gpu and name not in _ON_A_CPU:
             yield not_here(claim, "on a CPU: there is no such kernel")
             continue
+        by_hand = {name: (2 * one, 4 * one, one if repeats else 0) for name, one in products.items()}
         try:
-            yield exactly(claim, _attention_counted(here, backend), _attention_by_hand(here, repeats=repeats))
+            yield exactly(claim, _attention_counted(here, backend, lengths), by_hand)
         except RuntimeError as error:
             if not any(words in str(error) for words in ("No available kernel", "No viable backend")):
                 raise
             yield not_here(claim, f"torch has no such kernel for this device: {error}")
 
 
-def _lengths(here: Here) -> dict[str, int]:
-    return {"first": here.pick(256, 32), "second": here.pick(512, 64)}
-
-
-def _attention_by_hand(here: Here, *, repeats: bool) -> dict[str, tuple[int, int, int]]:
-    """One product of an L × d with a d × L matrix is 2 L² d; a forward has two, a backward four."""
-    product = {name: 2 * _BATCH * _HEADS * length**2 * _WIDTH for name, length in _lengths(here).items()}
-    return {name: (2 * one, 4 * one, one if repeats else 0) for name, one in product.items()}
-
-
-def _attention_counted(here: Here, backend: SDPBackend) -> dict[str, tuple[int, int, int]]:
-    model = _Two()
-
-    def qkv(length: int) -> list[Tensor]:
-        shape = (_BATCH, _HEADS, length, _WIDTH)
-        return [torch.randn(shape, device=here.device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
-
-    inputs = [qkv(length) for length in _lengths(here).values()]
+def _attention_counted(here: Here, backend: SDPBackend, lengths: dict[str, int]) -> dict[str, tuple[int, int, int]]:
+    model, how = _Two(), {"device": here.device, "dtype": torch.bfloat16, "requires_grad": True}
+    shapes = [(_BATCH, _HEADS, length, _WIDTH) for length in lengths.values()]
+    inputs = [[torch.randn(shape, **how) for _ in range(3)] for shape in shapes]  # type: ignore[call-overload]
     with sdpa_kernel(backend), count_flops(model) as counts:
         model(*inputs).backward()
     here.settle()
     by_module = counts.by_module()
-    found = {name: by_module.get(name, PhaseFlops()) for name in _lengths(here)}
+    found = {name: by_module.get(name, PhaseFlops()) for name in lengths}
     return {name: (one.forward, one.backward, one.recompute) for name, one in found.items()}
 
 
@@ -137,9 +125,8 @@ def _gpt(here: Here) -> Iterator[Row]:
     profile = _gpt_fit(here, compiled=False)
     size = size_for(here)
     yield reported("the GPT: parameters of its matrices", size.parameters)
-    yield exactly(
-        "eager GPT through Lightning, bf16: forward FLOPs of a step", profile.flops.forward, size.forward_flops
-    )
+    claim = "eager GPT through Lightning, bf16: forward FLOPs of a step"
+    yield exactly(claim, profile.flops.forward, size.forward_flops)
     yield exactly("eager GPT: forward and backward FLOPs of a step", profile.flops.model, size.model_flops)
     heavy = sorted(name for name, one in profile.uncounted.items() if one.heavy)
     yield exactly("eager GPT: operators that may have FLOPs and are not counted", heavy, [])
@@ -193,9 +180,8 @@ def _tf32(here: Here) -> Iterator[Row]:
             for cell in counts.record.cells:
                 by_dtype[str(cell.dtype)] += cell.flops
             # The batch needs no gradient: one product forward, one backward.
-            yield exactly(
-                f'set_float32_matmul_precision("{precision}")', dict(+by_dtype), {dtype: 2 * 2 * 128 * 256 * 512}
-            )
+            claim, by_hand = f'set_float32_matmul_precision("{precision}")', {dtype: 2 * 2 * 128 * 256 * 512}
+            yield exactly(claim, dict(+by_dtype), by_hand)
     finally:
         torch.set_float32_matmul_precision(before)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -54,15 +55,10 @@ def _gpu(here: Here) -> Iterator[Row]:
 
 def _driver(here: Here) -> Iterator[Row]:
     try:
-        import pynvml
+        with _nvml() as nvml:
+            yield reported("driver", nvml.nvmlSystemGetDriverVersion())
     except ImportError:
         yield reported("driver", "not known: nvidia-ml-py is not installed")
-        return
-    pynvml.nvmlInit()
-    try:
-        yield reported("driver", pynvml.nvmlSystemGetDriverVersion())
-    finally:
-        pynvml.nvmlShutdown()
 
 
 FACTS = (Check("host", _host), Check("device", _gpu, "it is the host"), Check("driver", _driver, "it has none"))
@@ -73,16 +69,6 @@ _GIVEN_PEAK = 1e12  # A CPU's, which no table has
 _EDGE = 8192
 
 
-class _Ends(Net):
-    """Stamps where its steps end."""
-
-    watch: Stopwatch
-    ends: list[Any]
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.ends.append(self.watch.stamp())
-
-
 def _mfu(here: Here) -> Iterator[Row]:
     """The formula's FLOPs ÷ events around untimed steps ÷ the peak, in the fit of which ours is."""
     size, watch, timed = size_for(here), Stopwatch(on_gpu=here.on_gpu), here.pick(50, 3)
@@ -91,12 +77,12 @@ def _mfu(here: Here) -> Iterator[Row]:
         yield not_here("MFU by hand", "the table has no peak for this device")
         return
     torch.manual_seed(0)
-    net = _Ends(gpt_on(here, size), next_token_loss)
-    net.watch, net.ends = watch, []
+    net, ends = Net(gpt_on(here, size), next_token_loss), list[Any]()
+    net.on_train_batch_end = lambda *_: ends.append(watch.stamp())  # type: ignore[method-assign]
     first_plain = FIRST_STEP + 1 + SETTLES + timed + 1
     callback = profiler(here, timing_steps=timed, peak_flops_per_sec=None if here.on_gpu else peak)
     done = fit(here, net, batches_of(size, here, first_plain + timed), callback, precision="bf16-mixed")
-    plain_sec = watch.seconds(net.ends[first_plain - 1], net.ends[-1]) / (len(net.ends) - first_plain)
+    plain_sec = watch.seconds(ends[first_plain - 1], ends[-1]) / (len(ends) - first_plain)
     by_hand, found = size.model_flops / plain_sec / peak, done.profile
     claim = "MFU of the GPT in bf16, ours beside by hand"
     yield from unjudged(here, within(claim, found.rates.mfu, by_hand, share=0.01, unit="%", scale=100))
@@ -118,18 +104,15 @@ def _energy(here: Here, energy: Any) -> Iterator[Row]:
     else:
         yield reported("energy of a step", f"{energy.joules_per_step:.1f} J at {energy.watts:.0f} W")
         yield reported("FLOPs per joule", f"{energy.flops_per_joule:.4g}")
-        yield at_most("mean power beside the limit that is set", energy.watts, 1.05 * _power_limit(here), unit="W")
+        uuid = str(torch.cuda.get_device_properties(here.device).uuid)
+        with _nvml() as nvml:
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+            limit_watts = float(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1e3
+        yield at_most("mean power beside the limit that is set", energy.watts, 1.05 * limit_watts, unit="W")
     clocks = f"{energy.clock_mhz} of at most {energy.highest_clock_mhz} MHz, {energy.clock_readings} readings"
     yield reported("clock", clocks)
     limited = f"{energy.power_limited_share}, {energy.heat_limited_share} of the time"
     yield reported("held down by power, by heat", limited)
-
-
-def _power_limit(here: Here) -> float:
-    uuid = str(torch.cuda.get_device_properties(here.device).uuid)
-    with _nvml() as nvml:
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-        return float(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1e3  # in milliwatts
 
 
 def _product(here: Here) -> Iterator[Row]:
@@ -141,11 +124,9 @@ def _product(here: Here) -> Iterator[Row]:
         return
     watch, rounds = Stopwatch(on_gpu=True), 20
     a, b = (torch.randn(_EDGE, _EDGE, device=here.device, dtype=torch.bfloat16) for _ in range(2))
-    out = torch.empty_like(a)
-    for _ in range(5):
-        torch.mm(a, b, out=out)
-    begin = watch.stamp()
-    for _ in range(rounds):
+    out, begin = torch.empty_like(a), None
+    for place in range(5 + rounds):
+        begin = watch.stamp() if place == 5 else begin
         torch.mm(a, b, out=out)
     end = watch.stamp()
     here.settle()
@@ -168,18 +149,12 @@ class _Read(Net):
     def __init__(self, here: Here) -> None:
         super().__init__(layers(here, here.pick(2048, 64), here.pick(8, 2)))
         self.seen: dict[str, list[int]] = {"forward": [], "backward": [], "optimizer": []}
+        hooks = ("on_before_backward", "on_after_backward", "on_train_batch_end")
+        for hook, held in zip(hooks, self.seen.values(), strict=True):
+            setattr(self, hook, partial(self._look, held))
 
-    def _look(self, phase: str) -> None:
-        self.seen[phase].append(int(torch.cuda.memory_stats(self.device)["allocated_bytes.all.current"]))
-
-    def on_before_backward(self, loss: torch.Tensor) -> None:
-        self._look("forward")
-
-    def on_after_backward(self) -> None:
-        self._look("backward")
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self._look("optimizer")
+    def _look(self, held: list[int], *_: Any) -> None:
+        held.append(int(torch.cuda.memory_stats(self.device)["allocated_bytes.all.current"]))
 
 
 def _phases(here: Here) -> Iterator[Row]:

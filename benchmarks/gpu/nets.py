@@ -74,8 +74,7 @@ class _Block(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        width = size.width
-        self.heads = size.heads
+        width, self.heads = size.width, size.heads
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)

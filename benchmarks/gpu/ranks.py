@@ -10,12 +10,14 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from lightning_flops import Profile
 
 from ..machine import ROOT
 from .checks import Check, Here, Row, exactly, holds, not_here, reported
@@ -36,7 +38,7 @@ def train(here: Here, *, devices: int) -> dict[str, Any]:
     callback = profiler(here, timing_steps=2, trace=True)
     done = fit(here, Net(layers(here, WIDTH, LAYERS)), batches, callback, strategy="ddp", devices=devices)
     backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else "none"
-    profile = None if callback.profile is None else json.loads(callback.profile.to_json())  # rank 0 has that of all
+    profile = None if callback.profile is None else callback.profile.to_json()  # rank 0 has that of all
     return {"backend": backend, "log": done.log, "profile": profile}
 
 
@@ -57,14 +59,14 @@ def _two_ranks(here: Here) -> Iterator[Row]:
         return
     output = here.folder / "two_ranks.json"
     _torchrun(here, output) if here.on_gpu else _forked(here, output)
-    found = json.loads(output.read_text())
-    yield from _seen(here, found, ranks=2)
-    ranks, tables = found["profile"]["ranks"], found["profile"]["traced"]["tables"]
-    yield exactly("two ranks: ranks that did not answer", None if ranks is None else ranks["absences"], [])
+    profile = yield from _seen(here, json.loads(output.read_text()), ranks=2)
+    yield exactly("two ranks: ranks that did not answer", profile.ranks and list(profile.ranks.absences), [])
+    tables = profile.traced and profile.traced.tables
+    collectives, overlap = (tables.collectives or (), tables.overlap) if tables else ((), None)
     yield holds(
         "two ranks: collectives in the trace, and how far computation hides them",
-        bool(tables["collectives"]) and tables["overlap"] is not None,
-        f"{[row['name'] for row in tables['collectives'] or ()]}, overlap {tables['overlap']}",
+        bool(collectives) and overlap is not None,
+        f"{[row.name for row in collectives]}, overlap {overlap}",
     )
 
 
@@ -83,20 +85,21 @@ def _forked(here: Here, output: Path) -> None:
     elastic_launch(launch, train_two)(here, output)
 
 
-def _seen(here: Here, found: dict[str, Any], *, ranks: int) -> Iterator[Row]:
-    words, profile = "one rank" if ranks == 1 else "two ranks", found["profile"]
+def _seen(here: Here, found: dict[str, Any], *, ranks: int) -> Generator[Row, None, Profile]:
+    words = "one rank" if ranks == 1 else "two ranks"
     yield exactly(f"{words}: the process group's backend", found["backend"], "nccl" if here.on_gpu else "gloo")
-    if profile is None:
+    if found["profile"] is None:
         raise RuntimeError(f"no profile; the profiler warned: {found['log']}")
+    profile = Profile.from_json(found["profile"])
     yield exactly(f"{words}: what the profiler warned of", found["log"], [])
-    yield exactly(f"{words}: world size", profile["context"]["world_size"], ranks)
-    yield exactly(f"{words}: model FLOPs of a step of a rank", profile["flops"]["model"], BY_HAND)
-    traced = profile["traced"]
-    is_traced = traced is not None and traced["tables"] is not None
-    yield holds(f"{words}: a step is traced", is_traced, "; ".join(profile["notes"]) or "yes")
-    if is_traced:
-        rows = traced["tables"]["collectives"] or ()
-        yield reported(f"{words}: collectives in the trace", [f"{row['name']} × {row['calls']}" for row in rows])
+    yield exactly(f"{words}: world size", profile.context.world_size, ranks)
+    yield exactly(f"{words}: model FLOPs of a step of a rank", profile.flops.model, BY_HAND)
+    tables = profile.traced and profile.traced.tables
+    yield holds(f"{words}: a step is traced", tables is not None, "; ".join(profile.notes) or "yes")
+    if tables is not None:
+        seen = [f"{row.name} × {row.calls}" for row in tables.collectives or ()]
+        yield reported(f"{words}: collectives in the trace", seen)
+    return profile
 
 
 CHECKS = (

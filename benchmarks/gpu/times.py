@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import phase_times
-from ..phase_times import ABSOLUTE_LIMIT_SEC, PHASES, RELATIVE_LIMIT, StampedNet, Stopwatch, phases_of
+from ..phase_times import ABSOLUTE_LIMIT_SEC, PHASES, RELATIVE_LIMIT, StampedNet, Stopwatch
 from .checks import Check, Here, Row, reported, unjudged, within
 from .nets import SETTLES, fit, forget, layers, profiler
 
@@ -63,9 +63,8 @@ def _measured(here: Here, size: _Size) -> Iterator[Row]:
     callback = profiler(here, profile_step=_WARM_UP_STEPS, timing_steps=size.pairs)
     with phase_times.recorders(planned) as windows:
         fit(here, net, batches, callback, precision=_precision(here))
-    first, timed = phase_times.reported_in(*windows)
-    truth, walls = net.truth()
-    pairs = phase_times.paired(planned, reported=phases_of(timed), truth=truth[first:])
+    pairs, first, totals = phase_times.measured(net, planned, *windows)
+    walls = net.truth()[1]
     for index, name in enumerate(PHASES):
         plain = median(one[index] for one in pairs.plain)
         claim = f"{size.name}: {name}, as reported beside steps without marks, {len(pairs.plain)} pairs"
@@ -76,7 +75,7 @@ def _measured(here: Here, size: _Size) -> Iterator[Row]:
     behind_plain = [index for index in range(1, len(planned)) if not planned[index] and not planned[index - 1]]
     walls = [walls[first + index] for index in behind_plain if first + index < len(walls)]
     claim = f"{size.name}: the whole step, the sum of its parts beside plain steps from end to end"
-    yield _as_close(claim, median(one.total for one in timed.values()), median(walls))
+    yield _as_close(claim, median(totals), median(walls))
     halves = median(walls[::2]) - median(walls[1::2])
     yield reported(f"{size.name}: the whole step, every other plain one beside the rest", f"{1e6 * halves:+.0f} µs")
 

@@ -24,12 +24,11 @@ def raises() -> Any:
 @pytest.mark.parametrize(
     ("function", "answer"),
     [
-        pytest.param(lambda: [42, "a"], Answer(value=[42, "a"]), id="a-value-comes-back"),
-        pytest.param(lambda: answer_of(lambda: 7, timeout_sec=30), Answer(value=Answer(value=7)), id="one-in-another"),
-        pytest.param(
-            lambda: os.kill(os.getpid(), signal.SIGKILL), Answer(kind="crashed", words="exit code -9"), id="dies"
-        ),
+        (lambda: [42, "a"], Answer(value=[42, "a"])),
+        (lambda: answer_of(lambda: 7, timeout_sec=30), Answer(value=Answer(value=7))),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), Answer(kind="crashed", words="exit code -9")),
     ],
+    ids=["a-value-comes-back", "one-in-another", "dies"],
 )
 def test_how_a_process_ends_is_its_answer(function: Callable[[], Any], answer: Answer) -> None:
     assert answer_of(function, timeout_sec=30) == answer

@@ -73,7 +73,7 @@ def test_every_test_of_a_run_has_an_outcome_also_behind_one_that_ends_the_proces
         "test_passes": "passed", "test_fails": "failed", "test_skipped": "skipped", "test_expected": "xfailed",
         "test_leaks": "passed", "test_in_a_fixture": "error", "test_dies": "passed", "test_behind": "passed",
     }  # fmt: skip
-    assert plain["test_them.py::test_leaks"].left == ("torch: hooks",)
+    assert plain["test_them.py::test_leaks"].left == {"torch: hooks"}
     result = compare(plain, profiled, {})
     assert result.lists[FAULTS].keys() == {"test_them.py::test_dies"}
     assert profiled["test_them.py::test_dies"].words == "its process ended with 7"
