@@ -177,7 +177,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
         (["broken.py:example", "--vary", "0=0,1"], "broken.py cannot be run: ZeroDivisionError"),
         (["text.py:example", "--vary", "0=0,1"], "must return a model and a batch, got 'a text'"),
         (["model.py:example", "--vary", "0=0,1", "--at", "batch=8"], "--at: formula() needs a size for sequence"),
-        (["model.py:example", "--vary", "1=0"], "vary names 1; the batch's tensors are 0"),
+        (["model.py:example", "--vary", "1=0"], "vary names 1; the batch's tensors are 0 (by position)"),
     ]:
         assert main(["formula", f"{tmp_path}/{given[0]}", *given[1:]]) == 2
         assert words in capsys.readouterr().err

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.records import ModuleRecord, OperatorCell, RunFacts, TimePhase, WindowRecord
+from lightning_flops.records import ModuleRecord, OperatorCell, ProcessorLoss, RunFacts, TimePhase, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.step import DtypeFlops, Energy, TimingProfile
@@ -20,8 +20,8 @@ from lightning_flops.schema.trace import TracedStep, TraceReport
 
 _ALIGNMENT_16_BITS = 8
 """Elements: tensor cores take 16-bit matrices in pieces of 16 bytes."""
-_LEAST_SEC = 1.0
-"""Of timed steps that took less, another process that wakes up for a moment has a large share."""
+_LEAST_SEC, _CHANCE_SHARE = 1.0, 0.25
+"""Of timed steps that took less, another process that wakes up for a moment may have such a share."""
 
 _NO_FACTS = RunFacts()
 _DROPS = frozenset(("aten.bernoulli_", "aten.native_dropout"))
@@ -109,7 +109,7 @@ def gather_evidence(
             if on_gpu
             else None,
             "misaligned": odd_share,
-            "starved": processor.waited_share if processor is not None and processor.seconds >= _LEAST_SEC else None,
+            "starved": None if processor is None else _starved_share(processor),
             "heat_limited": None if energy is None else energy.heat_limited_share,
         },
         modules={"misaligned": odd_names},
@@ -147,6 +147,11 @@ def gather_evidence(
             shares[rule] = ratio(part=math.fsum(seconds_of.values()), whole=step_sec)
             modules[rule] = [name for _, name in sorted((-sec, name) for name, sec in seconds_of.items())]
     return replace(evidence, shares=shares, modules=modules)
+
+
+def _starved_share(processor: ProcessorLoss) -> float | None:
+    share = processor.waited_share
+    return share if share is not None and (processor.seconds >= _LEAST_SEC or share >= _CHANCE_SHARE) else None
 
 
 def _is_norm(operator: str) -> bool:

@@ -231,6 +231,16 @@ def test_times_are_those_of_a_typical_step() -> None:
     assert (evidence.shares["starved"], evidence.idle_cores) == (0.2, 1.5)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "waited", "share"), [(1.0, 0.06, 0.06), (0.05, 0.2, None), (0.05, 0.5, 0.5), (0.05, None, None)]
+)
+def test_a_short_run_is_called_starved_where_chance_does_not_explain_it(
+    seconds: float, waited: float | None, share: float | None
+) -> None:
+    found = gathered(processor=ProcessorLoss(seconds=seconds, batches_sec=(), waited_share=waited))
+    assert found.shares["starved"] == share
+
+
 def test_facts_of_a_gpu_are_none_of_a_cpus() -> None:
     facts = RunFacts(compute_capability=(8, 0), process_group_backend="gloo")
     on_gpu = gathered(context=replace(A100, world_size=2), facts=facts)

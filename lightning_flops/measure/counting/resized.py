@@ -43,8 +43,8 @@ class VariedBatch:
         if not vary:
             raise ConfigError("vary must name the axes of at least one tensor")
         if unknown := [key for key in vary if key not in tensors]:
-            known = ", ".join(map(shown, tensors)) or "hidden"
-            raise ConfigError(f"vary names {shown(unknown[0])}; the batch's tensors are {known}")
+            known = ", ".join(f"{key} (by position)" if isinstance(key, int) else shown(key) for key in tensors)
+            raise ConfigError(f"vary names {shown(unknown[0])}; the batch's tensors are {known or 'hidden'}")
         given = {key: self._named_axes(key, tensors[key], axes) for key, axes in vary.items()}
         named = {(axis, self.sizes[name]): name for axes in given.values() for axis, name in axes.items()}
         # Axes that the user did not name go with those that he did, where they agree in place and size.
