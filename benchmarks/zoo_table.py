@@ -30,6 +30,10 @@ EXPLAINED: Mapping[tuple[str, str], str] = {
     ("reformer", way): "its reversible layers repeat their forward inside the backward: the counter attributes "
     "that to recompute, the oracle, which knows of checkpoints alone, to backward; the sums agree"
     for way in ("eager", "autocast")
+} | {
+    (architecture, "autocast"): "on a processor whose oneDNN has no bfloat16 LSTM torch runs one step after the other, "
+    "and computes no gradient of an initial state that needs none: 8·B·H² less for each layer and direction"
+    for architecture in ("encodec", "sequencer")
 }
 """By architecture and way, why the figures may differ though none is wrong."""
 
