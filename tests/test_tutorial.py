@@ -49,7 +49,7 @@ def test_the_tutorial_is_what_happens(
     slow, report, fixed, compared, verdicts = said
     for line, folder in ((slow, "slow"), (fixed, "fixed")):
         # Forward 2 x 32 x 1024 x (64 + 8), backward 2 x 32 x 1024 x (64 + 2 x 8).
-        figures = r"lightning-flops: FLOPs of step 5: 9\.96 MFLOPs and .* a step, .* samples/s over the wall clock\."
+        figures = r"lightning-flops: FLOPs of step 5: 9\.96 MFLOPs and .* a step, .* samples/s \(wall clock\)\."
         assert re.fullmatch(rf"{figures} Page: {folder}/lightning_flops/profile\.html\n", line)
     assert re.search(r"^data wait [5-9]\d\.\d% █", report, re.MULTILINE)
     assert re.search(r"^less waiting .* data -", compared, re.MULTILINE) and "Most of it: data wait -" in compared

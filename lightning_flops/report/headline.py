@@ -209,7 +209,7 @@ def figures(profile: Profile) -> str:
     took = "" if timing is None else f" and {duration(timing.global_step.typical_sec)}"
     known = [f"{least}{si(profile.flops.model, 'FLOPs')}{took} a {context.step_word}{of_rank}"]
     if rates.samples_per_sec is not None:
-        known.append(f"{plain(rates.samples_per_sec)} samples/s{in_all} over the wall clock")
+        known.append(f"{plain(rates.samples_per_sec)} samples/s{in_all} (wall clock)")
     if rates.mfu is not None:
         known.append(f"MFU {least}{percent(rates.mfu)}{of_whom}")
     return ", ".join(known)

@@ -119,7 +119,9 @@ def test_lightnings_log_says_where_the_report_lies_where_the_packages_own_is_not
         trainer(callback).fit(new_net(), loader(6))
     profile = profile_of(callback)
     words = headline(profile)
-    assert "FLOPs and " in words and " samples/s. n/a: MFU: no dense peak is known for float32 on " in words
+    assert (
+        "FLOPs and " in words and " samples/s (wall clock). n/a: MFU: no dense peak is known for float32 on " in words
+    )
     figures, _, _ = words.partition(". n/a: MFU")
     sentence = f"FLOPs of step 1: {figures}. Page: {tmp_path}/lightning_flops/profile.html"
     assert [said for said in heard if "FLOPs" in said] == ([] if shown else [sentence])

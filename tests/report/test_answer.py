@@ -124,19 +124,19 @@ def test_repeated_layers_are_one_and_layers_of_other_sizes_are_not() -> None:
 
 # Model FLOPs, milliseconds and samples are worked out where the windows are made; MFU is FLOPs / time / peak.
 FIGURES = {
-    "mlp": "1.4 GFLOPs and 20 ms a step, 5,000 samples/s over the wall clock, MFU 10.00%",
+    "mlp": "1.4 GFLOPs and 20 ms a step, 5,000 samples/s (wall clock), MFU 10.00%",
     # 3744 G of bfloat16 at 312 T/s and 240 G of float32 at 19.5 T/s take 24.31 ms of 100.
-    "transformer": "3.98 TFLOPs and 100 ms a step, 80 samples/s over the wall clock, MFU 24.31%",
+    "transformer": "3.98 TFLOPs and 100 ms a step, 80 samples/s (wall clock), MFU 24.31%",
     "untimed": "1.4 GFLOPs a step",
     # 700 M forward and 800 M backward in 20 ms are 75 G/s, of 1 T/s.
-    "lower_bound": "at least 1.5 GFLOPs and 20 ms a step, 5,000 samples/s over the wall clock, MFU at least 7.50%",
+    "lower_bound": "at least 1.5 GFLOPs and 20 ms a step, 5,000 samples/s (wall clock), MFU at least 7.50%",
     # 700 M of tf32 in 20 ms are 35 G/s, of 156 T/s; 100 samples on each of 4 ranks.
-    "parallel": "700 MFLOPs and 20 ms a step on rank 2 of 8, 20,000 samples/s in all over the wall clock, MFU 0.02% of "
+    "parallel": "700 MFLOPs and 20 ms a step on rank 2 of 8, 20,000 samples/s in all (wall clock), MFU 0.02% of "
     "this rank",
-    "stage": "1.4 GFLOPs and 20 ms a step on rank 2 of 4, 10,000 samples/s in all over the wall clock",
-    "variable": "1.05 GFLOPs and 20 ms a step, 5,000 samples/s over the wall clock",
+    "stage": "1.4 GFLOPs and 20 ms a step on rank 2 of 4, 10,000 samples/s in all (wall clock)",
+    "variable": "1.05 GFLOPs and 20 ms a step, 5,000 samples/s (wall clock)",
     # 600 M in 20 ms are 30 G/s, of 700 G/s.
-    "predict": "600 MFLOPs and 20 ms a batch, 5,000 samples/s over the wall clock, MFU 4.29%",
+    "predict": "600 MFLOPs and 20 ms a batch, 5,000 samples/s (wall clock), MFU 4.29%",
 }
 
 
@@ -153,7 +153,7 @@ def test_a_headline_ends_with_the_first_advice_or_why_figures_are_missing() -> N
     assert headline(profile_of("unknown")) == "0 FLOPs a step. n/a: samples/second, MFU: no step was timed."
     # 4 ranks do 5.6 G in 24 ms at 2.8 T/s: 8.33%; 400 samples in 24 ms are 16,666.67 a second.
     assert headline(JOBS["slow_loader"]).startswith(
-        "1.4 GFLOPs and 24 ms a step on rank 0 of 4, 16,666.67 samples/s in all over the wall clock, "
+        "1.4 GFLOPs and 24 ms a step on rank 0 of 4, 16,666.67 samples/s in all (wall clock), "
         "MFU 8.33% of all ranks. First advice: "
         "The other ranks wait 8 ms a step (33.33% of it) for rank 2: its data wait takes 8 ms longer than theirs."
     )
