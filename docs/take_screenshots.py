@@ -10,6 +10,7 @@ Needs TensorBoard, and Debian's ``chromium``::
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import socket
 import subprocess
@@ -128,7 +129,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         try:
             take(browser, options.logs, options.to)
-            take_written(browser, ["trace", str(TRACE)], options.to / "page-trace.png")
+            take_written(browser, ["trace", os.path.relpath(TRACE)], options.to / "page-trace.png")
             if options.compared is not None:
                 runs = [str(options.logs), str(options.compared)]
                 take_written(browser, ["compare", *runs], options.to / "page-compared.png")
