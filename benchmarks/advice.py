@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+import multiprocessing
 import re
 import statistics
 import subprocess
@@ -25,8 +25,8 @@ from typing import Any
 from lightning_flops import Profile, compare_profiles
 from lightning_flops.analysis.compare_rules import judge
 
-from .advice_programs import CLEAN, PLANTED
-from .machine import ONE_THREAD, RESULTS, ROOT
+from .advice_programs import CLEAN, PLANTED, report
+from .machine import RESULTS, ROOT
 from .page import described, table, write_page
 from .runner import start
 
@@ -36,21 +36,26 @@ RECORDS = ROOT / ".cache/bench_advice.jsonl"
 PROFILES = ROOT / ".cache/bench_advice"
 """Profiles of the clean programs, by pass, round and name: two rounds are two identical runs."""
 GATES = ("hardware_flops > 1", "cpu_time_sec > 1.1", "global_step_sec > 1.05", "samples_per_sec < 0.95")
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["benchmarks.advice_programs", "torch._dynamo"])
 _TIMEOUT_SEC = 120
 _PASSES = ("quiet", "busy")
 
 
-def run(name: str, *arguments: str) -> dict[str, Any]:
-    """What the program *name* printed; an empty record if it failed."""
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.advice_programs", name, *arguments]
-    users = {name: value for name, value in os.environ.items() if name not in ONE_THREAD}
-    how: dict[str, Any] = {"cwd": ROOT, "env": users, "capture_output": True, "text": True, "check": True}
+def run(name: str, obey: int | None = None, keep: Path | None = None) -> dict[str, Any]:
+    """What the program *name* found, in a process of its own that begins with torch imported; empty if it failed."""
+    ours, its = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=report, args=(its, name, obey, keep))
+    process.start()
+    its.close()
     try:
-        done = subprocess.run(command, timeout=_TIMEOUT_SEC, **how)
-        return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
-    except (subprocess.SubprocessError, IndexError, ValueError) as error:
-        logger.warning("%s: %s", name, error)
+        return ours.recv() if ours.poll(_TIMEOUT_SEC) else {}
+    except EOFError:
+        logger.warning("%s failed", name)
         return {}
+    finally:
+        process.join(_TIMEOUT_SEC)  # It ends its own processes
+        process.kill()
 
 
 @contextmanager
@@ -72,11 +77,11 @@ def measure(which: str, runs: int, only: Sequence[str]) -> Iterator[dict[str, An
         for index in range(runs):
             for name in only:
                 keep = PROFILES / f"{which}-{index:03}-{name}.json"
-                found = run(name, *([] if name in PLANTED else ["--keep", str(keep)]))
+                found = run(name, keep=None if name in PLANTED else keep)
                 record = {"pass": which, "round": index, "name": name, **found}
                 if name in PLANTED:  # with the workers that the remedy names
                     workers = re.search(r"num_workers=(\d+)", " ".join(one[2] for one in found.get("advice", ())))
-                    record["obeyed"] = run(name, "--obey", workers[1] if workers else "0").get("seconds")
+                    record["obeyed"] = run(name, obey=int(workers[1]) if workers else 0).get("seconds")
                 logger.info("%s %d %s: %s", which, index, name, [one[0] for one in found.get("advice", ())])
                 yield record
 
@@ -178,10 +183,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records = Path(options.records)
     kept = [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
     kept = [one for one in kept if one["pass"] not in options.only or one["name"] not in options.programs]
+    records.parent.mkdir(parents=True, exist_ok=True)
     for which in options.only:
-        kept += measure(which, options.runs, options.programs)
-        records.parent.mkdir(parents=True, exist_ok=True)
-        records.write_text("".join(json.dumps(one) + "\n" for one in kept))
+        for one in measure(which, options.runs, options.programs):
+            kept.append(one)
+            records.write_text("".join(json.dumps(one) + "\n" for one in kept))
     write_page(options.output, page(kept))
     return 0
 

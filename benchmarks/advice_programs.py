@@ -1,26 +1,23 @@
 """Small programs, each with one cause of slowness planted that its remedy takes away, and clean ones without any.
 
-``python -m benchmarks.advice_programs NAME [--obey WORKERS]`` trains one under the profiler, and prints what the
-profiler advised and how long a sample took after its window. The remedy is the one that the advice words;
-WORKERS are those that it named, where it named any.
+Each trains under the profiler and then alone: `report` sends what the profiler advised and how long a sample took
+after its window. The remedy is the one that the advice words, with the workers that it names.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr
 from functools import partial
+from io import StringIO
 from itertools import chain, islice, repeat
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_flops.pytorch import profile_training
 
+FORK = multiprocessing.get_context("fork")
 STEPS_AFTER = 20
 """Steps that are timed by the program itself, once the profiler is done."""
 
@@ -175,7 +173,7 @@ def dropout(workers: int | None) -> Program:
 def starved(workers: int | None) -> Program:
     """As many busy processes as there are cores, twice."""
     for _ in range(0 if workers is not None else 2 * (os.cpu_count() or 1)):
-        multiprocessing.get_context("fork").Process(target=deque, args=(repeat(None), 0), daemon=True).start()
+        FORK.Process(target=deque, args=(repeat(None), 0), daemon=True).start()
     return Program(perceptron(width=512), same(256, 512), 256)
 
 
@@ -269,32 +267,24 @@ def run(program: Program, keep: Path | None) -> dict[str, Any]:
     return {"seconds": seconds, "advice": advice, "profiled": profile is not None}
 
 
-def main() -> None:
-    """Run the program that the command line names, and print one line of JSON."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("name", choices=[*PLANTED, *CLEAN])
-    parser.add_argument("--obey", type=int, metavar="WORKERS", help="apply the remedy")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="write the profile")
-    options = parser.parse_args()
+def report(pipe: Connection, name: str, obey: int | None, keep: Path | None) -> None:
+    """Run the program *name* and send what it found; with *obey*, under its remedy with so many workers."""
+    ranks = 2 if name == "late_rank" else 1
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + os.getpid() % 20_000)}
+    others = [FORK.Process(target=_report, args=(None, name, obey, None, rank, ranks)) for rank in range(1, ranks)]
+    for other in others:
+        other.start()
+    _report(pipe, name, obey, keep, 0, ranks)
+    for other in others:
+        other.join()
+
+
+def _report(pipe: Connection | None, name: str, obey: int | None, keep: Path | None, rank: int, ranks: int) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if options.name == "late_rank" and "RANK" not in os.environ:
-        _two_ranks()
-        return
-    program = PLANTED[options.name][0](options.obey) if options.name in PLANTED else CLEAN[options.name]()
-    found = run(program, options.keep)
-    if os.environ.get("RANK", "0") == "0":
-        sys.stdout.write(json.dumps(found) + "\n")
-
-
-def _two_ranks() -> None:
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + os.getpid() % 20_000), "WORLD_SIZE": "2"}
-    command = [sys.executable, "-m", "benchmarks.advice_programs", *sys.argv[1:]]
-    ranks = [subprocess.Popen(command, env={**os.environ, **address, "RANK": str(rank)}) for rank in range(2)]
-    for rank in ranks:
-        rank.wait()
-
-
-if __name__ == "__main__":
-    main()
+    with redirect_stderr(StringIO()):
+        found = run(PLANTED[name][0](obey) if name in PLANTED else CLEAN[name](), keep)
+    if pipe is not None:
+        pipe.send(found)
