@@ -116,7 +116,7 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
             communication_us=draw.uniform(59e3, 61e3) + 1e6 * waited_sec, overlap_ratio=0.5,
         )  # fmt: skip
         own: dict[str, Any] = {key: _nanoseconds(draw, len(names)) for key in ("own_forward_ns", "own_backward_ns")}
-        yield replace(base, profile=mine, overlap=overlap, module_names=names, clock="device", **own)
+        yield replace(base, profile=mine, overlap=overlap, module_names=names, **own)
 
 
 def _nanoseconds(draw: random.Random, number: int) -> array[int]:

@@ -4,9 +4,7 @@ Steps that follow one another are alike: a core slows down for a while. So each 
 of n^(1/3) neighbours, at least five of them, whose means are nearly independent (A. Law and W. Kelton, "Simulation
 Modeling and Analysis"), and B. L. Welch's interval (Biometrika 34, 1947) is that of these means.
 
-It is the noise *within* the two runs. What changes from one start of a program to the next, such as where its memory
-lies or what else the machine does, no run can see of itself (T. Mytkowicz et al., "Producing Wrong Data Without Doing
-Anything Obviously Wrong!", ASPLOS 2009).
+It is the noise *within* the two runs: what changes from one start of a program to the next, no run can see of itself.
 """
 
 from __future__ import annotations
@@ -34,13 +32,10 @@ def noise_ns(a: Floats, b: Floats) -> int | None:
     return None if min(len(a), len(b)) < LEAST_STEPS else round(1e9 * _half_width(_batch_means(a), _batch_means(b)))
 
 
-def noise_factor(a: Floats, b: Floats) -> float | None:
-    """By what the ratio B / A of a figure, known of each step, may be multiplied or divided; None: it may be zero."""
+def noise_factor(a: Floats, b: Floats) -> float:
+    """By what the ratio B / A of a figure, known of each step, may be multiplied or divided; 1 where one is 0."""
     means = [_batch_means(one) for one in (a, b)]
-    if not all(one.mean() > 0 for one in means):
-        return None
-    half = _half_width(*(one / one.mean() for one in means))
-    return math.exp(half) if half < 1 else None
+    return math.exp(_half_width(*(one / one.mean() for one in means))) if all(one.any() for one in means) else 1.0
 
 
 def _batch_means(steps: Floats) -> Floats:

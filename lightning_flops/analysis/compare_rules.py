@@ -18,7 +18,6 @@ WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "d
 """Figures of the wall clock, which say little of a run that was starved of processors."""
 
 _NO_NOISE = "single steps are not known, or too few to say what is noise"
-_TOO_WIDE = "its single steps stray so far that zero is within its noise"
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le
 }  # fmt: skip
@@ -31,7 +30,7 @@ def figure_difference(
     values: tuple[float | None, float | None],
     *,
     unknown: tuple[str | None, str | None],
-    steps: tuple[Floats | None, Floats | None] | None = None,
+    steps: tuple[Floats | None, Floats | None],
 ) -> FigureDifference:
     """The figure *name* in both runs.
 
@@ -41,21 +40,20 @@ def figure_difference(
         unknown: why it is not known in A or in B, in words; None if there are none.
         steps: what it is in each step of both runs, or in proportion to that; None for a count, which is exact.
     """
-    (a, b), ratio, factor, reason = values, None, None, ""
+    (a, b), (of_a, of_b), ratio, factor, reason = values, steps, None, None, ""
     if a is None or b is None:
         which, words = ("A", unknown[0]) if a is None else ("B", unknown[1])
         reason = f"not known in {which}" + (f": {words}" if words else "")
     elif b and not a:
         reason = "0 in A"
     else:
-        ratio, (of_a, of_b) = b / a if a else 1.0, steps or (None, None)
-        if steps is None or not a:
+        ratio = b / a if a else 1.0
+        if of_a is None or of_b is None or not a:
             factor = 1.0
-        elif of_a is None or of_b is None or min(len(of_a), len(of_b)) < LEAST_STEPS:
+        elif min(len(of_a), len(of_b)) < LEAST_STEPS:
             reason = _NO_NOISE
         else:
             factor = noise_factor(of_a, of_b)
-            reason = "" if factor else _TOO_WIDE
     return FigureDifference(name=name, a=a, b=b, ratio=ratio, noise_factor=factor, reason=reason)
 
 
@@ -65,8 +63,7 @@ Verdict = Literal["holds", "does not hold", "is inconclusive"]
 def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
     """Whether the ratio B / A of a figure keeps *condition* whatever value within its noise is the true one, and why.
 
-    Of a figure by the wall clock that is inconclusive where a run was starved of processors, as it is of any figure
-    that strays so far that it may as well be zero.
+    Of a figure by the wall clock that is inconclusive where a run was starved of processors.
 
     Raises:
         ComparisonError: *condition* is none, or the figure, or its noise, is not known.
@@ -78,24 +75,20 @@ def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
             f"got {shown(condition, chars=_SHOWN_CHARS)}"
         )
     name, sign, limit = found[1], _SIGNS[found[2]], float(found[3])
-    figure = next((one for one in comparison.figures if one.name == name), None)
-    if figure is None:
-        names = ", ".join(one.name for one in comparison.figures)
-        raise ComparisonError(f"{condition}: {name} cannot be compared: it is none of {names}")
-    ratio, ends = figure.ratio, figure.ends
-    words = "" if ratio is None else f"{name} B/A is {ratio:.4g}"
-    starved = [which for which, run in (("A", comparison.a), ("B", comparison.b)) if run.starved]
+    figures = {one.name: one for one in comparison.figures}
+    if name not in figures:
+        raise ComparisonError(f"{condition}: {name} cannot be compared: it is none of {', '.join(figures)}")
+    figure, starved = figures[name], [of for of, run in (("A", comparison.a), ("B", comparison.b)) if run.starved]
+    words = f"{name} B/A is {figure.ratio:.4g}" if figure.ratio is not None else ""
     if words and starved and name in WALL:
         return "is inconclusive", f"{words}, but {' and '.join(starved)} had to wait for processors"
-    if figure.reason == _TOO_WIDE:
-        return "is inconclusive", f"{words}, but {_TOO_WIDE}"
-    if ratio is None or ends is None:
+    if figure.ratio is None or figure.ends is None:
         raise ComparisonError(f"{condition}: {name} cannot be compared: {figure.reason}")
     if figure.noise_factor != 1:
-        words += f", by noise between {ends[0]:.4g} and {ends[1]:.4g}"
-    if all(sign(one, limit) for one in ends):
+        words += f", by noise between {figure.ends[0]:.4g} and {figure.ends[1]:.4g}"
+    if all(sign(one, limit) for one in figure.ends):
         return "holds", words
-    return "does not hold", f"{words}: within noise" if sign(ratio, limit) else words
+    return "does not hold", f"{words}: within noise" if sign(figure.ratio, limit) else words
 
 
 _OF_PROFILES = ("micro_steps", "samples", "tokens", "params", "trainable_params")

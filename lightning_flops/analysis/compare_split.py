@@ -46,12 +46,12 @@ def split(*, a_ns: int, b_ns: int, a: Work | None, b: Work | None) -> dict[Cause
     if not units_a or not units_b:
         flops_ns = round(difference * (flops / (flops + moved)))
         return {"flops": flops_ns, "bytes": difference - flops_ns}
-    per_unit = logarithmic_mean(a_ns, b_ns) / logarithmic_mean(units_a, units_b)
+    per_unit = _logarithmic_mean(a_ns, b_ns) / _logarithmic_mean(units_a, units_b)
     flops_ns, bytes_ns = round(flops * per_unit), round(moved * per_unit)
     return {"flops": flops_ns, "bytes": bytes_ns, "efficiency": difference - flops_ns - bytes_ns}
 
 
-def logarithmic_mean(x: float, y: float) -> float:
+def _logarithmic_mean(x: float, y: float) -> float:
     """``(y - x) / ln(y / x)`` of two numbers that are not below zero: between them; 0 if one of them is 0."""
     low, high = sorted((x, y))
     if low <= 0 or low == high:

@@ -130,7 +130,6 @@ def with_given_peaks(
         peak_sec=peak_sec,
         memory_sec=None if bandwidth is None else profile.per_step(moved) / bandwidth,
         lower_bound=profile.lower_bound,
-        step_word=profile.context.step_word,
     )
     settings = profile.settings if flops_per_sec is None else replace(profile.settings, peaks_from="given")
     return replace(

@@ -123,7 +123,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             peak_sec=peak_sec,
             memory_sec=mean(total=per_second(amount=other_bytes, seconds=bandwidth), steps=steps),
             lower_bound=counts.is_lower_bound,
-            step_word=context.step_word,
         ),
         memory_bytes_per_sec=bandwidth,
         energy=energy,

@@ -13,7 +13,7 @@ from lightning_flops.schema.communication import Integers, Overlap
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankAbsence
 
-RECORD_LIMIT_BYTES, INFLATED_LIMIT_BYTES = 65_536, 4 << 20
+RECORD_LIMIT_BYTES, _INFLATED_LIMIT_BYTES = 65_536, 4 << 20
 """Most bytes of a packed record, and of one before it is compressed."""
 
 
@@ -30,11 +30,9 @@ class RankRecord:
     own_forward_ns: Integers
     """Of each of them in the traced step, without the modules below it."""
     own_backward_ns: Integers
-    """Of their backwards; empty if backwards were not timed."""
-    clock: str = ""
-    """Of these times."""
-    left_out: tuple[str, ...] = ()
-    """What did not fit, in sentences."""
+    """Of their backwards."""
+    left_out: str = ""
+    """What did not fit, in words."""
 
     @property
     def rank(self) -> int:
@@ -53,8 +51,7 @@ _shared = lru_cache(maxsize=8)(tuple[str, ...])  # of thousands of ranks, one co
 
 def make_rank_record(profile: Profile) -> RankRecord:
     """The record of the rank that *profile* is of."""
-    timed = [(module.name, module.times) for module in profile.modules if module.times is not None]
-    backward_sec = [times.own_backward_sec for _, times in timed]
+    timed = {module.name: module.times for module in profile.modules if module.times is not None}
     traced, tables = profile.traced, None if profile.traced is None else profile.traced.tables
     if traced is not None:
         traced = replace(traced, tables=None, own_forward_sec=None, filling=None, operators={})
@@ -62,31 +59,27 @@ def make_rank_record(profile: Profile) -> RankRecord:
     return RankRecord(
         profile=replace(profile, traced=traced, ranks=None, budget=None, uncounted={}, **none),  # type: ignore[arg-type]
         overlap=None if tables is None else tables.overlap,
-        module_names=tuple(name for name, _ in timed),
-        own_forward_ns=array("q", [round(1e9 * times.own_forward_sec) for _, times in timed]),
-        own_backward_ns=array("q", [round(1e9 * (sec or 0)) for sec in backward_sec if {*backward_sec} != {None}]),
-        clock=timed[0][1].clock if timed else "",
+        module_names=tuple(timed),
+        own_forward_ns=array("q", [round(1e9 * times.own_forward_sec) for times in timed.values()]),
+        own_backward_ns=array("q", [round(1e9 * (times.own_backward_sec or 0)) for times in timed.values()]),
     )
 
 
 def pack(answer: RankRecord | RankAbsence) -> bytes:
     """*answer* in at most ``RECORD_LIMIT_BYTES``, without modules and single calls where it must, or ValueError."""
-    tries = [answer, _shortened(answer)] if isinstance(answer, RankRecord) else [(answer.rank, answer.reason[:500])]
-    for sent in tries:
+    for sent in (
+        [answer, _shortened(answer)] if isinstance(answer, RankRecord) else [(answer.rank, answer.reason[:500])]
+    ):
         encoded = _encoder.encode(sent)
         packed = zlib.compress(encoded, 1)
-        if len(packed) <= RECORD_LIMIT_BYTES and len(encoded) <= INFLATED_LIMIT_BYTES:
+        if len(packed) <= RECORD_LIMIT_BYTES and len(encoded) <= _INFLATED_LIMIT_BYTES:
             return packed
     raise ValueError(f"without modules and calls the record is still larger than {RECORD_LIMIT_BYTES:,} bytes")
 
 
 def unpack(data: bytes) -> RankRecord | RankAbsence:
     """What ``pack`` made *data* of; raises an error of zlib or msgspec for anything else."""
-    inflated = zlib.decompressobj().decompress(data, INFLATED_LIMIT_BYTES)
-    try:
-        answer: RankRecord | tuple[int, str] = _decoder.decode(inflated)
-    except RecursionError as error:
-        raise msgspec.DecodeError("it nests too deeply") from error
+    answer: RankRecord | tuple[int, str] = _decoder.decode(zlib.decompressobj().decompress(data, _INFLATED_LIMIT_BYTES))
     if isinstance(answer, tuple):
         return RankAbsence(rank=answer[0], reason=answer[1])
     return replace(answer, module_names=_shared(answer.module_names))
@@ -102,5 +95,5 @@ def _shortened(record: RankRecord) -> RankRecord:
         module_names=(),
         own_forward_ns=none,
         own_backward_ns=none,
-        left_out=("the times of its modules and of each single call of a collective",),
+        left_out="the times of its modules and of each single call of a collective",
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import reduce
 from operator import add
-from statistics import median
+from statistics import fmean, median
 from typing import Literal
 
 from lightning_flops.analysis.advice import ON_COMMUNICATION, advise
@@ -32,15 +32,11 @@ from lightning_flops.schema.step import JobRates, StepFlops
 def with_ranks(
     profile: Profile, answers: Sequence[RankRecord | RankAbsence], *, thresholds: AdviceThresholds | None = None
 ) -> Profile:
-    """*profile*, of the rank that reports, with what all ranks did together; unchanged if *answers* has no record.
-
-    A rank that is not among the *answers*, which come in any order, counts as one that sent nothing.
-    """
-    records, absences = _sorted_out(profile, answers)
-    if not records:
-        return profile
+    """*profile*, of the rank that reports, with what all ranks did together: *answers* of each, its own among them."""
     limits = AdviceThresholds() if thresholds is None else thresholds
-    ranks = _merged(records, absences, thresholds=limits)
+    records = sorted((one for one in answers if isinstance(one, RankRecord)), key=lambda one: one.rank)
+    absences = sorted((one for one in answers if isinstance(one, RankAbsence)), key=lambda one: one.rank)
+    ranks = _merged(records, tuple(absences), thresholds=limits)
     evidence, known = _evidence(ranks), profile.advice
     if evidence.shares.get("waiting") is not None:
         known = tuple(one for one in known if one.rule not in ON_COMMUNICATION)
@@ -77,32 +73,11 @@ def _communication(records: Iterable[RankRecord]) -> RankComparison | None:
     return compare(traced) if len(traced) > 1 else None
 
 
-def _sorted_out(
-    profile: Profile, answers: Iterable[RankRecord | RankAbsence]
-) -> tuple[list[RankRecord], tuple[RankAbsence, ...]]:
-    """The records of *profile*'s own window by rank, and for every other rank of the job why there is none."""
-    reasons = dict.fromkeys(range(profile.context.world_size), "nothing came from it")
-    records: dict[int, RankRecord] = {}
-    for answer in answers:
-        if answer.rank not in reasons:
-            continue  # of no rank of this job
-        if isinstance(answer, RankAbsence):
-            reasons[answer.rank] = answer.reason
-        elif answer.profile.profile_step != profile.profile_step:
-            reasons[answer.rank] = f"its record is of step {answer.profile.profile_step}"
-        else:
-            records[answer.rank] = answer
-    return (
-        [records[rank] for rank in sorted(records)],
-        tuple(RankAbsence(rank=rank, reason=reasons[rank]) for rank in reasons if rank not in records),
-    )
-
-
 def _merged(
     records: Sequence[RankRecord], absences: tuple[RankAbsence, ...], *, thresholds: AdviceThresholds
 ) -> RanksProfile:
     profiles = [record.profile for record in records]
-    model, hardware = flops_by_dtype(profiles, "model"), flops_by_dtype(profiles, "hardware")
+    model, hardware = _flops_by_dtype(profiles, "model"), _flops_by_dtype(profiles, "hardware")
     devices = tuple(
         DeviceGroup(device_name=name, ranks=ranks, peak_flops_per_sec=peak)
         for (name, peak), ranks in sorted(
@@ -110,7 +85,7 @@ def _merged(
             key=lambda item: (-item[1], item[0][0], item[0][1] or 0.0),
         )
     )
-    rates, unavailable = build_job_rates(profiles, model=model, hardware=hardware)
+    rates, unavailable = _job_rates(profiles, model=model, hardware=hardware)
     return RanksProfile(
         absences=absences,
         flops=reduce(add, (one.flops for one in profiles)),
@@ -130,8 +105,8 @@ def _notes(records: Sequence[RankRecord]) -> tuple[str, ...]:
     """What some of the records lack, and whose FLOPs are lower bounds."""
     whose: defaultdict[str, list[int]] = defaultdict(list)
     for one in records:
-        for words in one.left_out:
-            whose[f"Left out of the record of {{}}: {words}."].append(one.rank)
+        if one.left_out:
+            whose[f"Left out of the record of {{}}: {one.left_out}."].append(one.rank)
         if one.profile.lower_bound:
             whose["LOWER BOUND: FLOPs and their rates, because of {}."].append(one.rank)
     return tuple(words.format(name_ranks(ranks)) for words, ranks in whose.items())
@@ -172,17 +147,17 @@ def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
 
 def _of_one_copy(ranks: Sequence[Profile]) -> StepFlops:
     """FLOPs of one copy of a stage whose copies are in *ranks*, to the nearest whole FLOP."""
-    parts, of_all = ranks_of_one_copy(ranks[0].context), len(ranks)
+    parts, of_all = _ranks_of_one_copy(ranks[0].context), len(ranks)
     flops = asdict(reduce(add, (one.flops for one in ranks)))
     return StepFlops(**{name: (2 * parts * total + of_all) // (2 * of_all) for name, total in flops.items()})
 
 
-def ranks_of_one_copy(context: RunContext) -> int:
+def _ranks_of_one_copy(context: RunContext) -> int:
     """Ranks of one stage that work on the same data: they hold parts of one copy of it."""
     return max(1, context.world_size // max(1, context.dp_size * context.pp_size))
 
 
-def flops_by_dtype(profiles: Iterable[Profile], which: Literal["model", "hardware"]) -> dict[str, float]:
+def _flops_by_dtype(profiles: Iterable[Profile], which: Literal["model", "hardware"]) -> dict[str, float]:
     """FLOPs of one step of all ranks, by dtype."""
     total: defaultdict[str, float] = defaultdict(int)
     for one in profiles:
@@ -198,7 +173,7 @@ def _peak(profile: Profile, flops: Mapping[str, float]) -> float | None:
     return per_second(amount=sum(flops.values()), seconds=seconds)
 
 
-def build_job_rates(
+def _job_rates(
     profiles: Sequence[Profile], *, model: Mapping[str, float], hardware: Mapping[str, float]
 ) -> tuple[JobRates, dict[str, str]]:
     """Every ratio of the job, and the reason for each one that is None: that of the ranks that do not know it."""
@@ -222,17 +197,14 @@ _OF_DATA = ("samples_per_sec", "iter_samples_per_sec", "tokens_per_sec")
 def _of_different_data(profiles: Sequence[Profile], name: str) -> float | None:
     """Sum over the ranks that see different data of their rate of that *name*; None if one does not know it.
 
-    Every stage of a pipeline sees the same data: the stage of which most ranks answered is used. A rank's own rate is
-    that of all dp_size ranks that see different data, if they did the same.
+    Every stage of a pipeline sees the same data, so it is their mean. A rank's own rate is that of all dp_size ranks
+    that see different data, if they did the same.
     """
     by_stage: defaultdict[int, list[float | None]] = defaultdict(list)
     for one in profiles:
         by_stage[one.context.pp_rank].append(getattr(one.rates, name))
-    known = {stage: total for stage, rates in by_stage.items() if (total := sum_if_all_known(rates)) is not None}
-    if not known:
-        return None
-    context, stage = profiles[0].context, max(sorted(known), key=lambda stage: len(by_stage[stage]))
-    return known[stage] / (context.dp_size * ranks_of_one_copy(context))
+    known, context = list(filter(None, map(sum_if_all_known, by_stage.values()))), profiles[0].context
+    return fmean(known) / (context.dp_size * _ranks_of_one_copy(context)) if known else None
 
 
 def _utilization(profiles: Iterable[Profile], flops: Mapping[str, float]) -> float | None:

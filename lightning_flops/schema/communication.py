@@ -98,8 +98,6 @@ class RankRow:
     """Time of the matched calls in which data can have moved; None without matched calls."""
     wait_us: float | None
     """Time of the matched calls in which they wait for other ranks; None without matched calls."""
-    compute_over_median: float | None
-    """Computation per step ÷ the median of the ranks'. Whom the others wait for is for the advice to say."""
     collectives: tuple[RankCollectiveRow, ...]
     """Each collective that it called."""
 

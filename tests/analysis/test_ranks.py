@@ -295,7 +295,7 @@ def test_too_large_a_record_goes_without_modules_and_single_calls_and_says_so() 
     assert isinstance(arrived, RankRecord) and arrived.profile.traced is not None
     assert (arrived.module_names, len(arrived.own_forward_ns), len(arrived.own_backward_ns)) == ((), 0, 0)
     assert [(one.calls, len(one.latency_ns)) for one in arrived.profile.traced.collectives] == [(1_000, 0)]
-    assert arrived.left_out == ("the times of its modules and of each single call of a collective",)
+    assert arrived.left_out == "the times of its modules and of each single call of a collective"
 
 
 # ---- milliseconds of each rank are given, and who is late, by how much and where, is worked out by hand
