@@ -9,18 +9,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_flops.analysis.rank_record import TracedRank
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.schema.communication import (
-    CollectiveCalls,
-    Overlap,
-    RankCollectiveRow,
-    RankComparison,
-    RankRow,
-)
+from lightning_flops.schema.communication import CollectiveCalls, RankCollectiveRow, RankComparison, RankRow
 
 _US = 1e-3
 
@@ -29,21 +23,8 @@ class RanksError(LightningFlopsError, ValueError):
     """Traces that cannot be of one run; the message names them and the contradiction."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedRank:
-    """What the trace of one rank says for a comparison with the others."""
-
-    rank: int | None
-    """None where no trace says its rank."""
-    source: str
-    """Where the trace came from."""
-    steps: int
-    overlap: Overlap
-    collectives: Sequence[CollectiveCalls]
-
-
 def compare(traced: Sequence[TracedRank]) -> RankComparison:
-    """Computation, communication and waiting of several ranks of one run.
+    """Computation, communication and waiting of several ranks of one run, given by rank.
 
     Where the ranks of a group made different numbers of calls in a step, these stay unmatched; the notes say so.
 
@@ -51,8 +32,7 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
         RanksError: as of ``refuse_mixed_ranks``.
     """
     refuse_mixed_ranks(traced)
-    listed = sorted(traced, key=lambda one: -1 if one.rank is None else one.rank)
-    tables, notes = _match([one.collectives for one in listed])
+    tables, notes = _match([one.collectives for one in traced])
     rows = tuple(
         RankRow(
             rank=one.rank,
@@ -63,7 +43,7 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
             wait_us=_sum_of_those_known(row.wait_us for row in table),
             collectives=table,
         )
-        for one, table in zip(listed, tables, strict=True)
+        for one, table in zip(traced, tables, strict=True)
     )
     return RankComparison(ranks=rows, notes=notes)
 

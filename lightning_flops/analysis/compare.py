@@ -8,8 +8,9 @@ difference, ``compare_noise`` that of chance.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Any, cast, get_args
 
@@ -302,44 +303,23 @@ def _notes(runs: Sequence[_Run]) -> Iterator[str]:
 def match_modules(a: Sequence[ModuleProfile], b: Sequence[ModuleProfile]) -> dict[str, str]:
     """Partners among the modules *a* and *b*, the name in A by the name in B; each has at most one.
 
-    Both are in tree order, the root first. First the same name and class: the root and most modules. Then the same
-    *structure*: the tree of classes, settings, parameters and FLOPs below and including the module, under any name;
-    where its parents are partners, else anywhere if it has parameters. Last the same name, whatever the class.
+    Both are in tree order, the root first. First the same name and class: the root and most modules. Then renamed ones:
+    the longest runs of the same classes, settings, parameters and FLOPs, where a module without parameters goes with
+    its parent alone. Last the same name, whatever the class.
     """
-    numbers: dict[Hashable, int] = {}
-    kind_a, kind_b = _kinds(a, numbers), _kinds(b, numbers)
     class_a = {one.name: one.type_name for one in a}
     found = {one.name: one.name for one in b if not one.name or class_a.get(one.name) == one.type_name}
     taken = set(found.values())
-    free: defaultdict[tuple[int, str | None], deque[str]] = defaultdict(deque)
-    for name in class_a:
-        if name not in taken:
-            free[kind_a[name], parent_name(name)].append(name)
-            free[kind_a[name], None].append(name)
-    for module in b:
-        parent = found.get(parent_name(module.name))
-        places = [*([parent] if parent is not None else []), *([None] if module.params else [])]
-        for place in places if module.name not in found else ():
-            candidates = free[kind_b[module.name], place]
-            while candidates and candidates[0] in taken:
-                candidates.popleft()
-            if candidates:
-                found[module.name] = candidates.popleft()
-                taken.add(found[module.name])
-                break
+    left_a, left_b = [one for one in a if one.name not in taken], [one for one in b if one.name not in found]
+    kinds_a, kinds_b = (
+        [(one.type_name, one.extra_repr, one.params, one.total) for one in left] for left in (left_a, left_b)
+    )
+    for place_a, place_b, length in SequenceMatcher(None, kinds_a, kinds_b, autojunk=False).get_matching_blocks():
+        for mine, other in zip(left_a[place_a : place_a + length], left_b[place_b : place_b + length], strict=True):
+            if mine.params or found.get(parent_name(other.name)) == parent_name(mine.name):
+                found[other.name] = mine.name
+                taken.add(mine.name)
     for module in b:
         if module.name in class_a and module.name not in taken:
             found.setdefault(module.name, module.name)
-    return found
-
-
-def _kinds(modules: Sequence[ModuleProfile], numbers: dict[Hashable, int]) -> dict[str, int]:
-    """A number for the tree of each module, the same for equal trees."""
-    found: dict[str, int] = {}
-    below: defaultdict[str, list[int]] = defaultdict(list)
-    for one in reversed(modules):  # those below a module come after it
-        kind = (one.type_name, one.extra_repr, one.params, one.total, one.alias_of is None, tuple(below[one.name]))
-        found[one.name] = numbers.setdefault(kind, len(numbers))
-        if one.name:
-            below[parent_name(one.name)].append(found[one.name])
     return found

@@ -99,15 +99,12 @@ def gather_evidence(
     def seconds(*phases: TimePhase) -> float | None:
         return None if timing is None else timing.seconds_of(*phases, typical=True)
 
-    model = sum(one.model for one in dtypes)
+    in_float32 = sum(one.model for one in dtypes if one.dtype == "float32")  # not TF32
     odd_share, odd_names = _misaligned(window.flops.cells, window.modules, dtypes=device.tensor_core_dtypes)
     evidence = Evidence(
         shares={
             "optimizer": ratio(part=seconds("optimizer"), whole=step_sec),
-            # Not TF32.
-            "float32": ratio(part=sum(one.model for one in dtypes if one.dtype == "float32"), whole=model)
-            if on_gpu
-            else None,
+            "float32": ratio(part=in_float32, whole=sum(one.model for one in dtypes)) if on_gpu else None,
             "misaligned": odd_share,
             "starved": None if processor is None else _starved_share(processor),
             "heat_limited": None if energy is None else energy.heat_limited_share,
@@ -121,9 +118,7 @@ def gather_evidence(
         facts=facts,
         backend=facts.process_group_backend if on_gpu and context.world_size > 1 and facts.nccl is not False else None,
         idle_cores=None if processor is None else processor.idle_cores,
-        processor_share=math.fsum(processor.batches_sec) / processor.seconds + processor.waited_share
-        if processor is not None and processor.waited_share is not None and processor.seconds
-        else None,
+        processor_share=None if processor is None else _processor_share(processor),
     )
     if traced is None or traced.is_apart or step_sec is None:
         return evidence
@@ -147,6 +142,11 @@ def gather_evidence(
             shares[rule] = ratio(part=math.fsum(seconds_of.values()), whole=step_sec)
             modules[rule] = [name for _, name in sorted((-sec, name) for name, sec in seconds_of.items())]
     return replace(evidence, shares=shares, modules=modules)
+
+
+def _processor_share(processor: ProcessorLoss) -> float | None:
+    had = ratio(part=math.fsum(processor.batches_sec), whole=processor.seconds)
+    return None if had is None or processor.waited_share is None else had + processor.waited_share
 
 
 def _starved_share(processor: ProcessorLoss) -> float | None:

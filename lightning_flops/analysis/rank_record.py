@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import msgspec
 
-from lightning_flops.schema.communication import Integers, Overlap
+from lightning_flops.schema.communication import CollectiveCalls, Integers, Overlap
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankAbsence
 
@@ -18,13 +18,26 @@ RECORD_LIMIT_BYTES, _INFLATED_LIMIT_BYTES = 65_536, 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedRank:
+    """What the trace of one rank says for a comparison with the others."""
+
+    rank: int | None
+    """None where no trace says its rank."""
+    source: str
+    """Where the trace came from."""
+    steps: int
+    overlap: Overlap
+    collectives: tuple[CollectiveCalls, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
     """What one rank sends to the one that reports."""
 
     profile: Profile
-    """Without what has a part for each module or operator."""
-    overlap: Overlap | None
-    """Of the traced step; None without collectives."""
+    """Without what has a part for each module, operator or collective."""
+    traced: TracedRank | None
+    """None without a traced step that has collectives."""
     module_names: tuple[str, ...] = ()
     """Modules with times, in tree order."""
     own_forward_ns: Integers
@@ -52,13 +65,16 @@ _shared = lru_cache(maxsize=8)(tuple[str, ...])  # of thousands of ranks, one co
 def make_rank_record(profile: Profile) -> RankRecord:
     """The record of the rank that *profile* is of."""
     timed = {module.name: module.times for module in profile.modules if module.times is not None}
-    traced, tables = profile.traced, None if profile.traced is None else profile.traced.tables
+    traced, rank, communication = profile.traced, profile.context.rank, None
     if traced is not None:
-        traced = replace(traced, tables=None, own_forward_sec=None, filling=None, operators={})
+        if traced.tables is not None and (overlap := traced.tables.overlap) is not None:
+            source, calls = f"rank {rank}", traced.collectives
+            communication = TracedRank(rank=rank, source=source, steps=traced.steps, overlap=overlap, collectives=calls)
+        traced = replace(traced, tables=None, own_forward_sec=None, filling=None, operators={}, collectives=())
     none: dict[str, tuple[()]] = dict.fromkeys(("modules", "operators", "advice", "notes"), ())
     return RankRecord(
         profile=replace(profile, traced=traced, ranks=None, budget=None, uncounted={}, **none),  # type: ignore[arg-type]
-        overlap=None if tables is None else tables.overlap,
+        traced=communication,
         module_names=tuple(timed),
         own_forward_ns=array("q", [round(1e9 * times.own_forward_sec) for times in timed.values()]),
         own_backward_ns=array("q", [round(1e9 * (times.own_backward_sec or 0)) for times in timed.values()]),
@@ -86,12 +102,12 @@ def unpack(data: bytes) -> RankRecord | RankAbsence:
 
 
 def _shortened(record: RankRecord) -> RankRecord:
-    none, traced = array("q"), record.profile.traced
+    none, traced = array("q"), record.traced
     if traced is not None:
         traced = replace(traced, collectives=tuple(replace(one, latency_ns=none) for one in traced.collectives))
     return replace(
         record,
-        profile=replace(record.profile, traced=traced),
+        traced=traced,
         module_names=(),
         own_forward_ns=none,
         own_backward_ns=none,

@@ -1,7 +1,7 @@
 """The whole job in one profile: what every rank measured, merged, and which ranks did not answer.
 
-``with_ranks`` merges the ranks' records into a ``RanksProfile``. Sums and rates are of the ranks that answered; nothing
-is guessed for the others. Only figures of one copy of the model are averages.
+Sums and rates are of the ranks that answered; nothing is guessed for the others. Only figures of one copy of the model
+are averages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from lightning_flops.analysis.advice import ON_COMMUNICATION, advise
-from lightning_flops.analysis.collectives import TracedRank, compare
+from lightning_flops.analysis.collectives import compare
 from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rank_record import RankRecord
@@ -23,7 +23,6 @@ from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import RunContext
-from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import DeviceGroup, RankAbsence, RankFigures, RanksProfile, StageProfile
 from lightning_flops.schema.step import JobRates, StepFlops
@@ -35,8 +34,29 @@ def with_ranks(
     """*profile*, of the rank that reports, with what all ranks did together: *answers* of each, its own among them."""
     limits = AdviceThresholds() if thresholds is None else thresholds
     records = sorted((one for one in answers if isinstance(one, RankRecord)), key=lambda one: one.rank)
-    absences = sorted((one for one in answers if isinstance(one, RankAbsence)), key=lambda one: one.rank)
-    ranks = _merged(records, tuple(absences), thresholds=limits)
+    profiles = [record.profile for record in records]
+    model, hardware = _flops_by_dtype(profiles, "model"), _flops_by_dtype(profiles, "hardware")
+    devices = Counter((one.context.device_name, _peak(one, model)) for one in profiles)
+    rates, unavailable = _job_rates(profiles, model=model, hardware=hardware)
+    traced = [record.traced for record in records if record.traced is not None]
+    ranks = RanksProfile(
+        absences=tuple(
+            sorted((one for one in answers if isinstance(one, RankAbsence)), key=lambda absence: absence.rank)
+        ),
+        flops=reduce(add, (one.flops for one in profiles)),
+        devices=tuple(
+            DeviceGroup(device_name=name, ranks=number, peak_flops_per_sec=peak)
+            for (name, peak), number in sorted(devices.items(), key=lambda one: (-one[1], one[0][0], one[0][1] or 0.0))
+        ),
+        rates=rates,
+        unavailable=unavailable,
+        pipeline_stages=profile.context.pp_size,
+        stages=_stages(profiles),
+        communication=compare(traced) if len(traced) > 1 else None,
+        stragglers=find_stragglers(records, thresholds=limits),
+        notes=_notes(records),
+        ranks=tuple(map(_figures, profiles)),
+    )
     evidence, known = _evidence(ranks), profile.advice
     if evidence.shares.get("waiting") is not None:
         known = tuple(one for one in known if one.rule not in ON_COMMUNICATION)
@@ -55,50 +75,6 @@ def _evidence(ranks: RanksProfile) -> Evidence:
     exposed_us = median(row.overlap.exposed_us / row.steps for row in rows)
     shares_us = {"exposed_communication": exposed_us, "waiting": min(exposed_us, median(waits_us))}
     return replace(evidence, shares={rule: ratio(part=part, whole=wall_us) for rule, part in shares_us.items()})
-
-
-def _communication(records: Iterable[RankRecord]) -> RankComparison | None:
-    """Communication in the ranks' traced steps; None if fewer than two have traces that show any."""
-    traced = [
-        TracedRank(
-            rank=record.rank,
-            source=f"rank {record.rank}",
-            steps=record.profile.traced.steps,
-            overlap=record.overlap,
-            collectives=record.profile.traced.collectives,
-        )
-        for record in records
-        if record.overlap is not None and record.profile.traced is not None
-    ]
-    return compare(traced) if len(traced) > 1 else None
-
-
-def _merged(
-    records: Sequence[RankRecord], absences: tuple[RankAbsence, ...], *, thresholds: AdviceThresholds
-) -> RanksProfile:
-    profiles = [record.profile for record in records]
-    model, hardware = _flops_by_dtype(profiles, "model"), _flops_by_dtype(profiles, "hardware")
-    devices = tuple(
-        DeviceGroup(device_name=name, ranks=ranks, peak_flops_per_sec=peak)
-        for (name, peak), ranks in sorted(
-            Counter((one.context.device_name, _peak(one, model)) for one in profiles).items(),
-            key=lambda item: (-item[1], item[0][0], item[0][1] or 0.0),
-        )
-    )
-    rates, unavailable = _job_rates(profiles, model=model, hardware=hardware)
-    return RanksProfile(
-        absences=absences,
-        flops=reduce(add, (one.flops for one in profiles)),
-        devices=devices,
-        rates=rates,
-        unavailable=unavailable,
-        pipeline_stages=profiles[0].context.pp_size,
-        stages=_stages(profiles),
-        communication=_communication(records),
-        stragglers=find_stragglers(records, thresholds=thresholds),
-        notes=_notes(records),
-        ranks=tuple(map(_figures, profiles)),
-    )
 
 
 def _notes(records: Sequence[RankRecord]) -> tuple[str, ...]:
@@ -124,32 +100,35 @@ def _figures(profile: Profile) -> RankFigures:
     )
 
 
+def _by_stage(profiles: Iterable[Profile]) -> list[tuple[int, list[Profile]]]:
+    stages: defaultdict[int, list[Profile]] = defaultdict(list)
+    for one in profiles:
+        stages[one.context.pp_rank].append(one)
+    return sorted(stages.items())
+
+
 def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
     """The stages of which a rank answered; one without a pipeline."""
-    by_stage: defaultdict[int, list[Profile]] = defaultdict(list)
-    for one in profiles:
-        by_stage[one.context.pp_rank].append(one)
 
     def of_any(ranks: Sequence[Profile], name: str) -> int | None:
         """Each rank answers for the whole stage; one that could not look is passed over."""
         return max((value for one in ranks if (value := getattr(one, name)) is not None), default=None)
+
+    def of_one_copy(ranks: Sequence[Profile]) -> StepFlops:
+        """FLOPs of one copy of a stage whose copies are in *ranks*, to the nearest whole FLOP."""
+        parts, of_all = _ranks_of_one_copy(ranks[0].context), len(ranks)
+        flops = asdict(reduce(add, (one.flops for one in ranks)))
+        return StepFlops(**{name: (2 * parts * total + of_all) // (2 * of_all) for name, total in flops.items()})
 
     return tuple(
         StageProfile(
             stage=stage,
             params=of_any(ranks, "params"),
             trainable_params=of_any(ranks, "trainable_params"),
-            flops=_of_one_copy(ranks),
+            flops=of_one_copy(ranks),
         )
-        for stage, ranks in sorted(by_stage.items())
+        for stage, ranks in _by_stage(profiles)
     )
-
-
-def _of_one_copy(ranks: Sequence[Profile]) -> StepFlops:
-    """FLOPs of one copy of a stage whose copies are in *ranks*, to the nearest whole FLOP."""
-    parts, of_all = _ranks_of_one_copy(ranks[0].context), len(ranks)
-    flops = asdict(reduce(add, (one.flops for one in ranks)))
-    return StepFlops(**{name: (2 * parts * total + of_all) // (2 * of_all) for name, total in flops.items()})
 
 
 def _ranks_of_one_copy(context: RunContext) -> int:
@@ -162,8 +141,7 @@ def _flops_by_dtype(profiles: Iterable[Profile], which: Literal["model", "hardwa
     total: defaultdict[str, float] = defaultdict(int)
     for one in profiles:
         for dtype in one.dtypes:
-            flops = dtype.model if which == "model" else dtype.hardware
-            total[dtype.dtype] += mean(total=flops, steps=max(1, len(one.counted_steps))) or 0
+            total[dtype.dtype] += mean(total=getattr(dtype, which), steps=max(1, len(one.counted_steps))) or 0
     return dict(total)
 
 
@@ -178,11 +156,12 @@ def _job_rates(
 ) -> tuple[JobRates, dict[str, str]]:
     """Every ratio of the job, and the reason for each one that is None: that of the ranks that do not know it."""
     rates = {"mfu": _utilization(profiles, model), "hfu": _utilization(profiles, hardware)}
-    rates |= {name: _of_different_data(profiles, name) for name in _OF_DATA}
+    of_data = ("samples_per_sec", "iter_samples_per_sec", "tokens_per_sec")
+    rates |= {name: _of_different_data(profiles, name) for name in of_data}
     reasons = {}
     for name, value in rates.items():
         without = [one for one in profiles if getattr(one.rates, name) is None]
-        if without and (value is None or name in ("mfu", "hfu")):
+        if without and (value is None or name not in of_data):
             rates[name] = None
             whose = f" ({name_ranks(one.context.rank for one in without)})" if len(without) < len(profiles) else ""
             reasons[name] = f"{without[0].unavailable[name]}{whose}"
@@ -191,19 +170,14 @@ def _job_rates(
     return JobRates(**rates), reasons
 
 
-_OF_DATA = ("samples_per_sec", "iter_samples_per_sec", "tokens_per_sec")
-
-
 def _of_different_data(profiles: Sequence[Profile], name: str) -> float | None:
     """Sum over the ranks that see different data of their rate of that *name*; None if one does not know it.
 
     Every stage of a pipeline sees the same data, so it is their mean. A rank's own rate is that of all dp_size ranks
     that see different data, if they did the same.
     """
-    by_stage: defaultdict[int, list[float | None]] = defaultdict(list)
-    for one in profiles:
-        by_stage[one.context.pp_rank].append(getattr(one.rates, name))
-    known, context = list(filter(None, map(sum_if_all_known, by_stage.values()))), profiles[0].context
+    of_stages = (sum_if_all_known(getattr(one.rates, name) for one in ranks) for _, ranks in _by_stage(profiles))
+    known, context = [total for total in of_stages if total is not None], profiles[0].context
     return fmean(known) / (context.dp_size * _ranks_of_one_copy(context)) if known else None
 
 
