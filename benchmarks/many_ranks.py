@@ -122,7 +122,7 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
             communication_us=draw.uniform(59e3, 61e3) + 1e6 * waited_sec, overlap_ratio=0.5,
         )  # fmt: skip
         own: dict[str, Any] = {key: _nanoseconds(draw, len(names)) for key in ("own_forward_ns", "own_backward_ns")}
-        called = TracedRank(rank=rank, source=f"rank {rank}", steps=1, overlap=overlap, collectives=collectives)
+        called = TracedRank(rank=rank, steps=1, overlap=overlap, collectives=collectives)
         yield replace(base, profile=mine, traced=called, module_names=names, **own)
 
 

@@ -27,16 +27,11 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
     """Computation, communication and waiting of several ranks of one run, given by rank.
 
     Where the ranks of a group made different numbers of calls in a step, these stay unmatched; the notes say so.
-
-    Raises:
-        RanksError: as of ``refuse_mixed_ranks``.
     """
-    refuse_mixed_ranks(traced)
     tables, notes = _match([one.collectives for one in traced])
     rows = tuple(
         RankRow(
             rank=one.rank,
-            source=one.source,
             steps=one.steps,
             overlap=one.overlap,
             transfer_us=_sum_of_those_known(row.transfer_us for row in table),

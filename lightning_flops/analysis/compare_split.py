@@ -1,18 +1,14 @@
 """The mathematics of a difference: what of the time between two runs is other work, and what is another rate.
 
-The time of a piece of work is ``t = W s``: an amount of work *W*, by the seconds *s* that one unit of it takes. The
-logarithms of their changes add up, and the difference is apportioned to the two in this proportion:
+The time of a piece of work is ``t = W s``: an amount of work ``W = FLOPs + FLOPS_PER_BYTE x bytes``, by the seconds *s*
+that one unit of it takes. The logarithms of their changes add up, and apportion the difference ``t_B - t_A``:
 
     work        L(t_A, t_B) ln(W_B / W_A)
     efficiency  L(t_A, t_B) ln(s_B / s_A)          L(x, y) = (y - x) / ln(y / x), the logarithmic mean; L(x, x) = x
 
 J. K. Montgomery (1937) and Y. Vartia (Scand. J. Statist. 3, 1976), known as LMDI (B. W. Ang, Energy Policy 33, 2005).
-The two add up to ``t_B - t_A`` identically; with A and B swapped both change their sign.
-
-FLOPs and bytes are both work: ``W = FLOPs + FLOPS_PER_BYTE x bytes``. What only one run has, or where only one counted
-any work, is work; where neither counted any, it is efficiency.
-
-All times are whole nanoseconds: of each difference the work is rounded, and efficiency is the rest, so sums are exact.
+What only one run has, or where only one counted any work, is work; where neither counted any, it is efficiency. Work
+is rounded to whole nanoseconds, and efficiency is the rest, so sums are exact.
 """
 
 from __future__ import annotations

@@ -75,8 +75,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     times: dict[str, ModuleTimes] = {}
     notes: tuple[str, ...] = ()
     if traced is not None:
-        trains = context.trains or total.backward + total.recompute + total.optimizer > 0
-        times, notes = module_times(traced, cells, peaks, counted_steps=steps, has_backward=trains)
+        times, notes = module_times(traced, cells, peaks, counted_steps=steps)
     energy = build_energy(window.gpu, timing)
     evidence = gather_evidence(
         window,

@@ -23,8 +23,8 @@ class TracedRank:
 
     rank: int | None
     """None where no trace says its rank."""
-    source: str
-    """Where the trace came from."""
+    source: str = ""
+    """Where a trace file came from."""
     steps: int
     overlap: Overlap
     collectives: tuple[CollectiveCalls, ...]
@@ -65,16 +65,15 @@ _shared = lru_cache(maxsize=8)(tuple[str, ...])  # of thousands of ranks, one co
 def make_rank_record(profile: Profile) -> RankRecord:
     """The record of the rank that *profile* is of."""
     timed = {module.name: module.times for module in profile.modules if module.times is not None}
-    traced, rank, communication = profile.traced, profile.context.rank, None
+    traced, rank, of_trace = profile.traced, profile.context.rank, None
     if traced is not None:
         if traced.tables is not None and (overlap := traced.tables.overlap) is not None:
-            source, calls = f"rank {rank}", traced.collectives
-            communication = TracedRank(rank=rank, source=source, steps=traced.steps, overlap=overlap, collectives=calls)
+            of_trace = TracedRank(rank=rank, steps=traced.steps, overlap=overlap, collectives=traced.collectives)
         traced = replace(traced, tables=None, own_forward_sec=None, filling=None, operators={}, collectives=())
     none: dict[str, tuple[()]] = dict.fromkeys(("modules", "operators", "advice", "notes"), ())
     return RankRecord(
         profile=replace(profile, traced=traced, ranks=None, budget=None, uncounted={}, **none),  # type: ignore[arg-type]
-        traced=communication,
+        traced=of_trace,
         module_names=tuple(timed),
         own_forward_ns=array("q", [round(1e9 * times.own_forward_sec) for times in timed.values()]),
         own_backward_ns=array("q", [round(1e9 * (times.own_backward_sec or 0)) for times in timed.values()]),
@@ -83,9 +82,8 @@ def make_rank_record(profile: Profile) -> RankRecord:
 
 def pack(answer: RankRecord | RankAbsence) -> bytes:
     """*answer* in at most ``RECORD_LIMIT_BYTES``, without modules and single calls where it must, or ValueError."""
-    for sent in (
-        [answer, _shortened(answer)] if isinstance(answer, RankRecord) else [(answer.rank, answer.reason[:500])]
-    ):
+    tries = [answer, _shortened(answer)] if isinstance(answer, RankRecord) else [(answer.rank, answer.reason[:500])]
+    for sent in tries:
         encoded = _encoder.encode(sent)
         packed = zlib.compress(encoded, 1)
         if len(packed) <= RECORD_LIMIT_BYTES and len(encoded) <= _INFLATED_LIMIT_BYTES:

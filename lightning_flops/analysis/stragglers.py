@@ -60,9 +60,8 @@ def find_stragglers_in_traces(
     ranks: Mapping[int, Sequence[TracedPart]], *, thresholds: AdviceThresholds | None = None
 ) -> list[Straggler]:
     """Stragglers among *ranks*, of which nothing is known but the parts of their traced steps."""
-    return _of_peers(
-        [_Rank(rank, sum(one.wall_sec for one in parts), _own(parts)) for rank, parts in ranks.items()], thresholds
-    )
+    peers = [_Rank(rank, sum(part.wall_sec for part in parts), _own(parts)) for rank, parts in ranks.items()]
+    return _of_peers(peers, thresholds)
 
 
 def _own(parts: Sequence[TracedPart]) -> dict[str, float]:
@@ -95,24 +94,23 @@ def _of_peers(peers: Sequence[_Rank], thresholds: AdviceThresholds | None) -> li
     limits, names = thresholds or AdviceThresholds(), list(dict.fromkeys(name for one in peers for name in one.own_sec))
     table = np.array([[one.step_sec, one.variance, *(one.own_sec.get(name, 0.0) for name in names)] for one in peers])
     # The median of all others, sorted once for jobs of thousands: what stands behind a value moves up by one place.
-    ordered = np.sort(table, axis=0)
-    middle = ((len(peers) - 2) // 2, (len(peers) - 1) // 2)
+    ordered, middle = np.sort(table, axis=0), ((len(peers) - 2) // 2, (len(peers) - 1) // 2)
     others = sum(np.where(table <= ordered[at], ordered[at + 1], ordered[at]) for at in middle) / 2
-    delays = (table - others)[:, 2:]
-    late_sec, others_sec = delays.sum(axis=1), others[:, 0]
-    chance_sec = _STANDARD_ERRORS * np.sqrt(table[:, 1] + others[:, 1])
+    delays, (others_sec, chance) = (table - others)[:, 2:], others[:, :2].T
+    late_sec, chance_sec = delays.sum(axis=1), _STANDARD_ERRORS * np.sqrt(table[:, 1] + chance)
     least_sec = np.maximum(np.maximum(limits.straggler_sec, (limits.straggler - 1.0) * others_sec), chance_sec)
     found = []
     for place in np.argsort(-late_sec, kind="stable").tolist():
         if late_sec[place] > least_sec[place]:
             part, part_sec = _main(names, delays[place], late_sec[place])
+            records = [one.record for one in (peers[place], *peers[:place], *peers[place + 1 :])]
             straggler = Straggler(
                 rank=peers[place].rank,
                 late_sec=float(late_sec[place]),
                 share=float(late_sec[place] / others_sec[place]),
                 part=part,
                 part_sec=part_sec,
-                module=None if part_sec is None else _module(f"own_{part}_ns", part_sec, peers[place], peers),
+                module=None if part_sec is None else _module(f"own_{part}_ns", part_sec, *records),
             )
             found.append(straggler)
     return found
@@ -126,11 +124,10 @@ def _main(names: Sequence[str], delays: Any, total_sec: float) -> tuple[str | No
     return names[place], float(delays[place])
 
 
-def _module(field: str, part_sec: float, one: _Rank, peers: Sequence[_Rank]) -> str | None:
+def _module(field: str, part_sec: float, mine: RankRecord | None, *others: RankRecord | None) -> str | None:
     """The module that stands out in *field* against the same module of the other ranks, if there is one."""
     import numpy as np
 
-    mine, others = one.record, [peer.record for peer in peers if peer is not one]
     if mine is None or not hasattr(mine, field):
         return None
     alike = [getattr(other, field) for other in others if other and other.module_names == mine.module_names]

@@ -48,25 +48,17 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
 
     if not window.traces:
         return None
-    from lightning_flops.trace import (
-        analyze_trace,
-        collective_calls,
-        load_trace,
-        module_table,
-        step_filling,
-        step_parts,
-        typical_operators,
-    )
+    from lightning_flops import trace as traces
 
     context = window.context
     best = next(filter(is_like_counted, reversed(window.traces)), window.traces[-1])
-    trace = load_trace(best.path)
-    tables = replace(analyze_trace(trace), rank=context.rank, source="(this run)")
-    of_steps = [table for step in range(len(trace.steps)) if (table := module_table(trace, step)) is not None]
+    trace = traces.load_trace(best.path)
+    tables = replace(traces.analyze_trace(trace), rank=context.rank, source="(this run)")
+    of_steps = [table for step in range(len(trace.steps)) if (table := traces.module_table(trace, step)) is not None]
     if len(of_steps) > 1:
         tables = replace(tables, modules=_medians(of_steps))
     counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
-    filling: dict[str, PartFilling] | None = step_filling(trace, counted=counted)
+    filling: dict[str, PartFilling] | None = traces.step_filling(trace, counted=counted)
     if context.device_type != "cpu" and not trace.has_device:
         # The host only launches the device's work: its time is neither the modules' nor the step's.
         tables, filling = replace(tables, modules=None), None
@@ -84,14 +76,14 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         files=(),
         tables=tables,
         own_forward_sec=None,
-        parts=step_parts(trace),
+        parts=traces.step_parts(trace),
         filling=filling,
         steps=len(tables.step_times.steps),
-        operators=traced_operators(typical_operators(trace), forward_scale, backward_scale),
+        operators=traced_operators(traces.typical_operators(trace), forward_scale, backward_scale),
         forward_scale=forward_scale,
         backward_scale=backward_scale,
         is_apart=is_apart,
-        collectives=() if context.world_size == 1 else collective_calls(trace),
+        collectives=() if context.world_size == 1 else traces.collective_calls(trace),
     )
 
 
@@ -167,12 +159,7 @@ _OF_A_TABLE = tuple(one.name for one in fields(ModuleTable) if one.name.endswith
 
 
 def module_times(
-    traced: TracedStep,
-    cells: Iterable[OperatorCell],
-    peaks: Mapping[str, float],
-    *,
-    counted_steps: int,
-    has_backward: bool = True,
+    traced: TracedStep, cells: Iterable[OperatorCell], peaks: Mapping[str, float], *, counted_steps: int
 ) -> tuple[dict[str, ModuleTimes], tuple[str, ...]]:
     """Times of each module in one step, by qualified name, and notes on rates that cannot be; empty without times.
 
@@ -181,9 +168,7 @@ def module_times(
         cells: what each operator did in each module in all counted steps.
         peaks: dense peak in FLOP/s by dtype, where it is known.
         counted_steps: how many these are.
-        has_backward: the steps may have one. If not, the times of one are not known, instead of 0 s.
     """
-    table = None if traced.tables is None else traced.tables.modules
     flops_of: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for cell in cells:
         if cell.phase != "optimizer" and cell.module != OUTSIDE:
@@ -191,7 +176,7 @@ def module_times(
             for name in with_those_above(cell.module):
                 flops_of[name, phase][cell.dtype] += cell.flops
     times, beyond = {}, []
-    for name, seconds in _seconds(traced, table, has_backward=has_backward).items():
+    for name, seconds in _seconds(traced).items():
         rates: dict[str, Any] = {}
         for phase in ("forward", "backward"):
             flops, sec = flops_of[name, phase], seconds[f"{phase}_sec"]
@@ -202,7 +187,7 @@ def module_times(
                 share = amount = None
             rates[f"{phase}_flops_per_sec"] = per_second(amount=amount, seconds=sec)
             rates[f"{phase}_utilization"] = share
-        times[name] = ModuleTimes(clock="borders" if table is None else table.clock, **seconds, **rates)
+        times[name] = ModuleTimes(**seconds, **rates)
     if not beyond:
         return times, ()
     more = f" and {len(beyond) - _NAMED} more" if len(beyond) > _NAMED else ""
@@ -212,21 +197,23 @@ def module_times(
     )
 
 
-def _seconds(traced: TracedStep, table: ModuleTable | None, *, has_backward: bool) -> dict[str, dict[str, Any]]:
-    """The times of each module in ``ModuleTimes``, by qualified name."""
-    if table is None:
-        own, none = traced.own_forward_sec or {}, {"backward_sec": None, "own_backward_sec": None}
-        every = with_those_below(own, 0.0)
+def _seconds(traced: TracedStep) -> dict[str, dict[str, Any]]:
+    """The times of each module in ``ModuleTimes``, and their clock, by qualified name."""
+    own, table = traced.own_forward_sec or {}, traced.tables and traced.tables.modules
+    nothing = {"backward_sec": None, "own_backward_sec": None}
+    if not table:
         return {
-            name: {"forward_sec": sec, "own_forward_sec": own.get(name, 0.0), **none} for name, sec in every.items()
+            name: {"clock": "borders", "forward_sec": sec, "own_forward_sec": own.get(name, 0.0), **nothing}
+            for name, sec in with_those_below(own, 0.0).items()
         }
-    forward, backward = traced.forward_scale / _US_PER_SEC, traced.backward_scale / _US_PER_SEC
     return {
         row.name: {
-            "forward_sec": row.forward_us * forward,
-            "own_forward_sec": row.own_forward_us * forward,
-            "backward_sec": row.backward_us * backward if has_backward else None,
-            "own_backward_sec": row.own_backward_us * backward if has_backward else None,
+            "clock": table.clock,
+            "forward_sec": row.forward_us * traced.forward_scale / _US_PER_SEC,
+            "own_forward_sec": row.own_forward_us * traced.forward_scale / _US_PER_SEC,
+            "backward_sec": row.backward_us * traced.backward_scale / _US_PER_SEC,
+            "own_backward_sec": row.own_backward_us * traced.backward_scale / _US_PER_SEC,
+            **({} if table.backward_us else nothing),  # the steps have no backward, instead of one of 0 s
         }
         for row in table.rows
     }

@@ -87,9 +87,7 @@ class RankRow:
     """One rank over its steps."""
 
     rank: int | None
-    """None where its trace does not say; then it goes by its source."""
-    source: str
-    """The trace's file or URL."""
+    """Number of the rank; None where its trace does not say."""
     steps: int
     """How many steps its trace has."""
     overlap: Overlap

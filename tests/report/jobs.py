@@ -142,7 +142,6 @@ def thousands(ranks: int = WORLD) -> tuple[Profile, list[RankRecord | RankAbsenc
         context = replace(record.profile.context, rank=rank, host=f"node{rank // 8}")
         traced = TracedRank(
             rank=rank,
-            source=f"rank {rank}",
             steps=1,
             overlap=_overlap(3_000 if is_late else 13_000),
             collectives=(all_reduces(2_000_000, 3_000_000 if is_late else 11_000_000, group_size=ranks),),
