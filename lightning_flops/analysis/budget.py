@@ -27,13 +27,11 @@ def build_budget(
     timing: TimingProfile | None,
     traced: TracedStep | None,
     peak_sec: tuple[float | None, float | None],
-    memory_sec: float | None,
     lower_bound: bool,
 ) -> Budget | None:
     """The account of one step; None if no step was timed.
 
-    *peak_sec* is what the step's model FLOPs, and its hardware FLOPs, take at the device's peaks, and *memory_sec* what
-    moving the bytes of all operators that are not matmul-like takes at the bandwidth of the device's memory.
+    *peak_sec* is what the step's model FLOPs, and its hardware FLOPs, take at the device's peaks.
     """
     if timing is None or timing.global_step.typical_sec <= 0:
         return None
@@ -57,13 +55,7 @@ def build_budget(
                 notes.append(
                     "The FLOPs are lower bounds, and so are the rows at the peak; the row after is at most that."
                 )
-    operators_ns = times_ns["operators"]
-    return Budget(
-        wall_ns=sum(ns or 0 for ns in times_ns.values()),
-        rows_ns=times_ns,
-        memory_ns=None if memory_sec is None or operators_ns is None else min(operators_ns, _ns(memory_sec)),
-        notes=tuple(notes),
-    )
+    return Budget(wall_ns=sum(ns or 0 for ns in times_ns.values()), rows_ns=times_ns, notes=tuple(notes))
 
 
 def _ns(seconds: float) -> int:

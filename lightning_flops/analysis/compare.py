@@ -2,7 +2,7 @@
 
 The times of the parts of a step are means over the timed steps, which nothing slowed down. How a part is cut into
 modules, waiting for other ranks and idle time comes from the traced steps. ``compare_split`` has the mathematics of a
-difference, ``compare_noise`` that of chance.
+difference, ``compare_figures`` that of chance.
 """
 
 from __future__ import annotations
@@ -16,10 +16,18 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, noise_ns, too_few
-from lightning_flops.analysis.compare_rules import WALL, figure_difference, setting_differences
+from lightning_flops.analysis.compare_figures import (
+    LEAST_STEPS,
+    WALL,
+    Floats,
+    figure_difference,
+    noise_ns,
+    setting_differences,
+    too_few,
+)
 from lightning_flops.analysis.compare_split import Work, apportioned, split
 from lightning_flops.analysis.module_names import parent_name
+from lightning_flops.analysis.rates import ratio
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, TimePhase
 from lightning_flops.schema.comparison import (
@@ -174,8 +182,7 @@ class _Run:
         found: dict[str | None, float] = {None: 0.0}
         for row in table.rows if table else ():
             if row.own_error_us is not None:
-                own_us = row.own_forward_us + row.own_backward_us
-                found[row.name] = row.own_error_us / own_us if own_us else 0.0
+                found[row.name] = ratio(part=row.own_error_us, whole=row.own_forward_us + row.own_backward_us) or 0.0
         return found
 
     def pieces(self, phases: _Phases, rows: Mapping[str, _Row], by_module: bool) -> _Pieces:
@@ -198,11 +205,7 @@ class _Run:
         return cast("_Pieces", dict(zip(keys, every, strict=True)))
 
     def _filling(self, phase: TimePhase, modules: Sequence[str]) -> list[int]:
-        """Nanoseconds that *modules*, communication, idle time, and what is no module's fill of a traced part.
-
-        On a device, idle is the time in which nothing runs there. Without a device the host's own time between
-        operators is work as well: it is no module's, or that of the module that runs.
-        """
+        """Nanoseconds that *modules*, communication, idle time of a device, and the rest fill of a traced part."""
         part, fillings = self.inside[phase], (self.traced and self.traced.filling) or {}
         scale = getattr(self.traced, f"{phase}_scale", 1.0)
         times = {one.name: one.times for one in self.profile.modules if one.times is not None}

@@ -1,8 +1,8 @@
 """The traces of two runs compared: what in their steps takes longer, and what of it is noise.
 
-All times are means over the traced steps, and over the ranks if each run has several. The mean over the ranks is taken
-first, in each step, because ranks that wait for one another are no independent measurements. The parts of a step add up
-to it. The rows of other tables are sums of events, which may overlap.
+All times are means over the traced steps, in each of which the mean over the ranks is taken first, because ranks that
+wait for one another are no independent measurements. The parts of a step add up to it. The rows of other tables are
+sums of events, which may overlap.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any, get_args
 import numpy as np
 
 from lightning_flops.analysis.collectives import refuse_mixed_ranks
-from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, noise_ns, too_few
-from lightning_flops.analysis.compare_rules import figure_difference
+from lightning_flops.analysis.compare_figures import LEAST_STEPS, Floats, figure_difference, noise_ns, too_few
 from lightning_flops.analysis.peaks import NO_FLOPS, why_no_flops, why_no_mfu
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.errors import ComparisonError

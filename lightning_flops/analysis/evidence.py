@@ -6,7 +6,7 @@ Every field of ``Evidence`` is None where it was not measured, and a rule whose 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -124,24 +124,21 @@ def gather_evidence(
         return evidence
     if traced.tables is not None:
         evidence = with_trace(evidence, traced.tables)
-    operators: dict[str, set[str]] = {}
+    operators: defaultdict[str, set[str]] = defaultdict(set)
     for cell in window.flops.cells:
         if cell.phase == "forward":
-            operators.setdefault(cell.module, set()).add(cell.operator)
-    found: dict[str, dict[str, float]] = {"dropout": {}, "norm": {}}
+            operators[cell.module].add(cell.operator)
+    costs: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
     for one in window.modules:
-        ran, kind = operators.get(one.name, set()), one.type_name.lower()
+        ran, kind = operators[one.name], one.type_name.lower()
         drops = "dropout" in kind and not _DROPS.isdisjoint(ran)
         norms = "norm" in kind and not _DEVIATES.isdisjoint(ran) and not any(map(_is_norm, ran))
         if one.name in times and (drops or norms):
-            spent = times[one.name].own_forward_sec + (times[one.name].own_backward_sec or 0.0)
-            found["dropout" if drops else "norm"][one.name] = spent
-    shares, modules = dict(evidence.shares), dict(evidence.modules)
-    for rule, seconds_of in found.items():
-        if seconds_of:
-            shares[rule] = ratio(part=math.fsum(seconds_of.values()), whole=step_sec)
-            modules[rule] = [name for _, name in sorted((-sec, name) for name, sec in seconds_of.items())]
-    return replace(evidence, shares=shares, modules=modules)
+            spent_sec = times[one.name].own_forward_sec + (times[one.name].own_backward_sec or 0.0)
+            costs["dropout" if drops else "norm"].append((-spent_sec, one.name))
+    shares = {rule: ratio(part=-math.fsum(sec for sec, _ in of), whole=step_sec) for rule, of in costs.items()}
+    modules = {rule: [name for _, name in sorted(of)] for rule, of in costs.items()}
+    return replace(evidence, shares={**evidence.shares, **shares}, modules={**evidence.modules, **modules})
 
 
 def _processor_share(processor: ProcessorLoss) -> float | None:
@@ -162,20 +159,15 @@ def _is_norm(operator: str) -> bool:
 def _misaligned(
     cells: Sequence[OperatorCell], modules: Iterable[ModuleRecord], *, dtypes: Collection[str]
 ) -> tuple[float | None, tuple[str, ...]]:
-    """FLOPs in modules with a weight dimension that is no multiple of 8, in a dtype of *dtypes* ÷ all; and the modules.
-
-    None without such modules.
-    """
+    """FLOPs in *dtypes* in modules with a weight dimension that is no multiple of 8 ÷ all; and these modules."""
     odd = {module.name: [size for size in module.weight_sizes if size % _ALIGNMENT_16_BITS] for module in modules}
     by_module: Counter[str] = Counter()
     for cell in cells:
         if cell.flops and cell.dtype in dtypes and odd.get(cell.module):
             by_module[cell.module] += cell.flops
+    sizes = {name or "the root": ", ".join(map(str, dict.fromkeys(odd[name]))) for name, _ in by_module.most_common()}
     share = ratio(part=by_module.total() or None, whole=sum(cell.flops for cell in cells))
-    names = (
-        f"{name or 'the root'} ({', '.join(map(str, dict.fromkeys(odd[name])))})" for name, _ in by_module.most_common()
-    )
-    return share, tuple(names)
+    return share, tuple(f"{name} ({of})" for name, of in sizes.items())
 
 
 def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:

@@ -18,7 +18,7 @@ from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flo
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peaks import COPY, measured_peaks, peak_for
-from lightning_flops.analysis.rates import build_rates, mean, peak_seconds_of_step, per_second, ratio
+from lightning_flops.analysis.rates import build_rates, peak_seconds_of_step, per_second, ratio
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
@@ -88,7 +88,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     )
     root = next((module for module in window.modules if module.name == ""), None)
     operators = _operators(cells)
-    other_bytes = sum(one.bytes for one in operators if not one.flops.total)
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
@@ -120,7 +119,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             timing=timing,
             traced=traced,
             peak_sec=peak_sec,
-            memory_sec=mean(total=per_second(amount=other_bytes, seconds=bandwidth), steps=steps),
             lower_bound=counts.is_lower_bound,
         ),
         memory_bytes_per_sec=bandwidth,

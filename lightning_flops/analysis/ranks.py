@@ -110,10 +110,6 @@ def _by_stage(profiles: Iterable[Profile]) -> list[tuple[int, list[Profile]]]:
 def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
     """The stages of which a rank answered; one without a pipeline."""
 
-    def of_any(ranks: Sequence[Profile], name: str) -> int | None:
-        """Each rank answers for the whole stage; one that could not look is passed over."""
-        return max((value for one in ranks if (value := getattr(one, name)) is not None), default=None)
-
     def of_one_copy(ranks: Sequence[Profile]) -> StepFlops:
         """FLOPs of one copy of a stage whose copies are in *ranks*, to the nearest whole FLOP."""
         parts, of_all = _ranks_of_one_copy(ranks[0].context), len(ranks)
@@ -123,8 +119,8 @@ def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
     return tuple(
         StageProfile(
             stage=stage,
-            params=of_any(ranks, "params"),
-            trainable_params=of_any(ranks, "trainable_params"),
+            params=ranks[0].params,  # each rank answers for the whole stage
+            trainable_params=ranks[0].trainable_params,
             flops=of_one_copy(ranks),
         )
         for stage, ranks in _by_stage(profiles)

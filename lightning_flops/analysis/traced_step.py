@@ -152,9 +152,7 @@ def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:
     return replace(tables[0], steps=1, rows=rows, **medians(tables, _OF_A_TABLE))
 
 
-_OF_A_ROW = (
-    "calls", "forward_us", "own_forward_us", "backward_us", "own_backward_us", "forward_kernels", "backward_kernels",
-)  # fmt: skip
+_OF_A_ROW = tuple(one.name for one in fields(ModuleRow) if one.name not in ("name", "own_error_us", "flops"))
 _OF_A_TABLE = tuple(one.name for one in fields(ModuleTable) if one.name.endswith("_us"))
 
 
@@ -163,11 +161,7 @@ def module_times(
 ) -> tuple[dict[str, ModuleTimes], tuple[str, ...]]:
     """Times of each module in one step, by qualified name, and notes on rates that cannot be; empty without times.
 
-    Args:
-        traced: the traced step.
-        cells: what each operator did in each module in all counted steps.
-        peaks: dense peak in FLOP/s by dtype, where it is known.
-        counted_steps: how many these are.
+    *cells* are of so many *counted_steps*, and *peaks* in FLOP/s by dtype.
     """
     flops_of: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for cell in cells:

@@ -14,8 +14,7 @@ import pytest
 
 from lightning_flops import Comparison, compare_profiles
 from lightning_flops.analysis.compare import match_modules
-from lightning_flops.analysis.compare_noise import noise_ns
-from lightning_flops.analysis.compare_rules import judge
+from lightning_flops.analysis.compare_figures import judge, noise_ns
 from lightning_flops.analysis.compare_split import Work, split
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ComparisonError

@@ -1,19 +1,34 @@
-"""Figures and settings of two runs, and conditions on them (``global_step_sec > 1.05``), which may end a CI job."""
+"""Figures and settings of two runs, what of a difference is chance, and conditions that may end a CI job.
+
+Chance is Welch's t (Biometrika 34, 1947) over the means of batches of neighbouring steps. Steps that follow one another
+are alike: a core slows down for a while. So each run's timed steps are cut into batches of n^(1/3) neighbours, at least
+five of them, whose means are nearly independent (A. Law and W. Kelton, "Simulation Modeling and Analysis"). It is the
+noise *within* the two runs: what changes from one start of a program to the next, no run can see of itself.
+"""
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
-from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, noise_factor
+import numpy as np
+import numpy.typing as npt
+
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import Comparison, FigureDifference, SettingDifference
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import shown
 
+LEAST_STEPS = 4
+"""Timed steps of each run, below which nothing is said of noise."""
+_T = (5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.98, 2.95, 2.92, 2.90, 2.88, 2.86, 2.85)
+"""Student's t of ``CONFIDENCE``, two-sided, from three degrees of freedom on; the last of all beyond."""
+
+Floats = npt.NDArray[np.float64]
 WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
 """Figures of the wall clock, which say little of a run that was starved of processors."""
 
@@ -25,6 +40,38 @@ _FORM = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)
 _SHOWN_CHARS = 60
 
 
+def too_few(source: str, steps: str) -> str:
+    """The sentence on the run *source* whose steps, in words, are fewer than ``LEAST_STEPS``."""
+    return f"What is noise is not known: {source} has {steps}, and less than {LEAST_STEPS} say nothing of their spread."
+
+
+def noise_ns(a: Floats, b: Floats) -> int | None:
+    """How far the difference of the means of *a* and *b*, seconds of each step of both runs, may be chance."""
+    return None if min(len(a), len(b)) < LEAST_STEPS else round(1e9 * _half_width(_batch_means(a), _batch_means(b)))
+
+
+def noise_factor(a: Floats, b: Floats) -> float:
+    """By what the ratio B / A of a figure, known of each step, may be multiplied or divided; 1 where one is 0."""
+    means = [_batch_means(one) for one in (a, b)]
+    return math.exp(_half_width(*(one / one.mean() for one in means))) if all(one.any() for one in means) else 1.0
+
+
+def _batch_means(steps: Floats) -> Floats:
+    length = max(1, min(round(math.pow(len(steps), 1 / 3)), len(steps) // 5))
+    means: Floats = steps[: len(steps) // length * length].reshape(-1, length).mean(axis=1)
+    return means
+
+
+def _half_width(a: Floats, b: Floats) -> float:
+    """Half of Welch's interval of the difference of two means."""
+    squares = [float(one.var(ddof=1)) / len(one) for one in (a, b)]
+    if not sum(squares):
+        return 0.0
+    parts = [square**2 / (len(one) - 1) for square, one in zip(squares, (a, b), strict=True)]
+    freedom = int(sum(squares) ** 2 / sum(parts))
+    return _T[min(freedom, len(_T) + 2) - 3] * math.sqrt(sum(squares))
+
+
 def figure_difference(
     name: str,
     values: tuple[float | None, float | None],
@@ -32,13 +79,9 @@ def figure_difference(
     unknown: tuple[str | None, str | None],
     steps: tuple[Floats | None, Floats | None],
 ) -> FigureDifference:
-    """The figure *name* in both runs.
+    """The figure *name* with its *values* in A and B, or why one is *unknown*.
 
-    Args:
-        name: of the figure.
-        values: in run A and in B; None if it is not known there.
-        unknown: why it is not known in A or in B, in words; None if there are none.
-        steps: what it is in each step of both runs, or in proportion to that; None for a count, which is exact.
+    *steps* are what it is in each step, or in proportion to that; None for a count, which is exact.
     """
     (a, b), (of_a, of_b), ratio, factor, reason = values, steps, None, None, ""
     if a is None or b is None:
@@ -111,6 +154,4 @@ def _set_up(profile: Profile) -> dict[str, str]:
 def _as_text(value: Any) -> str:
     if value is None:
         return "n/a"
-    if isinstance(value, float):
-        return f"{value:,.10g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value) or "(none)"
+    return f"{value:,}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value) or "(none)"
