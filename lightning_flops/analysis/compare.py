@@ -16,15 +16,7 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from lightning_flops.analysis.compare_figures import (
-    LEAST_STEPS,
-    WALL,
-    Floats,
-    figure_difference,
-    noise_ns,
-    setting_differences,
-    too_few,
-)
+from lightning_flops.analysis import compare_figures as figures
 from lightning_flops.analysis.compare_split import Work, apportioned, split
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.rates import ratio
@@ -54,7 +46,7 @@ _WAITS: Mapping[TimePhase, Cause] = {
 _STARVED = 0.05
 """From this share of lost processor time on, the times of a run say little of its program."""
 _ERRORS = 4
-"""So many standard errors of both runs together may separate a module's times by chance."""
+"""So many standard errors of both runs together may separate a module's times by figures."""
 _Phases = tuple[TimePhase, ...]
 _Row = tuple[str | None, str | None]
 """Names of a module in A and in B; both None for what no module owns."""
@@ -109,7 +101,7 @@ def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A",
                 sums.update(causes, a_ns=a_ns, b_ns=b_ns)
 
     def part(name: str, phases: _Phases, sums: _Sums) -> CausedDifference:
-        noise = noise_ns(first.steps(phases), second.steps(phases))
+        noise = figures.noise_ns(first.steps(phases), second.steps(phases))
         return CausedDifference(name=name, **_times(sums), noise_ns=noise)
 
     step = tuple(phase for phases in every for phase in phases)
@@ -117,7 +109,7 @@ def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A",
         kind="profiles",
         a=first.identity(),
         b=second.identity(),
-        settings=setting_differences(a, b),
+        settings=figures.setting_differences(a, b),
         figures=tuple(_figures(first, second, step)),
         step=part(b.step_name, step, whole),
         parts=tuple(part(phases_text(phases), phases, of_parts[phases]) for phases in every),
@@ -142,14 +134,12 @@ class _Run:
         profile, steps, share = self.profile, self.timing.timed_steps, self.timing.starved_share or 0.0
         model = f"{profile.modules[0].type_name} on " if profile.modules else ""
         where = f"{model}{profile.context.device_name or 'unknown device'}"
+        about = f"{where}, step {profile.profile_step} counted, {steps} timed {plural('step', steps)}"
         starved = f"for {percent(share)} of the time in which its steps were timed it was ready to run and had to wait"
-        return ComparedRun(
-            source=self.source,
-            about=f"{where}, step {profile.profile_step} counted, {steps} timed {plural('step', steps)}",
-            starved=f"{starved} for a processor." if share > _STARVED else "",
-        )
+        words = f"{starved} for a processor." if share > _STARVED else ""
+        return ComparedRun(source=self.source, about=about, starved=words)
 
-    def steps(self, phases: _Phases) -> Floats:
+    def steps(self, phases: _Phases) -> figures.Floats:
         """Seconds of each timed step in *phases*."""
         columns = [np.array(part.steps_sec) for part in self.timing.parts if set(part.phases) <= set(phases)]
         return sum(columns, start=np.zeros(self.timing.timed_steps))
@@ -262,16 +252,16 @@ def _modules(a: _Run, b: _Run, rows: Sequence[_Row], of_rows: Mapping[_Row, _Sum
 def _figures(a: _Run, b: _Run, step: _Phases) -> Iterator[FigureDifference]:
     """Each number of the summary, with the noise of the times that it is made of."""
 
-    def steps(run: _Run) -> dict[str, Floats]:
+    def steps(run: _Run) -> dict[str, figures.Floats]:
         whole, processor = run.steps(step), np.array(run.timing.processor_steps_sec)
-        of_wall = dict.fromkeys(WALL, whole) | {"data_wait_ratio": run.steps(("data_wait",)) / whole}
+        of_wall = dict.fromkeys(figures.WALL, whole) | {"data_wait_ratio": run.steps(("data_wait",)) / whole}
         return of_wall | {"cpu_time_sec": processor}
 
     steps_a, steps_b = steps(a), steps(b)
     of_a, of_b = (cast("dict[str, Any]", run.profile.summary()) for run in (a, b))
     why_a, why_b = ({**run.profile.unavailable, **run.profile.job_unavailable} for run in (a, b))
     for name in (one for one in of_a if one != "advice"):
-        yield figure_difference(
+        yield figures.figure_difference(
             name,
             (of_a[name], of_b[name]),
             unknown=(why_a.get(name), why_b.get(name)),
@@ -288,8 +278,8 @@ def _notes(runs: Sequence[_Run]) -> Iterator[str]:
         )
     for run in runs:
         profile, context, steps = run.profile, run.profile.context, run.timing.timed_steps
-        if steps < LEAST_STEPS:
-            yield too_few(run.source, f"{steps} timed steps")
+        if steps < figures.LEAST_STEPS:
+            yield figures.too_few(run.source, f"{steps} timed steps")
         if run.traced is not None and run.traced.is_apart:
             yield (
                 f"The traced steps of {run.source} took over twice or under half as long as its timed ones: which "

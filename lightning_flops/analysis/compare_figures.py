@@ -32,12 +32,10 @@ Floats = npt.NDArray[np.float64]
 WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
 """Figures of the wall clock, which say little of a run that was starved of processors."""
 
-_NO_NOISE = "single steps are not known, or too few to say what is noise"
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le
 }  # fmt: skip
 _FORM = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*")
-_SHOWN_CHARS = 60
 
 
 def too_few(source: str, steps: str) -> str:
@@ -94,7 +92,7 @@ def figure_difference(
         if of_a is None or of_b is None or not a:
             factor = 1.0
         elif min(len(of_a), len(of_b)) < LEAST_STEPS:
-            reason = _NO_NOISE
+            reason = "single steps are not known, or too few to say what is noise"
         else:
             factor = noise_factor(of_a, of_b)
     return FigureDifference(name=name, a=a, b=b, ratio=ratio, noise_factor=factor, reason=reason)
@@ -115,7 +113,7 @@ def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
     if found is None:
         raise ComparisonError(
             "must be a figure, one of > >= < <=, and a number, as 'global_step_sec > 1.05', "
-            f"got {shown(condition, chars=_SHOWN_CHARS)}"
+            f"got {shown(condition, chars=60)}"
         )
     name, sign, limit = found[1], _SIGNS[found[2]], float(found[3])
     figures = {one.name: one for one in comparison.figures}

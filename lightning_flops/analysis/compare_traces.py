@@ -64,7 +64,6 @@ def compare_traces(
         figures=tuple(
             figure_difference(name, (one[0], other[0]), unknown=(one[2], other[2]), steps=(one[1], other[1]))
             for (name, one), other in zip(of_a.items(), of_b.values(), strict=True)
-            if name != "exposed_communication_ratio" or any(run.knows("communication_us") for run in runs)
         ),
         notes=tuple(_notes(runs)),
     )
@@ -124,17 +123,13 @@ class _Run:
         for name in ("forward_flops", "backward_flops", "hardware_flops"):
             counts = [getattr(step, name.removesuffix("_flops")) for one in flops if one for step in one.steps]
             found[name] = statistics.mean(counts) if all(flops) else None, None, why_no_flops(self.reports)
-        for name, field, why in (
-            ("data_wait_ratio", "data_loader_us", "the trace shows no DataLoader"),
-            ("exposed_communication_ratio", "communication_us", "the trace has no collectives"),
-        ):
-            waiting = self.part(field)
-            share = float(waiting.mean() / wall.mean()) if self.knows(field) and wall.any() else None
-            found[name] = share, waiting / np.maximum(wall, 1), why
+        waits, known = self.part("data_loader_us"), self.knows("data_loader_us") and wall.any()
+        share = float(waits.mean() / wall.mean()) if known else None
+        found["data_wait_ratio"] = share, waits / np.maximum(wall, 1), "the trace shows no DataLoader"
         curves = [one for report in self.reports for one in report.memory_curves or ()]
-        known = [one.peak_bytes for one in curves if one.device >= 0 and one.absolute]
+        peaks = [one.peak_bytes for one in curves if one.device >= 0 and one.absolute]
         why = "the trace does not say how much memory is allocated on the device"
-        found["device_memory_peak_bytes"] = max(known, default=None), None, why
+        found["device_memory_peak_bytes"] = max(peaks, default=None), None, why
         return found
 
 
@@ -167,7 +162,5 @@ def _notes(runs: tuple[_Run, _Run]) -> Iterator[str]:
     for run in runs:
         if run.marked and run.steps < LEAST_STEPS:
             yield too_few(run.source, f"{run.steps} traced {plural('step', run.steps)}")
-        if len(run.reports) > 1:
-            yield f"Times of {run.source} are means over its {len(run.reports)} ranks."
         if any(report.flops is not None and report.flops.uncounted for report in run.reports):
             yield f"FLOPs of {run.source} are lower bounds: what could not be counted is not in them."

@@ -132,7 +132,8 @@ def gather_evidence(
     for one in window.modules:
         ran, kind = operators[one.name], one.type_name.lower()
         drops = "dropout" in kind and not _DROPS.isdisjoint(ran)
-        norms = "norm" in kind and not _DEVIATES.isdisjoint(ran) and not any(map(_is_norm, ran))
+        is_whole = any(operator.endswith("_norm") for operator in ran - _DEVIATES)  # a norm of torch's
+        norms = "norm" in kind and not _DEVIATES.isdisjoint(ran) and not is_whole
         if one.name in times and (drops or norms):
             spent_sec = times[one.name].own_forward_sec + (times[one.name].own_backward_sec or 0.0)
             costs["dropout" if drops else "norm"].append((-spent_sec, one.name))
@@ -149,11 +150,6 @@ def _processor_share(processor: ProcessorLoss) -> float | None:
 def _starved_share(processor: ProcessorLoss) -> float | None:
     share = processor.waited_share
     return share if share is not None and (processor.seconds >= _LEAST_SEC or share >= _CHANCE_SHARE) else None
-
-
-def _is_norm(operator: str) -> bool:
-    """Whether it is a whole norm of torch's."""
-    return operator.endswith("_norm") and operator != "aten.linalg_vector_norm"
 
 
 def _misaligned(

@@ -20,6 +20,8 @@ from lightning_flops.schema import shown
 from lightning_flops.units import plural
 
 _Value = TypeVar("_Value")
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key", str, int)
 
 
 class FlopCounts:
@@ -203,11 +205,11 @@ def bytes_by_phase(cells: Iterable[OperatorCell]) -> PhaseBytes:
     return PhaseBytes.summed((cell.phase, cell.bytes_read + cell.bytes_written) for cell in cells)
 
 
-def grouped(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -> dict[str, list[OperatorCell]]:
-    """*cells* that have the same *key*, in their order."""
-    groups: dict[str, list[OperatorCell]] = {}
-    for cell in cells:
-        groups.setdefault(key(cell), []).append(cell)
+def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
+    """*items* that have the same *key*, in their order."""
+    groups: dict[_Key, list[_Item]] = {}
+    for one in items:
+        groups.setdefault(key(one), []).append(one)
     return groups
 
 

@@ -7,15 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from lightning_flops.units import plural, run_text, runs_of
 
-_RUNS_NAMED = 4
-"""Runs of ranks that a list names."""
 
-
-def name_ranks(ranks: Iterable[int]) -> str:
+def name_ranks(ranks: Iterable[int], *, most: int = 4) -> str:
     """*ranks* in words, however many there are: "rank 3", "ranks 0-2 and 5", "ranks 0, 2, 4, 6 and 20 more"."""
     runs = runs_of(ranks)
-    shown = [run_text(run) for run in runs[:_RUNS_NAMED]]
-    if more := sum(map(len, runs[_RUNS_NAMED:])):
+    shown = [run_text(run) for run in runs[:most]]
+    if more := sum(map(len, runs[most:])):
         shown.append(f"{more} more")
     words = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
     return f"{plural('rank', sum(map(len, runs)))} {words}"

@@ -17,6 +17,7 @@ from typing import Literal
 from lightning_flops.analysis.advice import ON_COMMUNICATION, advise
 from lightning_flops.analysis.collectives import compare
 from lightning_flops.analysis.evidence import Evidence
+from lightning_flops.analysis.flop_counts import grouped
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio, sum_if_all_known
@@ -34,15 +35,14 @@ def with_ranks(
     """*profile*, of the rank that reports, with what all ranks did together: *answers* of each, its own among them."""
     limits = AdviceThresholds() if thresholds is None else thresholds
     records = sorted((one for one in answers if isinstance(one, RankRecord)), key=lambda one: one.rank)
+    absences = sorted((one for one in answers if isinstance(one, RankAbsence)), key=lambda one: one.rank)
     profiles = [record.profile for record in records]
     model, hardware = _flops_by_dtype(profiles, "model"), _flops_by_dtype(profiles, "hardware")
     devices = Counter((one.context.device_name, _peak(one, model)) for one in profiles)
     rates, unavailable = _job_rates(profiles, model=model, hardware=hardware)
     traced = [record.traced for record in records if record.traced is not None]
     ranks = RanksProfile(
-        absences=tuple(
-            sorted((one for one in answers if isinstance(one, RankAbsence)), key=lambda absence: absence.rank)
-        ),
+        absences=tuple(absences),
         flops=reduce(add, (one.flops for one in profiles)),
         devices=tuple(
             DeviceGroup(device_name=name, ranks=number, peak_flops_per_sec=peak)
@@ -100,13 +100,6 @@ def _figures(profile: Profile) -> RankFigures:
     )
 
 
-def _by_stage(profiles: Iterable[Profile]) -> list[tuple[int, list[Profile]]]:
-    stages: defaultdict[int, list[Profile]] = defaultdict(list)
-    for one in profiles:
-        stages[one.context.pp_rank].append(one)
-    return sorted(stages.items())
-
-
 def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
     """The stages of which a rank answered; one without a pipeline."""
 
@@ -123,7 +116,7 @@ def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
             trainable_params=ranks[0].trainable_params,
             flops=of_one_copy(ranks),
         )
-        for stage, ranks in _by_stage(profiles)
+        for stage, ranks in sorted(grouped(profiles, lambda one: one.context.pp_rank).items())
     )
 
 
@@ -172,8 +165,9 @@ def _of_different_data(profiles: Sequence[Profile], name: str) -> float | None:
     Every stage of a pipeline sees the same data, so it is their mean. A rank's own rate is that of all dp_size ranks
     that see different data, if they did the same.
     """
-    of_stages = (sum_if_all_known(getattr(one.rates, name) for one in ranks) for _, ranks in _by_stage(profiles))
-    known, context = [total for total in of_stages if total is not None], profiles[0].context
+    stages = grouped(profiles, lambda one: one.context.pp_rank).values()
+    totals = (sum_if_all_known(getattr(one.rates, name) for one in ranks) for ranks in stages)
+    known, context = [total for total in totals if total is not None], profiles[0].context
     return fmean(known) / (context.dp_size * _ranks_of_one_copy(context)) if known else None
 
 

@@ -1,19 +1,18 @@
 """Ranks that the others wait for: who, by how much, and in what part of their step.
 
-In synchronous training every rank's step is as long as the slowest rank's. What separates the ranks is their *own*
-time: a part of a step without the communication in the traced step that no computation hides, in which a rank may be
-waiting for others. A rank is a straggler if its own time is longer than the median of the others' by more than the
-thresholds and by more than four standard errors of these means. Unless all ranks were traced, waits for data and
-transfers alone are compared: elsewhere work cannot be separated from waiting.
+What separates the ranks is their *own* time: a part of a step without the communication in the traced step that no
+computation hides, in which a rank may be waiting for others. A rank is a straggler if its own time is longer than the
+median of the others' by more than the thresholds and by more than four standard errors of these means. Unless all ranks
+were traced, waits for data and transfers alone are compared: elsewhere work cannot be separated from waiting.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lightning_flops.analysis.flop_counts import grouped
 from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.ranks import Straggler
@@ -45,12 +44,8 @@ def find_stragglers(
     records: Sequence[RankRecord], *, thresholds: AdviceThresholds | None = None
 ) -> tuple[Straggler, ...]:
     """The ranks of one job that the others wait for, longest first; each is held against its own pipeline stage."""
-    stages: defaultdict[int, list[RankRecord]] = defaultdict(list)
-    for record in records:
-        if record.profile.timing is not None:
-            stages[record.profile.context.pp_rank].append(record)
-    found: list[Straggler] = []
-    for peers in stages.values():
+    timed, found = [record for record in records if record.profile.timing is not None], list[Straggler]()
+    for peers in grouped(timed, lambda one: one.profile.context.pp_rank).values():
         traced = all(one.profile.traced is not None and one.profile.traced.parts for one in peers)
         found += _of_peers([_of_record(one, traced=traced) for one in peers], thresholds)
     return tuple(sorted(found, key=lambda one: -one.late_sec))

@@ -98,11 +98,10 @@ def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> 
     timing = build_timing(timed_steps, mixed_phases=window.mixed_phases, trains=window.context.trains)
     if timing is None or table is None or table.clock == "device":
         return work, work, False
-    rows = table.rows
     backward_us = table.unattributed_backward_us + table.gradient_accumulation_us
     inside_us = (
-        math.fsum((*(row.own_forward_us for row in rows), table.unattributed_forward_us)),
-        math.fsum((*(row.own_backward_us for row in rows), backward_us)),
+        math.fsum((*(row.own_forward_us for row in table.rows), table.unattributed_forward_us)),
+        math.fsum((*(row.own_backward_us for row in table.rows), backward_us)),
     )
     timed = (timing.seconds_of("forward", typical=True), timing.seconds_of("backward", typical=True))
     if timed == (None, None):  # the two are not separated

@@ -149,7 +149,6 @@ def test_ranks_are_averaged_in_each_step() -> None:
     assert times(table(comparison, "kernels")["gemm"]) == (50 * US, 60 * US, 10 * US)
     # Rank 1 ends with its relu, at 30 + 60 + 2 + 8 = 100 and at 120; rank 0 both times at 100.
     assert (comparison.step.a_ns, comparison.step.b_ns) == (100 * US, 110 * US)
-    assert "Times of after are means over its 2 ranks." in comparison.notes
 
 
 def test_traces_that_are_not_of_one_run_are_refused() -> None:
@@ -192,5 +191,3 @@ def test_collectives_are_compared_also_where_one_run_has_none() -> None:
     comparison = compare_traces([A], [run(40, 40, 40, 40, more=events)])
     assert times(table(comparison, "collectives")["allreduce"]) == (0, 15 * US, 15 * US)
     assert times(named(comparison.parts)["communication"]) == (0, 15 * US, 15 * US)
-    ratio = figure(comparison, "exposed_communication_ratio")
-    assert (ratio.a, ratio.b, ratio.reason) == (None, 0.15, "not known in A: the trace has no collectives")
