@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightning_flops import Profile
-from tests.ranks import REPOSITORY
+from tests.ranks import REPOSITORY, environment_of_ranks
 
 BATCH = 32
 FIRST, SECOND, HEAD = (2 * BATCH * inputs * outputs for inputs, outputs in ((64, 256), (256, 64), (64, 10)))
@@ -27,13 +26,7 @@ def train(*flags: str) -> tuple[str, Profile]:
                 *(str(REPOSITORY / "examples" / "train_ddp.py"), *flags),
             ],
             cwd=folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(REPOSITORY),
-                "PYTHONIOENCODING": "utf-8",
-                "OMP_NUM_THREADS": "1",
-                "CUDA_VISIBLE_DEVICES": "",
-            },
+            env=environment_of_ranks({"PYTHONIOENCODING": "utf-8", "CUDA_VISIBLE_DEVICES": ""}),
             capture_output=True,
             encoding="utf-8",
             timeout=250,
