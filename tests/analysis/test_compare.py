@@ -28,11 +28,15 @@ from tests.report.windows import cell
 
 
 def part(comparison: Comparison, name: str) -> CausedDifference:
-    return next(one for one in comparison.parts if one.name == name)
+    return {one.name: one for one in comparison.parts}[name]
 
 
 def module(comparison: Comparison, name: str) -> ModuleDifference:
-    return next(one for one in comparison.modules if one.name == name)
+    return {one.name: one for one in comparison.modules}[name]
+
+
+def figure(comparison: Comparison, name: str) -> FigureDifference:
+    return {one.name: one for one in comparison.figures}[name]
 
 
 def against(a: Profile, b: Profile) -> Comparison:
@@ -42,8 +46,12 @@ def against(a: Profile, b: Profile) -> Comparison:
     return comparison
 
 
-def figure(comparison: Comparison, name: str) -> FigureDifference:
-    return next(one for one in comparison.figures if one.name == name)
+def assert_adds_up(comparison: Comparison) -> None:
+    """Every sum of the comparison is right to the nanosecond."""
+    for one in (comparison.step, *comparison.parts, *comparison.modules):
+        assert sum(one.causes.values()) == one.work_ns + one.efficiency_ns + one.waiting_ns == one.b_ns - one.a_ns
+        assert {*WORK, "efficiency", *WAITING}.issuperset(one.causes) and 0 not in one.causes.values()
+    assert totals(comparison.parts) == totals([comparison.step]) == totals(comparison.modules)
 
 
 def three(one: CausedDifference) -> tuple[float, float, float]:
@@ -59,20 +67,11 @@ def totals(every: Sequence[CausedDifference]) -> Counter[str]:
     return Counter({name: value for name, value in found.items() if value})
 
 
-def assert_adds_up(comparison: Comparison) -> None:
-    """Every sum of the comparison is right to the nanosecond."""
-    for one in (comparison.step, *comparison.parts, *comparison.modules):
-        assert sum(one.causes.values()) == one.work_ns + one.efficiency_ns + one.waiting_ns == one.b_ns - one.a_ns
-        assert {*WORK, "efficiency", *WAITING}.issuperset(one.causes) and 0 not in one.causes.values()
-    assert totals(comparison.parts) == totals([comparison.step]) == totals(comparison.modules)
-
-
 def test_a_run_differs_from_itself_in_nothing() -> None:
     comparison = against(run(), run())
     assert comparison.step.a_ns == 22 * MS == comparison.step.b_ns
     assert three(comparison.step) == (0, 0, 0) and comparison.settings == ()
-    for one in (comparison.step, *comparison.parts):
-        assert one.beyond_noise is False
+    assert {one.beyond_noise for one in (comparison.step, *comparison.parts)} == {False}
     assert not any(one.beyond_noise for one in comparison.modules)
     assert all(one.ratio in (1.0, None) for one in comparison.figures)
 
@@ -368,30 +367,22 @@ def test_an_interval_is_welchs() -> None:
 # ---- which module of one run is which of another
 
 
-def described(
-    name: str, type_name: str = "Linear", *, params: int = 0, flops: int = 0, words: str = ""
-) -> ModuleProfile:
+def described(name: str, type_name: str = "Linear", *, params: int = 0, flops: int = 0) -> ModuleProfile:
+    counted: dict[str, Any] = {"own": PhaseFlops(forward=flops), "total": PhaseFlops(forward=flops), "calls": 1}
     return ModuleProfile(
-        name=name,
-        type_name=type_name,
-        extra_repr=words,
-        params=params,
-        calls=1,
-        own=PhaseFlops(forward=flops),
-        total=PhaseFlops(forward=flops),
-        total_bytes=PhaseBytes(),
+        name=name, type_name=type_name, extra_repr="", params=params, total_bytes=PhaseBytes(), **counted
     )
 
 
 ROOT = described("", "Net")
 
 
-def block(prefix: str, *, flops: int = 8, type_name: str = "Block") -> list[ModuleProfile]:
+def block(prefix: str) -> list[ModuleProfile]:
     return [
-        described(prefix, type_name, params=12, flops=2 * flops),
-        described(f"{prefix}.up", params=6, flops=flops),
+        described(prefix, "Block", params=12, flops=16),
+        described(f"{prefix}.up", params=6, flops=8),
         described(f"{prefix}.act", "GELU"),
-        described(f"{prefix}.down", params=6, flops=flops),
+        described(f"{prefix}.down", params=6, flops=8),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -63,17 +63,6 @@ class Layer(nn.Module):
         return outputs
 
 
-class SlowSGD(torch.optim.SGD):
-    """SGD that may sleep in its step."""
-
-    slow_in: Part = ""
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss: float | None = super().step(closure)
-        sleep_if_slow(self.slow_in, "optimizer")
-        return loss
-
-
 class Net(LightningModule):
     """Four layers, the third of which may be slow."""
 
@@ -90,8 +79,8 @@ class Net(LightningModule):
         return DataLoader(Samples(self.slow_in), batch_size=None)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        optimizer = SlowSGD(self.parameters(), lr=0.01)
-        optimizer.slow_in = self.slow_in
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        optimizer.register_step_post_hook(lambda *_: sleep_if_slow(self.slow_in, "optimizer"))
         return optimizer
 
 
