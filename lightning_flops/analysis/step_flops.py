@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from lightning_flops.analysis.formula import Formula, Sizes
 from lightning_flops.records import BatchTokens, BucketFlops, Shapes, StepSums, UnprofiledFlops
 
-ENOUGH = 3  # with fewer random checks nothing is said of the error
+_ENOUGH = 3  # with fewer random checks nothing is said of the error
 _MOST_SHAPES = 4096  # more are kept as the sum of what is predicted of them
 _MOST_NEAR = 32  # the latest counted shapes, among which the nearest one is sought
 _RECENT = 16  # latest random checks, which correct what is logged, as runs change; all of them correct the run's sum
@@ -29,6 +29,7 @@ Batches = tuple[Shapes, ...]  # shapes of the tensors of each batch of a step
 Tokens = tuple[BatchTokens | None, ...]  # of each batch of a step; None where one does not show them
 _Flops = Mapping[tuple[str, str], float]  # by bucket and dtype
 _Sums = dict[tuple[str, str], float]
+_Counts = Counter[frozenset[tuple[tuple[str, str], int]]]  # how often each count of a shape was found
 _How = Literal["counted", "formula", "varied", "nearest"]
 """By counts of their shape or by a formula; by either, where steps may differ; by the nearest counted shape."""
 
@@ -129,9 +130,8 @@ class StepFlops:
 
     def __init__(self, *, seed: int = 0) -> None:
         self.schedule = CountSchedule(seed)
-        # Every counted step, and how many it stands for; how often each count of a shape was found.
-        self._counts: list[tuple[_Shape, BucketFlops, int]] = []
-        self._known: dict[_Shape, Counter[frozenset[tuple[tuple[str, str], int]]]] = {}
+        self._counts: list[tuple[_Shape, BucketFlops, int]] = []  # every counted step, and how many it stands for
+        self._known: dict[_Shape, _Counts] = {}
         self._kinds: dict[object, _Kind] = {}  # by form; under None all
         self._batches: set[tuple[Shapes, bool | None]] = set()  # of counted steps
         # All steps but those that the profiler slowed down; these; the usual ones since the last reading.
@@ -141,7 +141,7 @@ class StepFlops:
 
     def wants(self, batch: Shapes, tokens: BatchTokens | None) -> bool:
         """Whether to count the step that begins with this batch: its shapes are new, and the run can afford it."""
-        shape, *_ = _shape((batch,), (tokens,), 1)
+        shape = _shape((batch,), (tokens,), 1)[0]
         if (batch, shape.padded) in self._batches:
             return False
         kind = self._kinds.get(shape.form)
@@ -203,8 +203,7 @@ class StepFlops:
             sizes, kind, steps = shape.sizes(*group), self._kinds.get(shape.form, _Kind()), group[0]
             flops, how = self._predicted(shape, kind, sizes)
             _add(found.flops, flops)
-            known = shape.padded is not None and kind.grids
-            useful = kind.formula.useful(sizes) if known else None
+            useful = kind.formula.useful(sizes) if kind.grids else None
             found.useful = None if useful is None or found.useful is None else _add(found.useful, useful)
             found.steps[how] += steps
             found.estimated += _model(flops) if how in ("varied", "nearest") else 0
@@ -234,7 +233,8 @@ class StepFlops:
         """Differences of every counted step from its prediction now: a better one leaves nothing of an older one."""
         found = []
         for shape, flops, stands_for in self._counts:
-            counts, predicted, is_new = self._known[shape], flops, False
+            counts, is_new = self._known[shape], False
+            predicted: _Flops = flops
             if self._kinds[shape.form].formula.solved is None:  # they agree, or it would be no formula
                 is_new = counts.total() == 1
                 predicted = self._nearest(shape, but=shape) if is_new else _usual(counts)
@@ -281,14 +281,10 @@ class StepFlops:
 
 
 class CountSchedule:
-    """Draws checks at random, and says when a step of a new shape may be counted, within what counting may cost.
-
-    Args:
-        seed: of a generator of our own.
-    """
+    """Draws checks at random, and says when a step of a new shape may be counted, within what counting may cost."""
 
     def __init__(self, seed: int = 0) -> None:
-        self._random = random.Random(seed)
+        self._random = random.Random(seed)  # the program's own generator is left alone
         self.stands_for = 1  # steps since the random check before the latest one, which is the only one of these
         self._steps = self._drawn_at = self._checks = self._learned = 0
         self._next_at = self._later()
@@ -342,14 +338,14 @@ class CountSchedule:
 def _missed(checks: Sequence[_Check], *, latest: int = 0) -> dict[bool, _Missed]:
     """What predictions miss, of shapes that were counted and of new ones (True); empty with too few random checks."""
     drawn = [one for one in checks if one.stands_for]
-    if len(drawn) < ENOUGH:
+    if len(drawn) < _ENOUGH:
         return {}
     found = {}
     for is_new in (False, True):
         alike = [one for one in checks if one.is_new == is_new]
         # The cost of an uncounted shape is known as well from shapes that were counted because they were new.
         used = [one for one in alike if is_new or one.stands_for]
-        used = (used if len(used) >= ENOUGH else drawn)[-latest:]
+        used = (used if len(used) >= _ENOUGH else drawn)[-latest:]
         weights = [1 if is_new else one.stands_for for one in used]
         mean: _Sums = {}
         for one, weight in zip(used, weights, strict=True):
@@ -380,13 +376,13 @@ def _flat(batch: Shapes) -> tuple[int, ...]:
 def _shape(batches: Batches, tokens: Tokens, updates: int) -> tuple[_Shape, int, int]:
     """The shape of a step, its R and its Q; 0 where a batch does not show its tokens."""
     known = [one for one in tokens if one is not None and None not in one]
-    if len(known) < len(tokens):
+    if len(known) < len(tokens) or not known:
         return _Shape(batches, updates, None), 0, 0
     processed, real, squares = (sum(column) for column in zip(*known, strict=True))
     return _Shape(batches, updates, real < processed), real, squares
 
 
-def _usual(counts: Counter[frozenset[tuple[tuple[str, str], int]]]) -> BucketFlops:
+def _usual(counts: _Counts) -> BucketFlops:
     """The most frequent count, which is exact where others are rare, as of a first step that also logs a picture."""
     return dict(counts.most_common(1)[0][0])
 
