@@ -26,8 +26,8 @@ def build_modules(
     """
     times = times or {}
     by_name = {record.name: record for record in records}
-    calls, own, moved = counts.record.module_calls, counts.own_by_module(), counts.own_bytes_by_module()
-    for name in (*by_name, *own, *moved):
+    record, own, moved = counts.record, counts.own_by_module(), counts.own_bytes_by_module()
+    for name in (*by_name, *(cell.module for cell in record.cells), *record.module_calls):
         for above in with_those_above(name) if name != OUTSIDE else ():
             by_name.setdefault(above, ModuleRecord(name=above, type_name=""))
     total, total_bytes = with_those_below(own, _NONE), with_those_below(moved, _NO_BYTES)
@@ -37,7 +37,7 @@ def build_modules(
             type_name=by_name[name].type_name,
             extra_repr=by_name[name].extra_repr,
             params=by_name[name].params,
-            calls=calls.get(name, 0),
+            calls=record.module_calls.get(name, 0),
             own=own.get(name, _NONE),
             total=total.get(name, _NONE),
             total_bytes=total_bytes.get(name, _NO_BYTES),
