@@ -18,7 +18,14 @@ from functools import partial
 from typing import Any
 
 from lightning_flops.analysis.profile import build_profile
-from lightning_flops.analysis.rank_record import RECORD_LIMIT_BYTES, RankRecord, make_rank_record, pack, unpack
+from lightning_flops.analysis.rank_record import (
+    RECORD_LIMIT_BYTES,
+    RankRecord,
+    TracedRank,
+    make_rank_record,
+    pack,
+    unpack,
+)
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import FlopPhase, FlopRecord, PhaseSeconds
@@ -100,7 +107,6 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
                 TracedPart(name=name.replace(" ", "_"), wall_sec=seconds, exposed_sec=exposed.get(name, 0.0))
                 for name, seconds in means.items()
             ),
-            collectives=collectives,
         )
         mine = replace(
             base.profile,
@@ -113,7 +119,8 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
             communication_us=draw.uniform(59e3, 61e3) + 1e6 * waited_sec, overlap_ratio=0.5,
         )  # fmt: skip
         own: dict[str, Any] = {key: _nanoseconds(draw, len(names)) for key in ("own_forward_ns", "own_backward_ns")}
-        yield replace(base, profile=mine, overlap=overlap, module_names=names, clock="device", **own)
+        called = TracedRank(rank=rank, steps=1, overlap=overlap, collectives=collectives)
+        yield replace(base, profile=mine, traced=called, module_names=names, **own)
 
 
 def _nanoseconds(draw: random.Random, number: int) -> array[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from lightning_flops.analysis.module_names import with_those_below
 from lightning_flops.records import (
@@ -18,6 +18,9 @@ from lightning_flops.records import (
     UncountedOperator,
 )
 from lightning_flops.schema import shown
+
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key", str, int)
 
 
 class FlopCounts:
@@ -192,9 +195,9 @@ def bytes_by_phase(cells: Iterable[OperatorCell]) -> PhaseBytes:
     return PhaseBytes.summed((cell.phase, cell.bytes_read + cell.bytes_written) for cell in cells)
 
 
-def grouped(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -> dict[str, list[OperatorCell]]:
-    """*cells* that have the same *key*, in their order."""
-    groups: dict[str, list[OperatorCell]] = {}
-    for cell in cells:
-        groups.setdefault(key(cell), []).append(cell)
+def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
+    """*items* that have the same *key*, in their order."""
+    groups: dict[_Key, list[_Item]] = {}
+    for one in items:
+        groups.setdefault(key(one), []).append(one)
     return groups

@@ -18,7 +18,7 @@ from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flo
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peaks import COPY, measured_peaks, peak_for
-from lightning_flops.analysis.rates import build_rates, mean, peak_seconds_of_step, per_second, ratio
+from lightning_flops.analysis.rates import build_rates, peak_seconds_of_step, per_second, ratio
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
@@ -74,8 +74,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     times: dict[str, ModuleTimes] = {}
     notes: tuple[str, ...] = ()
     if traced is not None:
-        trains = context.trains or total.backward + total.recompute + total.optimizer > 0
-        times, notes = module_times(traced, cells, peaks, counted_steps=steps, has_backward=trains)
+        times, notes = module_times(traced, cells, peaks, counted_steps=steps)
     energy = build_energy(window.gpu, timing)
     evidence = gather_evidence(
         window,
@@ -88,7 +87,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     )
     root = next((module for module in window.modules if module.name == ""), None)
     operators = _operators(cells)
-    other_bytes = sum(one.bytes for one in operators if not one.flops.total)
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
@@ -120,9 +118,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             timing=timing,
             traced=traced,
             peak_sec=peak_sec,
-            memory_sec=mean(total=per_second(amount=other_bytes, seconds=bandwidth), steps=steps),
             lower_bound=counts.is_lower_bound,
-            step_word=context.step_word,
         ),
         memory_bytes_per_sec=bandwidth,
         energy=energy,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_flops.analysis.profile import build_profile
-from lightning_flops.analysis.traced_step import build_traced_step, with_files
+from lightning_flops.analysis.traced_step import build_traced_step
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import WindowRecord
 from lightning_flops.schema.profile import Profile
@@ -63,7 +63,7 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
     except Exception as error:  # a report without the traced step is still a report
         notes.append(f"The traced step could not be analysed: {error}.")
     profile = build_profile(window, config=config, traced=traced)
-    files: dict[int, str] = {}
+    files: list[str] = []
     keeps = window.context.rank == 0 or config.all_ranks
     if window.traces:
         from lightning_flops.trace import load_trace
@@ -78,11 +78,10 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
             notes.append(f"The kept trace has no counter tracks: {error}.")
         kept_as = {"rank": window.context.rank, "step": record.index, "process": record.process}
         try:
-            kept = keep_trace(record.path, config.trace_dir, counters=counters, **kept_as)
-            files[record.index] = kept
+            files.append(keep_trace(record.path, config.trace_dir, counters=counters, **kept_as))
         except OSError as error:
             notes.append(f"The trace was not kept: {error}.")
-    traced = with_files(traced, files) if traced is not None and files else traced
+    traced = traced and replace(traced, files=tuple(files))
     for note in notes if warns else ():
         logger.warning(note)
     return replace(profile, traced=traced, notes=(*profile.notes, *notes))

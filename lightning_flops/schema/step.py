@@ -225,8 +225,6 @@ class Budget:
     them. ``operators``: all others. ``communication``: what no computation hides. ``idle``: nothing computes, or copies
     run. ``data``: data wait and transfer. ``other``: callbacks, logging, schedulers, a pipeline's bubble, and phases
     that cannot be separated from these."""
-    memory_ns: int | None
-    """Most of ``operators`` that moving their bytes at the memory's bandwidth explains; None: it is not known."""
     notes: tuple[str, ...]
     """Why rows are not known, in sentences."""
 
