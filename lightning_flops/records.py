@@ -109,7 +109,6 @@ class OperatorCell:
     calls: int = 0
     flops: int = 0  # model FLOPs: full score matrix for attention unless ``causal_attention="half"``
     skipped: int = 0  # of *flops*, what fused attention does not execute; < 0 where it executes more than "half" counts
-    without_backward: int = 0  # FLOPs of *flops* (forward only) that no backward can follow: no input needed a gradient
     bytes_read: int = 0
     bytes_written: int = 0
 

@@ -280,9 +280,8 @@ PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed", "optim
 
 _FLOPS = {
     "forward": "fwd",
-    "without_backward": "  of it no_grad",
     "backward": "bwd (measured)",
-    "backward_estimated": "bwd (estimated: {factor} x fwd with a bwd to follow)",
+    "backward_estimated": "bwd (estimated: {factor} x fwd)",
     "recompute": "recomputed in the bwd",
     "optimizer": "optimizer",
     "skipped": "skipped: masked attention{half}",

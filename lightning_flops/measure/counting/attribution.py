@@ -37,8 +37,6 @@ class Running(NamedTuple):
     """The graph task inside which it began."""
     pushed: bool = False
     """Whether the dispatch mode was pushed for it."""
-    without_grad: bool = False
-    """Whether it runs without grad, and not by an ``autograd.Function``: no backward follows, whatever it calls."""
 
 
 class Repetition(NamedTuple):

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import is_grad_enabled
-from torch.fx import GraphModule, Interpreter, Node
 
-from lightning_flops.measure.counting.attribution import Repetition, Threads, ThreadState
+from lightning_flops.measure.counting.attribution import Threads, ThreadState
 from lightning_flops.measure.counting.compiled import CompiledCode
 from lightning_flops.measure.counting.formulas import Entry, Work, hides_flops
 from lightning_flops.measure.counting.formulas.contract import tensors_in, whole_flops
 from lightning_flops.measure.counting.totals import Cell, Totals
-from lightning_flops.measure.counting.traffic import Operator, bytes_of, dtype_name, elements_of, needs_gradient
-from lightning_flops.measure.torch_private.fakes import is_fake, is_traced, unwraps_subclass
+from lightning_flops.measure.counting.traffic import Operator, bytes_of, dtype_name, elements_of
+from lightning_flops.measure.torch_private.fakes import is_fake, unwraps_subclass
 from lightning_flops.measure.torch_private.needed import (
-    NO_GRAPH_TASK,
     DispatchMode,
     conjugates_lazily,
     depth,
     function_in_forward,
-    graph_task_id,
     hide,
     is_pushed,
     keys_of_python_kernel,
@@ -36,17 +32,6 @@ from lightning_flops.text.printable import package_logger
 logger = package_logger(__name__)
 
 _FORWARDS = ("forward", "recompute")
-
-_CONTROL_FLOW = frozenset(
-    (
-        "cond while_loop while_loop_stack_output scan map_impl associative_scan strict_mode hints_wrapper "
-        "invoke_subgraph wrap"
-    ).split()
-)
-
-_FLEX_BACKWARD = "flex_attention_backward"
-_REPEATS_FORWARD = 7
-"""Position of the function with which that one repeats the forward."""
 
 
 class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
@@ -87,10 +72,6 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         try:
             operator = self._operators.get(id(func)) or self._operator(func)
             counts = operator.counts
-            if operator.higher_order:
-                counts = not (operator.listed and operator.short in _CONTROL_FLOW and not is_traced())
-                args = self._with_seen_functions(operator.short, args)
-                types = types if counts else ()
             for kind in types:
                 if unwraps_subclass(kind):
                     return NotImplemented
@@ -130,51 +111,6 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             out = run_python_kernel(operator.function, keys, args, kwargs, None if operator.counted else self)
         self._add(operator, args, kwargs, out, moves=keys is None or operator.counted)
         return out
-
-    # ---- functions that operators are handed. Higher-order operators call them below the mode that sees the operator,
-    # so each is handed over in a wrapper that has the mode see what it runs. Control flow runs nothing else; attention
-    # with a function on its scores or its mask has a formula for the rest.
-
-    def _with_seen_functions(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of a higher-order operator, with functions that this mode, whose handler runs, sees at work."""
-        if (name not in _CONTROL_FLOW and name not in ("flex_attention", _FLEX_BACKWARD)) or is_traced():
-            return args
-
-        def seen(value: Any, again: bool) -> Any:
-            if isinstance(value, tuple):  # a block mask, of which one part is its function
-                return tuple(seen(item, again) for item in value)
-            is_function = callable(value) and not isinstance(value, (torch.Tensor, type))
-            return self._seen(value, again) if is_function else value
-
-        backward = name == _FLEX_BACKWARD
-        return tuple(seen(value, backward and place == _REPEATS_FORWARD) for place, value in enumerate(args))
-
-    def _seen(self, function: Any, again: bool) -> Callable[..., Any]:
-        joint = graph_task_id() != NO_GRAPH_TASK and isinstance(function, GraphModule)
-        joint = joint and any(map(_is_forward, function.graph.nodes))
-
-        def run(*args: Any) -> Any:
-            with pushed(self):
-                if joint:
-                    return _Joint(function, self._repeating).run(*args)
-                with self._repeating() if again else nullcontext():
-                    return function(*args)
-
-        return run
-
-    @contextmanager
-    def _repeating(self) -> Iterator[None]:
-        """Inside, the running part of a backward's graph repeats the forward."""
-        state = self._threads.state
-        task = state.task()
-        repetition = Repetition(None, task, whole=False)
-        if task != NO_GRAPH_TASK:
-            state.repetitions.append(repetition)
-        try:
-            yield
-        finally:
-            if state.repetitions and state.repetitions[-1] is repetition:
-                state.repetitions.pop()
 
     # ---- counting
 
@@ -249,8 +185,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if repeated:  # its bytes stay with the backward, in whose kernel it runs
             again = totals.cell(module, "recompute", operator.name, name)
             totals.add(again, "recompute", repeated, skipped_again)
-        if phase in _FORWARDS:
-            self._follow(state, cell, flops, args, kwargs)
+        if not is_grad_enabled() and phase in _FORWARDS and (function := function_in_forward()) is not None:
+            self._compiled.watch(function)
         return cell
 
     def count_unseen(self, function: Any, args: tuple[Any, ...]) -> bool:
@@ -263,19 +199,6 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             cell = self._count(state, *state.place(True), operator, args, {}, None)
             cell.calls += 1
         return cell.flops > 0
-
-    def _follow(
-        self, state: ThreadState, cell: Cell, flops: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """Adds whether a backward of a forward's product follows."""
-        if is_grad_enabled():
-            if not needs_gradient(args) and not (kwargs and needs_gradient(kwargs.values())):
-                cell.without_backward += flops
-        elif state.stack[-1].without_grad or (function := function_in_forward()) is None:
-            cell.without_backward += flops
-        else:
-            cell.hidden += flops
-            self._compiled.watch(function)
 
     # ---- autograd functions and kernels with a formula of their own (``watch_functions``)
 
@@ -324,27 +247,3 @@ def split_work(work: int | Work, halve_causal: bool) -> tuple[int, int, int, int
         flops //= 2
         repeated //= 2
     return flops, own, repeated, again
-
-
-def _is_forward(node: Node) -> bool:
-    """Whether torch has written on a node that it is of the forward, in a graph that has the backward as well."""
-    return node.op == "call_function" and node.meta.get("partitioner_tag") == "is_forward"
-
-
-class _Joint(Interpreter):
-    """Runs a graph that repeats a forward for its backward, and says which is which."""
-
-    def __init__(self, graph: GraphModule, repeating: Callable[[], AbstractContextManager[None]]) -> None:
-        super().__init__(graph)
-        self.extra_traceback = False  # an error's words are those that the graph's own code would have
-        self._repeating = repeating
-
-    def run_node(self, n: Node) -> Any:
-        """One call of the graph's."""
-        with self._repeating() if _is_forward(n) else nullcontext():
-            return super().run_node(n)
-
-    def output(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """The graph's result, in a plain list where its own code has one: callers compare the kinds."""
-        result = super().output(target, args, kwargs)
-        return list(result) if isinstance(result, list) else result

@@ -21,14 +21,10 @@ UNKNOWN = "(unknown)"
 class Cell:
     """What one operator cost in one module, phase and dtype."""
 
-    __slots__ = ("calls", "flops", "hidden", "read", "skipped", "without_backward", "written")
+    __slots__ = ("calls", "flops", "read", "skipped", "written")
 
     def __init__(self) -> None:
         self.calls = self.flops = self.skipped = self.read = self.written = 0
-        self.without_backward = 0
-        """FLOPs from which no backward can follow."""
-        self.hidden = 0
-        """FLOPs run with grad disabled inside an autograd.Function, where tensors do not show which need a gradient."""
 
 
 class Totals:
@@ -46,8 +42,6 @@ class Totals:
         self.calls: dict[str, int] = {}
         self.estimates: dict[str, str] = {}
         """Operators whose FLOPs are estimates, and where those come from."""
-        self.lacks_forwards = False
-        """Some products were of backwards whose forwards were not counted."""
         self._notes: dict[str, None] = {}
         self._failures: set[str] = set()
         self._cells: dict[tuple[str, FlopPhase, str, str], Cell] = {}
@@ -60,7 +54,6 @@ class Totals:
         cell = self._cells.get(key)
         if cell is None:
             if module == UNKNOWN:
-                self.lacks_forwards |= bool(dtype)
                 return self.cell(self.unknown, phase, operator, dtype)
             cell = self._cells[key] = Cell()
         return cell
@@ -105,10 +98,6 @@ class Totals:
         """FLOPs so far."""
         return PhaseFlops(**self.flops)
 
-    def operators(self) -> set[str]:
-        """Names of the operators that ran."""
-        return {operator for _, _, operator, _ in list(self._cells)}
-
     def record(self, more_notes: Iterable[str]) -> FlopRecord:
         """All of it."""
         with self.lock:
@@ -130,13 +119,6 @@ class Totals:
 
     def _records(self) -> Iterator[OperatorCell]:
         for (module, phase, operator, dtype), cell in sorted(self._cells.items()):
-            without = cell.without_backward if phase == "forward" else 0
-            if phase == "forward" and cell.hidden:
-                # Only reentrant checkpointing runs whole modules in an autograd.Function. It repeats them with grad
-                # enabled, and the repetition knows which FLOPs have no backward.
-                repeated = self._cells.get((module, "recompute", operator, dtype), Cell())
-                if (knowing := repeated.flops - repeated.hidden) > 0:
-                    without += cell.hidden * repeated.without_backward // knowing
             yield OperatorCell(
                 module=module,
                 phase=phase,
@@ -145,7 +127,6 @@ class Totals:
                 calls=cell.calls,
                 flops=cell.flops,
                 skipped=cell.skipped,
-                without_backward=without,
                 bytes_read=cell.read,
                 bytes_written=cell.written,
             )

@@ -6,7 +6,6 @@ They are looked up when this file is loaded. Counting is refused in one sentence
 from __future__ import annotations
 
 import operator
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -377,31 +376,10 @@ _as_before_modes: Any = take("torch._C:_RestorePythonTLSSnapshot")
 _below_autograd: Any = take("torch._C:_AutoDispatchBelowAutograd")
 _include_key: Any = take("torch._C:_dispatch_tls_set_dispatch_key_included")
 
-_REPLACES = re.compile(r"_native::(.+)_[a-z0-9]+_[0-9]+")
-"""Torch names an operator that it runs in place of another by that, by what it is written in, and by a number."""
-
 
 def schema_of(function: Any) -> Any:
     """The schema of an operator that has one."""
     return function._schema
-
-
-def replaced_by(function: Any) -> Any:
-    """The operator of ``aten`` that *function* runs in place of, on some devices; None if it is none of those.
-
-    They are one operator: ``_native::bmm_triton_0`` and ``aten::bmm``.
-    """
-    named = _REPLACES.fullmatch(schema_of(function).name)
-    if named is None:
-        return None
-    # Of an overload the name follows that of the operator, after a line that the operator's name may have, too.
-    whole = named.group(1)
-    operator, _, overload = whole.rpartition("_")
-    for name, wanted in ((whole, ""), (operator, overload)):
-        for one in overloads_named(f"aten::{name}") if name else ():
-            if schema_of(one).overload_name == wanted:
-                return one
-    return None
 
 
 def overloads_named(qualified_name: str) -> list[Any]:
