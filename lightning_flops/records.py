@@ -121,8 +121,6 @@ class UncountedOperator:
     """How often it ran."""
     modules: tuple[str, ...]
     """Sorted names of the modules it ran in."""
-    output_elements: int
-    """Elements of all tensors it returned."""
     heavy: bool
     """Whether it may have FLOPs (it takes or makes floating-point tensors, say), so totals without it are lower bounds.
     """

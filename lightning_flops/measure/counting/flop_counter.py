@@ -19,23 +19,24 @@ from torch import nn
 from lightning_flops.measure import patches
 from lightning_flops.measure.counting.attribution import Backward, Repetition, Running, Threads, ThreadState
 from lightning_flops.measure.counting.compiled import CompiledCode
-from lightning_flops.measure.counting.formulas import formulas_without_operator, watch_functions
+from lightning_flops.measure.counting.formulas.custom import watch_functions
+from lightning_flops.measure.counting.formulas.registry import formulas_without_operator
 from lightning_flops.measure.counting.mode import CountingMode, split_work
 from lightning_flops.measure.counting.totals import Totals
 from lightning_flops.measure.counting.traffic import tf32_operators
 from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.optimizer_hooks import OptimizerHooks
-from lightning_flops.measure.torch_private.fakes import fake_mode, is_fake
 from lightning_flops.measure.torch_private.needed import (
     ENGINE_ENTRY,
     NO_GRAPH_TASK,
+    fake_mode,
     graph_task_id,
+    is_fake,
     is_pushed,
     push,
     remove,
     require_all,
-    untested,
 )
 from lightning_flops.measure.torch_private.optional import is_replica
 from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, PhaseFlops
@@ -71,9 +72,9 @@ class FlopCounter:
         halve = causal_attention == "half"
         self._root = root
         self._names = ModuleNames(root)
-        self._totals = Totals(OUTSIDE if root is None else "")
+        self._totals = Totals()
         self._failed = self._totals.failed
-        self._threads = Threads([], [])
+        self._threads = Threads([], [], OUTSIDE if root is None else "")
         self._compiled = CompiledCode(self._names, self._threads, self._totals, lambda work: split_work(work, halve)[0])
         self._mode = CountingMode(self._threads, self._totals, self._compiled, halve_causal=halve)
         self._lock = threading.RLock()
@@ -157,7 +158,7 @@ class FlopCounter:
         )
         undo.callback(optimizers.remove)
         optimizers.put_up()
-        undo.enter_context(watch_functions(self._mode.enter_function, self._mode.leave_function))
+        undo.enter_context(watch_functions(self._mode.function_runs))
         begins, ends = listeners_of_repetitions(self._threads)
         at_backward = partial(self._failed, "the beginning of a backward")
         patches.listen(undo, torch.autograd, ENGINE_ENTRY, self._backward_begins, failed=at_backward)
@@ -183,7 +184,7 @@ class FlopCounter:
 
     def in_root(self) -> AbstractContextManager[None]:
         """Inside, work outside of module calls is the root's: for a ``training_step``, which is not a module call."""
-        return self._running(self._totals.unknown, "forward")
+        return self._running(self._threads.unknown, "forward")
 
     def in_optimizer(self) -> AbstractContextManager[None]:
         """Inside, work is the optimizer's: for engines whose steps do not fire torch's optimizer hooks."""
@@ -276,11 +277,10 @@ class FlopCounter:
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
-        unknown = (
+        return self._totals.record(
             f"A FLOP formula is registered for {name}, and torch knows no operator of that name."
             for name in formulas_without_operator()
         )
-        return self._totals.record((*untested(), *unknown))
 
 
 def listeners_of_repetitions(threads: Threads) -> tuple[Callable[..., None], Callable[..., None]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,21 +11,22 @@ from torch import is_grad_enabled
 
 from lightning_flops.measure.counting.attribution import Threads, ThreadState
 from lightning_flops.measure.counting.compiled import CompiledCode
-from lightning_flops.measure.counting.formulas import Entry, Work, hides_flops
-from lightning_flops.measure.counting.formulas.contract import tensors_in, whole_flops
+from lightning_flops.measure.counting.formulas.contract import Entry, Work, tensors_in, whole_flops
+from lightning_flops.measure.counting.formulas.registry import hides_flops
 from lightning_flops.measure.counting.totals import Cell, Totals
-from lightning_flops.measure.counting.traffic import Operator, bytes_of, dtype_name, elements_of
-from lightning_flops.measure.torch_private.fakes import is_fake, unwraps_subclass
+from lightning_flops.measure.counting.traffic import Operator, bytes_of, dtype_name
 from lightning_flops.measure.torch_private.needed import (
     DispatchMode,
     conjugates_lazily,
     depth,
     function_in_forward,
     hide,
+    is_fake,
     is_pushed,
     keys_of_python_kernel,
     pushed,
     run_python_kernel,
+    unwraps_subclass,
 )
 from lightning_flops.records import OUTSIDE, FlopPhase
 from lightning_flops.text.printable import package_logger
@@ -102,7 +104,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         try:
             # If there are other modes below this one, the operator still has to go to them.
             if not (types or depth()):
-                keys = keys_of_python_kernel(operator.function, tensors_in((*args, *kwargs.values())))
+                keys = keys_of_python_kernel(operator.function, [*tensors_in((*args, *kwargs.values()))])
         except Exception as error:
             self._failed("an operator", error)
         if keys is None:
@@ -128,20 +130,19 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                 self.data_dependent |= not operator.reads_number or module != OUTSIDE
             if operator.moves_nothing:
                 return
-            stood_for = state.functions and state.functions[-1][1] == phase
+            stood_for = phase in state.functions[-1:]
             with self._totals.lock:
                 if operator.counted and not stood_for:
                     cell = self._count(state, module, phase, operator, args, kwargs, out)
                 else:
                     cell = self._totals.cell(module, phase, operator.name)
                     if operator.listed and not stood_for:
-                        heavy = hides_flops(operator.name, args, kwargs, out)
-                        self._totals.list(operator.name, module, elements_of(out), heavy)
+                        self._totals.list(operator.name, module, hides_flops(operator.name, args, kwargs, out))
                 cell.calls += 1
                 if moves:
                     written = bytes_of(out)
-                    cell.written += written
-                    cell.read += operator.bytes_read(args, kwargs, written)
+                    cell.bytes_written += written
+                    cell.bytes_read += operator.bytes_read(args, kwargs, written)
         except Exception as error:  # the operator has run, so the user's step goes on
             self._failed("an operator", error)
 
@@ -157,7 +158,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     ) -> Cell:
         """Adds the FLOPs of one call of an operator that has a formula; returns their cell."""
         totals, entry = self._totals, operator.entry
-        if phase in _FORWARDS and self._compiled.in_place:
+        if phase in _FORWARDS and self._compiled.modules:
             module = self._compiled.running_region(state, module)
         try:
             work = entry.compute(args, kwargs, out)
@@ -168,7 +169,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                 self._failing.add(operator.name)
                 words = f"the FLOP formula of {operator.name} failed ({type(error).__name__}: {error})"
                 logger.warning("%s: it is listed as uncounted", words)
-            totals.list(operator.name, module, elements_of(out), True)
+            totals.list(operator.name, module, True)
             return totals.cell(module, phase, operator.name)
         if dtype is torch.float32 and self.runs_in_tf32 is not None and self.runs_in_tf32(operator.name):
             on_cuda = any(tensor.is_cuda for tensor in tensors_in(args))
@@ -200,32 +201,31 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             cell.calls += 1
         return cell.flops > 0
 
-    # ---- autograd functions and kernels with a formula of their own (``watch_functions``)
+    @contextmanager
+    def function_runs(self, entry: Entry) -> Iterator[Callable[..., None]]:
+        """Inside, a registered autograd function or kernel runs: its formula stands for all that runs there.
 
-    def enter_function(self, entry: Entry) -> None:
-        """A registered autograd function or kernel starts: its formula stands for all that runs inside."""
-        state = self._threads.state
-        state.functions.append((entry, state.place(True)[1]))
-
-    def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
-        """A registered autograd function or kernel is done."""
+        Hands out what takes its arguments, its keyword arguments and its result, once it has returned.
+        """
+        state, returned = self._threads.state, []
+        depth = len(state.functions)
+        state.functions.append(state.place(True)[1])
         try:
-            self._leave_function(entry, args, kwargs, out, ok)
+            yield lambda *call: returned.append(call)
+        finally:
+            stopped = len(state.functions) <= depth  # counting has ended meanwhile
+            del state.functions[depth:]
+            if returned and not (stopped or state.paused):
+                self._count_function(state, entry, *returned[0])
+
+    def _count_function(self, state: ThreadState, entry: Entry, *call: Any) -> None:
+        try:
+            module, phase = state.place(True)
+            if is_pushed(self) and phase not in state.functions[-1:]:
+                with self._totals.lock:
+                    self._count(state, module, phase, Operator(None, entry), *call).calls += 1
         except Exception as error:
             self._failed("an autograd function", error)
-
-    def _leave_function(self, entry: Entry, args: Any, kwargs: Any, out: Any, ok: bool) -> None:
-        state = self._threads.state
-        if all(running is not entry for running, _ in state.functions):
-            return
-        while state.functions.pop()[0] is not entry:
-            pass
-        if state.paused or not ok or not is_pushed(self):
-            return
-        module, phase = state.place(True)
-        if not state.functions or state.functions[-1][1] != phase:
-            with self._totals.lock:
-                self._count(state, module, phase, Operator(None, entry), args, kwargs, out).calls += 1
 
 
 def split_work(work: int | Work, halve_causal: bool) -> tuple[int, int, int, int]:

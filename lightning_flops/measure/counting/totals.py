@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, PhaseFlops, UncountedOperator
@@ -14,28 +15,22 @@ from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 
-UNKNOWN = "(unknown)"
-"""Module of the backward of forwards that were not counted."""
 
-
+@dataclass(slots=True)
 class Cell:
     """What one operator cost in one module, phase and dtype."""
 
-    __slots__ = ("calls", "flops", "read", "skipped", "written")
-
-    def __init__(self) -> None:
-        self.calls = self.flops = self.skipped = self.read = self.written = 0
+    calls: int = 0
+    flops: int = 0
+    skipped: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
 
 
 class Totals:
-    """What was counted on all threads.
+    """What was counted on all threads."""
 
-    Args:
-        unknown: name of the module that backwards of no known module are attributed to.
-    """
-
-    def __init__(self, unknown: str) -> None:
-        self.unknown = unknown
+    def __init__(self) -> None:
         self.lock = threading.RLock()
         """Held by whoever adds to it: what fails meanwhile ends the counter, which asks for it again."""
         self.flops: dict[FlopPhase, int] = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
@@ -46,17 +41,11 @@ class Totals:
         self._failures: set[str] = set()
         self._cells: dict[tuple[str, FlopPhase, str, str], Cell] = {}
         self._uncounted: dict[str, list[Any]] = {}
-        """By operator: calls, modules, output elements, whether any call may have had FLOPs."""
+        """By operator: calls, modules, whether any call may have had FLOPs."""
 
     def cell(self, module: str, phase: FlopPhase, operator: str, dtype: str = "") -> Cell:
         """A cell, made if there is none; *dtype* is that of the arithmetic, none where no FLOPs are counted."""
-        key = (module, phase, operator, dtype)
-        cell = self._cells.get(key)
-        if cell is None:
-            if module == UNKNOWN:
-                return self.cell(self.unknown, phase, operator, dtype)
-            cell = self._cells[key] = Cell()
-        return cell
+        return self._cells.setdefault((module, phase, operator, dtype), Cell())
 
     def called(self, module: str) -> None:
         """A module was called."""
@@ -69,13 +58,12 @@ class Totals:
         cell.skipped += skipped
         self.flops[phase] += flops
 
-    def list(self, operator: str, module: str, elements: int, heavy: bool) -> None:
+    def list(self, operator: str, module: str, heavy: bool) -> None:
         """List one call of an operator that could not be counted."""
-        listed = self._uncounted.setdefault(operator, [0, set(), 0, False])
+        listed = self._uncounted.setdefault(operator, [0, set(), False])
         listed[0] += 1
-        listed[1].add(self.unknown if module == UNKNOWN else module)
-        listed[2] += elements
-        listed[3] |= heavy
+        listed[1].add(module)
+        listed[2] |= heavy
 
     def note(self, sentence: str) -> None:
         """Add a sentence for the report; one that is there already changes nothing."""
@@ -102,31 +90,18 @@ class Totals:
         """All of it."""
         with self.lock:
             return FlopRecord(
-                cells=tuple(self._records()),
+                cells=tuple(
+                    OperatorCell(module=module, phase=phase, operator=operator, dtype=dtype, **asdict(cell))
+                    for (module, phase, operator, dtype), cell in sorted(self._cells.items())
+                ),
                 module_calls=dict(sorted(self.calls.items())),
                 uncounted={
-                    operator: UncountedOperator(
-                        calls=calls, modules=tuple(sorted(modules)), output_elements=elements, heavy=heavy
-                    )
-                    for operator, (calls, modules, elements, heavy) in sorted(self._uncounted.items())
+                    operator: UncountedOperator(calls=calls, modules=tuple(sorted(modules)), heavy=heavy)
+                    for operator, (calls, modules, heavy) in sorted(self._uncounted.items())
                 },
                 notes=(
                     *self._notes,
                     *more_notes,
                     *(f"The FLOPs of {name} are an estimate: {why}." for name, why in sorted(self.estimates.items())),
                 ),
-            )
-
-    def _records(self) -> Iterator[OperatorCell]:
-        for (module, phase, operator, dtype), cell in sorted(self._cells.items()):
-            yield OperatorCell(
-                module=module,
-                phase=phase,
-                operator=operator,
-                dtype=dtype,
-                calls=cell.calls,
-                flops=cell.flops,
-                skipped=cell.skipped,
-                bytes_read=cell.read,
-                bytes_written=cell.written,
             )

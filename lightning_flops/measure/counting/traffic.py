@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_flops.measure.counting.formulas import Entry, lookup
-from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES
+from lightning_flops.measure.counting.formulas.contract import Entry
+from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES, lookup
 from lightning_flops.measure.torch_private.needed import OpOverload, schema_of
 
 _OVERWRITING = frozenset(
@@ -127,16 +127,6 @@ def bytes_of(value: Any) -> int:
     if isinstance(value, dict):
         return sum(map(bytes_of, value.values()))
     return 0
-
-
-def elements_of(value: Any) -> int:
-    """Elements of a tensor, or of the tensors in a list or tuple; 0 for anything else."""
-    if isinstance(value, Tensor):
-        try:
-            return int(value.numel())
-        except (RuntimeError, TypeError):
-            return 0
-    return sum(map(elements_of, value)) if isinstance(value, (list, tuple)) else 0
 
 
 @functools.cache

@@ -11,7 +11,8 @@ from torch._higher_order_ops.flex_attention import flex_attention as flex_attent
 from torch._higher_order_ops.flex_attention import flex_attention_backward
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from lightning_flops.measure.counting.formulas import Unreadable, Work, lookup
+from lightning_flops.measure.counting.formulas.contract import Unreadable, Work
+from lightning_flops.measure.counting.formulas.registry import lookup
 from tests.measure.counting.recording import meta, record, total_flops, work_by_name, work_of
 
 # 2 samples, 4 heads, 6 queries, 10 keys, head size 8, value head size 16

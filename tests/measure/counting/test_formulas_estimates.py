@@ -10,9 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lightning_flops.measure.counting.formulas import lookup
 from lightning_flops.measure.counting.formulas.estimates import ESTIMATE_RULES
-from lightning_flops.measure.counting.formulas.registry import RULES
+from lightning_flops.measure.counting.formulas.registry import RULES, lookup
 from tests.measure.counting.recording import forward_and_backward, leaf, meta, record, total_flops, work_of
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lightning_flops.measure.counting.formulas import lookup
+from lightning_flops.measure.counting.formulas.registry import lookup
 from tests.measure.counting.recording import (
     flops_by_operator,
     forward_and_backward,

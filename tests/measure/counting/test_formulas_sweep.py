@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from lightning_flops.measure.counting.formulas import lookup
-from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES
+from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES, lookup
 
 OF_QUANTIZATION = re.compile(r"quantized_|_?quantized::|sparse::|onednn::")
 """Layers of torch.ao.quantization, which torch no longer develops: none has a formula."""

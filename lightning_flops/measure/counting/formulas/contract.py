@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_flops.measure.torch_private.fakes import is_fake
-from lightning_flops.measure.torch_private.needed import modes_off
+from lightning_flops.measure.torch_private.needed import is_fake, modes_off
 
 Arguments = tuple[Any, ...]
 Keywords = Mapping[str, Any]

@@ -27,8 +27,7 @@ from lightning_flops.measure.counting.formulas.contract import (
     host_integers,
     rules,
 )
-from lightning_flops.measure.torch_private.fakes import is_fake, stored
-from lightning_flops.measure.torch_private.needed import modes_off
+from lightning_flops.measure.torch_private.needed import is_fake, modes_off, stored
 
 _STRIDED = torch.strided
 _PAIR_OF_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in older torch
@@ -54,7 +53,7 @@ def non_zeros(tensor: Tensor) -> int:
         raise Unreadable("how many elements a sparse tensor stores follows from its values")
     if tensor.layout is torch.sparse_coo:
         with modes_off():
-            return stored(tensor)[1].numel()
+            return stored(tensor).numel()
     if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
         with modes_off():
             return tensor.values().numel()
