@@ -125,11 +125,6 @@ class FlopCounts:
         return sum(cell.bytes_read + cell.bytes_written for cell in self.record.cells)
 
     @property
-    def without_backward(self) -> int:
-        """Forward FLOPs from which no backward can follow, because nothing in them needed a gradient."""
-        return sum(cell.without_backward for cell in self.record.cells)
-
-    @property
     def uncounted(self) -> Mapping[str, UncountedOperator]:
         """Operators that ran and are in no sum, by name."""
         return self.record.uncounted
@@ -180,9 +175,9 @@ class FlopCounts:
     def estimated_backward(self, recompute_fwd_factor: float = 0.0) -> int:
         """Backward FLOPs by the rule of thumb: twice the forward, plus *recompute_fwd_factor* times the forward.
 
-        Forwards that no backward can follow are left out. Stands for backward and recompute together.
+        Stands for backward and recompute together.
         """
-        return round((2 + Fraction(recompute_fwd_factor)) * (self.forward - self.without_backward))
+        return round((2 + Fraction(recompute_fwd_factor)) * self.forward)
 
 
 def flops_by_phase(cells: Iterable[OperatorCell]) -> PhaseFlops:

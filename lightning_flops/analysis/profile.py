@@ -52,8 +52,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     total = StepFlops(
         **asdict(counts.total),
         skipped=counts.skipped,
-        without_backward=counts.without_backward,
-        backward_estimated=counts.estimated_backward(config.recompute_fwd_factor),
+        backward_estimated=counts.estimated_backward(config.recompute_fwd_factor) if context.trains else 0,
     )
     timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=context.trains, processor=window.processor)
     dtypes = _flops_by_dtype(cells)

@@ -23,10 +23,8 @@ class StepFlops(PhaseFlops):
     """Inside optimizer steps."""
     skipped: int
     """Part of the four phases' FLOPs that fused masked attention does not execute."""
-    without_backward: int
-    """Forward FLOPs that no backward can follow: no_grad FLOPs."""
     backward_estimated: int
-    """(2 + recompute_fwd_factor) x (forward - without_backward): stands for backward and recompute together."""
+    """(2 + recompute_fwd_factor) x forward in training: stands for backward and recompute together."""
 
     @property
     def model(self) -> int:
