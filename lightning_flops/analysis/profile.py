@@ -18,14 +18,13 @@ from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flo
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peaks import COPY, measured_peaks, peak_for
-from lightning_flops.analysis.rates import build_rates, mean, peak_seconds_of_step, per_second, ratio
+from lightning_flops.analysis.rates import build_rates, mean, peak_seconds_of_step, per_second
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
 from lightning_flops.records import (
     OUTSIDE,
     FlopRecord,
-    GpuRecord,
     ModuleRecord,
     OperatorCell,
     PhaseFlops,
@@ -37,12 +36,9 @@ from lightning_flops.records import (
 )
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import SCHEMA_VERSION, Origin, Profile, ReportSettings
-from lightning_flops.schema.step import DtypeFlops, Energy, OperatorProfile, StepFlops, TimingProfile
+from lightning_flops.schema.step import DtypeFlops, OperatorProfile, StepFlops
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import plural
-
-_OUTSIDE_SHARE = 0.05
-"""If validation, checkpoints and the like take this share of the time or more, the mean power is not that of steps."""
 
 
 def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
@@ -77,7 +73,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     if traced is not None:
         trains = context.trains or total.backward + total.recompute + total.optimizer > 0
         times, notes = module_times(traced, cells, peaks, counted_steps=steps, has_backward=trains)
-    energy = build_energy(window.gpu, timing)
     evidence = gather_evidence(
         window,
         timing=timing,
@@ -85,7 +80,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         dtypes=dtypes,
         times=times,
         traced=traced,
-        energy=energy,
     )
     root = next((module for module in window.modules if module.name == ""), None)
     operators = _operators(cells)
@@ -126,7 +120,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             step_word=context.step_word,
         ),
         memory_bytes_per_sec=bandwidth,
-        energy=energy,
         rates=rates,
         unavailable=unavailable,
         lower_bound=counts.is_lower_bound,
@@ -285,35 +278,3 @@ def _notes(window: WindowRecord, *, timed: int) -> tuple[str, ...]:
     if wrong:
         notes.append(f"Left out: {wrong} timed {plural('step', wrong)} with times that cannot be right.")
     return tuple(dict.fromkeys(notes))
-
-
-def build_energy(gpu: GpuRecord | None, timing: TimingProfile | None) -> Energy | None:
-    """The energy of a step, from what the GPU's counters measured in all timed ones.
-
-    The host runs ahead of the GPU, by about the same time at the first reading and at the last. So the readings say
-    the mean power of these steps, and a step's energy is this power times its seconds. None if nothing was read.
-    """
-    if gpu is None:
-        return None
-    watts = per_second(amount=gpu.joules, seconds=gpu.seconds)
-    per_step = None if timing is None or watts is None else watts * timing.global_step_sec
-    missing = "" if per_step is not None else gpu.no_joules_because or "no step was timed"
-    outside = {} if timing is None else timing.excluded_sec
-    if per_step is not None and math.fsum(outside.values()) > _OUTSIDE_SHARE * gpu.seconds:
-        per_step, missing = None, f"{', '.join(outside)} took part of the time in which it was measured"
-    return Energy(
-        measured_sec=gpu.seconds,
-        watts=watts,
-        joules_per_step=per_step,
-        no_joules_because=missing,
-        clock_mhz=ratio(part=sum(gpu.clock_mhz), whole=len(gpu.clock_mhz)),
-        highest_clock_mhz=gpu.highest_clock_mhz,
-        power_limited_share=_share(gpu.power_limited_sec, gpu.seconds),
-        heat_limited_share=_share(gpu.heat_limited_sec, gpu.seconds),
-    )
-
-
-def _share(limited_sec: float | None, seconds: float) -> float | None:
-    """At most 1: the driver's counter and the host's clock are not read at the same moment."""
-    share = ratio(part=limited_sec, whole=seconds)
-    return None if share is None else min(1.0, share)

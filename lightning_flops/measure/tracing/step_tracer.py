@@ -239,34 +239,26 @@ class _ModuleMarks:
 
     def __init__(self, root: nn.Module) -> None:
         self._names = ModuleNames(root)
-        self._texts: dict[str, str] = {}
         self._local = threading.local()
+
+    def _running(self) -> list[tuple[nn.Module, str, Any]]:
+        return vars(self._local).setdefault("running", [])  # type: ignore[no-any-return]
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """A forward begins."""
-        # enter and leave run for every module of the step, so they make few calls.
-        try:
-            stack = self._local.stack
-        except AttributeError:
-            stack = self._local.stack = []
-        name = self._names.name_for(module, stack[-1][1] if stack else "")
-        if name is None:
-            return
-        text = self._texts.get(name)
-        if text is None:
-            text = self._texts[name] = module_mark(name)
-        # The mark of the phase is the root's. A second one would cross it: hooks of every module run before a module's
-        # own, at both ends of a forward.
-        mark = optional.new_mark(text) if name else nullcontext()
-        mark.__enter__()
-        stack.append((module, name, mark))
+        running = self._running()
+        name = self._names.name_for(module, running[-1][1] if running else "")
+        if name is not None:
+            # The mark of the phase is the root's. A second one would cross it: hooks of every module run before a
+            # module's own, at both ends of a forward.
+            mark = optional.new_mark(module_mark(name)) if name else nullcontext()
+            mark.__enter__()
+            running.append((module, name, mark))
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A forward ends."""
-        stack: list[Any] = getattr(self._local, "stack", [])
-        for depth in range(len(stack) - 1, -1, -1):
-            if stack[depth][0] is module:
-                # The forwards above it ended by an error that skips hooks.
-                while len(stack) > depth:
-                    stack.pop()[2].__exit__(None, None, None)
-                return
+        """A forward ends, and with it those inside that ended by an error that skips hooks."""
+        running, ended = self._running(), None
+        if any(one is module for one, _, _ in running):
+            while ended is not module:
+                ended, _, mark = running.pop()
+                mark.__exit__(None, None, None)
