@@ -7,13 +7,14 @@ reset them, because that would change what the user reads later. On other device
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from lightning_flops.measure.optimizer_hooks import with_inner
 from lightning_flops.measure.torch_private.optional import on_this_rank
@@ -96,14 +97,13 @@ def memory_reader(device: torch.device) -> Callable[[], MemoryReading]:
 
 def _of_process() -> MemoryReading:
     """Resident memory; None on a system that is no Linux."""
-    kilobytes: dict[str, int] = {}
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name in ("VmRSS", "VmHWM"):
-                kilobytes[name] = int(value.split()[0])
-    current, peak = (None if name not in kilobytes else 1024 * kilobytes[name] for name in ("VmRSS", "VmHWM"))
-    return MemoryReading(current, _larger(peak, current))  # the system's peak may lag behind
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        kilobytes = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB", status, re.MULTILINE))
+        current, peak = (1024 * int(kilobytes[name]) for name in ("VmRSS", "VmHWM"))
+    except (OSError, KeyError):
+        return MemoryReading(None, None)
+    return MemoryReading(current, max(peak, current))  # the system's peak may lag behind
 
 
 def _larger(one: int | None, other: int | None) -> int | None:
@@ -115,15 +115,8 @@ def _larger(one: int | None, other: int | None) -> int | None:
 
 def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Bytes of this rank's part of *tensors*; each tensor counts once."""
-    return sum(map(_local_bytes, {id(tensor): tensor for tensor in tensors if tensor is not None}.values()))
-
-
-def _local_bytes(tensor: torch.Tensor) -> int:
-    tensor = on_this_rank(tensor)
-    try:
-        return int(tensor.numel()) * int(tensor.element_size())
-    except (RuntimeError, ValueError):  # a lazy parameter has no size yet
-        return 0
+    local = {id(tensor): on_this_rank(tensor) for tensor in tensors if tensor is not None}.values()
+    return sum(0 if is_lazy(tensor) else tensor.numel() * tensor.element_size() for tensor in local)
 
 
 def _storage(tensor: torch.Tensor) -> object:

@@ -99,9 +99,7 @@ def _take_out(remove: Callable[[Any], None], callback: Callable[[Any], None]) ->
 def _silence_hook_warning(undo: ExitStack) -> None:
     """Keeps torch from warning users of ``torch.compile(module)`` about hooks that are not theirs.
 
-    Each one inside has a filter of its own, as ``warnings.filters`` holds it, so that they may leave in any order. The
-    functions of ``warnings`` that change filters make Python forget which warnings it has shown: the user would see
-    each of them again. A filter that ignores something needs no forgetting.
+    The functions of ``warnings`` that change filters would make Python forget which warnings it has shown.
     """
     own: Any = ("ignore", _IGNORED, Warning, None, 0)
     warnings.filters.insert(0, own)  # type: ignore[attr-defined]

@@ -1,7 +1,4 @@
-"""Functions of others' classes, modules and tables, wrapped for as long as needed, and what is called around them.
-
-Nothing of ours is on an object of the user's: a wrapper is on a class or a module, and finds those who listen.
-"""
+"""Functions of others' classes, modules and tables, wrapped for as long as needed, and what is called around them."""
 
 from __future__ import annotations
 
@@ -25,12 +22,8 @@ _users: dict[tuple[int, Any], list[Callable[[], None]]] = {}
 def wrap(owner: Any, name: Any, make: Callable[[Any], Callable[..., Any]], undo: ExitStack) -> None:
     """Have what *make* returns in the place of a function until *undo* is closed; all who need it share one wrapper.
 
-    *owner* is a class or a module that has the function as the attribute *name*, or a dict that has it as a value. The
-    wrapper must not keep a run or an object of the user's alive. References to it that were taken before cannot be
-    pickled meanwhile.
-
-    Raises:
-        KeyError: *owner* itself has no such function.
+    *owner* is a class or a module that has the function as the attribute *name*, or a dict that has it as a value; a
+    KeyError says that it has none. The wrapper must not keep a run or an object of the user's alive.
     """
     key = id(owner), name
     users = _users.setdefault(key, [])
@@ -70,17 +63,9 @@ _listeners: dict[tuple[int, str], list[_Listener]] = {}
 def listen(undo: ExitStack, owner: Any, name: str, begins: Begins, *, failed: Failed | None = None) -> None:
     """Have *begins* called before each call of ``owner.name`` until *undo* is closed, and what it returns after it.
 
-    The function is compiled as it would be without us. On a class, its first argument is the instance.
-
-    Args:
-        undo: makes the function as it was before.
-        owner: as for ``wrap``.
-        name: of the function.
-        begins: is called with the same arguments; who listens last is called first.
-        failed: gets what *begins*, or what it returned, raised; without it these raise nothing but what is the user's.
-
-    Raises:
-        KeyError: as for ``wrap``.
+    The function is compiled as it would be without us. *begins* gets the same arguments, on a class the instance first;
+    who listens last is called first. *failed* gets what *begins*, or what it returned, raised; without it these raise
+    nothing but what is the user's.
     """
     listeners = _listeners.setdefault((id(owner), name), [])
     wrap(owner, name, functools.partial(_heard, listeners), undo)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_flops.measure.deepspeed_groups import ParallelSizes, parallel_sizes, tensor_parallel_size
+from lightning_flops.measure.deepspeed_groups import ParallelSizes, parallel_sizes
 
 
 def _unit(**sizes: int) -> SimpleNamespace:
@@ -50,7 +50,6 @@ def test_ranks_that_share_a_sequence_see_the_same_data_and_are_no_tensor_paralle
     mpu = _unit(initialize_sequence_parallel=0, get_model_parallel_world_size=4)
     engine = SimpleNamespace(mpu=mpu, sequence_parallel_size=4, dp_world_size=None)
     assert parallel_sizes(engine) == ParallelSizes(dp_size=2, sp_size=4)
-    assert tensor_parallel_size(mpu) == 1
 
 
 @pytest.mark.usefixtures("eight_ranks")
