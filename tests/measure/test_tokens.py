@@ -15,7 +15,7 @@ IDS = torch.arange(3, 15).reshape(3, 4)
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 1, 1]])
 
 
-LONG = IDS.reshape(1, 12)
+LONG, FIVE = IDS.reshape(1, 12), torch.ones(1, 5, dtype=torch.long)
 LABELS = torch.tensor([[-100, -100, 5, 6], [-100, 4, -100, -100], [1, 2, 3, 4]])
 PLACES = torch.tensor([[0, 1, 2, 0, 1, 0, 0, 1, 2, 3, 4, 5]])
 BY_SHAPE = BatchTokens(12, None, None)
@@ -54,6 +54,15 @@ BY_SHAPE = BatchTokens(12, None, None)
                 [[0, 1, 0, 1], [0, 1, 1, 1], [0, 1, 2, 3]],
             )
         ),
+        # A sequence of one token where a row begins or ends may be padding, which has the place 0, too.
+        *(
+            (batch, BatchTokens(5, None, None))
+            for places in ([0, 1, 2, 0, 0], [0, 1, 2, 3, 0], [0, 0, 0, 1, 2])
+            for batch in (
+                {"input_ids": FIVE, "position_ids": torch.tensor([places])},
+                {"input_ids": FIVE, "cu_seqlens": torch.tensor([*(at for at in range(5) if not places[at]), 5])},
+            )
+        ),
         # What are no offsets.
         *(
             ({"input_ids": IDS, "cu_seqlens": torch.tensor(offsets, dtype=torch.int32)}, BY_SHAPE)
@@ -71,29 +80,6 @@ BY_SHAPE = BatchTokens(12, None, None)
 )
 def test_tokens_of_a_batch(batch: Any, expected: BatchTokens | None) -> None:
     assert tokens_in(batch) == expected
-
-
-@pytest.mark.parametrize(
-    ("places", "real"),
-    [
-        ([0, 1, 2, 0, 0], None),  # a sequence of 3, and padding or two more
-        ([0, 1, 2, 3, 0], None),
-        ([0, 0, 0, 1, 2], None),
-        ([0, 1, 2, 0, 1], 5),
-    ],
-)
-@pytest.mark.parametrize("as_offsets", [False, True], ids=["positions", "offsets"])
-def test_a_sequence_of_one_token_at_the_border_of_a_row_may_be_padding(
-    places: list[int], real: int | None, as_offsets: bool
-) -> None:
-    """Padding may have the place 0, so that each place of it looks like a sequence: nobody can tell."""
-    batch = {"input_ids": torch.ones(1, 5, dtype=torch.long)}
-    if as_offsets:
-        batch["cu_seq_lens_q"] = torch.tensor([place for place, number in enumerate(places) if not number] + [5])
-    else:
-        batch["position_ids"] = torch.tensor([places])
-    tokens = tokens_in(batch)
-    assert tokens is not None and (tokens.processed, tokens.real) == (5, real)
 
 
 PADDED = {"input_ids": IDS, "attention_mask": MASK}
