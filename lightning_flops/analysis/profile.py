@@ -18,14 +18,13 @@ from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flo
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peaks import COPY, measured_peaks, peak_for
-from lightning_flops.analysis.rates import build_rates, peak_seconds_of_step, per_second, ratio
+from lightning_flops.analysis.rates import build_rates, peak_seconds_of_step
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
 from lightning_flops.records import (
     OUTSIDE,
     FlopRecord,
-    GpuRecord,
     ModuleRecord,
     OperatorCell,
     PhaseFlops,
@@ -37,11 +36,9 @@ from lightning_flops.records import (
 )
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import SCHEMA_VERSION, Origin, Profile, ReportSettings
-from lightning_flops.schema.step import DtypeFlops, Energy, OperatorProfile, StepFlops, TimingProfile
+from lightning_flops.schema.step import DtypeFlops, OperatorProfile, StepFlops
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import plural
-
-_OUTSIDE_SHARE = 0.05  # of the time outside of steps, above which the mean power is not that of steps
 
 
 def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
@@ -74,7 +71,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     notes: tuple[str, ...] = ()
     if traced is not None:
         times, notes = module_times(traced, cells, peaks, counted_steps=steps)
-    energy = build_energy(window.gpu, timing)
     evidence = gather_evidence(
         window,
         timing=timing,
@@ -82,7 +78,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         dtypes=dtypes,
         times=times,
         traced=traced,
-        energy=energy,
     )
     root = next((module for module in window.modules if module.name == ""), None)
     operators = _operators(cells)
@@ -120,7 +115,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             lower_bound=counts.is_lower_bound,
         ),
         memory_bytes_per_sec=bandwidth,
-        energy=energy,
         rates=rates,
         unavailable=unavailable,
         lower_bound=counts.is_lower_bound,
@@ -267,32 +261,3 @@ def _notes(window: WindowRecord, *, timed: int) -> tuple[str, ...]:
     if wrong:
         notes.append(f"Left out: {wrong} timed {plural('step', wrong)} with times that cannot be right.")
     return tuple(dict.fromkeys(notes))
-
-
-def build_energy(gpu: GpuRecord | None, timing: TimingProfile | None) -> Energy | None:
-    """The energy of a step: its seconds x the mean power that the GPU's counters show of all timed ones.
-
-    The host runs ahead of the GPU, by about the same time at the first reading and at the last. None without readings.
-    """
-    if gpu is None:
-        return None
-    watts = per_second(amount=gpu.joules, seconds=gpu.seconds)
-    per_step = None if timing is None or watts is None else watts * timing.global_step_sec
-    missing = "" if per_step is not None else gpu.no_joules_because or "no step was timed"
-    outside = {} if timing is None else timing.excluded_sec
-    if per_step is not None and math.fsum(outside.values()) > _OUTSIDE_SHARE * gpu.seconds:
-        per_step, missing = None, f"{', '.join(outside)} took part of the time in which it was measured"
-    limited = {
-        # At most 1: the driver's counters and the host's clock are not read at the same moment.
-        f"{cause}_limited_share": ratio(part=sec and min(sec, gpu.seconds), whole=gpu.seconds)
-        for cause, sec in (("power", gpu.power_limited_sec), ("heat", gpu.heat_limited_sec))
-    }
-    return Energy(
-        measured_sec=gpu.seconds,
-        watts=watts,
-        joules_per_step=per_step,
-        no_joules_because=missing,
-        clock_mhz=ratio(part=sum(gpu.clock_mhz), whole=len(gpu.clock_mhz)),
-        highest_clock_mhz=gpu.highest_clock_mhz,
-        **limited,
-    )

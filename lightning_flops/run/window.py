@@ -12,8 +12,7 @@ from lightning_flops.measure.memory import MemoryWatch, memory_reader
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.recorder import CountedStep, Recorder
 from lightning_flops.measure.timing.clocks import clock_for
-from lightning_flops.measure.timing.gpu_counters import Ask, GpuWatch
-from lightning_flops.measure.timing.processor_wait import ProcessorWatch
+from lightning_flops.measure.timing.processor_wait import Heat, ProcessorWatch
 from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import TimePhase, WindowRecord
@@ -28,7 +27,6 @@ class Window:
     recorder: Recorder
     memory: MemoryWatch
     processors: ProcessorWatch
-    gpu: GpuWatch
     is_open: bool = False
     micro_batch_size: int | None = None
     fetches: int = 0  # seen since the window was made
@@ -51,7 +49,6 @@ class Window:
         recorder = self.recorder
         timer, self.is_idle = recorder.timer, recorder.idle and not self.is_open
         self.processors.follow(timed=timer is not None)
-        self.gpu.follow(timed=timer is not None)
         if not recorder.marking:
             self.unmark()
         elif self.marks is None:
@@ -94,12 +91,11 @@ class Window:
 
     def watched(self, record: WindowRecord) -> WindowRecord:
         """*record* with what the watches have seen."""
-        return replace(record, processor=self.processors.loss(), gpu=self.gpu.record())
+        return replace(record, processor=self.processors.loss())
 
     def end(self) -> None:
         """The window is over: its watches and marks are."""
         self.processors.follow(timed=False)
-        self.gpu.follow(timed=False)
         self.unmark()
 
     def abandon(self) -> None:
@@ -116,7 +112,7 @@ def new_window(
     facts: Facts,
     config: ProfilerConfig,
     notes: Notes,
-    nvml: Ask | None,
+    heat: Heat,
     counted: Callable[[CountedStep], None],
 ) -> Window:
     """A window that opens before *step*, or never; *counted* gets each step that was counted."""
@@ -133,7 +129,7 @@ def new_window(
         counted=counted,
     )
     memory = MemoryWatch(facts.root, read=memory_reader(device), on_device=device.type == "cuda")
-    return Window(step, recorder, memory, ProcessorWatch(), GpuWatch(nvml))
+    return Window(step, recorder, memory, ProcessorWatch(heat=heat))
 
 
 def _tracing(facts: Facts, config: ProfilerConfig) -> TraceCycles:
