@@ -15,9 +15,6 @@ from lightning_flops.measure.torch_private.needed import modes_off
 from lightning_flops.records import Shapes
 from lightning_flops.text.printable import shown
 
-_FROM_LOADER = -2
-"""Begins a shape that is no tensor's: it says which of several data loaders the batch is from."""
-
 _PACKED = -4
 """Begins a shape that is no tensor's: the number after it is that of the sequences in a PackedSequence, or in a nested
 tensor that is jagged."""
@@ -73,13 +70,8 @@ def _shapes_of(leaf: torch.Tensor | PackedSequence) -> Shapes:
 
 def shapes_text(shapes: Shapes) -> str:
     """*shapes* as a report prints them: ``[32, 1, 8, 8] [32]``."""
-    special = {_FROM_LOADER: "loader {}:", _PACKED: "{} packed:", HIDDEN_SHAPE[0]: "[?]"}
+    special = {_PACKED: "{} packed:", HIDDEN_SHAPE[0]: "[?]"}
     return " ".join(special.get(one[0], str(list(one))).format(*one[1:]) if one else "[]" for one in shapes)
-
-
-def from_loader(shapes: Shapes, index: int) -> Shapes:
-    """*shapes* of a batch from the data loader of this *index*: what is computed may depend on the loader."""
-    return ((_FROM_LOADER, index), *shapes)
 
 
 def never_alike(shapes: Shapes) -> Shapes:

@@ -178,11 +178,8 @@ def new_net(
     return net_class(root, validates=validates)(now=now, at=at, manual=manual)
 
 
-def new_gan(root: str = ROOT, *, now: FakeNow | None = None, raw: bool = False) -> Any:
-    """Manual optimization with two optimizers: each batch trains *critic*, then *generator*, on the same input.
-
-    With *raw*, ``loss.backward()`` and the bare optimizers are used, of which Lightning knows nothing.
-    """
+def new_gan(root: str = ROOT, *, now: FakeNow | None = None) -> Any:
+    """Manual optimization with two optimizers: each batch trains *critic*, then *generator*, on the same input."""
 
     class Gan(net_class(root)):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -192,15 +189,11 @@ def new_gan(root: str = ROOT, *, now: FakeNow | None = None, raw: bool = False) 
 
         def training_step(self, batch: Any, batch_idx: int) -> None:
             x, y = batch
-            optimizers = self.optimizers(use_pl_optimizer=not raw)
-            for net, optimizer in zip((self.critic, self.generator), optimizers, strict=True):
+            for net, optimizer in zip((self.critic, self.generator), self.optimizers(), strict=True):
                 self.sleep(2.0)
                 loss = nn.functional.mse_loss(net(x), y)
                 optimizer.zero_grad()
-                if raw:
-                    loss.backward()  # type: ignore[no-untyped-call]
-                else:
-                    self.manual_backward(loss)
+                self.manual_backward(loss)
                 optimizer.step()
 
         def configure_optimizers(self) -> Any:

@@ -246,7 +246,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
     before = vars(OUTCOMES).copy()
     vars(OUTCOMES).update(vars(Outcomes()))
     lines: list[str] = []
-    monkeypatch.setattr("lightning_flops.adapters.loop_context.say", lines.append)
+    monkeypatch.setattr("lightning_flops.adapters.place.say", lines.append)
     yield lines
     vars(OUTCOMES).update(before)
 
