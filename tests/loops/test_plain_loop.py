@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -42,15 +41,13 @@ STEP = PhaseSeconds(
     data_wait=FETCH_SEC, forward=FORWARD_SEC + LOSS_SEC, backward=BACKWARD_SEC, optimizer=UPDATE_SEC, other=0.0
 )
 """The times of a step of one batch in which nothing else happens."""
-TWICE = PhaseSeconds(
-    data_wait=FETCH_SEC,
-    forward=2 * (FORWARD_SEC + LOSS_SEC),
-    backward=2 * BACKWARD_SEC,
-    optimizer=2 * UPDATE_SEC,
-    other=0.0,
-)
 
 Step = Callable[[TrainingProfiler, int, Tensor], object]
+
+
+def times(step: PhaseSeconds, number: int) -> PhaseSeconds:
+    """So many of *step* in one."""
+    return PhaseSeconds(**{one.name: number * getattr(step, one.name) for one in fields(step)})
 
 
 class Loop:
@@ -156,13 +153,7 @@ def test_accumulated_batches_are_one_step(loop: Loop, notified: bool) -> None:
     profile = loop.run(step, 24)
     assert flops(profile) == (3 * FORWARD, 3 * BACKWARD)
     assert (profile.samples, profile.micro_steps, profile.context.accumulate) == (3 * BATCH, 3, 3)
-    whole = PhaseSeconds(
-        data_wait=3 * FETCH_SEC,
-        forward=3 * (FORWARD_SEC + LOSS_SEC),
-        backward=3 * BACKWARD_SEC,
-        optimizer=UPDATE_SEC,
-    )
-    assert loop.seconds == [whole, whole]
+    assert loop.seconds == [replace(times(STEP, 3), optimizer=UPDATE_SEC)] * 2
 
 
 def test_without_an_optimizer_a_step_ends_where_the_loop_says(loop: Loop) -> None:
@@ -285,17 +276,10 @@ def test_an_evaluation_in_the_middle_of_an_accumulated_step_is_no_part_of_it(loo
 
 @pytest.mark.parametrize("whose", ["its own", "another's"])
 @pytest.mark.parametrize("where", ["between steps", "inside a step"])
-def test_what_the_loop_leaves_out_is_in_no_step_and_a_checkpoint_is_other(
-    whose: str, where: str, loop: Loop, tmp_path: Path
-) -> None:
+def test_what_the_loop_leaves_out_is_in_no_step(whose: str, where: str, loop: Loop) -> None:
     """As in an evaluation of a model that is in training mode, or of an averaged one."""
     now = loop.now
     evaluated = loop.net if whose == "its own" else Net(now)
-
-    class Slowly:
-        def __reduce__(self) -> tuple[Any, ...]:
-            now.sleep(64.0)
-            return str, ()
 
     def evaluate(profiler: TrainingProfiler) -> None:
         with profiler.outside_of_steps("samples"):
@@ -308,12 +292,11 @@ def test_what_the_loop_leaves_out_is_in_no_step_and_a_checkpoint_is_other(
             evaluate(profiler)
         loss.backward()
         loop.optimizer.step()
-        torch.save(Slowly(), tmp_path / "checkpoint.pt")
         if where == "between steps":
             evaluate(profiler)
 
     assert loop.run(step).samples == BATCH
-    assert loop.seconds == [replace(STEP, other=64.0)] * 2
+    assert loop.seconds == [STEP] * 2
     assert loop.excluded == [{"samples": 2 * (FETCH_SEC + FORWARD_SEC + LOSS_SEC)}] * 2
     summary = loop.summary
     assert summary.ips is not None and summary.model_flops == 8 * (FORWARD + BACKWARD)
@@ -380,16 +363,18 @@ def test_a_batch_that_is_fetched_ahead_belongs_to_the_next_step(loop: Loop, plac
     with loop.profiler as profiler:
         batches = iter(loader(10, loop.now))
         rows, ahead = next(batches, None), None
+
+        def fetch(here: str) -> None:
+            nonlocal ahead
+            ahead = next(batches, None) if here == place else ahead
+
         while rows is not None:
             output = loop.net(rows)
-            if place == "before the loss":
-                ahead = next(batches, None)
+            fetch("before the loss")
             loss_of(output, loop.now).backward()
-            if place == "before the update":
-                ahead = next(batches, None)
+            fetch("before the update")
             loop.optimizer.step()
-            if place == "after the update":
-                ahead = next(batches, None)
+            fetch("after the update")
             rows = ahead
     profile = profile_of(profiler)
     assert (profile.flops.forward, profile.samples, profile.micro_steps) == (FORWARD, BATCH, 1)
@@ -447,7 +432,7 @@ def test_a_step_of_two_models_ends_with_the_last_optimizer_or_where_the_loop_say
     assert (flops(profile), profile.micro_steps) == ((2 * FORWARD, 2 * BACKWARD), 1)
     by_name = {one.name: one.total.forward for one in profile.modules}
     assert (by_name["critic"], by_name["net"], by_name["net.first"]) == (FORWARD, FORWARD, FIRST)
-    assert loop.seconds == [TWICE, TWICE]
+    assert loop.seconds == [replace(times(STEP, 2), data_wait=FETCH_SEC)] * 2
     assert loop.summary.model_flops == 8 * 2 * (FORWARD + BACKWARD)
 
 
@@ -485,23 +470,15 @@ def test_tokens_and_padding_are_those_of_the_batches(now: FakeNow) -> None:
 
 def test_start_and_stop_do_what_with_does_and_a_second_start_ends_the_first(loop: Loop) -> None:
     profiler = loop.profiler
-
-    def train(batches: int) -> None:
+    for batches in (8, 6):
+        profiler.start()
+        assert profiler.profiles == ()
         for place, rows in enumerate(loader(batches, loop.now)):
             loop.step(profiler, place, rows)
-
-    profiler.start()
-    train(8)
-    profiler.start()
-    assert profiler.profiles == ()
-    train(6)
     profiler.stop()
     profiler.stop()
-    run = throughput_of(profiler)
-    assert (len(profiler.profiles), flops(profile_of(profiler))) == (1, (FORWARD, BACKWARD))
-    assert run.model_flops == 6 * (FORWARD + BACKWARD)
-    train(2)
-    assert throughput_of(profiler) is run
+    assert flops(profile_of(profiler)) == (FORWARD, BACKWARD)
+    assert loop.summary.model_flops == 6 * (FORWARD + BACKWARD)
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [

@@ -35,9 +35,9 @@ class Net(nn.Module):
         super().__init__()
         self.layer = nn.Linear(WIDTH, 2)
 
-    def forward(self, x: Any, labels: Any = None) -> dict[str, Any]:
+    def forward(self, x: Any) -> Any:
         time.sleep(0.003)
-        return {"loss": self.layer(x).sum()}
+        return self.layer(x).sum()
 
 
 def data() -> DataLoader[Any]:
@@ -51,7 +51,7 @@ def loop() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with profile_training(net, optimizer, log_dir=".", **WINDOW):
         for batch in data():
-            net(batch)["loss"].backward()
+            net(batch).backward()
             optimizer.step()
 
 
@@ -67,40 +67,12 @@ def lightning() -> None:
             self.net = Net()
 
         def training_step(self, batch: Any) -> Any:
-            return self.net(batch)["loss"]
+            return self.net(batch)
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     new_trainer("lightning.pytorch", ".", FlopsProfilerCallback(**WINDOW)).fit(Module(), data())
-
-
-def transformers() -> None:
-    from transformers import Trainer, TrainingArguments
-
-    from lightning_flops import FlopsProfilerTrainerCallback
-
-    arguments = TrainingArguments(
-        ".", max_steps=STEPS, per_device_train_batch_size=BATCH, report_to=[], use_cpu=True, save_strategy="no"
-    )
-    rows: Any = [{"x": torch.ones(WIDTH), "labels": torch.tensor(0)}] * (STEPS * BATCH)
-    Trainer(Net(), arguments, train_dataset=rows, callbacks=[FlopsProfilerTrainerCallback(**WINDOW)]).train()
-
-
-def deepspeed() -> None:
-    import deepspeed as ds
-
-    from lightning_flops.deepspeed import install
-
-    install()
-    net = Net()
-    config = {"train_micro_batch_size_per_gpu": BATCH, "flops_profiler": {"enabled": True, **WINDOW}}
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    engine = ds.initialize(model=net, optimizer=optimizer, config=config)[0]
-    for batch in data():
-        engine.backward(engine(batch)["loss"])
-        engine.step()
-    engine.destroy()
 
 
 def watch(state: str, number: int) -> None:
@@ -146,7 +118,7 @@ def main(program: str, state: str, number: str) -> None:
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # torch wraps the step of a class when it is first used
     before, ended = torch_state(), "itself"
     try:
-        {"loop": loop, "lightning": lightning, "transformers": transformers, "deepspeed": deepspeed}[program]()
+        {"loop": loop, "lightning": lightning}[program]()
     except BaseException as error:
         ended = type(error).__name__
     gc.collect()
