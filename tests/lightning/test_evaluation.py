@@ -15,9 +15,23 @@ from lightning_flops.records import PhaseFlops, PhaseSeconds
 from lightning_flops.report.text import render_text
 from tests.fake_clock import FakeNow
 from tests.left_on_torch import torch_state
-from tests.lightning.evaluations import LOOPS, new_evaluated_net, run
-from tests.lightning.nets import BATCH, FORWARD, HIDDEN, IN, OUT, ROOT, Rows, Stream, footprint, loader
-from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
+from tests.lightning.nets import (
+    BATCH,
+    FORWARD,
+    HIDDEN,
+    IN,
+    LOOPS,
+    OUT,
+    ROOT,
+    Rows,
+    Stream,
+    footprint,
+    loader,
+    new_evaluated_net,
+    read_back,
+    run,
+    tensorboard_logger,
+)
 from tests.listening import warnings_in
 from tests.results import profile_of, throughput_of
 

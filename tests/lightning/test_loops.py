@@ -80,23 +80,6 @@ def test_without_an_optimizer_every_batch_is_a_step(trainer: MakeTrainer, window
     assert (indices(windows[0].counted_steps), flops(windows[0])) == ([2], batch_flops())
 
 
-def test_steps_that_differ_are_said_to_differ(trainer: MakeTrainer, windows: list[Any]) -> None:
-    net = new_net()
-    net.automatic_optimization = False
-
-    def training_step(batch: Any, batch_idx: int) -> None:
-        for _ in range(1 + batch_idx % 2):  # every second batch is used twice
-            net.manual_backward(torch.nn.functional.mse_loss(net.net(batch[0]), batch[1]))
-        net.optimizers().step()
-
-    net.training_step = training_step
-    trainer(FlopsProfilerCallback(profile_step=2, timing_steps=2)).fit(net, loader(12))
-    (window,) = windows
-    assert flops(window) == batch_flops()
-    assert any("Steps differ: only 2 of the 4 steps watched" in note for note in window.notes)
-    assert indices(window.timed_steps) == [6, 8]
-
-
 def test_lbfgs_runs_its_closure_several_times_in_one_step(
     trainer: MakeTrainer, now: FakeNow, windows: list[Any]
 ) -> None:

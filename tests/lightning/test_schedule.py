@@ -15,8 +15,7 @@ from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.fake_clock import FakeNow
-from tests.lightning.nets import BATCH, Rows, batch_flops, loader, new_net
-from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
+from tests.lightning.nets import BATCH, Rows, batch_flops, loader, new_net, read_back, tensorboard_logger
 from tests.listening import warnings_in
 from tests.results import throughput_of
 
