@@ -75,16 +75,13 @@ def test_every_argument_reaches_the_setting_of_its_name() -> None:
     assert FlopsProfilerCallback(trace_dir=Path("a")).config == ProfilerConfig(trace_dir="a")
 
 
-BLOCK = {"enabled": True, "profile_step": 3, "module_depth": 2, "top_modules": 4, "detailed": False, "timing_steps": 5}
-
-
 def test_a_deepspeed_block_is_the_callbacks_settings_and_may_lie_in_a_file(tmp_path: Path) -> None:
-    whole = {"train_batch_size": 8, "flops_profiler": BLOCK}
+    given: dict[str, Any] = {"profile_step": 3, "module_depth": 2, "detailed": False, "timing_steps": 5}
+    whole = {"train_batch_size": 8, "flops_profiler": {"enabled": True, **given}}
     path = tmp_path / "ds_config.json"
     path.write_text(json.dumps(whole))
-    expected = ProfilerConfig(profile_step=3, module_depth=2, top_modules=4, detailed=False, timing_steps=5)
     for form in (whole, path, str(path)):
-        assert FlopsProfilerCallback.from_deepspeed_config(form).config == expected
+        assert FlopsProfilerCallback.from_deepspeed_config(form).config == ProfilerConfig(**given)
 
 
 @pytest.mark.parametrize(

@@ -18,18 +18,8 @@ from tests.ranks import LIGHTNING
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("root", "strategy"),
-    [
-        # Each launcher under one root: every start of two ranks takes seconds.
-        ("lightning.pytorch", "ddp"),
-        ("lightning.pytorch", "ddp_fork"),
-        pytest.param("pytorch_lightning", "ddp_spawn", marks=pytest.mark.slow),
-        pytest.param("lightning.pytorch", "ddp_find_unused_parameters_true", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("root", "strategy"), [("lightning.pytorch", "ddp"), ("pytorch_lightning", "ddp_fork")])
 def test_two_ranks_train_and_rank_zero_reports(root: str, strategy: str, tmp_path: Path, temporary: Path) -> None:
-    # A spawned child imports the script anew under another name, with the same arguments.
     done = run_fork(
         ["-m", "tests.lightning.launch_me", root, strategy, str(tmp_path)],
         folder=REPOSITORY,

@@ -14,12 +14,10 @@ from typing import Any
 import cloudpickle
 import lightning.pytorch as pl
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
 from tests.left_on_objects import left_on_object
-from tests.lightning.nets import BATCH, ROOT, Rows, new_net, new_trainer
+from tests.lightning.nets import ROOT, loader, new_net, new_trainer
 
 HOOKS = (
     "setup on_fit_start on_train_start on_train_epoch_start on_train_batch_start on_before_zero_grad "
@@ -27,22 +25,6 @@ HOOKS = (
     "on_validation_batch_start on_validation_batch_end on_validation_end on_train_epoch_end on_save_checkpoint "
     "on_train_end teardown"
 ).split()
-
-
-class Data(pl.LightningDataModule):
-    """Data whose workers are given one of its own methods."""
-
-    def collate(self, rows: list[Any]) -> Any:
-        return torch.utils.data.default_collate(rows)
-
-    def _loader(self, batches: int) -> Any:
-        return DataLoader(Rows(batches * BATCH), batch_size=BATCH, collate_fn=self.collate)
-
-    def train_dataloader(self) -> Any:
-        return self._loader(12)
-
-    def val_dataloader(self) -> Any:
-        return self._loader(1)
 
 
 class Probe(pl.Callback):
@@ -96,13 +78,13 @@ def test_what_is_pickled_or_copied_in_any_hook_has_nothing_of_ours(tmp_path: Pat
         epoch_loop, module = trainer.fit_loop.epoch_loop, trainer.lightning_module
         methods = [module.training_step, trainer.strategy.training_step, epoch_loop.advance, trainer.fit]
         for kind in (pickle.Pickler, cloudpickle.Pickler):
-            assert b"lightning_flops" not in pickled_by(kind, [trainer, module, trainer.datamodule, methods]), hook
+            assert b"lightning_flops" not in pickled_by(kind, [trainer, module, methods]), hook
         copied = copy.deepcopy(trainer)
         for one in (copied, copied.strategy, copied.fit_loop.epoch_loop, *copied.lightning_module.modules()):
             assert left_on_object(one) == [], hook
 
     settings = {"enable_checkpointing": True, "val_check_interval": 3, "num_sanity_val_steps": 0}
     trainer = new_trainer(ROOT, tmp_path, Probe(look), callback, **settings)
-    trainer.fit(new_net(validates=True, manual=manual), datamodule=Data())
+    trainer.fit(new_net(validates=True, manual=manual), loader(12), loader(1))
     assert {state for _, state in known} >= {"waiting", "counting", "settling", "timing", "tracing"}
     assert {hook for hook, _ in known} >= set(HOOKS) - ({"on_before_zero_grad"} if manual else set())

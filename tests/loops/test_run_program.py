@@ -171,18 +171,6 @@ def test_two_ranks_under_torchrun_have_one_report(tmp_path: Path) -> None:
 
 # ---- other frameworks, whose programs are not changed either
 
-ACCELERATE = """
-import torch
-from accelerate import Accelerator
-from torch import nn
-accelerator = Accelerator(cpu=True)
-net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-net, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters()))
-for _ in range(14):
-    accelerator.backward(net(torch.randn(8, 16)).square().mean())
-    optimizer.step()
-    optimizer.zero_grad()
-"""
 TRAINER = """
 from torch import nn
 from torch.utils.data import Dataset
@@ -210,7 +198,6 @@ FIT_WITH_LOGGER = FIT.format(logger="CSVLogger('logs', name='run', version=0)")
 HAND = (nets.FORWARD, nets.BACKWARD, "22.53 KFLOPs")
 HAND_OF_FIT = (lightning_nets.FORWARD, lightning_nets.BACKWARD, "1.63 KFLOPs")
 PROGRAMS = {
-    "accelerate": (ACCELERATE, [], "torch", "lightning_flops", HAND),
     "trainer": (TRAINER, [], "transformers", "out/lightning_flops", HAND),
     "fit": (FIT.format(logger=False), [], lightning_nets.ROOT, "lightning_flops", HAND_OF_FIT),
     "fit with a logger": (FIT_WITH_LOGGER, [], lightning_nets.ROOT, "logs/run/version_0/lightning_flops", HAND_OF_FIT),
