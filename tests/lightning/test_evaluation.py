@@ -157,16 +157,6 @@ def test_reports_of_a_fit_and_of_the_loops_after_it_keep_apart(trainer: MakeTrai
     assert texts <= set(board.Tags()["tensors"])
 
 
-def test_validation_inside_a_fit_has_no_report_of_its_own(
-    trainer: MakeTrainer, windows: list[Any], tmp_path: Path
-) -> None:
-    callback = profiler(timing_steps=2)
-    trainer(callback, val_check_interval=2, num_sanity_val_steps=2).fit(new_evaluated_net(), loader(8), loader(6))
-    assert [window.context.loop for window in windows] == ["training"]
-    files = {path.name for path in (tmp_path / "lightning_flops").iterdir()}
-    assert files == {"profile.html", "profile.json", "profile.txt"}
-
-
 def test_throughput_is_of_the_loops_batches_without_what_comes_before_the_first(
     trainer: MakeTrainer, monitor_now: FakeNow
 ) -> None:

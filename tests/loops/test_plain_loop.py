@@ -121,6 +121,8 @@ def test_a_loop_is_profiled_without_a_line_inside_it(loop: Loop) -> None:
     assert (run.ips_unit, run.mfu, run.model_flops) == ("samples/s", None, 8 * (FORWARD + BACKWARD))
     assert "no dense peak" in run.unavailable["mfu"]
     assert loop.run(batch_size=lambda rows: 10 * len(rows)).samples == 10 * BATCH
+    loop.net.eval()  # a model that trains in evaluation mode
+    assert loop.run(profile_step=0).flops.forward == FORWARD
 
 
 @pytest.mark.parametrize("before_loss", [False, True])
@@ -239,9 +241,11 @@ def test_a_gradient_penalty_is_a_backward(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("around_all", [True, False], ids=["no_grad around all", "no_grad around each forward"])
-def test_an_evaluation_between_steps_is_in_no_figure(loop: Loop, around_all: bool) -> None:
-    def step(profiler: TrainingProfiler, place: int, rows: Tensor) -> None:
-        loop.step(profiler, place, rows)
+@pytest.mark.parametrize("where", ["after the first batch", "before the update", "between steps"])
+def test_an_evaluation_is_in_no_figure(loop: Loop, where: str, around_all: bool) -> None:
+    def evaluate(here: str) -> None:
+        if here != where:
+            return
         loop.net.eval()
         with torch.set_grad_enabled(not around_all):
             for others in loader(2, loop.now):
@@ -249,28 +253,18 @@ def test_an_evaluation_between_steps_is_in_no_figure(loop: Loop, around_all: boo
                     loop.net(others)
         loop.net.train()
 
-    assert flops(loop.run(step)) == (FORWARD, BACKWARD)
-    assert loop.seconds == [STEP, STEP]
-    assert loop.excluded == [{"validation": 2 * (FETCH_SEC + FORWARD_SEC)}] * 2
-
-
-@pytest.mark.parametrize("when", [1, 2], ids=["before the update", "after the first batch"])
-def test_an_evaluation_in_the_middle_of_an_accumulated_step_is_no_part_of_it(loop: Loop, when: int) -> None:
     def step(_: TrainingProfiler, place: int, rows: Tensor) -> None:
         loop.loss(rows).backward()
-        if place % 4 == when:
-            loop.net.eval()
-            with torch.no_grad():
-                for one in loader(3, loop.now):
-                    loop.net(one)
-            loop.net.train()
+        evaluate("before the update" if place % 2 else "after the first batch")
         if place % 2:
             loop.optimizer.step()
             loop.optimizer.zero_grad()
+            evaluate("between steps")
 
     profile = loop.run(step, 16)
     assert (flops(profile), profile.notes) == ((2 * FORWARD, 2 * BACKWARD), ())
-    assert all(one.data_wait == 2 * FETCH_SEC and one.backward == 2 * BACKWARD_SEC for one in loop.seconds)
+    assert loop.seconds == [replace(times(STEP, 2), optimizer=UPDATE_SEC)] * 2
+    assert loop.excluded == [{"validation": 2 * (FETCH_SEC + FORWARD_SEC)}] * 2
     assert loop.summary.model_flops == 8 * 2 * (FORWARD + BACKWARD)
 
 
@@ -381,26 +375,14 @@ def test_a_batch_that_is_fetched_ahead_belongs_to_the_next_step(loop: Loop, plac
     assert loop.seconds == [STEP, STEP]
 
 
-def test_a_model_that_trains_in_evaluation_mode_is_profiled_from_its_first_step(
-    loop: Loop, caplog: pytest.LogCaptureFixture
-) -> None:
-    loop.net.eval()
-    profile = loop.run(profile_step=0)
-    assert (profile.flops.forward, profile.samples) == (FORWARD, BATCH)
-    assert loop.summary.ips_unit == "samples/s" and "could not be" not in caplog.text
-
-
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_a_step_that_raises_while_steps_are_timed_is_left_out_and_changes_no_time_of_the_others(
-    where: str, loop: Loop
-) -> None:
+def test_a_step_that_raises_while_steps_are_timed_is_left_out_and_changes_no_time_of_the_others(loop: Loop) -> None:
     def fail(_: Tensor) -> None:
         raise RuntimeError("no gradient")
 
     def step(profiler: TrainingProfiler, place: int, rows: Tensor) -> None:
         try:
-            output = loop.net(torch.cat([rows, rows], dim=1) if (where, place) == ("forward", 5) else rows)
-            if (where, place) == ("backward", 5):
+            output = loop.net(torch.cat([rows, rows], dim=1) if place == 5 else rows)
+            if place == 9:
                 output.register_hook(fail)
             loss_of(output, loop.now).backward()
             loop.optimizer.step()
