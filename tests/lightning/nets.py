@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -154,17 +153,11 @@ def net_class(root: str, *, validates: bool = False) -> Any:
         self.sleep(1000.0)
         self.net(batch[0])
 
-    # Where it is unpickled it is made anew, by its name.
     name = f"Net{ROOTS.index(root)}{'Validating' * validates}"
     more = {"validation_step": validation_step} if validates else {}
-    return type(name, (Net,), {"__module__": __name__, "__qualname__": name, **more})
-
-
-def __getattr__(name: str) -> Any:
-    for root, validates in product(ROOTS, (False, True)):
-        if name == f"Net{ROOTS.index(root)}{'Validating' * validates}":
-            return net_class(root, validates=validates)
-    raise AttributeError(name)
+    # A pickle finds it by its name.
+    globals()[name] = type(name, (Net,), {"__module__": __name__, "__qualname__": name, **more})
+    return globals()[name]
 
 
 def new_net(

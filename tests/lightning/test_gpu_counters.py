@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +22,10 @@ MakeTrainer = Callable[..., Any]
 STEP_SEC, QUESTION_SEC = 2.0 + 4.0 + 8.0, 1000.0
 
 
-@pytest.fixture
-def nvml(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """That of the GPU of a fit on a CPU: a question takes its time, in which the GPU draws 1 kW."""
+def test_no_question_is_asked_inside_a_timed_step(
+    trainer: MakeTrainer, now: FakeNow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question takes its time, in which the GPU draws 1 kW."""
     gpu = FakeGpu("GPU-a", violation_ns={0: 0, 1: 0}, clock_mhz=1400)
 
     def takes() -> None:
@@ -33,18 +33,12 @@ def nvml(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
         now.sleep(QUESTION_SEC)
         gpu.millijoules += int(QUESTION_SEC * 1e6)
 
-    def opened(device: Any, undo: ExitStack[bool | None]) -> Any:
-        return open_nvml(torch.device("cuda", 0), undo)
-
-    found = FakeNvml(gpu, takes=takes)
-    monkeypatch.setitem(sys.modules, "pynvml", found)
+    nvml = FakeNvml(gpu, takes=takes)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a"))
-    monkeypatch.setattr("lightning_flops.run.run.open_nvml", opened)
+    cuda = torch.device("cuda", 0)
+    monkeypatch.setattr("lightning_flops.run.run.open_nvml", lambda _, undo: open_nvml(cuda, undo))
     monkeypatch.setattr("lightning_flops.run.window.GpuWatch", lambda ask: GpuWatch(ask, now))
-    return found
-
-
-def test_no_question_is_asked_inside_a_timed_step(trainer: MakeTrainer, now: FakeNow, nvml: FakeNvml) -> None:
     callback = FlopsProfilerCallback(profile_step=1, timing_steps=3, trace=False, monitor=False)
     trainer(callback).fit(new_net(now=now), loader(9))
     profile: Any = profile_of(callback)

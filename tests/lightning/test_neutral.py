@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import logging
 import pickle
 import weakref
 from collections.abc import Callable
@@ -48,23 +47,6 @@ def test_a_failure_while_the_profiler_detaches_leaves_nothing_of_the_rest(
         patched.setattr(Recorder, "abandon", abandoned_and_broken)
         assert left_after(trainer, root, FlopsProfilerCallback(timing_steps=3)) == expected
     assert any("something of the FLOPs profiler could not be removed" in said for said in caplog.messages)
-
-
-def test_a_logging_handler_that_fails_on_our_warning_does_not_end_the_training(
-    root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Failing(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            raise OSError("the log is full")
-
-    expected = left_after(trainer, root)
-    handler, package = Failing(logging.WARNING), logging.getLogger("lightning_flops")
-    package.addHandler(handler)
-    monkeypatch.setattr(Recorder, "enter", broken)
-    try:
-        assert left_after(trainer, root, FlopsProfilerCallback(timing_steps=3)) == expected
-    finally:
-        package.removeHandler(handler)
 
 
 def test_an_interrupt_while_the_profiler_attaches_arrives_and_leaves_nothing(

@@ -172,22 +172,9 @@ def test_two_ranks_under_torchrun_have_one_report(tmp_path: Path) -> None:
 # ---- other frameworks, whose programs are not changed either
 
 TRAINER = """
-from torch import nn
-from torch.utils.data import Dataset
-import torch
-from transformers import Trainer, TrainingArguments
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-    def forward(self, rows):
-        return {"loss": self.body(rows).square().mean()}
-
-rows = [{"rows": torch.randn(16)} for _ in range(8 * 14)]
-arguments = TrainingArguments("out", use_cpu=True, per_device_train_batch_size=8, num_train_epochs=1, report_to=[],
-                              save_strategy="no", disable_tqdm=True)
-Trainer(Net(), arguments, train_dataset=rows).train()
+from pathlib import Path
+from tests.transformers.tiny import ROWS, Rows, new_net_trainer
+new_net_trainer(Path("out"), rows=Rows(14 * ROWS)).train()
 """
 FIT = """
 from lightning.pytorch.loggers import CSVLogger
@@ -195,7 +182,7 @@ from tests.lightning.nets import loader, new_net, new_trainer
 new_trainer("lightning.pytorch", "root", logger={logger}).fit(new_net(), loader(30))
 """
 FIT_WITH_LOGGER = FIT.format(logger="CSVLogger('logs', name='run', version=0)")
-HAND = (nets.FORWARD, nets.BACKWARD, "22.53 KFLOPs")
+HAND = (2 * 4 * 4 * 3, 2 * 4 * 4 * 3, "192 FLOPs")  # a layer of 4 x 3, on batches of 4
 HAND_OF_FIT = (lightning_nets.FORWARD, lightning_nets.BACKWARD, "1.63 KFLOPs")
 PROGRAMS = {
     "trainer": (TRAINER, [], "transformers", "out/lightning_flops", HAND),

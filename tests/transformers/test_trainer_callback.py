@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import IterableDataset
-from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from lightning_flops import FlopsProfilerTrainerCallback, Profile
 from lightning_flops.records import PhaseFlops
@@ -107,17 +107,6 @@ def test_tokens_are_those_that_are_no_padding_and_the_same_in_step_and_run(
     assert bool([note for note in profile.notes if "may be padding or a prompt" in note]) == (in_step is None)
     if monitor:
         assert throughput_of(callback).real_tokens == in_run
-
-
-def test_tokens_of_packed_rows_are_those_of_their_sequences_with_or_without_a_label(tmp_path: Path) -> None:
-    rows = [{"input_ids": [*range(length_of(i))], "labels": [-100, -100, *range(2, length_of(i))]} for i in range(32)]
-    callback = profiler(timing_steps=1, monitor=True)
-    trainer = in_order(new_trainer(tmp_path, callback, data=rows))
-    flattens: Any = DataCollatorWithFlattening
-    trainer.data_collator = flattens()
-    trainer.train()
-    assert only_profile(callback).tokens == tokens_of(range(BATCH, 2 * BATCH)) == 6 + 5 + 4 + 3
-    assert throughput_of(callback).real_tokens == 8 * 18
 
 
 def test_a_checkpoint_is_as_without_the_profiler_but_for_the_logged_figures(tmp_path: Path) -> None:

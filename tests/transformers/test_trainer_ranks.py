@@ -14,7 +14,7 @@ from lightning_flops import Profile
 from tests.ranks import DEEPSPEED_ON_CPU, EVERYTHING, run_ranks
 from tests.transformers.tiny import BATCH, gpt2_flops, new_gpt2
 
-RANKS, EPOCHS, BATCHES = 2, 6, 8
+RANKS = 2
 NO_DEEPSPEED = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
 ZERO = [pytest.param(stage, marks=[pytest.mark.slow, NO_DEEPSPEED]) for stage in ("1", "3")]
 pytestmark = pytest.mark.timeout(280)
