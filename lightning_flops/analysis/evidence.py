@@ -15,7 +15,7 @@ from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import ModuleRecord, OperatorCell, ProcessorLoss, RunFacts, TimePhase, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.step import DtypeFlops, Energy, TimingProfile
+from lightning_flops.schema.step import DtypeFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep, TraceReport
 
 _ALIGNMENT_16_BITS = 8
@@ -85,7 +85,6 @@ def gather_evidence(
     dtypes: Sequence[DtypeFlops],
     times: Mapping[str, ModuleTimes],
     traced: TracedStep | None,
-    energy: Energy | None,
 ) -> Evidence:
     """What *window*, and the figures that were made of it, know that a rule can use."""
     context, processor = window.context, window.processor
@@ -107,7 +106,7 @@ def gather_evidence(
             "float32": ratio(part=in_float32, whole=sum(one.model for one in dtypes)) if on_gpu else None,
             "misaligned": odd_share,
             "starved": None if processor is None else _starved_share(processor),
-            "heat_limited": None if energy is None else energy.heat_limited_share,
+            "heat_limited": None if timing is None else timing.heat_limited_share,
         },
         modules={"misaligned": odd_names},
         step_sec=step_sec,

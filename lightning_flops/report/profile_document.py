@@ -277,9 +277,8 @@ PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed", "optim
 
 _FLOPS = {
     "forward": "fwd",
-    "without_backward": "  of it no_grad",
     "backward": "bwd (measured)",
-    "backward_estimated": "bwd (estimated: {factor} x fwd with a bwd to follow)",
+    "backward_estimated": "bwd (estimated: {factor} x fwd)",
     "recompute": "recomputed in the bwd",
     "optimizer": "optimizer",
     "skipped": "skipped: masked attention{half}",
@@ -370,11 +369,10 @@ def uncounted_section(profile: Profile) -> Section:
     if not profile.uncounted:
         words = "Nothing: every operator that ran has a FLOP count or is known to have none."
         return Section("Not counted", "", [words])
-    ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].output_elements, item[0]))
+    ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].calls, item[0]))
     columns = [
         Column("operator", lambda row: row[0], str),
         Column("calls", lambda row: row[1].calls),
-        Column("output elements", lambda row: row[1].output_elements, si),
         Column("", lambda row: "may have FLOPs" if row[1].heavy else "", str, left=True),
         Column("modules", lambda row: some_of(row[1].modules, most=2), str, left=True),
     ]

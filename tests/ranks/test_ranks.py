@@ -12,7 +12,6 @@ import pytest
 from torch import distributed as torch_distributed
 
 from lightning_flops.analysis.rank_record import pack
-from lightning_flops.config import OWN_FOLDER
 from lightning_flops.run import ranks as ranks_module
 from lightning_flops.run.ranks import NoStoreError, Ranks
 from lightning_flops.schema.profile import Profile
@@ -227,19 +226,6 @@ def test_a_store_that_fails_is_the_reason_why_ranks_are_missing_and_is_asked_not
     assert zero.finish(60.0) == []
     closed(all_ranks)
     assert store.calls_of_a_failed_store == WORLD_SIZE  # one each
-
-
-def test_the_others_learn_where_the_files_of_rank_0_are(store: Careful, monkeypatch: pytest.MonkeyPatch) -> None:
-    zero, one, *_ = all_ranks = job(store)
-    zero.tell_folder("logs/é")
-    assert one.folder() == "logs/é"
-    zero.tell_folder("")
-    assert one.folder() is None
-    closed(all_ranks)
-    assert store.keys() == set()
-    monkeypatch.setattr(ranks_module, "_SEC_FOR_RANK_0", 0.05)
-    assert join(1, store, number=1).folder() == OWN_FOLDER
-    assert job(store, number=2)[1].folder() == OWN_FOLDER
 
 
 def test_a_torch_that_keeps_its_store_in_another_way_is_a_reason_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
