@@ -268,6 +268,8 @@ def test_figures_are_ratios_with_the_noise_of_their_times() -> None:
     was_zero, is_zero = (figure(compare_profiles(none, one), "data_wait_ratio") for one in (run(), none))
     assert (was_zero.ratio, was_zero.reason) == (None, "0 in A")
     assert (is_zero.ratio, is_zero.ends) == (1.0, (1.0, 1.0))
+    gone = figure(compare_profiles(run(), none), "data_wait_ratio")
+    assert (gone.ratio, gone.ends) == (0.0, (0.0, 0.0))
 
 
 def test_noise_is_not_known_of_few_steps() -> None:

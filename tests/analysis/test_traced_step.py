@@ -12,7 +12,6 @@ import pytest
 
 from lightning_flops.analysis.traced_step import build_traced_step, module_times
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import PhaseSeconds, TracedStepRecord, module_mark, phase_mark
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import Profile
@@ -144,9 +143,3 @@ def test_a_traced_step_carries_each_call_of_each_collective_and_what_it_exposed(
     assert (calls.latency_ns, calls.total_ns) == (array("q", [30]), 30)
     # From 0 to 40: the product hides the first 10 of the 30.
     assert [(part.name, part.wall_sec, part.exposed_sec) for part in traced.parts] == [("other", 40e-9, 20e-9)]
-
-
-def test_a_trace_file_that_is_gone_is_an_error_in_words() -> None:
-    window = replace(mlp_traced()[0], traces=(record(8),))
-    with pytest.raises(LightningFlopsError, match="no such file: cannot be read"):
-        build_traced_step(window)

@@ -59,15 +59,9 @@ def run_ranks(
 ) -> list[str]:
     """Run ``python ARGUMENTS`` in *folder* as ranks 0 to *ranks* - 1 of one job on this machine.
 
-    Args:
-        arguments: the program and its arguments.
-        ranks: how many there are.
-        folder: where they run.
-        timeout_sec: how long they may take.
-        environment: variables beside those of this process and of a launcher.
-        ends_with: exit statuses that are not to be 0, by rank.
-        imports: modules that the ranks find imported, as forks of a process that has imported them; with none each
-            is a Python of its own.
+    *environment* has variables beside those of this process and of a launcher, *ends_with* exit statuses that are not
+    to be 0, by rank. Ranks find *imports* imported, as forks of a process that has imported them; with none each is a
+    Python of its own.
 
     Returns:
         What each rank printed, both streams together.

@@ -110,27 +110,21 @@ def test_what_a_strategy_communicates_in_a_step_is_there_call_by_call_and_byte_b
 
 
 @pytest.mark.parametrize("scenario", ["ddp", "zero_3"])
-def test_all_calls_of_real_ranks_are_matched_and_nobody_waits_longer_than_its_calls_last(
+def test_all_calls_of_real_ranks_are_matched_and_parts_of_a_traced_step_add_up_to_it(
     scenario: str, launched: Launched
 ) -> None:
-    profile = profile_in(launched(scenario)[0])
-    found = known(known(profile.ranks).communication)
+    profiles = [profile_in(returned) for returned in launched(scenario)]
+    found = known(known(profiles[0].ranks).communication)
     assert found.notes == ()
     assert all(one.matched_calls == one.calls for row in found.ranks for one in row.collectives)
     first, second = found.ranks
     assert first.transfer_us == second.transfer_us
     assert first.transfer_us is not None and first.transfer_us > 0
+    # Nobody waits longer than its calls last.
     assert min(row.wait_us for row in found.ranks if row.wait_us is not None) >= 0
-
-
-@pytest.mark.parametrize("scenario", ["ddp", "zero_3"])
-def test_parts_of_a_traced_step_add_up_to_it_and_their_exposed_communication_to_that_of_the_step(
-    scenario: str, launched: Launched
-) -> None:
-    for returned in launched(scenario):
-        traced = known(profile_in(returned).traced)
-        share = known(known(traced.tables).overlap)
-        nanosecond = 1e-9
+    for profile in profiles:
+        traced = known(profile.traced)
+        share, nanosecond = known(known(traced.tables).overlap), 1e-9
         assert sum(round(part.wall_sec / nanosecond) for part in traced.parts) == round(share.wall_us * 1000)
         exposed_ns = round((share.communication_us - share.overlap_us) * 1000)
         assert sum(round(part.exposed_sec / nanosecond) for part in traced.parts) == exposed_ns > 0
