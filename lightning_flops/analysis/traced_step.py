@@ -167,9 +167,7 @@ def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:
     return replace(tables[0], steps=1, rows=rows, **medians(tables, _OF_A_TABLE))
 
 
-_OF_A_ROW = (
-    "calls", "forward_us", "own_forward_us", "backward_us", "own_backward_us", "forward_kernels", "backward_kernels",
-)  # fmt: skip
+_OF_A_ROW = ("calls", "forward_us", "own_forward_us", "backward_us", "own_backward_us")
 _OF_A_TABLE = tuple(one.name for one in fields(ModuleTable) if one.name.endswith("_us"))
 
 

@@ -14,13 +14,13 @@ from lightning_flops.errors import ConfigError
 if TYPE_CHECKING:
     from lightning_flops.schema.profile import Profile
     from lightning_flops.trace import Peaks
-    from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
+    from lightning_flops.trace.columns import RecordedInputs, RecordedWork
     from lightning_flops.trace.report import AnalyzedTrace
 
 
 def analyzed(files: Sequence[str], options: argparse.Namespace, **settings: Any) -> list[AnalyzedTrace]:
     """What trace *files* say: with the figures that were given, on all processors."""
-    from lightning_flops.trace.many import analyze_each
+    from lightning_flops.trace.report import analyze_each
 
     formulas = recorded_work if importlib.util.find_spec("torch") else None
     processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -67,13 +67,13 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
     keeps = window.context.rank == 0 or config.all_ranks
     if window.traces:
         from lightning_flops.trace import load_trace
-        from lightning_flops.trace.counters import counter_tracks
+        from lightning_flops.trace.tables import counter_tracks
     for record in window.traces:
         if config.trace_dir is None or not keeps:
             continue
         counters: tuple[Any, ...] = ()
         try:
-            counters = counter_tracks(load_trace(record.path))
+            counters = tuple(counter_tracks(load_trace(record.path)))
         except Exception as error:  # a trace without them is still a trace
             notes.append(f"The kept trace has no counter tracks: {error}.")
         kept_as = {"rank": window.context.rank, "step": record.index, "process": record.process}

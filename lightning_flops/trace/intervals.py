@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,17 @@ def order_by(keys: npt.NDArray[np.signedinteger]) -> Ints:
     return np.argsort(keys.astype(np.uint16) if small else keys, kind="stable")
 
 
+def indices(rows: Mask | Ints) -> Ints:
+    """The given rows, a mask or indices, as indices."""
+    return np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.int64, copy=False)
+
+
 def distinct(values: npt.NDArray[np.signedinteger]) -> Ints:
     """Each of *values* once, rising."""
     return np.unique(values).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Intervals:
+class Intervals(NamedTuple):
     """Disjoint, non-empty intervals ``[start, end)`` in rising order, no two of which touch."""
 
     starts: Ints
@@ -43,10 +47,6 @@ class Intervals:
     def total(self) -> int:
         """Nanoseconds covered."""
         return int((self.ends - self.starts).sum())
-
-    def pairs(self) -> list[tuple[int, int]]:
-        """The intervals as ``(start, end)``."""
-        return list(zip(self.starts.tolist(), self.ends.tolist(), strict=True))
 
 
 NOTHING = Intervals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
@@ -68,8 +68,8 @@ def merge(starts: Ints, ends: Ints) -> Intervals:
 
 def union(*parts: Intervals) -> Intervals:
     """Every moment that at least one of *parts* covers."""
-    parts = (NOTHING, *parts)
-    return merge(np.concatenate([part.starts for part in parts]), np.concatenate([part.ends for part in parts]))
+    starts, ends = zip(NOTHING, *parts, strict=True)
+    return merge(np.concatenate(starts), np.concatenate(ends))
 
 
 def intersect(left: Intervals, right: Intervals) -> Intervals:
@@ -94,7 +94,7 @@ def covered_within(covered: Intervals, starts: Ints, ends: Ints) -> Ints:
 
 def inside(covered: Intervals, moments: Ints) -> Mask:
     """Which of *moments* are covered."""
-    return moments < np.append(_FIRST, covered.ends)[np.searchsorted(covered.starts, moments, side="right")]
+    return covered_within(covered, moments, moments + 1) > 0
 
 
 def _covered_up_to(covered: Intervals, moments: Ints) -> Ints:
@@ -216,11 +216,6 @@ def durations_of(durations_ns: Ints, *, whole_ns: float) -> Durations | None:
     """Statistics of all *durations_ns*; None when there are none."""
     together = group_by(np.zeros(len(durations_ns), dtype=np.int64))
     return next(iter(together.durations(durations_ns, whole_ns=whole_ns)), None)
-
-
-def weighted_mean(values: Floats, weights: Ints) -> float | None:
-    """The mean of the known *values*; None where none is known, or has a weight."""
-    return next(iter(group_by(np.zeros(len(values), dtype=np.int64)).means(values, weights)), None)
 
 
 def ratio(part: float, whole: float) -> float | None:

@@ -26,6 +26,8 @@ class Links:
 
     operators: Ints
     """Rows of operators: thread by thread, by start, callers before what they call."""
+    called: Ints
+    """Those of them that another one called."""
     parent: Ints
     """For each row of an operator, the operator that called it."""
     levels: tuple[Ints, ...]
@@ -36,11 +38,6 @@ class Links:
     """For each row of a device event, the innermost operator in which it was launched."""
     is_backward: Mask
     """Rows of operators that autograd runs for a backward, or that such an operator called."""
-
-    @property
-    def called(self) -> Ints:
-        """Rows of operators that another one called."""
-        return self.operators[self.parent[self.operators] >= 0]
 
 
 def link(trace: Trace) -> Links:
@@ -65,7 +62,7 @@ def link(trace: Trace) -> Links:
     is_node = trace.where(NODE.match, Kind.OPERATOR) | ((trace.kind == Kind.OPERATOR) & (trace.forward_thread > 0))
     is_backward = is_node.copy()
     is_backward[operators] |= nearest(operators, parent, is_node) >= 0
-    return Links(operators, parent, levels, launch, launcher, is_backward)
+    return Links(operators, operators[parent[operators] >= 0], parent, levels, launch, launcher, is_backward)
 
 
 def enclosing(trace: Trace, rows: Ints, parent: Ints, *, lanes: Lanes, moments_ns: Ints) -> Ints:

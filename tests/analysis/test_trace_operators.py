@@ -12,20 +12,16 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
-from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_events import IdleTime, OperatorRow
 from lightning_flops.schema.trace_steps import DeviceMetrics
 from lightning_flops.trace import analyze_trace, load_trace
-from lightning_flops.trace.memory import memory_table
 from lightning_flops.trace.names import collective_of_kernel, multiplies, own_name, uses_tensor_cores
-from lightning_flops.trace.report import analyze_one
 from lightning_flops.trace.tables import (
     device_metrics,
     idle_times,
-    kernel_summary,
-    kernel_table,
+    kernel_tables,
+    memory_table,
     operator_table,
     transfer_table,
     user_scope_table,
@@ -248,47 +244,6 @@ def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path) -> None:
     assert "GPU utilization, SM efficiency, occupancy:                              n/a (no device events)" in text
 
 
-def traced(folder: Path, *, with_stack: bool) -> TraceReport:
-    """What a trace of three steps says of a batch of 32 through 8 x 16, and 16 x 4 inside a container."""
-    net = nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 4)))
-    recorded: dict[str, Any] = {"record_shapes": True, "with_modules": True, "with_stack": with_stack}
-    with profile(activities=[ProfilerActivity.CPU], **recorded) as profiler:
-        for _ in range(3):
-            net(torch.ones(32, 8)).sum().backward()
-            profiler.step()
-    profiler.export_chrome_trace(str(folder / "trace.json"))
-    return analyze_one(load_trace(folder / "trace.json"), formulas=recorded_work).report
-
-
-FIRST, SECOND = 2 * 32 * 8 * 16, 2 * 32 * 16 * 4
-"""FLOPs of a forward. The backward of the first has no gradient of its input."""
-
-
-def test_modules_with_stacks_have_their_time_and_their_flops(tmp_path: Path) -> None:
-    alone, report = (traced(tmp_path, with_stack=with_stack) for with_stack in (False, True))
-    assert alone.modules is None
-    assert any(note.startswith("Modules are n/a: with_modules=True alone") for note in alone.notes)
-    assert not any(note.startswith("Modules") for note in report.notes)
-    for one in (alone, report):
-        assert {row.name: (row.calls, row.forward, row.backward) for row in known(one.flops).operators} == {
-            "aten.addmm": (6, 3 * (FIRST + SECOND), 0),
-            "aten.mm": (9, 0, 3 * (FIRST + 2 * SECOND)),
-        }
-    rows = {row.name: row for row in known(report.modules).rows}
-    for name in ("Sequential_0.Linear_0", "Sequential_0.Sequential_1.Linear_1"):
-        assert rows[name].calls == 3
-        assert 0 < rows[name].own_forward_us <= rows["Sequential_0"].forward_us
-        assert rows[name].backward_us > 0
-    both, second = (3 * (FIRST + SECOND), 3 * (FIRST + 2 * SECOND)), (3 * SECOND, 6 * SECOND)
-    assert {name: (row.flops.forward, row.flops.backward) for name, row in rows.items() if row.flops is not None} == {
-        "": both,
-        "Sequential_0": both,
-        "Sequential_0.Linear_0": (3 * FIRST, 3 * FIRST),
-        "Sequential_0.Sequential_1": second,
-        "Sequential_0.Sequential_1.Linear_1": second,
-    }
-
-
 def sized(correlation: int, start: float, length: float, blocks: float, occupancy: float, **named: Any) -> Event:
     """A kernel with its blocks per SM and occupancy in percent."""
     more: dict[str, Any] = {"blocks per SM": blocks, "est. achieved occupancy %": occupancy}
@@ -325,8 +280,9 @@ def test_figures_that_kernels_do_not_carry_are_none() -> None:
 
 def test_a_trace_without_a_device_has_no_device_tables() -> None:
     loaded = trace(step(1, 0, 10), operator("aten::mm", 1, 2))
-    for table in (device_metrics, kernel_table, kernel_summary, idle_times):
-        assert table(loaded) is None
+    assert device_metrics(loaded) is None
+    assert idle_times(loaded) is None
+    assert kernel_tables(loaded) == (None, None)
 
 
 def test_pauses_are_told_apart_by_when_what_ended_them_was_launched() -> None:
@@ -362,7 +318,7 @@ def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
         *launched(3, 12, 80, 40, name="elementwise"),
         *launched(4, 17, 130, 20, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=9),
     )
-    first, second, third = kernel_table(loaded) or ()
+    first, second, third = known(kernel_tables(loaded)[0])
     assert (first.name, first.calls, first.device.ratio) == ("ampere_bf16_s16816gemm_bf16_128x128", 2, 0.4)
     assert (first.blocks_per_sm, first.occupancy_percent) == (1.5, 20)
     assert first.tensor_cores
@@ -370,8 +326,7 @@ def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
     assert (second.name, second.tensor_cores, second.tensor_cores_eligible) == ("elementwise", False, False)
     assert second.blocks_per_sm is None
     assert third.collective
-    summary = kernel_summary(loaded)
-    assert summary is not None
+    summary = known(kernel_tables(loaded)[1])
     # Collectives compute nothing, on tensor cores or off.
     assert (summary.calls, summary.total_us, summary.tensor_core_ratio) == (4, 100, 40 / 80)
     assert summary.tensor_core_eligible_ratio == 40 / 80
@@ -467,8 +422,8 @@ def test_of_other_vendors_kernels_it_is_not_known_which_ran_on_matrix_cores(
 ) -> None:
     flash = kernel(1, 5, 10, name="flash_fwd")
     launched = {**launch(1, 2), "name": call}
-    found = kernel_summary(trace(operator("aten::mm", 0, 10), launched, flash, deviceProperties=devices))
-    assert found is not None and (found.tensor_core_ratio, found.tensor_core_eligible_ratio) == (ratio, ratio)
+    found = known(kernel_tables(trace(operator("aten::mm", 0, 10), launched, flash, deviceProperties=devices))[1])
+    assert (found.tensor_core_ratio, found.tensor_core_eligible_ratio) == (ratio, ratio)
 
 
 @pytest.mark.parametrize(

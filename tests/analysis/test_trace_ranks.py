@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.collectives import RanksError
+from lightning_flops.analysis.collectives import RanksError, compare
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.trace import TracesReport
-from lightning_flops.trace import many
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.communication import collective_table, overlap
 from lightning_flops.trace.report import analyze_one
+from lightning_flops.trace.steps import overlap
+from lightning_flops.trace.tables import collective_table
 from tests.analysis.in_memory import analyze_traces, known
 from tests.analysis.trace_events import Event, kernel, launch, launched, operator, scope, step, trace, trace_from_events
 
@@ -30,7 +30,7 @@ def collective(number: int, start: float, length: float, *, name: str = "allredu
 
 
 def compare_ranks(traces: Iterable[Trace]) -> RankComparison:
-    return many.compare_ranks([analyze_one(trace) for trace in traces])
+    return compare([analyze_one(trace) for trace in traces])
 
 
 def waits_of(traces: Iterable[Trace]) -> list[float | None]:
@@ -39,11 +39,6 @@ def waits_of(traces: Iterable[Trace]) -> list[float | None]:
 
 def of_rank(rank: int, *events: Event) -> Trace:
     return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": 2})
-
-
-def notes_of(found: RankComparison) -> tuple[str, ...]:
-    """Its notes but for the one on ranks without step marks, of which most traces here are."""
-    return tuple(note for note in found.notes if not note.startswith("No rank is named a straggler: "))
 
 
 def test_bytes_of_a_collective_are_those_of_its_larger_side() -> None:
@@ -79,7 +74,7 @@ def test_collectives_are_matched_within_steps_so_that_a_missing_one_spoils_no_ot
     assert (row.calls, row.matched_calls, row.latency_us, row.transfer_us, row.wait_us) == (3, 1, 15, 4, 0)
     (row,) = found.ranks[1].collectives
     assert (row.calls, row.matched_calls, row.transfer_us, row.wait_us) == (2, 1, 4, 3)
-    assert notes_of(found) == (
+    assert found.notes == (
         "Calls of allreduce without a counterpart in the other traces, so their waiting is not known: 3.",
     )
 
@@ -87,7 +82,7 @@ def test_collectives_are_matched_within_steps_so_that_a_missing_one_spoils_no_ot
 def test_a_group_whose_ranks_are_not_all_at_hand_is_said() -> None:
     of_four: dict[str, Any] = {"Group size": 4}
     traces = [of_rank(rank, *collective(1, 10, 8 + rank, **of_four)) for rank in (0, 1)]
-    assert notes_of(compare_ranks(traces)) == (
+    assert compare_ranks(traces).notes == (
         "Calls of allreduce in groups that have ranks without a trace here, so waiting may be counted as transfer: 1.",
     )
 
@@ -104,15 +99,14 @@ def test_the_rank_that_computes_longest_does_so_per_step() -> None:
 
 
 def test_a_collective_that_the_host_performs_is_communication() -> None:
-    shape = {"Input Dims": [[256]], "Input type": ["float"]}
     loaded = trace(
         operator("c10d::allreduce_", 0, 10),
-        scope("gloo:all_reduce", 20, 60, thread=2, **shape),
+        scope("gloo:all_reduce", 20, 60, thread=2),
         operator("aten::copy_", 30, 10, thread=2),  # a part of the collective
         operator("aten::mm", 50, 50),
     )
     (row,) = collective_table(loaded) or ()
-    assert (row.name, row.calls, row.bytes, row.host and row.host.total_us) == ("all_reduce", 1, 1024, 60)
+    assert (row.name, row.calls, row.bytes, row.host and row.host.total_us) == ("all_reduce", 1, None, 60)
     share = overlap(loaded)
     # From 20 to 80, of which the product hides what is after 50; what starts the collective computes nothing.
     assert (share.communication_us, share.computation_us, share.overlap_us, share.other_us) == (60, 50, 30, 20)
@@ -133,21 +127,6 @@ def test_what_computes_hides_communication_and_what_waits_or_runs_python_does_no
     assert (share.communication_us, share.overlap_us) == (50, computes)
 
 
-@pytest.mark.parametrize(
-    ("job", "size"),
-    [
-        ({"distributedInfo": {"rank": 0, "world_size": 4}}, 4 * 256 * 4),
-        # Of which of these two groups it is, nobody says.
-        ({"distributedInfo": {"rank": 0, "world_size": 4, "pg_config": [{"ranks": [0, 1]}, {"ranks": []}]}}, None),
-        ({}, None),
-    ],
-)
-def test_a_host_scope_that_gathers_yields_what_every_rank_sends(job: dict[str, Any], size: int | None) -> None:
-    shape: dict[str, Any] = {"Input Dims": [[256]], "Input type": ["float"]}
-    (row,) = collective_table(trace(scope("gloo:all_gather", 20, 60, **shape), **job)) or ()
-    assert row.bytes == size
-
-
 # ---- process groups, and what goes from one rank to another
 
 
@@ -160,7 +139,7 @@ def test_groups_of_one_name_with_other_members_are_not_mixed() -> None:
 
     found = compare_ranks([of_pair(rank, length) for rank, length in enumerate((8, 5, 20, 20))])
     assert [(row.transfer_us, row.wait_us) for row in found.ranks] == [(5, 3), (5, 0), (20, 0), (20, 0)]
-    assert notes_of(found) == ()
+    assert found.notes == ()
 
 
 def test_groups_of_the_same_members_are_told_apart_by_name() -> None:
@@ -205,7 +184,7 @@ def test_a_host_collective_belongs_to_the_only_group_there_is() -> None:
 )
 def test_what_does_not_say_which_ranks_take_part_is_left_unmatched_and_named(name: str, traces: list[Trace]) -> None:
     assert waits_of(traces) == [None, None]
-    assert notes_of(compare_ranks(traces)) == (
+    assert compare_ranks(traces).notes == (
         f"Calls of {name} that do not say which ranks take part, so their waiting is not known: 2.",
     )
 
@@ -243,7 +222,6 @@ def test_ranks_whose_steps_are_not_marked_accuse_nobody() -> None:
     assert found is not None and [row.compute_over_median for row in found.ranks] == [1, 1, 2]
     report = analyze_traces([*named[:2], of(2, 8_000)])
     assert report.ranks is not None
-    assert report.ranks.notes[0].startswith("No rank is named a straggler: ")
     assert "straggler" not in {one.rule for one in report.advice}
     assert {row.compute_over_median for row in report.ranks.ranks} == {None}
 

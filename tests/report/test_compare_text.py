@@ -14,7 +14,7 @@ from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.records import ModuleRecord
 from lightning_flops.report import compare_text
-from lightning_flops.trace.many import analyze_each
+from lightning_flops.trace.report import analyze_each
 from tests.analysis.test_trace_compare import A
 from tests.analysis.test_trace_compare import run as traced_run
 from tests.analysis.trace_events import kernel, launch, launched
