@@ -107,7 +107,7 @@ class MemoryCurve:
     peak_us: float
     """When that was, after the first event of the trace."""
     points: tuple[tuple[float, int], ...]
-    """Microseconds after the first event, and bytes as *peak_bytes*: some hundreds, the highest of each stretch."""
+    """Microseconds after the first event, and bytes as *peak_bytes*: some hundreds, each the most until the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

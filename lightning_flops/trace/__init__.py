@@ -13,6 +13,6 @@ from lightning_flops.trace.steps import step_filling, step_parts
 from lightning_flops.trace.tables import collective_calls, typical_operators
 
 __all__ = [
-    "Peaks", "Trace", "TraceFormatError", "analyze_trace", "collective_calls", "load_trace",
-    "module_table", "step_filling", "step_parts", "typical_operators",
+    "Peaks", "Trace", "TraceFormatError", "analyze_trace", "collective_calls", "load_trace", "module_table",
+    "step_filling", "step_parts", "typical_operators",
 ]  # fmt: skip

@@ -21,19 +21,9 @@ from lightning_flops.analysis.devices import device_like, device_named
 from lightning_flops.analysis.peaks import peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.trace_flops import Flops, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
+from lightning_flops.trace import intervals
 from lightning_flops.trace.columns import RecordedInputs, RecordedWork, Trace
-from lightning_flops.trace.intervals import (
-    NS_PER_SEC,
-    NS_PER_US,
-    Ints,
-    Mask,
-    distinct,
-    group_by,
-    inside,
-    ratio,
-    sums_by,
-    table,
-)
+from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, distinct, group_by, ratio, sums_by, table
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
 from lightning_flops.trace.structure import NODE, nearest
 from lightning_flops.trace.tables import with_callees
@@ -120,11 +110,8 @@ def _captured(trace: Trace) -> Mask:
 
 
 def _broken_off(trace: Trace, rows: Ints, parts: Ints) -> Mask:
-    """Calls among *rows* that were made and never ran.
-
-    Checkpointing without reentry ends its repetition by an exception within the call of an operator. That call has
-    nothing inside but what keeps its inputs for the backward, where the same call of the forward has something.
-    """
+    """Calls that never ran: checkpointing without reentry ends its repetition by an exception within a call."""
+    # It has nothing inside but what keeps inputs for the backward, where the same call of the forward has something.
     links, holds = trace.links, np.zeros(len(trace) + 1, dtype=bool)
     keeps = trace.where(lambda name: name in ("aten::detach", "detach"), Kind.OPERATOR)
     holds[links.parent[links.operators[~keeps[links.operators]]]] = True
@@ -151,7 +138,8 @@ def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints
         if _OLD_CONVOLUTION.match(name) and inputs.concrete is None and result[:2] == (*values[:1], *weight[:1]) != ():
             dtype = {"c10::half": "float16", "double": "float64"}.get(str(inputs.types[0]).lower(), "float32")
             flops = max(0, 2 * math.prod(result) * math.prod(weight[1:]))
-            work = RecordedWork(role="counts", operator=work.operator, dtype=dtype, flops=flops)
+            size = sum(map(math.prod, (values, result, weight))) * {"float16": 2, "float64": 8}.get(dtype, 4)
+            work = RecordedWork(role="counts", operator=work.operator, dtype=dtype, flops=flops, bytes=size)
         if max(work.flops, work.recompute, work.skipped, work.bytes or 0) > _MOST:
             work = RecordedWork(role="unread", operator=work.operator, heavy=True, reason=_TOO_MANY)
         works.append(work)
@@ -161,10 +149,8 @@ def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints
 
 
 def _inputs_of(trace: Trace) -> Ints:
-    """For each row the index of its inputs; of a convolution in a file without strides that of its backward.
-
-    There stand the sizes of its values, result and weight; of a forward that of which values and weight are the same.
-    """
+    """For each row the index of its inputs; of a convolution in a file without strides that of its backward."""
+    # There stand the sizes of values, result and weight; a forward has the same of values and weight.
     parent, found, by_sizes = trace.links.parent, trace.inputs.astype(np.int64), dict[tuple[_Sizes, _Sizes], int]()
     is_old = trace.where(_OLD_CONVOLUTION.match, Kind.OPERATOR) & (found >= 0)
     of_backward = trace.where(lambda name: name.endswith("_convolution_backward"), Kind.OPERATOR) & (found >= 0)
@@ -189,11 +175,9 @@ def _sizes(inputs: RecordedInputs) -> list[_Sizes]:
 
 
 def _parts(trace: Trace) -> Ints:
-    """The bucket of each operator.
-
-    Autograd runs its own operators with gradients off, unless a graph is kept for another backward: there every
-    operator that a node calls has them on. One with a sequence number elsewhere repeats a part of the forward.
-    """
+    """The bucket of each operator: one in the backward that has a sequence number repeats a part of the forward."""
+    # Autograd runs its own operators with gradients off, unless a graph is kept for another backward: there every
+    # operator that a node calls has them on.
     links, rows, parent = trace.links, trace.links.operators, trace.links.parent
     is_node = trace.where(NODE.match, Kind.OPERATOR) | (trace.forward_thread > 0)
     is_node &= links.is_backward
@@ -212,15 +196,12 @@ def _parts(trace: Trace) -> Ints:
     accumulates = is_node & trace.where(lambda name: name.endswith("AccumulateGrad"), Kind.OPERATOR)
     parts[rows[innermost(accumulates) >= 0]] = _OPTIMIZER
     if (optimizer := trace.phases.get("optimizer")) is not None:
-        parts[rows[inside(optimizer.own, trace.start_ns[rows])]] = _OPTIMIZER
+        parts[rows[intervals.inside(optimizer.own, trace.start_ns[rows])]] = _OPTIMIZER
     return parts
 
 
 def find_work(trace: Trace, formulas: Formulas, peaks: Peaks | None = None) -> Work | None:
-    """The calls of *trace* that count, with FLOPs by *formulas*; None where no shapes were recorded.
-
-    Calls whose FLOPs would take over twice the peak are left out, and listed.
-    """
+    """The calls of *trace* that count, FLOPs by *formulas*, but those beyond twice the peak; None without shapes."""
     if not (trace.inputs[trace.links.operators] >= 0).any():
         return None
     works, work = works_of(trace, formulas)
@@ -394,11 +375,7 @@ class Work:
         )
 
     def of_kernels(self) -> dict[str, Flops]:
-        """FLOPs by kernel: an operator's are those of the kernels in it whose names say that they multiply.
-
-        Where there are several, such as both halves of a convolution's backward, they are divided by time. Where no
-        name says so, all kernels of the operator stand for it.
-        """
+        """FLOPs by kernel: an operator's are those of its kernels whose names say that they multiply, by their time."""
         trace, count = self.trace, len(self.rows)
         place = np.full(len(trace) + 1, -1, dtype=np.int64)  # the last is that of no call
         place[self.rows] = np.arange(count)
@@ -406,6 +383,7 @@ class Work:
         call = place[np.append(self.owner, -1)[trace.links.operator_of_launch[events]]]
         events, call = events[call >= 0], call[call >= 0]
         says_so = trace.where(multiplies, Kind.KERNEL)[events]
+        # Where no name says so, all kernels of the operator stand for it.
         mine = says_so | (np.bincount(call[says_so], minlength=count) == 0)[call]
         events, call = events[mine], call[mine]
         lengths, groups = trace.duration_ns[events], group_by(trace.name[events])
@@ -418,10 +396,7 @@ class Work:
         return dict(zip(trace.texts(groups.keys), table(Flops, **self._columns(of, groups.sums(lengths))), strict=True))
 
     def _uncounted(self) -> tuple[list[UncountedRow], Ints]:
-        """What may have FLOPs and was not counted, and the rows of the trace that it stands for.
-
-        Also kernels that multiply, by their names, and that no operator launched which counts or is listed.
-        """
+        """What may have FLOPs and is not counted, kernels that multiply in no counted operator, too; and rows."""
         trace, answered = self.trace, np.append(self.owner >= 0, False)  # the last is that of no operator
         answered[self.uncounted] = True
         kernels: Ints = np.flatnonzero(trace.where(multiplies, Kind.KERNEL) & ~trace.is_collective)

@@ -89,20 +89,19 @@ def subtract(left: Intervals, right: Intervals) -> Intervals:
 
 def covered_within(covered: Intervals, starts: Ints, ends: Ints) -> Ints:
     """Nanoseconds that *covered* has within each of the spans ``[start, end)``, which may overlap one another."""
-    return _covered_up_to(covered, ends) - _covered_up_to(covered, starts)
+    before, until = np.append(0, np.cumsum(covered.ends - covered.starts)), np.append(_FIRST, covered.ends)
+
+    def up_to(moments: Ints) -> Ints:
+        # The interval that began last before the moment is the only one that the moment can cut.
+        begun = np.searchsorted(covered.starts, moments, side="right")
+        return before[begun] - np.maximum(until[begun] - moments, 0)
+
+    return up_to(ends) - up_to(starts)
 
 
 def inside(covered: Intervals, moments: Ints) -> Mask:
     """Which of *moments* are covered."""
     return covered_within(covered, moments, moments + 1) > 0
-
-
-def _covered_up_to(covered: Intervals, moments: Ints) -> Ints:
-    """Nanoseconds that *covered* has before each of *moments*."""
-    # The interval that began last before the moment is the only one that the moment can cut.
-    begun = np.searchsorted(covered.starts, moments, side="right")
-    before = np.append(0, np.cumsum(covered.ends - covered.starts))
-    return before[begun] - np.maximum(np.append(_FIRST, covered.ends)[begun] - moments, 0)
 
 
 def levels(starts: Ints, ends: Ints, weights: Floats) -> tuple[Ints, Floats]:
@@ -111,12 +110,6 @@ def levels(starts: Ints, ends: Ints, weights: Floats) -> tuple[Ints, Floats]:
     change = np.bincount(at.reshape(-1), np.concatenate([weights, -weights]))
     # Sums of binary fractions leave about 1e-13 where nothing runs.
     return moments, np.clip(np.round(np.cumsum(change), 9), 0.0, 1.0)
-
-
-def load_within(starts: Ints, ends: Ints, weights: Floats, spans: Intervals) -> float:
-    """Integral of the ``levels`` of these events over *spans*, in nanoseconds."""
-    moments, level = levels(starts, ends, weights)
-    return float((level[:-1] * np.diff(_covered_up_to(spans, moments))).sum())
 
 
 def sums_by(owner: Ints, values: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
@@ -214,8 +207,7 @@ def longest_first(row: Row) -> tuple[float, str]:
 
 def durations_of(durations_ns: Ints, *, whole_ns: float) -> Durations | None:
     """Statistics of all *durations_ns*; None when there are none."""
-    together = group_by(np.zeros(len(durations_ns), dtype=np.int64))
-    return next(iter(together.durations(durations_ns, whole_ns=whole_ns)), None)
+    return next(iter(group_by(np.zeros_like(durations_ns)).durations(durations_ns, whole_ns=whole_ns)), None)
 
 
 def ratio(part: float, whole: float) -> float | None:

@@ -98,11 +98,9 @@ def find_frames(trace: Trace) -> Frames | None:
 
 
 def _maker_frames(trace: Trace, nodes: Ints, frames: Frames) -> Ints:
-    """For each row of a node, the frame in which the operator ran that made the node; -1 where it is not known.
-
-    An operator carries the number that the next node of its thread will get. So the last operator with a node's number
-    made the node, or, if none was recorded then, the one with the highest number below it.
-    """
+    """For each row of a node, the frame in which the operator ran that made the node; -1 where it is not known."""
+    # An operator has the number that the next node of its thread will get. So the last operator with a node's number
+    # made the node, or, if none was recorded then, the one with the highest number below it.
     made_in = np.full(len(trace), -1, dtype=np.int64)
     nodes = nodes[trace.sequence[nodes] >= 0]
     makers = np.flatnonzero((trace.kind == Kind.OPERATOR) & (trace.sequence >= 0) & (trace.forward_thread <= 0))
@@ -126,8 +124,7 @@ def _maker_frames(trace: Trace, nodes: Ints, frames: Frames) -> Ints:
 def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
     """Forward and backward time of each module, over all steps or in one; None if the trace does not show modules.
 
-    If a device took part, this is the time in which kernels, copies and memsets that were launched in the module ran on
-    it; a moment in which several of them ran counts once. Otherwise it is the host's time.
+    On a device, the time in which anything ran that was launched in the module, overlaps counted once; else the host's.
     """
     frames = trace.frames
     if frames is None:

@@ -80,10 +80,8 @@ _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "total_allocated": ("Total Allocated", _ABSENT), "size": ("Bytes", 0),
     "device_index": ("Device Id", _ABSENT), "device_type": ("Device Type", 0),
 }  # fmt: skip
-"""Of an event's ``args`` those that are read, and what stands for one that is not there; in the order of torch's files.
-
-Anything may stand there; of shapes, which are long and often the same, the text is kept.
-"""
+"""Of an event's ``args`` those that are read, in the order of torch's files, and what stands for one that is not there.
+Anything may stand there; of shapes, which are long and often the same, the text is kept."""
 _FIELDS = [
     (name, msgspec.Raw if default is _RAW else Any, msgspec.field(name=key, default=default))
     for name, (key, default) in _ARGUMENTS.items()
@@ -353,17 +351,14 @@ def _without_overlong(trace: Trace) -> Trace:
 
 
 def _occupancy(launched: Any, device: DeviceProperties | None) -> float:
-    """Percent of a multiprocessor's warps that a kernel of these arguments can fill; NaN where it is not known.
-
-    Registers are given to a warp 256 at a time.
-    """
+    """Percent of a multiprocessor's warps that a kernel of these arguments can fill; NaN where it is not known."""
     sizes = [_converted(_value(bytes(one)), list[int]) or [0] for one in (launched.grid, launched.block)]
     (blocks, threads), registers = map(math.prod, sizes), launched.registers
     if device is None or threads <= 0 or not device.max_threads or not device.sm_count:
         return math.nan
     warps, most_warps = -(-threads // 32), device.max_threads // 32
     limits = [most_warps // warps]
-    if type(registers) is int and registers > 0:
+    if type(registers) is int and registers > 0:  # given to a warp 256 at a time
         limits.append((device.registers or _REGISTERS) // (-(-registers * 32 // 256) * 256) // warps)
     if device.shared_memory:
         limits.append(device.shared_memory // launched.shared_memory)
@@ -456,11 +451,9 @@ def _head(stream: IO[bytes]) -> tuple[bytes, bytes]:
 def _decoded(
     text: bytes, mend: Callable[[bytes], bytes] = lambda piece: piece
 ) -> tuple[list[Event], bytes, bool] | None:
-    """Events that stand whole at the beginning of *text*, what follows, and whether that is the end of their list.
-
-    An event ends with a brace, and a comma behind it. Within an event such a pair may stand too; then the piece before
-    it is no list. None where nothing can be read.
-    """
+    """Events that stand whole at the beginning of *text*, what follows, and if the list ends there; None without."""
+    # An event ends with a brace, and a comma behind it. Within an event such a pair may stand too; then the piece
+    # before it is no list.
     begin = _BETWEEN.match(text).end()  # type: ignore[union-attr]  # it matches nothing as well
     if text.startswith(b"]", begin):
         return [], text[begin + 1 :], True

@@ -1,15 +1,10 @@
-"""All tables of a trace, and of several, one of each rank, beside them the ranks; large ones by several processes."""
+"""All tables of a trace; and of several, one of each rank, with the ranks side by side."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_flops.analysis.advice import advise_on_traces
 from lightning_flops.analysis.collectives import TracedRank, compare, refuse_mixed_ranks
@@ -17,6 +12,7 @@ from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
 from lightning_flops.analysis.peaks import NO_FLOPS
 from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in_traces
 from lightning_flops.config import AdviceThresholds
+from lightning_flops.schema.comparison import TableName
 from lightning_flops.schema.trace import SCHEMA_VERSION, TracedPart, TraceReport, TracesReport
 from lightning_flops.trace import tables
 from lightning_flops.trace.columns import Trace
@@ -26,11 +22,6 @@ from lightning_flops.trace.names import Kind
 from lightning_flops.trace.read import load_trace
 from lightning_flops.trace.steps import overlap, phase_table, step_parts, step_times
 
-if TYPE_CHECKING:
-    from lightning_flops.schema.comparison import TableName
-
-WORTH_PROCESSES_BYTES = 4 << 20
-"""Files of more bytes than these, together, are read side by side: a process takes a third of a second to start."""
 _NO_KERNELS = (
     "Calls of the device's runtime launched no kernel, copy or memset that was recorded, as where the profiler may not "
     "watch the device: its work is in no table."
@@ -86,10 +77,7 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
 def analyze_one(
     trace: Trace, *, stepwise: bool = False, formulas: Formulas | None = None, peaks: Peaks | None = None
 ) -> AnalyzedTrace:
-    """What *trace* says by itself, and for a comparison with other ranks, or with another run *stepwise*.
-
-    Without *formulas* there is no torch, as the report then says.
-    """
+    """What *trace* says by itself, for other ranks, and *stepwise* for another run; no *formulas*: without torch."""
     report = analyze_trace(trace, formulas=formulas, peaks=peaks)
     notes = report.notes
     if report.flops is None:
@@ -116,25 +104,6 @@ def analyze_one(
 def analyze_file(file: str, **settings: Any) -> AnalyzedTrace:
     """What ``analyze_one`` gives for the trace in *file*."""
     return analyze_one(load_trace(file), **settings)
-
-
-def analyze_each(files: Sequence[str], *, processes: int = 1, **settings: Any) -> list[AnalyzedTrace]:
-    """Each of *files*, paths or URLs, by itself, in their order; by up to *processes* if they are worth it.
-
-    *settings* are those of ``analyze_one``; formulas are a function of a module, so that other processes find it.
-
-    Raises:
-        TraceFormatError: a file cannot be read; of several the first in order.
-    """
-    sizes = [os.path.getsize(one) for one in files if os.path.isfile(one)]  # another process cannot open a pipe
-    analyze = partial(analyze_file, **settings)
-    if min(processes, len(files)) < 2 or len(sizes) < len(files) or sum(sizes) <= WORTH_PROCESSES_BYTES:
-        return [*map(analyze, files)]
-    spawn = multiprocessing.get_context("spawn")  # not by fork: numpy has threads
-    # Ctrl-C ends a process that reads without a word; it is this process that reports it.
-    end_quietly = (signal.SIGINT, signal.SIG_DFL)
-    with ProcessPoolExecutor(min(processes, len(files)), spawn, signal.signal, end_quietly) as pool:
-        return [*pool.map(analyze, files)]
 
 
 def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresholds | None = None) -> TracesReport:

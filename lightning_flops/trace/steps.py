@@ -182,10 +182,7 @@ class Phase(NamedTuple):
 
 
 def find_phases(trace: Trace) -> dict[str, Phase]:
-    """The phases that scopes name: a moment is of the innermost scope or mark of a part around it.
-
-    A forward or backward that no scope names is known by its operators, and its name says so.
-    """
+    """The phases that scopes name, the innermost first; a forward or backward that none names is known by operators."""
     part_of, starts, ends = _pieces(trace, lambda name: phase_of(name) or (marked_phase(name) and _UNMARKED))
     scopes, names = _in_steps(trace, phase_of), np.array(part_of)
     called = np.array([phase_of(name) for name in trace.texts(trace.name[scopes])])
@@ -209,11 +206,9 @@ def find_phases(trace: Trace) -> dict[str, Phase]:
 
 
 def _by_operators(trace: Trace, *boundaries: Phase) -> dict[str, Phase]:
-    """Forward and backward of a trace whose scopes do not name them.
-
-    A forward goes from the first to the last operator with gradients on before a backward, a backward from the first to
-    the last operator that autograd ran. Each ends where something else follows, or one of *boundaries*.
-    """
+    """Forward and backward of a trace whose scopes do not name them."""
+    # A forward goes from the first to the last operator with gradients on before a backward, a backward over all that
+    # autograd ran. Each ends where something else follows, or one of *boundaries*.
     links = trace.links
     rows = links.levels[0] if links.levels else links.operators
     rows = trace.by_start(rows[(trace.sequence[rows] >= 0) | links.is_backward[rows]])
@@ -239,10 +234,7 @@ def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, within: Intervals | N
 
 
 def phase_table(trace: Trace) -> tuple[Row, ...] | None:
-    """Calls and time of the steps, of each phase, and of what is in none, on the host and by launches on the device.
-
-    None where nothing shows a phase.
-    """
+    """Calls and time of the steps, of each phase and of the rest, on the host and by launches; None without a phase."""
     steps, marks = trace.steps, (trace.steps.host_start_ns, trace.steps.host_end_ns)
     device_ns = int(launched_ns(trace, *marks).sum())
 
@@ -268,11 +260,9 @@ def _in_steps(trace: Trace, holds: Callable[[str], object]) -> Ints:
 
 
 def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
-    """The parts of the steps of *trace* by the marks around them, in order of their first moments.
-
-    With a device, a part ends when the work launched before its end is done, as an event recorded there on the device's
-    stream would show. Communication does not move a boundary, so a wait stays in the part that waited.
-    """
+    """The parts of the steps of *trace* by the marks around them, in order of their first moments."""
+    # With a device, a part ends when the work launched before its end is done, as an event recorded there on the
+    # device's stream would show. Communication does not move a boundary, so a wait stays in the part that waited.
     return tuple(
         TracedPart(name=name, wall_sec=sum(astuple(one)) / NS_PER_SEC, exposed_sec=one.communication_ns / NS_PER_SEC)
         for name, one in step_filling(trace).items()
@@ -280,10 +270,7 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
 
 
 def _pieces(trace: Trace, part_of: Callable[[str], str | None] = marked_phase) -> tuple[list[str], Ints, Ints]:
-    """The steps' own marks, cut at the ends of every part's scope; names, starts and ends.
-
-    Each piece is of the innermost part, and there are no gaps inside a step.
-    """
+    """The steps' own marks, cut without gaps at the ends of every part: the innermost part's name, starts and ends."""
     steps, rows = trace.steps, _in_steps(trace, part_of)
     starts = trace.start_ns[rows]
     ends = np.minimum(trace.end_ns[rows], steps.host_end_ns[steps.of(starts)])
@@ -299,7 +286,7 @@ def _pieces(trace: Trace, part_of: Callable[[str], str | None] = marked_phase) -
 def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> dict[str, PartFilling]:
     """What filled each part of the steps, mean over these; *counted* operators, as ``aten.mm``, are matmul-like."""
     (names, cuts, _), steps, (launched, rows) = _pieces(trace), trace.steps, trace.launches
-    # Boundaries are moved as ``step_parts`` says: to when what was launched before them is done.
+    # Boundaries are moved, as ``step_parts`` says, to when what was launched before them is done.
     computes = ~trace.is_collective[rows]
     done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, trace.end_ns[rows[computes]]))
     moved = np.maximum(cuts, done[np.searchsorted(launched[computes], cuts, side="left")])

@@ -41,11 +41,9 @@ class Links:
 
 
 def link(trace: Trace) -> Links:
-    """Callers, launches and launching operators.
-
-    A device event without a known launch, such as one whose call lies outside the trace, falls back to the external id
-    that it shares with its operator. Of several calls of one number the outer one launched, which began first.
-    """
+    """Callers, launches and launching operators."""
+    # A device event without a known launch, such as one whose call lies outside the trace, falls back to the external
+    # id that it shares with its operator. Of several calls of one number the outer one launched, which began first.
     operators = in_nesting_order(trace, trace.of(Kind.OPERATOR))
     parent, depth = nest(trace, operators)
     by_depth = operators[np.argsort(depth, kind="stable")]

@@ -34,10 +34,6 @@ from lightning_flops.trace.structure import enclosing, launched_at, nearest, wit
 if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
 
-MOST_POINTS = 500
-"""Of one curve."""
-_LONGEST_GROUP_CHARS = 40
-
 
 def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:
     """Utilization, SM efficiency, occupancy and blocks per SM of each device; None without a device."""
@@ -45,8 +41,8 @@ def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:
     for device in distinct(trace.device[trace.on_device]).tolist():
         rows = np.flatnonzero((trace.kind == Kind.KERNEL) & (trace.device == device))
         blocks, busy, entry = trace.blocks_per_sm[rows], trace.merged(rows), trace.described(device)
-        known = len(rows) > 0 and not np.isnan(blocks).any()
-        load = intervals.load_within(trace.start_ns[rows], trace.end_ns[rows], blocks, spans) if known else None
+        moments, level = intervals.levels(trace.start_ns[rows], trace.end_ns[rows], np.nan_to_num(blocks))
+        load = float((level[:-1] * intervals.covered_within(spans, moments[:-1], moments[1:])).sum())
         within = rows[(trace.end_ns[rows] > steps.start_ns[0]) & (trace.start_ns[rows] < steps.end_ns[-1])]
         lengths, together = trace.duration_ns[within], group_by(trace.kind[within])
         found += [
@@ -55,7 +51,7 @@ def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:
                 name=entry.name if entry else None,
                 sm_count=entry.sm_count if entry else None,
                 utilization=ratio(intervals.intersect(busy, spans).total, spans.total) or 0.0,
-                sm_efficiency=None if load is None else ratio(load, spans.total),
+                sm_efficiency=None if not len(rows) or np.isnan(blocks).any() else ratio(load, spans.total),
                 occupancy_percent=next(iter(together.means(trace.occupancy_percent[within], lengths)), None),
                 blocks_per_sm=next(iter(together.means(trace.blocks_per_sm[within], lengths)), None),
                 busy_us=busy.total / NS_PER_US,
@@ -193,11 +189,9 @@ def with_callees(trace: Trace, own: Ints) -> Ints:
 
 
 class OperatorTimes:
-    """The times of every operator, with and without what it called; a column over all rows of the trace for each.
+    """The times of every operator, with and without what it called; a column over all rows of the trace for each."""
 
-    As in torch's own tables, a call that is all that a call of the same operator calls is a part of that one:
-    ``aten::sum`` that only passes other arguments on to ``aten::sum`` is one call.
-    """
+    # As in torch's own tables, ``aten::sum`` that only passes other arguments on to ``aten::sum`` is one call.
 
     def __init__(self, trace: Trace) -> None:
         links, of_operator = trace.links, trace.links.operator_of_launch
@@ -239,10 +233,7 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
 
 
 def _each_step(trace: Trace, keys: Lanes, moments_ns: Ints, *columns: Ints) -> tuple[list[int], list[Ints]]:
-    """The keys of what began in a step, and the sums of each of *columns*: a row for each step, a column for each key.
-
-    An event belongs to the step in whose mark on the host its moment lies; what lies outside of every step is left out.
-    """
+    """The keys of what began in a step's mark, and sums of each of *columns*: a row for each step, a column a key."""
     step = trace.steps.of(moments_ns)
     inside, count = np.flatnonzero(step >= 0), len(trace.steps)
     used, which = np.unique(keys[inside], return_inverse=True)
@@ -251,10 +242,7 @@ def _each_step(trace: Trace, keys: Lanes, moments_ns: Ints, *columns: Ints) -> t
 
 
 def typical_operators(trace: Trace) -> list[tuple[str, int, float, float]]:
-    """Each operator by name and ``modules.Phase``: calls and self nanoseconds of a step, medians over the steps.
-
-    The nanoseconds are the device's if there is one.
-    """
+    """Each operator by name and ``modules.Phase``: calls and self ns (the device's if there), medians over steps."""
     times, rows = trace.operator_times, trace.operator_times.rows
     keys, own = trace.name[rows] * np.int64(len(Phase)), times.device_self if trace.has_device else times.host_self
     if trace.frames is not None:
@@ -275,10 +263,7 @@ class StepSums:
 
 
 def step_sums(trace: Trace) -> dict[TableName, StepSums]:
-    """What each kernel, operator and collective took in each step in which it was launched, or began if nothing did.
-
-    Operators on the host, without what they called.
-    """
+    """What each kernel, operator (without callees) and collective took in each step in which it was launched."""
     times, (collectives, number, names) = trace.operator_times, collectives_by_name(trace)
 
     def sums(of: Sequence[str], name: Lanes, rows: Ints, spent_ns: Ints) -> StepSums:
@@ -295,15 +280,11 @@ def step_sums(trace: Trace) -> dict[TableName, StepSums]:
 def collective_bytes(trace: Trace, rows: list[int]) -> int | None:
     """Bytes of the larger side of the collectives in *rows*; None if the trace does not say that of one."""
     sizes = [trace.collectives[row].bytes if row in trace.collectives else None for row in rows]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
+    return None if None in sizes else sum(size or 0 for size in sizes)
 
 
 def collectives_by_name(trace: Trace) -> tuple[Ints, Ints, tuple[str, ...]]:
-    """Rows of all collectives, by start; for each of them the index of its name; and the names.
-
-    A name is that of its own arguments, else what the event's name says.
-    """
+    """Rows of all collectives, by start; of each the index of its name, by its arguments or event; and the names."""
     rows, names, number = trace.by_start(trace.is_collective), dict[str, int](), list[int]()
     for row in rows.tolist():
         event, known = trace.name_of(row), trace.collectives.get(row)
@@ -328,10 +309,7 @@ def collective_table(trace: Trace) -> tuple[Row, ...] | None:
 
 
 def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
-    """The collectives of *trace*, grouped by name, process group and the step in which they were started.
-
-    What goes from one rank to another is of no known group.
-    """
+    """The collectives of *trace*, grouped by name, process group and the step in which they were started."""
     found: dict[tuple[str, str | None, int | None], list[int]] = {}
     default_group = None if trace.only_group is None else str(list(trace.only_group))
     rows, number, names = collectives_by_name(trace)
@@ -339,9 +317,9 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
     for row, one, index in zip(*columns, strict=True):
         if trace.steps.marked and index < 0:
             continue
-        known = trace.collectives.get(row)
+        known = trace.collectives.get(row)  # what goes from one rank to another is of no known group
         group = None if names[one] in POINT_TO_POINT else (known and known.group) or default_group
-        if len(group or "") > _LONGEST_GROUP_CHARS:  # a report of thousands of ranks has thousands of these
+        if len(group or "") > 40:  # a report of thousands of ranks has thousands of these
             group = hashlib.blake2b(str(group).encode(errors="surrogatepass"), digest_size=8).hexdigest()
         key = (names[one], group, trace.steps.numbers[index] if trace.steps.marked else None)
         found.setdefault(key, []).append(row)
@@ -387,16 +365,15 @@ def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
         times_us, total = (memory["time_ns"][rows] - begin) / NS_PER_US, memory["total_allocated"][rows]
         absolute = bool((total >= 0).all())
         allocated = total if absolute else np.cumsum(memory["size"][rows])
-        # Of each of at most so many stretches its highest point.
-        firsts = np.unique(np.linspace(0, len(rows), MOST_POINTS, endpoint=False, dtype=np.int64))
-        stretches = zip(firsts.tolist(), np.split(allocated, firsts[1:]), strict=True)
-        highest, peak = [first + int(one.argmax()) for first, one in stretches], int(allocated.argmax())
+        # Of each of at most 500 stretches its begin and the most in it.
+        firsts, peak = np.unique(np.linspace(0, len(rows) - 1, 500, dtype=np.int64)), int(allocated.argmax())
+        points = zip(times_us[firsts].tolist(), np.maximum.reduceat(allocated, firsts).tolist(), strict=True)
         curve = MemoryCurve(
             device=device,
             absolute=absolute,
             peak_bytes=int(allocated[peak]),
             peak_us=float(times_us[peak]),
-            points=tuple(zip(times_us[highest].tolist(), allocated[highest].tolist(), strict=True)),
+            points=tuple(points),
         )
         curves.append(curve)
     return tuple(curves)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,16 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops.report.trace_text import render_traces
-from lightning_flops.schema.trace_events import IdleTime, OperatorRow
+from lightning_flops.schema.trace_events import IdleTime, MemoryCurve, OperatorRow
 from lightning_flops.schema.trace_steps import DeviceMetrics
 from lightning_flops.trace import analyze_trace, load_trace
 from lightning_flops.trace.names import collective_of_kernel, multiplies, own_name, uses_tensor_cores
 from lightning_flops.trace.tables import (
+    counter_tracks,
     device_metrics,
     idle_times,
     kernel_tables,
+    memory_curves,
     memory_table,
     operator_table,
     transfer_table,
@@ -157,67 +158,26 @@ def test_an_operator_that_calls_only_itself_is_one_call() -> None:
     assert sum(row.host_self.total_us for row in found.values()) == 10 + 9
 
 
-def test_calls_of_an_operator_by_itself_are_counted_as_in_torchs_own_tables(tmp_path: Path) -> None:
-    """The first passes its arguments on to itself, the second calls another beside, the third itself by way of one."""
-    library = torch.library.Library("itself", "FRAGMENT")  # type: ignore[no-untyped-call]
-    ops, calls = torch.ops.itself, dict[str, Callable[[torch.Tensor, int], torch.Tensor]]()
-    calls["alone"] = lambda x, n: ops.alone(x, n - 1) if n else x @ x
-    calls["beside"] = lambda x, n: ops.beside(x @ x, n - 1) if n else x @ x
-    calls["by_way"] = lambda x, n: ops.of(x, n - 1) if n else x @ x
-    calls["of"] = lambda x, n: ops.by_way(x, n)
-    for name, function in calls.items():
-        library.define(f"{name}(Tensor x, int n) -> Tensor")  # type: ignore[no-untyped-call]
-        library.impl(name, function, "CPU")  # type: ignore[no-untyped-call]
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        for name in ("alone", "beside", "by_way"):
-            getattr(ops, name)(torch.ones(8, 8), 1)
-        torch.arange(3)
-    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    ours = {row.name: row for row in operator_table(load_trace(tmp_path / "trace.json")) or ()}
-    torchs = {one.key: one for one in profiler.key_averages() if one.key in ours}
-    assert {name: row.calls for name, row in ours.items()} == {name: one.count for name, one in torchs.items()}
-    assert [ours[f"itself::{name}"].calls for name in calls] == [1, 2, 2, 1]
-    for name, row in ours.items():
-        assert row.host.total_us == pytest.approx(torchs[name].cpu_time_total, abs=0.1)
-        assert row.host_self.total_us == pytest.approx(torchs[name].self_cpu_time_total, abs=0.1)
-
-
-# ---- traces that torch.profiler takes here and now
-
-STEPS = 3
-BATCH = 16
-
-
-@pytest.fixture(autouse=True)
-def quiet_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETO_LOG_LEVEL", "5")
-
-
-def train(target: Path) -> None:
-    """Train a small network for a few profiled steps, and keep the trace as *target*."""
+    target, steps, batch = tmp_path / "trace.json.gz", 3, 16
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn((STEPS + 1) * BATCH, 64), torch.zeros((STEPS + 1) * BATCH, dtype=torch.long))
+    data = TensorDataset(torch.randn((steps + 1) * batch, 64), torch.zeros((steps + 1) * batch, dtype=torch.long))
     with profile(
         activities=[ProfilerActivity.CPU],
-        schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1),
+        schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
         profile_memory=True,
-        record_shapes=True,
         acc_events=True,
         on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(target)),
     ) as profiler:
-        for inputs, labels in DataLoader(data, batch_size=BATCH):
+        for inputs, labels in DataLoader(data, batch_size=batch):
             with record_function("loss of a batch"):
                 loss = torch.nn.functional.cross_entropy(model(inputs), labels)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
             profiler.step()
-
-
-def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path) -> None:
-    target = tmp_path / "trace.json.gz"
-    train(target)
     live = load_trace(target)
     report = analyze_trace(live)
     assert report.step_times.marked
@@ -228,16 +188,16 @@ def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path) -> None:
         assert sum(round(1000 * (part or 0)) for part in parts) == round(found.wall_us * 1000)
     phases = {row.name: row.calls for row in report.phases or ()}
     assert phases == dict.fromkeys(
-        ("step", "data loader", "forward (by operators)", "backward (by operators)", "optimizer", "others"), STEPS
+        ("step", "data loader", "forward (by operators)", "backward (by operators)", "optimizer", "others"), steps
     )
     operators = {row.name: row.calls for row in report.operators or ()}
     # Two linear layers forward; backward a product for each weight, and one for the second layer's input.
-    assert (operators["aten::addmm"], operators["aten::mm"], operators["aten::relu"]) == (2 * STEPS, 3 * STEPS, STEPS)
+    assert (operators["aten::addmm"], operators["aten::mm"], operators["aten::relu"]) == (2 * steps, 3 * steps, steps)
     (scope,) = report.user_scopes or ()
-    assert (scope.name, scope.calls) == ("loss of a batch", STEPS)
+    assert (scope.name, scope.calls) == ("loss of a batch", steps)
     memory = {row.name: row for row in report.memory or ()}
     # A layer's output: 16 rows of 128 and of 10 floats.
-    assert memory["aten::addmm"].self_allocation_bytes == STEPS * BATCH * (128 + 10) * 4
+    assert memory["aten::addmm"].self_allocation_bytes == steps * batch * (128 + 10) * 4
     for table in (report.device_metrics, report.kernels, report.idle, report.collectives, report.overlap):
         assert table is None
     text = render_traces(analyze_traces([live]))
@@ -334,11 +294,9 @@ def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
 
 
 ON_TENSOR_CORES = (
-    "volta_h884gemm_128x64_ldg8_nn",
     "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_nt",
     "ampere_fp16_s16816gemm_fp16_128x128_ldg8_relu_f2f_stages_32x5_nn",
     "sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x16_kernel",
-    "sm90_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32",
     "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT",
     "cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_nn_align8",
     "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_nn_align8>",
@@ -348,7 +306,6 @@ ON_TENSOR_CORES = (
 )
 MULTIPLY = (  # on no tensor cores, or of other libraries and vendors, whose names do not say
     "ampere_sgemm_128x64_nn",
-    "volta_scudnn_128x64_relu_medium_nn_v1",
     "maxwell_scudnn_winograd_128x128_ldg1_ldg4_tile418n_nt",
     "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
     "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0",  # rocBLAS, hipBLASLt
@@ -357,7 +314,6 @@ MULTIPLY = (  # on no tensor cores, or of other libraries and vendors, whose nam
     "attn_fwd.kd",  # AOTriton
     "bwd_kernel_dk_dv.kd",
     "gen_conv_kernel",  # oneDNN on Intel's GPUs
-    "micro_sdpa",
     "matmul_kernel",  # Triton's tutorial
     "_chunk_scan_fwd_kernel",  # Mamba 2
     "fused_moe_kernel",
@@ -368,10 +324,8 @@ DO_NOT = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::conv_x<float>>(int)",
     "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>",
     "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512, true, 1>",
-    "triton_poi_fused_add_relu_0",
     "triton_poi_fused_convert_element_type_0",
     "triton_poi_fused__scaled_dot_product_flash_attention_cat_view_10",
-    "triton_red_fused_native_layer_norm_1",
     "triton_red_fused_mm_native_layer_norm_2",
     "triton_per_fused_convolution_1",
     "MIOpenBatchNormFwdTrainSpatial",
@@ -438,3 +392,74 @@ def test_of_other_vendors_kernels_it_is_not_known_which_ran_on_matrix_cores(
 )
 def test_a_communication_kernels_name_tells_its_collective(kernel_name: str, collective: str) -> None:
     assert collective_of_kernel(kernel_name) == collective
+
+
+def at(start: float, size: int, total: int, device: int | None = 0) -> Event:
+    """An allocation or a free, as torch has written it since 2.0."""
+    more: dict[str, Any] = {"Total Allocated": total}
+    return memory(start, size, device=device, **more)
+
+
+def curve(*events: Event) -> MemoryCurve:
+    (one,) = known(memory_curves(trace(*events)))
+    return one
+
+
+def test_curve_has_the_highest_point_of_each_stretch_and_the_peak() -> None:
+    found = curve(
+        step(4, 10, 50),
+        step(5, 60, 60),
+        at(22, 100, 1100),
+        at(25, 50, 1150),
+        at(72, -50, 1100),
+        at(74, 700, 1800),
+        at(90, 30, 1830),
+        at(100, -700, 1130),
+    )
+    assert (found.device, found.absolute) == (0, True)
+    assert (found.peak_bytes, found.peak_us) == (1830, 90 - 10)
+    assert [*found.points] == [
+        (12, 1100), (15, 1150), (62, 1100), (64, 1800), (80, 1830), (90, 1130)
+    ]  # fmt: skip
+
+
+def test_old_trace_without_totals_shows_the_change() -> None:
+    found = curve(operator("aten::mm", 0, 5), memory(1, 100), memory(3, 50), memory(4, -100))
+    assert (found.absolute, found.peak_bytes, found.device) == (False, 150, -1)
+
+
+# ---- figures over a trace's clock: worked out by hand from what ran when
+
+
+def tracks(*events: Event) -> dict[str, list[tuple[int, float]]]:
+    """Times in microseconds and values of each track, by its name."""
+    found = tuple(counter_tracks(trace(*events)))
+    assert all(one.times_ns == sorted(set(one.times_ns)) for one in found)
+    return {
+        one.name: [(time // 1000, value) for time, value in zip(one.times_ns, one.values, strict=True)] for one in found
+    }
+
+
+def test_a_device_is_used_while_a_kernel_runs_and_its_multiprocessors_as_far_as_blocks_fill_them() -> None:
+    half: dict[str, Any] = {"blocks per SM": 0.5}
+    full: dict[str, Any] = {"blocks per SM": 4}
+    found = tracks(
+        operator("aten::relu", 0, 1),
+        kernel(1, 10, 10, **half),
+        kernel(2, 30, 20, **half),
+        kernel(3, 40, 20, stream=8, **full),
+    )
+    assert found == {
+        "GPU utilization, device 0": [(10, 100), (20, 0), (30, 100), (60, 0)],
+        "est. SM efficiency, device 0": [(10, 50), (20, 0), (30, 50), (40, 100), (60, 0)],
+    }
+
+
+def test_memory_has_what_is_allocated_of_each_device() -> None:
+    events = [*(at(3, -20, 10), at(1, 10, 30), at(5, 10, 20)), at(2, 5, 5, device=None)]
+    assert tracks(operator("aten::relu", 0, 1), *events) == {
+        "memory allocated, host": [(2, 5)],
+        "memory allocated, device 0": [(1, 30), (3, 10), (5, 20)],
+    }
+    old = tracks(operator("aten::mm", 0, 1), memory(1, 100), memory(3, 50), memory(3, -120))
+    assert old == {"memory allocated since the trace began, host": [(1, 100), (3, 30)]}

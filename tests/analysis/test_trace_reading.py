@@ -17,10 +17,8 @@ import pytest
 from benchmarks.fault_inputs import mutated, mutated_tree, unsafe_in
 from lightning_flops.cli import main
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.trace import load_trace, report
+from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace, TraceFormatError
-from lightning_flops.trace.report import analyze_each, join_analyses
-from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import operator, scope, span, trace
 from tests.analysis.trace_files import RANKS, RESNET
 
@@ -115,35 +113,6 @@ def test_braces_within_an_event_do_not_end_it(nested: dict[str, Any], tmp_path: 
     for text in (json.dumps(events), json.dumps({"traceEvents": events, "traceName": nested})):
         (tmp_path / "trace.json").write_text(text)
         assert len(load_trace(tmp_path / "trace.json")) == 40
-
-
-# ---- several trace files: read by one process or by several, the answer is the same
-
-FILES = [str(file) for file in RANKS]
-
-
-@pytest.fixture
-def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even the smallest files are read side by side."""
-    monkeypatch.setattr(report, "WORTH_PROCESSES_BYTES", 0)
-
-
-@pytest.mark.usefixtures("worth_it")
-def test_processes_give_what_one_gives_in_any_order_of_the_files() -> None:
-    alone = join_analyses(analyze_each(FILES))
-    assert alone == analyze_traces([load_trace(file) for file in FILES])
-    assert join_analyses(analyze_each(FILES[::-1], processes=2)) == alone
-
-
-@pytest.mark.usefixtures("worth_it")
-def test_of_several_files_that_cannot_be_read_the_first_is_named(tmp_path: Path) -> None:
-    bad = [tmp_path / "a.json", tmp_path / "b.json"]
-    bad[0].write_text("{")
-    bad[1].write_text("")
-    for processes in (1, 2):
-        with pytest.raises(TraceFormatError) as caught:
-            analyze_each([FILES[0], *map(str, bad)], processes=processes)
-        assert str(caught.value).startswith(f"{bad[0]}: the file ends in the middle")
 
 
 # ---- damaged traces: each gives a report or one line and status 2, in bounded time and memory
