@@ -13,7 +13,7 @@ from lightning_flops.errors import ConfigError
 if TYPE_CHECKING:
     from lightning_flops.schema.profile import Profile
     from lightning_flops.trace import Peaks
-    from lightning_flops.trace.columns import RecordedInputs, RecordedWork
+    from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
     from lightning_flops.trace.report import AnalyzedTrace
 
 

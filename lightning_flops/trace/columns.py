@@ -1,11 +1,10 @@
-"""A trace in memory: one numpy column per property, a row per event; and what stands in the arguments of events."""
+"""A trace in memory: one numpy column per property, a row per event; names stand once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -15,6 +14,7 @@ from lightning_flops.errors import LightningFlopsError
 from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, distinct, indices, merge
 from lightning_flops.trace.modules import find_frames
 from lightning_flops.trace.names import Kind, host_collective, is_collective_kernel, is_of_another_vendor
+from lightning_flops.trace.recorded import RecordedInputs
 from lightning_flops.trace.steps import find_phases, find_steps
 from lightning_flops.trace.structure import link
 from lightning_flops.trace.tables import OperatorTimes
@@ -60,45 +60,6 @@ class CollectiveArguments:
     group: str | None = None
     """The group's name and the ranks that take part, as far as they are written."""
     group_size: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RecordedInputs:
-    """What a trace with ``record_shapes`` says of one call's arguments; anything may stand in it."""
-
-    dims: Sequence[Any]
-    """For each argument the sizes of a tensor, or of each of a list; empty for all else."""
-    types: Sequence[Any]
-    """For each argument the dtype of a tensor as C++ names it, or what else it is; empty for None."""
-    concrete: Sequence[Any] | None = None
-    """Values of the arguments that are no tensors, as texts; None in files before torch 2.0."""
-    strides: Sequence[Any] | None = None
-    """As *dims*; None where the file has none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedWork:
-    """FLOPs of one recorded call."""
-
-    role: Literal["counts", "free", "composite", "unread", "unknown"]
-    """``counts``: its FLOPs stand here. ``free``: it has none, nor has what it called. ``composite``: it is made of the
-    operators that it called. ``unread``: the file does not say enough for its formula. ``unknown``: it has none."""
-    operator: str = ""
-    """Name as in ``OperatorCell``: ``aten.mm``."""
-    dtype: str = ""
-    """Of the arithmetic, by the tensors: ``float32`` where the device may have used TF32."""
-    flops: int = 0
-    """Model FLOPs, attention over the full score matrix; of a composite call those that count if no callee does."""
-    recompute: int = 0
-    """FLOPs with which a fused attention's backward repeats a part of its forward."""
-    skipped: int = 0
-    """FLOPs of these that a kernel leaves out, because a mask rules them out."""
-    bytes: int | None = None
-    """Of all tensors that it reads and writes; None where the result's shape is not known."""
-    heavy: bool = False
-    """May have FLOPs that are not counted: it takes floating-point tensors, or is named after a product."""
-    reason: str = ""
-    """Why it is not counted, without a full stop."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

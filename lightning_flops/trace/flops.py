@@ -22,9 +22,10 @@ from lightning_flops.analysis.peaks import peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.trace_flops import Flops, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.trace import intervals
-from lightning_flops.trace.columns import RecordedInputs, RecordedWork, Trace
+from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, distinct, group_by, ratio, sums_by, table
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
+from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from lightning_flops.trace.structure import NODE, nearest
 from lightning_flops.trace.tables import with_callees
 
