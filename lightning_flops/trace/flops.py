@@ -41,8 +41,7 @@ _OLD_CONVOLUTION = re.compile(r"aten::\w+_convolution(_backward_(input|weights?)
 _Sizes = tuple[int, ...]
 _NO_SHAPES = "its shapes were not recorded"
 _TOO_MANY = "its shapes give more FLOPs or bytes than a trace can have"
-_MOST = 2**58
-"""No call has more: these are five minutes of an H100."""
+_MOST = 2**58  # FLOPs of a call: five minutes of an H100
 Sums = Callable[[npt.NDArray[Any]], list[Any]]
 """The sums of a column of all calls in each of some groups."""
 _KERNEL_ALONE = "a kernel that multiplies, launched by no operator that was counted"

@@ -51,8 +51,7 @@ class Intervals(NamedTuple):
 
 NOTHING = Intervals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 """No moment at all."""
-_FIRST = -(2**62)
-"""A moment before all others."""
+_FIRST = -(2**62)  # a moment before all others
 
 
 def merge(starts: Ints, ends: Ints) -> Intervals:

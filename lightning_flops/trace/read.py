@@ -36,10 +36,8 @@ _NOT_AS_EXPECTED = (struct.error, OverflowError)
 _FOREIGN = 255
 _FEW, _LONGER = 3, 10
 """A kernel that runs over so many others of its stream, each of them so many times shorter, has a wrong end."""
-_MUCH_SHARED_BYTES = 48 << 10
-"""Kineto writes an occupancy of 0 for kernels with more shared memory."""
-_REGISTERS = 65536
-"""Of a multiprocessor since compute capability 5."""
+_MUCH_SHARED_BYTES = 48 << 10  # Kineto writes an occupancy of 0 for kernels with more shared memory
+_REGISTERS = 65536  # of a multiprocessor since compute capability 5
 _ELEMENT_BYTES = {
     **dict.fromkeys(("double", "long", "complexfloat"), 8), **dict.fromkeys(("float", "int"), 4),
     **dict.fromkeys(("half", "bfloat16", "short"), 2), **dict.fromkeys(("byte", "char", "bool"), 1),

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_flops.analysis.advice import advise_on_traces
-from lightning_flops.analysis.collectives import TracedRank, compare, refuse_mixed_ranks
+from lightning_flops.analysis.collectives import compare, refuse_mixed_ranks
 from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
 from lightning_flops.analysis.peaks import NO_FLOPS
-from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in_traces
+from lightning_flops.analysis.rank_record import TracedRank
+from lightning_flops.analysis.stragglers import find_stragglers_in_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.comparison import TableName
 from lightning_flops.schema.trace import SCHEMA_VERSION, TracedPart, TraceReport, TracesReport
@@ -22,10 +23,8 @@ from lightning_flops.trace.names import Kind
 from lightning_flops.trace.read import load_trace
 from lightning_flops.trace.steps import overlap, phase_table, step_parts, step_times
 
-_NO_KERNELS = (
-    "Calls of the device's runtime launched no kernel, copy or memset that was recorded, as where the profiler may not "
-    "watch the device: its work is in no table."
-)
+_NO_KERNELS = "Calls of the runtime launched no kernel, copy or memset that was recorded: its work is in no table."
+_UNMARKED = "No rank is named a straggler: not every trace has marks of steps, so what a rank did in one is not known."
 _NO_TORCH = f"{NO_FLOPS}working them out from shapes needs torch, which is not installed."
 _NO_SHAPES = f"{NO_FLOPS}the trace was taken without record_shapes=True."
 
@@ -115,14 +114,14 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     refuse_mixed_ranks(analyzed)
     ordered = sorted(analyzed, key=lambda one: -1 if one.rank is None else one.rank)
     reports = tuple(one.report for one in ordered)
-    comparison = compare(ordered) if len(ordered) > 1 and ordered[0].rank is not None else None
-    straggler = None
-    if comparison and not all(one.step_times.marked for one in reports):  # what a rank did in a step is not known
-        rows = tuple(replace(row, compute_over_median=None) for row in comparison.ranks)
-        comparison = replace(comparison, ranks=rows)
-    if comparison and are_compared(comparison):
-        parts = {one.rank or 0: one.parts for one in ordered}
-        straggler = next(iter(find_stragglers_in_traces(parts, thresholds=thresholds)), None)
+    comparison = straggler = None
+    if len(ordered) > 1 and ordered[0].rank is not None:
+        comparison = compare(ordered)
+        if all(one.step_times.marked for one in reports):
+            parts = {one.rank or 0: one.parts for one in ordered}
+            straggler = next(iter(find_stragglers_in_traces(parts, thresholds=thresholds)), None)
+        else:
+            comparison = replace(comparison, notes=(_UNMARKED, *comparison.notes))
     abilities = [one.abilities for one in ordered]
     advice = advise_on_traces(reports, comparison, straggler=straggler, devices=abilities, thresholds=thresholds)
     return TracesReport(schema_version=SCHEMA_VERSION, traces=reports, ranks=comparison, advice=advice)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
 
 _UNMARKED = "other"
-_PHASES = ("data loader", "forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,7 +193,7 @@ def find_phases(trace: Trace) -> dict[str, Phase]:
         own = merge(starts[names == name], ends[names == name])
         return Phase(trace.start_ns[outer], trace.end_ns[outer], own)
 
-    found = {name: by_scopes(name) for name in _PHASES}
+    found = {name: by_scopes(name) for name in ("data loader", "forward", "backward", "optimizer")}
     for name, guess in _by_operators(trace, found["data loader"], found["optimizer"]).items():
         if not len(found[name].own.starts):
             found[name] = guess

@@ -45,18 +45,17 @@ def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:
         load = float((level[:-1] * intervals.covered_within(spans, moments[:-1], moments[1:])).sum())
         within = rows[(trace.end_ns[rows] > steps.start_ns[0]) & (trace.start_ns[rows] < steps.end_ns[-1])]
         lengths, together = trace.duration_ns[within], group_by(trace.kind[within])
-        found += [
-            DeviceMetrics(
-                device=device,
-                name=entry.name if entry else None,
-                sm_count=entry.sm_count if entry else None,
-                utilization=ratio(intervals.intersect(busy, spans).total, spans.total) or 0.0,
-                sm_efficiency=None if not len(rows) or np.isnan(blocks).any() else ratio(load, spans.total),
-                occupancy_percent=next(iter(together.means(trace.occupancy_percent[within], lengths)), None),
-                blocks_per_sm=next(iter(together.means(trace.blocks_per_sm[within], lengths)), None),
-                busy_us=busy.total / NS_PER_US,
-            )
-        ]
+        one = DeviceMetrics(
+            device=device,
+            name=entry.name if entry else None,
+            sm_count=entry.sm_count if entry else None,
+            utilization=ratio(intervals.intersect(busy, spans).total, spans.total) or 0.0,
+            sm_efficiency=None if not len(rows) or np.isnan(blocks).any() else ratio(load, spans.total),
+            occupancy_percent=next(iter(together.means(trace.occupancy_percent[within], lengths)), None),
+            blocks_per_sm=next(iter(together.means(trace.blocks_per_sm[within], lengths)), None),
+            busy_us=busy.total / NS_PER_US,
+        )
+        found.append(one)
     return tuple(found) or None
 
 
@@ -344,9 +343,9 @@ class CounterTrack(NamedTuple):
     name: str
     unit: str
     """``bytes`` or ``percent``."""
-    times_ns: list[int]
+    times_ns: Sequence[int]
     """On the trace's clock, rising."""
-    values: list[float]
+    values: Sequence[float]
 
 
 def by_device(memory: Mapping[str, Ints]) -> Iterator[tuple[int, Ints]]:

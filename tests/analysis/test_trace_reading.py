@@ -14,13 +14,13 @@ from typing import Any
 import fsspec
 import pytest
 
-from benchmarks.fault_inputs import mutated, mutated_tree, unsafe_in
 from lightning_flops.cli import main
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace, TraceFormatError
 from tests.analysis.trace_events import operator, scope, span, trace
 from tests.analysis.trace_files import RANKS, RESNET
+from tests.mutations import mutated, mutated_tree, unsafe_in
 
 
 def columns(loaded: Trace) -> dict[str, Any]:
