@@ -159,16 +159,12 @@ def test_a_device_is_occupied_by_what_a_module_or_its_node_launched_overlaps_cou
     [
         ("train.py(12): step", "train.py:12"),
         ("/home/me/net (2).py(7): forward", "/home/me/net (2).py:7"),
-        ("torchvision/models/resnet.py(124): forward", "torchvision/models/resnet.py:124"),
         ("/env/lib/python3.11/site-packages/tv/resnet.py(4): f", "/env/lib/python3.11/site-packages/tv/resnet.py:4"),
         ("/env/lib/python3.11/site-packages/torch/nn/modules/conv.py(440): _conv_forward", None),
         ("torch/nn/modules/module.py(1051): _call_impl", None),
         ("/usr/lib/python3.11/contextlib.py(81): inner", None),
-        ("functools.py(65): wraps", None),
         ("<built-in function linear>", None),
-        ("<string>(1): forward", None),
         ("nn.Module: Linear_0", None),
-        ("", None),
     ],
 )
 def test_place_is_a_line_of_the_users(frame: str, place: str | None) -> None:

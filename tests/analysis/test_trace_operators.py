@@ -1,4 +1,4 @@
-"""Operators, copies, scopes and memory; who encloses whom is held against a search through all that began before."""
+"""Operators, copies, scopes, memory, kernels and devices; all values are worked out by hand from the events."""
 
 from __future__ import annotations
 
@@ -14,19 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace_events import IdleTime, MemoryCurve, OperatorRow
 from lightning_flops.schema.trace_steps import DeviceMetrics
-from lightning_flops.trace import analyze_trace, load_trace
+from lightning_flops.trace import analyze_trace, load_trace, tables
 from lightning_flops.trace.names import collective_of_kernel, multiplies, own_name, uses_tensor_cores
-from lightning_flops.trace.tables import (
-    counter_tracks,
-    device_metrics,
-    idle_times,
-    kernel_tables,
-    memory_curves,
-    memory_table,
-    operator_table,
-    transfer_table,
-    user_scope_table,
-)
 from tests.analysis.in_memory import analyze_traces, known
 from tests.analysis.trace_events import (
     Event,
@@ -44,7 +33,7 @@ from tests.analysis.trace_events import (
 
 
 def rows(*events: Event) -> dict[str, OperatorRow]:
-    return {row.name: row for row in operator_table(trace(*events)) or ()}
+    return {row.name: row for row in tables.operator_table(trace(*events)) or ()}
 
 
 def test_self_time_is_what_called_operators_leave() -> None:
@@ -94,7 +83,7 @@ def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None
             row.name, row.device, row.calls, row.size_increase_bytes, row.self_size_increase_bytes,
             row.allocation_bytes, row.self_allocation_bytes,
         )
-        for row in memory_table(loaded) or ()
+        for row in tables.memory_table(loaded) or ()
     ]  # fmt: skip
     assert found == [
         ("aten::addmm", 0, 1, 512, 512, 512, 512),
@@ -113,7 +102,7 @@ def test_a_scope_has_what_any_thread_launched_while_it_was_open() -> None:
         launch(3, 92, thread=3), kernel(3, 95, 11),
         scope("loss", 80, 10),
     )  # fmt: skip
-    loss, backward = user_scope_table(found) or ()
+    loss, backward = tables.user_scope_table(found) or ()
     assert loss.host is not None and backward.host is not None and loss.device is not None
     assert backward.device is not None
     assert (loss.name, loss.calls, loss.host.total_us, loss.host.ratio) == ("loss", 2, 30, 0.3)
@@ -123,7 +112,7 @@ def test_a_scope_has_what_any_thread_launched_while_it_was_open() -> None:
 
 def test_scopes_that_torch_opens_are_not_the_users() -> None:
     names = ("ProfilerStep#1", "enumerate(DataLoader)#x.__next__", "Optimizer.step#Adam.step", "gloo:all_reduce")
-    assert user_scope_table(trace(*(scope(name, 0, 10) for name in names))) is None
+    assert tables.user_scope_table(trace(*(scope(name, 0, 10) for name in names))) is None
 
 
 def test_copies_are_listed_with_their_launches_and_bytes() -> None:
@@ -135,7 +124,7 @@ def test_copies_are_listed_with_their_launches_and_bytes() -> None:
         on_device("gpu_memset", 3, 40, 1, name="Memset (Device)"),  # no launch, no bytes
         launch(4, 41), kernel(4, 50, 11),
     )  # fmt: skip
-    copy, memset = transfer_table(loaded) or ()
+    copy, memset = tables.transfer_table(loaded) or ()
     assert copy.device is not None and copy.host is not None
     assert (copy.calls, copy.bytes, copy.device.total_us, copy.device.ratio) == (2, 1024, 8, 8 / 20)
     assert (copy.host.total_us, copy.host.mean_us, copy.host.ratio) == (10, 5, 0.1)
@@ -214,7 +203,7 @@ def test_64_blocks_on_80_sms_are_an_sm_efficiency_of_0_8() -> None:
     properties = [{"id": 0, "name": "V100", "numSms": 80, "totalGlobalMem": 1}]
     loaded = trace(step(1, 0, 10), launch(1, 0), sized(1, 0, 10, 64 / 80, 40), deviceProperties=properties)
     shares = {"utilization": 1.0, "sm_efficiency": 0.8, "occupancy_percent": 40, "blocks_per_sm": 0.8}
-    assert device_metrics(loaded) == (DeviceMetrics(device=0, name="V100", sm_count=80, busy_us=10, **shares),)
+    assert tables.device_metrics(loaded) == (DeviceMetrics(device=0, name="V100", sm_count=80, busy_us=10, **shares),)
 
 
 def test_blocks_of_kernels_that_run_at_once_add_up_to_no_more_than_all_sms() -> None:
@@ -223,26 +212,26 @@ def test_blocks_of_kernels_that_run_at_once_add_up_to_no_more_than_all_sms() -> 
         sized(1, 0, 20, 0.5, 10),
         sized(2, 10, 20, 0.75, 20, stream=8),  # 0.5 to 10, both to 20: 1, 0.75 to 30
     )
-    assert (device_metrics(loaded) or ())[0].sm_efficiency == (10 * 0.5 + 10 * 1 + 10 * 0.75) / 100
+    assert (tables.device_metrics(loaded) or ())[0].sm_efficiency == (10 * 0.5 + 10 * 1 + 10 * 0.75) / 100
     # Equal lengths: the plain mean.
-    assert (device_metrics(loaded) or ())[0].occupancy_percent == 15
+    assert (tables.device_metrics(loaded) or ())[0].occupancy_percent == 15
 
 
 def test_figures_that_kernels_do_not_carry_are_none() -> None:
-    (device,) = device_metrics(trace(step(1, 0, 10), sized(1, 0, 5, 1, 50), kernel(2, 5, 5))) or ()
+    (device,) = tables.device_metrics(trace(step(1, 0, 10), sized(1, 0, 5, 1, 50), kernel(2, 5, 5))) or ()
     assert device.utilization == 1.0
     assert device.sm_efficiency is None
     assert device.occupancy_percent == 50
-    (device,) = device_metrics(trace(step(1, 0, 10), kernel(2, 5, 5))) or ()
+    (device,) = tables.device_metrics(trace(step(1, 0, 10), kernel(2, 5, 5))) or ()
     assert device.occupancy_percent is device.blocks_per_sm is None
     assert device.name is None
 
 
 def test_a_trace_without_a_device_has_no_device_tables() -> None:
     loaded = trace(step(1, 0, 10), operator("aten::mm", 1, 2))
-    assert device_metrics(loaded) is None
-    assert idle_times(loaded) is None
-    assert kernel_tables(loaded) == (None, None)
+    assert tables.device_metrics(loaded) is None
+    assert tables.idle_times(loaded) is None
+    assert tables.kernel_tables(loaded) == (None, None)
 
 
 def test_pauses_are_told_apart_by_when_what_ended_them_was_launched() -> None:
@@ -254,7 +243,7 @@ def test_pauses_are_told_apart_by_when_what_ended_them_was_launched() -> None:
         kernel(5, 140, 10),  # nobody knows
     )
     whole = IdleTime(device=0, busy_us=46, host_wait_us=25, kernel_gap_us=29, other_us=30 + 10)
-    assert (idle_times(loaded) or ())[0] == whole
+    assert (tables.idle_times(loaded) or ())[0] == whole
 
 
 def test_a_device_idles_only_when_all_its_streams_do() -> None:
@@ -264,7 +253,7 @@ def test_a_device_idles_only_when_all_its_streams_do() -> None:
         *launched(3, 50, 60, 10, stream=8),
         *launched(4, 105, 110, 10, stream=8),
     )
-    assert [(row.busy_us, row.host_wait_us) for row in idle_times(loaded) or ()] == [(110, 10)]
+    assert [(row.busy_us, row.host_wait_us) for row in tables.idle_times(loaded) or ()] == [(110, 10)]
 
 
 def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
@@ -278,7 +267,7 @@ def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
         *launched(3, 12, 80, 40, name="elementwise"),
         *launched(4, 17, 130, 20, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=9),
     )
-    first, second, third = known(kernel_tables(loaded)[0])
+    first, second, third = known(tables.kernel_tables(loaded)[0])
     assert (first.name, first.calls, first.device.ratio) == ("ampere_bf16_s16816gemm_bf16_128x128", 2, 0.4)
     assert (first.blocks_per_sm, first.occupancy_percent) == (1.5, 20)
     assert first.tensor_cores
@@ -286,7 +275,7 @@ def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
     assert (second.name, second.tensor_cores, second.tensor_cores_eligible) == ("elementwise", False, False)
     assert second.blocks_per_sm is None
     assert third.collective
-    summary = known(kernel_tables(loaded)[1])
+    summary = known(tables.kernel_tables(loaded)[1])
     # Collectives compute nothing, on tensor cores or off.
     assert (summary.calls, summary.total_us, summary.tensor_core_ratio) == (4, 100, 40 / 80)
     assert summary.tensor_core_eligible_ratio == 40 / 80
@@ -298,7 +287,6 @@ ON_TENSOR_CORES = (
     "ampere_fp16_s16816gemm_fp16_128x128_ldg8_relu_f2f_stages_32x5_nn",
     "sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x16_kernel",
     "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT",
-    "cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_nn_align8",
     "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_nn_align8>",
     "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4> >",
     "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
@@ -315,7 +303,6 @@ MULTIPLY = (  # on no tensor cores, or of other libraries and vendors, whose nam
     "bwd_kernel_dk_dv.kd",
     "gen_conv_kernel",  # oneDNN on Intel's GPUs
     "matmul_kernel",  # Triton's tutorial
-    "_chunk_scan_fwd_kernel",  # Mamba 2
     "fused_moe_kernel",
     "triton_tem_fused_mm_0",
 )
@@ -327,7 +314,6 @@ DO_NOT = (
     "triton_poi_fused_convert_element_type_0",
     "triton_poi_fused__scaled_dot_product_flash_attention_cat_view_10",
     "triton_red_fused_mm_native_layer_norm_2",
-    "triton_per_fused_convolution_1",
     "MIOpenBatchNormFwdTrainSpatial",
     "SubTensorOpWithScalar1d",
     "void moe::align_block_size_kernel<int>",
@@ -374,9 +360,8 @@ def named(name: str) -> list[dict[str, Any]]:
 def test_of_other_vendors_kernels_it_is_not_known_which_ran_on_matrix_cores(
     call: str, devices: list[dict[str, Any]], ratio: float | None
 ) -> None:
-    flash = kernel(1, 5, 10, name="flash_fwd")
-    launched = {**launch(1, 2), "name": call}
-    found = known(kernel_tables(trace(operator("aten::mm", 0, 10), launched, flash, deviceProperties=devices))[1])
+    flash = ({**launch(1, 2), "name": call}, kernel(1, 5, 10, name="flash_fwd"))
+    found = known(tables.kernel_tables(trace(operator("aten::mm", 0, 10), *flash, deviceProperties=devices))[1])
     assert (found.tensor_core_ratio, found.tensor_core_eligible_ratio) == (ratio, ratio)
 
 
@@ -401,7 +386,7 @@ def at(start: float, size: int, total: int, device: int | None = 0) -> Event:
 
 
 def curve(*events: Event) -> MemoryCurve:
-    (one,) = known(memory_curves(trace(*events)))
+    (one,) = known(tables.memory_curves(trace(*events)))
     return one
 
 
@@ -433,7 +418,7 @@ def test_old_trace_without_totals_shows_the_change() -> None:
 
 def tracks(*events: Event) -> dict[str, list[tuple[int, float]]]:
     """Times in microseconds and values of each track, by its name."""
-    found = tuple(counter_tracks(trace(*events)))
+    found = tuple(tables.counter_tracks(trace(*events)))
     assert all(one.times_ns == sorted(set(one.times_ns)) for one in found)
     return {
         one.name: [(time // 1000, value) for time, value in zip(one.times_ns, one.values, strict=True)] for one in found

@@ -176,19 +176,14 @@ def test_what_does_not_say_which_ranks_take_part_is_left_unmatched_and_named(nam
 # ---- traces that do not say their ranks
 
 
-def unnamed(source: str, kernel_us: float, *, steps: int = 1, begin: float = 0, name: str = "allreduce") -> Trace:
-    """Steps of 10 ms, each of one kernel and then of a collective until it ends; the trace names no rank."""
-    events: list[Event] = []
-    for number in range(steps):
-        at = begin + 10_000 * number
-        events += [step(number, at, 10_000), launch(10 * number, at), kernel(10 * number, at + 1, kernel_us)]
-        events += collective(10 * number + 1, at + 1 + kernel_us, 9_999 - kernel_us, name=name)
-    return trace_from_events(events, source=source)
-
-
 def test_files_without_a_rank_are_separate_runs_whatever_they_hold() -> None:
+    def unnamed(name: str, kernel_us: float) -> Trace:
+        events = [step(0, 0, 10_000), launch(0, 0), kernel(0, 1, kernel_us)]
+        events += collective(1, 1 + kernel_us, 9_999 - kernel_us)
+        return trace_from_events(events, source=f"/logs/{name}.json")
+
     # As three ranks of one job would be, the third twice as slow: yet three runs would look the same.
-    traces = [unnamed(f"/logs/{name}.json", us) for name, us in (("a", 4_000), ("b", 4_000), ("c", 8_000))]
+    traces = [unnamed("a", 4_000), unnamed("b", 4_000), unnamed("c", 8_000)]
     report = analyze_traces(traces)
     assert (report.ranks, [one.rank for one in report.traces]) == (None, [None] * 3)
     assert "straggler" not in {one.rule for one in report.advice}

@@ -117,10 +117,8 @@ def test_braces_within_an_event_do_not_end_it(nested: dict[str, Any], tmp_path: 
 
 # ---- damaged traces: each gives a report or one line and status 2, in bounded time and memory
 
-SECONDS = 20.0
-"""Of the processor, for one file of at most some megabytes."""
-GROWN_BYTES = 400 << 20
-"""Of this process, by a hundred files together."""
+SECONDS = 20.0  # of the processor, for one file of at most some megabytes
+GROWN_BYTES = 400 << 20  # of this process, by a hundred files together
 
 
 @cache
