@@ -332,12 +332,12 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
     folder = config.trace_dir if window.context.rank == 0 or config.all_ranks else None
     if folder is not None and window.traces:
         from lightning_flops.trace import load_trace
-        from lightning_flops.trace.counters import counter_tracks
+        from lightning_flops.trace.tables import counter_tracks
 
         for record in window.traces:
             counters: tuple[Any, ...] = ()
             try:
-                counters = counter_tracks(load_trace(record.path))
+                counters = tuple(counter_tracks(load_trace(record.path)))
             except Exception as error:  # a trace without them is still a trace
                 notes.append(f"The kept trace has no counter tracks: {error}.")
             kept_as = {"rank": window.context.rank, "step": record.index, "process": record.process}
