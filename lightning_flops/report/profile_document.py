@@ -108,7 +108,6 @@ _ROWS: Mapping[BudgetKey, str] = {
     "data": "data wait and transfer",
     "other": "other: callbacks, logging, schedulers",
 }
-_MEMORY = "  of it moving bytes at the memory's bandwidth, at most"
 
 
 def breakdown_section(profile: Profile, budget: Budget) -> Section:
@@ -119,8 +118,6 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     if budget.rows_ns["operators"] is None:  # no trace divides what is in "compute"
         labels["compute"] = "all phases beyond these"
     rows = [(label, budget.rows_ns[key]) for key, label in labels.items()]
-    if budget.memory_ns:
-        rows.insert(list(labels).index("operators") + 1, (_MEMORY, budget.memory_ns))
     rows.append((profile.step_name, budget.wall_ns))
     columns = [
         Column("", lambda row: row[0], str),

@@ -84,13 +84,13 @@ def test_a_kept_trace_has_modules_phases_and_counter_tracks_and_gives_the_same_f
     assert any("Input Dims" in event.get("args", {}) for event in events)
     loaded = load_trace(file)
     assert loaded.rank == 0  # which torch says in runs of several processes only
-    assert loaded.memory is not None
+    assert loaded.memory
     assert report.traced.tables is not None
     assert module_table(loaded) == report.traced.tables.modules
-    kept = {row.name: row.self_size_increase_bytes for row in report.traced.tables.module_memory or ()}
-    assert kept["net.0.linear"] == BATCH * HIDDEN * 4  # its output in float32
+    allocated = {row.name: row.self_allocation_bytes for row in report.traced.tables.memory or ()}
+    assert allocated["aten::addmm"] == BATCH * (HIDDEN + OUT) * 4  # both outputs in float32
     text = render_text(report, detailed=True)
-    assert "net.0.linear" in text[text.index("size increase") :]
+    assert "aten::addmm" in text[text.index("size increase") :]
 
 
 def test_a_trace_that_cannot_be_kept_is_said_and_the_tables_are_there(
@@ -104,27 +104,10 @@ def test_a_trace_that_cannot_be_kept_is_said_and_the_tables_are_there(
     assert note.startswith("The trace was not kept: ") and note in caplog.messages
 
 
-def test_with_accumulation_the_traced_step_holds_all_its_batches(trainer: MakeTrainer) -> None:
-    report = profile_of(trainer, new_net(), batches=30, of_trainer={"accumulate_grad_batches": 3})
-    assert report.traced is not None and report.traced.tables is not None and report.traced.tables.modules is not None
-    assert len(report.traced.tables.step_times.steps) == 1
-    assert {row.name: row.calls for row in report.traced.tables.modules.rows}["net.1"] == 3
-
-
-@pytest.mark.parametrize(
-    ("batches", "trace", "notes"),
-    [
-        (TRACED, True, ("Training ended before all was traced that was to be.",)),
-        (TRACED + 1, True, ()),
-        (TRACED - 1, False, ()),
-    ],
-)
-def test_a_run_that_ends_before_or_in_the_traced_step_reports_what_there_is(
-    trainer: MakeTrainer, batches: int, trace: bool, notes: tuple[str, ...]
-) -> None:
-    report = profile_of(trainer, new_net(), batches=batches, trace=trace)
-    assert report.timing is not None
-    assert (report.traced is not None, report.notes) == (batches > TRACED, notes)
+def test_a_run_that_ends_before_the_traced_step_says_so(trainer: MakeTrainer) -> None:
+    report = profile_of(trainer, new_net(), batches=TRACED)
+    assert report.timing is not None and report.traced is None
+    assert report.notes == ("Training ended before all was traced that was to be.",)
     assert not torch._C._autograd._profiler_enabled()
 
 
