@@ -32,8 +32,7 @@ from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private.optional import children_of
-from lightning_flops.run.reports import OUTCOMES
-from lightning_flops.run.results import ProfiledRun
+from lightning_flops.run.reports import OUTCOMES, ProfiledRun
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 

@@ -109,7 +109,6 @@ class OperatorCell:
     calls: int = 0
     flops: int = 0  # model FLOPs: full score matrix for attention unless ``causal_attention="half"``
     skipped: int = 0  # of *flops*, what fused attention does not execute; < 0 where it executes more than "half" counts
-    without_backward: int = 0  # FLOPs of *flops* (forward only) that no backward can follow: no input needed a gradient
     bytes_read: int = 0
     bytes_written: int = 0
 
@@ -122,8 +121,6 @@ class UncountedOperator:
     """How often it ran."""
     modules: tuple[str, ...]
     """Sorted names of the modules it ran in."""
-    output_elements: int
-    """Elements of all tensors it returned."""
     heavy: bool
     """Whether it may have FLOPs (it takes or makes floating-point tensors, say), so totals without it are lower bounds.
     """

@@ -22,9 +22,8 @@ from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, Shapes, TimePhase
-from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.run import Run, safe
+from lightning_flops.run.run import Facts, Run, safe
 from lightning_flops.schema.profile import Profile
 
 _ADAPTER = "_lightning_flops_adapter"  # attribute of an engine that is profiled
@@ -267,7 +266,7 @@ class EngineRun:
         self._shapes, self._batch, self._tokens, self._backward_done = (), (), None, False
         self._in_step = not ends_step
         logs = ends_step and context.is_reading_due(engine)
-        run.batch_done(batch, shapes, updates=int(ends_step), ends_step=ends_step, logs=logs, tokens=tokens)
+        run.batch_done((batch, shapes, tokens), updates=int(ends_step), ends_step=ends_step, logs=logs)
 
     def _mode_changes(self, mode: bool = True) -> None:
         if not mode and not self._in_step:

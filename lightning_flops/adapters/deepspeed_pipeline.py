@@ -55,7 +55,7 @@ class PipelineRun(EngineRun):
         self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], output: LoggedOutput | None
     ) -> None:
         self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
-        self._micro_batches: list[tuple[Any, Shapes]] = []
+        self._micro_batches: list[tuple[Any, Shapes, None]] = []
         if not self._loads:  # it gets activations, whose first dimension need not be samples
             size, tokens = config.batch_size, config.tokens_per_sample
             size = size if isinstance(size, int) else int(engine.train_micro_batch_size_per_gpu())
@@ -119,12 +119,10 @@ class PipelineRun(EngineRun):
 
     def _micro_batch_is_there(self, batch: Any, shapes: Shapes) -> None:
         """A micro-batch is there; with the first one of a step, this stage has computed nothing of the step yet."""
-        self._micro_batches.append((batch, shapes))
+        self._micro_batches.append((batch, shapes, None))
         if len(self._micro_batches) == 1:
             self.run.batch_begins(shapes)
 
     def _train_batch_ends(self, _: Any) -> None:
-        *others, (batch, shapes) = self._micro_batches or [((), ())]
-        self._micro_batches = []
-        logs = is_reading_due(self.engine)
-        self.run.batch_done(batch, shapes, updates=1, ends_step=True, logs=logs, others=others)
+        batches, self._micro_batches = self._micro_batches or [((), (), None)], []
+        self.run.batch_done(*batches, updates=1, ends_step=True, logs=is_reading_due(self.engine))

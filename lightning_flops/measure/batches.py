@@ -14,9 +14,6 @@ from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.records import Shapes
 from lightning_flops.text.printable import shown
 
-_FROM_LOADER = -2
-"""Begins a shape that is no tensor's: it says which of several data loaders the batch is from."""
-
 HIDDEN_SHAPE = (-10,) * 65
 """Stands for a batch in which nothing with a shape was found, but something else, whose sizes are unknown; no tensor
 has so many axes."""
@@ -55,13 +52,7 @@ def tensor_shapes(batch: Any) -> Shapes:
 
 def shapes_text(shapes: Shapes) -> str:
     """*shapes* as a report prints them: ``[32, 1, 8, 8] [32]``."""
-    special = {_FROM_LOADER: "loader {}:", HIDDEN_SHAPE[0]: "[?]"}
-    return " ".join(special.get(one[0], str(list(one))).format(*one[1:]) if one else "[]" for one in shapes)
-
-
-def from_loader(shapes: Shapes, index: int) -> Shapes:
-    """*shapes* of a batch from the data loader of this *index*: what is computed may depend on the loader."""
-    return ((_FROM_LOADER, index), *shapes)
+    return " ".join("[?]" if one == HIDDEN_SHAPE else str(list(one)) for one in shapes)
 
 
 def never_alike(shapes: Shapes) -> Shapes:

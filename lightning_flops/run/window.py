@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.counting.flop_counter import FlopCounter
@@ -16,7 +17,9 @@ from lightning_flops.measure.timing.processor_wait import Heat, ProcessorWatch
 from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import TimePhase, WindowRecord
-from lightning_flops.run.adapter import Facts
+
+if TYPE_CHECKING:
+    from lightning_flops.run.run import Facts
 
 
 @dataclass(slots=True)
@@ -27,6 +30,7 @@ class Window:
     recorder: Recorder
     memory: MemoryWatch
     processors: ProcessorWatch
+    counted: list[CountedStep]  # the step that was counted and has just ended
     is_open: bool = False
     micro_batch_size: int | None = None
     fetches: int = 0  # seen since the window was made
@@ -106,17 +110,13 @@ class Window:
             undo.callback(self.leave_scope)
 
 
-def new_window(
-    step: int | None,
-    *,
-    facts: Facts,
-    config: ProfilerConfig,
-    notes: Notes,
-    heat: Heat,
-    counted: Callable[[CountedStep], None],
-) -> Window:
-    """A window that opens before *step*, or never; *counted* gets each step that was counted."""
-    device = facts.device
+def new_window(step: int | None, *, facts: Facts, config: ProfilerConfig, notes: Notes, heat: Heat) -> Window:
+    """A window that opens before *step*, or never."""
+    device, counted = facts.device, list[CountedStep]()
+    tracing = None
+    if config.trace and step is not None:
+        asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
+        tracing = TraceCycles(StepTracer(facts.root, device=device, **asked), config.trace_schedule)
     recorder = Recorder(
         facts.root,
         timing_steps=config.timing_steps,
@@ -124,15 +124,9 @@ def new_window(
         clock=clock_for(device),
         new_counter=lambda root: FlopCounter(root, causal_attention=config.causal_attention),
         notes=notes,
-        tracing=_tracing(facts, config) if config.trace and step is not None else None,
+        tracing=tracing,
         whole=facts.whole_model,
-        counted=counted,
+        counted=counted.append,
     )
     memory = MemoryWatch(facts.root, read=memory_reader(device), on_device=device.type == "cuda")
-    return Window(step, recorder, memory, ProcessorWatch(heat=heat))
-
-
-def _tracing(facts: Facts, config: ProfilerConfig) -> TraceCycles:
-    asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
-    tracer = StepTracer(facts.root, device=facts.device, **asked)
-    return TraceCycles(tracer, config.trace_schedule)
+    return Window(step, recorder, memory, ProcessorWatch(heat=heat), counted)

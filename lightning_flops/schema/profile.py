@@ -121,11 +121,8 @@ class Profile(shown.Shown):
 
     def per_step(self, total: int) -> float:
         """*total* over all counted steps as a mean per step; exact when one step was counted."""
-        steps = max(1, len(self.counted_steps))
-        try:
-            return total if steps == 1 else total / steps
-        except OverflowError:  # no float can hold it
-            return total // steps
+        steps = len(self.counted_steps)
+        return total if steps <= 1 else total / steps
 
     @property
     def has_backward(self) -> bool:

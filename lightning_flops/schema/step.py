@@ -23,10 +23,8 @@ class StepFlops(PhaseFlops):
     """Inside optimizer steps."""
     skipped: int
     """Part of the four phases' FLOPs that fused masked attention does not execute."""
-    without_backward: int
-    """Forward FLOPs that no backward can follow: no_grad FLOPs."""
     backward_estimated: int
-    """(2 + recompute_fwd_factor) x (forward - without_backward): stands for backward and recompute together."""
+    """(2 + recompute_fwd_factor) x forward in training: stands for backward and recompute together."""
 
     @property
     def model(self) -> int:
@@ -227,7 +225,5 @@ class Budget:
     them. ``operators``: all others. ``communication``: what no computation hides. ``idle``: nothing computes, or copies
     run. ``data``: data wait and transfer. ``other``: callbacks, logging, schedulers, a pipeline's bubble, and phases
     that cannot be separated from these."""
-    memory_ns: int | None
-    """Most of ``operators`` that moving their bytes at the memory's bandwidth explains; None: it is not known."""
     notes: tuple[str, ...]
     """Why rows are not known, in sentences."""

@@ -121,7 +121,7 @@ def a_teacher_and_a_forward_without_gradients_belong_to_the_step() -> None:
 
     _, profile = profiled(STEPS, loss_of)
     assert flops_of(profile) == (2 * FORWARD + extra, BACKWARD)
-    assert (profile.flops.without_backward, profile.outside.forward) == (FORWARD + extra, extra)
+    assert profile.outside.forward == extra
     # The teacher runs before the engine's forward, where its time is not separate from what else the loop does.
     assert profile.timing is not None and profile.timing.forward_sec is None
     assert profile.rates.samples_per_sec is not None

@@ -100,7 +100,7 @@ def test_nothing_that_changes_with_flops_is_printed_unmarked_when_they_are_a_low
     if with_trace:
         window, traced = mlp_traced()
         window = replace(window, flops=replace(window.flops, uncounted=windows.lower_bound_window().flops.uncounted))
-    doubled = tuple(replace(cell, flops=2 * cell.flops, without_backward=0) for cell in window.flops.cells)
+    doubled = tuple(replace(cell, flops=2 * cell.flops) for cell in window.flops.cells)
     twice = replace(window, flops=replace(window.flops, cells=doubled))
     changed = 0
     config = ProfilerConfig(peak_flops_per_sec=1e12)

@@ -52,7 +52,7 @@ def cell(
     module: str, phase: FlopPhase, flops: int, *, operator: str = "aten.mm", dtype: str = "float32", **more: int
 ) -> OperatorCell:
     """One entry of the counter's table."""
-    amounts = {"calls": 1, "skipped": 0, "without_backward": 0, "bytes_read": 0, "bytes_written": 0, **more}
+    amounts = {"calls": 1, "skipped": 0, "bytes_read": 0, "bytes_written": 0, **more}
     return OperatorCell(module=module, phase=phase, operator=operator, dtype=dtype, flops=flops, **amounts)
 
 
@@ -123,7 +123,7 @@ def mlp_window() -> WindowRecord:
 def predict_window() -> WindowRecord:
     """The same network in a predict loop: 600 M a batch, in timed batches of 10 and 30 ms in turns."""
     trained = mlp_window()
-    cells = (replace(one, without_backward=one.flops) for one in trained.flops.cells if one.phase == "forward")
+    cells = (one for one in trained.flops.cells if one.phase == "forward")
     return replace(
         trained,
         context=replace(CPU, loop="predict"),
@@ -256,15 +256,13 @@ def lower_bound_window() -> WindowRecord:
             cells=(
                 *flops.cells,
                 cell("fc1", "recompute", 400_000_000),
-                cell("teacher", "forward", 100_000_000, without_backward=100_000_000),
+                cell("teacher", "forward", 100_000_000),
                 cell("(outside)", "optimizer", 50_000_000, calls=5),
             ),
             module_calls={**flops.module_calls, "teacher": 1},
             uncounted={
-                "mylib.small": UncountedOperator(calls=3, modules=("act",), output_elements=200, heavy=False),
-                "mylib.fused_gemm": UncountedOperator(
-                    calls=2, modules=("", "act", "drop", "fc1", "fc2"), output_elements=4_000_000, heavy=True
-                ),
+                "mylib.small": UncountedOperator(calls=3, modules=("act",), heavy=False),
+                "mylib.fused_gemm": UncountedOperator(calls=2, modules=("", "act", "drop", "fc1", "fc2"), heavy=True),
             },
             notes=("Backward FLOPs of 1 thread were attributed to the root.",),
         ),
