@@ -55,6 +55,7 @@ class PipelineRun(EngineRun):
         self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], output: LoggedOutput | None
     ) -> None:
         self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
+        self._always = () if self._loads else ("ForwardPass",)  # a stage in the middle knows a step by what it receives
         self._micro_batches: list[tuple[Any, Shapes, None]] = []
         if not self._loads:  # it gets activations, whose first dimension need not be samples
             size, tokens = config.batch_size, config.tokens_per_sample
@@ -85,14 +86,13 @@ class PipelineRun(EngineRun):
         return True  # train_batch is a whole step
 
     def _mark(self, stack: ExitStack) -> None:
-        self._hear_instructions(self.hooks, stack)
+        self._hear_instructions(set(self.hooks).difference(self._always), stack)
 
     @safe
     def begin(self) -> None:
         """Put the hooks in place."""
         self.run.undo.callback(self._forget_instruction)
-        if not self._loads:  # a stage in the middle knows a step only by what it receives
-            self._hear_instructions(("ForwardPass",), self.run.undo)
+        self._hear_instructions(self._always, self.run.undo)
         super().begin()
 
     def _hear_instructions(self, names: Container[str], undo: ExitStack) -> None:
