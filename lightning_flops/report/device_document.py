@@ -31,7 +31,7 @@ def memory_section(profile: Profile) -> Section | None:
         figures["gradients"] = _or_why_not(memory.gradient_bytes, "on no parameter, as under ZeRO")
         figures["optimizer states"] = _or_why_not(memory.optimizer_bytes, "not where torch's optimizers keep them")
         figures["activations that a forward keeps, with its outputs"] = _or_why_not(
-            memory.kept_by_forward_bytes, "Memory by module has it, with profile_memory"
+            memory.kept_by_forward_bytes, "measured on a device alone"
         )
     about = (
         "Bytes on the device, as its caching allocator counts them."
