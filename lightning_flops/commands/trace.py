@@ -46,7 +46,7 @@ def trace(options: argparse.Namespace) -> int:
     from lightning_flops.report.trace_text import render_traces
     from lightning_flops.sinks.file import write_text_file
     from lightning_flops.sinks.profile_files import traces_in
-    from lightning_flops.trace.many import join_analyses
+    from lightning_flops.trace.report import join_analyses
 
     files = [file for path in options.files for file in (traces_in(path) if os.path.isdir(path) else (path,))]
     report = join_analyses(analyzed(files, options))

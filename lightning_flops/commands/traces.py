@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -19,12 +18,11 @@ if TYPE_CHECKING:
 
 
 def analyzed(files: Sequence[str], options: argparse.Namespace, **settings: Any) -> list[AnalyzedTrace]:
-    """What trace *files* say: with the figures that were given, on all processors."""
-    from lightning_flops.trace.many import analyze_each
+    """What trace *files* say, one after the other, with the figures that were given."""
+    from lightning_flops.trace.report import analyze_file
 
     formulas = recorded_work if importlib.util.find_spec("torch") else None
-    processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return analyze_each(files, formulas=formulas, peaks=peaks(options), processes=processes, **settings)
+    return [analyze_file(file, formulas=formulas, peaks=peaks(options), **settings) for file in files]
 
 
 def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:

@@ -58,7 +58,7 @@ def page_view(
 def profile_view(profile: Profile) -> View:
     """The page of one window."""
     context, tables = profile.context, None if profile.traced is None else profile.traced.tables
-    rows = _icicle(profile, tables)
+    rows = _icicle(profile)
     times, roofline = times_section(profile), _operators(profile)
     sections = [times]
     if profile.budget is not None:
@@ -166,9 +166,9 @@ def _all_modules(profile: Profile) -> Section:
     return Section("Modules", note + _estimated(profile), [table(profile.modules, columns, whole=True)])
 
 
-def _icicle(profile: Profile, tables: TraceReport | None) -> list[list[Any]]:
-    """Modules in tree order; time, FLOPs, bytes, parameters and kept memory of each, own and whole."""
-    kept, per_step = _kept(tables), profile.per_step
+def _icicle(profile: Profile) -> list[list[Any]]:
+    """Modules in tree order; time, FLOPs, bytes and parameters of each, own and whole."""
+    per_step = profile.per_step
     bytes_inside, params_inside = Counter[str](), Counter[str]()
     for module in profile.modules:
         if module.name and module.alias_of is None:
@@ -187,23 +187,10 @@ def _icicle(profile: Profile, tables: TraceReport | None) -> list[list[Any]]:
             whole[0] = times.forward_sec + (times.backward_sec or 0.0)
             if (times.forward_flops_per_sec, times.backward_flops_per_sec) != (None, None):
                 achieved = ratio(part=per_step(total.total - total.optimizer), whole=whole[0])
-        own_kept, whole_kept = kept.get(name, (None, None))
         words = map(printable, (name, module.type_name, module.extra_repr))
         figures = (achieved, share_of_peak([module]), per_step(module.calls))
-        rows.append([*words, [*own, own_kept], [*whole, whole_kept], *figures])
+        rows.append([*words, own, whole, *figures])
     return rows
-
-
-def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
-    """Bytes that each module's forward keeps in one step, without and with the modules inside."""
-    rows = () if tables is None else tables.module_memory or ()
-    on_device = any(one.device >= 0 for one in rows)
-    steps = 1 if tables is None else max(1, len(tables.step_times.steps))
-    return {
-        one.name: (one.self_size_increase_bytes / steps, one.size_increase_bytes / steps)
-        for one in rows
-        if one.name is not None and (one.device >= 0) == on_device
-    }
 
 
 def _operators(profile: Profile) -> dict[str, Any]:

@@ -21,14 +21,14 @@ from lightning_flops.report.document import (
     us,
 )
 from lightning_flops.report.layout import shortened
-from lightning_flops.report.work_document import flops_section, kernel_section, operator_section, rates
+from lightning_flops.report.work_document import flops_section, kernel_section, operator_section
 from lightning_flops.schema.communication import Overlap
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, MemoryCurve
 from lightning_flops.schema.trace_steps import STEP_PARTS, ModuleTable, StepTime
 from lightning_flops.units import NOT_AVAILABLE, percent, si
 
-MEMORY_TITLES = ("Memory over time", "Memory (bytes)", "Memory by module (bytes)")
+MEMORY_TITLES = ("Memory over time", "Memory (bytes)")
 """Sections of which a trace has what it needs with ``profile_memory`` alone."""
 
 
@@ -51,9 +51,7 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
         yield Section("Memory over time", "The most that was allocated at once.", [*map(_peak, report.memory_curves)])
     sizes = {"least_width": 3, "total": at("allocation_bytes")}
     note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
-    yield from _section("Memory (bytes)", note, report.memory, [_place("operator"), *_SIZES], **sizes)
-    note = "As above, by the module whose forward was running. Self: without the modules inside."
-    yield from _section("Memory by module (bytes)", note, report.module_memory, [_place("module"), *_SIZES], **sizes)
+    yield from _section("Memory (bytes)", note, report.memory, _SIZES, **sizes)
     note = "Copies and memsets: the calls that launched them, and they themselves."
     calls = statistics(at("host"), sorts=False, prefix="call ")
     columns = [named("kind"), CALLS, _BYTES, *calls, *statistics(at("device"))]
@@ -82,17 +80,13 @@ def _where(row: Any) -> str:
     return "host" if row.device < 0 else f"device {row.device}"
 
 
-def _place(of: str) -> Column:
-    """The column of what allocated: an *operator* or a *module*."""
-
-    def name(row: Any) -> str:
-        return shortened("(outside operators)" if row.name is None else row.name or "(root)", chars=NAME_CHARS)
-
-    return Column(of, name, str, "name")
+def _operator(row: Any) -> str:
+    return shortened("(outside operators)" if row.name is None else row.name, chars=NAME_CHARS)
 
 
 _BYTES = field("bytes", "bytes", sort="bytes")
 _SIZES = [
+    Column("operator", _operator, str, "name"),
     Column("where", _where, str, left=True),
     CALLS,
     field("size increase", "size_increase_bytes"),
@@ -174,11 +168,8 @@ def _modules(modules: ModuleTable) -> Section:
         field("fwd self", "own_forward_us", us),
         field("fwd total", "forward_us", us),
     ]
-    on_device, has_backward = modules.clock == "device", any(row.backward_us for row in modules.rows)
-    columns += [field("bwd self", "own_backward_us", us), field("bwd total", "backward_us", us)] if has_backward else []
-    columns += [field("fwd kernels", "forward_kernels")] if on_device else []
-    columns += [field("bwd kernels", "backward_kernels")] if on_device and has_backward else []
-    columns += rates(modules.rows)
+    if any(row.backward_us for row in modules.rows):
+        columns += [field("bwd self", "own_backward_us", us), field("bwd total", "backward_us", us)]
 
     def own(row: Any) -> float:
         return float(row.own_forward_us + row.own_backward_us)

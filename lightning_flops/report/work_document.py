@@ -23,27 +23,24 @@ from lightning_flops.report.document import (
     table,
     us,
 )
-from lightning_flops.report.layout import shortened
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_events import SHORT_KERNEL_LIMIT_US
 from lightning_flops.schema.trace_flops import TracedStepFlops, TraceFlops
 from lightning_flops.units import percent, plain, si
 
-_SIZES_CHARS = 44
 
-
-def rates(rows: Sequence[Any] | None, of: str = "total") -> list[Column]:
+def _rates(rows: Sequence[Any]) -> list[Column]:
     """Columns of the FLOPs that *rows* have, of their rate and share of the peak; none where no row has any."""
 
     def column(label: str, name: str, show: Callable[[Any], str], sort: str = "") -> Column:
         return Column(label, at(f"flops.{name}"), lambda known: "" if known is None else show(known), sort)
 
     columns = [
-        column("FLOPs", of, si, "flops"),
+        column("FLOPs", "hardware", si, "flops"),
         column("FLOP/s", "flops_per_sec", si, "rate"),
         column("of peak", "hfu", percent),
     ]
-    return columns if any(row.flops is not None for row in rows or ()) else []
+    return columns if any(row.flops is not None for row in rows) else []
 
 
 def flops_section(report: TraceReport, flops: TraceFlops) -> Section:
@@ -116,7 +113,7 @@ def kernel_section(report: TraceReport) -> Section:
         CALLS,
         *statistics(at("device")),
     ]
-    columns += rates(rows, "hardware")
+    columns += _rates(rows)
     if names_show:
         columns.append(Column("TC", tensor_cores, str))
     columns += [field("blocks/SM", "blocks_per_sm"), field("occupancy, %", "occupancy_percent")]
@@ -142,7 +139,7 @@ def kernel_section(report: TraceReport) -> Section:
 
 
 def operator_section(report: TraceReport) -> Section:
-    """Each operator: its times on the host and on the device, where it was called, and the same by shapes."""
+    """Each operator: its times on the host and on the device, and where it was called."""
     rows = report.operators or ()
     clocks = ("host", "device") if any(row.device is not None for row in rows) else ("host",)
 
@@ -157,14 +154,5 @@ def operator_section(report: TraceReport) -> Section:
     if any(row.called_from for row in rows):
         columns.append(Column("called from", at("called_from"), place))
     items = [table(rows, columns, least_width=6, **sorts)]
-    if report.operators_by_shape:
-        columns = [
-            named("by input shape"),
-            Column("sizes", at("inputs"), lambda sizes: shortened(sizes, chars=_SIZES_CHARS), left=True),
-            CALLS,
-            *times("total", "total mean"),
-            *rates(report.operators_by_shape),
-        ]
-        items.append(table(report.operators_by_shape, columns, least_width=6, **sorts))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
     return Section("Operators", note, items)

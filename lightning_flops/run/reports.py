@@ -16,7 +16,7 @@ from lightning_flops.analysis.peaks import measured_peaks, peak_for
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.analysis.throughput import build_throughput
-from lightning_flops.analysis.traced_step import build_traced_step, with_files
+from lightning_flops.analysis.traced_step import build_traced_step
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.random_state import random_state_kept
@@ -156,8 +156,7 @@ class Reports:
                 memory = window.memory.record(optimizers=optimizers)
         except Exception as error:  # the report lacks these answers
             self.warn(f"how the run is set up, or what its memory is for, could not be read: {words_of(error)}")
-        processor, gpu = window.processors.loss(), window.gpu.record()
-        record = replace(record, facts=run_facts, memory=memory, processor=processor, gpu=gpu)
+        record = replace(record, facts=run_facts, memory=memory, processor=window.processors.loss())
         step = facts.x_axis()
         self.analyzing = self._has_closed_a_window = True
         self._worker.submit(lambda: self._made(record, step, window), f"the report of step {record.profile_step}")
@@ -329,24 +328,24 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
     except Exception as error:  # a report without the traced step is still a report
         notes.append(f"The traced step could not be analysed: {error}.")
     profile = build_profile(window, config=config, traced=traced)
-    files: dict[int, str] = {}
+    files: list[str] = []
     folder = config.trace_dir if window.context.rank == 0 or config.all_ranks else None
     if folder is not None and window.traces:
         from lightning_flops.trace import load_trace
-        from lightning_flops.trace.counters import counter_tracks
+        from lightning_flops.trace.tables import counter_tracks
 
         for record in window.traces:
             counters: tuple[Any, ...] = ()
             try:
-                counters = counter_tracks(load_trace(record.path))
+                counters = tuple(counter_tracks(load_trace(record.path)))
             except Exception as error:  # a trace without them is still a trace
                 notes.append(f"The kept trace has no counter tracks: {error}.")
             kept_as = {"rank": window.context.rank, "step": record.index, "process": record.process}
             try:
-                files[record.index] = keep_trace(record.path, folder, counters=counters, **kept_as)
+                files.append(keep_trace(record.path, folder, counters=counters, **kept_as))
             except OSError as error:
                 notes.append(f"The trace was not kept: {error}.")
-    traced = with_files(traced, files) if traced is not None and files else traced
+    traced = traced and replace(traced, files=tuple(files))
     for note in notes if warns else ():
         logger.warning(note)
     return replace(profile, traced=traced, notes=(*profile.notes, *notes))

@@ -20,7 +20,7 @@ from lightning_flops.analysis.step_flops import StepFlops
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import BatchMeter
 from lightning_flops.measure.notes import Notes
-from lightning_flops.measure.timing.gpu_counters import open_nvml
+from lightning_flops.measure.timing.processor_wait import heat_counter
 from lightning_flops.measure.tokens import TokenReader
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
 from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes, TimePhase
@@ -107,7 +107,7 @@ class Run:
     def begin(self) -> None:
         """The run begins; the adapter's own hooks are in place."""
         self.notes.speak = self.reports.warn
-        self._nvml = open_nvml(self.facts.device, self.undo)
+        self._heat = heat_counter(self.facts.device, self.undo)
         self.reports.begin()
         self._await_window(self.facts.profile_step)
         self.monitor.go_on()
@@ -116,7 +116,7 @@ class Run:
     def _await_window(self, step: int | None) -> None:
         """Prepare the window that opens before *step*; open it if that is the step that begins now."""
         self.notes.begin_window()
-        self.window = new_window(step, facts=self.facts, config=self.config, notes=self.notes, nvml=self._nvml)
+        self.window = new_window(step, facts=self.facts, config=self.config, notes=self.notes, heat=self._heat)
         self._open_if_due()
 
     def _open_if_due(self) -> None:

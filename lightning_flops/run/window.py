@@ -13,8 +13,7 @@ from lightning_flops.measure.memory import MemoryWatch, memory_reader
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.recorder import CountedStep, Recorder
 from lightning_flops.measure.timing.clocks import clock_for
-from lightning_flops.measure.timing.gpu_counters import Ask, GpuWatch
-from lightning_flops.measure.timing.processor_wait import ProcessorWatch
+from lightning_flops.measure.timing.processor_wait import Heat, ProcessorWatch
 from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import TimePhase
@@ -31,7 +30,6 @@ class Window:
     recorder: Recorder
     memory: MemoryWatch
     processors: ProcessorWatch
-    gpu: GpuWatch
     counted: list[CountedStep]  # the step that was counted and has just ended
     is_open: bool = False
     micro_batch_size: int | None = None
@@ -55,7 +53,6 @@ class Window:
         recorder = self.recorder
         timer, self.is_idle = recorder.timer, recorder.idle and not self.is_open
         self.processors.follow(timed=timer is not None)
-        self.gpu.follow(timed=timer is not None)
         if not recorder.marking:
             self.unmark()
         elif self.marks is None:
@@ -99,7 +96,6 @@ class Window:
     def end(self) -> None:
         """The window is over: its watches and marks are."""
         self.processors.follow(timed=False)
-        self.gpu.follow(timed=False)
         self.unmark()
 
     def abandon(self) -> None:
@@ -110,7 +106,7 @@ class Window:
             undo.callback(self.leave_scope)
 
 
-def new_window(step: int | None, *, facts: Facts, config: ProfilerConfig, notes: Notes, nvml: Ask | None) -> Window:
+def new_window(step: int | None, *, facts: Facts, config: ProfilerConfig, notes: Notes, heat: Heat) -> Window:
     """A window that opens before *step*, or never."""
     device, counted = facts.device, list[CountedStep]()
     tracing = None
@@ -129,4 +125,4 @@ def new_window(step: int | None, *, facts: Facts, config: ProfilerConfig, notes:
         counted=counted.append,
     )
     memory = MemoryWatch(facts.root, read=memory_reader(device), on_device=device.type == "cuda")
-    return Window(step, recorder, memory, ProcessorWatch(), GpuWatch(nvml), counted)
+    return Window(step, recorder, memory, ProcessorWatch(heat=heat), counted)

@@ -33,12 +33,7 @@ from tests.pages import REPOSITORY, blocks
 def loaded(*files: Path) -> TracesReport:
     """The report of shared traces, under their bare names."""
     report = analyze_traces([load_trace(file) for file in files], formulas=recorded_work)
-    ranks = report.ranks and replace(
-        report.ranks, ranks=tuple(replace(row, source=Path(row.source).name) for row in report.ranks.ranks)
-    )
-    return replace(
-        report, traces=tuple(replace(one, source=Path(one.source).name) for one in report.traces), ranks=ranks
-    )
+    return replace(report, traces=tuple(replace(one, source=Path(one.source).name) for one in report.traces))
 
 
 def cpu_only() -> TracesReport:
@@ -67,7 +62,7 @@ def test_a_gpu_trace_reads_like_its_golden_file() -> None:
 def test_page_on_traces_shows_what_the_command_prints() -> None:
     printed = (Path(__file__).parents[1] / "golden" / "trace" / "resnet50.txt").read_text(encoding="utf-8")
     found = blocks(REPOSITORY / "docs" / "traces.md", "text")
-    assert len(found) == 4
+    assert len(found) == 3
     for block in found:
         assert block.text.strip() in printed, block
 

@@ -22,7 +22,7 @@ export interface SectionData {
   items: readonly Item[];
 }
 
-/** Time, FLOPs, bytes, parameters and memory that is kept; null is what was not measured. */
+/** Time, FLOPs, bytes and parameters; null is what was not measured. */
 export type Sizes = readonly (number | null)[];
 
 export type ModuleData = readonly [
@@ -59,7 +59,6 @@ export interface CurveData {
   peak_bytes: number;
   peak_us: number;
   points: readonly (readonly [us: number, bytes: number])[];
-  spans: readonly (readonly [name: string, start_us: number, end_us: number])[];
 }
 
 export interface StepsData {

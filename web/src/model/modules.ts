@@ -3,7 +3,7 @@
 import type { ModuleData } from "../document";
 
 /** In the order of `Sizes`. */
-export const SIZE_KEYS = ["seconds", "flops", "bytes", "params", "memory"] as const;
+export const SIZE_KEYS = ["seconds", "flops", "bytes", "params"] as const;
 
 export type SizeKey = (typeof SIZE_KEYS)[number];
 
