@@ -117,11 +117,6 @@ class FlopCounts:
         return sum(cell.flops - cell.skipped for cell in self.record.cells)
 
     @property
-    def bytes(self) -> int:
-        """Bytes read and written."""
-        return sum(cell.bytes_read + cell.bytes_written for cell in self.record.cells)
-
-    @property
     def without_backward(self) -> int:
         """Forward FLOPs from which no backward can follow, because nothing in them needed a gradient."""
         return sum(cell.without_backward for cell in self.record.cells)
