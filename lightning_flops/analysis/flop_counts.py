@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from lightning_flops.analysis.module_names import with_those_below
 from lightning_flops.records import (
@@ -18,6 +18,9 @@ from lightning_flops.records import (
     UncountedOperator,
 )
 from lightning_flops.schema import shown
+
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key", str, int)
 
 
 class FlopCounts:
@@ -117,11 +120,6 @@ class FlopCounts:
         return sum(cell.flops - cell.skipped for cell in self.record.cells)
 
     @property
-    def without_backward(self) -> int:
-        """Forward FLOPs from which no backward can follow, because nothing in them needed a gradient."""
-        return sum(cell.without_backward for cell in self.record.cells)
-
-    @property
     def uncounted(self) -> Mapping[str, UncountedOperator]:
         """Operators that ran and are in no sum, by name."""
         return self.record.uncounted
@@ -172,9 +170,9 @@ class FlopCounts:
     def estimated_backward(self, recompute_fwd_factor: float = 0.0) -> int:
         """Backward FLOPs by the rule of thumb: twice the forward, plus *recompute_fwd_factor* times the forward.
 
-        Forwards that no backward can follow are left out. Stands for backward and recompute together.
+        Stands for backward and recompute together.
         """
-        return round((2 + Fraction(recompute_fwd_factor)) * (self.forward - self.without_backward))
+        return round((2 + Fraction(recompute_fwd_factor)) * self.forward)
 
 
 def flops_by_phase(cells: Iterable[OperatorCell]) -> PhaseFlops:
@@ -187,9 +185,9 @@ def bytes_by_phase(cells: Iterable[OperatorCell]) -> PhaseBytes:
     return PhaseBytes.summed((cell.phase, cell.bytes_read + cell.bytes_written) for cell in cells)
 
 
-def grouped(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -> dict[str, list[OperatorCell]]:
-    """*cells* that have the same *key*, in their order."""
-    groups: dict[str, list[OperatorCell]] = {}
-    for cell in cells:
-        groups.setdefault(key(cell), []).append(cell)
+def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
+    """*items* that have the same *key*, in their order."""
+    groups: dict[_Key, list[_Item]] = {}
+    for one in items:
+        groups.setdefault(key(one), []).append(one)
     return groups

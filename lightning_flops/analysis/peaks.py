@@ -108,14 +108,11 @@ def with_given_peaks(
             before, own = getattr(ranks.rates, name), getattr(profile.rates, name)
             job[name] = None if before is None or not own or here is None else before * here / own
         ranks = replace(ranks, rates=replace(ranks.rates, **job))
-    moved = sum(one.bytes for one in profile.operators if not one.flops.total)
     budget = build_budget(
         timing=profile.timing,
         traced=profile.traced,
         peak_sec=peak_sec,
-        memory_sec=None if bandwidth is None else profile.per_step(moved) / bandwidth,
         lower_bound=profile.lower_bound,
-        step_word=profile.context.step_word,
     )
     settings = profile.settings if flops_per_sec is None else replace(profile.settings, peaks_from="given")
     return replace(

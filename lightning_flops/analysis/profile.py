@@ -15,14 +15,13 @@ from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flo
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peaks import COPY, measured_peaks, peak_for
-from lightning_flops.analysis.rates import build_rates, mean, peak_seconds_of_step, per_second, ratio
+from lightning_flops.analysis.rates import build_rates, peak_seconds_of_step
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
 from lightning_flops.records import (
     OUTSIDE,
     FlopRecord,
-    GpuRecord,
     ModuleRecord,
     OperatorCell,
     PhaseFlops,
@@ -34,11 +33,9 @@ from lightning_flops.records import (
 )
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import SCHEMA_VERSION, Origin, Profile, ReportSettings
-from lightning_flops.schema.step import DtypeFlops, Energy, OperatorProfile, StepFlops, TimingProfile
+from lightning_flops.schema.step import DtypeFlops, OperatorProfile, StepFlops
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import plural
-
-_OUTSIDE_SHARE = 0.05  # of the time outside of steps, above which the mean power is not that of steps
 
 
 def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
@@ -49,8 +46,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     total = StepFlops(
         **asdict(counts.total),
         skipped=counts.skipped,
-        without_backward=counts.without_backward,
-        backward_estimated=counts.estimated_backward(config.recompute_fwd_factor),
+        backward_estimated=counts.estimated_backward(config.recompute_fwd_factor) if context.trains else 0,
     )
     timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=context.trains, processor=window.processor)
     dtypes = _flops_by_dtype(cells)
@@ -71,9 +67,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     times: dict[str, ModuleTimes] = {}
     notes: tuple[str, ...] = ()
     if traced is not None:
-        trains = context.trains or total.backward + total.recompute + total.optimizer > 0
-        times, notes = module_times(traced, cells, peaks, counted_steps=steps, has_backward=trains)
-    energy = build_energy(window.gpu, timing)
+        times, notes = module_times(traced, cells, peaks, counted_steps=steps)
     evidence = gather_evidence(
         window,
         timing=timing,
@@ -81,11 +75,9 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         dtypes=dtypes,
         times=times,
         traced=traced,
-        energy=energy,
     )
     root = next((module for module in window.modules if module.name == ""), None)
     operators = _operators(cells)
-    other_bytes = sum(one.bytes for one in operators if not one.flops.total)
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
@@ -115,12 +107,9 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             timing=timing,
             traced=traced,
             peak_sec=peak_sec,
-            memory_sec=mean(total=per_second(amount=other_bytes, seconds=bandwidth), steps=steps),
             lower_bound=counts.is_lower_bound,
-            step_word=context.step_word,
         ),
         memory_bytes_per_sec=bandwidth,
-        energy=energy,
         rates=rates,
         unavailable=unavailable,
         lower_bound=counts.is_lower_bound,
@@ -266,32 +255,3 @@ def _notes(window: WindowRecord, *, timed: int) -> tuple[str, ...]:
     if wrong:
         notes.append(f"Left out: {wrong} timed {plural('step', wrong)} with times that cannot be right.")
     return tuple(dict.fromkeys(notes))
-
-
-def build_energy(gpu: GpuRecord | None, timing: TimingProfile | None) -> Energy | None:
-    """The energy of a step: its seconds x the mean power that the GPU's counters show of all timed ones.
-
-    The host runs ahead of the GPU, by about the same time at the first reading and at the last. None without readings.
-    """
-    if gpu is None:
-        return None
-    watts = per_second(amount=gpu.joules, seconds=gpu.seconds)
-    per_step = None if timing is None or watts is None else watts * timing.global_step_sec
-    missing = "" if per_step is not None else gpu.no_joules_because or "no step was timed"
-    outside = {} if timing is None else timing.excluded_sec
-    if per_step is not None and math.fsum(outside.values()) > _OUTSIDE_SHARE * gpu.seconds:
-        per_step, missing = None, f"{', '.join(outside)} took part of the time in which it was measured"
-    limited = {
-        # At most 1: the driver's counters and the host's clock are not read at the same moment.
-        f"{cause}_limited_share": ratio(part=sec and min(sec, gpu.seconds), whole=gpu.seconds)
-        for cause, sec in (("power", gpu.power_limited_sec), ("heat", gpu.heat_limited_sec))
-    }
-    return Energy(
-        measured_sec=gpu.seconds,
-        watts=watts,
-        joules_per_step=per_step,
-        no_joules_because=missing,
-        clock_mhz=ratio(part=sum(gpu.clock_mhz), whole=len(gpu.clock_mhz)),
-        highest_clock_mhz=gpu.highest_clock_mhz,
-        **limited,
-    )

@@ -71,6 +71,7 @@ def build_timing(
         processor_steps_sec=() if processor is None else _by_step(processor.batches_sec, len(seconds)),
         starved_share=None if processor is None else processor.waited_share,
         cpu_system_ratio=None if processor is None else processor.busy_share,
+        heat_limited_share=None if processor is None else processor.heat_share,
     )
 
 

@@ -15,7 +15,6 @@ from lightning_flops.schema.ranks import RanksProfile
 from lightning_flops.schema.step import (
     Budget,
     DtypeFlops,
-    Energy,
     JobRates,
     OperatorProfile,
     Rates,
@@ -95,8 +94,6 @@ class Profile(shown.Shown):
     """Where peak x time went: rows that add up to a step's wall time. None if no step was timed."""
     memory_bytes_per_sec: float | None = None
     """Bandwidth of the memory of this rank's device, as its vendor publishes it; None if it is not known."""
-    energy: Energy | None = None
-    """Energy of this rank's GPU while steps were timed; None without an NVIDIA GPU or NVML (the extra ``nvidia``)."""
     rates: Rates
     """Every ratio, per step; FLOP/s are this rank's."""
     unavailable: Mapping[str, str]
