@@ -44,6 +44,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
 }
 """What C++ calls the dtypes, in lower case: several compilers differ in the words, and old files in their case."""
 
+_MATRIX_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::linear", "aten::baddbmm")
 _TENSOR_LISTS = ("tensorlist", "tensor[]")
 
 
@@ -214,11 +215,17 @@ def _sizes(dims: Any) -> list[int] | None:
 
 def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What the call returned, as meta tensors, by torch's own rules."""
+    given = getattr(kwargs.get("out"), "shape", None)
     try:
         with torch.no_grad():
-            return function(*args, **kwargs)
-    except Exception:  # an argument is not written, or the operator has no rule for shapes
-        return _NotWritten("the shape of its result")
+            out = function(*args, **kwargs)
+    except Exception as error:  # an argument is not written, or the operator has no rule for shapes
+        if schema_of(function).name not in _MATRIX_PRODUCTS or "overflow" in str(error):
+            return _NotWritten("the shape of its result")
+        given = out = None
+    if out is None or (given is not None and out.shape != given):  # torch resizes what it is to write to
+        raise Unreadable("the sizes of its arguments do not fit together")
+    return out
 
 
 def _bytes(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:
