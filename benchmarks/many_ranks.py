@@ -21,16 +21,22 @@ from pathlib import Path
 from typing import Any
 
 from lightning_flops.analysis.profile import build_profile
-from lightning_flops.analysis.rank_record import RECORD_LIMIT_BYTES, RankRecord, make_rank_record, pack, unpack
+from lightning_flops.analysis.rank_record import (
+    RECORD_LIMIT_BYTES,
+    RankAbsence,
+    RankRecord,
+    make_rank_record,
+    pack,
+    unpack,
+)
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import FlopPhase, FlopRecord, PhaseSeconds
 from lightning_flops.report.document import draw
 from lightning_flops.report.layout import VIEW
 from lightning_flops.report.ranks_document import ranks_section
-from lightning_flops.schema.communication import CollectiveCalls, Overlap
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RankAbsence
+from lightning_flops.schema.ranks import CollectiveCalls, Overlap
 from lightning_flops.schema.trace import TracedPart, TracedStep
 from tests.report import windows
 

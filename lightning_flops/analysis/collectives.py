@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.schema.communication import (
+from lightning_flops.schema.ranks import (
     CollectiveCalls,
     Overlap,
     RankCollectiveRow,

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 
 from lightning_flops.analysis.module_names import parent_name
-from lightning_flops.schema.modules import ModuleProfile
+from lightning_flops.schema.step import ModuleProfile
 
 
 def match_modules(a: Sequence[ModuleProfile], b: Sequence[ModuleProfile]) -> dict[str, str]:

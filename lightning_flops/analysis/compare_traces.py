@@ -29,8 +29,8 @@ from lightning_flops.schema.comparison import (
     FigureDifference,
     TableName,
 )
+from lightning_flops.schema.tables import STEP_PARTS
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.schema.trace_steps import STEP_PARTS
 from lightning_flops.trace.report import AnalyzedTrace
 from lightning_flops.trace.tables import StepSums
 from lightning_flops.units import plain, plural

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lightning_flops.analysis.formula import Formula, Sizes
 from lightning_flops.records import BucketFlops
-from lightning_flops.schema import shown
+from lightning_flops.schema import codec
 from lightning_flops.schema.formula import SCHEMA_VERSION, FormulaReport, FormulaSize, FormulaTerm, SizedFlops
 
 _MOST_COUNTS = 40
@@ -135,7 +135,7 @@ class FlopsFormula:
 
     def __str__(self) -> str:
         """The formula in words, ending in a line break."""
-        return str(shown.above("report.text").render_text(self))
+        return str(codec.above("report.text").render_text(self))
 
     def _found(self, example: tuple[int, ...], is_batch: Sequence[bool]) -> Formula:
         """Count batches near the example until there is a formula; then some that are much larger."""

@@ -35,9 +35,8 @@ from lightning_flops.records import (
     StepSignature,
     WindowRecord,
 )
-from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import SCHEMA_VERSION, Origin, Profile, ReportSettings
-from lightning_flops.schema.step import DtypeFlops, Energy, OperatorProfile, StepFlops, TimingProfile
+from lightning_flops.schema.step import DtypeFlops, Energy, ModuleTimes, OperatorProfile, StepFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import plural
 

@@ -18,14 +18,13 @@ from lightning_flops.analysis.advice import ON_COMMUNICATION, advise
 from lightning_flops.analysis.collectives import TracedRank, compare
 from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.rank_record import RankRecord
+from lightning_flops.analysis.rank_record import RankAbsence, RankRecord
 from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio, sum_if_all_known
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import RunContext
-from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import DeviceGroup, RankAbsence, RankFigures, RanksProfile, StageProfile
+from lightning_flops.schema.ranks import RankComparison, RankFigures, RanksProfile, StageProfile
 from lightning_flops.schema.step import JobRates, StepFlops
 
 
@@ -79,7 +78,7 @@ def _communication(records: Iterable[RankRecord]) -> RankComparison | None:
 
 def _sorted_out(
     profile: Profile, answers: Iterable[RankRecord | RankAbsence]
-) -> tuple[list[RankRecord], tuple[RankAbsence, ...]]:
+) -> tuple[list[RankRecord], dict[str, tuple[int, ...]]]:
     """The records of *profile*'s own window by rank, and for every other rank of the job why there is none."""
     reasons = dict.fromkeys(range(profile.context.world_size), "nothing came from it")
     records: dict[int, RankRecord] = {}
@@ -92,29 +91,24 @@ def _sorted_out(
             reasons[answer.rank] = f"its record is of step {answer.profile.profile_step}"
         else:
             records[answer.rank] = answer
-    return (
-        [records[rank] for rank in sorted(records)],
-        tuple(RankAbsence(rank=rank, reason=reasons[rank]) for rank in reasons if rank not in records),
-    )
+    absences: dict[str, tuple[int, ...]] = {}
+    for rank, reason in reasons.items():
+        if rank not in records:
+            absences[reason] = (*absences.get(reason, ()), rank)
+    return [records[rank] for rank in sorted(records)], absences
 
 
 def _merged(
-    records: Sequence[RankRecord], absences: tuple[RankAbsence, ...], *, thresholds: AdviceThresholds
+    records: Sequence[RankRecord], absences: Mapping[str, tuple[int, ...]], *, thresholds: AdviceThresholds
 ) -> RanksProfile:
     profiles = [record.profile for record in records]
     model, hardware = flops_by_dtype(profiles, "model"), flops_by_dtype(profiles, "hardware")
-    devices = tuple(
-        DeviceGroup(device_name=name, ranks=ranks, peak_flops_per_sec=peak)
-        for (name, peak), ranks in sorted(
-            Counter((one.context.device_name, _peak(one, model)) for one in profiles).items(),
-            key=lambda item: (-item[1], item[0][0], item[0][1] or 0.0),
-        )
-    )
     rates, unavailable = build_job_rates(profiles, model=model, hardware=hardware)
     return RanksProfile(
         absences=absences,
         flops=reduce(add, (one.flops for one in profiles)),
-        devices=devices,
+        devices=dict(Counter(sorted(one.context.device_name for one in profiles)).most_common()),
+        peak_flops_per_sec=sum_if_all_known(_peak(one, model) for one in profiles),
         rates=rates,
         unavailable=unavailable,
         pipeline_stages=profiles[0].context.pp_size,

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.schema.communication import RankComparison
-from lightning_flops.schema.ranks import Straggler
+from lightning_flops.schema.ranks import RankComparison, Straggler
 from lightning_flops.schema.trace import TracedPart
 from lightning_flops.units import duration, percent
 

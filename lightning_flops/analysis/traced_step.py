@@ -17,9 +17,9 @@ from lightning_flops.analysis.module_names import with_those_above, with_those_b
 from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, peak_seconds, per_second, ratio
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.records import OUTSIDE, OperatorCell, TracedStepRecord, WindowRecord
-from lightning_flops.schema.modules import ModuleTimes
-from lightning_flops.schema.trace import PartFilling, TracedOperator, TracedStep
-from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
+from lightning_flops.schema.step import ModuleTimes
+from lightning_flops.schema.tables import ModuleRow, ModuleTable
+from lightning_flops.schema.trace import PartFilling, TracedStep
 
 _US_PER_SEC = 1e6
 _NS_PER_SEC = 1e9
@@ -93,7 +93,7 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         parts=step_parts(trace),
         filling=filling,
         steps=len(tables.step_times.steps),
-        operators=traced_operators(typical_operators(trace), forward_scale, backward_scale),
+        operators_sec=traced_operators(typical_operators(trace), forward_scale, backward_scale),
         forward_scale=forward_scale,
         backward_scale=backward_scale,
         is_apart=is_apart,
@@ -128,14 +128,13 @@ def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> 
 
 
 def traced_operators(
-    operators: Iterable[tuple[str, int, float, float]], forward: float = 1.0, backward: float = 1.0
-) -> dict[str, TracedOperator]:
-    """What ``typical_operators`` returns by name, times in forward and backward multiplied by these scales."""
-    scales, calls_of, sec_of = (1.0, forward, backward), dict[str, float](), dict[str, float]()
-    for name, phase, calls, own_ns in operators:
-        calls_of[name] = calls_of.get(name, 0.0) + calls
+    operators: Iterable[tuple[str, int, float]], forward: float = 1.0, backward: float = 1.0
+) -> dict[str, float]:
+    """Seconds of what ``typical_operators`` returns, by name, multiplied by these scales in forward and backward."""
+    scales, sec_of = (1.0, forward, backward), dict[str, float]()
+    for name, phase, own_ns in operators:
         sec_of[name] = sec_of.get(name, 0.0) + own_ns * scales[phase] / _NS_PER_SEC
-    return {name: TracedOperator(calls=calls, self_sec=sec_of[name]) for name, calls in calls_of.items()}
+    return sec_of
 
 
 def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from lightning_flops.report.layout import VIEW, View, shortened_apart, shortened_inside
-from lightning_flops.schema.trace_steps import Durations
+from lightning_flops.schema.tables import Durations
 from lightning_flops.text.printable import page, printable
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lightning_flops.report.document import at
 from lightning_flops.report.layout import VIEW, shortened_inside, some_of
-from lightning_flops.report.profile_document import ORIGIN_WORDS, missing_rates, top_modules
+from lightning_flops.report.profile_document import ORIGIN_WORDS, devices_of, missing_rates, top_modules
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, runs_of, si, step_numbers
@@ -78,7 +78,7 @@ def _where(profile: Profile) -> str:
         return device
     if ranks is None:
         return f"{device}, rank {plain(context.rank)} of {plain(context.world_size)}"
-    devices = some_of([f"{plain(one.ranks)} x {one.device_name or 'unknown device'}" for one in ranks.devices], most=2)
+    devices = some_of(devices_of(ranks), most=2)
     missing = f", {plain(ranks.world_size - ranks.answered)} ranks did not answer" if ranks.absences else ""
     return f"{devices}{missing}, times of rank {plain(context.rank)}"
 

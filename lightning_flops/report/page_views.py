@@ -210,8 +210,8 @@ def _operators(profile: Profile) -> dict[str, Any]:
     """The roofline, and what operators reach of it over how many FLOPs a byte."""
     known, bandwidth = profile.peaks_flops_per_sec, profile.memory_bytes_per_sec
     peaks = {one.dtype: known[one.dtype] for one in profile.dtypes if one.dtype in known}
-    traced = {} if profile.traced is None else profile.traced.operators
-    seconds_of = {name.replace("::", "."): one.self_sec for name, one in traced.items()}
+    traced = {} if profile.traced is None else profile.traced.operators_sec
+    seconds_of = {name.replace("::", "."): seconds for name, seconds in traced.items()}
     points = []
     for one in profile.operators:
         seconds, flops = seconds_of.get(one.operator), profile.per_step(one.flops.total)

@@ -22,10 +22,9 @@ from lightning_flops.report.document import (
 )
 from lightning_flops.report.layout import shortened
 from lightning_flops.report.work_document import flops_section, kernel_section, operator_section, rates
-from lightning_flops.schema.communication import Overlap
+from lightning_flops.schema.ranks import Overlap
+from lightning_flops.schema.tables import KERNEL_GAP_LIMIT_US, STEP_PARTS, MemoryCurve, ModuleTable, StepTime
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, MemoryCurve
-from lightning_flops.schema.trace_steps import STEP_PARTS, ModuleTable, StepTime
 from lightning_flops.units import NOT_AVAILABLE, percent, si
 
 MEMORY_TITLES = ("Memory over time", "Memory (bytes)", "Memory by module (bytes)")

@@ -12,8 +12,8 @@ from lightning_flops.report.layout import SortKey, View, and_more
 from lightning_flops.report.profile_document import NO_ADVICE, advice_section, saving
 from lightning_flops.report.ranks_document import rank_section
 from lightning_flops.report.trace_document import trace_sections
+from lightning_flops.schema.tables import STEP_PARTS
 from lightning_flops.schema.trace import TraceReport, TracesReport
-from lightning_flops.schema.trace_steps import STEP_PARTS
 from lightning_flops.text.printable import page
 from lightning_flops.units import percent, plain, si
 

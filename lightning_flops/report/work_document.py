@@ -24,9 +24,8 @@ from lightning_flops.report.document import (
     us,
 )
 from lightning_flops.report.layout import shortened
+from lightning_flops.schema.tables import SHORT_KERNEL_LIMIT_US, TracedStepFlops, TraceFlops
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.schema.trace_events import SHORT_KERNEL_LIMIT_US
-from lightning_flops.schema.trace_flops import TracedStepFlops, TraceFlops
 from lightning_flops.units import percent, plain, si
 
 _SIZES_CHARS = 44

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
-from lightning_flops.schema import shown
-from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.modules import ModuleProfile
+from lightning_flops.schema import codec
 from lightning_flops.schema.ranks import RanksProfile
 from lightning_flops.schema.step import (
+    Advice,
     Budget,
     DtypeFlops,
     Energy,
     JobRates,
+    ModuleProfile,
     OperatorProfile,
     Rates,
     StepFlops,
@@ -49,7 +49,7 @@ class ReportSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Profile(shown.Shown):
+class Profile(codec.Shown):
     """One window of one rank, counted, timed and divided; immutable."""
 
     VERSION = SCHEMA_VERSION
@@ -178,7 +178,7 @@ class Profile(shown.Shown):
         Raises:
             ProfileFormatError: a number of the profile is not finite.
         """
-        return str(shown.above("report.html_page").render_page([ProfiledRun(name="this run", windows=(self,))]))
+        return str(codec.above("report.html_page").render_page([ProfiledRun(name="this run", windows=(self,))]))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
@@ -187,7 +187,7 @@ class Profile(shown.Shown):
         Raises:
             LightningFlopsError: there is none, or it cannot be read; the message names what was looked at.
         """
-        profile: Profile = shown.above("sinks.profile_files").read_profile(path)[0]
+        profile: Profile = codec.above("sinks.profile_files").read_profile(path)[0]
         return profile
 
 

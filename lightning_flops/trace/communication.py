@@ -8,8 +8,8 @@ from array import array
 
 import numpy as np
 
-from lightning_flops.schema.communication import CollectiveCalls, Overlap
-from lightning_flops.schema.trace_steps import Row
+from lightning_flops.schema.ranks import CollectiveCalls, Overlap
+from lightning_flops.schema.tables import Row
 from lightning_flops.trace.columns import CollectiveArguments, Trace
 from lightning_flops.trace.events import are_integers
 from lightning_flops.trace.intervals import (

@@ -17,7 +17,7 @@ from lightning_flops.analysis.collectives import compare, refuse_mixed_ranks
 from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.schema.communication import RankComparison
+from lightning_flops.schema.ranks import RankComparison
 from lightning_flops.schema.trace import SCHEMA_VERSION, TracesReport
 from lightning_flops.trace.report import AnalyzedTrace, analyze_file
 

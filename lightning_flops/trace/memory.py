@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lightning_flops.schema.trace_events import MemoryCurve, MemoryRow
+from lightning_flops.schema.tables import MemoryCurve, MemoryRow
 from lightning_flops.trace.columns import MemoryEvents, Trace
 from lightning_flops.trace.intervals import NS_PER_US, Ints, distinct, sums_by, table
 from lightning_flops.trace.modules import NO_MODULE, Phase, modules_above, with_below

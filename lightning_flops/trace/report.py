@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from lightning_flops.analysis.collectives import TracedRank
 from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
 from lightning_flops.analysis.peaks import NO_FLOPS
+from lightning_flops.schema.tables import Flops
 from lightning_flops.schema.trace import TracedPart, TraceReport
-from lightning_flops.schema.trace_flops import Flops
 from lightning_flops.trace import tables
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.communication import collective_calls, collective_table, overlap

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from lightning_flops.records import marked_phase
+from lightning_flops.schema.tables import Row, StepTime, StepTimes
 from lightning_flops.schema.trace import PartFilling, TracedPart
-from lightning_flops.schema.trace_steps import Row, StepTime, StepTimes
 from lightning_flops.trace.communication import communication_and_computation
 from lightning_flops.trace.intervals import (
     NOTHING,

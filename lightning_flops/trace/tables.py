@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 
 from lightning_flops.schema.comparison import TableName
-from lightning_flops.schema.trace_events import (
+from lightning_flops.schema.tables import (
     KERNEL_GAP_LIMIT_US,
     SHORT_KERNEL_LIMIT_US,
+    DeviceMetrics,
     IdleTime,
     KernelRow,
     KernelSummary,
     OperatorRow,
+    Row,
 )
-from lightning_flops.schema.trace_steps import DeviceMetrics, Row
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.communication import collectives_by_name
 from lightning_flops.trace.intervals import (
@@ -284,8 +285,8 @@ def _each_step(trace: Trace, keys: Lanes, moments_ns: Ints, *columns: Ints) -> t
     return used.tolist(), [sums_by(place, one[inside], count * len(used)).reshape(shape) for one in columns]
 
 
-def typical_operators(trace: Trace) -> list[tuple[str, int, float, float]]:
-    """Each operator by name and ``modules.Phase``: calls and self nanoseconds of a step, medians over the steps.
+def typical_operators(trace: Trace) -> list[tuple[str, int, float]]:
+    """Each operator by name and ``modules.Phase``: self nanoseconds of a step, the median over the steps.
 
     The nanoseconds are the device's if there is one.
     """
@@ -293,10 +294,9 @@ def typical_operators(trace: Trace) -> list[tuple[str, int, float, float]]:
     keys, own = trace.name[rows] * np.int64(len(Phase)), times.device_self if trace.has_device else times.host_self
     if trace.frames is not None:
         keys += trace.frames.owner_at(trace, trace.lane[rows], trace.start_ns[rows])[1]
-    ones = np.ones(len(rows), dtype=np.int64)
-    used, columns = _each_step(trace, keys, trace.start_ns[rows], ones, own[rows])
-    medians = (np.median(one, axis=0).tolist() for one in columns)
-    return [(trace.names[key // len(Phase)], key % len(Phase), *row) for key, *row in zip(used, *medians, strict=True)]
+    used, (own_ns,) = _each_step(trace, keys, trace.start_ns[rows], own[rows])
+    medians = np.median(own_ns, axis=0).tolist()
+    return [(trace.names[key // len(Phase)], key % len(Phase), ns) for key, ns in zip(used, medians, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

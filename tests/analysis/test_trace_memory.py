@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-from lightning_flops.schema.trace_events import MemoryCurve, MemoryRow
+from lightning_flops.schema.tables import MemoryCurve, MemoryRow
 from lightning_flops.trace.counters import counter_tracks
 from lightning_flops.trace.memory import MOST_SPANS, memory_curves, module_memory_table
 from tests.analysis.in_memory import known

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
+from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.trace.modules import module_table, place_of
 from lightning_flops.trace.tables import operator_table, operators_by_shape
 from tests.analysis.in_memory import known

@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
+from lightning_flops.schema.tables import DeviceMetrics, IdleTime, OperatorRow
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.schema.trace_events import IdleTime, OperatorRow
-from lightning_flops.schema.trace_steps import DeviceMetrics
 from lightning_flops.trace import analyze_trace, load_trace
 from lightning_flops.trace.memory import memory_table
 from lightning_flops.trace.names import collective_of_kernel, multiplies, own_name, uses_tensor_cores

@@ -9,7 +9,7 @@ import pytest
 from lightning_flops.analysis.collectives import RanksError
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.report.trace_text import render_traces
-from lightning_flops.schema.communication import RankComparison
+from lightning_flops.schema.ranks import RankComparison
 from lightning_flops.schema.trace import TracesReport
 from lightning_flops.trace import many
 from lightning_flops.trace.columns import Trace

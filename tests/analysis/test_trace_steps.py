@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from lightning_flops.schema.trace_steps import StepTime
+from lightning_flops.schema.tables import StepTime
 from lightning_flops.trace import analyze_trace, load_trace, step_filling, step_parts
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.steps import phase_table, step_times

@@ -72,7 +72,7 @@ def is_change(ns: int, noise_ns: int | None) -> bool:
 
 def test_a_slowed_module_is_named_with_its_size(plain: Profile) -> None:
     comparison = compare_profiles(plain, profile(sleep_sec=CHANGE_SEC))
-    assert comparison.settings == () and comparison.step.work_ns == 0
+    assert comparison.settings == {} and comparison.step.work_ns == 0
     (forward,) = (part for part in comparison.parts if part.name == "forward")
     assert is_change(forward.efficiency_ns, forward.noise_ns)
     slowed = max(comparison.modules, key=lambda one: one.difference_ns)
@@ -82,7 +82,7 @@ def test_a_slowed_module_is_named_with_its_size(plain: Profile) -> None:
 
 def test_two_runs_of_one_program_do_the_same_work(plain: Profile) -> None:
     comparison = compare_profiles(plain, profile())
-    assert comparison.settings == () and comparison.step.work_ns == 0
+    assert comparison.settings == {} and comparison.step.work_ns == 0
     assert all(one.a and one.b and one.a.name == one.b.name for one in comparison.modules)
     assert not any(one.work_ns or one.other_counts for one in comparison.modules)
     counts = ("forward_flops", "backward_flops", "hardware_flops", "params")

@@ -11,9 +11,8 @@ from dataclasses import replace
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseBytes, PhaseFlops
-from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import PartTiming, TimingProfile
+from lightning_flops.schema.step import ModuleProfile, ModuleTimes, PartTiming, TimingProfile
 from tests.report import jobs, windows
 from tests.report.traced_windows import transformer_traced
 from tests.report.windows import build_profile

@@ -43,7 +43,8 @@ def main(folder: str, victim: str) -> None:
     ranks.send(profile) if RANK else ranks.await_reports(profile)
     found = ranks.finish(SOON)
     ranks.close()
-    absences = [[one.rank, one.reason] for profile in found if profile.ranks for one in profile.ranks.absences]
+    merged = found[0].ranks if found else None
+    absences = [] if merged is None else [[rank, why] for why, of in merged.absences.items() for rank in of]
     Path(folder, f"rank{RANK}.json").write_text(json.dumps(absences))
     with contextlib.suppress(Exception):
         distributed.destroy_process_group()

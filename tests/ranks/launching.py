@@ -86,5 +86,5 @@ def profile_in(returned: Mapping[str, Any]) -> Profile:
 def absences(profile: Profile) -> dict[int, str]:
     """Why which rank is not in the report."""
     assert profile.ranks is not None
-    assert profile.ranks.answered + len(profile.ranks.absences) == profile.context.world_size
-    return {one.rank: one.reason for one in profile.ranks.absences}
+    assert profile.ranks.world_size == profile.context.world_size
+    return {rank: reason for reason, ranks in profile.ranks.absences.items() for rank in ranks}

@@ -14,8 +14,8 @@ from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
-from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.ranks import RankComparison
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.trace import analyze_trace, collective_calls, load_trace, step_parts
 from tests.analysis.in_memory import known

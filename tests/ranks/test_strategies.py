@@ -134,7 +134,7 @@ class TestEveryStrategy:
         first, *others = profiles(ranks, name)
         assert all(other.ranks is None for other in others)
         job = known(first.ranks)
-        assert (job.world_size, job.answered, job.absences) == (ranks, ranks, ())
+        assert (job.world_size, job.answered, job.absences) == (ranks, ranks, {})
         forward = truth.micro_steps * sum(cost.forward for cost in truth.costs)
         backward = truth.micro_steps * sum(cost.backward for cost in truth.costs)
         assert (job.flops.forward, job.flops.backward, job.flops.recompute) == (forward, backward, 0)

@@ -32,7 +32,7 @@ def _traced(loaded: Trace, *, source: str = "(events)", files: tuple[str, ...] =
         files=files,
         tables=replace(analyze_trace(loaded), source=source),
         filling=step_filling(loaded),
-        operators=traced_operators(typical_operators(loaded)),
+        operators_sec=traced_operators(typical_operators(loaded)),
     )
 
 
