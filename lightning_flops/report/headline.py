@@ -10,7 +10,7 @@ from lightning_flops.report.layout import VIEW, shortened_inside, some_of
 from lightning_flops.report.profile_document import ORIGIN_WORDS, devices_of, missing_rates, top_modules
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, runs_of, si, step_numbers
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, run_text, runs_of, si
 
 _BAR_COLUMNS = 80
 """The bar is not to be broken by a narrow terminal."""
@@ -94,7 +94,7 @@ def _indexes(word: str, steps: Sequence[int]) -> str:
     runs = runs_of(steps)
     if len(runs) > 2:
         return f"{plain(len(steps))} {plural(word, 2)} of {min(steps)}-{max(steps)}"
-    return f"{plural(word, len(steps)).title()} {step_numbers(steps)}" if runs else ""
+    return f"{plural(word, len(steps)).title()} {', '.join(map(run_text, runs))}" if runs else ""
 
 
 def _step(profile: Profile) -> str:
