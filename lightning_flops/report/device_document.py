@@ -1,44 +1,12 @@
-"""Energy, memory and the traced step of a profile as sections of a document."""
+"""Memory and the traced step of a profile as sections of a document."""
 
 from __future__ import annotations
 
-from lightning_flops.analysis.rates import ratio
-from lightning_flops.records import PhaseMemory
 from lightning_flops.report.document import Column, Figure, Item, Section, table
 from lightning_flops.schema.profile import Profile
-from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
+from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, plural, si
 
 _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "optimizer"}
-
-
-def energy_section(profile: Profile) -> Section | None:
-    """Energy and clocks; None if no GPU's counters were read."""
-    energy = profile.energy
-    if energy is None:
-        return None
-    joules = energy.joules_per_step
-    bound = " (lower bound)" if profile.lower_bound and joules is not None else ""
-    clock = NOT_AVAILABLE
-    if energy.clock_mhz is not None:
-        highest = "" if energy.highest_clock_mhz is None else f" of at most {plain(energy.highest_clock_mhz)}"
-        clock = f"{plain(round(energy.clock_mhz))}{highest} MHz"
-    figures = {
-        "mean power in this time": si(energy.watts, "W"),
-        f"energy of a {profile.step_name} = mean power x its time": si(joules, "J"),
-        "hardware FLOPs per joule": f"{si(ratio(part=profile.flops.hardware, whole=joules), 'FLOP/J')}{bound}",
-        "energy per sample": si(ratio(part=joules, whole=profile.samples), "J"),
-        "clock of the multiprocessors": clock,
-        "clock held down by power, share of the time": percent(energy.power_limited_share),
-        "clock held down by heat, share of the time": percent(energy.heat_limited_share),
-    }
-    items: list[Item] = [Figure(label, value) for label, value in figures.items()]
-    if energy.no_joules_because:
-        items.append(f"{NOT_AVAILABLE}: {energy.no_joules_because}.")
-    note = (
-        "By the counters of the whole GPU, whoever used it, read where the timed steps began and ended: "
-        f"{duration(energy.measured_sec)}."
-    )
-    return Section("Energy and clocks of this GPU", note, items)
 
 
 def memory_section(profile: Profile) -> Section | None:
@@ -48,17 +16,10 @@ def memory_section(profile: Profile) -> Section | None:
         return None
     on_device, trains = memory.kind == "allocated", profile.context.trains
 
-    def peak(phase: PhaseMemory) -> str:
-        """The peak that a phase reached, or the earlier peak that it did not exceed."""
-        value, before = phase.peak_bytes, memory.run_peak_bytes
-        return f"<= {si(before, 'B')}" if value is None and before is not None else si(value, "B")
-
     columns = [
-        Column("", lambda phase: _PHASES[phase.name], str),
-        Column(f"{memory.kind} at its end", lambda phase: si(phase.current_bytes, "B"), str),
+        Column("", lambda held: _PHASES[held[0]], str),
+        Column(f"{memory.kind} at its end", lambda held: si(held[1], "B"), str),
     ]
-    if on_device:
-        columns.append(Column("peak in it", peak, str))
     figures = {f"peak {memory.kind}, of this process so far": si(memory.run_peak_bytes, "B")}
     if on_device:
         figures["peak reserved, of this process so far"] = si(memory.run_reserved_peak_bytes, "B")
@@ -73,13 +34,12 @@ def memory_section(profile: Profile) -> Section | None:
             memory.kept_by_forward_bytes, "Memory by module has it, with profile_memory"
         )
     about = (
-        "Bytes on the device, as its caching allocator counts them. It keeps one peak, which is not reset here: a "
-        "phase that reached a new peak shows it; any other phase stayed at or below the earlier peak."
+        "Bytes on the device, as its caching allocator counts them."
         if on_device
         else "Bytes of this process on the host, all of it."
     )
     items: list[Item] = [
-        table(memory.phases, columns, whole=True),
+        table(tuple(memory.held_bytes.items()), columns, whole=True),
         *(Figure(label, value) for label, value in figures.items()),
     ]
     return Section(f"Memory of this rank in the counted {'step' if trains else 'batch'}", about, items)

@@ -106,7 +106,6 @@ _ROWS: Mapping[BudgetKey, str] = {
     "data": "data wait and transfer",
     "other": "other: callbacks, logging, schedulers",
 }
-_MEMORY = "  of it moving bytes at the memory's bandwidth, at most"
 
 
 def breakdown_section(profile: Profile, budget: Budget) -> Section:
@@ -117,8 +116,6 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     if budget.rows_ns["operators"] is None:  # no trace divides what is in "compute"
         labels["compute"] = "all phases beyond these"
     rows = [(label, budget.rows_ns[key]) for key, label in labels.items()]
-    if budget.memory_ns:
-        rows.insert(list(labels).index("operators") + 1, (_MEMORY, budget.memory_ns))
     rows.append((profile.step_name, budget.wall_ns))
     columns = [
         Column("", lambda row: row[0], str),
@@ -283,9 +280,8 @@ PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed", "optim
 
 _FLOPS = {
     "forward": "fwd",
-    "without_backward": "  of it no_grad",
     "backward": "bwd (measured)",
-    "backward_estimated": "bwd (estimated: {factor} x fwd with a bwd to follow)",
+    "backward_estimated": "bwd (estimated: {factor} x fwd)",
     "recompute": "recomputed in the bwd",
     "optimizer": "optimizer",
     "skipped": "skipped: masked attention{half}",
@@ -376,11 +372,10 @@ def uncounted_section(profile: Profile) -> Section:
     if not profile.uncounted:
         words = "Nothing: every operator that ran has a FLOP count or is known to have none."
         return Section("Not counted", "", [words])
-    ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].output_elements, item[0]))
+    ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].calls, item[0]))
     columns = [
         Column("operator", lambda row: row[0], str),
         Column("calls", lambda row: row[1].calls),
-        Column("output elements", lambda row: row[1].output_elements, si),
         Column("", lambda row: "may have FLOPs" if row[1].heavy else "", str, left=True),
         Column("modules", lambda row: some_of(row[1].modules, most=2), str, left=True),
     ]

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from statistics import median
 
-from lightning_flops.analysis.rank_names import name_ranks, part_names, spread_over
+from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rates import sum_if_all_known
-from lightning_flops.analysis.stragglers import are_compared, longest_own_time, straggler_evidence
+from lightning_flops.analysis.stragglers import straggler_evidence
 from lightning_flops.report.document import Column, Figure, Item, Section, Table, at, cells, field, quantity, table, us
 from lightning_flops.report.layout import some_of
 from lightning_flops.report.profile_document import devices_of, missing_rates, whose
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankCollectiveRow, RankComparison, RankRow, RanksProfile, StageProfile
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
+from lightning_flops.units import duration, percent, plain, si
 
 _SHOWN = 4
 """Points of a list."""
@@ -83,7 +83,8 @@ def _stragglers(ranks: RanksProfile) -> Iterator[str]:
 def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     """Each figure of a rank over the ranks: the least, the median and the greatest, and whose they are."""
     timed = [one for one in ranks.ranks if one.parts_sec]
-    seconds = {name: {one.rank: one.parts_sec.get(name) for one in timed} for name in part_names(timed)}
+    parts = dict.fromkeys(name for one in timed for name in one.parts_sec)
+    seconds = {name: {one.rank: one.parts_sec.get(name) for one in timed} for name in parts}
     seconds[profile.step_name] = {one.rank: math.fsum(one.parts_sec.values()) for one in timed}
     traced = () if ranks.communication is None else ranks.communication.ranks
     for label, path in _TRACED.items():
@@ -100,13 +101,13 @@ def _spread_rows(
     figures: Mapping[str, Mapping[int, float | None]], show: Callable[[float], str], *, of: int
 ) -> Iterator[list[str]]:
     for label, by_rank in figures.items():
-        spread = spread_over({rank: value for rank, value in by_rank.items() if value is not None})
-        if spread is not None:
-            some = "" if spread.ranks == of else f" ({plain(spread.ranks)} ranks)"
-            differ = spread.least < spread.greatest
-            least, greatest = (f"rank {rank}" if differ else "" for rank in (spread.least_rank, spread.greatest_rank))
-            values = [show(value) for value in (spread.least, spread.median, spread.greatest)]
-            yield [f"{label}{some}", values[0], least, *values[1:], greatest]
+        known = {rank: value for rank, value in sorted(by_rank.items()) if value is not None}
+        if known:
+            least, greatest = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+            some = "" if len(known) == of else f" ({plain(len(known))} ranks)"
+            whose = [f"rank {rank}" if known[least] < known[greatest] else "" for rank in (least, greatest)]
+            values = [show(value) for value in (known[least], median(known.values()), known[greatest])]
+            yield [f"{label}{some}", values[0], whose[0], *values[1:], whose[1]]
 
 
 def _stages(ranks: RanksProfile) -> Table:
@@ -178,12 +179,8 @@ def _first(points: Sequence[str]) -> Iterator[str]:
         yield f"- And {len(points) - _SHOWN} more, in profile.json."
 
 
-def rank_section(comparison: RankComparison, *, straggles: bool) -> Section:
+def rank_section(comparison: RankComparison) -> Section:
     """Ranks side by side."""
-    note = (
-        "A straggler is a rank that the others wait for: without communication that no computation hides, its step is "
-        "longer than theirs by more than the advice's thresholds."
-    )
     columns = [
         field("rank", "rank", str),  # ranks are in order
         field("steps", "steps"),
@@ -194,13 +191,8 @@ def rank_section(comparison: RankComparison, *, straggles: bool) -> Section:
         field("of comm", "overlap.overlap_ratio", percent),
         field("transfer", "transfer_us", us),
         field("wait", "wait_us", us),
-        field("compute/median", "compute_over_median"),
     ]
     items: list[Item] = [table(comparison.ranks, columns, whole=True, least_width=6)]
     if any(rank.collectives for rank in comparison.ranks):
         items.append(_collectives(comparison))
-    straggler = NOT_AVAILABLE
-    if are_compared(comparison):
-        straggler = f"rank {comparison.ranks[longest_own_time(comparison)].rank}" if straggles else "none"
-    items += ["", Figure("straggler", straggler)]
-    return Section("Ranks", note, [*items, *comparison.notes])
+    return Section("Ranks", "", [*items, *comparison.notes])

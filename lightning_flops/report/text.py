@@ -9,7 +9,7 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections, render_comparison
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
-from lightning_flops.report.device_document import energy_section, memory_section, traced_section
+from lightning_flops.report.device_document import memory_section, traced_section
 from lightning_flops.report.document import Section, as_html, draw, draw_all
 from lightning_flops.report.headline import answer, answer_lines, counted, headline
 from lightning_flops.report.layout import VIEW, WHOLE
@@ -156,5 +156,5 @@ def detailed_sections(profile: Profile) -> Iterator[Section]:
         yield advice_section(profile.advice, rules=True)
     if profile.notes:
         yield notes_section(profile.notes)
-    work = (flops_section, throughput_section, energy_section, ranks_section, memory_section, operators_section)
+    work = (flops_section, throughput_section, ranks_section, memory_section, operators_section)
     yield from filter(None, (section(profile) for section in (*work, uncounted_section, traced_section)))

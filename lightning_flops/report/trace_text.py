@@ -62,7 +62,7 @@ def names_of(report: TracesReport) -> list[str]:
 def ranks_of(report: TracesReport) -> Iterator[Section]:
     """The ranks side by side, if there are several."""
     if report.ranks is not None:
-        yield rank_section(report.ranks, straggles=any(advice.rule == "straggler" for advice in report.advice))
+        yield rank_section(report.ranks)
 
 
 # ---- the answer
