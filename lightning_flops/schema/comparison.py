@@ -8,8 +8,7 @@ from typing import Literal
 
 from lightning_flops.schema import codec
 
-SCHEMA_VERSION = 3
-"""Version of the JSON that ``Comparison.to_json`` writes; it goes up whenever a field changes."""
+SCHEMA_VERSION = 3  # of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes
 
 CONFIDENCE = 0.99  # of noise: at 95% one or two of a step's thirty parts and kernels would seem to differ in any runs
 

@@ -23,8 +23,7 @@ from lightning_flops.schema.tables import (
 )
 from lightning_flops.units import plural, run_text
 
-SCHEMA_VERSION = 8
-"""Version of the JSON that ``TracesReport.to_json`` writes; it goes up whenever a field changes."""
+SCHEMA_VERSION = 8  # of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
