@@ -8,7 +8,7 @@ from typing import get_args
 
 from lightning_flops.commands.terminal import Status, command, in_forms, option, print_whole, terminal_width
 from lightning_flops.commands.traces import add_peaks, analyzed
-from lightning_flops.report.layout import SortKey
+from lightning_flops.report.document import SortKey
 
 
 def _rows(text: str) -> int:

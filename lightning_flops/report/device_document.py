@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import PhaseMemory
-from lightning_flops.report.document import Column, Figure, Item, Section, table
+from lightning_flops.report.document import Column, Figure, Section, Table
 from lightning_flops.schema.profile import Profile
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
 
@@ -18,10 +18,8 @@ def energy_section(profile: Profile) -> Section | None:
         return None
     joules = energy.joules_per_step
     bound = " (lower bound)" if profile.lower_bound and joules is not None else ""
-    clock = NOT_AVAILABLE
-    if energy.clock_mhz is not None:
-        highest = "" if energy.highest_clock_mhz is None else f" of at most {plain(energy.highest_clock_mhz)}"
-        clock = f"{plain(round(energy.clock_mhz))}{highest} MHz"
+    highest = "" if energy.highest_clock_mhz is None else f" of at most {plain(energy.highest_clock_mhz)}"
+    clock = NOT_AVAILABLE if energy.clock_mhz is None else f"{plain(round(energy.clock_mhz))}{highest} MHz"
     figures = {
         "mean power in this time": si(energy.watts, "W"),
         f"energy of a {profile.step_name} = mean power x its time": si(joules, "J"),
@@ -31,22 +29,23 @@ def energy_section(profile: Profile) -> Section | None:
         "clock held down by power, share of the time": percent(energy.power_limited_share),
         "clock held down by heat, share of the time": percent(energy.heat_limited_share),
     }
-    items: list[Item] = [Figure(label, value) for label, value in figures.items()]
-    if energy.no_joules_because:
-        items.append(f"{NOT_AVAILABLE}: {energy.no_joules_because}.")
+    why = [f"{NOT_AVAILABLE}: {energy.no_joules_because}."] if energy.no_joules_because else []
     note = (
         "By the counters of the whole GPU, whoever used it, read where the timed steps began and ended: "
         f"{duration(energy.measured_sec)}."
     )
-    return Section("Energy and clocks of this GPU", note, items)
+    return Section("Energy and clocks of this GPU", note, [*_figures(figures), *why])
+
+
+def _figures(values: dict[str, str]) -> list[Figure]:
+    return [Figure(label, value) for label, value in values.items()]
 
 
 def memory_section(profile: Profile) -> Section | None:
     """What each phase holds, and what it is for; None if memory was not looked at."""
-    memory = profile.memory
+    memory, word = profile.memory, profile.context.step_word
     if memory is None:
         return None
-    on_device, trains = memory.kind == "allocated", profile.context.trains
 
     def peak(phase: PhaseMemory) -> str:
         """The peak that a phase reached, or the earlier peak that it did not exceed."""
@@ -57,32 +56,27 @@ def memory_section(profile: Profile) -> Section | None:
         Column("", lambda phase: _PHASES[phase.name], str),
         Column(f"{memory.kind} at its end", lambda phase: si(phase.current_bytes, "B"), str),
     ]
-    if on_device:
-        columns.append(Column("peak in it", peak, str))
     figures = {f"peak {memory.kind}, of this process so far": si(memory.run_peak_bytes, "B")}
-    if on_device:
+    about = "Bytes of this process on the host, all of it."
+    if memory.kind == "allocated":
+        columns.append(Column("peak in it", peak, str))
         figures["peak reserved, of this process so far"] = si(memory.run_reserved_peak_bytes, "B")
+        about = (
+            "Bytes on the device, as its caching allocator counts them. It keeps one peak, which is not reset here: a "
+            "phase that reached a new peak shows it; any other phase stayed at or below the earlier peak."
+        )
     figures["parameters on this rank"] = si(memory.parameter_bytes, "B")
     if profile.parameter_bytes:
         figures["parameters of the model"] = bytes_by_dtype(profile.parameter_bytes)
     figures["buffers"] = si(memory.buffer_bytes, "B")
-    if trains:
+    if profile.context.trains:
         figures["gradients"] = _or_why_not(memory.gradient_bytes, "on no parameter, as under ZeRO")
         figures["optimizer states"] = _or_why_not(memory.optimizer_bytes, "not where torch's optimizers keep them")
         figures["activations that a forward keeps, with its outputs"] = _or_why_not(
             memory.kept_by_forward_bytes, "Memory by module has it, with profile_memory"
         )
-    about = (
-        "Bytes on the device, as its caching allocator counts them. It keeps one peak, which is not reset here: a "
-        "phase that reached a new peak shows it; any other phase stayed at or below the earlier peak."
-        if on_device
-        else "Bytes of this process on the host, all of it."
-    )
-    items: list[Item] = [
-        table(memory.phases, columns, whole=True),
-        *(Figure(label, value) for label, value in figures.items()),
-    ]
-    return Section(f"Memory of this rank in the counted {'step' if trains else 'batch'}", about, items)
+    table = Table(memory.phases, columns, whole=True)
+    return Section(f"Memory of this rank in the counted {word}", about, [table, *_figures(figures)])
 
 
 def _or_why_not(value: float | None, reason: str) -> str:
@@ -94,16 +88,12 @@ def traced_section(profile: Profile) -> Section | None:
     traced, word = profile.traced, profile.context.step_word
     if traced is None or traced.tables is None:
         return None
-    wall_sec = traced.tables.step_times.mean.wall_us * 1e-6
     about = (
         f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
-        f"{plural(word, 2)}, in {duration(wall_sec)} each."
+        f"{plural(word, 2)}, in {duration(traced.tables.step_times.mean.wall_us * 1e-6)} each."
     )
     if traced.steps > 1:
         about += " Times of modules and operators are medians over them."
     if not traced.like_counted:
-        about += (
-            " Its batch shapes, or its numbers of forwards, backwards and updates, are not the counted step's: FLOP/s "
-            "of modules and operators are estimates, by the elements of the batches."
-        )
+        about += " It was not like the counted step: FLOP/s are estimates, by the elements of the batches."
     return Section(f"Traced {word}", about, [f"Every table: lightning-flops trace {file}" for file in traced.files])

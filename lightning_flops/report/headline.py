@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
-from lightning_flops.report.document import at
-from lightning_flops.report.layout import VIEW, shortened_inside, some_of
-from lightning_flops.report.profile_document import ORIGIN_WORDS, missing_rates, top_modules
+from lightning_flops.report.document import at, short, some_of
+from lightning_flops.report.layout import VIEW
+from lightning_flops.report.profile_document import ORIGIN_WORDS, top_modules
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, runs_of, si, step_numbers
@@ -23,9 +22,6 @@ _LEAST_SHARE = 0.0005
 
 _NAME_CHARS = 44
 _MODULES = 3
-
-_ADVICE_CHARS = 120
-"""Of the advice in a headline."""
 
 
 def answer(profile: Profile) -> list[str]:
@@ -174,23 +170,13 @@ def _longest(profile: Profile) -> str:
     found, timed = top_modules(profile)
     if not found:
         return ""
-    names = [shortened_inside(f"{group.of_many}{group.name}", chars=_NAME_CHARS) for group, _ in found[:_MODULES]]
+    names = [short(f"{group.of_many}{group.name}", _NAME_CHARS) for group, _ in found[:_MODULES]]
     shown = ", ".join(f"{name} {100 * (part or 0.0):.1f}%" for name, (_, part) in zip(names, found, strict=False))
     if not timed:
         of_what = " of those that could be counted" if profile.lower_bound else ""
         return f"Top modules by FLOPs of their own: {shown}{of_what}."
     apart = " (rough: traced steps took far longer, or shorter)" if at("traced.is_apart")(profile) else ""
     return f"Top modules by self time: {shown} of a typical step{apart}."
-
-
-def headline(profile: Profile) -> str:
-    """One line of whole sentences: FLOPs and time of a step, samples/s, MFU or why there is none, the first advice."""
-    unknown = {rate: profile.job_unavailable.get(rate) for rate in ("samples_per_sec", "mfu")}
-    sentences = [f"{figures(profile)}.", *missing_rates({rate: why for rate, why in unknown.items() if why})]
-    if profile.advice:
-        words = printable(f"{profile.advice[0].fact} {profile.advice[0].remedy}")
-        sentences.append(f"First advice: {textwrap.shorten(words, _ADVICE_CHARS, placeholder=' …')}")
-    return printable(" ".join(sentences))
 
 
 def counted(profile: Profile) -> str:

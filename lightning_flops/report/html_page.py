@@ -21,7 +21,7 @@ import msgspec
 
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections
 from lightning_flops.report.headline import step_parts
-from lightning_flops.report.page_views import View, page_view, profile_view, traces_views
+from lightning_flops.report.page_views import page_view, profile_view, traces_views
 from lightning_flops.schema import codec
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile, ProfiledRun
@@ -77,11 +77,7 @@ def render_page(runs: Sequence[ProfiledRun]) -> str:
 
 
 def render_latest(profile: Profile, windows: deque[Window]) -> str:
-    """The page of a run that is still going on: *profile* is its latest window, and comes behind *windows*.
-
-    Raises:
-        ProfileFormatError: a number of the profile is not finite.
-    """
+    """The page of a run that is still going on: *profile* is its latest window, and comes behind *windows*."""
     windows.append(_window(profile))
     return _page(_title([profile]), [("", windows, ())])
 
@@ -90,21 +86,18 @@ def render_comparison_page(comparison: Comparison) -> str:
     """The page of two runs compared."""
     title = f"{comparison.a.source} and {comparison.b.source} compared"
     summary, sections = [comparison_headline(comparison)], comparison_sections(comparison)
-    return _page(title, [_alone("", page_view(title=title, where="", summary=summary, sections=sections))])
+    view = page_view(title=title, where="", summary=summary, sections=sections)
+    return _page(title, [("", [(WindowFigures(""), packed(view))], ())])
 
 
 def render_traces_page(report: TracesReport) -> str:
     """The page of traces: it shows one of them at a time, and what they say together."""
-    views, named = traces_views(report), all(trace.rank is not None for trace in report.traces)
+    views = traces_views(report)
     title = views[0][1]["title"] if len(views) == 1 else f"{len(views)} traces"
-    return _page(title, [_alone(name, view) for name, view in views], pick="Rank" if named else "Trace")
+    return _page(title, [(name, [(WindowFigures(""), packed(view))], ()) for name, view in views])
 
 
-def _alone(name: str, view: View) -> _Run:
-    return name, [(WindowFigures(""), packed(view))], ()
-
-
-def _page(title: str, runs: Sequence[_Run], *, pick: str = "Run") -> str:
+def _page(title: str, runs: Sequence[_Run]) -> str:
     """The page of *runs*, of which one is shown at a time."""
     listed = [
         PageRun(printable(name), [figures for figures, _ in windows], [*map(printable, problems)])
@@ -121,7 +114,7 @@ def _page(title: str, runs: Sequence[_Run], *, pick: str = "Run") -> str:
         "form-action 'none'"
     )
     # A name cannot end the element: a reader of JSON takes an escape for the sign itself.
-    data = document(listed, pick=pick).replace("<", "\\u003c")
+    data = document(listed).replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -133,10 +126,10 @@ def _page(title: str, runs: Sequence[_Run], *, pick: str = "Run") -> str:
     )
 
 
-def document(runs: Sequence[PageRun], *, pick: str = "Run") -> str:
-    """What the page reads first, as JSON: the runs and their windows; *pick* is what a run is called."""
+def document(runs: Sequence[PageRun]) -> str:
+    """What the page reads first, as JSON: the runs and their windows."""
     package = sys.modules["lightning_flops"]  # the root, which knows every folder, is always imported first
-    return msgspec.json.encode({"written_by": package.__version__, "pick": pick, "runs": runs}).decode()
+    return msgspec.json.encode({"written_by": package.__version__, "runs": runs}).decode()
 
 
 def packed(value: object) -> bytes:

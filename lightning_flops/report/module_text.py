@@ -84,7 +84,7 @@ def detailed_lines(profile: Profile) -> list[str]:
         "Each module profile is listed after its name in the following order: params, percentage of total params, "
         f"fwd MACs, percentage of total MACs, fwd FLOPs, {backward}percentage of total FLOPs. {times}"
         f"All of one {profile.step_name}, the modules inside included. (0-11): 12 x Block stands for 12 modules in a "
-        "row that are equal but for their times, of which the mean is shown, with the least and the greatest."
+        "row that are equal but for their times, of which the mean is shown."
     )
     if lower_bounds:
         about += " Lower bound: figures of a module in which something could not be counted."
@@ -139,29 +139,24 @@ class _Tree:
         yield f"{indent})"
 
     def _latencies(self, names: Sequence[str]) -> str:
-        """Latencies of the module of this name, or the means of several and how far they differ."""
-
-        def each(figure: str) -> list[Any]:
-            """The figures of all of them; none where one is not known."""
-            found = [getattr(self._times.get(name), figure, None) for name in names]
-            return [] if None in found else found
-
+        """Latencies of the module of this name, or the means of several; nothing where one is not known."""
         parts = []
         for phase, word in (("forward", "fwd"), ("backward", "bwd")):
-            if seconds := each(f"{phase}_sec"):
-                least, mean, greatest = min(seconds), fmean(seconds), max(seconds)
-                share = percent(ratio(part=mean, whole=at(f"times.{phase}_sec")(self._root)))
-                part = f"{word} latency {duration(mean)}"
-                if duration(least) != duration(greatest):
-                    part += f" ({duration(least)} to {duration(greatest)})"
-                part += f", {share} {word} latency"
-                # Alike modules have the same FLOPs: the harmonic mean of their rates is the rate of the mean time.
-                if rates := each(f"{phase}_flops_per_sec"):
-                    part += f", {si(harmonic_mean(rates), 'FLOP/s')}"
-                if shares := each(f"{phase}_utilization"):
-                    part += f", {percent(harmonic_mean(shares))} of peak"
-                parts.append(part)
+            seconds = self._mean(names, f"{phase}_sec", fmean)
+            if seconds is not None:
+                share = percent(ratio(part=seconds, whole=at(f"times.{phase}_sec")(self._root)))
+                rate, of_peak = (self._mean(names, f"{phase}_{name}") for name in ("flops_per_sec", "utilization"))
+                part = f"{word} latency {duration(seconds)}, {share} {word} latency"
+                part += "" if rate is None else f", {si(rate, 'FLOP/s')}"
+                parts.append(part if of_peak is None else f"{part}, {percent(of_peak)} of peak")
         return f"<{'; '.join(parts)}>" if parts else ""
+
+    def _mean(
+        self, names: Sequence[str], figure: str, mean: Callable[[list[Any]], float] = harmonic_mean
+    ) -> float | None:
+        """A figure of alike modules: their FLOPs are the same, so the harmonic mean of their rates is that of all."""
+        found = [getattr(self._times.get(name), figure, None) for name in names]
+        return None if None in found else mean(found)
 
     def _figures(self, node: ModuleNode) -> str:
         module, total, root, per_step = node.module, node.module.total, self._root, self._profile.per_step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from statistics import median
@@ -11,7 +11,7 @@ from statistics import median
 from lightning_flops.analysis.rank_names import name_ranks, part_names, spread_over
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.stragglers import are_compared, longest_own_time, straggler_evidence
-from lightning_flops.report.document import Column, Figure, Item, Section, Table, at, cells, field, quantity, table, us
+from lightning_flops.report.document import Column, Figure, Item, Section, Table, at, cells, field, quantity, us
 from lightning_flops.report.profile_document import missing_rates, whose
 from lightning_flops.schema.communication import RankCollectiveRow, RankComparison, RankRow
 from lightning_flops.schema.profile import Profile
@@ -45,13 +45,13 @@ def ranks_section(profile: Profile) -> Section | None:
         *_first([f"{name}: {si(one.peak_flops_per_sec, 'FLOP/s')}" for name, one in devices]),
         *missing_rates(ranks.unavailable),
         _spreads(profile, ranks),
-        *([_stages(ranks)] if ranks.pipeline_stages > 1 else []),
+        *_stages(ranks),
     ]
     if ranks.communication is not None:
         hidden = _median(row.overlap.overlap_ratio for row in ranks.communication.ranks)
         if hidden is not None:
             items.append(Figure("communication that computation hides, median of the ranks", percent(hidden)))
-        items += [_collectives(ranks.communication), *_first(ranks.communication.notes)]
+        items += [*_collectives(ranks.communication), *_first(ranks.communication.notes)]
     return Section("All ranks", "", [*items, *_first(ranks.notes)])
 
 
@@ -68,20 +68,16 @@ def _who(ranks: RanksProfile) -> Iterator[str]:
 
 
 def _stragglers(ranks: RanksProfile) -> Iterator[str]:
-    """Whom the others wait for, or in which parts of the step it is known that there is no such rank."""
+    """Whom the others wait for, or how far it is known that there is no such rank."""
     timed = [one for one in ranks.ranks if one.parts_sec]
-    peers = Counter(one.stage for one in timed)
-    alike = [one.traced for one in timed if peers[one.stage] > 1]
     if ranks.stragglers:
         yield from _first([f"STRAGGLER: {straggler_evidence(straggler)}" for straggler in ranks.stragglers])
-    elif timed and not alike and ranks.answered > 1:
-        yield "Straggler: n/a, no two of the ranks that timed their steps do the same work."
-    elif alike and all(alike):
+    elif timed and all(one.traced for one in timed) and ranks.pipeline_stages == 1:
         yield "Straggler: none, every rank keeps pace with the others."
-    elif alike:
+    elif timed and ranks.answered > 1:
         yield (
-            "Straggler: none is late in data wait or transfer; in the other parts, work cannot be separated from "
-            "waiting for other ranks without a traced step of each."
+            "Straggler: none was found in data wait and transfer; in the other parts, only ranks that do the same work "
+            "and each traced a step can be compared."
         )
 
 
@@ -98,7 +94,7 @@ def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     names[f"peak memory{kind}, B"] = "peak_memory_bytes"
     others = {label: {one.rank: getattr(one, name) for one in ranks.ranks} for label, name in names.items()}
     rows = [*_spread_rows(seconds, duration, of=ranks.answered), *_spread_rows(others, si, of=ranks.answered)]
-    return cells(["of each rank", "min", "", "median", "max", ""], rows, left=(0, 2, 5), least_width=6)
+    return cells(["of each rank", "min", "", "median", "max", ""], rows, left=(0, 2, 5))
 
 
 def _spread_rows(
@@ -114,8 +110,10 @@ def _spread_rows(
             yield [f"{label}{some}", values[0], least, *values[1:], greatest]
 
 
-def _stages(ranks: RanksProfile) -> Table:
-    """The stages of a pipeline."""
+def _stages(ranks: RanksProfile) -> list[Item]:
+    """The stages of a pipeline, if it is one."""
+    if ranks.pipeline_stages == 1:
+        return []
 
     def median_of(part: str) -> Column:
         def seconds(stage: StageProfile) -> float | None:
@@ -132,10 +130,10 @@ def _stages(ranks: RanksProfile) -> Table:
         *map(median_of, ("forward", "backward", "bubble")),
     ]
     words = "FLOPs and params are of one copy of the model; times are medians of the stage's ranks."
-    return table(ranks.stages, columns, least_width=6, after=[words])
+    return [Table(ranks.stages, columns), words]
 
 
-def _collectives(comparison: RankComparison) -> Table:
+def _collectives(comparison: RankComparison) -> list[Item]:
     """Each collective over all ranks; times are of one step."""
     by_name: defaultdict[str, list[tuple[int, RankCollectiveRow]]] = defaultdict(list)
     for rank in comparison.ranks:
@@ -150,7 +148,7 @@ def _collectives(comparison: RankComparison) -> Table:
 
     rows = sorted(by_name.items(), key=lambda row: (-math.fsum(one.latency_us for _, one in row[1]), row[0]))
     columns = [
-        Column("collective", itemgetter(0), str, "name", chars=32),
+        Column("collective", itemgetter(0), str, "name"),
         Column("calls", total("calls"), sort="calls"),
         Column("matched", total("matched_calls")),
         quantity("", total("bytes"), "B"),
@@ -158,11 +156,10 @@ def _collectives(comparison: RankComparison) -> Table:
     ]
     words = (
         "Matched: the i-th call of each rank of a process group. Transfer: the shortest of the ranks for each call; "
-        "wait: the rest, until the last rank came. Times are medians of the ranks, in one step."
+        "wait: the rest, until the last rank came. Times are medians of the ranks, in one step. Bytes are n/a where "
+        "the traces do not say them; gloo's do with record_shapes=True."
     )
-    if any(one.bytes is None for _, found in rows for _, one in found):
-        words += " Bytes are n/a where the traces do not say them; gloo's do with record_shapes=True."
-    return table(rows, columns, least_width=5, after=[words])
+    return [Table(rows, columns), words] if rows else []
 
 
 def _per_step(row: RankRow | RankCollectiveRow, path: str, steps: int) -> float | None:
@@ -201,11 +198,8 @@ def rank_section(comparison: RankComparison, *, straggles: bool) -> Section:
         field("wait", "wait_us", us),
         field("compute/median", "compute_over_median"),
     ]
-    items: list[Item] = [table(comparison.ranks, columns, whole=True, least_width=6)]
-    if any(rank.collectives for rank in comparison.ranks):
-        items.append(_collectives(comparison))
     straggler = NOT_AVAILABLE
     if are_compared(comparison):
         straggler = f"rank {comparison.ranks[longest_own_time(comparison)].rank}" if straggles else "none"
-    items += ["", Figure("straggler", straggler)]
+    items = [Table(comparison.ranks, columns, whole=True), *_collectives(comparison), Figure("straggler", straggler)]
     return Section("Ranks", note, [*items, *comparison.notes])

@@ -17,22 +17,15 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import TimingProfile
 from lightning_flops.units import NOT_AVAILABLE, duration, plain, si
 
-_NOTATIONS = (
-    # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
-    "Notations: dp_size (data parallel size, ranks that see different data), mp_size (model parallel size, "
-    "tensor-parallel ranks), params (number of parameters), MACs (number of multiply-adds of matmul-like operators), "
-    "flops (number of floating-point operations, two a MAC), FLOPS (floating-point operations per second), fwd latency "
-    "(forward pass)"
-)
-_NOTATIONS_OF_TRAINING = (
-    f"{_NOTATIONS}, bwd latency (backward pass), step latency (optimizer), iter latency (sum of fwd, bwd and step "
-    "latency). Estimated lines take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those "
-    "that autograd ran, recomputation included."
-)
 _ABOUT = (
-    "As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, FLOPS a rate (FLOP/s), and "
-    "samples/second are over the latency of the passes, not over the wall clock. Counts are those of one counted step, "
-    "latencies means of the timed ones."
+    # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
+    "As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, MACs are multiply-adds of "
+    "matmul-like operators, flops two a MAC, FLOPS a rate, and samples/second are over the latency of the passes, not "
+    "over the wall clock. Counts are those of one counted step, latencies means of the timed ones."
+)
+_ABOUT_TRAINING = (
+    " iter latency is the sum of fwd, bwd and step (optimizer) latency. Estimated lines take the bwd flops from the "
+    "fwd flops, as DeepSpeed does; measured lines take those that autograd ran, recomputation included."
 )
 
 
@@ -46,9 +39,8 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
     context, timing, samples = profile.context, profile.timing, profile.job_rates.iter_samples_per_sec
     items: list[Item] = [
         f"Profile Summary at {context.step_word if of_run else 'step'} {profile.profile_step}:",
-        *([f"The report came out at {context.step_word} {profile.report_step}."] if of_run else []),
-        *([_where(profile), _ABOUT] if of_run else []),
-        _NOTATIONS_OF_TRAINING if context.trains else f"{_NOTATIONS}.",
+        *([f"The report came out at {context.step_word} {profile.report_step}.", _where(profile)] if of_run else []),
+        f"{_ABOUT}{_ABOUT_TRAINING if context.trains else ''}",
         "",
         Figure("world size", plain(context.world_size)),
         Figure("data parallel size", plain(context.dp_size)),
@@ -59,7 +51,7 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
         *_model(profile),
         _latency("fwd latency", timing, "forward_sec"),
         _rate(profile, "fwd FLOPS per GPU = fwd flops per GPU / fwd latency", profile.rates.forward_flops_per_sec),
-        *(_training(profile) if context.trains else _without_training(profile)),
+        *(_training(profile) if context.trains else ()),
         Figure("samples/second", NOT_AVAILABLE if samples is None else f"{samples:.2f}"),
     ]
     return Section("Flops Profiler", "", items)
@@ -88,12 +80,6 @@ def _training(profile: Profile) -> Iterator[Figure]:
     yield _latency("iter latency", timing, "iter_sec")
     yield rate(f"FLOPS per GPU = {fwd_bwd_flops} / iter latency", whole, "estimated")
     yield rate("FLOPS per GPU = hardware flops per GPU / iter latency", rates.iter_flops_per_sec, "measured")
-
-
-def _without_training(profile: Profile) -> Iterator[Figure]:
-    for name, spent in (("bwd", profile.flops.backward), ("recomputed", profile.flops.recompute)):
-        if spent:
-            yield Figure(f"{name} flops per GPU", _marked(si(spent), *_bound(profile), "measured"))
 
 
 def _latency(label: str, timing: TimingProfile | None, name: str) -> Figure:
@@ -167,41 +153,30 @@ _MAGNITUDES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0, "m": 1e-3, "u":
 """What each prefix stands for, the largest first."""
 
 
-def number_to_string(num: float | None, units: str | None = None, precision: int = 2) -> str:
+def number_to_string(num: float | None, units: str | None = None, precision: int = 2, unit: str = "") -> str:
     """A number with its decimal prefix: ``number_to_string(6279.86e9)`` is ``"6.28 T"``, without one ``"6 "``."""
-    return _with_unit(num, "", units, precision)
+    if num is None:
+        return NOT_AVAILABLE
+    if units is None:
+        fits = (one for one, magnitude in _MAGNITUDES.items() if abs(num) >= magnitude)
+        units = next(fits, "u" if num else "")
+    return f"{round(num / _MAGNITUDES.get(units, 1.0), precision):g} {units}{unit}"
 
 
-def macs_to_string(macs: float | None, units: str | None = None, precision: int = 2) -> str:
-    """Multiply-adds as text: ``macs_to_string(3.2e9)`` is ``"3.2 GMACs"``."""
-    return _with_unit(macs, "MACs", units, precision)
+macs_to_string = partial(number_to_string, unit="MACs")
+"""Multiply-adds as text: ``macs_to_string(3.2e9)`` is ``"3.2 GMACs"``."""
 
+flops_to_string = partial(number_to_string, unit="FLOPS")
+"""A rate as text: ``flops_to_string(81.9e12)`` is ``"81.9 TFLOPS"``. DeepSpeed's FLOPS are FLOPs per second."""
 
-def flops_to_string(flops: float | None, units: str | None = None, precision: int = 2) -> str:
-    """A rate as text: ``flops_to_string(81.9e12)`` is ``"81.9 TFLOPS"``. DeepSpeed's FLOPS are FLOPs per second."""
-    return _with_unit(flops, "FLOPS", units, precision)
+bytes_to_string = partial(number_to_string, unit="B")
+"""Bytes as text, in powers of a thousand: ``bytes_to_string(2048)`` is ``"2.05 KB"``."""
 
-
-def bytes_to_string(b: float | None, units: str | None = None, precision: int = 2) -> str:
-    """Bytes as text, in powers of a thousand: ``bytes_to_string(2048)`` is ``"2.05 KB"``."""
-    return _with_unit(b, "B", units, precision)
-
-
-def duration_to_string(duration: float | None, units: str | None = None, precision: int = 2) -> str:
-    """Seconds as text: ``duration_to_string(0.07667)`` is ``"76.67 ms"``."""
-    return _with_unit(duration, "s", units, precision)
+duration_to_string = partial(number_to_string, unit="s")
+"""Seconds as text: ``duration_to_string(0.07667)`` is ``"76.67 ms"``."""
 
 
 def params_to_string(params_num: float | None, units: str | None = None, precision: int = 2) -> str:
     """A number of parameters as text, B for billions: ``params_to_string(1.5e9)`` is ``"1.5 B"``."""
     prefix = None if units is None else units.replace("B", "G")
-    return _with_unit(params_num, "", prefix, precision).replace("G", "B").strip()
-
-
-def _with_unit(value: float | None, unit: str, prefix: str | None, precision: int) -> str:
-    if value is None:
-        return NOT_AVAILABLE
-    if prefix is None:
-        fits = (one for one, magnitude in _MAGNITUDES.items() if abs(value) >= magnitude)
-        prefix = next(fits, "u" if value else "")
-    return f"{round(value / _MAGNITUDES.get(prefix, 1.0), precision):g} {prefix}{unit}"
+    return number_to_string(params_num, prefix, precision).replace("G", "B").strip()

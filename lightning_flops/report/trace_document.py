@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from lightning_flops.analysis.devices import why_no_peak
+from lightning_flops.analysis.peaks import why_no_mfu
 from lightning_flops.report.document import (
     CALLS,
-    NAME_CHARS,
     Column,
     Figure,
+    Item,
     Section,
     Table,
     at,
+    cells,
     field,
     named,
     short,
     statistics,
-    table,
     us,
 )
-from lightning_flops.report.layout import shortened
-from lightning_flops.report.work_document import flops_section, kernel_section, operator_section, rates
 from lightning_flops.schema.communication import Overlap
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, MemoryCurve
+from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, SHORT_KERNEL_LIMIT_US, KernelSummary, MemoryCurve
+from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.schema.trace_steps import STEP_PARTS, ModuleTable, StepTime
-from lightning_flops.units import NOT_AVAILABLE, percent, si
+from lightning_flops.units import NOT_AVAILABLE, percent, plain, si
 
 MEMORY_TITLES = ("Memory over time", "Memory (bytes)", "Memory by module (bytes)")
 """Sections of which a trace has what it needs with ``profile_memory`` alone."""
@@ -35,34 +37,35 @@ MEMORY_TITLES = ("Memory over time", "Memory (bytes)", "Memory by module (bytes)
 def trace_sections(report: TraceReport) -> Iterator[Section]:
     """All that one trace says, in the order of a report; what it has nothing for is left out."""
     yield _steps(report)
-    yield _devices(report)
-    if report.kernels is not None:
-        yield kernel_section(report)
+    yield from _devices(report)
+    if report.kernel_summary is not None:
+        yield _kernels(report, report.kernel_summary)
     if report.flops is not None:
-        yield flops_section(report, report.flops)
+        yield _flops(report, report.flops)
     yield _phases(report)
     if report.modules is not None:
         yield _modules(report.modules)
     if report.overlap is not None:
         yield _communication(report, report.overlap)
     if report.operators is not None:
-        yield operator_section(report)
+        yield _operators(report)
     if report.memory_curves:
-        yield Section("Memory over time", "The most that was allocated at once.", [*map(_peak, report.memory_curves)])
-    sizes = {"least_width": 3, "total": at("allocation_bytes")}
+        peaks = [*map(_peak, report.memory_curves)]
+        yield Section("Memory over time", "The most that was allocated at once.", peaks, "curves")
     note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
-    yield from _section("Memory (bytes)", note, report.memory, [_place("operator"), *_SIZES], **sizes)
+    yield from _section("Memory (bytes)", note, report.memory, [_place("operator"), *_SIZES])
     note = "As above, by the module whose forward was running. Self: without the modules inside."
-    yield from _section("Memory by module (bytes)", note, report.module_memory, [_place("module"), *_SIZES], **sizes)
+    yield from _section("Memory by module (bytes)", note, report.module_memory, [_place("module"), *_SIZES])
     note = "Copies and memsets: the calls that launched them, and they themselves."
-    calls = statistics(at("host"), sorts=False, prefix="call ")
-    columns = [named("kind"), CALLS, _BYTES, *calls, *statistics(at("device"))]
-    yield from _section("Memory manipulation", note, report.transfers, columns, least_width=6)
-    columns = [named("scope"), CALLS, *statistics(at("host"))]
+    calls = statistics("host", sorts=False, prefix="call ")
+    yield from _section(
+        "Memory manipulation", note, report.transfers, [named("kind"), CALLS, _BYTES, *calls, *statistics("device")]
+    )
+    columns = [named("scope"), CALLS, *statistics("host")]
     if any(row.device is not None for row in report.user_scopes or ()):
-        columns += statistics(at("device"), sorts=False, labels="total ratio", prefix="device ")
+        columns += statistics("device", "total ratio", sorts=False, prefix="device ")
     note = "record_function and the like; device: work launched in them."
-    yield from _section("User-defined scopes", note, report.user_scopes, columns, least_width=6)
+    yield from _section("User-defined scopes", note, report.user_scopes, columns)
     note = (
         "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
         f"begun. Kernel gap: launched in time, under {KERNEL_GAP_LIMIT_US} us. Other: the rest."
@@ -70,12 +73,10 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
     yield from _section("Idle", note, report.idle, _IDLE)
 
 
-def _section(
-    title: str, note: str, rows: Sequence[Any] | None, columns: Sequence[Column], **settings: Any
-) -> Iterator[Section]:
+def _section(title: str, note: str, rows: Sequence[Any] | None, columns: Sequence[Column]) -> Iterator[Section]:
     """The section of one table; none without rows."""
     if rows:
-        yield Section(title, note, [table(rows, columns, **settings)])
+        yield Section(title, note, [Table(rows, columns)])
 
 
 def _where(row: Any) -> str:
@@ -86,7 +87,7 @@ def _place(of: str) -> Column:
     """The column of what allocated: an *operator* or a *module*."""
 
     def name(row: Any) -> str:
-        return shortened("(outside operators)" if row.name is None else row.name or "(root)", chars=NAME_CHARS)
+        return short("(outside operators)" if row.name is None else row.name or "(root)")
 
     return Column(of, name, str, "name")
 
@@ -109,33 +110,45 @@ _IDLE = [
 ]
 
 
+def _rates(rows: Sequence[Any], of: str = "total") -> list[Column]:
+    """Columns of the FLOPs that *rows* have, of their rate and share of the peak; none where no row has any."""
+
+    def column(label: str, name: str, show: Callable[[Any], str], sort: str = "") -> Column:
+        return field(label, f"flops.{name}", lambda known: "" if known is None else show(known), sort)
+
+    if all(row.flops is None for row in rows):
+        return []
+    return [
+        column("FLOPs", of, si, "flops"),
+        column("FLOP/s", "flops_per_sec", si, "rate"),
+        column("of peak", "hfu", percent),
+    ]
+
+
 def _steps(report: TraceReport) -> Section:
     times = report.step_times
     wall, many = times.mean.wall_us, len(times.steps) > 1
 
-    def name(step: StepTime) -> str:
-        return "whole trace" if step.number is None else f"step {step.number}"
+    def parts(step: StepTime) -> list[float | None]:
+        return [step.wall_us, *(getattr(step, part) for _, part in STEP_PARTS)]
 
-    parts = [wall, *(getattr(times.mean, part) for _, part in STEP_PARTS)]
-    shares = [percent(None if part is None or not wall else part / wall) for part in parts]
-    foot = [["mean" if many else name(times.steps[0]), *map(us, parts)], ["ratio", *shares]]
-    columns = [
-        Column("", name, str),
-        field("wall", "wall_us", us, "total"),
-        *(field(label, part, us) for label, part in STEP_PARTS),
-    ]
+    shares = [percent(None if part is None or not wall else part / wall) for part in parts(times.mean)]
+    rows = [[_step_name(step.number), *map(us, parts(step))] for step in times.steps]
+    mean = [["mean", *map(us, parts(times.mean))]] if many else rows
+    table = cells(["", "wall", *(label for label, _ in STEP_PARTS)], [*mean, ["share", *shares]])
     return Section(
         "Step time",
         "Each moment of a step counts once: under the first name from the left that ran then. The parts add up to the "
         "wall time. A step lasts to the end of the last kernel that was launched in it.",
-        [table(times.steps if many else (), columns, foot=foot, least_width=8)],
+        [table, *([Table(rows, table.columns)] if many else [])],
     )
 
 
-def _devices(report: TraceReport) -> Section:
-    if report.device_metrics is None:
-        nothing = Figure("GPU utilization, SM efficiency, occupancy", f"{NOT_AVAILABLE} (no device events)")
-        return Section("Devices", "", [nothing])
+def _step_name(number: int | None) -> str:
+    return "whole trace" if number is None else f"step {number}"
+
+
+def _devices(report: TraceReport) -> Iterator[Section]:
     columns = [
         Column("", _where, str),
         Column("", lambda row: row.name or "not described in the trace", str, left=True),
@@ -145,82 +158,185 @@ def _devices(report: TraceReport) -> Section:
         field("occupancy, %", "occupancy_percent"),
         field("blocks/SM", "blocks_per_sm"),
     ]
+    note = "Within the steps. Utilization: a kernel ran. SM efficiency and occupancy are estimated from launches."
+    yield from _section("Devices", note, report.device_metrics, columns)
+    if report.device_metrics is None:
+        yield Section(
+            "Devices", "", [f"GPU utilization, SM efficiency, occupancy: {NOT_AVAILABLE} (no device events)."]
+        )
+
+
+def _kernels(report: TraceReport, summary: KernelSummary) -> Section:
+    """Each kernel: its time, the FLOPs of the operators that launched it, and how it fills the device."""
+    rows, names_show = report.kernels or (), summary.tensor_core_ratio is not None
+
+    def tensor_cores(row: Any) -> str:
+        return "/".join("yes" if one else "no" for one in (row.tensor_cores_eligible, row.tensor_cores))
+
+    columns = [named("kernel"), CALLS, *statistics("device"), *_rates(rows, "hardware")]
+    columns += [Column("TC", tensor_cores, str)] if names_show else []
+    columns += [field("blocks/SM", "blocks_per_sm"), field("occupancy, %", "occupancy_percent")]
+    figures = {"kernels": f"{plain(summary.calls)} in {us(summary.total_us)}"}
+    if names_show:
+        figures["time on tensor cores"] = percent(summary.tensor_core_ratio)
+        figures["time in operators that can use them"] = percent(summary.tensor_core_eligible_ratio)
+    of_all = f"{percent(summary.short_calls_ratio)} of the kernels, {percent(summary.short_time_ratio)} of their time"
+    figures[f"shorter than {SHORT_KERNEL_LIMIT_US} us"] = of_all
+    items: list[Item] = [Figure(label, value) for label, value in figures.items()]
+    items.append(Table(rows, columns))
+    if any(one.flops is not None and (one.flops.hfu or 0) > 1 for one in rows):
+        items.append("Above 100%: algorithms such as Winograd's multiply less than the formula of a convolution says.")
     return Section(
-        "Devices",
-        "Within the steps. Utilization: a kernel ran. SM efficiency and occupancy are estimated from launches.",
-        [table(report.device_metrics, columns, least_width=6)],
+        "Kernels",
+        "TC: whether the operator can use tensor cores / whether the kernel's name says that it did."
+        if names_show
+        else "Which ran on tensor cores is n/a: none computes, or the names are AMD's or Intel's, without that.",
+        items,
     )
+
+
+def _flops(report: TraceReport, flops: TraceFlops) -> Section:
+    """FLOPs by step and operator, and what was not counted."""
+    steps = [
+        Column("", lambda step: _step_name(step.step), str),
+        field("wall", "wall_us", us, "total"),
+        *(field(phase, phase, si) for phase in ("forward", "backward", "recompute", "optimizer")),
+        field("FLOP/s", "flops_per_sec", si, "rate"),
+        field("MFU", "mfu", percent),
+        field("HFU", "hfu", percent),
+    ]
+    operators = [
+        named("operator"),
+        Column("dtype", at("dtype"), str, left=True),
+        CALLS,
+        field("FLOPs", "total", si, "flops"),
+        Column("backward", lambda row: row.backward + row.recompute, si),
+        field("time", "time_us", us, "total"),
+        field("FLOP/s", "flops_per_sec", si, "rate"),
+        field("of peak", "hfu", percent),
+        field("FLOP/byte", "flops_per_byte"),
+        field("attainable", "attainable_flops_per_sec", si),
+    ]
+    items: list[Item] = [*_peaks(report, flops), Table(flops.steps, steps)]
+    items += [Table(flops.operators, operators)] if flops.operators else []
+    if flops.uncounted:
+        items.append("Not counted, so that FLOPs, MFU and HFU are at least these:")
+        items.append(Table(flops.uncounted, [named(""), CALLS, Column("why", at("reason"), str, left=True)]))
+    return Section(
+        "FLOPs",
+        "From the shapes in the trace, by the counter's formulas: matrix products, convolutions, attention, "
+        "recurrent layers; a multiply-add is two. MFU is forward + backward over what the device could do at its "
+        "dense peak in the step's wall time, HFU what the kernels executed, recomputation included.",
+        items,
+        "roofline",
+    )
+
+
+def _peaks(report: TraceReport, flops: TraceFlops) -> list[Figure]:
+    if flops.device is None and not flops.peaks:
+        return [Figure("peak", f"n/a ({why_no_mfu([report])})")]
+    count = f"{flops.devices} x " if flops.devices > 1 else ""
+    peaks = {dtype: si(peak, "FLOP/s") for dtype, peak in flops.peaks.items()}
+    for dtype in sorted({row.dtype for row in flops.operators} - set(peaks)):
+        peaks[dtype] = f"n/a ({why_no_peak(flops.device or '', dtype)})"
+    return [
+        Figure("device", f"{count}{flops.device or 'of no known name'}"),
+        *(Figure(f"dense peak in {dtype}", peak) for dtype, peak in peaks.items()),
+        Figure("memory bandwidth", si(flops.memory_bytes_per_sec, "B/s")),
+    ]
 
 
 def _phases(report: TraceReport) -> Section:
     if report.phases is None:
-        return Section("Phases", "", [Figure("Phases", f"{NOT_AVAILABLE} (nothing in the trace shows phases)")])
-    tables = []
-    for clock in ("host", "device") if report.device_metrics is not None else ("host",):
-        columns = [named(clock), CALLS, *statistics(at(clock))]
-        tables.append(table(report.phases, columns, whole=True))
+        return Section("Phases", "", [f"{NOT_AVAILABLE}: nothing in the trace shows phases."])
+    clocks = ("host", "device") if report.device_metrics is not None else ("host",)
     return Section(
         "Phases",
         "On the host's clock, and the device work launched in them, as scopes in the trace name them, or by operators: "
         "with gradients on before a backward, and in autograd. What is in no phase is in others, once for each step.",
-        tables,
+        [Table(report.phases, [named(clock), CALLS, *statistics(clock)], whole=True) for clock in clocks],
     )
 
 
 def _modules(modules: ModuleTable) -> Section:
+    on_device, has_backward = modules.clock == "device", any(row.backward_us for row in modules.rows)
     columns = [
         Column("module", lambda row: row.name or "(root)", short, "name"),
         CALLS,
-        field("fwd self", "own_forward_us", us),
-        field("fwd total", "forward_us", us),
+        field("fwd self", "own_forward_us", us, "self"),
+        field("fwd total", "forward_us", us, "total"),
     ]
-    on_device, has_backward = modules.clock == "device", any(row.backward_us for row in modules.rows)
     columns += [field("bwd self", "own_backward_us", us), field("bwd total", "backward_us", us)] if has_backward else []
     columns += [field("fwd kernels", "forward_kernels")] if on_device else []
     columns += [field("bwd kernels", "backward_kernels")] if on_device and has_backward else []
-    columns += rates(modules.rows)
-
-    def own(row: Any) -> float:
-        return float(row.own_forward_us + row.own_backward_us)
-
-    rows = sorted(modules.rows, key=own, reverse=True)
-    wholes = (
-        ("forward", modules.forward_us),
-        ("  of it unattributed", modules.unattributed_forward_us),
-        ("backward", modules.backward_us),
-        ("  of it gradient accumulation", modules.gradient_accumulation_us),
-        ("  of it unattributed", modules.unattributed_backward_us),
-        ("optimizer", modules.optimizer_us),
-    )
-    items: list[Figure | Table | str] = [Figure(label, us(time_us)) for label, time_us in wholes]
-    items.append(table(rows, columns, total=lambda row: row.forward_us + row.backward_us, self=own))
+    rows = sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us))
+    wholes = {
+        "forward": modules.forward_us,
+        "  of it unattributed": modules.unattributed_forward_us,
+        "backward": modules.backward_us,
+        "  of it gradient accumulation": modules.gradient_accumulation_us,
+        "  of it unattributed to a module": modules.unattributed_backward_us,
+        "optimizer": modules.optimizer_us,
+    }
     of_steps = "medians of one step" if modules.steps == 1 else "all steps together"
     return Section(
         "Modules",
         f"Time on the {modules.clock}, {of_steps}; self: without the modules inside. The backward includes "
         "what it repeats of the forward. Gradient accumulation is of the whole model and has its own line.",
-        items,
+        [
+            *(Figure(label, us(time_us)) for label, time_us in wholes.items()),
+            Table(rows, [*columns, *_rates(modules.rows)]),
+        ],
     )
 
 
 def _communication(report: TraceReport, share: Overlap) -> Section:
-    def part(label: str, time_us: float) -> Figure:
-        of_steps = percent(time_us / share.wall_us if share.wall_us else None)
-        return Figure(label, f"{us(time_us)} ({of_steps} of the steps)")
-
-    columns = [named("collective"), CALLS, _BYTES, *statistics(lambda row: row.device or row.host)]
+    rows = report.collectives or ()
+    clock = "device" if any(row.device is not None for row in rows) else "host"
+    parts = {
+        "computation without communication": share.computation_us - share.overlap_us,
+        "both at once": share.overlap_us,
+        "communication without computation": share.exposed_us,
+        "neither": share.other_us,
+    }
+    figures = [
+        Figure(label, f"{us(time_us)} ({percent(time_us / share.wall_us if share.wall_us else None)} of the steps)")
+        for label, time_us in parts.items()
+    ]
     return Section(
         "Communication",
         "Overlapping events are merged. Computation is every kernel that does not communicate.",
         [
-            part("computation without communication", share.computation_us - share.overlap_us),
-            part("both at once", share.overlap_us),
-            part("communication without computation", share.communication_us - share.overlap_us),
-            part("neither", share.other_us),
+            *figures,
             Figure("overlap / communication", percent(share.overlap_ratio)),
-            table(report.collectives, columns),
+            Table(rows, [named("collective"), CALLS, _BYTES, *statistics(clock)]),
         ],
     )
+
+
+def _operators(report: TraceReport) -> Section:
+    """Each operator: its times on the host and on the device, where it was called, and the same by shapes."""
+    rows, shapes = report.operators or (), report.operators_by_shape or ()
+    clocks = ("host", "device") if any(row.device is not None for row in rows) else ("host",)
+
+    def times(own: str, whole: str) -> Iterator[Column]:
+        """Of each clock, without and with what an operator called; rows are sorted by the last of them."""
+        for clock in clocks:
+            last = clock == clocks[-1]
+            first, *others = statistics(f"{clock}_self", own, sorts=False, prefix=f"{clock} self ")
+            yield from [replace(first, sort="self" if last else ""), *others]
+            yield from statistics(clock, whole, sorts=last, prefix=f"{clock} ")
+
+    columns = [named("operator"), CALLS, *times("total ratio", "total mean max")]
+    if any(row.called_from for row in rows):
+        columns.append(field("called from", "called_from", short))
+    items = [Table(rows, columns)]
+    if shapes:
+        sizes = field("sizes", "inputs", short)
+        columns = [named("by input shape"), replace(sizes, left=True), CALLS, *times("total", "total mean")]
+        items.append(Table(shapes, [*columns, *_rates(shapes)]))
+    note = "Self: without the operators that it called. Ratios are of the self times of all operators."
+    return Section("Operators", note, items)
 
 
 def _peak(curve: MemoryCurve) -> Figure:

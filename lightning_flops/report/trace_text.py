@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from lightning_flops.analysis.peaks import why_no_mfu
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.report.document import Section, draw, short, us
-from lightning_flops.report.layout import SortKey, View, and_more
+from lightning_flops.report.document import Section, SortKey, and_more, short, us
+from lightning_flops.report.layout import View, draw
 from lightning_flops.report.profile_document import NO_ADVICE, advice_section, saving
 from lightning_flops.report.ranks_document import rank_section
 from lightning_flops.report.trace_document import trace_sections

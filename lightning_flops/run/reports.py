@@ -18,7 +18,7 @@ from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.run_facts import gather_run_facts
 from lightning_flops.records import BatchTokens, RunContext, StepSums, UnprofiledFlops, WindowRecord
-from lightning_flops.report.headline import headline
+from lightning_flops.report.headline import figures
 from lightning_flops.report.scalars import monitor_scalars
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.monitor import Monitor, MonitorReading
@@ -148,7 +148,7 @@ class Reports:
             self.analyzing = False
         profile = replace(profile, report_step=step)
         if self._writes:
-            word, line = profile.context.step_word, headline(profile)
+            word, line = profile.context.step_word, figures(profile)
             logger.info("profiled %s %d of this %s: %s", word, profile.profile_step, profile.context.run_word, line)
         if ranks is not None and self._writes:
             return lambda: ranks.await_reports(profile)

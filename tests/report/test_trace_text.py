@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from lightning_flops.measure.counting.recorded_calls import recorded_work
-from lightning_flops.report.layout import shortened_apart, shortened_inside
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace import TracesReport
 from lightning_flops.trace import load_trace
@@ -80,30 +79,6 @@ def test_two_ranks_read_like_their_golden_file() -> None:
 def test_a_cpu_trace_reads_like_its_golden_file() -> None:
     golden("trace/cpu.txt", render_traces(cpu_only()))
     golden("trace/cpu.json", cpu_only().to_json())
-
-
-def test_kernels_that_differ_in_the_middle_alone_still_differ() -> None:
-    names = [f"void sgemm<{'float, ' * 9}{tile}{', true' * 9}>(float const*, int)" for tile in (1024, 128)]
-    shown = shortened_apart([*names, "relu", names[0]], chars=40)
-    assert shown[0] != shown[1]
-    assert "1024" in shown[0]
-    assert "128" in shown[1]
-    assert max(map(len, shown)) <= 40
-    assert (shown[2], shown[3]) == ("relu", shown[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("void relu<float>(float const*, float*)", "relu<float>"),
-        ("apply<(kind)1, f(int)>(int, void (*)(int))", "apply<(kind)1, f(int)>"),
-        ("Memcpy HtoD (Pageable -> Device), of a page", "Memcpy HtoD (Pagea…Device), of a page"),
-        ("Memcpy HtoD (Pageable memory -> Device 0)", "Memcpy H…evice 0)"),
-        (")" * 50, "))))…))))"),
-    ],
-)
-def test_arguments_of_functions_go_first(name: str, shown: str) -> None:
-    assert shortened_inside(name, chars=len(shown)) == shown
 
 
 # ---- what a report of traces begins with; every figure is worked out by hand
