@@ -18,7 +18,7 @@ from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.measure.timing.processor_wait import ProcessorWatch
 from lightning_flops.records import ProcessorLoss
 from lightning_flops.report.compare_text import render_comparison
-from lightning_flops.report.trace_text import render_traces
+from lightning_flops.report.trace_document import render_traces
 from lightning_flops.trace import load_trace
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import memory

@@ -43,7 +43,7 @@ def trace(options: argparse.Namespace) -> int:
     needs no torch.
     """
     from lightning_flops.report.html_page import render_traces_page
-    from lightning_flops.report.trace_text import render_traces
+    from lightning_flops.report.trace_document import render_traces
     from lightning_flops.sinks.file import write_text_file
     from lightning_flops.sinks.profile_files import traces_in
     from lightning_flops.trace.many import join_analyses

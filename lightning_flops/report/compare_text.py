@@ -56,6 +56,7 @@ def comparison_headline(comparison: Comparison) -> str:
 def comparison_sections(comparison: Comparison) -> list[Section]:
     """What differs, why, by part, and by module or kernel."""
     of_traces = comparison.kind == "traces"
+    about = _OF_TRACES if of_traces else _OF_PROFILES
     sides = (("A", comparison.a), ("B", comparison.b))
     items: list[Item] = [f"{letter}: {run.source} ({run.about})" for letter, run in sides]
     if comparison.settings:
@@ -78,7 +79,7 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         Section("By part of the step", "", [parts]),
         *(tables if of_traces else [Section("By module", "", list(_modules(comparison)))]),
         _figures_section(comparison.figures),
-        Section("How to read it", "", [f"- {note}" for note in _notes(comparison)]),
+        Section("How to read it", "", [f"- {note}" for note in (about, _NOISE, *comparison.notes)]),
     ]
 
 
@@ -110,9 +111,7 @@ def _most_of_it(comparison: Comparison) -> Iterator[str]:
         if isinstance(one, ModuleDifference) and not one.beyond_noise:
             time = f" {_signed(one.work_ns)}" if one.work_ns else ""
             found.append((one.work_ns, f"{_name(one)}{time} ({_counts(one)})"))
-        elif one.beyond_noise and not (
-            modules and _timed(comparison) and one.name in ("forward", "backward")
-        ):  # modules say more
+        elif one.beyond_noise and one.name not in by_module:
             found.append((one.difference_ns, f"{_name(one)} {_signed(one.difference_ns)}{_main_cause(one)}"))
     named = sorted(found, key=lambda item: -abs(item[0]))[:_CAUSES_NAMED]
     if named:
@@ -215,24 +214,18 @@ def _figure(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
 
 
-def _notes(comparison: Comparison) -> Iterator[str]:
-    if comparison.kind == "traces":
-        yield (
-            "Each moment of a step counts under the first part from the top that ran then, so the parts add up to the "
-            "step. All other tables are sums of what was launched or began in the step; they may overlap. Longer calls "
-            "may have other inputs."
-        )
-        yield "Steps under torch.profiler are slower than others: record the same in both."
-    else:
-        yield (
-            "Work: what goes with more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the "
-            "rest of the time that computes. Waiting: for data, for other ranks, of the device for the host, and what "
-            "the loop does around the model. The three causes of a line add up to its B - A, and the lines to the "
-            "whole."
-        )
-    yield (
-        f"Noise is the spread of the steps ({CONFIDENCE:.0%} by Welch's t), of a module four standard errors of its "
-        "traced steps. What changes from one start of a program to the next, or with what else the machine does, is "
-        "not in it: compare two runs of A to see that."
-    )
-    yield from comparison.notes
+_OF_PROFILES = (
+    "Work: what goes with more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of "
+    "the time that computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does "
+    "around the model. The three causes of a line add up to its B - A, and the lines to the whole."
+)
+_OF_TRACES = (
+    "Each moment of a step counts under the first part from the top that ran then, so the parts add up to the step. "
+    "All other tables are sums of what was launched or began in the step; they may overlap. Steps under torch.profiler "
+    "are slower than others: record the same in both."
+)
+_NOISE = (
+    f"Noise is the spread of the steps ({CONFIDENCE:.0%} by Welch's t), of a module four standard errors of its traced "
+    "steps. What changes from one start of a program to the next, or with what else the machine does, is not in it: "
+    "compare two runs of A to see that."
+)

@@ -13,7 +13,7 @@ from typing import Any
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import ModuleNode, build_modules, lower_bound_modules, module_tree
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
-from lightning_flops.report.document import Column, Figure, Item, Section, Table, cells, field, short, some_of
+from lightning_flops.report.document import Column, Item, Section, Table, cells, field, figures, short, some_of
 from lightning_flops.report.module_text import names_of
 from lightning_flops.schema.formula import FormulaReport, FormulaSize, FormulaTerm
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
@@ -128,16 +128,16 @@ def run_section(summary: ThroughputSummary) -> Section:
 
     costs = {"reader_cost": summary.reader_cost_sec, "batch_cost": summary.batch_cost_sec, "ips": summary.ips}
     bound = " (lower bound)" if summary.lower_bound else ""
-    figures = {
+    known = {
         f"{name} FLOPs": f"{'' if summary.flops_error == 0.0 else '≈ '}{plain(flops)}{bound}"
         for name, flops in (("model", summary.model_flops), ("hardware", summary.hardware_flops))
         if flops is not None
     }
     for label, name in (("MFU", "mfu"), ("useful MFU, of the FLOPs without padding", "useful_mfu")):
         if (value := getattr(summary, name)) is not None:
-            figures[label] = estimate_text(value, summary.flops_error) + bound
+            known[label] = estimate_text(value, summary.flops_error) + bound
         elif name in summary.unavailable:
-            figures[label] = f"{NOT_AVAILABLE} ({summary.unavailable[name]})"
+            known[label] = f"{NOT_AVAILABLE} ({summary.unavailable[name]})"
     others = {
         "tokens": plain(summary.tokens),
         "tokens without padding": plain(summary.real_tokens),
@@ -146,7 +146,7 @@ def run_section(summary: ThroughputSummary) -> Section:
             summary.tokens_per_sec
         ),
     }
-    figures |= {label: value for label, value in others.items() if value != NOT_AVAILABLE}
+    known |= {label: value for label, value in others.items() if value != NOT_AVAILABLE}
     items: list[Item] = [
         f"Reader Ratio: {percent(summary.reader_ratio)}",
         f"Time Unit: s, IPS Unit: {summary.ips_unit}",
@@ -154,7 +154,7 @@ def run_section(summary: ThroughputSummary) -> Section:
         f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank. ips is this rank's, times the "
         "number of ranks that see different data, as if all were as fast. An average is a total divided by a total. "
         "Left out: batches that were counted or traced, validation, checkpoints and what lies between epochs.",
-        *(Figure(label, value) for label, value in figures.items()),
+        *figures(known),
         *summary.notes,
     ]
     return Section("Throughput of the run", "", [*items, *([] if summary.model_flops is None else [_steps(summary)])])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Literal
@@ -90,6 +90,11 @@ class Section:
     """What a page draws before the items: ``steps``, ``modules``, ``roofline`` or ``curves``."""
 
 
+def figures(values: Mapping[str, str]) -> list[Item]:
+    """One figure for each label."""
+    return [Figure(label, value) for label, value in values.items()]
+
+
 # ---- columns
 
 
@@ -124,16 +129,15 @@ CALLS = field("calls", "calls", sort="calls")
 
 
 def statistics(
-    path: str, labels: str = "total mean max min ratio", *, prefix: str = "", sorts: bool = True
+    path: str, labels: str = "total mean max min ratio", *, prefix: str = "", sort: str | None = None
 ) -> list[Column]:
-    """Total, mean, longest, shortest and part of the whole of the durations at *path*; *prefix* of the first label."""
+    """Total, mean, longest, shortest and part of the whole of the durations at *path*; *prefix* of the first label.
 
-    def column(label: str) -> Column:
-        if label == "ratio":
-            return field(label, f"{path}.ratio", percent)
-        return field(label, f"{path}.{label}_us", us, label if sorts else "")
-
-    first, *others = map(column, labels.split())
+    Rows are sorted by each of them under *sort*, or under its label if that is None.
+    """
+    times = {label: field(label, f"{path}.{label}_us", us, label if sort is None else sort) for label in labels.split()}
+    times |= {"ratio": field("ratio", f"{path}.ratio", percent)} if "ratio" in times else {}
+    first, *others = times.values()
     return [replace(first, label=f"{prefix}{first.label}"), *others]
 
 
@@ -236,24 +240,23 @@ def _cell(text: str, value: Any) -> list[Any]:
 
 def as_html(sections: Iterable[Section], headline: Sequence[str] = ()) -> str:
     """Plain tables for a notebook, with its own style: words are text, never markup."""
-    lines = [_element("p", printable(words)) for words in headline]
+    lines = [f"<p>{html.escape(printable(words))}</p>" for words in headline]
     for section in map(as_data, sections):
-        lines += [_element("b", section["title"]), _element("p", section["note"])]
+        lines += [f"<b>{html.escape(section['title'])}</b>", f"<p>{html.escape(section['note'])}</p>"]
         for item in section["items"]:
-            if "head" not in item:
-                lines.append(_element("p", ": ".join(item.values())))
-                continue
-            sides = ["left" if column["left"] else "right" for column in item["head"]]
-            rows = [[("th", column["label"]) for column in item["head"]]]
-            rows += [[("td", text) for text, *_ in row] for row in item["rows"]]
-            lines += ["<table>", *(_html_row(row, sides) for row in rows), "</table>"]
-    return f'<div class="lightning-flops">\n{chr(10).join(filter(None, lines))}\n</div>\n'
+            if "head" in item:
+                sides = ["left" if column["left"] else "right" for column in item["head"]]
+                rows = [("td", [text for text, *_ in row]) for row in item["rows"]]
+                rows.insert(0, ("th", [column["label"] for column in item["head"]]))
+                lines += ["<table>", *(_html_row(tag, texts, sides) for tag, texts in rows), "</table>"]
+            elif "picture" not in item:
+                lines.append(f"<p>{html.escape(': '.join(item.values()))}</p>")
+    return f'<div class="lightning-flops">\n{chr(10).join(lines)}\n</div>\n'
 
 
-def _html_row(row: Sequence[tuple[str, str]], sides: Sequence[str]) -> str:
-    styles = (f' style="text-align: {side}; white-space: pre"' for side in sides)
-    return f"<tr>{''.join(_element(tag, text, style) for (tag, text), style in zip(row, styles, strict=True))}</tr>"
-
-
-def _element(tag: str, text: str, style: str = "") -> str:
-    return f"<{tag}{style}>{html.escape(text)}</{tag}>" if text or tag != "p" else ""
+def _html_row(tag: str, texts: Sequence[str], sides: Sequence[str]) -> str:
+    cells = (
+        f'<{tag} style="text-align: {side}; white-space: pre">{html.escape(text)}</{tag}>'
+        for text, side in zip(texts, sides, strict=True)
+    )
+    return f"<tr>{''.join(cells)}</tr>"

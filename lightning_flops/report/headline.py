@@ -11,15 +11,9 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, runs_of, si, step_numbers
 
-_BAR_COLUMNS = 80
-"""The bar is not to be broken by a narrow terminal."""
-
-_CELLS = 40
-"""Width of a step's bar, all its parts together."""
-
-_LEAST_SHARE = 0.0005
-"""Of a part in the bar: what would print as 0.0% is not in it."""
-
+_BAR_COLUMNS = 80  # the bar is not to be broken by a narrow terminal
+_CELLS = 40  # of a step's bar, all its parts together
+_LEAST_SHARE = 0.0005  # of a part in the bar: what would print as 0.0% is not in it
 _NAME_CHARS = 44
 _MODULES = 3
 
@@ -70,12 +64,10 @@ def _where(profile: Profile) -> str:
     device = context.device_name or "unknown device"
     if device.lower() != context.device_type.lower():
         device = f"{context.device_type} ({device})"
-    if context.world_size == 1:
-        return device
-    if ranks is None:
-        return f"{device}, rank {plain(context.rank)} of {plain(context.world_size)}"
+    if context.world_size == 1 or ranks is None:
+        return device if context.world_size == 1 else f"{device}, rank {context.rank} of {plain(context.world_size)}"
     devices = some_of([f"{plain(one.ranks)} x {one.device_name or 'unknown device'}" for one in ranks.devices], most=2)
-    missing = f", {plain(ranks.world_size - ranks.answered)} ranks did not answer" if ranks.absences else ""
+    missing = f", {plain(len(ranks.absences))} ranks did not answer" if ranks.absences else ""
     return f"{devices}{missing}, times of rank {plain(context.rank)}"
 
 
@@ -98,15 +90,13 @@ def _step(profile: Profile) -> str:
     if timing is None:
         return f"No {word} was timed, so samples/s, MFU and HFU are {NOT_AVAILABLE}."
     reason = profile.job_unavailable.get("samples_per_sec", "")
-    figures = [f"samples/s {NOT_AVAILABLE}" + (f" ({reason})" if reason else "")]
-    if rates.samples_per_sec is not None:
-        figures = [f"{plain(rates.samples_per_sec)} samples/s"]
-    if rates.tokens_per_sec is not None:
-        figures.append(f"{plain(rates.tokens_per_sec)} tokens/s")
+    words = f"{plain(rates.samples_per_sec)} samples/s"
+    if rates.samples_per_sec is None:
+        words = f"samples/s {NOT_AVAILABLE}" + (f" ({reason})" if reason else "")
+    words += "" if rates.tokens_per_sec is None else f", {plain(rates.tokens_per_sec)} tokens/s"
     in_all = " in all" if profile.context.world_size > 1 else ""
     few = f" (few steps: {len(profile.timed_steps)} timed)" if timing.few_steps else ""
-    typical = f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}"
-    return f"{typical}; {', '.join(figures)}{in_all} over the wall clock."
+    return f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}; {words}{in_all} over the wall clock."
 
 
 def _utilization(profile: Profile) -> str:
@@ -170,7 +160,7 @@ def _longest(profile: Profile) -> str:
     found, timed = top_modules(profile)
     if not found:
         return ""
-    names = [short(f"{group.of_many}{group.name}", _NAME_CHARS) for group, _ in found[:_MODULES]]
+    names = [short(group.name, _NAME_CHARS) for group, _ in found[:_MODULES]]
     shown = ", ".join(f"{name} {100 * (part or 0.0):.1f}%" for name, (_, part) in zip(names, found, strict=False))
     if not timed:
         of_what = " of those that could be counted" if profile.lower_bound else ""

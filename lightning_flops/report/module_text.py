@@ -16,14 +16,11 @@ from lightning_flops.analysis.module_tree import (
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import at
 from lightning_flops.report.layout import VIEW
-from lightning_flops.report.profile_document import PHASES
+from lightning_flops.report.profile_document import NOT_DESCRIBED, PHASES
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable, printable_lines
 from lightning_flops.units import duration, percent, plural, si
-
-NOT_DESCRIBED = "(not described)"
-"""Stands for the class of a module that did work but that the model does not list."""
 
 
 def aggregated_lines(profile: Profile) -> list[str]:
@@ -73,18 +70,12 @@ def detailed_lines(profile: Profile) -> list[str]:
     root = module_tree(profile.modules, lower_bounds)
     if root is None:
         return [*lines, "No module was described."]
-    backward = "bwd FLOPs (measured), recomputed FLOPs where there are any, " if profile.has_backward else ""
-    times = ""
-    if any(module.times is not None for module in profile.modules):
-        times = (
-            f"In angle brackets, from the traced {profile.context.step_word}, on the device where there is one: "
-            "latency, percentage of all modules' latency, FLOP/s and percentage of the peak where it is known. "
-        )
     about = (
-        "Each module profile is listed after its name in the following order: params, percentage of total params, "
-        f"fwd MACs, percentage of total MACs, fwd FLOPs, {backward}percentage of total FLOPs. {times}"
-        f"All of one {profile.step_name}, the modules inside included. (0-11): 12 x Block stands for 12 modules in a "
-        "row that are equal but for their times, of which the mean is shown."
+        "Each module profile is listed after its name in the following order: params, percentage of total params, fwd "
+        "MACs, percentage of total MACs, FLOPs of each phase (measured), percentage of total FLOPs; in angle brackets, "
+        f"from the traced {profile.context.step_word}: latency, percentage of all modules' latency, FLOP/s and "
+        f"percentage of the peak. All of one {profile.step_name}, the modules inside included. (0-11): 12 x Block "
+        "stands for 12 modules in a row that are equal but for their times, of which the mean is shown."
     )
     if lower_bounds:
         about += " Lower bound: figures of a module in which something could not be counted."
@@ -113,13 +104,7 @@ class _Tree:
         self._times = {module.name: module.times for module in profile.modules}
 
     def lines(self, node: ModuleNode, *, names: Sequence[str], indent: str) -> Iterator[str]:
-        """The lines of *node*.
-
-        Args:
-            node: one module, or several that are alike.
-            names: qualified names of all modules that it stands for, those in folded modules around it included.
-            indent: what every line begins with.
-        """
+        """The lines of one module, or of several that are alike, whose qualified *names* are these, after *indent*."""
         module, (name, kind) = node.module, names_of(node)
         opening = f"({name}): {kind}(" if name else f"{kind}("
         extra = " ".join(printable_lines(module.extra_repr).split())

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lightning_flops.analysis.module_names import pattern_of
 from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
-from lightning_flops.report.document import Column, Section, Table, at, field, quantity, share, some_of
+from lightning_flops.records import PhaseMemory
+from lightning_flops.report.document import Column, Section, Table, at, field, figures, quantity, share, some_of
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
 from lightning_flops.schema.step import FEW_STEPS, Budget, BudgetKey
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
+from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
+
+NOT_DESCRIBED = "(not described)"
+"""Stands for the class of a module that did work but that the model does not list."""
 
 NO_ADVICE = "Nothing that was measured is above its threshold."
 
@@ -130,11 +134,6 @@ class ModuleGroup:
     kind: str
     members: Sequence[ModuleProfile]
 
-    @property
-    def of_many(self) -> str:
-        """How many they are, before a name: nothing where it is one."""
-        return f"{len(self.members)} x " if len(self.members) > 1 else ""
-
     def seconds(self, phase: str) -> float | None:
         """Own time in this phase; None where it is not known of any."""
         known = [sec for one in self.members if (sec := at(f"times.own_{phase}_sec")(one)) is not None]
@@ -152,10 +151,11 @@ def _groups(modules: Sequence[ModuleProfile]) -> list[ModuleGroup]:
     for module in modules:
         if module.alias_of is None:
             alike.setdefault((pattern_of(module.name), module.type_name, module.extra_repr), []).append(module)
-    return [
-        ModuleGroup(pattern if len(found) > 1 else found[0].name or "(root)", kind or "(not described)", found)
-        for (pattern, kind, _), found in alike.items()
-    ]
+    groups = []
+    for (pattern, kind, _), found in alike.items():
+        name = f"{len(found)} x {pattern}" if len(found) > 1 else found[0].name or "(root)"
+        groups.append(ModuleGroup(name, kind or NOT_DESCRIBED, found))
+    return groups
 
 
 def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
@@ -199,7 +199,7 @@ def modules_section(profile: Profile, *, most: int | None = _MODULES_SHOWN) -> S
 
     columns = [
         Column("module", lambda item: item[0].name, str),
-        Column("class", lambda item: item[0].of_many + item[0].kind, str, left=True),
+        Column("class", lambda item: item[0].kind, str, left=True),
         quantity("fwd", lambda item: item[0].seconds("forward"), "s"),
         quantity("bwd", lambda item: item[0].seconds("backward"), "s"),
         share("share", lambda item: item[1]),
@@ -208,7 +208,7 @@ def modules_section(profile: Profile, *, most: int | None = _MODULES_SHOWN) -> S
     ]
     columns = [column for column in columns if any(column.of(item) is not None for item in found)]
     words = [f"And {plain(len(found[most:]))} more."] if most is not None and found[most:] else []
-    if any(group.of_many for group, _ in found[:most]):
+    if any(len(group.members) > 1 for group, _ in found[:most]):
         words.append("A star stands for any number: these modules are added up.")
     if profile.lower_bound:
         words.append("FLOPs are lower bounds.")
@@ -218,14 +218,7 @@ def modules_section(profile: Profile, *, most: int | None = _MODULES_SHOWN) -> S
 def advice_section(
     advice: Sequence[Advice], *, most: int | None = None, rules: bool = False, nothing: str = NO_ADVICE
 ) -> Section:
-    """What to do, the largest saving first.
-
-    Args:
-        advice: all of it.
-        most: so many pieces at most; None for all.
-        rules: say of each what it was held against, when not to follow it, and who says so.
-        nothing: what to say without advice.
-    """
+    """What to do, the largest saving first: *most* pieces, with their *rules* or without; *nothing* stands for none."""
     items = [
         f"{number}. {one.fact} {one.remedy}{saving(one)}"
         + (f" Not {one.unless}. (Rule {one.rule}: {one.threshold}; {one.source}.)" if rules else "")
@@ -359,3 +352,93 @@ def _lower_bound_words(profile: Profile) -> str:
         f"LOWER BOUND: {', '.join(heavy)} may have FLOPs and could not be counted, so FLOPs, MACs, FLOP/s, MFU and HFU "
         "are at least what is printed."
     )
+
+
+# ---- energy, memory and the traced step
+
+
+def energy_section(profile: Profile) -> Section | None:
+    """Energy and clocks; None if no GPU's counters were read."""
+    energy = profile.energy
+    if energy is None:
+        return None
+    bound = " (lower bound)" if profile.lower_bound and energy.joules_per_step is not None else ""
+    per_joule = ratio(part=profile.flops.hardware, whole=energy.joules_per_step)
+    highest = "" if energy.highest_clock_mhz is None else f" of at most {plain(energy.highest_clock_mhz)}"
+    values = {
+        "mean power in this time": si(energy.watts, "W"),
+        f"energy of a {profile.step_name} = mean power x its time": si(energy.joules_per_step, "J"),
+        "hardware FLOPs per joule": f"{si(per_joule, 'FLOP/J')}{bound}",
+        "clock of the multiprocessors, MHz": f"{plain(energy.clock_mhz)}{highest}",
+        "clock held down by power, share of the time": percent(energy.power_limited_share),
+        "clock held down by heat, share of the time": percent(energy.heat_limited_share),
+    }
+    why = [f"{NOT_AVAILABLE}: {energy.no_joules_because}."] if energy.no_joules_because else []
+    note = (
+        "By the counters of the whole GPU, whoever used it, read where the timed steps began and ended: "
+        f"{duration(energy.measured_sec)}."
+    )
+    return Section("Energy and clocks of this GPU", note, [*figures(values), *why])
+
+
+def memory_section(profile: Profile) -> Section | None:
+    """What each phase holds, and what it is for; None if memory was not looked at."""
+    memory, word = profile.memory, profile.context.step_word
+    if memory is None:
+        return None
+
+    def peak(phase: PhaseMemory) -> str:
+        """The peak that a phase reached, or the earlier peak that it did not exceed."""
+        value, before = phase.peak_bytes, memory.run_peak_bytes
+        return f"<= {si(before, 'B')}" if value is None and before is not None else si(value, "B")
+
+    columns = [
+        Column("", lambda phase: PHASES[phase.name], str),
+        Column(f"{memory.kind} at its end", lambda phase: si(phase.current_bytes, "B"), str),
+    ]
+    values = {f"peak {memory.kind}, of this process so far": si(memory.run_peak_bytes, "B")}
+    about = "Bytes of this process on the host, all of it."
+    if memory.kind == "allocated":
+        columns.append(Column("peak in it", peak, str))
+        values["peak reserved, of this process so far"] = si(memory.run_reserved_peak_bytes, "B")
+        about = (
+            "Bytes on the device, as its caching allocator counts them. It keeps one peak, which is not reset here: a "
+            "phase that reached a new peak shows it; any other phase stayed at or below the earlier peak."
+        )
+    values["parameters on this rank"] = si(memory.parameter_bytes, "B")
+    if profile.parameter_bytes:
+        values["parameters of the model"] = bytes_by_dtype(profile.parameter_bytes)
+    values["buffers"] = si(memory.buffer_bytes, "B")
+    if profile.context.trains:
+        values["gradients"] = _or_why_not(memory.gradient_bytes, "on no parameter, as under ZeRO")
+        values["optimizer states"] = _or_why_not(memory.optimizer_bytes, "not where torch's optimizers keep them")
+        values["activations that a forward keeps, with its outputs"] = _or_why_not(
+            memory.kept_by_forward_bytes, "Memory by module has it, with profile_memory"
+        )
+    table = Table(memory.phases, columns, whole=True)
+    return Section(f"Memory of this rank in the counted {word}", about, [table, *figures(values)])
+
+
+def _or_why_not(value: float | None, reason: str) -> str:
+    return f"{NOT_AVAILABLE} ({reason})" if value is None else si(value, "B")
+
+
+def traced_section(profile: Profile) -> Section | None:
+    """What was traced, and where all of its tables are; None if no step was traced."""
+    traced, word = profile.traced, profile.context.step_word
+    if traced is None or traced.tables is None:
+        return None
+    about = (
+        f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
+        f"{plural(word, 2)}, in {duration(traced.tables.step_times.mean.wall_us * 1e-6)} each; times of modules and "
+        "operators are medians over them."
+    )
+    if not traced.like_counted:
+        about += " It was not like the counted step: FLOP/s are estimates, by the elements of the batches."
+    return Section(f"Traced {word}", about, [f"Every table: lightning-flops trace {file}" for file in traced.files])
+
+
+DETAILS: Sequence[Callable[[Profile], Section | None]] = (
+    *(flops_section, energy_section, memory_section, operators_section, uncounted_section, traced_section),
+)
+"""What is not in the short report."""

@@ -10,13 +10,13 @@ from statistics import median
 
 from lightning_flops.analysis.rank_names import name_ranks, part_names, spread_over
 from lightning_flops.analysis.rates import sum_if_all_known
-from lightning_flops.analysis.stragglers import are_compared, longest_own_time, straggler_evidence
-from lightning_flops.report.document import Column, Figure, Item, Section, Table, at, cells, field, quantity, us
+from lightning_flops.analysis.stragglers import straggler_evidence
+from lightning_flops.report.document import Column, Item, Section, Table, at, cells, field, quantity, some_of, us
 from lightning_flops.report.profile_document import missing_rates, whose
 from lightning_flops.schema.communication import RankCollectiveRow, RankComparison, RankRow
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RanksProfile, StageProfile
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
+from lightning_flops.schema.ranks import RanksProfile
+from lightning_flops.units import duration, percent, plain, si
 
 _SHOWN = 4
 """Points of a list."""
@@ -37,20 +37,15 @@ def ranks_section(profile: Profile) -> Section | None:
     ranks = profile.ranks
     if ranks is None:
         return None
-    devices = [(f"{plain(one.ranks)} x {one.device_name or 'unknown device'}", one) for one in ranks.devices]
+    devices = [f"{one.ranks} x {one.device_name}: {si(one.peak_flops_per_sec, 'FLOP/s')}" for one in ranks.devices]
     items: list[Item] = [
         *_who(ranks),
         *_stragglers(ranks),
-        f"Peaks, {si(ranks.peak_flops_per_sec, 'FLOP/s')} in all:",
-        *_first([f"{name}: {si(one.peak_flops_per_sec, 'FLOP/s')}" for name, one in devices]),
+        f"Peaks, {si(ranks.peak_flops_per_sec, 'FLOP/s')} in all: {some_of(devices, most=_SHOWN)}.",
         *missing_rates(ranks.unavailable),
         _spreads(profile, ranks),
-        *_stages(ranks),
     ]
     if ranks.communication is not None:
-        hidden = _median(row.overlap.overlap_ratio for row in ranks.communication.ranks)
-        if hidden is not None:
-            items.append(Figure("communication that computation hides, median of the ranks", percent(hidden)))
         items += [*_collectives(ranks.communication), *_first(ranks.communication.notes)]
     return Section("All ranks", "", [*items, *_first(ranks.notes)])
 
@@ -110,29 +105,6 @@ def _spread_rows(
             yield [f"{label}{some}", values[0], least, *values[1:], greatest]
 
 
-def _stages(ranks: RanksProfile) -> list[Item]:
-    """The stages of a pipeline, if it is one."""
-    if ranks.pipeline_stages == 1:
-        return []
-
-    def median_of(part: str) -> Column:
-        def seconds(stage: StageProfile) -> float | None:
-            return _median(one.parts_sec.get(part) for one in ranks.ranks if one.stage == stage.stage)
-
-        return quantity(part, seconds, "s")
-
-    columns = [
-        field("stage", "stage"),
-        Column("ranks", lambda stage: sum(one.stage == stage.stage for one in ranks.ranks)),
-        field("params", "params", si),
-        quantity("fwd", at("flops.forward"), "FLOPs"),
-        quantity("bwd", at("flops.backward"), "FLOPs"),
-        *map(median_of, ("forward", "backward", "bubble")),
-    ]
-    words = "FLOPs and params are of one copy of the model; times are medians of the stage's ranks."
-    return [Table(ranks.stages, columns), words]
-
-
 def _collectives(comparison: RankComparison) -> list[Item]:
     """Each collective over all ranks; times are of one step."""
     by_name: defaultdict[str, list[tuple[int, RankCollectiveRow]]] = defaultdict(list)
@@ -180,12 +152,8 @@ def _first(points: Sequence[str]) -> Iterator[str]:
         yield f"- And {len(points) - _SHOWN} more, in profile.json."
 
 
-def rank_section(comparison: RankComparison, *, straggles: bool) -> Section:
+def rank_section(comparison: RankComparison) -> Section:
     """Ranks side by side."""
-    note = (
-        "A straggler is a rank that the others wait for: without communication that no computation hides, its step is "
-        "longer than theirs by more than the advice's thresholds."
-    )
     columns = [
         field("rank", "rank", str),  # ranks are in order
         field("steps", "steps"),
@@ -198,8 +166,5 @@ def rank_section(comparison: RankComparison, *, straggles: bool) -> Section:
         field("wait", "wait_us", us),
         field("compute/median", "compute_over_median"),
     ]
-    straggler = NOT_AVAILABLE
-    if are_compared(comparison):
-        straggler = f"rank {comparison.ranks[longest_own_time(comparison)].rank}" if straggles else "none"
-    items = [Table(comparison.ranks, columns, whole=True), *_collectives(comparison), Figure("straggler", straggler)]
-    return Section("Ranks", note, [*items, *comparison.notes])
+    ranks = Table(comparison.ranks, columns, whole=True)
+    return Section("Ranks", "", [ranks, *_collectives(comparison), *comparison.notes])

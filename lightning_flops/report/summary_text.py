@@ -30,12 +30,7 @@ _ABOUT_TRAINING = (
 
 
 def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
-    """DeepSpeed's lines, labels and order; between them the measured lines and the trainable parameters.
-
-    Args:
-        profile: what was measured.
-        of_run: say of which steps of which run the figures are.
-    """
+    """DeepSpeed's lines, labels and order, and between them the measured lines; *of_run*: of which steps they are."""
     context, timing, samples = profile.context, profile.timing, profile.job_rates.iter_samples_per_sec
     items: list[Item] = [
         f"Profile Summary at {context.step_word if of_run else 'step'} {profile.profile_step}:",
@@ -46,7 +41,6 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
         Figure("data parallel size", plain(context.dp_size)),
         Figure("model parallel size", plain(context.tp_size)),
         Figure("batch size per GPU", plain(context.micro_batch_size)),
-        *_micro_steps(profile),
         Figure("params per GPU", si(profile.local_params)),
         *_model(profile),
         _latency("fwd latency", timing, "forward_sec"),
@@ -139,14 +133,6 @@ def _where(profile: Profile) -> str:
         f"torch {context.torch_version}" if context.framework != "torch" else "",
     ]
     return ", ".join(filter(None, parts))
-
-
-def _micro_steps(profile: Profile) -> Iterator[Figure]:
-    """How many batches and samples a step has, where it is not one batch of the size above."""
-    if profile.micro_steps != 1 and profile.context.trains:
-        yield Figure("micro-steps of a global step", plain(profile.micro_steps))
-    if profile.samples not in (None, profile.context.micro_batch_size):
-        yield Figure(f"samples per GPU in a {profile.step_name}", plain(profile.samples))
 
 
 _MAGNITUDES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}

@@ -9,16 +9,14 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections, render_comparison
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
-from lightning_flops.report.device_document import energy_section, memory_section, traced_section
 from lightning_flops.report.document import Section, as_html
 from lightning_flops.report.headline import answer, answer_lines, counted, figures
 from lightning_flops.report.layout import VIEW, WHOLE, draw, draw_all
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.profile_document import (
+    DETAILS,
     advice_section,
-    flops_section,
     notes_section,
-    operators_section,
     short_sections,
     times_section,
     uncounted_section,
@@ -148,5 +146,4 @@ def _traced(profile: Profile) -> Iterator[Section]:
 
 def detailed_sections(profile: Profile) -> Iterator[Section]:
     """What is not in the short report."""
-    work = (flops_section, energy_section, ranks_section, memory_section, operators_section)
-    yield from filter(None, (section(profile) for section in (*work, uncounted_section, traced_section)))
+    yield from filter(None, (section(profile) for section in (*DETAILS, ranks_section)))

@@ -1,34 +1,42 @@
-"""Every table of a trace, described once."""
+"""Torch traces as a report: what they say at first sight, and every table of each, described once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from lightning_flops.analysis.devices import why_no_peak
 from lightning_flops.analysis.peaks import why_no_mfu
+from lightning_flops.analysis.rank_names import name_files
+from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import (
     CALLS,
     Column,
     Figure,
     Item,
     Section,
+    SortKey,
     Table,
+    and_more,
     at,
     cells,
     field,
+    figures,
     named,
     short,
     statistics,
     us,
 )
+from lightning_flops.report.layout import View, draw_all
+from lightning_flops.report.profile_document import NO_ADVICE, advice_section, saving
+from lightning_flops.report.ranks_document import rank_section
 from lightning_flops.schema.communication import Overlap
-from lightning_flops.schema.trace import TraceReport
+from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, SHORT_KERNEL_LIMIT_US, KernelSummary, MemoryCurve
 from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.schema.trace_steps import STEP_PARTS, ModuleTable, StepTime
-from lightning_flops.units import NOT_AVAILABLE, percent, plain, si
+from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, si
 
 MEMORY_TITLES = ("Memory over time", "Memory (bytes)", "Memory by module (bytes)")
 """Sections of which a trace has what it needs with ``profile_memory`` alone."""
@@ -57,13 +65,13 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
     note = "As above, by the module whose forward was running. Self: without the modules inside."
     yield from _section("Memory by module (bytes)", note, report.module_memory, [_place("module"), *_SIZES])
     note = "Copies and memsets: the calls that launched them, and they themselves."
-    calls = statistics("host", sorts=False, prefix="call ")
+    calls = statistics("host", sort="", prefix="call ")
     yield from _section(
         "Memory manipulation", note, report.transfers, [named("kind"), CALLS, _BYTES, *calls, *statistics("device")]
     )
     columns = [named("scope"), CALLS, *statistics("host")]
     if any(row.device is not None for row in report.user_scopes or ()):
-        columns += statistics("device", "total ratio", sorts=False, prefix="device ")
+        columns += statistics("device", "total ratio", sort="", prefix="device ")
     note = "record_function and the like; device: work launched in them."
     yield from _section("User-defined scopes", note, report.user_scopes, columns)
     note = (
@@ -85,11 +93,8 @@ def _where(row: Any) -> str:
 
 def _place(of: str) -> Column:
     """The column of what allocated: an *operator* or a *module*."""
-
-    def name(row: Any) -> str:
-        return short("(outside operators)" if row.name is None else row.name or "(root)")
-
-    return Column(of, name, str, "name")
+    where = "(outside operators)"
+    return Column(of, lambda row: where if row.name is None else short(row.name) or "(root)", str, "name")
 
 
 _BYTES = field("bytes", "bytes", sort="bytes")
@@ -112,35 +117,30 @@ _IDLE = [
 
 def _rates(rows: Sequence[Any], of: str = "total") -> list[Column]:
     """Columns of the FLOPs that *rows* have, of their rate and share of the peak; none where no row has any."""
-
-    def column(label: str, name: str, show: Callable[[Any], str], sort: str = "") -> Column:
-        return field(label, f"flops.{name}", lambda known: "" if known is None else show(known), sort)
-
-    if all(row.flops is None for row in rows):
-        return []
-    return [
-        column("FLOPs", of, si, "flops"),
-        column("FLOP/s", "flops_per_sec", si, "rate"),
-        column("of peak", "hfu", percent),
+    columns = [
+        field("FLOPs", f"flops.{of}", si, "flops"),
+        field("FLOP/s", "flops.flops_per_sec", si, "rate"),
+        field("of peak", "flops.hfu", percent),
     ]
+    return [] if all(row.flops is None for row in rows) else columns
 
 
 def _steps(report: TraceReport) -> Section:
-    times = report.step_times
-    wall, many = times.mean.wall_us, len(times.steps) > 1
+    times, labels = report.step_times, ["wall", *(label for label, _ in STEP_PARTS)]
 
     def parts(step: StepTime) -> list[float | None]:
         return [step.wall_us, *(getattr(step, part) for _, part in STEP_PARTS)]
 
-    shares = [percent(None if part is None or not wall else part / wall) for part in parts(times.mean)]
+    wall, *filled = parts(times.mean)
+    shares = ["share", percent(1.0), *(percent(ratio(part=part, whole=wall)) for part in filled)]
     rows = [[_step_name(step.number), *map(us, parts(step))] for step in times.steps]
-    mean = [["mean", *map(us, parts(times.mean))]] if many else rows
-    table = cells(["", "wall", *(label for label, _ in STEP_PARTS)], [*mean, ["share", *shares]])
+    mean = [["mean", *map(us, parts(times.mean))]] if len(rows) > 1 else []
+    rows = [*mean, shares, *rows] if mean else [*rows, shares]
     return Section(
         "Step time",
         "Each moment of a step counts once: under the first name from the left that ran then. The parts add up to the "
         "wall time. A step lasts to the end of the last kernel that was launched in it.",
-        [table, *([Table(rows, table.columns)] if many else [])],
+        [replace(cells(["", *labels], rows), whole=False)],
     )
 
 
@@ -168,31 +168,25 @@ def _devices(report: TraceReport) -> Iterator[Section]:
 
 def _kernels(report: TraceReport, summary: KernelSummary) -> Section:
     """Each kernel: its time, the FLOPs of the operators that launched it, and how it fills the device."""
-    rows, names_show = report.kernels or (), summary.tensor_core_ratio is not None
+    rows = report.kernels or ()
 
     def tensor_cores(row: Any) -> str:
         return "/".join("yes" if one else "no" for one in (row.tensor_cores_eligible, row.tensor_cores))
 
     columns = [named("kernel"), CALLS, *statistics("device"), *_rates(rows, "hardware")]
-    columns += [Column("TC", tensor_cores, str)] if names_show else []
+    columns += [] if summary.tensor_core_ratio is None else [Column("TC", tensor_cores, str)]
     columns += [field("blocks/SM", "blocks_per_sm"), field("occupancy, %", "occupancy_percent")]
-    figures = {"kernels": f"{plain(summary.calls)} in {us(summary.total_us)}"}
-    if names_show:
-        figures["time on tensor cores"] = percent(summary.tensor_core_ratio)
-        figures["time in operators that can use them"] = percent(summary.tensor_core_eligible_ratio)
-    of_all = f"{percent(summary.short_calls_ratio)} of the kernels, {percent(summary.short_time_ratio)} of their time"
-    figures[f"shorter than {SHORT_KERNEL_LIMIT_US} us"] = of_all
-    items: list[Item] = [Figure(label, value) for label, value in figures.items()]
-    items.append(Table(rows, columns))
-    if any(one.flops is not None and (one.flops.hfu or 0) > 1 for one in rows):
-        items.append("Above 100%: algorithms such as Winograd's multiply less than the formula of a convolution says.")
-    return Section(
-        "Kernels",
-        "TC: whether the operator can use tensor cores / whether the kernel's name says that it did."
-        if names_show
-        else "Which ran on tensor cores is n/a: none computes, or the names are AMD's or Intel's, without that.",
-        items,
-    )
+    values = {
+        "kernels": f"{plain(summary.calls)} in {us(summary.total_us)}",
+        "time on tensor cores": percent(summary.tensor_core_ratio),
+        "time in operators that can use them": percent(summary.tensor_core_eligible_ratio),
+        f"shorter than {SHORT_KERNEL_LIMIT_US} us": f"{percent(summary.short_calls_ratio)} of the kernels, "
+        f"{percent(summary.short_time_ratio)} of their time",
+    }
+    note = "TC: whether the operator can use tensor cores / whether the kernel's name says that it did; n/a where none "
+    note += "computes, or the names are AMD's or Intel's. Above 100% of peak: algorithms such as Winograd's multiply "
+    note += "less than the formula of a convolution says."
+    return Section("Kernels", note, [*figures(values), Table(rows, columns)])
 
 
 def _flops(report: TraceReport, flops: TraceFlops) -> Section:
@@ -232,29 +226,27 @@ def _flops(report: TraceReport, flops: TraceFlops) -> Section:
     )
 
 
-def _peaks(report: TraceReport, flops: TraceFlops) -> list[Figure]:
+def _peaks(report: TraceReport, flops: TraceFlops) -> list[Item]:
     if flops.device is None and not flops.peaks:
         return [Figure("peak", f"n/a ({why_no_mfu([report])})")]
     count = f"{flops.devices} x " if flops.devices > 1 else ""
-    peaks = {dtype: si(peak, "FLOP/s") for dtype, peak in flops.peaks.items()}
-    for dtype in sorted({row.dtype for row in flops.operators} - set(peaks)):
-        peaks[dtype] = f"n/a ({why_no_peak(flops.device or '', dtype)})"
-    return [
-        Figure("device", f"{count}{flops.device or 'of no known name'}"),
-        *(Figure(f"dense peak in {dtype}", peak) for dtype, peak in peaks.items()),
-        Figure("memory bandwidth", si(flops.memory_bytes_per_sec, "B/s")),
-    ]
+    values = {"device": f"{count}{flops.device or 'of no known name'}"}
+    values |= {f"dense peak in {dtype}": si(peak, "FLOP/s") for dtype, peak in flops.peaks.items()}
+    for dtype in sorted({row.dtype for row in flops.operators} - set(flops.peaks)):
+        values[f"dense peak in {dtype}"] = f"n/a ({why_no_peak(flops.device or '', dtype)})"
+    return figures({**values, "memory bandwidth": si(flops.memory_bytes_per_sec, "B/s")})
 
 
 def _phases(report: TraceReport) -> Section:
     if report.phases is None:
         return Section("Phases", "", [f"{NOT_AVAILABLE}: nothing in the trace shows phases."])
-    clocks = ("host", "device") if report.device_metrics is not None else ("host",)
+    columns = [named("phase"), CALLS, *statistics("host")]
+    columns += statistics("device", sort="", prefix="device ") if report.device_metrics is not None else []
     return Section(
         "Phases",
         "On the host's clock, and the device work launched in them, as scopes in the trace name them, or by operators: "
         "with gradients on before a backward, and in autograd. What is in no phase is in others, once for each step.",
-        [Table(report.phases, [named(clock), CALLS, *statistics(clock)], whole=True) for clock in clocks],
+        [Table(report.phases, columns, whole=True)],
     )
 
 
@@ -271,22 +263,19 @@ def _modules(modules: ModuleTable) -> Section:
     columns += [field("bwd kernels", "backward_kernels")] if on_device and has_backward else []
     rows = sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us))
     wholes = {
-        "forward": modules.forward_us,
-        "  of it unattributed": modules.unattributed_forward_us,
-        "backward": modules.backward_us,
-        "  of it gradient accumulation": modules.gradient_accumulation_us,
-        "  of it unattributed to a module": modules.unattributed_backward_us,
-        "optimizer": modules.optimizer_us,
+        "forward": us(modules.forward_us),
+        "  of it unattributed": us(modules.unattributed_forward_us),
+        "backward": us(modules.backward_us),
+        "  of it gradient accumulation": us(modules.gradient_accumulation_us),
+        "  of it unattributed to a module": us(modules.unattributed_backward_us),
+        "optimizer": us(modules.optimizer_us),
     }
     of_steps = "medians of one step" if modules.steps == 1 else "all steps together"
     return Section(
         "Modules",
         f"Time on the {modules.clock}, {of_steps}; self: without the modules inside. The backward includes "
         "what it repeats of the forward. Gradient accumulation is of the whole model and has its own line.",
-        [
-            *(Figure(label, us(time_us)) for label, time_us in wholes.items()),
-            Table(rows, [*columns, *_rates(modules.rows)]),
-        ],
+        [*figures(wholes), Table(rows, [*columns, *_rates(rows)])],
     )
 
 
@@ -299,19 +288,14 @@ def _communication(report: TraceReport, share: Overlap) -> Section:
         "communication without computation": share.exposed_us,
         "neither": share.other_us,
     }
-    figures = [
-        Figure(label, f"{us(time_us)} ({percent(time_us / share.wall_us if share.wall_us else None)} of the steps)")
+    values = {
+        label: f"{us(time_us)} ({percent(ratio(part=time_us, whole=share.wall_us))} of the steps)"
         for label, time_us in parts.items()
-    ]
-    return Section(
-        "Communication",
-        "Overlapping events are merged. Computation is every kernel that does not communicate.",
-        [
-            *figures,
-            Figure("overlap / communication", percent(share.overlap_ratio)),
-            Table(rows, [named("collective"), CALLS, _BYTES, *statistics(clock)]),
-        ],
-    )
+    }
+    values["overlap / communication"] = percent(share.overlap_ratio)
+    table = Table(rows, [named("collective"), CALLS, _BYTES, *statistics(clock)])
+    note = "Overlapping events are merged. Computation is every kernel that does not communicate."
+    return Section("Communication", note, [*figures(values), table])
 
 
 def _operators(report: TraceReport) -> Section:
@@ -323,9 +307,8 @@ def _operators(report: TraceReport) -> Section:
         """Of each clock, without and with what an operator called; rows are sorted by the last of them."""
         for clock in clocks:
             last = clock == clocks[-1]
-            first, *others = statistics(f"{clock}_self", own, sorts=False, prefix=f"{clock} self ")
-            yield from [replace(first, sort="self" if last else ""), *others]
-            yield from statistics(clock, whole, sorts=last, prefix=f"{clock} ")
+            yield from statistics(f"{clock}_self", own, sort="self" if last else "", prefix=f"{clock} self ")
+            yield from statistics(clock, whole, sort=None if last else "", prefix=f"{clock} ")
 
     columns = [named("operator"), CALLS, *times("total ratio", "total mean max")]
     if any(row.called_from for row in rows):
@@ -343,3 +326,87 @@ def _peak(curve: MemoryCurve) -> Figure:
     since = "" if curve.absolute else " more than when the trace began"
     peak = f"{si(curve.peak_bytes, 'B')}{since}, {us(curve.peak_us)} after the first event"
     return Figure(f"{_where(curve)}: peak", peak)
+
+
+def names_of(report: TracesReport) -> list[str]:
+    """What each trace is called: by its rank, if it says that, else by its file."""
+    files = name_files([trace.source for trace in report.traces])
+    return [
+        short(file) if trace.rank is None else f"rank {trace.rank}"
+        for trace, file in zip(report.traces, files, strict=True)
+    ]
+
+
+def common_sections(report: TracesReport) -> list[Section]:
+    """The ranks side by side, if there are several, and the advice."""
+    ranks = [] if report.ranks is None else [rank_section(report.ranks)]
+    return [*ranks, advice_section(report.advice, rules=True)]
+
+
+def render_traces(
+    report: TracesReport, *, top_rows: int | None = 20, sort: SortKey | None = None, width: int | None = None
+) -> str:
+    """The answer, *top_rows* or all rows of every table of every trace, and the ranks side by side."""
+    sections = [Section("The answer", "", [f"- {words}" for words in answer(report)])]
+    for trace, name in zip(report.traces, names_of(report), strict=True):
+        steps = len(trace.step_times.steps)
+        of_steps = f"{steps} {plural('step', steps)}"
+        taken = of_steps if trace.step_times.marked else "no profiler steps: the whole trace is taken as one step"
+        about = f"{trace.source}: {plain(trace.events)} events, {taken}."
+        sections += [Section(f"Trace of {name}", about, trace.notes), *trace_sections(trace)]
+    return draw_all([*sections, *common_sections(report)], View(rows=top_rows, sort=sort, width=width))
+
+
+# ---- the answer
+
+_TRACES = 4
+_PARTS = 4
+_KERNELS = 3
+
+
+def answer(report: TracesReport) -> list[str]:
+    """What the traces say at first sight, and what to try first, in sentences."""
+    if len(report.traces) == 1:
+        (trace,) = report.traces
+        said = [_time(trace), _mfu(trace), *([_top_kernels(trace)] if trace.kernels else [])]
+    else:
+        named = list(zip(report.traces, names_of(report), strict=True))[:_TRACES]
+        said = [f"{name}: {_time(trace)} {_mfu(trace)}" for trace, name in named]
+    said += and_more(len(report.traces) - _TRACES)
+    for one, first in zip(report.advice, ("Try first", "Then", "Then"), strict=False):
+        said.append(f"{first}: {one.fact} {one.remedy}{saving(one)}")
+    return said if report.advice else [*said, NO_ADVICE]
+
+
+def _mfu(trace: TraceReport) -> str:
+    flops = trace.flops
+    if flops is None or flops.mfu is None:
+        return f"MFU is n/a: {why_no_mfu([trace]) or 'its FLOPs are not known'}."
+    peaks = " and ".join(f"{si(peak, 'FLOP/s')} in {dtype}" for dtype, peak in flops.peaks.items())
+    least = "at least " if any(step.lower_bound for step in flops.steps) else ""
+    shares = f"MFU is {least}{percent(flops.mfu)}, HFU {least}{percent(flops.hfu)}"
+    return f"{shares} of the device's dense peak, {peaks}."
+
+
+def _top_kernels(trace: TraceReport) -> str:
+    """The kernels that took most time, which are those to begin with."""
+    from lightning_flops.trace.names import own_name  # which loads numpy
+
+    top_kernels = []
+    for row in (trace.kernels or ())[:_KERNELS]:
+        hfu = at("flops.hfu")(row)
+        of_peak = "" if hfu is None else f" (at {percent(hfu)} of the peak)"
+        top_kernels.append(f"{short(own_name(row.name))} {percent(row.device.ratio)}{of_peak}")
+    return f"Most kernel time: {', '.join(top_kernels)}."
+
+
+def _time(trace: TraceReport) -> str:
+    """How long a step takes, and what filled most of it."""
+    times = trace.step_times
+    wall, many = us(times.mean.wall_us), len(times.steps) > 1
+    what = f"A step takes {wall}, the mean of {plain(len(times.steps))}" if many else f"The step takes {wall}"
+    what = what if times.marked else f"The whole trace takes {wall}"
+    known = [(name, getattr(times.mean, field) or 0.0) for name, field in STEP_PARTS]
+    longest = sorted((part for part in known if part[1]), key=lambda part: -part[1])[:_PARTS]
+    parts = [f"{name} {percent(ratio(part=time_us, whole=times.mean.wall_us))}" for name, time_us in longest]
+    return f"{what}: {', '.join(parts)}." if parts else f"{what}."

@@ -118,7 +118,7 @@ def test_repeated_layers_are_one_and_layers_of_other_sizes_are_not() -> None:
     same = [replace(linear, name=f"blocks.{number}.up") for number in range(12)]
     other = replace(linear, name="blocks.12.up", extra_repr="in_features=1, out_features=1")
     ((layers, together), (alone, share)), _ = top_modules(replace(profile, modules=(*same, other)))
-    assert (layers.name, alone.name) == ("blocks.*.up", "blocks.12.up")
+    assert (layers.name, alone.name) == ("12 x blocks.*.up", "blocks.12.up")
     assert share is not None and together == 12 * share
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from lightning_flops.adapters.standalone import get_model_profile
 from lightning_flops.report.text import fenced, render_advice, render_text
-from lightning_flops.report.trace_text import render_traces
+from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.advice import Advice
 from tests.analysis.trace_files import RANKS
 from tests.golden_files import golden

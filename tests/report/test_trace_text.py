@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_flops.measure.counting.recorded_calls import recorded_work
-from lightning_flops.report.trace_text import render_traces
+from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.trace import TracesReport
 from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace
@@ -99,10 +99,9 @@ def of(*events: Event, device: str | None = A100, rank: int | None = None, world
 
 
 def answer(*traces: Trace) -> list[str]:
-    """The lines of the first section, without advice."""
-    lines = render_traces(analyze_traces(traces, formulas=recorded_work)).splitlines()
-    assert lines[0].strip("-") == " The answer "
-    section = lines[1 : lines.index("")]
+    """The sentences of the first section, without advice."""
+    text = render_traces(analyze_traces(traces, formulas=recorded_work))
+    section = text[text.index("\n- ") : text.index("\n\n")].replace("\n  ", " ").split("\n- ")[1:]
     tried = next(place for place, line in enumerate(section) if line.startswith(("Try first: ", "Nothing that was ")))
     return section[:tried]
 
@@ -149,7 +148,7 @@ def test_without_mfu_there_is_its_reason(found: Trace, reason: str) -> None:
 
 def test_of_several_ranks_the_first_are_named_and_the_others_counted() -> None:
     lines = answer(*(of(*STEP, rank=rank, world_size=6) for rank in range(6)))
-    assert [line.split(":")[0] for line in lines if not line.startswith("  ")] == [
+    assert [line.split(":")[0] for line in lines] == [
         *("rank 0", "rank 1", "rank 2", "rank 3"),
         "(and 2 more)",
     ]
