@@ -35,7 +35,7 @@ from lightning_flops.measure.torch_private.optional import children_of
 from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.results import ProfiledRun
 from lightning_flops.signals import words_of
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 __all__ = ["Handle", "attach", "install", "uninstall"]
 

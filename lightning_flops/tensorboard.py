@@ -25,7 +25,7 @@ from lightning_flops.report.html_page import PageRun, WindowFigures, bundled, do
 from lightning_flops.schema import codec
 from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.tensorboard_tab import PLUGIN
-from lightning_flops.text.printable import printable
+from lightning_flops.units import printable
 
 _FRONTEND: Final = {"index.js": "text/javascript", "page.js": "text/javascript", "style.css": "text/css"}
 _WINDOW: Final = "window"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

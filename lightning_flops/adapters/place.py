@@ -13,7 +13,7 @@ import torch
 
 from lightning_flops.measure.deepspeed_groups import ParallelSizes
 from lightning_flops.records import RunContext
-from lightning_flops.text.printable import printable
+from lightning_flops.units import printable
 
 
 def run_context_on(device: torch.device, sizes: ParallelSizes, **fields: Any) -> RunContext:

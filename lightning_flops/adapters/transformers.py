@@ -32,7 +32,7 @@ from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import safe
 from lightning_flops.sinks.console import to_standard_output
 from lightning_flops.sinks.services import TrainerLog
-from lightning_flops.text.printable import page, printable
+from lightning_flops.units import page, printable
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerControl

@@ -12,7 +12,7 @@ from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, noise_fa
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import Comparison, FigureDifference, SettingDifference
 from lightning_flops.schema.profile import Profile
-from lightning_flops.text.printable import shown
+from lightning_flops.units import shown
 
 WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
 """Figures of the wall clock, which say little of a run that was starved of processors."""

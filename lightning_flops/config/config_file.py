@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_flops.errors import ConfigError
-from lightning_flops.text.printable import shown
+from lightning_flops.units import shown
 
 
 def read_config(path: str | Path) -> Mapping[str, Any]:

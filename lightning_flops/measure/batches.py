@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.torch_private.needed import modes_off
 from lightning_flops.records import Shapes
-from lightning_flops.text.printable import shown
+from lightning_flops.units import shown
 
 _FROM_LOADER = -2
 """Begins a shape that is no tensor's: it says which of several data loaders the batch is from."""

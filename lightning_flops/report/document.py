@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Literal
 
-from lightning_flops.text.printable import printable
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, printable
 
 SortKey = Literal["total", "self", "mean", "max", "min", "calls", "name", "flops", "rate", "bytes"]
 """Columns by which tables can be sorted."""

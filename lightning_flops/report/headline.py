@@ -8,8 +8,7 @@ from lightning_flops.report.document import at, short, some_of
 from lightning_flops.report.layout import VIEW
 from lightning_flops.report.profile_document import ORIGIN_WORDS, top_modules
 from lightning_flops.schema.profile import Profile
-from lightning_flops.text.printable import printable
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, runs_of, si, step_numbers
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, printable, runs_of, si, step_numbers
 
 _BAR_COLUMNS = 80  # the bar is not to be broken by a narrow terminal
 _CELLS = 40  # of a step's bar, all its parts together

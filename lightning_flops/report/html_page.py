@@ -34,8 +34,7 @@ from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile, ProfiledRun
 from lightning_flops.schema.trace import TraceReport, TracesReport
-from lightning_flops.text.printable import printable
-from lightning_flops.units import plain, plural
+from lightning_flops.units import plain, plural, printable
 
 BUNDLE = files("lightning_flops.report") / "page"
 """What ``web/`` builds: ``page.js``, ``style.css``."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lightning_flops.report.document import Figure, Section, SortKey, Table, short
-from lightning_flops.text.printable import page, printable
+from lightning_flops.units import page, printable
 
 _WIDTH = 120
 """Most columns of a paragraph."""

@@ -19,8 +19,7 @@ from lightning_flops.report.layout import VIEW
 from lightning_flops.report.profile_document import NOT_DESCRIBED, PHASES
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
-from lightning_flops.text.printable import printable, printable_lines
-from lightning_flops.units import duration, percent, plural, si
+from lightning_flops.units import duration, percent, plural, printable, printable_lines, si
 
 
 def aggregated_lines(profile: Profile) -> list[str]:

@@ -29,8 +29,7 @@ from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.formula import FormulaReport
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
-from lightning_flops.text.printable import page
-from lightning_flops.units import plain, plural
+from lightning_flops.units import page, plain, plural
 
 _MOST_LINES = 59
 """Lines of the short report above the rule that ends it."""

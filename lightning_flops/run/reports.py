@@ -30,7 +30,7 @@ from lightning_flops.run.worker import Worker
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.signals import words_of
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 

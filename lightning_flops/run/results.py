@@ -14,7 +14,7 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.sinks.trace_file import keep_trace
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 

@@ -35,7 +35,7 @@ from lightning_flops.measure.torch_private.needed import (
     modes_off,
     sequence_number,
 )
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 

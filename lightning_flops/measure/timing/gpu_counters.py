@@ -15,7 +15,7 @@ import torch
 
 from lightning_flops import host_clock
 from lightning_flops.records import GpuRecord
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 
