@@ -104,9 +104,8 @@ def monitor_scalars(
         "model_flops_per_sec": model_flops,
     }
     values = {tag: amount / seconds for tag, amount in amounts.items() if amount is not None and 0 <= amount < _MOST}
-    values = {
-        tag: value for tag, value in values.items() if not tag.endswith("mfu") or value <= 1
-    }  # more is impossible
+    highest = {"mfu": 1.0, "useful_mfu": 1.0}  # shares of the peak: more is impossible
+    values = {tag: value for tag, value in values.items() if value <= highest.get(tag, _MOST)}
     shares = {"padding_ratio": padding_ratio, "estimated_ratio": estimated_ratio}
     values |= {tag: float(share) for tag, share in shares.items() if share is not None}
     return {f"{prefix}/{tag}": value for tag, value in values.items()}

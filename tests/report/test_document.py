@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
 
 import pytest
 
-from lightning_flops.measure.counting.recorded_calls import recorded_work
-from lightning_flops.report.document import Column, Figure, Section, SortKey, Table, as_data, quantity, share, short
+from lightning_flops.report.document import Column, Figure, Section, Table, as_data, quantity, share, short
 from lightning_flops.report.layout import View, draw
-from lightning_flops.report.trace_document import render_traces
-from lightning_flops.schema.trace import TracesReport
-from tests.analysis.in_memory import analyze_traces
-from tests.analysis.trace_events import (
-    kernel,
-    launch,
-    launched,
-    memory,
-    module,
-    on_device,
-    operator,
-    phase,
-    step,
-    trace,
-)
 
 ROWS = [("a", 0.02, 0.5), ("b", 0.000123456, None), ("c", None, 0.0)]
 COLUMNS = [
@@ -130,83 +113,3 @@ def test_names_give_way_where_the_terminal_is_narrow() -> None:
 )
 def test_arguments_of_functions_go_first_and_then_the_middle(name: str, shown: str) -> None:
     assert short(name, len(shown)) == shown
-
-
-def test_rows_cap_every_table() -> None:
-    events = [step(number, 100 * number, 100) for number in range(9)]
-    for number in range(9):
-        events += [operator(f"aten::op{number}", 100 * number, 50), launch(number, 100 * number)]
-        events += [kernel(number, 100 * number + 1, 5, name=f"k{number}", stream=number)]
-    text = render_traces(analyze_traces([trace(*events)]), top_rows=2)
-    assert not any(name in text for name in ("step 2 ", "op2", "\nk2 "))
-    assert (
-        text.count("(and 7 more)") == 2 and text.count("(and 9 more)") == 1
-    )  # operators, kernels; steps and their mean
-
-
-SHAPES: dict[str, Any] = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
-
-
-@pytest.fixture(scope="module")
-def every_table() -> TracesReport:
-    """Two ranks; the second step is longer, and has two products where the first has one."""
-    reports = []
-    for rank in (0, 1):
-        long = 200 + 100 * rank
-        events = [
-            step(1, 0, 100),
-            phase("forward", 0, 40),
-            module("b", 5, 10),
-            module("a", 20, 15),
-            operator("aten::mm", 21, 5, **SHAPES),
-            memory(6, 100, device=0),
-            memory(22, 300, device=0),
-            memory(36, 200, device=0),
-            phase("backward", 40, 50),
-            *launched(1, 22, 30, 5, name="sgemm"),
-            launch(2, 24, 2),
-            on_device("gpu_memset", 2, 50, 12, name="Memset (Device)", stream=8),
-            step(2, 1000, long),
-            operator("aten::mm", 1021, 5, **SHAPES),
-            operator("aten::mm", 1031, 5, **SHAPES),
-            *launched(3, 1022, 1030, 5, name="sgemm"),
-            *launched(4, 1040, 1050, 7, name="ncclDevKernel_AllGather", stream=8),
-            *launched(5, 1042, 1060, 20 + rank, name="ncclDevKernel_AllReduce", stream=8),
-        ]
-        head = {"distributedInfo": {"rank": rank, "world_size": 2, "backend": "nccl"}}
-        reports.append(trace(*events, **head))
-    return analyze_traces(reports, formulas=recorded_work)
-
-
-def rows_of(text: str, *, section: str, head: str) -> list[str]:
-    """The first cells of the first table of a section whose head begins so."""
-    lines = iter(text[text.index(f" {section} -") :].splitlines())
-    next(line for line in lines if line.split("  ")[0] == head)
-    rows = itertools.takewhile(lambda line: line and not line.startswith(("(and", "-", "mean", "ratio")), lines)
-    return [row.split("  ")[0] for row in rows]
-
-
-@pytest.mark.parametrize(
-    ("section", "head", "sort", "rows"),
-    [
-        ("FLOPs", "", "total", ["step 2", "step 1"]),
-        ("FLOPs", "", "rate", ["step 1", "step 2"]),  # 48 FLOPs in 100 us, 96 in 200
-        ("Phases", "phase", "total", ["step", "backward", "forward"]),
-        ("Ranks", "rank", None, ["0", "1"]),
-        ("Ranks", "rank", "total", ["1", "0"]),
-    ],
-)
-def test_every_table_is_sorted_by_what_it_has(
-    every_table: TracesReport, section: str, head: str, sort: SortKey | None, rows: list[str]
-) -> None:
-    shown = rows_of(render_traces(every_table, sort=sort), section=section, head=head)
-    assert [row for row in shown if row in rows] == rows
-
-
-def test_collectives_of_ranks_are_those_with_most_time_first(every_table: TracesReport) -> None:
-    text = render_traces(every_table)
-    # 21 us on rank 1, 20 on rank 0, then the 7 of each.
-    assert rows_of(text[text.index("- Ranks -") - 1 :], section="Ranks", head="collective")[:2] == [
-        "allreduce",
-        "allgather",
-    ]

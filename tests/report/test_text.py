@@ -125,14 +125,6 @@ def _sections(lines: list[str]) -> list[list[str]]:
     return sections
 
 
-def test_modules_in_which_something_was_not_counted_are_marked_and_others_not() -> None:
-    lines = _lines_of("lower_bound")
-    tree = lines[lines.index("Net(") :]
-    assert [line.strip().partition(":")[0] for line in tree if "no FLOPs counted" in line] == ["(act)", "(drop)"]
-    assert sum("lower bound" in line for line in tree) == 3  # the root and its two layers
-    assert not any("lower bound" in line for line in tree if "(teacher)" in line)
-
-
 @pytest.mark.parametrize(("module_depth", "depths"), [(-1, 5), (0, 1), (1, 2), (3, 4), (99, 5)])
 def test_module_depth_is_the_deepest_level_of_both_module_sections(module_depth: int, depths: int) -> None:
     lines = _lines(windows.transformer_window(), module_depth=module_depth)
@@ -211,50 +203,24 @@ def test_of_anything_else_there_is_no_report(other: Any) -> None:
         render_text(other, detailed=True)
 
 
-@pytest.mark.parametrize(
-    ("gradients", "run_peak", "ends"),
-    [
-        (
-            None,
-            500,
-            ["n/a (on no parameter, as under ZeRO)", "n/a (not where torch's optimizers keep them)", "<= 500 B"],
-        ),
-        (448, None, ["448 B", "448 B", "n/a"]),
-    ],
-)
-def test_memory_that_is_not_known_says_why(gradients: int | None, run_peak: int | None, ends: list[str]) -> None:
+def test_memory_that_is_not_known_says_why() -> None:
     memory = windows.transformer_window().memory
     assert memory is not None
     phase = PhaseMemory(name="forward", current_bytes=300, peak_bytes=None)
-    seen = replace(
-        memory, phases=(phase,), run_peak_bytes=run_peak, gradient_bytes=gradients, optimizer_bytes=gradients
-    )
+    seen = replace(memory, phases=(phase,), run_peak_bytes=500, gradient_bytes=None, optimizer_bytes=None)
     lines = _lines(replace(windows.mlp_window(), memory=seen))
-    found = [next(line for line in lines if line.startswith(label)) for label in ("gradients:", "optimizer states:")]
-    assert [line.partition("  ")[2].strip() for line in found] == ends[:2]
+    assert f"{'gradients:':<70}  n/a (on no parameter, as under ZeRO)" in lines
+    assert f"{'optimizer states:':<70}  n/a (not where torch's optimizers keep them)" in lines
     row = next(line for line in lines if line.startswith("fwd  ") and "300 B" in line)
-    assert re.split("  +", row) == ["fwd", "300 B", ends[2]]
+    assert re.split("  +", row) == ["fwd", "300 B", "<= 500 B"]
 
 
-def _shown_by_tensorboard(markdown: str) -> str:
-    plugin_util = pytest.importorskip("tensorboard.plugin_util")
-    shown: str = plugin_util.markdown_to_safe_html(markdown)
-    return html.unescape(shown.removeprefix("<pre><code>").removesuffix("</code></pre>"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        render_text(profile_of("transformer")),
-        "```\n</code><b>bold</b>\n```\n# head\n",
-        "````` five\n",
-        "a `b` c",
-        "~~~\nx\n~~~",
-    ],
-    ids=range(5),
-)
+@pytest.mark.parametrize("text", [render_text(profile_of("transformer")), "```\n</code><b>bold</b>\n```\n# head\n"])
 def test_tensorboard_shows_the_text_to_the_last_character(text: str) -> None:
-    assert _shown_by_tensorboard(fenced(text)).rstrip("\n") == text.rstrip("\n")
+    plugin_util = pytest.importorskip("tensorboard.plugin_util")
+    shown: str = plugin_util.markdown_to_safe_html(fenced(text))
+    shown = html.unescape(shown.removeprefix("<pre><code>").removesuffix("</code></pre>"))
+    assert shown.rstrip("\n") == text.rstrip("\n")
 
 
 @settings(deadline=None)  # a busy machine is no failure
