@@ -166,7 +166,7 @@ def _change(row: CalledDifference) -> str:
 
 def _calls(row: CalledDifference) -> str:
     """How often it runs in a step: one number, or that of A and that of B."""
-    a, b = (plain(int(calls) if calls == int(calls) else calls) for calls in (row.calls_a, row.calls_b))
+    a, b = plain(row.calls_a), plain(row.calls_b)
     return a if a == b else f"{a} -> {b}"
 
 

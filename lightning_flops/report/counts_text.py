@@ -1,7 +1,4 @@
-"""What is no profile: counts of a block of code by module, a formula of FLOPs in words, the throughput of a run.
-
-That of a run has the form of the benchmark summary of Paddle's profiler.
-"""
+"""What is no profile: counts of a block of code, a formula of FLOPs, the throughput of a run as Paddle prints it."""
 
 from __future__ import annotations
 
@@ -19,17 +16,13 @@ from lightning_flops.schema.formula import FormulaReport, FormulaSize, FormulaTe
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, percent, plain, plural, si
 
-_ROWS = 200
 _SHAPES_SHOWN = 4
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _PHASES = {"forward": "forward", "backward": "backward", "recompute": "recomputed", "optimizer": "optimizer"}
 
 
 def counts_section(counts: FlopCounts) -> Section:
-    """The table of *counts*: the tree of modules, its first rows if it is long, and what was left out of it.
-
-    Modules in a row that are equal are one row, with the figures of each.
-    """
+    """The tree of modules, of which equal ones in a row are one row with the figures of each, and what is not in it."""
     record = counts.record
     records = [replace(one, extra_repr=_shapes(one)) for one in counts.modules]
     counts = FlopCounts(record)  # of one moment, also while counting goes on
@@ -48,8 +41,6 @@ def counts_section(counts: FlopCounts) -> Section:
         *(Column(f"FLOPs {_PHASES[phase]}", attrgetter(f"module.total.{phase}"), si) for phase in phases),
     ]
     remarks = []
-    if more := len(nodes[_ROWS:]):
-        remarks.append(f"And {plain(more)} more {plural('row', more)}; by_module() has every module.")
     if outside.total:
         amounts = (f"{_PHASES[phase]} {si(getattr(outside, phase))}" for phase in phases)
         remarks.append(f"{OUTSIDE}: {', '.join(amounts)}.")
@@ -59,7 +50,7 @@ def counts_section(counts: FlopCounts) -> Section:
         bound = ": these figures are lower bounds" if counts.is_lower_bound else ""
         remarks.append(f"Not counted: {some_of(names, most=_SHAPES_SHOWN)}{bound}.")
     about = "Of each module with those inside it; a multiply-add is two FLOPs."
-    return Section("FLOPs by module", about, [Table(nodes[:_ROWS], columns, whole=True), *remarks, *record.notes])
+    return Section("FLOPs by module", about, [Table(nodes, columns), *remarks, *record.notes])
 
 
 def _name(node: ModuleNode) -> str:

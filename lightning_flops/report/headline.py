@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from lightning_flops.report.document import at, short, some_of
 from lightning_flops.report.layout import VIEW
-from lightning_flops.report.profile_document import ORIGIN_WORDS, top_modules
+from lightning_flops.report.profile_document import top_modules
 from lightning_flops.schema.profile import Profile
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, printable, runs_of, si, step_numbers
 
 _BAR_COLUMNS = 80  # the bar is not to be broken by a narrow terminal
 _CELLS = 40  # of a step's bar, all its parts together
-_LEAST_SHARE = 0.0005  # of a part in the bar: what would print as 0.0% is not in it
 _NAME_CHARS = 44
 _MODULES = 3
 
@@ -107,7 +106,7 @@ def _utilization(profile: Profile) -> str:
         known = "" if mfu is None else f"MFU {percent(mfu)}, "
         return f"{known}{'MFU and HFU' if mfu is None else 'HFU'} {NOT_AVAILABLE}: {reason}."
     least = "at least " if profile.lower_bound else ""
-    given = ORIGIN_WORDS[profile.settings.peaks_from]
+    given = {"vendor": "", "given": ", as given"}.get(profile.settings.peaks_from, ", measured")
     if profile.ranks is not None:
         peaks = f"{si(profile.ranks.peak_flops_per_sec, 'FLOP/s')} of all ranks"
     else:
@@ -124,8 +123,7 @@ def _bar(parts: Sequence[tuple[str, float]]) -> list[str]:
         piece = f"{name} {seconds / whole:.1%} {'█' * round(_CELLS * seconds / whole)}".rstrip()
         if len(lines[-1]) + 2 + len(piece) > _BAR_COLUMNS:
             lines.append("")
-        if seconds >= _LEAST_SHARE * whole:
-            lines[-1] += f"  {piece}" if lines[-1] else piece
+        lines[-1] += f"  {piece}" if lines[-1] else piece
     return list(filter(None, lines))
 
 

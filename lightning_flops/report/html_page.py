@@ -1,8 +1,7 @@
 """The page as one HTML file: what ``web/`` builds, and the views of profiles, traces or comparisons inside it.
 
 A content security policy in the page's head names two files of the package by their digests. Nothing else may run, and
-nothing may be loaded from anywhere. Views are compressed data, which the page reads as JSON; the names in them are text
-there, never markup.
+nothing may be loaded from anywhere. Views are compressed JSON; the names in them are text, never markup.
 """
 
 from __future__ import annotations
@@ -77,13 +76,13 @@ _Run = tuple[str, Iterable[Window], Iterable[str]]
 def render_page(runs: Sequence[ProfiledRun]) -> str:
     """The page of *runs*, whole: it needs no network, and opens from disk."""
     shown = [(run.name, list(map(_window, run.windows)), run.problems) for run in runs]
-    return _page(_title([profile for run in runs for profile in run.windows]), shown)
+    return _page("FLOPs profile", shown)
 
 
 def render_latest(profile: Profile, windows: deque[Window]) -> str:
     """The page of a run that is still going on: *profile* is its latest window, and comes behind *windows*."""
     windows.append(_window(profile))
-    return _page(_title([profile]), [("", windows, ())])
+    return _page("FLOPs profile", [("", windows, ())])
 
 
 def render_comparison_page(comparison: Comparison) -> str:
@@ -174,11 +173,6 @@ def bundled(name: str) -> str:
 
 def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
-
-
-def _title(profiles: Sequence[Profile]) -> str:
-    model = profiles[0].modules[0].type_name if profiles and profiles[0].modules else ""
-    return f"{model or 'FLOPs profile'}, step {profiles[0].profile_step}" if profiles else "FLOPs profile"
 
 
 # ---- views

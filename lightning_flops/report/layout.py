@@ -71,8 +71,8 @@ class View:
         )
 
 
-WHOLE = View(rows=None)
-"""Everything, as wide as it is."""
+WHOLE = View(rows=200)
+"""As wide as it is."""
 
 VIEW = View(rows=8, width=_TITLE_WIDTH)
 """What of a profile is drawn as text."""

@@ -26,9 +26,6 @@ NO_ADVICE = "Nothing that was measured is above its threshold."
 _MODULES_SHOWN = 10
 _NS = 1e-9
 
-ORIGIN_WORDS = {"vendor": "", "given": ", as given", "measured": ", measured"}
-"""Whose a figure of the device is."""
-
 
 def short_sections(
     profile: Profile,
@@ -96,7 +93,6 @@ _ROWS: Mapping[BudgetKey, str] = {
     "data": "data wait and transfer",
     "other": "other: callbacks, logging, schedulers",
 }
-_MEMORY = "  of it moving bytes at the memory's bandwidth, at most"
 
 
 def breakdown_section(profile: Profile, budget: Budget) -> Section:
@@ -105,8 +101,6 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     if budget.rows_ns["operators"] is None:  # no trace divides what is in "compute"
         labels["compute"] = "all phases beyond these"
     rows = [(label, budget.rows_ns[key]) for key, label in labels.items()]
-    if budget.memory_ns:
-        rows.insert(list(labels).index("operators") + 1, (_MEMORY, budget.memory_ns))
     rows.append((profile.step_name, budget.wall_ns))
     columns = [
         Column("", lambda row: row[0], str),
@@ -114,8 +108,6 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
         share("share", lambda row: None if row[1] is None else row[1] / budget.wall_ns),
     ]
     about = []
-    if profile.traced is not None and profile.traced.filling is not None:
-        about.append(f"Phases are divided as in the traced {profile.traced.named(profile.context.step_word)}.")
     if budget.rows_ns["model"] is None and "mfu" in profile.unavailable:
         about.append(f"FLOPs at the peak are {NOT_AVAILABLE}: {profile.unavailable['mfu']}.")
     return Section("Step time breakdown", "", [Table(rows, columns, whole=True), *_words(*about, *budget.notes)])
@@ -338,10 +330,8 @@ def uncounted_section(profile: Profile) -> Section:
         Column("", lambda row: "may have FLOPs" if row[1].heavy else "", str, left=True),
         Column("modules", lambda row: some_of(row[1].modules, most=2), str, left=True),
     ]
-    note = ""
-    if profile.lower_bound:
-        teach = "lightning_flops.register_flop_formula has an operator counted, by a formula or as 0."
-        note = f"{_lower_bound_words(profile)} {teach}"
+    teach = " lightning_flops.register_flop_formula has an operator counted, by a formula or as 0."
+    note = f"{_lower_bound_words(profile)}{teach}" if profile.lower_bound else ""
     return Section("Not counted", note, [Table(ordered, columns, whole=True)])
 
 
@@ -362,13 +352,10 @@ def energy_section(profile: Profile) -> Section | None:
     energy = profile.energy
     if energy is None:
         return None
-    bound = " (lower bound)" if profile.lower_bound and energy.joules_per_step is not None else ""
-    per_joule = ratio(part=profile.flops.hardware, whole=energy.joules_per_step)
     highest = "" if energy.highest_clock_mhz is None else f" of at most {plain(energy.highest_clock_mhz)}"
     values = {
         "mean power in this time": si(energy.watts, "W"),
         f"energy of a {profile.step_name} = mean power x its time": si(energy.joules_per_step, "J"),
-        "hardware FLOPs per joule": f"{si(per_joule, 'FLOP/J')}{bound}",
         "clock of the multiprocessors, MHz": f"{plain(energy.clock_mhz)}{highest}",
         "clock held down by power, share of the time": percent(energy.power_limited_share),
         "clock held down by heat, share of the time": percent(energy.heat_limited_share),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from statistics import median
 
@@ -79,30 +79,27 @@ def _stragglers(ranks: RanksProfile) -> Iterator[str]:
 def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     """Each figure of a rank over the ranks: the least, the median and the greatest, and whose they are."""
     timed = [one for one in ranks.ranks if one.parts_sec]
-    seconds = {name: {one.rank: one.parts_sec.get(name) for one in timed} for name in part_names(timed)}
-    seconds[profile.step_name] = {one.rank: math.fsum(one.parts_sec.values()) for one in timed}
+    found = {name: {one.rank: one.parts_sec.get(name) for one in timed} for name in part_names(timed)}
+    found[profile.step_name] = {one.rank: math.fsum(one.parts_sec.values()) for one in timed}
     traced = () if ranks.communication is None else ranks.communication.ranks
-    for label, path in _TRACED.items():
-        seconds[label] = {row.rank or 0: _per_step(row, path, row.steps) for row in traced}
+    found |= {
+        name: {row.rank or 0: _per_step(row, path, row.steps) for row in traced} for name, path in _TRACED.items()
+    }
     kind = "" if profile.memory is None else f" ({profile.memory.kind})"
-    names = {"model FLOPs": "model_flops", "params on the rank": "local_params"}
-    names[f"peak memory{kind}, B"] = "peak_memory_bytes"
-    others = {label: {one.rank: getattr(one, name) for one in ranks.ranks} for label, name in names.items()}
-    rows = [*_spread_rows(seconds, duration, of=ranks.answered), *_spread_rows(others, si, of=ranks.answered)]
-    return cells(["of each rank", "min", "", "median", "max", ""], rows, left=(0, 2, 5))
-
-
-def _spread_rows(
-    figures: Mapping[str, Mapping[int, float | None]], show: Callable[[float], str], *, of: int
-) -> Iterator[list[str]]:
-    for label, by_rank in figures.items():
+    others = {"model FLOPs": "model_flops", "params on the rank": "local_params"}
+    others[f"peak memory{kind}, B"] = "peak_memory_bytes"
+    found |= {label: {one.rank: getattr(one, name) for one in ranks.ranks} for label, name in others.items()}
+    rows = []
+    for label, by_rank in found.items():
         spread = spread_over({rank: value for rank, value in by_rank.items() if value is not None})
         if spread is not None:
-            some = "" if spread.ranks == of else f" ({plain(spread.ranks)} ranks)"
+            show = si if label in others else duration
+            some = "" if spread.ranks == ranks.answered else f" ({plain(spread.ranks)} ranks)"
             differ = spread.least < spread.greatest
             least, greatest = (f"rank {rank}" if differ else "" for rank in (spread.least_rank, spread.greatest_rank))
             values = [show(value) for value in (spread.least, spread.median, spread.greatest)]
-            yield [f"{label}{some}", values[0], least, *values[1:], greatest]
+            rows.append([f"{label}{some}", values[0], least, *values[1:], greatest])
+    return cells(["of each rank", "min", "", "median", "max", ""], rows, left=(0, 2, 5))
 
 
 def _collectives(comparison: RankComparison) -> list[Item]:

@@ -1,7 +1,6 @@
-"""The block of DeepSpeed's Flops Profiler: its summary lines, labels and order.
+"""The block of DeepSpeed's Flops Profiler: its summary lines, labels and order, to the letter.
 
-Its users search these lines: a label is DeepSpeed's to the letter, and a value ends its line. What has to be said of a
-value, that it is estimated, say, stands before it; what DeepSpeed does not print has lines of its own.
+Its users search these lines: a value ends its line, and what has to be said of it stands before it.
 """
 
 from __future__ import annotations
