@@ -34,7 +34,7 @@ help:
 	@echo "make bench-traces  how fast traces are read and analyzed, beside HolisticTraceAnalysis"
 	@echo "make bench-foreign-traces TRACES=folder  other people's traces, held to sums that the benchmark makes itself"
 	@echo "make gpu       on a machine with an NVIDIA GPU: all that is claimed of CUDA, seen in nine minutes"
-	@echo "make bench-faults  failures at random lines of ours, random settings, mutated files, hostile names: what came out"
+	@echo "make bench-faults  failures at random lines of ours inside a training, which must not notice"
 
 demo: $(VENV)/.installed-examples
 	$(RUN) examples/train_digits.py
@@ -224,12 +224,9 @@ bench-foreign-traces: $(VENV)/.installed-dev
 bench-ranks: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.many_ranks
 
-# For so long, all campaigns together.
-bench-faults: export DS_ACCELERATOR ?= cpu
-bench-faults: export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.cache/torch_extensions
+# For so long, all trainings together.
 bench-faults: SECONDS ?= 900
 bench-faults: $(VENV)/.installed-dev
-	$(RUN) -m tests.deepspeed.compile_operators
 	$(RUN) -m benchmarks.faults --seconds $(SECONDS)
 
 $(BENCH_VENV)/.installed-bench: pyproject.toml constraints.txt benchmarks/constraints.txt

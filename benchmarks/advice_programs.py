@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_flops.pytorch import profile_training
 
 FORK = multiprocessing.get_context("fork")
-STEPS_AFTER = 20
-"""Steps that are timed by the program itself, once the profiler is done."""
+STEPS_AFTER, SECONDS_AFTER = 20, 0.5
+"""Least that the program itself times, once the profiler is done."""
 
 _WINDOW_STEPS = 34
 """Counted, left alone, timed, warmed up and traced ones."""
@@ -260,9 +260,13 @@ def run(program: Program, keep: Path | None) -> dict[str, Any]:
     profile = profiler.profile
     if keep is not None and profile is not None:
         keep.write_text(profile.to_json())
-    began = time.perf_counter()
-    steps(STEPS_AFTER)
-    seconds = (time.perf_counter() - began) / STEPS_AFTER / program.samples
+    began, count = time.perf_counter(), 0
+    while count < STEPS_AFTER or (
+        time.perf_counter() - began < SECONDS_AFTER and not torch.distributed.is_initialized()
+    ):
+        steps(STEPS_AFTER)
+        count += STEPS_AFTER
+    seconds = (time.perf_counter() - began) / count / program.samples
     advice = [] if profile is None else [[one.rule, one.fact, one.remedy, one.ceiling] for one in profile.advice]
     return {"seconds": seconds, "advice": advice, "profiled": profile is not None}
 
@@ -281,6 +285,7 @@ def report(pipe: Connection, name: str, obey: int | None, keep: Path | None) -> 
 
 def _report(pipe: Connection | None, name: str, obey: int | None, keep: Path | None, rank: int, ranks: int) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    multiprocessing.set_start_method("fork", force=True)  # of loaders' workers, as where no server has started us
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     torch.manual_seed(0)

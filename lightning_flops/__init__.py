@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lightning_flops.errors import ConfigError as ConfigError
     from lightning_flops.errors import LightningFlopsError as LightningFlopsError
     from lightning_flops.lightning import FlopsProfilerCallback as FlopsProfilerCallback
-    from lightning_flops.measure.counting.formulas import register_flop_formula as register_flop_formula
+    from lightning_flops.measure.counting.formulas.custom import register_flop_formula as register_flop_formula
     from lightning_flops.pytorch import count_flops as count_flops
     from lightning_flops.pytorch import count_offline as count_offline
     from lightning_flops.pytorch import flops_formula as flops_formula
@@ -40,7 +40,7 @@ _NAMES = {
     "analysis.compare": "compare_profiles",
     "config": "ProfilerConfig",
     "errors": "ConfigError LightningFlopsError",
-    "measure.counting.formulas": "register_flop_formula",
+    "measure.counting.formulas.custom": "register_flop_formula",
     "lightning": "FlopsProfilerCallback",
     "pytorch": "count_flops count_offline flops_formula profile_training",
     "report.summary_text": (

@@ -30,10 +30,9 @@ from lightning_flops.adapters.deepspeed_context import log_mistakes, make_withou
 from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
 from lightning_flops.errors import ConfigError, LightningFlopsError
-from lightning_flops.measure.patches import wrap
+from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private.optional import children_of
-from lightning_flops.run.reports import OUTCOMES
-from lightning_flops.run.results import ProfiledRun
+from lightning_flops.run.reports import OUTCOMES, ProfiledRun
 from lightning_flops.signals import words_of
 from lightning_flops.units import package_logger
 
@@ -83,7 +82,7 @@ def install() -> None:
         _installed.append(ExitStack())
         make_without_builtin(_installed[0])
         for kind in _ENGINES:
-            wrap(kind, "__init__", functools.partial(_attaching_at_the_end, kind), _installed[0])
+            listen(_installed[0], kind, "__init__", functools.partial(_begins, kind))
 
 
 def uninstall() -> None:
@@ -106,13 +105,12 @@ def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] |
     if not isinstance(engine, DeepSpeedEngine) or children_of(engine).get("module") is None:
         raise LightningFlopsError(f"attach needs what deepspeed.initialize returns first, got {type(engine).__name__}")
     handle = _handles.get(engine)
-    attached = handle is not None and not handle._detached
-    settings = handle.config if handle is not None and attached and config is None else _settings(engine, config)
-    if handle is not None and attached:
-        if handle.config == settings:
+    if handle is not None and not handle._detached:
+        if config is None or handle.config == _settings(engine, config):
             return handle
         if handle._is_running:
             raise ConfigError("this engine is profiled already with other settings: detach() its handle first")
+    settings = _settings(engine, config)
     handle = Handle(settings)
     if settings.enabled:
         adapter = engine_run(engine, settings, handle._profiles.append)
@@ -150,19 +148,19 @@ def _block_of(engine: Any) -> TakenBlock | None:
     return ProfilerConfig.taken_over(as_written[BLOCK]) if BLOCK in as_written else None
 
 
-def _attaching_at_the_end(kind: type, original: Callable[..., None]) -> Callable[..., None]:
-    """The ``__init__`` of engines of this *kind*, after which one is profiled if its block says so."""
+def _begins(kind: type, engine: Any, *_: Any, **__: Any) -> Ends | None:
+    """The ``__init__`` of an engine begins, as one of this *kind*, after which it is profiled if its block says so."""
+    if next(one for one in type(engine).__mro__ if one in _ENGINES) is not kind:
+        return None  # a part of another's
 
-    @functools.wraps(original)
-    def make(engine: Any, *args: Any, **kwargs: Any) -> None:
-        original(engine, *args, **kwargs)
-        if next(one for one in type(engine).__mro__ if one in _ENGINES) is kind:  # and no part of another's
-            try:
+    def ends(_: Any, error: BaseException | None) -> None:
+        try:
+            if error is None:
                 _attach_by_block(engine)
-            except Exception as error:  # training goes on without us
-                logger.warning("this engine is not profiled: %s", words_of(error))
+        except Exception as ours:  # training goes on without us
+            logger.warning("this engine is not profiled: %s", words_of(ours))
 
-    return make
+    return ends
 
 
 def _attach_by_block(engine: Any) -> None:

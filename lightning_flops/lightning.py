@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from lightning_flops.adapters.deepspeed_context import make_without_builtin, settings_of
 from lightning_flops.adapters.lightning import IMPORT_ROOTS, LightningRun, block_of, is_deepspeed, is_lightnings
-from lightning_flops.adapters.lightning_launch import origin_of, send_home
 from lightning_flops.adapters.when_imported import when_imported
 from lightning_flops.config import (
     OWN_FOLDER,
@@ -29,16 +27,13 @@ from lightning_flops.config import (
     refuse_unknown,
     with_settings_described,
 )
-from lightning_flops.run.reports import OUTCOMES
-from lightning_flops.run.results import ProfiledRun
+from lightning_flops.run.reports import ProfiledRun
 from lightning_flops.run.run import safe
 
 if TYPE_CHECKING:
     from lightning_flops.adapters.lightning import Callback, LightningModule, Trainer
     from lightning_flops.records import Loop
     from lightning_flops.run.run import Run
-    from lightning_flops.schema.profile import Profile
-    from lightning_flops.schema.throughput import ThroughputSummary
 
     _CallbackBases = Callback
 else:
@@ -116,7 +111,6 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._for_any_trainer = False
         self._folder: str | None = None
         self._config = ProfilerConfig(**self._given)
-        self._origin = origin_of(self)
         self._start_anew()
         self._adapter: LightningRun | None = None
         self.run: Run | None = None  # the run that goes on; None outside of a loop
@@ -148,8 +142,6 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self._origin[0] == os.getpid():  # a copy beside the callback, and not in a launcher's process
-            self._origin = origin_of(self)
         self._adapter = self.run = None
         self._making_engine = ExitStack()
 
@@ -192,7 +184,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         if self._adapter is not None:
-            self._adapter.batch_starts(batch, dataloader_idx)
+            self._adapter.batch_starts(batch)
 
     on_predict_batch_start = on_test_batch_start = on_train_batch_start
 
@@ -210,8 +202,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if self._adapter is not None and (done := self._adapter.batch_ends(batch)) is not None:
-            self._adapter.run.batch_done(batch, **done)
+        if self._adapter is not None:
+            self._adapter.batch_ends(batch)
 
     on_predict_batch_end = on_test_batch_end = on_train_batch_end
 
@@ -243,7 +235,6 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end_run()
-        send_home(trainer, self._origin, profiles=self._profiles, throughput=self._throughput)
 
     @safe
     def _take_settings(self, trainer: Trainer, run: str) -> None:
@@ -273,13 +264,6 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     def _report(self, interrupted_by: BaseException | None) -> None:
         if self.run is not None:
             self.run.finish(interrupted_by=interrupted_by)
-
-    def _receive(self, profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> None:
-        """A run in processes that a launcher started, such as ddp_spawn's, has measured this on rank 0."""
-        self._start_anew()
-        self._profiles.extend(profiles)
-        self._throughput = throughput
-        OUTCOMES.profiles += len(profiles)
 
     def _end_run(self) -> None:
         self._making_engine.close()

@@ -13,7 +13,7 @@ from torch import nn
 
 from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run, is_engine
 from lightning_flops.adapters.loop import LoopRun
-from lightning_flops.adapters.loop_context import SeveralModels, frame_of, loop_output, optimizers_in
+from lightning_flops.adapters.place import frame_of, loop_output, optimizers_in
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import Counted, FlopsFormula
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
@@ -22,7 +22,7 @@ from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.offline import count_on_fake_tensors
 from lightning_flops.measure.counting.resized import VariedBatch
 from lightning_flops.measure.module_scope import describe_modules, require_module
-from lightning_flops.run.results import ProfiledRun
+from lightning_flops.run.reports import ProfiledRun
 from lightning_flops.run.run import safe
 from lightning_flops.sinks.services import is_writer
 from lightning_flops.units import shown
@@ -187,14 +187,13 @@ def profile_training(
 
 
 def _as_one(models: Mapping[str, nn.Module]) -> nn.Module:
-    """*models*, which one loop trains, after they were checked."""
+    """*models*, which one loop trains."""
     if not models:
         raise ConfigError("model must be a module, or a mapping of at least one, got an empty one")
-    for name, one in models.items():
-        require_module(one)
-        if not isinstance(name, str) or not name or "." in name or hasattr(nn.Module, name):
-            raise ConfigError(f"model must map names without dots to modules, got {shown(name)}")
-    return SeveralModels(models)
+    try:
+        return nn.ModuleDict(models)
+    except KeyError as error:
+        raise ConfigError(f"model must map names without dots to modules: {error}") from error
 
 
 class TrainingProfiler(ProfiledRun):

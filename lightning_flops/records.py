@@ -109,7 +109,6 @@ class OperatorCell:
     calls: int = 0
     flops: int = 0  # model FLOPs: full score matrix for attention unless ``causal_attention="half"``
     skipped: int = 0  # of *flops*, what fused attention does not execute; < 0 where it executes more than "half" counts
-    without_backward: int = 0  # FLOPs of *flops* (forward only) that no backward can follow: no input needed a gradient
     bytes_read: int = 0
     bytes_written: int = 0
 
@@ -122,8 +121,6 @@ class UncountedOperator:
     """How often it ran."""
     modules: tuple[str, ...]
     """Sorted names of the modules it ran in."""
-    output_elements: int
-    """Elements of all tensors it returned."""
     heavy: bool
     """Whether it may have FLOPs (it takes or makes floating-point tensors, say), so totals without it are lower bounds.
     """
@@ -319,28 +316,15 @@ class TracedStepRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseMemory:
-    """Memory of one phase of the counted step, in bytes; the largest over its micro-steps."""
-
-    name: str
-    """Of the phase."""
-    current_bytes: int | None
-    """Held when the phase ended."""
-    peak_bytes: int | None
-    """Most that was held in it; None unless the phase set a new peak of the whole run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRecord:
     """Memory of this rank in the counted step, and what it is for, in bytes."""
 
     kind: Literal["allocated", "resident"]
     """By tensors on the device, or by the whole process on the host."""
-    phases: tuple[PhaseMemory, ...]
-    """Each phase of the counted step."""
+    held_bytes: Mapping[str, int | None]
+    """Held when a phase of the counted step ended, by phase; the largest over its micro-steps."""
     run_peak_bytes: int | None
-    """Most that was ever held, as far as the device's totals show: no phase went above it. They begin with the process,
-    or anew where the user has reset their peak before the counted step."""
+    """Most that was held until the report, since the process began or the user reset the device's peak."""
     run_reserved_peak_bytes: int | None
     """Most that a caching allocator ever took from the device; None where there is none."""
     parameter_bytes: int
@@ -365,19 +349,7 @@ class ProcessorLoss:
     waited_share: float | None  # of the time that a thread was ready and had no processor: the one that waited most
     idle_cores: float | None = None  # cores of this machine that had nothing to do, on average
     busy_share: float | None = None  # of the processor time that this machine has, what anything used
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRecord:
-    """What a GPU's own counters measured in the timed steps: the whole GPU's, whoever used it."""
-
-    seconds: float  # on the host, from the reading before the first timed step to the one after the last
-    joules: float | None  # in the timed steps; None if it is not known
-    no_joules_because: str = ""  # why ``joules`` is None, in a few words
-    clock_mhz: tuple[int, ...] = ()  # of the multiprocessors, at each reading; read between steps, about twice a second
-    highest_clock_mhz: int | None = None  # the highest that this GPU can have
-    power_limited_sec: float | None = None  # how long power held the clock down, by the driver's counter
-    heat_limited_sec: float | None = None  # how long heat held the clock down
+    heat_share: float | None = None  # of the time, how long heat held the GPU's clock down, by the driver's counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,7 +369,6 @@ class WindowRecord:
     memory: MemoryRecord | None = None  # None if it was not read
     facts: RunFacts | None = None  # how the run is set up; None if it was not read
     processor: ProcessorLoss | None = None  # over the timed steps; None if they were too short
-    gpu: GpuRecord | None = None  # over the timed steps; None without an NVIDIA GPU, or without what reads its counters
     mixed_phases: tuple[TimePhase, ...] = ()  # their seconds cannot be separated: rates are n/a, the sum is still true
     notes: tuple[str, ...] = ()  # what is missing or degraded, in sentences for the report
 

@@ -17,7 +17,7 @@ except ModuleNotFoundError as missing:
 
 from lightning_flops.adapters.deepspeed_context import settings_of
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, given_settings, takes_settings
-from lightning_flops.run.results import ProfiledRun
+from lightning_flops.run.reports import ProfiledRun
 from lightning_flops.run.run import safe
 from lightning_flops.units import package_logger
 

@@ -192,7 +192,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         kept.append(window)
         return build_profile(window, **kwargs)
 
-    monkeypatch.setattr("lightning_flops.run.results.build_profile", keep)
+    monkeypatch.setattr("lightning_flops.run.reports.build_profile", keep)
     return kept
 
 

@@ -7,7 +7,7 @@ import pytest
 from lightning_flops.measure.timing.processor_wait import Counters, ProcessorWatch
 
 
-def unwatched() -> ProcessorWatch:
+def unwatched(**_: object) -> ProcessorWatch:
     """In place of what looks at this machine's processors."""
     unknown = Counters({})
     return ProcessorWatch(lambda: unknown, processor_sec=lambda: 0.0)

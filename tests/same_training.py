@@ -20,7 +20,7 @@ from lightning_flops.adapters.transformers import TrainerRun
 from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
 from tests.left_on_torch import torch_state
-from tests.lightning import evaluations, nets
+from tests.lightning import nets
 from tests.loops.nets import BATCH, NARROW, WIDE, Rows
 from tests.transformers import tiny
 
@@ -50,11 +50,11 @@ def lightning(
 
 def evaluation(folder: Path, settings: Settings | None, *, function: str) -> dict[str, Any]:
     """A prediction, a test or a validation."""
-    net = evaluations.new_evaluated_net()
+    net = nets.new_evaluated_net()
     callbacks = [] if settings is None else [FlopsProfilerCallback(**settings)]
     trainer = nets.new_trainer(nets.ROOT, folder, *callbacks)
     torch.manual_seed(11)
-    given = evaluations.run(trainer, function, net, nets.loader(14))
+    given = nets.run(trainer, function, net, nets.loader(14))
     return {
         "returned": values(given) if function == "predict" else given,
         "modes": [module.training for module in net.modules()],

@@ -46,7 +46,6 @@ def test_json_holds_every_table_and_text_as_many_rows_as_asked_for(capsys: pytes
     assert main(["trace", "--json", *FILES]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [trace["source"] for trace in found["traces"]] == FILES
-    assert [one["compute_over_median"] for one in found["ranks"]["ranks"]] == [5000 / 5250, 5500 / 5250]
     assert found["traces"][0]["device_metrics"][0]["occupancy_percent"] == 22.0
     for rows, cut in (("1", True), ("0", False)):
         assert main(["trace", "--rows", rows, FILES[0]]) == 0

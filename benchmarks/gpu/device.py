@@ -1,4 +1,4 @@
-"""Parts 0, 5 and 6: the device, its MFU beside that by hand, energy and memory.
+"""Parts 0, 5 and 6: the device, its MFU beside that by hand, and memory.
 
 MFU is the formula's FLOPs ÷ events around untimed steps ÷ the peak. Memory of each phase is what the allocator's
 totals say of an unprofiled run.
@@ -63,7 +63,7 @@ def _driver(here: Here) -> Iterator[Row]:
 
 FACTS = (Check("host", _host), Check("device", _gpu, "it is the host"), Check("driver", _driver, "it has none"))
 
-# ---- MFU, and energy
+# ---- MFU
 
 _GIVEN_PEAK = 1e12  # A CPU's, which no table has
 _EDGE = 8192
@@ -89,30 +89,10 @@ def _mfu(here: Here) -> Iterator[Row]:
     timing = found.timing
     yield reported("a step of the GPT", "n/a" if timing is None else f"{1e3 * timing.global_step_sec:.2f} ms")
     yield reported("HFU", "n/a" if found.rates.hfu is None else f"{found.rates.hfu:.2%}")
-    if here.on_gpu:
-        yield from _energy(here, found.energy)
+    if here.on_gpu and timing is not None:
+        heated = "not known" if timing.heat_limited_share is None else f"{timing.heat_limited_share:.2%}"
+        yield reported("share of the time in which heat held the clock down", heated)
     forget(here)
-
-
-def _energy(here: Here, energy: Any) -> Iterator[Row]:
-    """By NVML: the mean power is below the limit, and the clock below the highest."""
-    if energy is None:
-        yield not_here("energy", "NVML, or nvidia-ml-py, is not there")
-        return
-    if energy.watts is None:
-        yield not_here("energy", energy.unavailable.get("watts", "not known"))
-    else:
-        yield reported("energy of a step", f"{energy.joules_per_step:.1f} J at {energy.watts:.0f} W")
-        yield reported("FLOPs per joule", f"{energy.flops_per_joule:.4g}")
-        uuid = str(torch.cuda.get_device_properties(here.device).uuid)
-        with _nvml() as nvml:
-            handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-            limit_watts = float(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1e3
-        yield at_most("mean power beside the limit that is set", energy.watts, 1.05 * limit_watts, unit="W")
-    clocks = f"{energy.clock_mhz} of at most {energy.highest_clock_mhz} MHz, {energy.clock_readings} readings"
-    yield reported("clock", clocks)
-    limited = f"{energy.power_limited_share}, {energy.heat_limited_share} of the time"
-    yield reported("held down by power, by heat", limited)
 
 
 def _product(here: Here) -> Iterator[Row]:
@@ -171,7 +151,7 @@ def _phases(here: Here) -> Iterator[Row]:
     if record is None:
         raise RuntimeError("the profile has no memory")
     yield exactly("whose memory it is", record.kind, "allocated")
-    found = {phase.name: phase.current_bytes for phase in record.phases}
+    found = record.held_bytes
     mebibytes: dict[str, Any] = {"share": 0.01, "least": 2**20, "unit": "MiB", "scale": 2**-20}
     for phase, seen in plain.seen.items():
         claim = f"held at the end of the {phase}, beside an unprofiled run"

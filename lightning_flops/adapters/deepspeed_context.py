@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import inspect
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,7 +15,7 @@ import torch
 from lightning_flops.adapters.place import run_context_on
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig, TakenBlock
 from lightning_flops.measure.deepspeed_groups import parallel_sizes
-from lightning_flops.measure.patches import wrap
+from lightning_flops.measure.patches import listen
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.reports import OUTCOMES
@@ -28,35 +26,11 @@ from lightning_flops.units import package_logger, page
 
 logger = package_logger(__name__)
 
-LOST = {  # private names of a DeepSpeed engine that its adapter uses, and what is lost if one is missing
-    "_config": "DeepSpeed's own profiler is not switched off, and the block of its config is not found",
-    "_param_dict": "the flops_profiler block of an engine's config is not found",
-    "_INSTRUCTION_MAP": "the parts of a pipeline's step cannot be separated",
-    "_next_batch": "neither the wait for a stage's micro-batches nor their sizes are seen",
-    "_aggregate_total_loss": "the stages' exchange of the loss is in other",
-    "_backward_epilogue": "",  # newer engines have it
-    "_take_model_step": "",
-    "_exec_instr": "",  # once a pipeline has run an instruction
-}
 _STEPS_BETWEEN_READINGS = 10  # if ``steps_per_print`` does not say it; DeepSpeed's default
-_MISSING = object()
 
 
-def private(run: Run, owner: Any, name: str, stand_in: Any = None) -> Any:
-    """The attribute *name* of *owner*; if it has none, *stand_in*, and a note in the report of what is lost."""
-    if exists(owner, name):
-        return getattr(owner, name)
-    if lost := LOST[name]:
-        run.notes.add_for_run(f"This DeepSpeed ({_version()}) keeps no {name}: {lost}.")
-    return stand_in
-
-
-def exists(owner: Any, name: str) -> bool:
-    """Whether *owner* or its class has *name*; ``__getattr__``, which may answer for another object, is not asked."""
-    return inspect.getattr_static(owner, name, _MISSING) is not _MISSING
-
-
-def _version() -> str:
+def version() -> str:
+    """The version of DeepSpeed that is in use."""
     return str(getattr(sys.modules.get("deepspeed"), "__version__", "unknown"))
 
 
@@ -69,7 +43,7 @@ def is_reading_due(engine: Any) -> bool:
 
 def switch_off_builtin(engine: Any, run: Run) -> None:
     """Switch off DeepSpeed's own profiler, if *engine* was made with it, for as long as *run*."""
-    settings = getattr(private(run, engine, "_config"), "flops_profiler_config", None)
+    settings = getattr(getattr(engine, "_config", None), "flops_profiler_config", None)
     if settings is not None and settings.enabled:
         settings.enabled = False
         run.undo.callback(setattr, settings, "enabled", True)
@@ -78,17 +52,12 @@ def switch_off_builtin(engine: Any, run: Run) -> None:
 def make_without_builtin(undo: ExitStack) -> None:
     """Have engines made with DeepSpeed's own profiler off, and so without its timers, until *undo* is closed."""
 
-    def switched_off(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        @functools.wraps(original, updated=())
-        def read(param_dict: Any) -> Any:
-            result = original(param_dict)  # first: what DeepSpeed refuses ends in its own error
-            if isinstance(result.enabled, int):  # DeepSpeed refuses anything else later
-                result.enabled = False
-            return result
+    def was_read(settings: Any, error: BaseException | None) -> None:
+        if error is None and isinstance(settings.enabled, int):  # DeepSpeed refuses anything else later
+            settings.enabled = False
 
-        return read
-
-    wrap(importlib.import_module("deepspeed.runtime.config"), "DeepSpeedFlopsProfilerConfig", switched_off, undo)
+    owner = importlib.import_module("deepspeed.runtime.config")
+    listen(undo, owner, "DeepSpeedFlopsProfilerConfig", lambda *_: was_read)
 
 
 def run_context(engine: Any) -> RunContext:
@@ -97,7 +66,7 @@ def run_context(engine: Any) -> RunContext:
         torch.device(engine.device),
         parallel_sizes(engine),
         framework="deepspeed",
-        framework_version=_version(),
+        framework_version=version(),
         precision="fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32",
         rank=int(engine.global_rank),
         world_size=int(engine.world_size),
@@ -105,11 +74,6 @@ def run_context(engine: Any) -> RunContext:
         accumulate=int(engine.gradient_accumulation_steps()),
         strategy=f"ZeRO-{int(engine.zero_optimization_stage())}",
     )
-
-
-def own_loader(engine: Any) -> Any:
-    """The loader that *engine* made of its training data; None without one."""
-    return getattr(vars(engine).get("training_dataloader"), "dataloader", None)
 
 
 def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:

@@ -1,13 +1,13 @@
 """A DeepSpeed engine: ``forward``, ``backward`` and ``step`` of one engine, as events of a ``Run``.
 
-While an engine is profiled, these methods are wrapped on DeepSpeed's classes; the wrappers find the adapter as an
-attribute of the engine that is called. A step ends where ``engine.global_steps`` has grown.
+While an engine is profiled, these methods are wrapped on DeepSpeed's classes. A step ends where ``engine.global_steps``
+has grown.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -19,13 +19,12 @@ from lightning_flops.adapters.wrapping import hear_backwards, hear_fetches
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.measure.batches import tensor_shapes
-from lightning_flops.measure.patches import wrap
+from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, Shapes, TimePhase
-from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.run import Run, safe
+from lightning_flops.run.run import Facts, Run, safe
 from lightning_flops.schema.profile import Profile
 
 _ADAPTER = "_lightning_flops_adapter"  # attribute of an engine that is profiled
@@ -58,30 +57,6 @@ def adapter_of(engine: Any) -> EngineRun | None:
     return adapter if adapter is not None and adapter.engine is engine and not adapter.run.closed else None
 
 
-def seen(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes the wrapper of an engine's function, whose hooks have this *name* in the adapter of the engine."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(engine: Any, /, *args: Any, **kwargs: Any) -> Any:
-            adapter = adapter_of(engine)
-            if adapter is None:
-                return original(engine, *args, **kwargs)
-            begins, ends = adapter.hooks[name]
-            adapter.hears(begins, *args, **kwargs)
-            try:
-                result = original(engine, *args, **kwargs)
-            except BaseException as error:
-                adapter.raised(error)
-                raise
-            adapter.hears(ends, result)
-            return result
-
-        return call
-
-    return make
-
-
 class EngineRun:
     """The adapter of one engine, on one rank; the engine keeps it alive."""
 
@@ -101,6 +76,7 @@ class EngineRun:
         self._backward_done = False
         self._updates = 0  # ``global_steps`` before the running ``engine.step``
         self._work = ExitStack()  # while the engine computes for the update
+        loader = getattr(vars(engine).get("training_dataloader"), "dataloader", None)  # the engine's own, if any
         facts = Facts(
             root=engine.module,
             device=torch.device(engine.device),
@@ -114,10 +90,9 @@ class EngineRun:
             world_size=int(engine.world_size),
             profile_step=config.next_profile_step(steps_done=0),
             settle_steps=steps_to_settle(
-                batches_ahead=fetched_ahead(context.own_loader(engine)),
-                batches_a_step=int(engine.gradient_accumulation_steps()),
+                batches_ahead=fetched_ahead(loader), batches_a_step=int(engine.gradient_accumulation_steps())
             ),
-            loader_workers=lambda: getattr(context.own_loader(engine), "num_workers", None),
+            loader_workers=lambda: getattr(loader, "num_workers", None),
             declared_batch_size=engine.train_micro_batch_size_per_gpu,
             mark_parts=self._mark,
             unseen=self.unseen,
@@ -165,22 +140,35 @@ class EngineRun:
         for name in self.hooks:
             kind = next((kind for kind in type(engine).__mro__ if name in vars(kind)), None)
             if kind is not None:
-                wrap(kind, name, seen(name), run.undo)
+                self.hear(kind, name, name, run.undo)
         hear_fetches(self, run.undo)
         run.begin()
         run.outside("start")  # until the first forward
 
+    def hear(self, owner: Any, function: Any, name: str, undo: ExitStack) -> None:
+        """Have the hooks of this *name* called around a *function* of *owner*'s when it is called for our engine."""
+        held = weakref.ref(self)
+
+        def begins(engine: Any, /, *args: Any, **kwargs: Any) -> Ends | None:
+            adapter = held()
+            if adapter is None or adapter.engine is not engine or adapter.run.closed:
+                return None
+            begin, end = adapter.hooks[name]
+            adapter._calls(begin, *args, **kwargs)
+            return lambda result, error: adapter._calls(end, result) if error is None else adapter.raised(error)
+
+        listen(undo, owner, function, begins)
+
     @safe
-    def hears(self, hook: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        """Call a hook of ours."""
+    def _calls(self, hook: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         hook(*args, **kwargs)
 
     @safe
     def raised(self, error: BaseException) -> None:
         """The user's model, optimizer or data raised *error*: report what was measured; training goes on without us."""
         self.finish(error)
-        said = f"training raised {type(error).__name__}: the FLOPs profiler has reported what it had, and is off"
-        self.run.reports.warn(said)
+        name = type(error).__name__
+        self.run.reports.warn(f"training raised {name}: the FLOPs profiler has reported what it had, and is off")
 
     @safe
     def finish(self, error: BaseException | None = None) -> None:
@@ -270,12 +258,9 @@ class EngineRun:
         self._backward_done = bool(self._shapes)  # torch's own backward is heard only while parts are marked
 
     def _step_begins(self, *_: Any, **__: Any) -> None:
-        engine = self.engine
-        self._updates = int(engine.global_steps)
+        self._updates = int(self.engine.global_steps)
         self._steps_go_on()
-        managed = getattr(type(engine), "managed_gradient_accumulation", None)  # otherwise every engine.step updates
-        is_managed = managed is None or managed(engine)
-        self.run.enter("optimizer", counts=not is_managed or bool(engine.is_gradient_accumulation_boundary()))
+        self.run.enter("optimizer", counts=bool(self.engine.is_gradient_accumulation_boundary()))
 
     def _step_ends(self, _: Any) -> None:
         ends_step = int(self.engine.global_steps) != self._updates
@@ -289,7 +274,7 @@ class EngineRun:
         self._shapes, self._batch, self._tokens, self._backward_done = (), (), None, False
         self._in_step = not ends_step
         logs = ends_step and context.is_reading_due(engine)
-        run.batch_done(batch, shapes, updates=int(ends_step), ends_step=ends_step, logs=logs, tokens=tokens)
+        run.batch_done((batch, shapes, tokens), updates=int(ends_step), ends_step=ends_step, logs=logs)
 
     def _mode_changes(self, mode: bool = True) -> None:
         if not mode and not self._in_step:

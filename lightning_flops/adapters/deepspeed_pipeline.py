@@ -14,11 +14,10 @@ from dataclasses import replace
 from types import MethodType
 from typing import Any
 
-from lightning_flops.adapters.deepspeed_context import is_reading_due, private
-from lightning_flops.adapters.deepspeed_engine import EngineRun, Hooks, seen
+from lightning_flops.adapters.deepspeed_context import is_reading_due, version
+from lightning_flops.adapters.deepspeed_engine import EngineRun, Hooks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import tensor_shapes
-from lightning_flops.measure.patches import wrap
 from lightning_flops.records import Shapes, TimePhase
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import safe
@@ -35,8 +34,13 @@ _PARTS: dict[str, TimePhase] = {  # of a step, by the class of an instruction; a
     "SendGrad": "bubble",
     "ReduceTiedGrads": "bubble",  # an exchange between the stages that share the weights
     "OptimizerStep": "optimizer",
+    "_aggregate_total_loss": "bubble",  # a method
 }
-_TABLE, _LATEST = "_INSTRUCTION_MAP", "_exec_instr"  # the functions by kind of instruction, and the one called last
+_LOST = {  # private names of an engine, and what is lost if one is missing
+    "_INSTRUCTION_MAP": "the parts of a pipeline's step cannot be separated",
+    "_next_batch": "neither the wait for a stage's micro-batches nor their sizes are seen",
+    "_aggregate_total_loss": "the stages' exchange of the loss is in other",
+}
 
 
 class PipelineRun(EngineRun):
@@ -48,7 +52,7 @@ class PipelineRun(EngineRun):
         self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], output: LoggedOutput | None
     ) -> None:
         self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
-        self._micro_batches: list[tuple[Any, Shapes]] = []
+        self._micro_batches: list[tuple[Any, Shapes, None]] = []
         if not self._loads:  # it gets activations, whose first dimension need not be samples
             size, tokens = config.batch_size, config.tokens_per_sample
             config = replace(
@@ -71,15 +75,14 @@ class PipelineRun(EngineRun):
             "train_batch": (self._train_batch_begins, self._train_batch_ends),
             "eval_batch": (lambda *_, **__: self.run.outside("validation"), lambda _: self.run.inside()),
         }
-        if self._loads and private(self.run, engine, "_next_batch"):
+        if self._loads:
             hooks["_next_batch"] = (self.run.fetch_begins, self._micro_batch_is_loaded)
-        parts = _PARTS
-        if engine.num_stages == 1:  # there is no other stage to exchange anything with
-            parts = {name: part for name, part in _PARTS.items() if part != "bubble"}
-        elif private(self.run, engine, "_aggregate_total_loss"):
-            parts = {**_PARTS, "_aggregate_total_loss": "bubble"}
-        for name, part in parts.items():
-            hooks[name] = (functools.partial(self._instruction_begins, part), self._leave)
+        for name, part in _PARTS.items():
+            if engine.num_stages > 1 or part != "bubble":  # there is no other stage to exchange anything with
+                hooks[name] = (functools.partial(self._instruction_begins, part), self._leave)
+        for name, lost in _LOST.items():
+            if not hasattr(type(engine), name):
+                self.run.notes.add_for_run(f"This DeepSpeed ({version()}) keeps no {name}: {lost}.")
         return hooks
 
     def _is_between_steps(self) -> bool:
@@ -97,17 +100,16 @@ class PipelineRun(EngineRun):
         super().begin()
 
     def _hear_instructions(self, names: Container[str], undo: ExitStack) -> None:
-        table = private(self.run, self.engine, _TABLE, {})
+        table = getattr(type(self.engine), "_INSTRUCTION_MAP", {})
         for kind in list(table):
             if kind.__name__ in names:
-                wrap(table, kind, seen(kind.__name__), undo)
+                self.hear(table, kind, kind.__name__, undo)
 
     def _forget_instruction(self) -> None:
         """Remove our wrapper from the function of its latest instruction, which the engine keeps as an attribute."""
-        kept = private(self.run, self.engine, _LATEST, None)
-        function = getattr(getattr(kept, "__func__", None), "__wrapped__", None)
-        if function is not None:
-            setattr(self.engine, _LATEST, MethodType(function, self.engine))
+        kept = vars(self.engine).get("_exec_instr")  # once it has run an instruction
+        if function := getattr(getattr(kept, "__func__", None), "__wrapped__", None):
+            self.engine._exec_instr = MethodType(function, self.engine)
 
     def _instruction_begins(self, part: TimePhase, *_: Any, buffer_id: int = 0, **__: Any) -> None:
         if part == "forward" and not self._loads and not self.run.outside_of:
@@ -121,7 +123,7 @@ class PipelineRun(EngineRun):
 
     def _micro_batch_is_there(self, batch: Any, shapes: Shapes) -> None:
         """A micro-batch is there; with the first one of a step, this stage has computed nothing of the step yet."""
-        self._micro_batches.append((batch, shapes))
+        self._micro_batches.append((batch, shapes, None))
         if len(self._micro_batches) == 1:
             self.run.batch_begins(shapes)
 
@@ -130,7 +132,5 @@ class PipelineRun(EngineRun):
         self._micro_batches.clear()
 
     def _train_batch_ends(self, _: Any) -> None:
-        *others, (batch, shapes) = self._micro_batches or [((), ())]
-        self._micro_batches = []
-        logs = is_reading_due(self.engine)
-        self.run.batch_done(batch, shapes, updates=1, ends_step=True, logs=logs, others=others)
+        batches, self._micro_batches = self._micro_batches or [((), (), None)], []
+        self.run.batch_done(*batches, updates=1, ends_step=True, logs=is_reading_due(self.engine))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_flops.adapters.loop_context import Frame, called_in, device_of, root_of, run_context
+from lightning_flops.adapters.place import Frame, called_in, device_of, root_of, run_context
 from lightning_flops.adapters.wrapping import hear, hear_backwards, hear_fetches
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import HIDDEN_SHAPE, tensor_shapes
@@ -28,16 +28,11 @@ from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.needed import hide
 from lightning_flops.measure.torch_private.optional import fetched_ahead, leave_compiled_code, was_used, workers_of
 from lightning_flops.records import BatchTokens, Shapes
-from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.run import Run, failed, safe
+from lightning_flops.run.run import Facts, Run, failed, safe
 from lightning_flops.schema.profile import Profile
 
 _NOT_CALLED = "The model was not called, or by compiled code: forward is what ran from the batch to the backward."
-_ENDED_IN_A_STEP = (
-    "The loop ended in a step: {}, the last optimizer in the list, ends each. List the one that steps last in the last "
-    "place, or call profiler.step()."
-)
 
 
 class Hook:
@@ -152,7 +147,7 @@ class LoopRun:
         self._hear_models(undo)
         self._hear_updates(undo)
         hear_backwards(self, undo)
-        hear(self, torch.autograd, "grad", undo, begins=LoopRun.slope_begins, ends=LoopRun.backward_ends)
+        hear(self, torch.autograd, "grad", undo, begins=LoopRun.backward_begins, ends=LoopRun.backward_ends)
         hear_fetches(self, undo)
         self.run.begin()
 
@@ -194,12 +189,10 @@ class LoopRun:
         place.forwards += 1
         if place.forwards > 1 or place.backwards or place.outside:
             return  # a model inside another one, or a recomputation
-        if self._batch.ends_step:
-            self._step_is_over()
+        self._end_step_if_due()
         if self._evaluates(module):
             return
-        if place.away:
-            self._steps_go_on()
+        self._steps_go_on()
         if self._batch.after_backward and (self._batch.next_is_there or not place.has_fetched):
             self._batch_is_over(ends_step=False)
         place.has_trained |= module.training
@@ -238,20 +231,13 @@ class LoopRun:
         """A model's forward is over, or has raised; in an optimizer's closure, the loss is still a part of it."""
         place = self._place
         place.forwards = max(0, place.forwards - 1)
-        if place.in_forward and not place.updates:
+        if not place.updates:
             self._forward_is_over()
 
     def _forward_is_over(self) -> None:
-        if not self._place.forwards:
+        if self._place.in_forward and not self._place.forwards:
             self._place.in_forward = False
             self.run.leave()
-
-    @safe
-    def slope_begins(self, *_: Any, **__: Any) -> None:
-        """``autograd.grad`` is about to run, as for a penalty: more may be computed on the batch after it."""
-        after = self._batch.after_backward
-        self.backward_begins()
-        self._batch.after_backward = after
 
     @safe
     def backward_begins(self, *_: Any, **__: Any) -> None:
@@ -262,16 +248,14 @@ class LoopRun:
         place.backwards += 1
         if place.backwards > 1:  # a reentrant checkpoint's
             return
-        if place.away:
-            self._steps_go_on()
+        self._steps_go_on()
         if not batch.pending:  # compiled code called the model, and no hook of ours
             batch.pending, batch.next_is_there = True, False
             batch.shapes = self._shapes_fetched or batch.shapes
             if self.run.is_marking:
                 self.run.notes.add(_NOT_CALLED)
         batch.after_backward = True
-        if place.in_forward:
-            self._forward_is_over()
+        self._forward_is_over()
         self.run.claim("forward")
         self.run.enter("backward")
 
@@ -283,14 +267,12 @@ class LoopRun:
         if not (place.backwards or place.outside):
             place.forwards = int(place.in_forward)
             self.run.leave()
-            if self._batch.ends_step:
-                self._step_is_over()
+            self._end_step_if_due()
 
     @safe
     def update_begins(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """An optimizer's step begins; where a subclass's step calls its parent's, the hooks are called again."""
-        if self._place.away:
-            self._steps_go_on()
+        self._steps_go_on()
         self._place.updates += 1
         if self._place.updates == 1:
             self.run.enter("optimizer")
@@ -305,14 +287,13 @@ class LoopRun:
         if place.updates > 0 or place.outside:
             return
         if place.updates == 0:  # otherwise its closure has fetched a batch
-            if place.in_forward:
-                self._forward_is_over()
+            self._forward_is_over()
             self.run.leave()
         place.updates = 0
         batch.updates += 1
         # A traced step ends with what comes next: here torch's own scope of the update is still open.
-        if batch.ends_step and not (self.run.is_marking and self.run.window.recorder.tracing):
-            self._step_is_over()
+        if not (self.run.is_marking and self.run.window.recorder.tracing):
+            self._end_step_if_due()
 
     # ---- batches
 
@@ -323,14 +304,12 @@ class LoopRun:
         if place.updates:  # no optimizer's step runs where a batch is asked for: this one has raised
             place.updates = 0
             self.run.leave()
-        if self._batch.ends_step:
-            self._step_is_over()
+        self._end_step_if_due()
         if place.feeder is None or place.feeder() is source:
             place.feeder = weakref.ref(source)
-            if place.away:
-                self._steps_go_on()  # the loop goes back to the loader of its steps
+            self._steps_go_on()  # the loop goes back to the loader of its steps
         elif not (place.outside or place.fetches):
-            self._evaluates(self.run.facts.root, fetches=True)
+            self._evaluates(*called_in(self.run.facts.root), fetches=True)
         if place.outside or place.away:
             return
         place.fetches += 1
@@ -382,8 +361,8 @@ class LoopRun:
             self._batch.shapes, self._batch.handed = shapes, True
             self._comes(shapes)
 
-    def _step_is_over(self) -> None:
-        if not (self._place.backwards or self._place.updates):
+    def _end_step_if_due(self) -> None:
+        if self._batch.ends_step and not (self._place.backwards or self._place.updates):
             self._batch_is_over(ends_step=True)
 
     def _batch_is_over(self, *, ends_step: bool) -> None:
@@ -392,14 +371,15 @@ class LoopRun:
         self._micro_batches += 1
         if ends_step:
             self._accumulate, self._micro_batches = self._micro_batches, 0
-        given, shapes, updates, tokens = batch.given, batch.shapes, batch.updates, batch.tokens
-        run.batch_done(given, shapes, updates=updates, ends_step=ends_step, logs=logs, tokens=tokens)
+        done = (batch.given, batch.shapes, batch.tokens)
+        run.batch_done(done, updates=batch.updates, ends_step=ends_step, logs=logs)
 
     # ---- what belongs to no step
 
-    def _evaluates(self, module: nn.Module, *, fetches: bool = False) -> bool:
-        """Whether *module* is evaluated now, or a batch is fetched for that; then what runs belongs to no step."""
-        if module.training or (torch.is_grad_enabled() and not (fetches and self._place.has_trained)):
+    def _evaluates(self, *modules: nn.Module, fetches: bool = False) -> bool:
+        """Whether one of *modules* is evaluated now, or a batch is fetched for that: what runs belongs to no step."""
+        may_train = torch.is_grad_enabled() and not (fetches and self._place.has_trained)
+        if may_train or all(one.training for one in modules):
             return False
         if not self._place.away:
             self._goes_away("validation", since_batch=not self._batch.pending)
@@ -420,8 +400,7 @@ class LoopRun:
     def leave_out(self, what: str) -> None:
         """*what* begins, which belongs to no step, until ``take_in``."""
         place, batch = self._place, self._batch
-        if batch.ends_step:
-            self._step_is_over()
+        self._end_step_if_due()
         if batch.pending and not (place.outside or batch.after_backward):
             self.run.claim("forward")
         place.outside += 1
@@ -446,8 +425,5 @@ class LoopRun:
     def finish(self, error: BaseException | None = None) -> None:
         """The loop is over, or has raised *error*."""
         self._steps_go_on()
-        if self._batch.ends_step:
-            self._step_is_over()
-        if self._batch.updates and self._optimizers and error is None:
-            self.run.notes.add_for_run(_ENDED_IN_A_STEP.format(type(self._optimizers[-1]).__name__))
+        self._end_step_if_due()
         self.run.finish(interrupted_by=error)

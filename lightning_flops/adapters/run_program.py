@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.adapters.loop import LoopRun
-from lightning_flops.adapters.loop_context import frame_of, loop_output
+from lightning_flops.adapters.place import frame_of, loop_output
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.run.reports import OUTCOMES
@@ -39,10 +38,9 @@ class LoopFinder:
         self._depth = 0  # calls of modules that are running
         self._updating = 0  # steps that are: a subclass's may call its parent's, which has hooks, too
         self._called: list[weakref.ref[nn.Module]] = []  # outermost modules that were called with gradients on
-        self._model: nn.Module | None = None
         self._loop: LoopRun | None = None
         self.profiles: deque[Profile] = deque(maxlen=1)  # the latest
-        self._close_output: Callable[[], None] = lambda: None
+        self._after = ExitStack()  # closes the files that were opened for reports
         self._thread = threading.get_ident()
         self._is_over = False  # the loop is found, or a framework's adapter has begun a run
 
@@ -73,26 +71,25 @@ class LoopFinder:
 
     @safe
     def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self._thread or self._is_over:
-            return
-        self._updating += 1
-        self.updated = True
-        self._is_over = OUTCOMES.runs > 0  # a framework's adapter profiles
-        updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        models = (one for reference in self._called if (one := reference()) is not None)
-        self._model = next((one for one in models if any(id(each) in updated for each in one.parameters())), None)
+        if threading.get_ident() == self._thread:
+            self._updating += 1
+            self.updated = True
+            self._is_over |= OUTCOMES.runs > 0  # a framework's adapter profiles
 
     @safe
     def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        model = self._model
-        if self._is_over or threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread or self._is_over:
             return
         self._updating -= 1
+        updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        models = (one for reference in self._called if (one := reference()) is not None)
+        model = next((one for one in models if any(id(each) in updated for each in one.parameters())), None)
         if model is None or self._updating > 0:
             return
         self._is_over = True
         frame = frame_of(model, accelerator=None, fabric=None)
-        output, self._close_output = loop_output(frame, self._config, log_dir=self._log_dir, or_own=True)
+        output, close_output = loop_output(frame, self._config, log_dir=self._log_dir, or_own=True)
+        self._after.callback(close_output)
         loop: dict[str, Any] = {"frame": frame, "output": output, "log_every_n_steps": 50, "steps_before": 1}
         self._loop = LoopRun(model, (optimizer,), config=self._config, publish=self.profiles.append, **loop)
         self.run = self._loop.run
@@ -104,4 +101,4 @@ class LoopFinder:
         close_quietly(self._undo)
         if self._loop is not None:
             self._loop.finish(error)
-        self._close_output()
+        self._after.close()

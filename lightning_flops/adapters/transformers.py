@@ -11,18 +11,17 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 from accelerate import data_loader as accelerate_loaders
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler
 
 from lightning_flops.adapters.deepspeed_context import switch_off_builtin
 from lightning_flops.adapters.loop import LoopRun
-from lightning_flops.adapters.loop_context import Frame, accelerate_frame, optimizers_in, run_context
-from lightning_flops.adapters.place import announce_in_log, log_is_shown
+from lightning_flops.adapters.place import Frame, accelerate_frame, log_is_shown, optimizers_in, run_context
 from lightning_flops.adapters.wrapping import hear
 from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.deepspeed_groups import parallel_sizes
@@ -30,9 +29,8 @@ from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import safe
-from lightning_flops.sinks.console import to_standard_output
 from lightning_flops.sinks.services import TrainerLog
-from lightning_flops.units import page, printable
+from lightning_flops.units import printable
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerControl
@@ -63,10 +61,17 @@ class TrainerRun(LoopRun):
         self.trainer = trainer
         self._engine = _engine_of(trainer)
         self._over = over
-        self.log = TrainerLog(trainer.callback_handler.callbacks)
+        self.log = log = TrainerLog(trainer.callback_handler.callbacks)
         self.logging = False  # the Trainer logs metrics of its training now
         self._is_between_epochs = False
         updated, frame = optimizers_in(trainer.optimizer), _frame_of(trainer)
+        output = LoggedOutput(
+            config,
+            loggers=log,
+            folder=lambda: log.folder() or str(trainer.args.output_dir),  # so that TensorBoard's tab finds ours
+            # Above the Trainer's progress bar, if it shows one.
+            announce=lambda sentence: None if log_is_shown() else tqdm.write(printable(sentence)),
+        )
         ahead = 1 + fetched_ahead(getattr(loader, "base_dataloader", loader))  # accelerate fetches one more
         super().__init__(
             trainer.model_wrapped,
@@ -74,7 +79,7 @@ class TrainerRun(LoopRun):
             config=config,
             publish=publish,
             frame=frame,
-            output=_output_of(trainer, config, log=self.log),
+            output=output,
             root=trainer.model,
             context=lambda: run_context(frame, trainer.model_wrapped, accumulate=accumulate),
             x_axis=lambda: int(trainer.state.global_step),
@@ -120,17 +125,8 @@ class TrainerRun(LoopRun):
             (Accelerator, "clip_grad_norm_", "optimizer"),
             (type(trainer.model_wrapped), "zero_grad", "optimizer"),
         ):
-            hear(self, owner, name, stack, begins=partial(TrainerRun.part_begins, part=part), ends=TrainerRun.part_ends)
-
-    @safe
-    def part_begins(self, /, *_: Any, part: str, **__: Any) -> None:
-        """A call begins that is only a part of one."""
-        self.run.enter(part, counts=False)
-
-    @safe
-    def part_ends(self, _: Any) -> None:
-        """The part has ended."""
-        self.run.leave()
+            begins = safe(lambda one, *_, part=part, **__: one.run.enter(part, counts=False))
+            hear(self, owner, name, stack, begins=begins, ends=safe(lambda one, _: one.run.leave()))
 
     # ---- batches
 
@@ -243,32 +239,3 @@ def _frame_of(trainer: Trainer) -> Frame:
     if (engine := _engine_of(trainer)) is None:
         return frame
     return replace(frame, sizes=parallel_sizes(engine), strategy=f"ZeRO-{int(engine.zero_optimization_stage())}")
-
-
-def _output_of(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLog) -> LoggedOutput:
-    """Where rank 0 shows the reports of this training: in the Trainer's *log*, on the console and in files."""
-    return LoggedOutput(
-        config,
-        loggers=log,
-        folder=lambda: log.folder() or str(trainer.args.output_dir),  # so that TensorBoard's tab finds ours
-        announce=lambda sentence: _announce(trainer, sentence),
-    )
-
-
-def _announce(trainer: Trainer, sentence: str) -> None:
-    """Say *sentence* where this Trainer shows its own log, unless our own log is shown.
-
-    That is above its progress bar, or on standard output without one, as in a notebook. If the user has taken both
-    away, the log of transformers gets it, which does not show such lines by default.
-    """
-    if log_is_shown():
-        return
-    callbacks = trainer.callback_handler.callbacks
-    bars = [getattr(one, "training_bar", None) for one in callbacks]
-    bar: Any = next((one for one in bars if one is not None), None)
-    if hasattr(type(bar), "write"):
-        bar.write(printable(sentence))
-    elif any(type(one).__name__.endswith(("PrinterCallback", "ProgressCallback")) for one in callbacks):
-        to_standard_output(page([sentence]))
-    else:
-        announce_in_log("transformers.trainer", sentence)

@@ -50,9 +50,9 @@ class _ImportWatch(MetaPathFinder):
         finders = [one for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
         specs = (one.find_spec(fullname, path, target) for one in finders)
         spec = next((one for one in specs if one is not None), None)
-        if spec is None or spec.loader is None:
+        loader: Any = getattr(spec, "loader", None)
+        if loader is None:
             return spec
-        loader: Any = spec.loader
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from lightning_flops.analysis.devices import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, with_trace
@@ -40,10 +41,9 @@ class Rule:
 
     name: str
     measured: Callable[[Evidence], float | None] | None = None
-    """What is compared, ``{measured}`` in the texts, and None where it is not known or the rule does not apply; a rule
-    without a function compares the share of its name."""
+    """What is compared: None where it is not known or the rule does not apply; else the share of the rule's name."""
     limit: str = ""
-    """The field of ``AdviceThresholds`` above which that must be, if not that of the rule's name, if there is one."""
+    """The field of ``AdviceThresholds`` above which that must be, if not that of the rule's name."""
     threshold: str = "more than {limit}"
     fact: str
     remedy: str
@@ -81,13 +81,7 @@ class Rule:
 
 
 def advise(evidence: Evidence, thresholds: AdviceThresholds, *, known: Iterable[Advice] = ()) -> tuple[Advice, ...]:
-    """What to try, the largest possible saving first; empty for a run that nothing measured holds back.
-
-    Args:
-        evidence: what was measured.
-        thresholds: what it is compared with.
-        known: advice from earlier evidence of the same run, whose rules *evidence* says nothing about.
-    """
+    """What to try by *evidence* and what is *known* already, the largest possible saving first."""
     found = [advice for rule in RULES if (advice := rule.advice(evidence, thresholds)) is not None]
     return tuple(sorted((*found, *known), key=lambda one: (one.ceiling is None, -(one.ceiling or 0.0))))
 
@@ -100,10 +94,7 @@ def advise_on_traces(
     devices: Sequence[DeviceAbilities],
     thresholds: AdviceThresholds | None = None,
 ) -> tuple[Advice, ...]:
-    """Advice from traces alone; of several ranks to which a rule applies, the one with the largest possible saving.
-
-    *ranks* and *devices* are in the order of *traces*.
-    """
+    """Advice from traces alone, in whose order *ranks* and *devices* are; by each rule for the rank that saves most."""
     limits = AdviceThresholds() if thresholds is None else thresholds
     files = name_files([trace.source for trace in traces])
     rows: Sequence[RankRow | None] = [None] * len(traces) if ranks is None else ranks.ranks
@@ -133,6 +124,12 @@ def _wait_of_batch(evidence: Evidence) -> float:
     return (evidence.data_wait_sec or 0.0) / max(1.0, evidence.batches)
 
 
+def _share_of_wait(rule: str, evidence: Evidence) -> float | None:
+    is_short, is_full = _wait_of_batch(evidence) < LEAST_WAIT_SEC, _more_workers(evidence) == 0
+    applies = "data_wait_short" if is_short else "data_wait_full" if is_full else "data_wait"
+    return evidence.data_wait_share if rule == applies else None
+
+
 def _more_workers(evidence: Evidence) -> int | None:
     """So many more as keep up and have an idle core, or any core where loading needs none; None: cores unknown."""
     cores, now = evidence.facts.cores, evidence.facts.loader_workers or 0
@@ -143,15 +140,6 @@ def _more_workers(evidence: Evidence) -> int | None:
     work_sec = max(evidence.step_sec - (evidence.data_wait_sec or 0.0), evidence.step_sec / 100)
     loads_sec = evidence.step_sec * now if now else evidence.data_wait_sec or 0.0
     return max(0, min(room, math.ceil(loads_sec / work_sec) - now))
-
-
-def _data_wait(rule: str) -> Callable[[Evidence], float | None]:
-    def measured(evidence: Evidence) -> float | None:
-        is_short, is_full = _wait_of_batch(evidence) < LEAST_WAIT_SEC, _more_workers(evidence) == 0
-        applies = "data_wait_short" if is_short else "data_wait_full" if is_full else "data_wait"
-        return evidence.data_wait_share if rule == applies else None
-
-    return measured
 
 
 def _of_loader(evidence: Evidence) -> Mapping[str, str]:
@@ -198,7 +186,7 @@ RULES: tuple[Rule, ...] = (
     *(
         Rule(
             name=name,
-            measured=_data_wait(name),
+            measured=partial(_share_of_wait, name),
             limit="data_wait",
             words=_of_loader,
             fact="The step waits {wait} a batch for data ({measured}){workers}{cores}.",

@@ -15,11 +15,9 @@ from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, TimingPro
 from lightning_flops.schema.trace import PartFilling, TracedStep
 
 _ROWS: tuple[BudgetKey, ...] = get_args(BudgetKey)
-
 _DATA = {"data_wait", "transfer"}
 _NO_COMPUTE = {*_DATA, "bubble", "other"}
 """Phases of a step in which the model does nothing."""
-
 _OF_TRACE: tuple[BudgetKey, ...] = ("operators", "communication", "idle")
 """The rows that a trace divides from ``compute``."""
 
@@ -29,65 +27,44 @@ def build_budget(
     timing: TimingProfile | None,
     traced: TracedStep | None,
     peak_sec: tuple[float | None, float | None],
-    memory_sec: float | None,
     lower_bound: bool,
-    step_word: str = "step",
 ) -> Budget | None:
-    """The account of one step, a *step_word* for users; None if no step was timed.
+    """The account of one step; None if no step was timed.
 
-    *peak_sec* is what the step's model FLOPs, and its hardware FLOPs, take at the device's peaks, and *memory_sec* what
-    moving the bytes of all operators that are not matmul-like takes at the bandwidth of the device's memory.
+    *peak_sec* is what the step's model FLOPs, and its hardware FLOPs, take at the device's peaks.
     """
     if timing is None or timing.global_step.typical_sec <= 0:
         return None
     filling = None if traced is None else traced.filling
-    times_ns: dict[BudgetKey, int | None] = {**dict.fromkeys(_ROWS), **_spent_ns(timing.parts, filling)}
+    times_ns: dict[BudgetKey, int | None] = {**dict.fromkeys(_ROWS), **_spent_ns(timing.parts, filling or {})}
     notes = []
     if filling is None:
         times_ns |= dict.fromkeys(_OF_TRACE)
         notes.append(
             "Other operators, communication and idle are n/a without a trace that shows what filled the phases."
         )
-    elif traced is not None and not traced.like_counted:
-        notes.append(
-            f"What filled each part is that of {step_word} {traced.index}, whose shapes are not those of all timed "
-            f"{step_word}s."
-        )
-    if peak_sec[0] is not None:
-        model_ns = _ns(peak_sec[0])
-        others_ns = 0 if peak_sec[1] is None else _ns(peak_sec[1] - peak_sec[0])
+    model_sec, hardware_sec = peak_sec
+    if model_sec is not None and hardware_sec is not None:
+        model_ns, others_ns = _ns(model_sec), _ns(hardware_sec - model_sec)
         left_ns = (times_ns["compute"] or 0) - model_ns - others_ns
         if left_ns < 0:
             notes.append("FLOPs at the peak are n/a: matmul-like operators took less time than that.")
         else:
-            times_ns |= {"model": model_ns, "compute": left_ns}
-            times_ns["other_flops"] = None if peak_sec[1] is None else others_ns
-            if peak_sec[1] is None:
-                notes.append(
-                    "Recomputed FLOPs and the optimizer's at the peak are n/a: the peak of a dtype is unknown."
-                )
+            times_ns |= {"model": model_ns, "other_flops": others_ns, "compute": left_ns}
             if lower_bound:
                 notes.append(
                     "The FLOPs are lower bounds, and so are the rows at the peak; the row after is at most that."
                 )
-    operators_ns = times_ns["operators"]
-    memory_ns = None if memory_sec is None or operators_ns is None else min(operators_ns, _ns(memory_sec))
-    return Budget(
-        wall_ns=sum(ns or 0 for ns in times_ns.values()),
-        rows_ns=times_ns,
-        memory_ns=memory_ns,
-        notes=tuple(notes),
-    )
+    return Budget(wall_ns=sum(ns or 0 for ns in times_ns.values()), rows_ns=times_ns, notes=tuple(notes))
 
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _spent_ns(parts: Iterable[PartTiming], filling: Mapping[str, PartFilling] | None) -> Counter[BudgetKey]:
+def _spent_ns(parts: Iterable[PartTiming], fillings: Mapping[str, PartFilling]) -> Counter[BudgetKey]:
     """Nanoseconds of each row before any peak; what no trace divides is computing."""
     spent = Counter[BudgetKey](dict.fromkeys(_ROWS[2:], 0))
-    fillings = filling or {}
     for part in parts:
         if _NO_COMPUTE.issuperset(part.phases):
             spent["data" if _DATA.issuperset(part.phases) else "other"] += _ns(part.typical_sec)

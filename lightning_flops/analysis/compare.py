@@ -2,7 +2,7 @@
 
 The times of the parts of a step are means over the timed steps, which nothing slowed down. How a part is cut into
 modules, waiting for other ranks and idle time comes from the traced steps. ``compare_split`` has the mathematics of a
-difference, ``compare_noise`` that of chance, ``compare_modules`` says which module is which.
+difference, ``compare_figures`` that of chance.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 from functools import cached_property
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 
-from lightning_flops.analysis.compare_modules import match_modules
-from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, noise_ns, too_few
-from lightning_flops.analysis.compare_rules import WALL, figure_difference, setting_differences
+from lightning_flops.analysis import compare_figures as figures
 from lightning_flops.analysis.compare_split import Work, apportioned, split
 from lightning_flops.analysis.module_names import parent_name
+from lightning_flops.analysis.rates import ratio
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, TimePhase
 from lightning_flops.schema.comparison import (
@@ -31,6 +31,7 @@ from lightning_flops.schema.comparison import (
     ModuleDifference,
     ModuleSide,
 )
+from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import phases_text
 from lightning_flops.units import percent, plural
@@ -45,16 +46,13 @@ _WAITS: Mapping[TimePhase, Cause] = {
 _STARVED = 0.05
 """From this share of lost processor time on, the times of a run say little of its program."""
 _ERRORS = 4
-"""So many standard errors of both runs together may separate a module's times by chance."""
+"""So many standard errors of both runs together may separate a module's times by figures."""
 _Phases = tuple[TimePhase, ...]
 _Row = tuple[str | None, str | None]
 """Names of a module in A and in B; both None for what no module owns."""
 _OUTSIDE: _Row = (None, None)
-_Piece = tuple[_Row, Cause | None]
-"""A piece of a part of a step: whose it is, and what it is a wait for."""
-_Filled = tuple[Mapping[str, int], tuple[int, int, int]]
-"""Own nanoseconds of each module in a part of a traced step; communication that computation does not hide, the device's
-idle time, and what is no module's."""
+_Pieces = dict[tuple[_Row, Cause | None], tuple[int, Work | None]]
+"""Time and work of the pieces of a part of a step, by whose they are, and what they are a wait for."""
 
 
 def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A", "B")) -> Comparison:
@@ -72,21 +70,52 @@ def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A",
         sources: where they are from, for the report.
 
     Raises:
-        ComparisonError: the two cannot be compared: one has no timed step, contradicts itself or has figures that no
-            float holds, or one run trains and the other does not.
+        ComparisonError: one of them has no timed step, or one run trains and the other does not.
     """
-    runs = _Run(a, sources[0]), _Run(b, sources[1])
+    runs = first, second = _Run(a, sources[0]), _Run(b, sources[1])
     if a.context.loop != b.context.loop:
         raise ComparisonError(
             f"the steps cannot be compared: {sources[0]} is of a {a.context.loop} loop, {sources[1]} of a "
             f"{b.context.loop} loop"
         )
-    try:
-        return _compared(*runs)
-    except (ArithmeticError, LookupError, ValueError) as error:
-        raise ComparisonError(
-            "the steps cannot be compared: a profile contradicts itself, or has figures beyond what floats hold"
-        ) from error
+    of_a, of_b = ({part.phases for part in run.timing.parts} for run in runs)
+    rest = {phase for phases in of_a ^ of_b for phase in phases}  # what the two separate in other ways is one part
+    joined = tuple(phase for phase in _PHASES if phase in rest)
+    every = sorted([*(of_a & of_b), *([joined] if joined else [])], key=lambda phases: _PHASES.index(phases[0]))
+
+    partners = match_modules(a.modules, b.modules)
+    rows: list[_Row] = [(partners.get(one.name), one.name) for one in b.modules]
+    taken = set(partners.values())
+    rows += [(one.name, None) for one in a.modules if one.name not in taken]
+    rows_a, rows_b = ({str(row[side]): row for row in rows if row[side] is not None} for side in (0, 1))
+
+    whole, of_parts, of_rows = _Sums(), defaultdict[_Phases, _Sums](_Sums), defaultdict[_Row, _Sums](_Sums)
+    for phases in every:
+        by_module = all(len(phases) == 1 and phases[0] in run.inside for run in runs)
+        in_a, in_b = first.pieces(phases, rows_a, by_module), second.pieces(phases, rows_b, by_module)
+        for piece in in_a | in_b:
+            (a_ns, work_a), (b_ns, work_b) = in_a.get(piece, (0, None)), in_b.get(piece, (0, None))
+            row, wait = piece
+            causes = {wait: b_ns - a_ns} if wait else split(a_ns=a_ns, b_ns=b_ns, a=work_a, b=work_b)
+            for sums in (whole, of_parts[phases], of_rows[row]):
+                sums.update(causes, a_ns=a_ns, b_ns=b_ns)
+
+    def part(name: str, phases: _Phases, sums: _Sums) -> CausedDifference:
+        noise = figures.noise_ns(first.steps(phases), second.steps(phases))
+        return CausedDifference(name=name, **_times(sums), noise_ns=noise)
+
+    step = tuple(phase for phases in every for phase in phases)
+    return Comparison(
+        kind="profiles",
+        a=first.identity(),
+        b=second.identity(),
+        settings=figures.setting_differences(a, b),
+        figures=tuple(_figures(first, second, step)),
+        step=part(b.step_name, step, whole),
+        parts=tuple(part(phases_text(phases), phases, of_parts[phases]) for phases in every),
+        modules=tuple(_modules(first, second, rows, of_rows)),
+        notes=tuple(_notes(runs)),
+    )
 
 
 class _Run:
@@ -95,35 +124,25 @@ class _Run:
     def __init__(self, profile: Profile, source: str) -> None:
         if profile.timing is None:
             raise ComparisonError(f"the steps cannot be compared: {source} has no timed step")
-        self.profile, self.timing, self.source = profile, profile.timing, source
+        self.profile, self.timing, self.traced, self.source = profile, profile.timing, profile.traced, source
+        parts = self.traced.parts if self.traced and any(one.times for one in profile.modules) else ()
+        self.inside = {part.name: part for part in parts if part.name in _COMPUTING}
+        """Parts of which it is known what filled them."""
 
     def identity(self) -> ComparedRun:
         """What the comparison says of it."""
         profile, steps, share = self.profile, self.timing.timed_steps, self.timing.starved_share or 0.0
         model = f"{profile.modules[0].type_name} on " if profile.modules else ""
         where = f"{model}{profile.context.device_name or 'unknown device'}"
+        about = f"{where}, step {profile.profile_step} counted, {steps} timed {plural('step', steps)}"
         starved = f"for {percent(share)} of the time in which its steps were timed it was ready to run and had to wait"
-        return ComparedRun(
-            source=self.source,
-            about=f"{where}, step {profile.profile_step} counted, {steps} timed {plural('step', steps)}",
-            starved=f"{starved} for a processor." if share > _STARVED else "",
-        )
+        words = f"{starved} for a processor." if share > _STARVED else ""
+        return ComparedRun(source=self.source, about=about, starved=words)
 
-    def ns(self, phases: _Phases) -> int:
-        """Mean of *phases* together; zero where the run has none of them."""
-        return sum(_ns(part.mean_sec) for part in self.timing.parts if set(part.phases) <= set(phases))
-
-    def steps(self, phases: _Phases) -> Floats:
+    def steps(self, phases: _Phases) -> figures.Floats:
         """Seconds of each timed step in *phases*."""
         columns = [np.array(part.steps_sec) for part in self.timing.parts if set(part.phases) <= set(phases)]
-        return sum(columns, start=np.zeros(len(self.timing.global_step.steps_sec)))
-
-    def work(self, phases: _Phases) -> Work:
-        """FLOPs and bytes of one step in *phases*."""
-        flops, moved = (
-            sum(_amount(one, phase) for phase in phases) for one in (self.profile.flops, self.profile.bytes_total)
-        )
-        return Work(flops, self.profile.per_step(moved))
+        return sum(columns, start=np.zeros(self.timing.timed_steps))
 
     @cached_property
     def works(self) -> dict[TimePhase, dict[str, Work]]:
@@ -147,71 +166,49 @@ class _Run:
         return ModuleSide(name=name, flops=round(flops), bytes=round(moved))
 
     @cached_property
-    def strays(self) -> dict[str | None, float]:
+    def errors(self) -> dict[str | None, float]:
         """Standard error of each module's own time over the traced steps, divided by that time, where it is known."""
-        traced = self.profile.traced
-        table = traced and traced.tables and traced.tables.modules
+        table = self.traced and not self.traced.is_apart and self.traced.tables and self.traced.tables.modules
         found: dict[str | None, float] = {None: 0.0}
         for row in table.rows if table else ():
             if row.own_error_us is not None:
-                own_us = row.own_forward_us + row.own_backward_us
-                found[row.name] = row.own_error_us / own_us if own_us else 0.0
+                found[row.name] = ratio(part=row.own_error_us, whole=row.own_forward_us + row.own_backward_us) or 0.0
         return found
 
-    def doubt_ns(self) -> float:
-        """How much of forward and backward may be a module's that was held up in the traced steps alone."""
-        traced = self.profile.traced
-        if traced is None or not traced.is_apart:
-            return 0.0
-        scales: dict[TimePhase, float] = {"forward": traced.forward_scale, "backward": traced.backward_scale}
-        return sum(
-            self.ns((phase,)) * (1 - alike) for phase, scale in scales.items() if (alike := min(scale, 1 / scale)) < 0.5
+    def pieces(self, phases: _Phases, rows: Mapping[str, _Row], by_module: bool) -> _Pieces:
+        """What a part of the step consists of; its pieces add up to it."""
+        profile = self.profile
+        ns = sum(_ns(part.mean_sec) for part in self.timing.parts if set(part.phases) <= set(phases))
+        work = Work(
+            sum(_amount(profile.flops, phase) for phase in phases),
+            profile.per_step(sum(_amount(profile.bytes_total, phase) for phase in phases)),
         )
-
-    def pieces(self, phases: _Phases, filled: _Filled | None, rows: Mapping[str, _Row]) -> dict[_Piece, _Amounts]:
-        """What a part of the step, *filled* so in the traced one, consists of; its pieces add up to it."""
-        whole_ns, work = self.ns(phases), self.work(phases)
-        if filled is None:
-            kinds = {_WAITS.get(one) for one in phases}  # waits of several kinds count as one for the loop
-            wait = None if None in kinds else kinds.pop() if len(kinds) == 1 else "loop"
-            return {(_OUTSIDE, wait): (whole_ns, work)}
+        if not by_module:
+            waits = {_WAITS.get(one) for one in phases}  # several kinds of waiting count as one for the loop
+            return {(_OUTSIDE, None if None in waits else waits.pop() if len(waits) == 1 else "loop"): (ns, work)}
         works = self.works.get(phases[0], {})
         owned = map(sum, zip(Work(), *works.values(), strict=True))
         left = Work(*(max(0, every - own) for every, own in zip(work, owned, strict=True)))
-        ns = apportioned(whole_ns, [*(filled[0].get(name, 0) for name in works), *filled[1]])
-        pieces: list[_Piece] = [(rows[name], None) for name in works]
-        pieces += [(_OUTSIDE, "communication"), (_OUTSIDE, "idle"), (_OUTSIDE, None)]
-        return dict(zip(pieces, zip(ns, [*works.values(), None, None, left], strict=True), strict=True))
+        weights = self._filling(phases[0], list(works))
+        keys = [*((rows[name], None) for name in works), *((_OUTSIDE, of) for of in ("communication", "idle", None))]
+        every = zip(apportioned(ns, weights), [*works.values(), None, None, left], strict=True)
+        return cast("_Pieces", dict(zip(keys, every, strict=True)))
 
-    def filled(self) -> tuple[dict[TimePhase, _Filled], str]:
-        """What filled the computing parts of its traced step; empty, and why, if it cannot be said.
-
-        On a device, idle is the time in which nothing runs there. Without a device the host's own time between
-        operators is work as well: it is no module's, or that of the module that runs.
-        """
-        traced = self.profile.traced
-        times = {module.name: module.times for module in self.profile.modules if module.times is not None}
-        if traced is None or not times:
-            return {}, f"{self.source} has no times of modules"
-        walls = {part.name: part for part in traced.parts}
-        idles = {name: part.idle_ns for name, part in (traced.filling or {}).items()}
-        on_device = next(iter(times.values())).clock == "device"
-        found: dict[TimePhase, _Filled] = {}
-        for phase in _COMPUTING:
-            seconds = {name: getattr(one, f"own_{phase}_sec", 0.0) for name, one in times.items()}
-            if phase not in walls or None in seconds.values():
-                continue
-            modules = {name: _ns(sec) for name, sec in seconds.items()}
-            scale = getattr(traced, f"{phase}_scale", 1.0)
-            own, communication = sum(modules.values()), _ns(scale * walls[phase].exposed_sec)
-            computing = max(0, _ns(scale * walls[phase].wall_sec) - communication)
-            idle = min(computing, round(scale * idles.get(phase, 0))) if on_device else 0
-            computing -= idle
-            if own > computing:  # a module's time has what ran at once on several streams, and its own communication
-                modules = dict(zip(modules, apportioned(computing, list(modules.values())), strict=True))
-                own = computing
-            found[phase] = modules, (communication, idle, computing - own)
-        return found, ""
+    def _filling(self, phase: TimePhase, modules: Sequence[str]) -> list[int]:
+        """Nanoseconds that *modules*, communication, idle time of a device, and the rest fill of a traced part."""
+        part, fillings = self.inside[phase], (self.traced and self.traced.filling) or {}
+        scale = getattr(self.traced, f"{phase}_scale", 1.0)
+        times = {one.name: one.times for one in self.profile.modules if one.times is not None}
+        own = [_ns(getattr(times.get(name), f"own_{phase}_sec", None) or 0.0) for name in modules]
+        communication = _ns(scale * part.exposed_sec)
+        computing = max(0, _ns(scale * part.wall_sec) - communication)
+        idle = 0
+        if phase in fillings and next(iter(times.values())).clock == "device":
+            idle = min(computing, round(scale * fillings[phase].idle_ns))
+        computing -= idle
+        if sum(own) > computing:  # a module's time has what ran at once on several streams, and its own communication
+            own = apportioned(computing, own)
+        return [*own, communication, idle, computing - sum(own)]
 
 
 def _amount(amounts: Any, phase: TimePhase) -> int:
@@ -224,119 +221,66 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-_Amounts = tuple[int, Work | None]
-"""The time of a piece, and the work in it."""
+_Sums = Counter[str]
+"""Nanoseconds of both runs, and of each cause of their difference, added up over pieces."""
 
 
-class _Sums(Counter[Cause | Literal["a", "b"]]):
-    """Nanoseconds of both runs and, by cause, of their difference, added up over pieces."""
-
-    def fields(self) -> dict[str, Any]:
-        """The fields of a difference."""
-        causes = {cause: self[cause] for cause in get_args(Cause) if self[cause]}
-        return {"a_ns": self["a"], "b_ns": self["b"], "causes": causes}
-
-
-def _compared(a: _Run, b: _Run) -> Comparison:
-    of_a, of_b = ({part.phases for part in run.timing.parts} for run in (a, b))
-    rest = {phase for phases in of_a ^ of_b for phase in phases}  # what the two separate in other ways is one part
-    joined = tuple(phase for phase in _PHASES if phase in rest)
-    every = sorted([*(of_a & of_b), *([joined] if joined else [])], key=lambda phases: _PHASES.index(phases[0]))
-
-    partners = match_modules(a.profile.modules, b.profile.modules)
-    rows: list[_Row] = [(partners.get(one.name), one.name) for one in b.profile.modules]
-    taken = set(partners.values())
-    rows += [(one.name, None) for one in a.profile.modules if one.name not in taken]
-    rows_a, rows_b = ({str(row[side]): row for row in rows if row[side] is not None} for side in (0, 1))
-
-    filled_a, filled_b, notes = _comparable_traces(a, b)
-    whole, of_parts, of_rows = _Sums(), defaultdict[_Phases, _Sums](_Sums), defaultdict[_Row, _Sums](_Sums)
-    for phases in every:
-        known = len(phases) == 1 and phases[0] in filled_a and phases[0] in filled_b
-        in_a = a.pieces(phases, filled_a[phases[0]] if known else None, rows_a)
-        in_b = b.pieces(phases, filled_b[phases[0]] if known else None, rows_b)
-        for piece in in_a | in_b:
-            (a_ns, work_a), (b_ns, work_b) = in_a.get(piece, (0, None)), in_b.get(piece, (0, None))
-            row, wait = piece
-            causes = {wait: b_ns - a_ns} if wait else split(a_ns=a_ns, b_ns=b_ns, a=work_a, b=work_b)
-            for sums in (whole, of_parts[phases], of_rows[row]):
-                sums.update(causes, a=a_ns, b=b_ns)
-
-    def part(name: str, phases: _Phases, sums: _Sums) -> CausedDifference:
-        return CausedDifference(name=name, **sums.fields(), noise_ns=noise_ns(a.steps(phases), b.steps(phases)))
-
-    step = tuple(phase for phases in every for phase in phases)
-    return Comparison(
-        kind="profiles",
-        a=a.identity(),
-        b=b.identity(),
-        settings=setting_differences(a.profile, b.profile),
-        figures=tuple(_figures(a, b, step)),
-        step=part(b.profile.step_name, step, whole),
-        parts=tuple(part(phases_text(phases), phases, of_parts[phases]) for phases in every),
-        modules=tuple(_modules(a, b, rows, of_rows)),
-        notes=(*notes, *_limits((a, b))),
-    )
-
-
-def _comparable_traces(a: _Run, b: _Run) -> tuple[dict[TimePhase, _Filled], dict[TimePhase, _Filled], list[str]]:
-    """What filled the parts in both runs; empty where one of them does not know, and a note on that."""
-    (filled_a, why_a), (filled_b, why_b) = a.filled(), b.filled()
-    clocks = {one.times.clock for run in (a, b) for one in run.profile.modules if one.times is not None}
-    why = " and ".join(filter(None, (why_a, why_b)))
-    if not why and len(clocks) > 1:
-        why = f"their clocks differ ({', '.join(sorted(clocks))})"
-    if not why:
-        return filled_a, filled_b, []
-    note = "What the trace shows of waiting inside a part is in its work and efficiency."
-    return {}, {}, [f"Differences by module are not known: {why}. {note}"]
+def _times(sums: _Sums) -> dict[str, Any]:
+    """The fields of a difference."""
+    causes = {cause: sums[cause] for cause in get_args(Cause) if sums[cause]}
+    return {"a_ns": sums["a_ns"], "b_ns": sums["b_ns"], "causes": causes}
 
 
 def _modules(a: _Run, b: _Run, rows: Sequence[_Row], of_rows: Mapping[_Row, _Sums]) -> Iterator[ModuleDifference]:
     """Each row, and last what no module owns."""
     for row in rows:
         own = of_rows.get(row, _Sums())
-        strays = own["a"] * a.strays.get(row[0], math.nan), own["b"] * b.strays.get(row[1], math.nan)
-        noise = _ERRORS * math.hypot(*strays) + a.doubt_ns() + b.doubt_ns()
-        known = (own["a"] or own["b"]) and not math.isnan(noise)
+        errors = own["a_ns"] * a.errors.get(row[0], math.nan), own["b_ns"] * b.errors.get(row[1], math.nan)
+        noise = _ERRORS * math.hypot(*errors)
+        known = (own["a_ns"] or own["b_ns"]) and not math.isnan(noise)
         yield ModuleDifference(
             name=str(row[0] if row[1] is None else row[1]),
             a=a.side(row[0]),
             b=b.side(row[1]),
-            **own.fields(),
+            **_times(own),
             noise_ns=math.ceil(noise) if known else None,
         )
     outside = ModuleSide(name=OUTSIDE, flops=0, bytes=0)
-    yield ModuleDifference(name=OUTSIDE, a=outside, b=outside, **of_rows[_OUTSIDE].fields(), noise_ns=None)
+    yield ModuleDifference(name=OUTSIDE, a=outside, b=outside, **_times(of_rows[_OUTSIDE]), noise_ns=None)
 
 
 def _figures(a: _Run, b: _Run, step: _Phases) -> Iterator[FigureDifference]:
     """Each number of the summary, with the noise of the times that it is made of."""
 
-    def steps(run: _Run, name: str) -> Floats:
-        if name == "cpu_time_sec":
-            return np.array(run.timing.processor_steps_sec)
-        whole = run.steps(step)
-        return run.steps(("data_wait",)) / whole if name == "data_wait_ratio" else whole
+    def steps(run: _Run) -> dict[str, figures.Floats]:
+        whole, processor = run.steps(step), np.array(run.timing.processor_steps_sec)
+        of_wall = dict.fromkeys(figures.WALL, whole) | {"data_wait_ratio": run.steps(("data_wait",)) / whole}
+        return of_wall | {"cpu_time_sec": processor}
 
+    steps_a, steps_b = steps(a), steps(b)
     of_a, of_b = (cast("dict[str, Any]", run.profile.summary()) for run in (a, b))
     why_a, why_b = ({**run.profile.unavailable, **run.profile.job_unavailable} for run in (a, b))
     for name in (one for one in of_a if one != "advice"):
-        yield figure_difference(
+        yield figures.figure_difference(
             name,
             (of_a[name], of_b[name]),
             unknown=(why_a.get(name), why_b.get(name)),
-            steps=(steps(a, name), steps(b, name)) if name in (*WALL, "cpu_time_sec") else None,
+            steps=(steps_a.get(name), steps_b.get(name)),
         )
 
 
-def _limits(runs: Sequence[_Run]) -> Iterator[str]:
+def _notes(runs: Sequence[_Run]) -> Iterator[str]:
     """What limits the comparison, in sentences."""
+    if untimed := [run.source for run in runs if not run.inside]:
+        yield (
+            f"Differences by module are not known without times of modules in {' and '.join(untimed)}. What the trace "
+            "shows of waiting inside a part is in its work and efficiency."
+        )
     for run in runs:
-        profile, context, steps = run.profile, run.profile.context, len(run.timing.global_step.steps_sec)
-        if steps < LEAST_STEPS:
-            yield too_few(run.source, f"{steps} timed steps")
-        if profile.traced is not None and profile.traced.is_apart:
+        profile, context, steps = run.profile, run.profile.context, run.timing.timed_steps
+        if steps < figures.LEAST_STEPS:
+            yield figures.too_few(run.source, f"{steps} timed steps")
+        if run.traced is not None and run.traced.is_apart:
             yield (
                 f"The traced steps of {run.source} took over twice or under half as long as its timed ones: which "
                 "module a difference is in is uncertain."
@@ -347,3 +291,28 @@ def _limits(runs: Sequence[_Run]) -> Iterator[str]:
             yield f"Times of {run.source} are those of rank {context.rank} of {context.world_size}."
     for note in dict.fromkeys(note for run in runs for note in run.profile.notes):
         yield f"{' and '.join(run.source for run in runs if note in run.profile.notes)}: {note}"
+
+
+def match_modules(a: Sequence[ModuleProfile], b: Sequence[ModuleProfile]) -> dict[str, str]:
+    """Partners among the modules *a* and *b*, the name in A by the name in B; each has at most one.
+
+    Both are in tree order, the root first. First the same name and class: the root and most modules. Then renamed ones:
+    the longest runs of the same classes, settings, parameters and FLOPs, where a module without parameters goes with
+    its parent alone. Last the same name, whatever the class.
+    """
+    class_a = {one.name: one.type_name for one in a}
+    found = {one.name: one.name for one in b if not one.name or class_a.get(one.name) == one.type_name}
+    taken = set(found.values())
+    left_a, left_b = [one for one in a if one.name not in taken], [one for one in b if one.name not in found]
+    kinds_a, kinds_b = (
+        [(one.type_name, one.extra_repr, one.params, one.total) for one in left] for left in (left_a, left_b)
+    )
+    for place_a, place_b, length in SequenceMatcher(None, kinds_a, kinds_b, autojunk=False).get_matching_blocks():
+        for mine, other in zip(left_a[place_a : place_a + length], left_b[place_b : place_b + length], strict=True):
+            if mine.params or found.get(parent_name(other.name)) == parent_name(mine.name):
+                found[other.name] = mine.name
+                taken.add(mine.name)
+    for module in b:
+        if module.name in class_a and module.name not in taken:
+            found.setdefault(module.name, module.name)
+    return found

@@ -1,18 +1,14 @@
 """The mathematics of a difference: what of the time between two runs is other work, and what is another rate.
 
-The time of a piece of work is ``t = W s``: an amount of work *W*, by the seconds *s* that one unit of it takes. The
-logarithms of their changes add up, and the difference is apportioned to the two in this proportion:
+The time of a piece of work is ``t = W s``: an amount of work ``W = FLOPs + FLOPS_PER_BYTE x bytes``, by the seconds *s*
+that one unit of it takes. The logarithms of their changes add up, and apportion the difference ``t_B - t_A``:
 
     work        L(t_A, t_B) ln(W_B / W_A)
     efficiency  L(t_A, t_B) ln(s_B / s_A)          L(x, y) = (y - x) / ln(y / x), the logarithmic mean; L(x, x) = x
 
 J. K. Montgomery (1937) and Y. Vartia (Scand. J. Statist. 3, 1976), known as LMDI (B. W. Ang, Energy Policy 33, 2005).
-The two add up to ``t_B - t_A`` identically; with A and B swapped both change their sign.
-
-FLOPs and bytes are both work: ``W = FLOPs + FLOPS_PER_BYTE x bytes``. What only one run has, or where only one counted
-any work, is work; where neither counted any, it is efficiency.
-
-All times are whole nanoseconds: of each difference the work is rounded, and efficiency is the rest, so sums are exact.
+What only one run has, or where only one counted any work, is work; where neither counted any, it is efficiency. Work
+is rounded to whole nanoseconds, and efficiency is the rest, so sums are exact.
 """
 
 from __future__ import annotations
@@ -46,12 +42,12 @@ def split(*, a_ns: int, b_ns: int, a: Work | None, b: Work | None) -> dict[Cause
     if not units_a or not units_b:
         flops_ns = round(difference * (flops / (flops + moved)))
         return {"flops": flops_ns, "bytes": difference - flops_ns}
-    per_unit = logarithmic_mean(a_ns, b_ns) / logarithmic_mean(units_a, units_b)
+    per_unit = _logarithmic_mean(a_ns, b_ns) / _logarithmic_mean(units_a, units_b)
     flops_ns, bytes_ns = round(flops * per_unit), round(moved * per_unit)
     return {"flops": flops_ns, "bytes": bytes_ns, "efficiency": difference - flops_ns - bytes_ns}
 
 
-def logarithmic_mean(x: float, y: float) -> float:
+def _logarithmic_mean(x: float, y: float) -> float:
     """``(y - x) / ln(y / x)`` of two numbers that are not below zero: between them; 0 if one of them is 0."""
     low, high = sorted((x, y))
     if low <= 0 or low == high:

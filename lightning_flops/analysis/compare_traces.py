@@ -1,43 +1,29 @@
 """The traces of two runs compared: what in their steps takes longer, and what of it is noise.
 
-All times are means over the traced steps, and over the ranks if each run has several. The mean over the ranks is taken
-first, in each step, because ranks that wait for one another are no independent measurements. The parts of a step add up
-to it. The rows of other tables are sums of events, which may overlap.
+All times are means over the traced steps, in each of which the mean over the ranks is taken first, because ranks that
+wait for one another are no independent measurements. The parts of a step add up to it. The rows of other tables are
+sums of events, which may overlap.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from operator import methodcaller
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
 
 from lightning_flops.analysis.collectives import refuse_mixed_ranks
-from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, noise_ns, too_few
-from lightning_flops.analysis.compare_rules import figure_difference
+from lightning_flops.analysis.compare_figures import LEAST_STEPS, Floats, figure_difference, noise_ns, too_few
 from lightning_flops.analysis.peaks import NO_FLOPS, why_no_flops, why_no_mfu
+from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.errors import ComparisonError
-from lightning_flops.schema.comparison import (
-    CalledDifference,
-    CausedDifference,
-    ComparedRun,
-    Comparison,
-    FigureDifference,
-    TableName,
-)
-from lightning_flops.schema.trace import TraceReport
+from lightning_flops.schema.comparison import CalledDifference, CausedDifference, ComparedRun, Comparison, TableName
 from lightning_flops.schema.trace_steps import STEP_PARTS
 from lightning_flops.trace.report import AnalyzedTrace
-from lightning_flops.trace.tables import StepSums
 from lightning_flops.units import plain, plural
 
-_NOT_THERE = {
-    "data_loader_us": "the trace shows no DataLoader", "communication_us": "the trace has no collectives"
-}  # fmt: skip
 _NS_PER_US, _NS_PER_SEC = 1000, 1e9
 _Figure = tuple[float | None, Floats | None, str | None]
 """A figure of a run, what it is in each step or in proportion to that, and why it is not known if it is not."""
@@ -53,7 +39,7 @@ def compare_traces(
             have marks of steps.
         RanksError: two traces of a run are of the same rank, or some do not say theirs.
     """
-    first, second = runs = (_run_of(a, sources[0]), _run_of(b, sources[1]))
+    first, second = runs = (_Run(a, sources[0]), _Run(b, sources[1]))
     if first.marked != second.marked:
         bare, marked = runs if second.marked else runs[::-1]
         raise ComparisonError(
@@ -66,6 +52,7 @@ def compare_traces(
 
     parts = tuple(part(*one) for one in STEP_PARTS if any(run.knows(one[1]) for run in runs))
     whole = part("step" if first.marked else "whole trace", "wall_us")
+    of_a, of_b = first.figures(), second.figures()
     return Comparison(
         kind="traces",
         a=first.identity(),
@@ -74,30 +61,30 @@ def compare_traces(
         step=replace(whole, a_ns=sum(one.a_ns for one in parts), b_ns=sum(one.b_ns for one in parts)),
         parts=parts,
         tables={of: rows for of in get_args(TableName) if (rows := _rows(runs, of))},
-        figures=tuple(_figures(*runs)),
+        figures=tuple(
+            figure_difference(name, (one[0], other[0]), unknown=(one[2], other[2]), steps=(one[1], other[1]))
+            for (name, one), other in zip(of_a.items(), of_b.values(), strict=True)
+        ),
         notes=tuple(_notes(runs)),
     )
 
 
-@dataclass(frozen=True, eq=False)
 class _Run:
-    """The traces of one run; all have the same steps."""
+    """The traces of one run, of all its ranks or of one; all have the same steps."""
 
-    source: str
-    """What the user calls it."""
-    reports: tuple[TraceReport, ...]
-    """By rank; what all have in common the first has."""
-    sums: tuple[Mapping[TableName, StepSums], ...]
-
-    @property
-    def marked(self) -> bool:
-        """False if they have no marks of steps: each is then one step as a whole."""
-        return self.reports[0].step_times.marked
-
-    @property
-    def steps(self) -> int:
-        """How many steps every one of them has."""
-        return len(self.reports[0].step_times.steps)
+    def __init__(self, analyzed: Sequence[AnalyzedTrace], source: str) -> None:
+        refuse_mixed_ranks(analyzed)
+        if len(analyzed) > 1 and analyzed[0].rank is None:
+            raise ComparisonError(
+                f"{source} has {len(analyzed)} traces that do not say their ranks, so they are of separate runs: give "
+                "one of them"
+            )
+        self.source, self.reports = source, [one.report for one in analyzed]
+        if len({tuple(step.number for step in one.step_times.steps) for one in self.reports}) > 1:
+            raise ComparisonError(f"the ranks of {source} cannot be compared: their traces do not have the same steps")
+        self.sums = [one.step_sums or {} for one in analyzed]
+        self.marked = self.reports[0].step_times.marked  # if not, each is one step as a whole
+        self.steps = len(self.reports[0].step_times.steps)
 
     def identity(self) -> ComparedRun:
         """What the comparison says of it."""
@@ -117,68 +104,33 @@ class _Run:
         means: Floats = np.mean(np.rint(np.array(ranks) * _NS_PER_US), axis=0)
         return means
 
-    def times(self, table: TableName) -> dict[str, tuple[Floats, Floats]]:
+    def table(self, which: TableName) -> Mapping[str, Floats]:
         """Nanoseconds and calls of each name in each step, means of the ranks."""
-        found: dict[str, tuple[Floats, Floats]] = {}
-        for mine in (tables[table] for tables in self.sums):
+        found: dict[str, Floats] = {}
+        for mine in (tables[which] for tables in self.sums):
             for column, name in enumerate(mine.names):
-                ns, calls = (values[:, column] / len(self.sums) for values in (mine.ns, mine.calls))
-                before = found.get(name, (0, 0))
-                found[name] = before[0] + ns, before[1] + calls
+                values = np.array([mine.ns[:, column], mine.calls[:, column]]) / len(self.sums)
+                found[name] = found.get(name, 0) + values
         return found
 
-    def flops(self, field: str) -> list[list[Any]] | None:
-        """A field of the FLOPs of each step, rank by rank; None if not known of all of them."""
-        found = [[getattr(step, field) for step in report.flops.steps] for report in self.reports if report.flops]
-        return None if len(found) < len(self.reports) or any(None in rank for rank in found) else found
-
-    def step_sec(self) -> _Figure:
-        """Seconds of a step."""
-        wall = self.part("wall_us")
-        return float(wall.mean()) / _NS_PER_SEC, wall, None
-
-    def count(self, field: str) -> _Figure:
-        """A count of one step; an integer where the mean over steps and ranks is one."""
-        counts = self.flops(field)
-        return None if counts is None else statistics.mean(chain(*counts)), None, why_no_flops(self.reports)
-
-    def utilization(self, name: str) -> _Figure:
-        """MFU or HFU: of each step, what its FLOPs take at the peak."""
-        shares, walls = self.flops(name), self.flops("wall_us")
-        used = None if shares is None else np.mean(np.array(shares) * np.array(walls) * _NS_PER_US, axis=0)
-        return self._share(used, why_no_mfu(self.reports))
-
-    def waiting(self, field: str) -> _Figure:
-        """The share of a part of the steps."""
-        return self._share(self.part(field) if self.knows(field) else None, _NOT_THERE[field])
-
-    def _share(self, part: Floats | None, why: str | None) -> _Figure:
-        wall = self.part("wall_us")
-        if part is None or not wall.any():
-            return None, None, why
-        return float(part.mean()) / float(wall.mean()), part / wall if wall.all() else None, why
-
-    def most_memory(self, where: str, absolute: bool) -> _Figure:
-        """The most that was allocated on one device, or on the host."""
+    def figures(self) -> dict[str, _Figure]:
+        """Step time and rates with the times that their noise is of, counts of one step, and the most memory."""
+        wall, flops = self.part("wall_us"), [one.flops for one in self.reports]
+        found: dict[str, _Figure] = {"global_step_sec": (float(wall.mean()) / _NS_PER_SEC, wall, None)}
+        for name in ("mfu", "hfu"):
+            used = sum_if_all_known(one and getattr(one, name) for one in flops)
+            found[name] = used and used / len(flops), wall, why_no_mfu(self.reports)
+        for name in ("forward_flops", "backward_flops", "hardware_flops"):
+            counts = [getattr(step, name.removesuffix("_flops")) for one in flops if one for step in one.steps]
+            found[name] = statistics.mean(counts) if all(flops) else None, None, why_no_flops(self.reports)
+        waits, known = self.part("data_loader_us"), self.knows("data_loader_us") and wall.any()
+        share = float(waits.mean() / wall.mean()) if known else None
+        found["data_wait_ratio"] = share, waits / np.maximum(wall, 1), "the trace shows no DataLoader"
         curves = [one for report in self.reports for one in report.memory_curves or ()]
-        known = [one.peak_bytes for one in curves if (one.device < 0, one.absolute) == (where == "host", absolute)]
-        why = f"the trace shows no allocations on the {where}" + (", or their change alone" if absolute else "")
-        return max(known, default=None), None, why
-
-
-def _run_of(analyzed: Sequence[AnalyzedTrace], source: str) -> _Run:
-    """The run of these traces, one of each rank."""
-    refuse_mixed_ranks(analyzed)
-    if len(analyzed) > 1 and all(one.report.rank is None for one in analyzed):
-        raise ComparisonError(
-            f"{source} has {len(analyzed)} traces that do not say their ranks, so they are of separate runs: give one "
-            "of them"
-        )
-    by_rank = sorted(analyzed, key=lambda one: -1 if one.report.rank is None else one.report.rank)
-    if len({tuple(step.number for step in one.report.step_times.steps) for one in by_rank}) > 1:
-        raise ComparisonError(f"the ranks of {source} cannot be compared: their traces do not have the same steps")
-    sums = tuple(one.step_sums for one in by_rank if one.step_sums is not None)
-    return _Run(source, tuple(one.report for one in by_rank), sums)
+        peaks = [one.peak_bytes for one in curves if one.device >= 0 and one.absolute]
+        why = "the trace does not say how much memory is allocated on the device"
+        found["device_memory_peak_bytes"] = max(peaks, default=None), None, why
+        return found
 
 
 def _times(ns: Sequence[Floats]) -> dict[str, Any]:
@@ -189,34 +141,12 @@ def _times(ns: Sequence[Floats]) -> dict[str, Any]:
 
 def _rows(runs: tuple[_Run, _Run], which: TableName) -> tuple[CalledDifference, ...]:
     """The rows of a table, the largest difference first."""
-    found, rows = [run.times(which) for run in runs], []
-    nothing = [(np.zeros(run.steps),) * 2 for run in runs]
+    found, rows = [run.table(which) for run in runs], []
     for name in dict.fromkeys((*found[0], *found[1])):
-        ns, calls = zip(*(mine.get(name, none) for mine, none in zip(found, nothing, strict=True)), strict=True)
-        calls_a, calls_b = (float(one.mean()) for one in calls)
-        rows.append(CalledDifference(name=name, **_times(ns), calls_a=calls_a, calls_b=calls_b))
+        both = [mine.get(name, np.zeros((2, run.steps))) for mine, run in zip(found, runs, strict=True)]
+        calls_a, calls_b = (float(calls.mean()) for _, calls in both)
+        rows.append(CalledDifference(name=name, **_times([ns for ns, _ in both]), calls_a=calls_a, calls_b=calls_b))
     return tuple(sorted(rows, key=lambda row: (-abs(row.difference_ns), -max(row.a_ns, row.b_ns), row.name)))
-
-
-def _figures(a: _Run, b: _Run) -> Iterator[FigureDifference]:
-    """Step time and rates with the noise of the times that they are made of, counts, and the most memory."""
-
-    def figure(name: str, of: Callable[[_Run], _Figure], *, exact: bool = False) -> FigureDifference:
-        (of_a, steps_a, why_a), (of_b, steps_b, why_b) = of(a), of(b)
-        steps = None if exact else (steps_a, steps_b)
-        return figure_difference(name, (of_a, of_b), unknown=(why_a, why_b), steps=steps)
-
-    yield figure("global_step_sec", _Run.step_sec)
-    for name in ("mfu", "hfu"):
-        yield figure(name, methodcaller("utilization", name))
-    for name in ("forward", "backward", "hardware"):
-        yield figure(f"{name}_flops", methodcaller("count", name), exact=True)
-    yield figure("data_wait_ratio", methodcaller("waiting", "data_loader_us"))
-    if a.knows("communication_us") or b.knows("communication_us"):
-        yield figure("exposed_communication_ratio", methodcaller("waiting", "communication_us"))
-    for name in ("device", "host"):
-        absolute = any(run.most_memory(name, absolute=True)[0] is not None for run in (a, b))
-        yield figure(f"{name}_memory_peak_bytes", methodcaller("most_memory", name, absolute), exact=True)
 
 
 def _notes(runs: tuple[_Run, _Run]) -> Iterator[str]:
@@ -232,7 +162,5 @@ def _notes(runs: tuple[_Run, _Run]) -> Iterator[str]:
     for run in runs:
         if run.marked and run.steps < LEAST_STEPS:
             yield too_few(run.source, f"{run.steps} traced {plural('step', run.steps)}")
-        if len(run.reports) > 1:
-            yield f"Times of {run.source} are means over its {len(run.reports)} ranks."
         if any(report.flops is not None and report.flops.uncounted for report in run.reports):
             yield f"FLOPs of {run.source} are lower bounds: what could not be counted is not in them."

@@ -6,7 +6,7 @@ Every field of ``Evidence`` is None where it was not measured, and a rule whose 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +15,7 @@ from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import ModuleRecord, OperatorCell, ProcessorLoss, RunFacts, TimePhase, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.step import DtypeFlops, Energy, TimingProfile
+from lightning_flops.schema.step import DtypeFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep, TraceReport
 
 _ALIGNMENT_16_BITS = 8
@@ -85,7 +85,6 @@ def gather_evidence(
     dtypes: Sequence[DtypeFlops],
     times: Mapping[str, ModuleTimes],
     traced: TracedStep | None,
-    energy: Energy | None,
 ) -> Evidence:
     """What *window*, and the figures that were made of it, know that a rule can use."""
     context, processor = window.context, window.processor
@@ -99,18 +98,15 @@ def gather_evidence(
     def seconds(*phases: TimePhase) -> float | None:
         return None if timing is None else timing.seconds_of(*phases, typical=True)
 
-    model = sum(one.model for one in dtypes)
+    in_float32 = sum(one.model for one in dtypes if one.dtype == "float32")  # not TF32
     odd_share, odd_names = _misaligned(window.flops.cells, window.modules, dtypes=device.tensor_core_dtypes)
     evidence = Evidence(
         shares={
             "optimizer": ratio(part=seconds("optimizer"), whole=step_sec),
-            # Not TF32.
-            "float32": ratio(part=sum(one.model for one in dtypes if one.dtype == "float32"), whole=model)
-            if on_gpu
-            else None,
+            "float32": ratio(part=in_float32, whole=sum(one.model for one in dtypes)) if on_gpu else None,
             "misaligned": odd_share,
             "starved": None if processor is None else _starved_share(processor),
-            "heat_limited": None if energy is None else energy.heat_limited_share,
+            "heat_limited": None if timing is None else timing.heat_limited_share,
         },
         modules={"misaligned": odd_names},
         step_sec=step_sec,
@@ -121,32 +117,33 @@ def gather_evidence(
         facts=facts,
         backend=facts.process_group_backend if on_gpu and context.world_size > 1 and facts.nccl is not False else None,
         idle_cores=None if processor is None else processor.idle_cores,
-        processor_share=math.fsum(processor.batches_sec) / processor.seconds + processor.waited_share
-        if processor is not None and processor.waited_share is not None and processor.seconds
-        else None,
+        processor_share=None if processor is None else _processor_share(processor),
     )
     if traced is None or traced.is_apart or step_sec is None:
         return evidence
     if traced.tables is not None:
         evidence = with_trace(evidence, traced.tables)
-    operators: dict[str, set[str]] = {}
+    operators: defaultdict[str, set[str]] = defaultdict(set)
     for cell in window.flops.cells:
         if cell.phase == "forward":
-            operators.setdefault(cell.module, set()).add(cell.operator)
-    found: dict[str, dict[str, float]] = {"dropout": {}, "norm": {}}
+            operators[cell.module].add(cell.operator)
+    costs: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
     for one in window.modules:
-        ran, kind = operators.get(one.name, set()), one.type_name.lower()
+        ran, kind = operators[one.name], one.type_name.lower()
         drops = "dropout" in kind and not _DROPS.isdisjoint(ran)
-        norms = "norm" in kind and not _DEVIATES.isdisjoint(ran) and not any(map(_is_norm, ran))
+        is_whole = any(operator.endswith("_norm") for operator in ran - _DEVIATES)  # a norm of torch's
+        norms = "norm" in kind and not _DEVIATES.isdisjoint(ran) and not is_whole
         if one.name in times and (drops or norms):
-            spent = times[one.name].own_forward_sec + (times[one.name].own_backward_sec or 0.0)
-            found["dropout" if drops else "norm"][one.name] = spent
-    shares, modules = dict(evidence.shares), dict(evidence.modules)
-    for rule, seconds_of in found.items():
-        if seconds_of:
-            shares[rule] = ratio(part=math.fsum(seconds_of.values()), whole=step_sec)
-            modules[rule] = [name for _, name in sorted((-sec, name) for name, sec in seconds_of.items())]
-    return replace(evidence, shares=shares, modules=modules)
+            spent_sec = times[one.name].own_forward_sec + (times[one.name].own_backward_sec or 0.0)
+            costs["dropout" if drops else "norm"].append((-spent_sec, one.name))
+    shares = {rule: ratio(part=-math.fsum(sec for sec, _ in of), whole=step_sec) for rule, of in costs.items()}
+    modules = {rule: [name for _, name in sorted(of)] for rule, of in costs.items()}
+    return replace(evidence, shares={**evidence.shares, **shares}, modules={**evidence.modules, **modules})
+
+
+def _processor_share(processor: ProcessorLoss) -> float | None:
+    had = ratio(part=math.fsum(processor.batches_sec), whole=processor.seconds)
+    return None if had is None or processor.waited_share is None else had + processor.waited_share
 
 
 def _starved_share(processor: ProcessorLoss) -> float | None:
@@ -154,28 +151,18 @@ def _starved_share(processor: ProcessorLoss) -> float | None:
     return share if share is not None and (processor.seconds >= _LEAST_SEC or share >= _CHANCE_SHARE) else None
 
 
-def _is_norm(operator: str) -> bool:
-    """Whether it is a whole norm of torch's."""
-    return operator.endswith("_norm") and operator != "aten.linalg_vector_norm"
-
-
 def _misaligned(
     cells: Sequence[OperatorCell], modules: Iterable[ModuleRecord], *, dtypes: Collection[str]
 ) -> tuple[float | None, tuple[str, ...]]:
-    """FLOPs in modules with a weight dimension that is no multiple of 8, in a dtype of *dtypes* ÷ all; and the modules.
-
-    None without such modules.
-    """
+    """FLOPs in *dtypes* in modules with a weight dimension that is no multiple of 8 ÷ all; and these modules."""
     odd = {module.name: [size for size in module.weight_sizes if size % _ALIGNMENT_16_BITS] for module in modules}
     by_module: Counter[str] = Counter()
     for cell in cells:
         if cell.flops and cell.dtype in dtypes and odd.get(cell.module):
             by_module[cell.module] += cell.flops
+    sizes = {name or "the root": ", ".join(map(str, dict.fromkeys(odd[name]))) for name, _ in by_module.most_common()}
     share = ratio(part=by_module.total() or None, whole=sum(cell.flops for cell in cells))
-    names = (
-        f"{name or 'the root'} ({', '.join(map(str, dict.fromkeys(odd[name])))})" for name, _ in by_module.most_common()
-    )
-    return share, tuple(names)
+    return share, tuple(f"{name} ({of})" for name, of in sizes.items())
 
 
 def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from lightning_flops.analysis.module_names import with_those_below
 from lightning_flops.records import (
     OUTSIDE,
+    FlopPhase,
     FlopRecord,
     ModuleRecord,
     OperatorCell,
@@ -17,21 +18,16 @@ from lightning_flops.records import (
     UncountedOperator,
 )
 from lightning_flops.schema import shown
-from lightning_flops.units import plural
 
-_Value = TypeVar("_Value")
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key", str, int)
 
 
 class FlopCounts:
-    """FLOPs that were counted, by phase, module, operator and dtype; a multiply-add is two.
+    """FLOPs that were counted, by phase, module, operator and dtype; a multiply-add is two. ``print`` shows a table.
 
-    The record is read anew for each question: over a running counter, answers are of the moment. ``print`` shows a
-    table by module.
-
-    Args:
-        record: the record, or a function that returns the record of the moment.
-        modules: what the modules are, for the table; or a function that returns it. The function is kept until
-            a caller asks, so it must not hold the model.
+    A function in the place of the *record* is asked for each answer: over a running counter, answers are of the moment.
+    One in the place of the *modules*, for the table, is kept until a caller asks, so it must not hold the model.
     """
 
     def __init__(
@@ -49,7 +45,7 @@ class FlopCounts:
 
     @property
     def modules(self) -> tuple[ModuleRecord, ...]:
-        """What the modules are; empty if they were not asked for, or if they could not be described."""
+        """What the modules are; empty if they could not be described."""
         if isinstance(self._modules, tuple):
             return self._modules
         try:
@@ -68,13 +64,9 @@ class FlopCounts:
 
     def __repr__(self) -> str:
         """The four phases, and whether they are all."""
-        total, uncounted = self.total, len(self.uncounted)
-        parts = [f"{phase}={getattr(total, phase):,}" for phase in ("forward", "backward", "recompute", "optimizer")]
-        if uncounted:
-            parts.append(f"uncounted={uncounted} {plural('operator', uncounted)}")
-        if self.is_lower_bound:
-            parts.append("a lower bound")
-        return f"<FlopCounts {', '.join(parts)}>"
+        total = self.total
+        parts = [f"{phase}={getattr(total, phase):,}" for phase in get_args(FlopPhase)]
+        return f"<FlopCounts {', '.join(parts)}{', a lower bound' if self.is_lower_bound else ''}>"
 
     def __str__(self) -> str:
         """A table by module, ending in a line break."""
@@ -133,11 +125,6 @@ class FlopCounts:
         return sum(cell.bytes_read + cell.bytes_written for cell in self.record.cells)
 
     @property
-    def without_backward(self) -> int:
-        """Forward FLOPs from which no backward can follow, because nothing in them needed a gradient."""
-        return sum(cell.without_backward for cell in self.record.cells)
-
-    @property
     def uncounted(self) -> Mapping[str, UncountedOperator]:
         """Operators that ran and are in no sum, by name."""
         return self.record.uncounted
@@ -157,7 +144,7 @@ class FlopCounts:
 
         The root is ``""``. Work that belongs to no module of the root stands under ``"(outside)"``, if there is any.
         """
-        return _root_first(with_those_below(self.own_by_module(), PhaseFlops()))
+        return with_those_below(self.own_by_module(), PhaseFlops())
 
     def own_by_module(self) -> dict[str, PhaseFlops]:
         """FLOPs of each module without those of the modules below it."""
@@ -166,12 +153,12 @@ class FlopCounts:
         own |= {name: flops_by_phase(cells) for name, cells in grouped(record.cells, lambda cell: cell.module).items()}
         if OUTSIDE in own and not own[OUTSIDE].total:
             del own[OUTSIDE]
-        return _root_first(own)
+        return own
 
     def own_bytes_by_module(self) -> dict[str, PhaseBytes]:
         """Bytes read and written by each module without those of the modules below it."""
         cells = grouped(self.record.cells, lambda cell: cell.module)
-        return _root_first({name: bytes_by_phase(group) for name, group in cells.items()})
+        return {name: bytes_by_phase(group) for name, group in cells.items()}
 
     def by_operator(self) -> dict[str, PhaseFlops]:
         """FLOPs of each operator, such as ``aten.mm``; operators without FLOPs are left out."""
@@ -188,9 +175,9 @@ class FlopCounts:
     def estimated_backward(self, recompute_fwd_factor: float = 0.0) -> int:
         """Backward FLOPs by the rule of thumb: twice the forward, plus *recompute_fwd_factor* times the forward.
 
-        Forwards that no backward can follow are left out. Stands for backward and recompute together.
+        Stands for backward and recompute together.
         """
-        return round((2 + Fraction(recompute_fwd_factor)) * (self.forward - self.without_backward))
+        return round((2 + Fraction(recompute_fwd_factor)) * self.forward)
 
 
 def flops_by_phase(cells: Iterable[OperatorCell]) -> PhaseFlops:
@@ -203,14 +190,9 @@ def bytes_by_phase(cells: Iterable[OperatorCell]) -> PhaseBytes:
     return PhaseBytes.summed((cell.phase, cell.bytes_read + cell.bytes_written) for cell in cells)
 
 
-def grouped(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -> dict[str, list[OperatorCell]]:
-    """*cells* that have the same *key*, in their order."""
-    groups: dict[str, list[OperatorCell]] = {}
-    for cell in cells:
-        groups.setdefault(key(cell), []).append(cell)
+def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
+    """*items* that have the same *key*, in their order."""
+    groups: dict[_Key, list[_Item]] = {}
+    for one in items:
+        groups.setdefault(key(one), []).append(one)
     return groups
-
-
-def _root_first(sums: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Sort by name, so that a module stands before those below it; what is outside the root stands last."""
-    return {name: sums[name] for name in sorted(sums, key=lambda name: (name == OUTSIDE, name.split(".")))}

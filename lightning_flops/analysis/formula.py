@@ -10,28 +10,20 @@ from typing import NamedTuple
 
 from lightning_flops.records import BucketFlops
 
-CHECKS = 2
-"""Counted steps of other sizes that a formula must agree with, to the last FLOP, beyond those that determine it."""
-
+CHECKS = 2  # counted steps of other sizes that a formula must agree with, beyond those that determine it
 _MOST_TERMS = 30
-_MOST_ROWS = 40
-"""Sizes that are counted in vain before the search for a formula ends: real steps that have one show it long before."""
+_MOST_ROWS = 40  # sizes that are counted in vain before the search ends: steps that have a formula show it long before
 
-Powers = tuple[int, ...]
-"""A term: the power of each size that varies, then those of R and of Q, which are 0 or 1."""
+Powers = tuple[int, ...]  # a term: the power of each size that varies, then those of R and of Q, which are 0 or 1
 
 
 class Sizes(NamedTuple):
     """What the FLOPs of a step may depend on."""
 
-    batches: tuple[tuple[int, ...], ...]
-    """For each batch of the step, the axes of all its tensors; the first one counts samples."""
-    real: int | None = None
-    """R: tokens that are no padding, of all batches together; None if not known."""
-    squares: int | None = None
-    """Q: the squares of the sequences' lengths, added up; None if not known."""
-    steps: int = 1
-    """Steps with these batches that are added up; R and Q are their sums."""
+    batches: tuple[tuple[int, ...], ...]  # for each batch, the axes of all its tensors; the first one counts samples
+    real: int | None = None  # R: tokens that are no padding, of all batches together; None if not known
+    squares: int | None = None  # Q: the squares of the sequences' lengths, added up; None if not known
+    steps: int = 1  # steps with these batches that are added up; R and Q are their sums
 
 
 class Sum(NamedTuple):
@@ -47,31 +39,26 @@ class Sum(NamedTuple):
 
 class _Solved(NamedTuple):
     terms: tuple[Powers, ...]
-    sums: Mapping[tuple[str, str], Sum]
-    """By bucket and dtype."""
+    sums: Mapping[tuple[str, str], Sum]  # by bucket and dtype
+    # Further terms, which were sums of the others in all counted steps: only where they are, the FLOPs are known.
     dependent: Mapping[Powers, Sum]
-    """Further terms, which were sums of the others in all counted steps: only where they are, the FLOPs are known."""
 
 
 class Formula:
     """The polynomial of steps whose batches hold the same tensors, once enough of them were counted."""
 
     def __init__(self) -> None:
-        self.solved: _Solved | None = None
-        """None: there is no formula, or none yet."""
-        self.by_tokens = False
-        """FLOPs depend on R or Q, and not on the shapes alone."""
+        self.solved: _Solved | None = None  # None: there is no formula, or none yet
+        self.by_tokens = False  # FLOPs depend on R or Q, and not on the shapes alone
+        # Places of the sizes that vary, among the axes of a batch; axes that were always equal are one size.
         self.varying: tuple[int, ...] = ()
-        """Places of the sizes that vary, among the axes of a batch; axes that were always equal are one size."""
+        # For each size from the least counted one to the greatest, in steps of the greatest common distance.
         self.ranges: tuple[range, ...] = ()
-        """For each size from the least counted one to the greatest, in steps of the greatest common distance."""
-        self.refused = False
-        """The counted steps follow no formula of their sizes, as far as the search went."""
+        self.refused = False  # the counted steps follow no formula of their sizes, as far as the search went
         self._rows: dict[Sizes, BucketFlops] = {}
+        # What each axis must be: so large, as it never varied, or as large as the first one of its size (None).
         self._expected: tuple[int | None, ...] = ()
-        """What each axis must be: so large, as it never varied, or as large as the first one of its size (None)."""
-        self._same: tuple[int, ...] = ()
-        """For each axis the place of the first one of its size."""
+        self._same: tuple[int, ...] = ()  # for each axis the place of the first one of its size
 
     @property
     def checks(self) -> int:
@@ -132,11 +119,11 @@ class Formula:
         if self.solved is None:
             return None
         for batch in sizes.batches:
-            if len(batch) != len(self._same):
+            axes = zip(batch, self._expected, self._same, strict=False)
+            if len(batch) != len(self._same) or any(
+                size != (batch[place] if fixed is None else fixed) for size, fixed, place in axes
+            ):
                 return None
-            for size, fixed, place in zip(batch, self._expected, self._same, strict=True):
-                if size != (batch[place] if fixed is None else fixed):
-                    return None
         return [tuple([batch[place] for place in self.varying]) for batch in sizes.batches]
 
     # ---- how it is found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -17,26 +17,17 @@ _NO_BYTES = PhaseBytes()
 
 
 def build_modules(
-    records: Iterable[ModuleRecord],
-    counts: FlopCounts,
-    times: Mapping[str, ModuleTimes] | None = None,
+    records: Iterable[ModuleRecord], counts: FlopCounts, times: Mapping[str, ModuleTimes] | None = None
 ) -> tuple[ModuleProfile, ...]:
-    """Every module in tree order: each before those below it, siblings in the model's own order.
+    """Every module in tree order: each before those below it, siblings in the order of *records*.
 
-    A module that was created while the step ran is not in *records*. If it did work, it is added after its siblings, so
+    A module that was created while the step ran is not in these. If it did work, it is added after its siblings, so
     that no FLOPs are lost from the tree.
-
-    Args:
-        records: the model's modules.
-        counts: their FLOPs.
-        times: what each took in the traced step.
     """
     times = times or {}
     by_name = {record.name: record for record in records}
-    flops_record = counts.record
-    own, moved = counts.own_by_module(), counts.own_bytes_by_module()
-    working = (name for name in (*own, *moved) if own.get(name, _NONE).total or moved.get(name, _NO_BYTES).total)
-    for name in (*by_name, *working, *flops_record.module_calls):
+    record, own, moved = counts.record, counts.own_by_module(), counts.own_bytes_by_module()
+    for name in (*by_name, *(cell.module for cell in record.cells), *record.module_calls):
         for above in with_those_above(name) if name != OUTSIDE else ():
             by_name.setdefault(above, ModuleRecord(name=above, type_name=""))
     total, total_bytes = with_those_below(own, _NONE), with_those_below(moved, _NO_BYTES)
@@ -46,7 +37,7 @@ def build_modules(
             type_name=by_name[name].type_name,
             extra_repr=by_name[name].extra_repr,
             params=by_name[name].params,
-            calls=flops_record.module_calls.get(name, 0),
+            calls=record.module_calls.get(name, 0),
             own=own.get(name, _NONE),
             total=total.get(name, _NONE),
             total_bytes=total_bytes.get(name, _NO_BYTES),
@@ -77,14 +68,9 @@ class ModuleNode:
 
     module: ModuleProfile
     children: tuple[ModuleNode, ...] = ()
-    last: ModuleProfile | None = None
-    """The last of the equal neighbours that this node stands for; None if it stands for itself alone."""
-    count: int = 1
-    """How many modules this node stands for."""
-    size: int = 1
-    """Modules in the tree below and including *module*, nothing folded."""
-    called: bool = False
-    """A call of *module*, or of one below it, was seen."""
+    last: ModuleProfile | None = None  # of the equal neighbours that it stands for; None if it stands for itself alone
+    size: int = 1  # modules in the tree below and including *module*, nothing folded
+    called: bool = False  # a call of *module*, or of one below it, was seen
 
 
 def lower_bound_modules(uncounted: Mapping[str, UncountedOperator]) -> frozenset[str]:
@@ -110,18 +96,11 @@ def heaviest_types(
     return sorted(((name, size) for name, size in sums.items() if size), key=lambda item: -item[1])
 
 
-def module_tree(modules: Sequence[ModuleProfile], lower_bounds: Collection[str] = ()) -> ModuleNode | None:
-    """The tree of *modules*, runs of equal neighbours named 0, 1, 2 … folded into their first.
+def module_tree(modules: Sequence[ModuleProfile]) -> ModuleNode | None:
+    """The tree of *modules*, given in tree order; runs of equal neighbours named 0, 1, 2 … are folded into their first.
 
-    Two neighbours are equal when their whole trees are: types, settings, parameters, calls, FLOPs, aliases, and whether
-    their FLOPs are lower bounds. Bytes and times may differ.
-
-    Args:
-        modules: in tree order.
-        lower_bounds: names of those whose FLOPs are lower bounds.
-
-    Returns:
-        The root's node; None without modules.
+    Two neighbours are equal when their whole trees are: types, settings, parameters, calls, FLOPs and aliases. Bytes
+    and times may differ. None without modules.
     """
     if not modules:
         return None
@@ -143,14 +122,10 @@ def module_tree(modules: Sequence[ModuleProfile], lower_bounds: Collection[str] 
         runs = [list(run) for _, run in groupby(enumerate(below), key=lambda item: run_of(*item))]
         shown = (module.type_name, module.extra_repr, module.params, module.calls, module.total, module.alias_of)
         trees_below = tuple((child.short_name, tree_numbers[child.name]) for child in below)
-        tree = (shown, module.name in lower_bounds, trees_below)
-        tree_numbers[module.name] = numbers.setdefault(tree, len(numbers))
+        tree_numbers[module.name] = numbers.setdefault((shown, trees_below), len(numbers))
         nodes[module.name] = ModuleNode(
             module=module,
-            children=tuple(
-                replace(nodes[run[0][1].name], last=run[-1][1] if len(run) > 1 else None, count=len(run))
-                for run in runs
-            ),
+            children=tuple(replace(nodes[run[0][1].name], last=run[-1][1] if len(run) > 1 else None) for run in runs),
             size=1 + sum(nodes[child.name].size for child in below),
             called=module.calls > 0 or any(nodes[child.name].called for child in below),
         )

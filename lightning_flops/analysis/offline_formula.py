@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from typing import NamedTuple
@@ -13,28 +13,20 @@ from lightning_flops.records import BucketFlops
 from lightning_flops.schema import shown
 from lightning_flops.schema.formula import SCHEMA_VERSION, FormulaReport, FormulaSize, FormulaTerm, SizedFlops
 
-_MOST_COUNTS = 40
-"""Batches that are counted in search of a formula."""
-
-_FAR = (4, 16)
-"""Batches so many times the given one are counted when a formula is found, so that it holds for large ones, too."""
-
-_KEPT = 256
-"""Latest answers that a report lists."""
-
+_MOST_COUNTS = 40  # batches that are counted in search of a formula
+_FAR = (4, 16)  # so many times the given batch is counted when a formula is found, so that it holds for large ones, too
+_KEPT = 256  # latest answers that a report lists
 _NO_POLYNOMIAL = (
-    "the FLOPs of the batches that were counted follow no polynomial of their sizes (strided convolutions and other "
+    "no polynomial of the sizes gives the FLOPs of the batches that could be counted (strided convolutions and other "
     "roundings do this, and work that depends on the data): each size is counted by itself"
 )
-_TOO_FEW = "too few sizes could be counted to check a formula: each size is counted by itself"
 
 
 class Counted(NamedTuple):
     """FLOPs of one batch."""
 
     flops: BucketFlops
-    lower_bound: bool
-    """An operator that may have FLOPs could not be counted."""
+    lower_bound: bool  # an operator that may have FLOPs could not be counted
 
 
 class FlopsFormula:
@@ -64,9 +56,7 @@ class FlopsFormula:
     @property
     def reason(self) -> str | None:
         """Why there is no formula; None if there is one."""
-        if self.holds:
-            return None
-        return _NO_POLYNOMIAL if self._formula.refused or len(self._counted) > _MOST_COUNTS // 2 else _TOO_FEW
+        return None if self.holds else _NO_POLYNOMIAL
 
     def __call__(self, **sizes: int) -> SizedFlops:
         """FLOPs of a forward and backward on a batch of these *sizes*, by name.
@@ -84,10 +74,6 @@ class FlopsFormula:
                 raise TypeError(f"{name} must be an integer >= 1, got {size!r}")
         values = tuple(sizes[name] for name in self._names)
         self._asked.pop(values, None)
-        answer = self._asked[values] = self._answer(values)
-        return answer
-
-    def _answer(self, values: tuple[int, ...]) -> SizedFlops:
         predicted = None
         if values not in self._counted and self._formula.covers(Sizes((values,))):
             predicted = self._formula.flops(Sizes((values,)))
@@ -95,27 +81,36 @@ class FlopsFormula:
         buckets = dict.fromkeys(("forward", "backward", "recompute", "skipped"), 0)
         for (bucket, _), value in flops.items():
             buckets[bucket] += value
-        sizes = dict(zip(self._names, values, strict=True))
-        return SizedFlops(sizes=sizes, source="counted" if predicted is None else "formula", **buckets)
+        named = dict(zip(self._names, values, strict=True))
+        answer = SizedFlops(sizes=named, source="counted" if predicted is None else "formula", **buckets)
+        self._asked[values] = answer
+        return answer
 
     def report(self) -> FormulaReport:
         """The formula, and the sizes it was asked for."""
-        formula, terms = self._formula, list[FormulaTerm]()
+        formula, solved = self._formula, self._formula.solved
         names = [self._names[place] for place in formula.varying]
-        ranges = dict(zip(names, formula.ranges, strict=True)) if formula.solved else {}
-        sums = formula.solved.sums if formula.solved else {}
-        for (bucket, dtype), one in sorted(sums.items(), key=lambda item: (item[0][1], item[0][0] != "forward")):
-            for powers, numerator in zip(formula.solved.terms if formula.solved else (), one.numerators, strict=True):
-                value = Fraction(numerator, one.denominator)
-                used = {name: power for name, power in zip(names, powers, strict=False) if power}
-                whole = {"numerator": value.numerator, "denominator": value.denominator}
-                if numerator:
-                    terms.append(FormulaTerm(bucket=bucket, dtype=dtype, powers=used, **whole))
+        terms = [
+            FormulaTerm(
+                bucket=bucket,
+                dtype=dtype,
+                powers={name: power for name, power in zip(names, powers, strict=False) if power},
+                numerator=(value := Fraction(numerator, one.denominator)).numerator,
+                denominator=value.denominator,
+            )
+            for (bucket, dtype), one in sorted(
+                solved.sums.items() if solved else (), key=lambda item: (item[0][1], item[0][0] != "forward")
+            )
+            for powers, numerator in zip(solved.terms if solved else (), one.numerators, strict=True)
+            if numerator
+        ]
         return FormulaReport(
             schema_version=SCHEMA_VERSION,
             reason=self.reason,
             sizes=tuple(
-                FormulaSize(name=name, least=one[0], greatest=one[-1], apart=one.step) for name, one in ranges.items()
+                FormulaSize(name=name, least=one[0], greatest=one[-1], apart=one.step)
+                for name, one in zip(names, formula.ranges, strict=True)
+                if solved
             ),
             terms=tuple(terms),
             counted=len(self._counted),
@@ -128,11 +123,6 @@ class FlopsFormula:
         """The report as JSON."""
         return self.report().to_json()
 
-    def __repr__(self) -> str:
-        """Whether there is a formula, and of what."""
-        words = f"a function of {', '.join(self._names)}" if self.holds else "no formula"
-        return f"<FlopsFormula: {words}, {len(self._counted)} sizes counted>"
-
     def __str__(self) -> str:
         """The formula in words, ending in a line break."""
         return str(shown.above("report.text").render_text(self))
@@ -140,14 +130,15 @@ class FlopsFormula:
     def _found(self, example: tuple[int, ...], is_batch: Sequence[bool]) -> Formula:
         """Count batches near the example until there is a formula; then some that are much larger."""
         formula = Formula()
-        # Sizes are 1 apart; if that gives no formula, as far as those of images and paddings are.
-        powers, whole = [
-            [1 if its else far for its, far in zip(is_batch, fars, strict=True)]
-            for fars in ([size & -size for size in example], example)
-        ]
-        for apart in dict.fromkeys(map(tuple, ([1] * len(example), powers, whole))):
-            formula = Formula()
-            for values in _points(example, apart):
+        # Sizes are 1 apart; if that gives no formula, as with images and paddings, they are multiples of the example's.
+        ones = (1,) * len(example)
+        for apart in (ones, tuple(1 if its else size for its, size in zip(is_batch, example, strict=True))):
+            formula, numbers = Formula(), random.Random(0)
+            for number in range(_MOST_COUNTS):
+                values = tuple(
+                    size + (numbers.randrange(9) * one if number else 0)
+                    for size, one in zip(example, apart, strict=True)
+                )
                 with suppress(Exception):  # of the user's model, which may refuse a size
                     self._take(values, formula)
                 found = formula.solved is not None and {one.step for one in formula.ranges} <= set(apart)
@@ -166,11 +157,3 @@ class FlopsFormula:
             counted = self._counted[values] = self._count(dict(zip(self._names, values, strict=True)))
         formula.add(Sizes((values,)), counted.flops)
         return counted.flops
-
-
-def _points(example: tuple[int, ...], apart: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Sizes near *example* that lie on no common line, from the example on."""
-    numbers = random.Random(0)
-    yield example
-    for _ in range(_MOST_COUNTS - 1):
-        yield tuple(size + numbers.randrange(9) * one for size, one in zip(example, apart, strict=True))

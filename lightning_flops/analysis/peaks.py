@@ -19,11 +19,8 @@ from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TraceReport
 
-COPY = "copy"
-"""The name of the bandwidth of a copy, in bytes/s, among the FLOP/s of dtypes."""
-
-NO_FLOPS = "FLOPs are n/a: "
-"""What a note of a trace's report begins with that says why it has none."""
+COPY = "copy"  # the name of the bandwidth of a copy, in bytes/s, among the FLOP/s of dtypes
+NO_FLOPS = "FLOPs are n/a: "  # what a note of a trace's report begins with that says why it has none
 
 
 def peak_for(
@@ -32,17 +29,9 @@ def peak_for(
     given: float | Mapping[str, float] | None = None,
     measured: Mapping[str, float] | None = None,
 ) -> float | None:
-    """Dense peak in FLOP/s that a profile uses: the user's figure where there is one, else the table's, or a measured.
+    """Dense peak in FLOP/s of *dtype*: *given* (as ``peak_flops_per_sec``), else the vendor's, else a *measured* one.
 
-    Args:
-        device_name: the name that ``torch.cuda.get_device_name`` reports, such as ``"NVIDIA A100-SXM4-80GB"``.
-        dtype: ``bfloat16``, ``float16``, ``tf32``, ``float32``, ``float8``, ``float4``, ``int8`` or any other that the
-            counter names.
-        given: the setting ``peak_flops_per_sec``: one figure for all dtypes, some by dtype, or None.
-        measured: peaks that were measured on this machine, used where no vendor's is known.
-
-    Returns:
-        None if the device, or its rate in that dtype, is not known. An unknown device never takes another's figure.
+    None if the device of this name, or its rate in the dtype, is not known.
     """
     if isinstance(given, Mapping):
         given = given.get(dtype)
@@ -123,14 +112,11 @@ def with_given_peaks(
             before, own = getattr(ranks.rates, name), getattr(profile.rates, name)
             job[name] = None if before is None or not own or here is None else before * here / own
         ranks = replace(ranks, rates=replace(ranks.rates, **job))
-    moved = sum(one.bytes for one in profile.operators if not one.flops.total)
     budget = build_budget(
         timing=profile.timing,
         traced=profile.traced,
         peak_sec=peak_sec,
-        memory_sec=None if bandwidth is None else profile.per_step(moved) / bandwidth,
         lower_bound=profile.lower_bound,
-        step_word=profile.context.step_word,
     )
     settings = profile.settings if flops_per_sec is None else replace(profile.settings, peaks_from="given")
     return replace(

@@ -18,14 +18,13 @@ from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flo
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peaks import COPY, measured_peaks, peak_for
-from lightning_flops.analysis.rates import build_rates, mean, peak_seconds_of_step, per_second, ratio
+from lightning_flops.analysis.rates import build_rates, peak_seconds_of_step
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
 from lightning_flops.records import (
     OUTSIDE,
     FlopRecord,
-    GpuRecord,
     ModuleRecord,
     OperatorCell,
     PhaseFlops,
@@ -37,12 +36,9 @@ from lightning_flops.records import (
 )
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import SCHEMA_VERSION, Origin, Profile, ReportSettings
-from lightning_flops.schema.step import DtypeFlops, Energy, OperatorProfile, StepFlops, TimingProfile
+from lightning_flops.schema.step import DtypeFlops, OperatorProfile, StepFlops
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import plural
-
-_OUTSIDE_SHARE = 0.05
-"""If validation, checkpoints and the like take this share of the time or more, the mean power is not that of steps."""
 
 
 def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
@@ -53,8 +49,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     total = StepFlops(
         **asdict(counts.total),
         skipped=counts.skipped,
-        without_backward=counts.without_backward,
-        backward_estimated=counts.estimated_backward(config.recompute_fwd_factor),
+        backward_estimated=counts.estimated_backward(config.recompute_fwd_factor) if context.trains else 0,
     )
     timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=context.trains, processor=window.processor)
     dtypes = _flops_by_dtype(cells)
@@ -75,9 +70,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     times: dict[str, ModuleTimes] = {}
     notes: tuple[str, ...] = ()
     if traced is not None:
-        trains = context.trains or total.backward + total.recompute + total.optimizer > 0
-        times, notes = module_times(traced, cells, peaks, counted_steps=steps, has_backward=trains)
-    energy = build_energy(window.gpu, timing)
+        times, notes = module_times(traced, cells, peaks, counted_steps=steps)
     evidence = gather_evidence(
         window,
         timing=timing,
@@ -85,11 +78,9 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         dtypes=dtypes,
         times=times,
         traced=traced,
-        energy=energy,
     )
     root = next((module for module in window.modules if module.name == ""), None)
     operators = _operators(cells)
-    other_bytes = sum(one.bytes for one in operators if not one.flops.total)
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
@@ -121,12 +112,9 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             timing=timing,
             traced=traced,
             peak_sec=peak_sec,
-            memory_sec=mean(total=per_second(amount=other_bytes, seconds=bandwidth), steps=steps),
             lower_bound=counts.is_lower_bound,
-            step_word=context.step_word,
         ),
         memory_bytes_per_sec=bandwidth,
-        energy=energy,
         rates=rates,
         unavailable=unavailable,
         lower_bound=counts.is_lower_bound,
@@ -157,17 +145,10 @@ def build_forward_profile(
 ) -> Profile:
     """The profile of a model whose modules are *records*; all calls together stand for one step.
 
-    Args:
-        records: every module of the model.
-        flops: of the calls that were counted.
-        own_sec: seconds of each module without those below it; None if the device's time cannot be read.
-        calls: how many outermost calls were counted, and timed.
-        timed_while_counted: the timed calls are the counted ones, which take longer than others.
-        calls_sec: seconds of calls to which nothing listened, each like all counted ones together.
-        context: the run around the model; its micro_batch_size is how many samples the counted calls have.
-        recompute_fwd_factor: forwards that a backward repeats, for estimated figures.
-        engine_sec: seconds of the backward and the optimizer in the same step, if an engine knows them.
-        ignored: modules whose work counts for the module around them; the root cannot be ignored.
+    Of these *calls* the outermost ones are numbered, counted and timed: *own_sec* are seconds of each module without
+    those below it, None where no clock reads them. *calls_sec* are of calls to which nothing listened, each like all
+    counted ones together, whose samples are the *context*'s micro_batch_size. *engine_sec* are those of the backward
+    and the optimizer, if an engine knows them. Work of *ignored* modules counts for the module around them.
     """
     notes = []
     if own_sec is None:
@@ -185,12 +166,8 @@ def build_forward_profile(
     cells = tuple(
         replace(cell, module=_not_ignored(cell.module, ignored)) for cell in flops.cells if cell.module != OUTSIDE
     )
-    step = StepRecord(
-        index=0,
-        signature=StepSignature(batches=(), forwards=1, backwards=0, updates=0),
-        micro_steps=1,
-        samples=context.micro_batch_size,
-    )
+    signature = StepSignature(batches=(), forwards=1, backwards=0, updates=0)
+    step = StepRecord(index=0, signature=signature, micro_steps=1, samples=context.micro_batch_size)
     forward_sec = () if own_sec is None else calls_sec or (math.fsum(own_sec.values()),)
     known = engine_sec or PhaseSeconds()
     window = WindowRecord(
@@ -227,16 +204,15 @@ def _mean_flops(total: StepFlops, *, steps: int) -> StepFlops:
 
 def _flops_by_dtype(cells: Sequence[OperatorCell]) -> tuple[DtypeFlops, ...]:
     """FLOPs in each dtype that has any, most first."""
-    model: defaultdict[str, int] = defaultdict(int)
-    hardware: defaultdict[str, int] = defaultdict(int)
-    for cell in cells:
-        if cell.flops:
-            hardware[cell.dtype] += cell.flops - cell.skipped
-            model[cell.dtype] += cell.flops if cell.phase in ("forward", "backward") else 0
-    return tuple(
-        DtypeFlops(dtype=dtype, model=model[dtype], hardware=hardware[dtype])
-        for dtype in sorted(hardware, key=lambda dtype: (-hardware[dtype], dtype))
+    found = (
+        DtypeFlops(
+            dtype=dtype,
+            model=sum(cell.flops for cell in group if cell.phase in ("forward", "backward")),
+            hardware=sum(cell.flops - cell.skipped for cell in group),
+        )
+        for dtype, group in grouped((cell for cell in cells if cell.flops), lambda cell: cell.dtype).items()
     )
+    return tuple(sorted(found, key=lambda one: (-one.hardware, one.dtype)))
 
 
 def _operators(cells: Sequence[OperatorCell]) -> tuple[OperatorProfile, ...]:
@@ -272,8 +248,8 @@ def _device_figures(
 
 
 def _mean_amount(amounts: Sequence[int | None]) -> float | None:
-    """Mean of samples or tokens; None if one of them is not known or cannot be right."""
-    known = [amount for amount in amounts if amount is not None and amount > 0]
+    """Mean of samples or tokens; None if one of them is not known."""
+    known = [amount for amount in amounts if amount]
     return sum(known) / len(known) if known and len(known) == len(amounts) else None
 
 
@@ -285,35 +261,3 @@ def _notes(window: WindowRecord, *, timed: int) -> tuple[str, ...]:
     if wrong:
         notes.append(f"Left out: {wrong} timed {plural('step', wrong)} with times that cannot be right.")
     return tuple(dict.fromkeys(notes))
-
-
-def build_energy(gpu: GpuRecord | None, timing: TimingProfile | None) -> Energy | None:
-    """The energy of a step, from what the GPU's counters measured in all timed ones.
-
-    The host runs ahead of the GPU, by about the same time at the first reading and at the last. So the readings say
-    the mean power of these steps, and a step's energy is this power times its seconds. None if nothing was read.
-    """
-    if gpu is None:
-        return None
-    watts = per_second(amount=gpu.joules, seconds=gpu.seconds)
-    per_step = None if timing is None or watts is None else watts * timing.global_step_sec
-    missing = "" if per_step is not None else gpu.no_joules_because or "no step was timed"
-    outside = {} if timing is None else timing.excluded_sec
-    if per_step is not None and math.fsum(outside.values()) > _OUTSIDE_SHARE * gpu.seconds:
-        per_step, missing = None, f"{', '.join(outside)} took part of the time in which it was measured"
-    return Energy(
-        measured_sec=gpu.seconds,
-        watts=watts,
-        joules_per_step=per_step,
-        no_joules_because=missing,
-        clock_mhz=ratio(part=sum(gpu.clock_mhz), whole=len(gpu.clock_mhz)),
-        highest_clock_mhz=gpu.highest_clock_mhz,
-        power_limited_share=_share(gpu.power_limited_sec, gpu.seconds),
-        heat_limited_share=_share(gpu.heat_limited_sec, gpu.seconds),
-    )
-
-
-def _share(limited_sec: float | None, seconds: float) -> float | None:
-    """At most 1: the driver's counter and the host's clock are not read at the same moment."""
-    share = ratio(part=limited_sec, whole=seconds)
-    return None if share is None else min(1.0, share)

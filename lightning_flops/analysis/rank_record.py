@@ -9,12 +9,25 @@ from functools import lru_cache
 
 import msgspec
 
-from lightning_flops.schema.communication import Integers, Overlap
+from lightning_flops.schema.communication import CollectiveCalls, Integers, Overlap
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankAbsence
 
-RECORD_LIMIT_BYTES, INFLATED_LIMIT_BYTES = 65_536, 4 << 20
+RECORD_LIMIT_BYTES, _INFLATED_LIMIT_BYTES = 65_536, 4 << 20
 """Most bytes of a packed record, and of one before it is compressed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedRank:
+    """What the trace of one rank says for a comparison with the others."""
+
+    rank: int | None
+    """None where no trace says its rank."""
+    source: str = ""
+    """Where a trace file came from."""
+    steps: int
+    overlap: Overlap
+    collectives: tuple[CollectiveCalls, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,19 +35,17 @@ class RankRecord:
     """What one rank sends to the one that reports."""
 
     profile: Profile
-    """Without what has a part for each module or operator."""
-    overlap: Overlap | None
-    """Of the traced step; None without collectives."""
+    """Without what has a part for each module, operator or collective."""
+    traced: TracedRank | None
+    """None without a traced step that has collectives."""
     module_names: tuple[str, ...] = ()
     """Modules with times, in tree order."""
     own_forward_ns: Integers
     """Of each of them in the traced step, without the modules below it."""
     own_backward_ns: Integers
-    """Of their backwards; empty if backwards were not timed."""
-    clock: str = ""
-    """Of these times."""
-    left_out: tuple[str, ...] = ()
-    """What did not fit, in sentences."""
+    """Of their backwards."""
+    left_out: str = ""
+    """What did not fit, in words."""
 
     @property
     def rank(self) -> int:
@@ -53,19 +64,19 @@ _shared = lru_cache(maxsize=8)(tuple[str, ...])  # of thousands of ranks, one co
 
 def make_rank_record(profile: Profile) -> RankRecord:
     """The record of the rank that *profile* is of."""
-    timed = [(module.name, module.times) for module in profile.modules if module.times is not None]
-    backward_sec = [times.own_backward_sec for _, times in timed]
-    traced, tables = profile.traced, None if profile.traced is None else profile.traced.tables
+    timed = {module.name: module.times for module in profile.modules if module.times is not None}
+    traced, rank, of_trace = profile.traced, profile.context.rank, None
     if traced is not None:
-        traced = replace(traced, tables=None, own_forward_sec=None, filling=None, operators={})
+        if traced.tables is not None and (overlap := traced.tables.overlap) is not None:
+            of_trace = TracedRank(rank=rank, steps=traced.steps, overlap=overlap, collectives=traced.collectives)
+        traced = replace(traced, tables=None, own_forward_sec=None, filling=None, operators={}, collectives=())
     none: dict[str, tuple[()]] = dict.fromkeys(("modules", "operators", "advice", "notes"), ())
     return RankRecord(
         profile=replace(profile, traced=traced, ranks=None, budget=None, uncounted={}, **none),  # type: ignore[arg-type]
-        overlap=None if tables is None else tables.overlap,
-        module_names=tuple(name for name, _ in timed),
-        own_forward_ns=array("q", [round(1e9 * times.own_forward_sec) for _, times in timed]),
-        own_backward_ns=array("q", [round(1e9 * (sec or 0)) for sec in backward_sec if {*backward_sec} != {None}]),
-        clock=timed[0][1].clock if timed else "",
+        traced=of_trace,
+        module_names=tuple(timed),
+        own_forward_ns=array("q", [round(1e9 * times.own_forward_sec) for times in timed.values()]),
+        own_backward_ns=array("q", [round(1e9 * (times.own_backward_sec or 0)) for times in timed.values()]),
     )
 
 
@@ -75,32 +86,28 @@ def pack(answer: RankRecord | RankAbsence) -> bytes:
     for sent in tries:
         encoded = _encoder.encode(sent)
         packed = zlib.compress(encoded, 1)
-        if len(packed) <= RECORD_LIMIT_BYTES and len(encoded) <= INFLATED_LIMIT_BYTES:
+        if len(packed) <= RECORD_LIMIT_BYTES and len(encoded) <= _INFLATED_LIMIT_BYTES:
             return packed
     raise ValueError(f"without modules and calls the record is still larger than {RECORD_LIMIT_BYTES:,} bytes")
 
 
 def unpack(data: bytes) -> RankRecord | RankAbsence:
     """What ``pack`` made *data* of; raises an error of zlib or msgspec for anything else."""
-    inflated = zlib.decompressobj().decompress(data, INFLATED_LIMIT_BYTES)
-    try:
-        answer: RankRecord | tuple[int, str] = _decoder.decode(inflated)
-    except RecursionError as error:
-        raise msgspec.DecodeError("it nests too deeply") from error
+    answer: RankRecord | tuple[int, str] = _decoder.decode(zlib.decompressobj().decompress(data, _INFLATED_LIMIT_BYTES))
     if isinstance(answer, tuple):
         return RankAbsence(rank=answer[0], reason=answer[1])
     return replace(answer, module_names=_shared(answer.module_names))
 
 
 def _shortened(record: RankRecord) -> RankRecord:
-    none, traced = array("q"), record.profile.traced
+    none, traced = array("q"), record.traced
     if traced is not None:
         traced = replace(traced, collectives=tuple(replace(one, latency_ns=none) for one in traced.collectives))
     return replace(
         record,
-        profile=replace(record.profile, traced=traced),
+        traced=traced,
         module_names=(),
         own_forward_ns=none,
         own_backward_ns=none,
-        left_out=("the times of its modules and of each single call of a collective",),
+        left_out="the times of its modules and of each single call of a collective",
     )

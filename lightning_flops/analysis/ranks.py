@@ -1,7 +1,7 @@
 """The whole job in one profile: what every rank measured, merged, and which ranks did not answer.
 
-``with_ranks`` merges the ranks' records into a ``RanksProfile``. Sums and rates are of the ranks that answered; nothing
-is guessed for the others. Only figures of one copy of the model are averages.
+Sums and rates are of the ranks that answered; nothing is guessed for the others. Only figures of one copy of the model
+are averages.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import reduce
 from operator import add
-from statistics import median
+from statistics import fmean, median
 from typing import Literal
 
 from lightning_flops.analysis.advice import ON_COMMUNICATION, advise
-from lightning_flops.analysis.collectives import TracedRank, compare
+from lightning_flops.analysis.collectives import compare
 from lightning_flops.analysis.evidence import Evidence
+from lightning_flops.analysis.flop_counts import grouped
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio, sum_if_all_known
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import RunContext
-from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import DeviceGroup, RankAbsence, RankFigures, RanksProfile, StageProfile
 from lightning_flops.schema.step import JobRates, StepFlops
@@ -32,15 +32,31 @@ from lightning_flops.schema.step import JobRates, StepFlops
 def with_ranks(
     profile: Profile, answers: Sequence[RankRecord | RankAbsence], *, thresholds: AdviceThresholds | None = None
 ) -> Profile:
-    """*profile*, of the rank that reports, with what all ranks did together; unchanged if *answers* has no record.
-
-    A rank that is not among the *answers*, which come in any order, counts as one that sent nothing.
-    """
-    records, absences = _sorted_out(profile, answers)
-    if not records:
-        return profile
+    """*profile*, of the rank that reports, with what all ranks did together: *answers* of each, its own among them."""
     limits = AdviceThresholds() if thresholds is None else thresholds
-    ranks = _merged(records, absences, thresholds=limits)
+    records = sorted((one for one in answers if isinstance(one, RankRecord)), key=lambda one: one.rank)
+    absences = sorted((one for one in answers if isinstance(one, RankAbsence)), key=lambda one: one.rank)
+    profiles = [record.profile for record in records]
+    model, hardware = _flops_by_dtype(profiles, "model"), _flops_by_dtype(profiles, "hardware")
+    devices = Counter((one.context.device_name, _peak(one, model)) for one in profiles)
+    rates, unavailable = _job_rates(profiles, model=model, hardware=hardware)
+    traced = [record.traced for record in records if record.traced is not None]
+    ranks = RanksProfile(
+        absences=tuple(absences),
+        flops=reduce(add, (one.flops for one in profiles)),
+        devices=tuple(
+            DeviceGroup(device_name=name, ranks=number, peak_flops_per_sec=peak)
+            for (name, peak), number in sorted(devices.items(), key=lambda one: (-one[1], one[0][0], one[0][1] or 0.0))
+        ),
+        rates=rates,
+        unavailable=unavailable,
+        pipeline_stages=profile.context.pp_size,
+        stages=_stages(profiles),
+        communication=compare(traced) if len(traced) > 1 else None,
+        stragglers=find_stragglers(records, thresholds=limits),
+        notes=_notes(records),
+        ranks=tuple(map(_figures, profiles)),
+    )
     evidence, known = _evidence(ranks), profile.advice
     if evidence.shares.get("waiting") is not None:
         known = tuple(one for one in known if one.rule not in ON_COMMUNICATION)
@@ -61,77 +77,12 @@ def _evidence(ranks: RanksProfile) -> Evidence:
     return replace(evidence, shares={rule: ratio(part=part, whole=wall_us) for rule, part in shares_us.items()})
 
 
-def _communication(records: Iterable[RankRecord]) -> RankComparison | None:
-    """Communication in the ranks' traced steps; None if fewer than two have traces that show any."""
-    traced = [
-        TracedRank(
-            rank=record.rank,
-            source=f"rank {record.rank}",
-            steps=record.profile.traced.steps,
-            overlap=record.overlap,
-            collectives=record.profile.traced.collectives,
-        )
-        for record in records
-        if record.overlap is not None and record.profile.traced is not None
-    ]
-    return compare(traced) if len(traced) > 1 else None
-
-
-def _sorted_out(
-    profile: Profile, answers: Iterable[RankRecord | RankAbsence]
-) -> tuple[list[RankRecord], tuple[RankAbsence, ...]]:
-    """The records of *profile*'s own window by rank, and for every other rank of the job why there is none."""
-    reasons = dict.fromkeys(range(profile.context.world_size), "nothing came from it")
-    records: dict[int, RankRecord] = {}
-    for answer in answers:
-        if answer.rank not in reasons:
-            continue  # of no rank of this job
-        if isinstance(answer, RankAbsence):
-            reasons[answer.rank] = answer.reason
-        elif answer.profile.profile_step != profile.profile_step:
-            reasons[answer.rank] = f"its record is of step {answer.profile.profile_step}"
-        else:
-            records[answer.rank] = answer
-    return (
-        [records[rank] for rank in sorted(records)],
-        tuple(RankAbsence(rank=rank, reason=reasons[rank]) for rank in reasons if rank not in records),
-    )
-
-
-def _merged(
-    records: Sequence[RankRecord], absences: tuple[RankAbsence, ...], *, thresholds: AdviceThresholds
-) -> RanksProfile:
-    profiles = [record.profile for record in records]
-    model, hardware = flops_by_dtype(profiles, "model"), flops_by_dtype(profiles, "hardware")
-    devices = tuple(
-        DeviceGroup(device_name=name, ranks=ranks, peak_flops_per_sec=peak)
-        for (name, peak), ranks in sorted(
-            Counter((one.context.device_name, _peak(one, model)) for one in profiles).items(),
-            key=lambda item: (-item[1], item[0][0], item[0][1] or 0.0),
-        )
-    )
-    rates, unavailable = build_job_rates(profiles, model=model, hardware=hardware)
-    return RanksProfile(
-        absences=absences,
-        flops=reduce(add, (one.flops for one in profiles)),
-        devices=devices,
-        rates=rates,
-        unavailable=unavailable,
-        pipeline_stages=profiles[0].context.pp_size,
-        stages=_stages(profiles),
-        communication=_communication(records),
-        stragglers=find_stragglers(records, thresholds=thresholds),
-        notes=_notes(records),
-        ranks=tuple(map(_figures, profiles)),
-    )
-
-
 def _notes(records: Sequence[RankRecord]) -> tuple[str, ...]:
     """What some of the records lack, and whose FLOPs are lower bounds."""
     whose: defaultdict[str, list[int]] = defaultdict(list)
     for one in records:
-        for words in one.left_out:
-            whose[f"Left out of the record of {{}}: {words}."].append(one.rank)
+        if one.left_out:
+            whose[f"Left out of the record of {{}}: {one.left_out}."].append(one.rank)
         if one.profile.lower_bound:
             whose["LOWER BOUND: FLOPs and their rates, because of {}."].append(one.rank)
     return tuple(words.format(name_ranks(ranks)) for words, ranks in whose.items())
@@ -151,44 +102,35 @@ def _figures(profile: Profile) -> RankFigures:
 
 def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
     """The stages of which a rank answered; one without a pipeline."""
-    by_stage: defaultdict[int, list[Profile]] = defaultdict(list)
-    for one in profiles:
-        by_stage[one.context.pp_rank].append(one)
 
-    def of_any(ranks: Sequence[Profile], name: str) -> int | None:
-        """Each rank answers for the whole stage; one that could not look is passed over."""
-        return max((value for one in ranks if (value := getattr(one, name)) is not None), default=None)
+    def of_one_copy(ranks: Sequence[Profile]) -> StepFlops:
+        """FLOPs of one copy of a stage whose copies are in *ranks*, to the nearest whole FLOP."""
+        parts, of_all = _ranks_of_one_copy(ranks[0].context), len(ranks)
+        flops = asdict(reduce(add, (one.flops for one in ranks)))
+        return StepFlops(**{name: (2 * parts * total + of_all) // (2 * of_all) for name, total in flops.items()})
 
     return tuple(
         StageProfile(
             stage=stage,
-            params=of_any(ranks, "params"),
-            trainable_params=of_any(ranks, "trainable_params"),
-            flops=_of_one_copy(ranks),
+            params=ranks[0].params,  # each rank answers for the whole stage
+            trainable_params=ranks[0].trainable_params,
+            flops=of_one_copy(ranks),
         )
-        for stage, ranks in sorted(by_stage.items())
+        for stage, ranks in sorted(grouped(profiles, lambda one: one.context.pp_rank).items())
     )
 
 
-def _of_one_copy(ranks: Sequence[Profile]) -> StepFlops:
-    """FLOPs of one copy of a stage whose copies are in *ranks*, to the nearest whole FLOP."""
-    parts, of_all = ranks_of_one_copy(ranks[0].context), len(ranks)
-    flops = asdict(reduce(add, (one.flops for one in ranks)))
-    return StepFlops(**{name: (2 * parts * total + of_all) // (2 * of_all) for name, total in flops.items()})
-
-
-def ranks_of_one_copy(context: RunContext) -> int:
+def _ranks_of_one_copy(context: RunContext) -> int:
     """Ranks of one stage that work on the same data: they hold parts of one copy of it."""
     return max(1, context.world_size // max(1, context.dp_size * context.pp_size))
 
 
-def flops_by_dtype(profiles: Iterable[Profile], which: Literal["model", "hardware"]) -> dict[str, float]:
+def _flops_by_dtype(profiles: Iterable[Profile], which: Literal["model", "hardware"]) -> dict[str, float]:
     """FLOPs of one step of all ranks, by dtype."""
     total: defaultdict[str, float] = defaultdict(int)
     for one in profiles:
         for dtype in one.dtypes:
-            flops = dtype.model if which == "model" else dtype.hardware
-            total[dtype.dtype] += mean(total=flops, steps=max(1, len(one.counted_steps))) or 0
+            total[dtype.dtype] += mean(total=getattr(dtype, which), steps=max(1, len(one.counted_steps))) or 0
     return dict(total)
 
 
@@ -198,16 +140,17 @@ def _peak(profile: Profile, flops: Mapping[str, float]) -> float | None:
     return per_second(amount=sum(flops.values()), seconds=seconds)
 
 
-def build_job_rates(
+def _job_rates(
     profiles: Sequence[Profile], *, model: Mapping[str, float], hardware: Mapping[str, float]
 ) -> tuple[JobRates, dict[str, str]]:
     """Every ratio of the job, and the reason for each one that is None: that of the ranks that do not know it."""
     rates = {"mfu": _utilization(profiles, model), "hfu": _utilization(profiles, hardware)}
-    rates |= {name: _of_different_data(profiles, name) for name in _OF_DATA}
+    of_data = ("samples_per_sec", "iter_samples_per_sec", "tokens_per_sec")
+    rates |= {name: _of_different_data(profiles, name) for name in of_data}
     reasons = {}
     for name, value in rates.items():
         without = [one for one in profiles if getattr(one.rates, name) is None]
-        if without and (value is None or name in ("mfu", "hfu")):
+        if without and (value is None or name not in of_data):
             rates[name] = None
             whose = f" ({name_ranks(one.context.rank for one in without)})" if len(without) < len(profiles) else ""
             reasons[name] = f"{without[0].unavailable[name]}{whose}"
@@ -216,23 +159,16 @@ def build_job_rates(
     return JobRates(**rates), reasons
 
 
-_OF_DATA = ("samples_per_sec", "iter_samples_per_sec", "tokens_per_sec")
-
-
 def _of_different_data(profiles: Sequence[Profile], name: str) -> float | None:
     """Sum over the ranks that see different data of their rate of that *name*; None if one does not know it.
 
-    Every stage of a pipeline sees the same data: the stage of which most ranks answered is used. A rank's own rate is
-    that of all dp_size ranks that see different data, if they did the same.
+    Every stage of a pipeline sees the same data, so it is their mean. A rank's own rate is that of all dp_size ranks
+    that see different data, if they did the same.
     """
-    by_stage: defaultdict[int, list[float | None]] = defaultdict(list)
-    for one in profiles:
-        by_stage[one.context.pp_rank].append(getattr(one.rates, name))
-    known = {stage: total for stage, rates in by_stage.items() if (total := sum_if_all_known(rates)) is not None}
-    if not known:
-        return None
-    context, stage = profiles[0].context, max(sorted(known), key=lambda stage: len(by_stage[stage]))
-    return known[stage] / (context.dp_size * ranks_of_one_copy(context))
+    stages = grouped(profiles, lambda one: one.context.pp_rank).values()
+    totals = (sum_if_all_known(getattr(one.rates, name) for one in ranks) for ranks in stages)
+    known, context = [total for total in totals if total is not None], profiles[0].context
+    return fmean(known) / (context.dp_size * _ranks_of_one_copy(context)) if known else None
 
 
 def _utilization(profiles: Iterable[Profile], flops: Mapping[str, float]) -> float | None:

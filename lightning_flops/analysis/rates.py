@@ -14,11 +14,8 @@ from lightning_flops.schema.step import DtypeFlops, Rates, StepFlops, TimingProf
 
 _Number = TypeVar("_Number", int, float)
 
-MOST_OF_PEAK = 2
-"""Figures beyond so many times the peak are impossible, whatever the clocks and the shapes say."""
-
-GIVE_PEAK = "run lightning-flops peak, or set peak_flops_per_sec"
-"""What to do where no peak is known."""
+MOST_OF_PEAK = 2  # figures beyond so many times the peak are impossible, whatever the clocks and the shapes say
+GIVE_PEAK = "run lightning-flops peak, or set peak_flops_per_sec"  # what to do where no peak is known
 _NO_TIME = "no step was timed"
 _MIXED = "the times of these phases cannot be separated"
 _UNUSUAL = "what was counted cannot be right"
@@ -33,16 +30,10 @@ RATES_OF_TRAINING = (
 
 
 def per_second(*, amount: float | None, seconds: float | None) -> float | None:
-    """Rate of *amount* over *seconds*.
-
-    None when either is not known, negative or not finite, or when *seconds* is zero.
-    """
+    """Rate of *amount* over *seconds*; None when either is not known, negative or not finite, or *seconds* is zero."""
     if amount is None or seconds is None or not (0 <= amount < math.inf and 0 < seconds < math.inf):
         return None
-    try:
-        rate = amount / seconds
-    except OverflowError:  # an int that no float can hold
-        return None
+    rate = amount / seconds
     return rate if math.isfinite(rate) else None
 
 
@@ -55,15 +46,12 @@ def peak_seconds(flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str, f
     """Seconds one device needs for *flops* at its dense peak: the sum over dtypes of FLOPs / peak of that dtype.
 
     Divided by the measured seconds this is MFU (of model FLOPs) or HFU (of executed FLOPs). None if a dtype with FLOPs
-    has no known peak, or a float cannot hold it.
+    has no known peak.
     """
     spending = {dtype: spent for dtype, spent in flops.items() if spent}
     if not all(peaks_flops_per_sec.get(dtype) for dtype in spending):
         return None
-    try:
-        return sum(spent / peaks_flops_per_sec[dtype] for dtype, spent in spending.items())
-    except OverflowError:
-        return None
+    return sum(spent / peaks_flops_per_sec[dtype] for dtype, spent in spending.items())
 
 
 def peak_seconds_of_step(
@@ -75,22 +63,17 @@ def peak_seconds_of_step(
     return mean(total=model, steps=steps), mean(total=hardware, steps=steps)
 
 
-def impossible(name: str, value: float | None) -> str:
-    """Why *value*, an "MFU" or "HFU" of 1 at the peak, cannot be; empty if it can."""
-    if value is None or value <= 1:
-        return ""
-    return (
-        f"{name} would be {100 * value:.4g}%, which is impossible: the peak is too low (see peak_flops_per_sec), or "
-        "the clock did not wait for the device"
-    )
-
-
 def utilization(
     peak_sec: Mapping[str, float | None], seconds: float | None
 ) -> tuple[dict[str, float | None], dict[str, str]]:
-    """*peak_sec* ÷ *seconds* by name, such as "mfu", and why those are None that cannot be."""
+    """*peak_sec* ÷ *seconds* by name, such as "mfu", and why those are None that are above 1, which cannot be."""
     shares = {name: ratio(part=part, whole=seconds) for name, part in peak_sec.items()}
-    reasons = {name: why for name, share in shares.items() if (why := impossible(name[-3:].upper(), share))}
+    reasons = {
+        name: f"{name[-3:].upper()} would be {100 * share:.4g}%, which is impossible: the peak is too low (see "
+        "peak_flops_per_sec), or the clock did not wait for the device"
+        for name, share in shares.items()
+        if share is not None and share > 1
+    }
     return shares | dict.fromkeys(reasons), reasons
 
 
@@ -130,15 +113,8 @@ def build_rates(
 ) -> tuple[Rates, dict[str, str]]:
     """Every ratio, and the reason for each one that is None.
 
-    Args:
-        flops: of all counted steps together.
-        counted_steps: their number.
-        peak_sec: seconds that the step's model FLOPs, and its hardware FLOPs, take at the device's peaks.
-        no_peak_of: dtypes with FLOPs whose peak is not known.
-        timing: means over the timed steps; None if none was timed.
-        samples: samples of this rank in a timed step; None if not known.
-        tokens: tokens of this rank in a timed step; None if not known.
-        context: how many ranks there are, and the device.
+    *flops* are of all *counted_steps* together, *samples* and *tokens* of this rank in a timed step. *peak_sec* is what
+    the step's model FLOPs, and its hardware FLOPs, take at the device's peaks, without those *no_peak_of* dtypes.
     """
     trained = flops.backward + flops.recompute
     device, unknown = context.device_name or context.device_type, ", ".join(no_peak_of)
@@ -172,8 +148,8 @@ def build_rates(
         if values[name] is None:
             no_time = _NO_TIME if timing is None else _MIXED if seconds is None else "its time is zero"
             reasons[name] = why if seconds else no_time
-        elif name in ("mfu", "hfu") and (reason := impossible(name.upper(), values[name])):
-            values[name], reasons[name] = None, reason
+    shares, impossible = utilization({name: values[name] for name in ("mfu", "hfu")}, 1.0)
+    values, reasons = values | shares, reasons | impossible
     if not context.trains and not trained + flops.optimizer:
         values |= dict.fromkeys(RATES_OF_TRAINING)
         reasons |= dict.fromkeys(RATES_OF_TRAINING, f"a {context.run_word} has no backward and no optimizer")

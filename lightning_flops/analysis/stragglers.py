@@ -1,22 +1,20 @@
 """Ranks that the others wait for: who, by how much, and in what part of their step.
 
-In synchronous training every rank's step is as long as the slowest rank's. What separates the ranks is their *own*
-time: a part of a step without the communication in the traced step that no computation hides, in which a rank may be
-waiting for others. A rank is a straggler if its own time is longer than the median of the others' by more than the
-thresholds and by more than four standard errors of these means. Unless all ranks were traced, waits for data and
-transfers alone are compared: elsewhere work cannot be separated from waiting.
+What separates the ranks is their *own* time: a part of a step without the communication in the traced step that no
+computation hides, in which a rank may be waiting for others. A rank is a straggler if its own time is longer than the
+median of the others' by more than the thresholds and by more than four standard errors of these means. Unless all ranks
+were traced, waits for data and transfers alone are compared: elsewhere work cannot be separated from waiting.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lightning_flops.analysis.flop_counts import grouped
 from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.trace import TracedPart
 from lightning_flops.units import duration, percent
@@ -46,37 +44,24 @@ def find_stragglers(
     records: Sequence[RankRecord], *, thresholds: AdviceThresholds | None = None
 ) -> tuple[Straggler, ...]:
     """The ranks of one job that the others wait for, longest first; each is held against its own pipeline stage."""
-    stages: defaultdict[int, list[RankRecord]] = defaultdict(list)
-    for record in records:
-        if record.profile.timing is not None:
-            stages[record.profile.context.pp_rank].append(record)
-    found: list[Straggler] = []
-    for peers in stages.values():
+    timed, found = [record for record in records if record.profile.timing is not None], list[Straggler]()
+    for peers in grouped(timed, lambda one: one.profile.context.pp_rank).values():
         traced = all(one.profile.traced is not None and one.profile.traced.parts for one in peers)
-        found += _of_peers([_of_record(one, traced=traced) for one in peers], thresholds or AdviceThresholds())
+        found += _of_peers([_of_record(one, traced=traced) for one in peers], thresholds)
     return tuple(sorted(found, key=lambda one: -one.late_sec))
 
 
 def find_stragglers_in_traces(
     ranks: Mapping[int, Sequence[TracedPart]], *, thresholds: AdviceThresholds | None = None
-) -> tuple[Straggler, ...]:
+) -> list[Straggler]:
     """Stragglers among *ranks*, of which nothing is known but the parts of their traced steps."""
-    peers = []
-    for rank, parts in ranks.items():
-        own_sec = {part.name.replace("_", " "): part.wall_sec - part.exposed_sec for part in parts}
-        peers.append(_Rank(rank, sum(part.wall_sec for part in parts), own_sec))
-    return tuple(_of_peers(peers, thresholds or AdviceThresholds()))
+    peers = [_Rank(rank, sum(part.wall_sec for part in parts), _own(parts)) for rank, parts in ranks.items()]
+    return _of_peers(peers, thresholds)
 
 
-def are_compared(comparison: RankComparison) -> bool:
-    """Whether the ranks of *comparison* are held against each other: files may be of different runs."""
-    return any(row.compute_over_median is not None for row in comparison.ranks)
-
-
-def longest_own_time(comparison: RankComparison) -> int:
-    """The place of the rank whose own time in a step is longest: if there are stragglers, it is the first of them."""
-    own_us = [(row.overlap.wall_us - row.overlap.exposed_us) / row.steps for row in comparison.ranks]
-    return own_us.index(max(own_us))
+def _own(parts: Sequence[TracedPart]) -> dict[str, float]:
+    """Seconds of each part, by its name for people, without communication that no computation hides."""
+    return {part.name.replace("_", " "): part.wall_sec - part.exposed_sec for part in parts}
 
 
 def _of_record(record: RankRecord, *, traced: bool) -> _Rank:
@@ -89,49 +74,41 @@ def _of_record(record: RankRecord, *, traced: bool) -> _Rank:
         inside = [trace[phase] for phase in part.phases if phase in trace]
         own_sec[part.name] = part.mean_sec
         if any(one.exposed_sec for one in inside):  # of a traced step that was late by chance, no more than usual
-            own_sec[part.name] = min(part.mean_sec, sum(one.wall_sec - one.exposed_sec for one in inside))
+            own_sec[part.name] = min(part.mean_sec, sum(_own(inside).values()))
         if len(part.steps_sec) > 1:
             variance += statistics.variance(part.steps_sec) / len(part.steps_sec)
     return _Rank(record.rank, profile.timing.global_step_sec, own_sec, variance, record)
 
 
-def _of_peers(peers: Sequence[_Rank], limits: AdviceThresholds) -> list[Straggler]:
+def _of_peers(peers: Sequence[_Rank], thresholds: AdviceThresholds | None) -> list[Straggler]:
     """The stragglers among ranks that do the same work, the latest first; none of a rank alone."""
     if len(peers) < 2:
         return []
     import numpy as np  # here, as reports are read without it
 
-    names = list(dict.fromkeys(name for one in peers for name in one.own_sec))
+    limits, names = thresholds or AdviceThresholds(), list(dict.fromkeys(name for one in peers for name in one.own_sec))
     table = np.array([[one.step_sec, one.variance, *(one.own_sec.get(name, 0.0) for name in names)] for one in peers])
-    others = _medians_of_others(table)
-    delays = (table - others)[:, 2:]
-    late_sec, others_sec = delays.sum(axis=1), others[:, 0]
-    chance_sec = _STANDARD_ERRORS * np.sqrt(table[:, 1] + others[:, 1])
+    # The median of all others, sorted once for jobs of thousands: what stands behind a value moves up by one place.
+    ordered, middle = np.sort(table, axis=0), ((len(peers) - 2) // 2, (len(peers) - 1) // 2)
+    others = sum(np.where(table <= ordered[at], ordered[at + 1], ordered[at]) for at in middle) / 2
+    delays, (others_sec, chance) = (table - others)[:, 2:], others[:, :2].T
+    late_sec, chance_sec = delays.sum(axis=1), _STANDARD_ERRORS * np.sqrt(table[:, 1] + chance)
     least_sec = np.maximum(np.maximum(limits.straggler_sec, (limits.straggler - 1.0) * others_sec), chance_sec)
     found = []
     for place in np.argsort(-late_sec, kind="stable").tolist():
         if late_sec[place] > least_sec[place]:
             part, part_sec = _main(names, delays[place], late_sec[place])
+            records = [one.record for one in (peers[place], *peers[:place], *peers[place + 1 :])]
             straggler = Straggler(
                 rank=peers[place].rank,
                 late_sec=float(late_sec[place]),
                 share=float(late_sec[place] / others_sec[place]),
                 part=part,
                 part_sec=part_sec,
-                module=None if part_sec is None else _module(f"own_{part}_ns", part_sec, peers[place], peers),
+                module=None if part_sec is None else _module(f"own_{part}_ns", part_sec, *records),
             )
             found.append(straggler)
     return found
-
-
-def _medians_of_others(table: Any) -> Any:
-    """For each value the median of all others in its column; sorted once, for jobs of thousands."""
-    import numpy as np
-
-    others, ordered = len(table) - 1, np.sort(table, axis=0)
-    # Where a value is left out, what stands behind it in the order moves up by one place.
-    middle = [np.where(table <= ordered[at], ordered[at + 1], ordered[at]) for at in ((others - 1) // 2, others // 2)]
-    return (middle[0] + middle[1]) / 2
 
 
 def _main(names: Sequence[str], delays: Any, total_sec: float) -> tuple[str | None, float | None]:
@@ -142,23 +119,17 @@ def _main(names: Sequence[str], delays: Any, total_sec: float) -> tuple[str | No
     return names[place], float(delays[place])
 
 
-def _module(field: str, part_sec: float, one: _Rank, peers: Sequence[_Rank]) -> str | None:
+def _module(field: str, part_sec: float, mine: RankRecord | None, *others: RankRecord | None) -> str | None:
     """The module that stands out in *field* against the same module of the other ranks, if there is one."""
-    mine, own_ns = one.record, [getattr(peer.record, field, ()) for peer in peers]
-    if mine is None or not getattr(mine, field, ()):
-        return None
     import numpy as np
 
-    alike = [
-        times
-        for peer, times in zip(peers, own_ns, strict=True)
-        if peer is not one and peer.record is not None and len(times) == len(getattr(mine, field))
-        if (peer.record.module_names, peer.record.clock) == (mine.module_names, mine.clock)
-    ]
+    if mine is None or not hasattr(mine, field):
+        return None
+    alike = [getattr(other, field) for other in others if other and other.module_names == mine.module_names]
     if not alike:
         return None
-    delays_ns = np.array(getattr(mine, field)) - np.median(np.array(alike), axis=0)
-    return _main(mine.module_names, delays_ns * 1e-9, part_sec)[0]
+    delays_sec = 1e-9 * (np.array(getattr(mine, field)) - np.median(np.array(alike), axis=0))
+    return _main(mine.module_names, delays_sec, part_sec)[0]
 
 
 def straggler_evidence(straggler: Straggler) -> str:

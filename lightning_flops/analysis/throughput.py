@@ -11,7 +11,9 @@ from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, Throughput
 _NO_PEAK = f"no dense peak of this device is known for every dtype of the run; {GIVE_PEAK}"
 _NO_FORMULA = "no formula gives the cost of its steps without padding"
 
-_STEPS = ("steps_counted", "steps_by_formula", "steps_estimated", "checks")
+_OF_FLOPS = tuple(
+    "model_flops hardware_flops lower_bound steps_counted steps_by_formula steps_estimated checks".split()
+)
 
 
 def build_throughput(
@@ -25,20 +27,11 @@ def build_throughput(
     tokens: BatchTokens = UNKNOWN_TOKENS,
     timed_tokens: int | None = None,
 ) -> ThroughputSummary | None:
-    """Averages and extremes of *totals*.
+    """Averages and extremes of *totals*, what the batches of this rank took; None without batches.
 
-    Args:
-        totals: what the batches of this rank took.
-        dp_size: ranks that see different data, whose items count together.
-        flops: of the steps of this rank; None if no step was counted.
-        model_flops_peak_sec: seconds that those of the unprofiled ones take at the device's peaks; None if not known.
-        useful_flops_peak_sec: the same of what they would have without padding.
-        notes: as in ``ThroughputSummary``.
-        tokens: those of all batches of this rank, counted and traced ones as well.
-        timed_tokens: those of the batches in *totals*, as the user has said, or without padding; None if not known.
-
-    Returns:
-        None without batches.
+    *flops* are of all steps of this rank; those of the unprofiled ones, and what these would have without padding, take
+    *model_flops_peak_sec* and *useful_flops_peak_sec* at the device's peaks. *tokens* are of all batches, and
+    *timed_tokens* of those in *totals*, as the user has said, or without padding. Items of *dp_size* ranks add up.
     """
     seconds, reader = totals.seconds, totals.reader_sec
     if seconds is None:
@@ -68,12 +61,9 @@ def build_throughput(
         batch_cost_sec=_mean(seconds),
         ips=ips,
         ips_unit=unit,
-        model_flops=None if flops is None else flops.model_flops,
-        hardware_flops=None if flops is None else flops.hardware_flops,
         flops_error=None if flops is None else flops.error,
-        lower_bound=flops is not None and flops.lower_bound,
+        **({} if flops is None else {name: getattr(flops, name) for name in _OF_FLOPS}),
         notes=notes,
-        **{name: 0 if flops is None else getattr(flops, name) for name in _STEPS},
         mfu=shares["mfu"],
         useful_mfu=shares["useful_mfu"],
         tokens=tokens.processed,

@@ -9,21 +9,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
 from typing import get_args
 
-from lightning_flops.records import PhaseSeconds, ProcessorLoss, StepRecord, TimePhase
-from lightning_flops.schema.step import PartTiming, Stalls, TimingProfile, phases_text
+from lightning_flops.records import ProcessorLoss, StepRecord, TimePhase
+from lightning_flops.schema.step import PartTiming, Stalls, TimingProfile
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
-_STALLS_FROM = 1.1
-"""A step that takes so many times as long as a typical one has stalled."""
-
-_LONGEST_SEC = 1e9
-"""Thirty years: no step takes longer."""
-
-assert tuple(field.name for field in fields(PhaseSeconds)) == _PHASES, "a step has one time for every phase"
+_OF_TRAINING: tuple[TimePhase, ...] = ("backward", "bubble", "optimizer")
+_STALLS_FROM = 1.1  # a step that takes so many times as long as a typical one has stalled
+_LONGEST_SEC = 1e9  # thirty years: no step takes longer
 
 
 def is_timed(step: StepRecord) -> bool:
@@ -33,10 +28,6 @@ def is_timed(step: StepRecord) -> bool:
     return all(_is_duration(getattr(step.seconds, phase)) for phase in _PHASES) and step.seconds.total > 0
 
 
-_OF_TRAINING: tuple[TimePhase, ...] = ("backward", "bubble", "optimizer")
-"""Phases that only a run of training has."""
-
-
 def build_timing(
     steps: Sequence[StepRecord],
     *,
@@ -44,16 +35,10 @@ def build_timing(
     trains: bool = True,
     processor: ProcessorLoss | None = None,
 ) -> TimingProfile | None:
-    """Means and spread over *steps*.
+    """Means and spread over *steps*, for which ``is_timed`` holds; None without any.
 
-    Args:
-        steps: steps for which ``is_timed`` holds.
-        mixed_phases: phases whose seconds cannot be separated; only their sum is given.
-        trains: the run trains. If not, the phases of training that took no time are not there, instead of taking 0 s.
-        processor: processor time of these steps, in each batch.
-
-    Returns:
-        None without steps.
+    Of *mixed_phases*, which cannot be separated, only the sum is given. Phases of training that took no time are not
+    there in a run that does not train.
     """
     seconds = [step.seconds for step in steps if step.seconds is not None]
     if not seconds:
@@ -69,24 +54,24 @@ def build_timing(
     wall = [one.total for one in seconds]
     middle = middle_half(wall)
     parts = tuple(_part(together, times, middle) for together, times in samples.items())
-    step = replace(
-        _part((), wall, middle),
-        mean_sec=math.fsum(part.mean_sec for part in parts),
-        typical_sec=math.fsum(part.typical_sec for part in parts),
-    )
+    sums = (math.fsum(part.mean_sec for part in parts), math.fsum(part.typical_sec for part in parts))
+    step = PartTiming(phases=(), mean_sec=sums[0], typical_sec=sums[1], steps_sec=tuple(wall))
     excluded: Counter[str] = Counter()
     for one in steps:
         excluded.update({cause: sec for cause, sec in one.excluded_sec.items() if _is_duration(sec)})
+    readers = [one.reader_sec for one in steps if one.reader_sec is not None and _is_duration(one.reader_sec)]
+    # If the wait was not timed apart, the host did not see it either.
+    sees_reader = len(readers) == len(steps) and "data_wait" not in mixed
     return TimingProfile(
         stalls=_stalls(parts, step, middle),
         parts=parts,
         global_step=step,
-        # If the wait was not timed apart, the host did not see it either.
-        reader_sec=None if "data_wait" in mixed else _mean([step.reader_sec for step in steps]),
+        reader_sec=math.fsum(readers) / len(readers) if sees_reader else None,
         excluded_sec={cause: sec for cause, sec in sorted(excluded.items()) if sec},
         processor_steps_sec=() if processor is None else _by_step(processor.batches_sec, len(seconds)),
         starved_share=None if processor is None else processor.waited_share,
         cpu_system_ratio=None if processor is None else processor.busy_share,
+        heat_limited_share=None if processor is None else processor.heat_share,
     )
 
 
@@ -116,19 +101,12 @@ def _by_step(batches_sec: Sequence[float], steps: int) -> tuple[float, ...]:
 def _stalls(parts: Sequence[PartTiming], step: PartTiming, middle: Sequence[int]) -> Stalls | None:
     others = set(range(len(step.steps_sec))).difference(middle)
     stalled = [place for place in others if step.steps_sec[place] > _STALLS_FROM * step.typical_sec]
-    if not stalled:
-        return None
 
     def longer_sec(part: PartTiming) -> float:
         return math.fsum(part.steps_sec[place] - part.typical_sec for place in stalled)
 
     most = max(parts, key=longer_sec)
-    return Stalls(steps=len(stalled), seconds=longer_sec(step), part=phases_text(most.phases))
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and _is_duration(value)]
-    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+    return Stalls(steps=len(stalled), seconds=longer_sec(step), part=most.name) if stalled else None
 
 
 def _is_duration(seconds: float) -> bool:

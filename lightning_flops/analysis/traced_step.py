@@ -37,13 +37,7 @@ which one that something held up does not widen; of many it is less."""
 
 
 def build_traced_step(window: WindowRecord) -> TracedStep | None:
-    """The traced step of *window*: of several, the last that can be compared with the counted one.
-
-    Args:
-        window: what was measured.
-
-    Returns:
-        None if no step was traced.
+    """The traced step of *window*: of several, the last that can be compared with the counted one; None if none was.
 
     Raises:
         LightningFlopsError: the trace cannot be read.
@@ -54,50 +48,42 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
 
     if not window.traces:
         return None
-    from lightning_flops.trace import (
-        analyze_trace,
-        collective_calls,
-        load_trace,
-        module_table,
-        step_filling,
-        step_parts,
-        typical_operators,
-    )
+    from lightning_flops import trace as traces
 
     context = window.context
     best = next(filter(is_like_counted, reversed(window.traces)), window.traces[-1])
-    trace = load_trace(best.path)
-    tables = replace(analyze_trace(trace), rank=context.rank, source="(this run)")
-    of_steps = [table for step in range(len(trace.steps)) if (table := module_table(trace, step)) is not None]
+    trace = traces.load_trace(best.path)
+    tables = replace(traces.analyze_trace(trace), rank=context.rank, source="(this run)")
+    of_steps = [table for step in range(len(trace.steps)) if (table := traces.module_table(trace, step)) is not None]
     if len(of_steps) > 1:
         tables = replace(tables, modules=_medians(of_steps))
     counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
-    filling: dict[str, PartFilling] | None = step_filling(trace, counted=counted)
+    filling: dict[str, PartFilling] | None = traces.step_filling(trace, counted=counted)
     if context.device_type != "cpu" and not trace.has_device:
         # The host only launches the device's work: its time is neither the modules' nor the step's.
         tables, filling = replace(tables, modules=None), None
     if context.world_size == 1:
         # Some frameworks run their collectives all the same: a rank alone waits for none.
         tables = replace(tables, overlap=None)
-    like_counted, counted_steps = is_like_counted(best), [step.signature.elements for step in window.counted_steps]
     work = 1.0
-    if not like_counted:
-        work = statistics.fmean(counted_steps) / statistics.fmean(one.elements for one in best.signatures)
+    if not is_like_counted(best):
+        elements = [step.signature.elements for step in window.counted_steps]
+        work = statistics.fmean(elements) / statistics.fmean(one.elements for one in best.signatures)
     forward_scale, backward_scale, is_apart = _scales(tables.modules, window, work=work)
     return TracedStep(
         index=best.index,
-        like_counted=like_counted,
+        like_counted=is_like_counted(best),
         files=(),
         tables=tables,
         own_forward_sec=None,
-        parts=step_parts(trace),
+        parts=traces.step_parts(trace),
         filling=filling,
         steps=len(tables.step_times.steps),
-        operators=traced_operators(typical_operators(trace), forward_scale, backward_scale),
+        operators=traced_operators(traces.typical_operators(trace), forward_scale, backward_scale),
         forward_scale=forward_scale,
         backward_scale=backward_scale,
         is_apart=is_apart,
-        collectives=() if context.world_size == 1 else collective_calls(trace),
+        collectives=() if context.world_size == 1 else traces.collective_calls(trace),
     )
 
 
@@ -108,17 +94,14 @@ def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> 
     host's where no step was timed. The medians of what a phase consists of add up to less than the phase where the
     system interrupts each step somewhere else.
     """
-    timing = build_timing(
-        [step for step in window.timed_steps if is_timed(step)],
-        mixed_phases=window.mixed_phases,
-        trains=window.context.trains,
-    )
+    timed_steps = [step for step in window.timed_steps if is_timed(step)]
+    timing = build_timing(timed_steps, mixed_phases=window.mixed_phases, trains=window.context.trains)
     if timing is None or table is None or table.clock == "device":
         return work, work, False
-    rows, accumulation_us = table.rows, table.gradient_accumulation_us
+    backward_us = table.unattributed_backward_us + table.gradient_accumulation_us
     inside_us = (
-        math.fsum((*(row.own_forward_us for row in rows), table.unattributed_forward_us)),
-        math.fsum((*(row.own_backward_us for row in rows), table.unattributed_backward_us, accumulation_us)),
+        math.fsum((*(row.own_forward_us for row in table.rows), table.unattributed_forward_us)),
+        math.fsum((*(row.own_backward_us for row in table.rows), backward_us)),
     )
     timed = (timing.seconds_of("forward", typical=True), timing.seconds_of("backward", typical=True))
     if timed == (None, None):  # the two are not separated
@@ -131,11 +114,12 @@ def traced_operators(
     operators: Iterable[tuple[str, int, float, float]], forward: float = 1.0, backward: float = 1.0
 ) -> dict[str, TracedOperator]:
     """What ``typical_operators`` returns by name, times in forward and backward multiplied by these scales."""
-    scales, calls_of, sec_of = (1.0, forward, backward), dict[str, float](), dict[str, float]()
+    found: dict[str, TracedOperator] = {}
     for name, phase, calls, own_ns in operators:
-        calls_of[name] = calls_of.get(name, 0.0) + calls
-        sec_of[name] = sec_of.get(name, 0.0) + own_ns * scales[phase] / _NS_PER_SEC
-    return {name: TracedOperator(calls=calls, self_sec=sec_of[name]) for name, calls in calls_of.items()}
+        before = found.get(name, TracedOperator(calls=0.0, self_sec=0.0))
+        own_sec = own_ns * (1.0, forward, backward)[phase] / _NS_PER_SEC
+        found[name] = TracedOperator(calls=before.calls + calls, self_sec=before.self_sec + own_sec)
+    return found
 
 
 def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:
@@ -167,87 +151,62 @@ def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:
     return replace(tables[0], steps=1, rows=rows, **medians(tables, _OF_A_TABLE))
 
 
-_OF_A_ROW = (
-    "calls", "forward_us", "own_forward_us", "backward_us", "own_backward_us", "forward_kernels", "backward_kernels",
-)  # fmt: skip
+_OF_A_ROW = tuple(one.name for one in fields(ModuleRow) if one.name not in ("name", "own_error_us", "flops"))
 _OF_A_TABLE = tuple(one.name for one in fields(ModuleTable) if one.name.endswith("_us"))
 
 
-def with_files(traced: TracedStep, files: Mapping[int, str]) -> TracedStep:
-    """*traced* with the places where traces were kept, by the index of their first step."""
-    kept = sorted(files.items(), key=lambda item: item[0] != traced.index)
-    source = files.get(traced.index)
-    tables = traced.tables if traced.tables is None or source is None else replace(traced.tables, source=source)
-    return replace(traced, files=tuple(file for _, file in kept), tables=tables)
-
-
 def module_times(
-    traced: TracedStep,
-    cells: Iterable[OperatorCell],
-    peaks: Mapping[str, float],
-    *,
-    counted_steps: int,
-    has_backward: bool = True,
+    traced: TracedStep, cells: Iterable[OperatorCell], peaks: Mapping[str, float], *, counted_steps: int
 ) -> tuple[dict[str, ModuleTimes], tuple[str, ...]]:
     """Times of each module in one step, by qualified name, and notes on rates that cannot be; empty without times.
 
-    Args:
-        traced: the traced step.
-        cells: what each operator did in each module in all counted steps.
-        peaks: dense peak in FLOP/s by dtype, where it is known.
-        counted_steps: how many these are.
-        has_backward: the steps may have one. If not, the times of one are not known, instead of 0 s.
+    *cells* are of so many *counted_steps*, and *peaks* in FLOP/s by dtype.
     """
-    table = None if traced.tables is None else traced.tables.modules
-    own = traced.own_forward_sec or {}
-    seconds: dict[str, tuple[float, float, float | None, float | None]]
-    seconds = {name: (sec, own.get(name, 0.0), None, None) for name, sec in with_those_below(own, 0.0).items()}
-    if table is not None:
-        forward, backward = traced.forward_scale / _US_PER_SEC, traced.backward_scale / _US_PER_SEC
-        seconds = {
-            row.name: (
-                row.forward_us * forward,
-                row.own_forward_us * forward,
-                row.backward_us * backward if has_backward else None,
-                row.own_backward_us * backward if has_backward else None,
-            )
-            for row in table.rows
-        }
     flops_of: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for cell in cells:
         if cell.phase != "optimizer" and cell.module != OUTSIDE:
             phase = "forward" if cell.phase == "forward" else "backward"
             for name in with_those_above(cell.module):
                 flops_of[name, phase][cell.dtype] += cell.flops
-    times, beyond = {}, {}
-    for name, (forward_sec, own_forward_sec, backward_sec, own_backward_sec) in seconds.items():
-        rates: dict[str, float | None] = {}
-        for phase, sec in (("forward", forward_sec), ("backward", backward_sec)):
-            flops = flops_of[name, phase]
+    times, beyond = {}, []
+    for name, seconds in _seconds(traced).items():
+        rates: dict[str, Any] = {}
+        for phase in ("forward", "backward"):
+            flops, sec = flops_of[name, phase], seconds[f"{phase}_sec"]
             amount = mean(total=flops.total() or None, steps=counted_steps)
             share = ratio(part=mean(total=peak_seconds(flops, peaks), steps=counted_steps), whole=amount and sec)
             if share is not None and share > MOST_OF_PEAK:
-                beyond[f"{name or 'the root'}'s {phase}"], share, amount = share, None, None
+                beyond.append(f"{name or 'the root'}'s {phase} ({share:,.1f} times)")
+                share = amount = None
             rates[f"{phase}_flops_per_sec"] = per_second(amount=amount, seconds=sec)
             rates[f"{phase}_utilization"] = share
-        times[name] = ModuleTimes(
-            clock="borders" if table is None else table.clock,
-            forward_sec=forward_sec,
-            own_forward_sec=own_forward_sec,
-            backward_sec=backward_sec,
-            own_backward_sec=own_backward_sec,
-            **rates,
-        )
-    return times, _beyond_peak(beyond)
-
-
-def _beyond_peak(shares: Mapping[str, float]) -> tuple[str, ...]:
-    """A note on rates that no device can reach, by how many times the peak they would be; none without any."""
-    if not shares:
-        return ()
-    listed = [f"{name} ({share:,.1f} times)" for name, share in shares.items()]
-    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
-    return (
-        f"Left out, as they would be beyond the device's peak: FLOP/s of {', '.join(listed[:_NAMED])}{more}. Time is "
+        times[name] = ModuleTimes(**seconds, **rates)
+    if not beyond:
+        return times, ()
+    more = f" and {len(beyond) - _NAMED} more" if len(beyond) > _NAMED else ""
+    return times, (
+        f"Left out, as they would be beyond the device's peak: FLOP/s of {', '.join(beyond[:_NAMED])}{more}. Time is "
         "missing in the trace, or the peak is not the device's.",
     )
+
+
+def _seconds(traced: TracedStep) -> dict[str, dict[str, Any]]:
+    """The times of each module in ``ModuleTimes``, and their clock, by qualified name."""
+    own, table = traced.own_forward_sec or {}, traced.tables and traced.tables.modules
+    nothing = {"backward_sec": None, "own_backward_sec": None}
+    if not table:
+        return {
+            name: {"clock": "borders", "forward_sec": sec, "own_forward_sec": own.get(name, 0.0), **nothing}
+            for name, sec in with_those_below(own, 0.0).items()
+        }
+    return {
+        row.name: {
+            "clock": table.clock,
+            "forward_sec": row.forward_us * traced.forward_scale / _US_PER_SEC,
+            "own_forward_sec": row.own_forward_us * traced.forward_scale / _US_PER_SEC,
+            "backward_sec": row.backward_us * traced.backward_scale / _US_PER_SEC,
+            "own_backward_sec": row.own_backward_us * traced.backward_scale / _US_PER_SEC,
+            **({} if table.backward_us else nothing),  # the steps have no backward, instead of one of 0 s
+        }
+        for row in table.rows
+    }

@@ -242,7 +242,7 @@ def compare(options: argparse.Namespace) -> int:
     exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared,
     and standard error says why. 3: a condition is inconclusive: a run was starved of processors.
     """
-    from lightning_flops.analysis.compare_rules import judge
+    from lightning_flops.analysis.compare_figures import judge
     from lightning_flops.report.compare_text import render_comparison
     from lightning_flops.sinks.file import write_text_file
 

@@ -147,7 +147,7 @@ class ProfilerConfig:
     )
     all_ranks: bool = _setting(
         False,
-        "Let every rank write files of its own profile, such as profile.rank3.json beside the profile.json of rank 0.",
+        "Let every rank write files of its own profile, such as profile.rank3.json.",
     )
     html: bool = _setting(
         True,

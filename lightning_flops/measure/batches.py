@@ -11,16 +11,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from lightning_flops.measure.random_state import random_state_kept
-from lightning_flops.measure.torch_private.needed import modes_off
 from lightning_flops.records import Shapes
 from lightning_flops.units import shown
-
-_FROM_LOADER = -2
-"""Begins a shape that is no tensor's: it says which of several data loaders the batch is from."""
-
-_PACKED = -4
-"""Begins a shape that is no tensor's: the number after it is that of the sequences in a PackedSequence, or in a nested
-tensor that is jagged."""
 
 HIDDEN_SHAPE = (-10,) * 65
 """Stands for a batch in which nothing with a shape was found, but something else, whose sizes are unknown; no tensor
@@ -34,52 +26,34 @@ _MAX_DEPTH = 16  # a batch that nests deeper, or contains itself, is described d
 def tensor_shapes(batch: Any) -> Shapes:
     """Shapes of every tensor in *batch*, in order: dicts, sequences and dataclasses are looked into.
 
-    ``HIDDEN_SHAPE`` if there are none, but other things, as texts or a class of the user's, whose sizes are not seen.
+    ``HIDDEN_SHAPE`` for a nested tensor, and if there are none, but other things, as texts or a class of the user's.
     """
     found: list[tuple[int, ...]] = []
     hides, waiting = False, [(batch, _MAX_DEPTH)]
     while waiting:
         value, depth = waiting.pop()
         inside: Any = None
-        if type(value) is torch.Tensor and value.layout is torch.strided and not value.is_nested:
-            found.append(tuple(value.shape))
-        elif isinstance(value, (torch.Tensor, PackedSequence)):
-            found += _shapes_of(value)
+        if isinstance(value, torch.Tensor):
+            found.append(HIDDEN_SHAPE if value.is_nested else tuple(value.shape))
+        elif isinstance(value, PackedSequence):  # the row of its lengths keeps its first dimension from being samples
+            found += [tuple(value.data.shape), (1, *value.batch_sizes.shape)]
         elif depth and isinstance(value, Mapping):
             inside = value.values()
         elif depth and isinstance(value, (list, tuple)):
             inside = value
         elif depth and is_dataclass(value) and not isinstance(value, type):
             inside = [getattr(value, field.name, None) for field in fields(value)]
-        if inside is not None:
-            waiting += [(one, depth - 1) for one in reversed([*inside])]
         else:
             hides |= value is not None
+        if inside is not None:
+            waiting += [(one, depth - 1) for one in reversed([*inside])]
     return tuple(found) or ((HIDDEN_SHAPE,) if hides else ())
-
-
-def _shapes_of(leaf: torch.Tensor | PackedSequence) -> Shapes:
-    if isinstance(leaf, PackedSequence):
-        with modes_off():  # not counted: we ask
-            return (_PACKED, int(leaf.batch_sizes[0])), tuple(leaf.data.shape), tuple(leaf.batch_sizes.shape)
-    if leaf.layout is torch.jagged:  # one of its sizes is no number, and another one in each batch
-        with modes_off():
-            return (_PACKED, int(leaf.shape[0])), tuple(leaf.values().shape)
-    try:
-        return (tuple(leaf.shape),)
-    except RuntimeError:  # a nested tensor with strides has no shape
-        return ()
 
 
 def shapes_text(shapes: Shapes) -> str:
     """*shapes* as a report prints them: ``[32, 1, 8, 8] [32]``."""
-    special = {_FROM_LOADER: "loader {}:", _PACKED: "{} packed:", HIDDEN_SHAPE[0]: "[?]"}
+    special = {HIDDEN_SHAPE[0]: "[?]"}
     return " ".join(special.get(one[0], str(list(one))).format(*one[1:]) if one else "[]" for one in shapes)
-
-
-def from_loader(shapes: Shapes, index: int) -> Shapes:
-    """*shapes* of a batch from the data loader of this *index*: what is computed may depend on the loader."""
-    return ((_FROM_LOADER, index), *shapes)
 
 
 def never_alike(shapes: Shapes) -> Shapes:
@@ -90,18 +64,9 @@ def never_alike(shapes: Shapes) -> Shapes:
 def samples_in(shapes: Shapes) -> int | None:
     """The first dimension that all tensors share, which is the number of samples by convention.
 
-    A PackedSequence and a jagged tensor say how many sequences are in them.
-
-    Returns:
-        None where the tensors disagree or there is none: a guess would make every samples/s a guess.
+    None where the tensors disagree or there is none: a guess would make every samples/s a guess.
     """
-    packed, leading = set(), set()
-    for shape in shapes:
-        if shape[:1] == (_PACKED,):
-            packed.add(shape[1])
-        elif shape and shape[0] >= 0:
-            leading.add(shape[0])
-    found = packed or leading
+    found = {shape[0] for shape in shapes if shape and shape[0] >= 0}
     return found.pop() if len(found) == 1 else None
 
 

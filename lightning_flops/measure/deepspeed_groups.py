@@ -7,6 +7,7 @@ have had different names over the years.
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,10 @@ class ParallelSizes:
     """Ranks that hold different experts, of the layer that spreads its experts most."""
 
 
+_KINDS = {"tp_size": ("tensor_model", "slice", "model"), "pp_size": ("pipeline_model", "pipe"), "cp_size": ("context",)}
+"""What units call each way in the names of their methods; the first that a unit has means it."""
+
+
 def parallel_sizes(engine: Any) -> ParallelSizes:
     """Sizes of *engine*'s groups.
 
@@ -36,34 +41,21 @@ def parallel_sizes(engine: Any) -> ParallelSizes:
     counts ranks that share a sequence.
     """
     mpu, module = getattr(engine, "mpu", None), getattr(engine, "module", None)
-    tp_size = tensor_parallel_size(mpu)
-    pp_size = _first_size(mpu, "get_pipeline_model_parallel_world_size", "get_pipe_parallel_world_size")
-    cp_size = _first_size(mpu, "get_context_parallel_world_size")
-    sp_size = getattr(engine, "sequence_parallel_size", None) or 1
+    sizes = {name: _size(mpu, name) for name in _KINDS}
+    sizes["sp_size"] = getattr(engine, "sequence_parallel_size", None) or 1
     has_groups = torch.distributed.is_available() and torch.distributed.is_initialized()
-    dp_size = torch.distributed.get_world_size() // (tp_size * pp_size * cp_size * sp_size) if has_groups else 1
+    ranks = torch.distributed.get_world_size() if has_groups else 1
     parameters = module.parameters() if isinstance(module, torch.nn.Module) else ()
     return ParallelSizes(
-        dp_size=max(1, dp_size),
-        tp_size=tp_size,
-        pp_size=pp_size,
-        cp_size=cp_size,
-        sp_size=sp_size,
+        dp_size=max(1, ranks // math.prod(sizes.values())),
         ep_size=max(map(expert_parallel_size, parameters), default=1),
+        **sizes,
     )
-
-
-def tensor_parallel_size(mpu: Any) -> int:
-    """Ranks that hold different parts of the same weights, as the model-parallel unit *mpu* says; 1 without one."""
-    if hasattr(mpu, "initialize_sequence_parallel"):
-        return 1  # DeepSpeed's sequence-parallel groups, which answer to "model parallel" too
-    kinds = ("tensor_model", "slice", "model")
-    return _first_size(mpu, *(f"get_{kind}_parallel_world_size" for kind in kinds))
 
 
 def tensor_parallel_size_of_process() -> int:
     """Tensor-parallel size of the last engine of this process; 1 where DeepSpeed is not in use."""
-    return tensor_parallel_size(getattr(sys.modules.get("deepspeed.utils.groups"), "mpu", None))
+    return _size(getattr(sys.modules.get("deepspeed.utils.groups"), "mpu", None), "tp_size")
 
 
 def expert_parallel_size(parameter: torch.Tensor) -> int:
@@ -77,6 +69,9 @@ def expert_parallel_size(parameter: torch.Tensor) -> int:
     return max(1, int(digits)) if digits.isdecimal() else 1
 
 
-def _first_size(mpu: Any, *names: str) -> int:
-    """What the first of the methods that *mpu* has answers; 1 if it has none."""
-    return next((int(getattr(mpu, name)()) for name in names if hasattr(mpu, name)), 1)
+def _size(mpu: Any, name: str) -> int:
+    """What the model-parallel unit *mpu* says; 1 if it says nothing, or if there is none."""
+    if hasattr(mpu, "initialize_sequence_parallel"):
+        return 1  # DeepSpeed's sequence-parallel groups, which answer to "model parallel" too
+    methods = [f"get_{kind}_parallel_world_size" for kind in _KINDS[name]]
+    return next((int(getattr(mpu, method)()) for method in methods if hasattr(mpu, method)), 1)

@@ -1,30 +1,24 @@
-"""Memory by phase of the counted step, and its use: read at each change of phase, without a reset or a synchronization.
+"""Memory by phase of the counted step, and its use: read where a phase begins and ends, without a synchronization.
 
 On CUDA we read the caching allocator's own statistics. They are kept on the host, so they are as of the launch, which
 is when memory is taken and given back. Its peaks are since the process began, or since the user reset them. We do not
-reset them, because that would change what the user reads later. So a phase has a peak only if it set a new one. On
-other devices we read the process's resident memory. The system keeps its peak too roughly to give it to a phase.
+reset them, because that would change what the user reads later. On other devices we read the process's resident memory.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from lightning_flops.measure.optimizer_hooks import with_inner
 from lightning_flops.measure.torch_private.optional import on_this_rank
-from lightning_flops.records import MemoryRecord, PhaseMemory
-
-try:
-    import resource
-except ImportError:  # Windows has none
-    resource = None  # type: ignore[assignment]
+from lightning_flops.records import MemoryRecord
 
 _ZERO_3_UPDATES = "fp32_partitioned_groups_flat"
 """Where DeepSpeed's ZeRO-3 optimizer keeps the tensors that it updates: the shards themselves, or copies of them."""
@@ -48,67 +42,42 @@ class MemoryWatch:
     """
 
     def __init__(self, root: nn.Module, *, read: Callable[[], MemoryReading], on_device: bool) -> None:
-        self._root = root
-        self._read = read
-        self._on_device = on_device
+        self._root, self._read, self._on_device = root, read, on_device
         self._open: list[tuple[str, int | None]] = []
         """Each part that is running, and what was held when it began."""
-        self._last: MemoryReading | None = None
         self._held: dict[str, int | None] = {}
         """What each phase held when it ended."""
-        self._new_peaks: dict[str, int | None] = {}
-        """The new peak that a phase has set."""
-        self._peak: int | None = None
-        self._reserved_peak: int | None = None
         self._kept: int | None = None
         self._gradients = 0
 
     def enter(self, part: str) -> None:
         """*part* begins, inside whatever part is running."""
-        self._open.append((part, self._look().current))
+        self._open.append((part, self._read().current))
 
     def leave(self) -> None:
         """The part entered last ends."""
         if not self._open:
             return
-        now = self._look().current
-        part, before = self._open.pop()
+        now, (part, before) = self._read().current, self._open.pop()
         self._held[part] = _larger(self._held.get(part), now)
         if part == "forward" and self._on_device and now is not None and before is not None:
             self._kept = _larger(self._kept, now - before)
         if part == "backward":
             self._gradients = max(self._gradients, _bytes(one.grad for one in self._root.parameters()))
 
-    def _look(self) -> MemoryReading:
-        """Read the memory; a new peak since the last reading belongs to the part that was running.
-
-        The highest peaks are kept, because the user may reset the allocator's.
-        """
-        now, last = self._read(), self._last
-        self._last = now
-        self._peak, self._reserved_peak = _larger(self._peak, now.peak), _larger(self._reserved_peak, now.reserved_peak)
-        if self._on_device and last is not None and self._open and (now.peak or 0) > (last.peak or 0):
-            part = self._open[-1][0]
-            self._new_peaks[part] = _larger(self._new_peaks.get(part), now.peak)
-        return now
-
     def record(self, *, optimizers: Iterable[Any] | None) -> MemoryRecord | None:
         """What was measured, with the current bytes of the model's and the optimizers' own tensors.
 
         None if no part was followed. The optimizers are torch's or wrappers of such; None if not known.
         """
-        if self._last is None:
+        if not self._held:
             return None
-        self._look()
+        _, peak, reserved_peak = self._read()
         return MemoryRecord(
             kind="allocated" if self._on_device else "resident",
-            phases=tuple(
-                PhaseMemory(name=name, current_bytes=self._held[name], peak_bytes=self._new_peaks.get(name))
-                for name in _PHASES
-                if name in self._held
-            ),
-            run_peak_bytes=self._peak,
-            run_reserved_peak_bytes=self._reserved_peak,
+            held_bytes={name: self._held[name] for name in _PHASES if name in self._held},
+            run_peak_bytes=peak,
+            run_reserved_peak_bytes=reserved_peak,
             parameter_bytes=_bytes(self._root.parameters()),
             buffer_bytes=_bytes(self._root.buffers()),
             gradient_bytes=self._gradients or None,
@@ -120,24 +89,21 @@ class MemoryWatch:
 def memory_reader(device: torch.device) -> Callable[[], MemoryReading]:
     """A function that reads the memory that this process uses for training on *device*."""
     if device.type == "cuda":
-        return lambda: _of_allocator(torch.cuda.memory_stats(device))
+        names = ("allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.peak")
+        # Of an allocator that is not torch's own, the statistics may be empty.
+        return lambda: MemoryReading(*map(torch.cuda.memory_stats(device).get, names))
     return _of_process
 
 
-def _of_allocator(stats: Mapping[str, Any]) -> MemoryReading:
-    """Of an allocator that is not torch's own, the statistics may be empty."""
-    names = ("allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.peak")
-    return MemoryReading(*map(stats.get, names))
-
-
 def _of_process() -> MemoryReading:
-    """Resident memory; what is held now is None on a system that is no Linux."""
-    current, peak = None, None
-    with suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:
-        current = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    if resource is not None:
-        peak = int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
-    return MemoryReading(current, _larger(peak, current))  # the system's peak may lag behind
+    """Resident memory; None on a system that is no Linux."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        kilobytes = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB", status, re.MULTILINE))
+        current, peak = (1024 * int(kilobytes[name]) for name in ("VmRSS", "VmHWM"))
+    except (OSError, KeyError):
+        return MemoryReading(None, None)
+    return MemoryReading(current, max(peak, current))  # the system's peak may lag behind
 
 
 def _larger(one: int | None, other: int | None) -> int | None:
@@ -149,15 +115,8 @@ def _larger(one: int | None, other: int | None) -> int | None:
 
 def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Bytes of this rank's part of *tensors*; each tensor counts once."""
-    return sum(map(_local_bytes, {id(tensor): tensor for tensor in tensors if tensor is not None}.values()))
-
-
-def _local_bytes(tensor: torch.Tensor) -> int:
-    tensor = on_this_rank(tensor)
-    try:
-        return int(tensor.numel()) * int(tensor.element_size())
-    except (RuntimeError, ValueError):  # a lazy parameter has no size yet
-        return 0
+    local = {id(tensor): on_this_rank(tensor) for tensor in tensors if tensor is not None}.values()
+    return sum(0 if is_lazy(tensor) else tensor.numel() * tensor.element_size() for tensor in local)
 
 
 def _storage(tensor: torch.Tensor) -> object:

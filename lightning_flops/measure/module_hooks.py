@@ -41,64 +41,43 @@ def put_up_hooks(
 
     *undo* takes them down again. *on_compiled* is called when torch has compiled something.
     """
-    hooks = _Hooks(on_enter, on_leave, on_compiled, failed)
+    handles: list[Any] = []
+
+    def enters(module: nn.Module, args: Any) -> None:
+        _call(on_enter, module, args, failed=failed, where="a module's forward pre-hook")
+
+    def leaves(module: nn.Module, args: Any, output: Any) -> None:
+        _call(on_leave, module, args, output, failed=failed, where="a module's forward hook")
+
+    def put_up() -> None:
+        if not handles:
+            handles.append(register_module_forward_pre_hook(enters))
+            handles.append(register_module_forward_hook(leaves, always_call=True))
+
+    def take_down() -> None:
+        while handles:
+            handles.pop().remove()
+
+    def has_compiled(reason: Any) -> None:
+        put_up()
+        _call(on_compiled, failed=failed, where="code that was just compiled")
+
+    for function in (enters, leaves, put_up, take_down):
+        hide(function)
     _silence_hook_warning(undo)
-    undo.callback(hooks.end)
-    around_compilations(undo, lambda reason: hooks.take_down(), lambda reason: hooks.compiled())
-    hooks.put_up()
+    undo.callback(take_down)
+    around_compilations(undo, lambda reason: take_down(), has_compiled)
+    put_up()
 
 
-class _Hooks:
-    """One pair of global hooks, which may go up and down several times."""
-
-    def __init__(
-        self, on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None], failed: Failed
-    ) -> None:
-        self._on_enter, self._on_leave, self._on_compiled = on_enter, on_leave, on_compiled
-        self._failed = failed
-        self._handles: list[Any] = []
-        self._is_over = False
-
-    def put_up(self) -> None:
-        if not self._is_over and not self._handles:
-            self._handles = [
-                register_module_forward_pre_hook(self.enters),
-                register_module_forward_hook(self.leaves, always_call=True),
-            ]
-
-    def take_down(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
-
-    def end(self) -> None:
-        self._is_over = True
-        self.take_down()
-
-    def compiled(self) -> None:
-        self.put_up()
-        try:
-            self._on_compiled()
-        except Exception as error:
-            self._failed("code that was just compiled", error)
-
-    def enters(self, module: nn.Module, args: Any) -> None:
-        try:
-            self._on_enter(module, args)
-        except Exception as error:
-            self._failed("a module's forward pre-hook", error)
-
-    def leaves(self, module: nn.Module, args: Any, output: Any) -> None:
-        try:
-            self._on_leave(module, args, output)
-        except RecursionError:
-            # There is no room for us after a forward that found none, nor for words about it.
-            return
-        except Exception as error:
-            self._failed("a module's forward hook", error)
-
-
-for _function in (_Hooks.put_up, _Hooks.take_down, _Hooks.enters, _Hooks.leaves):
-    hide(_function)
+def _call(ours: Callable[..., None], *args: Any, failed: Failed, where: str) -> None:
+    try:
+        ours(*args)
+    except RecursionError:
+        # There is no room for us beside a forward that found none, nor for words about it.
+        return
+    except Exception as error:
+        failed(where, error)
 
 
 def around_compilations(undo: ExitStack, begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:
@@ -120,9 +99,7 @@ def _take_out(remove: Callable[[Any], None], callback: Callable[[Any], None]) ->
 def _silence_hook_warning(undo: ExitStack) -> None:
     """Keeps torch from warning users of ``torch.compile(module)`` about hooks that are not theirs.
 
-    Each one inside has a filter of its own, as ``warnings.filters`` holds it, so that they may leave in any order. The
-    functions of ``warnings`` that change filters make Python forget which warnings it has shown: the user would see
-    each of them again. A filter that ignores something needs no forgetting.
+    The functions of ``warnings`` that change filters would make Python forget which warnings it has shown.
     """
     own: Any = ("ignore", _IGNORED, Warning, None, 0)
     warnings.filters.insert(0, own)  # type: ignore[attr-defined]

@@ -43,21 +43,16 @@ def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yielded under every name, and so are the modules below it. A module that contains itself is yielded once on each
     path.
     """
-    # An explicit stack, so that no model is too deep for Python.
-    pending: list[tuple[str, nn.Module, frozenset[int]]] = [("", root, frozenset())]
-    while pending:
-        name, module, above = pending.pop()
-        yield name, module
-        children = children_of(module)
-        if not children:
-            continue
-        within = above | {id(module)}
-        below = [
-            (name if wraps(module, key) else f"{name}.{key}" if name else key, child, within)
-            for key, child in children.items()
-            if child is not None and id(child) not in within
-        ]
-        pending.extend(reversed(below))
+    return _named_below("", root, frozenset())
+
+
+def _named_below(name: str, module: nn.Module, above: frozenset[int]) -> Iterator[tuple[str, nn.Module]]:
+    yield name, module
+    within = above | {id(module)}
+    for key, child in children_of(module).items():
+        if child is not None and id(child) not in within:
+            below = name if wraps(module, key) else f"{name}.{key}" if name else key
+            yield from _named_below(below, child, within)
 
 
 class ModuleNames:
@@ -68,17 +63,14 @@ class ModuleNames:
         self._known: dict[nn.Module, tuple[str, ...]] = {}
         """Each module's names: several if it is shared."""
         self._strangers: set[nn.Module] = set()
-        self.refresh()
+        self._read_names()
 
-    def refresh(self) -> None:
-        """Reads the names again, because modules come and go while a model is set up."""
+    def _read_names(self) -> None:
         names: dict[nn.Module, tuple[str, ...]] = {}
         for name, module in () if self._root is None else named_modules(self._root):
-            known = names.get(module, ())
-            if name not in known:
+            if name not in (known := names.get(module, ())):
                 names[module] = (*known, name)
         self._known = names
-        self._strangers = set()
 
     def name_for(self, module: nn.Module, caller: str) -> str | None:
         """Name of a module that the module named *caller* calls; None if it is not one of the root's.
@@ -86,10 +78,8 @@ class ModuleNames:
         For a shared module it is the name nearest to the caller's, or else the first.
         """
         if module not in self._known and module not in self._strangers:
-            # Seen for the first time: added since the names were read, or not the root's, such as a loss function.
-            strangers = {*self._strangers, module}
-            self.refresh()
-            self._strangers = strangers.difference(self._known)
+            self._read_names()  # added since the names were read, or not the root's, such as a loss function
+            self._strangers = {*self._strangers, module}.difference(self._known)
         known = self._known.get(module, ())
         if len(known) < 2:
             return known[0] if known else None
@@ -115,12 +105,8 @@ def describe_modules(
     """What each module of *root* is and how many parameters it holds, in ``named_modules`` order.
 
     A module with several names is listed under each; the later ones are aliases of the first. Parameters are counted
-    once in each subtree, however often they are shared in it. A shard counts with its full size.
-
-    Args:
-        root: the model.
-        whole: *root* with all its wrappers, which may know more about its parameters; None if it has none.
-        note: gets a sentence about anything that cannot be known.
+    once in each subtree, however often they are shared in it. A shard counts with its full size. *whole* is *root* with
+    all its wrappers, which may know more about its parameters; *note* gets a sentence on anything that cannot be known.
     """
     parameters = Parameters(root if whole is None else whole, note=note)
     described: dict[str, nn.Module] = {}
@@ -141,8 +127,7 @@ def describe_modules(
     for name, module in described.items():
         shapes = tuple(held.shape for held in own[module].values() if held.shape is not None)
         all_held = below[name].values()
-        alias_of = first_name.get(module)
-        first_name.setdefault(module, name)
+        first = first_name.setdefault(module, name)
         records.append(
             ModuleRecord(
                 name=name,
@@ -152,7 +137,7 @@ def describe_modules(
                 trainable_params=sum(held.size for held in all_held if held.trainable),
                 local_params=sum(held.local for held in all_held),
                 parameter_bytes=_bytes_by_dtype(all_held),
-                alias_of=alias_of,
+                alias_of=None if first == name else first,
                 # A size of 1 is one channel per group: no sum over channels.
                 weight_sizes=tuple(size for shape in shapes if len(shape) >= 2 for size in shape[:2] if size != 1),
                 parameter_shapes=shapes,

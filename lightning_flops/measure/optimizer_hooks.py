@@ -1,8 +1,6 @@
 """Torch's hooks before and after the steps of every optimizer, which may also be removed from inside of a hook.
 
-torch goes through its table of hooks while it calls them. If one is removed meanwhile, torch raises into the user's
-step, unless the hook that is running is the last one of the table. Our hooks are removed inside of a hook when
-something of ours fails there.
+If a hook is removed while torch calls them, torch raises into the user's step, unless the last one is running.
 """
 
 from __future__ import annotations
@@ -31,21 +29,15 @@ _MOST_WRAPPERS = 5
 def with_inner(optimizer: Any) -> list[Any]:
     """*optimizer*, the one that it is put around, the one inside that, and so on: Lightning's, DeepSpeed's, torch's."""
     found = [optimizer]
-    while len(found) <= _MOST_WRAPPERS:
-        inner = getattr(found[-1], "optimizer", None)
-        if inner is None or any(inner is one for one in found):
-            break
+    while len(found) <= _MOST_WRAPPERS and (inner := getattr(found[-1], "optimizer", None)) is not None:
         found.append(inner)
     return found
 
 
 class OptimizerHooks:
-    """Calls us at every step of every optimizer. Torch fires twice if a subclass's step calls its parent's.
+    """Calls *begins* before every step of every optimizer, and *ends* after it, if it has returned.
 
-    Args:
-        begins: is called before the step.
-        ends: is called after it, if it has returned.
-        failed: gets what these two raised; it never raises an ``Exception``.
+    *failed* gets what these two raised. Torch fires twice if a subclass's step calls its parent's.
     """
 
     def __init__(self, begins: OnStep, ends: OnStep, *, failed: Callable[[Exception], None]) -> None:
@@ -64,11 +56,7 @@ class OptimizerHooks:
         ]
 
     def remove(self) -> None:
-        """Call us no more; may be called twice.
-
-        If torch goes through its hooks now, ours do nothing any more, and are removed at a later step, or when hooks of
-        ours are put up or removed.
-        """
+        """Call us no more. If torch goes through its hooks now, ours do nothing, and are removed at a later step."""
         if self._is_up:
             self._is_up = False
             _retired.extend(self._handles)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.measure.deepspeed_groups import expert_parallel_size, tensor_parallel_size_of_process
-from lightning_flops.measure.torch_private.optional import FlatPiece, flat_parts, on_this_rank, wraps
+from lightning_flops.measure.torch_private.optional import flat_parts, on_this_rank, wraps
 
 
 class Held(NamedTuple):
@@ -30,25 +30,21 @@ class Held(NamedTuple):
 class Parameters:
     """The parameters of a model's modules, as they were before torch's FullyShardedDataParallel made flat ones of them.
 
-    It puts the parameters of some modules into a flat one and gives each rank a part of that, wherever the cuts fall.
-    How large they were, only the flat parameter says, which the wrapper holds.
-
-    Args:
-        whole: the model in all its wrappers; those around it hold flat parameters as well as those inside.
-        note: gets a sentence on what cannot be known.
+    How large they were, only a flat parameter says, which a wrapper holds: *whole* is the model in all its wrappers.
+    *note* gets a sentence on what cannot be known.
     """
 
     def __init__(self, whole: nn.Module, *, note: Callable[[str], object]) -> None:
-        self._pieces: dict[nn.Module, list[FlatPiece]] = {}
+        self._pieces: dict[nn.Module, dict[Hashable, Held]] = {}
         self._flat: set[int] = set()
         try:
             for wrapper in whole.modules():
-                if not wraps(wrapper, "_fsdp_wrapped_module"):
-                    continue
-                tensors, pieces = flat_parts(wrapper)
-                self._flat.update(map(id, tensors))
-                for module, piece in pieces:
-                    self._pieces.setdefault(module, []).append(piece)
+                if wraps(wrapper, "_fsdp_wrapped_module"):
+                    tensors, pieces = flat_parts(wrapper)
+                    self._flat.update(map(id, tensors))
+                    for module, (key, shape, trainable, local, dtype) in pieces:
+                        found = Held(shape, math.prod(shape), trainable, local, dtype)
+                        self._pieces.setdefault(module, {})[key] = found
         except Exception as error:
             self._pieces.clear()
             self._flat.clear()
@@ -59,39 +55,27 @@ class Parameters:
 
     def of(self, module: nn.Module) -> dict[Hashable, Held]:
         """What *module* itself holds; the key of a parameter is the same for all that share it."""
-        found: dict[Hashable, Held] = {}
-        for key, shape, trainable, local, dtype in self._pieces.get(module, ()):
-            found[key] = Held(shape, math.prod(shape), trainable, local, dtype)
-        for parameter in module.parameters(recurse=False):
-            if id(parameter) not in self._flat:
-                # ZeRO-3 empties parameters not in use.
-                shape = None if is_lazy(parameter) else getattr(parameter, "ds_shape", None) or parameter.shape
-                found[id(parameter)] = Held(
-                    shape and tuple(map(int, shape)), *parameter_sizes(parameter), parameter.dtype
-                )
-        return found
+        own = (one for one in module.parameters(recurse=False) if id(one) not in self._flat)
+        return {**self._pieces.get(module, {}), **{id(parameter): held(parameter) for parameter in own}}
 
 
-def parameter_sizes(parameter: torch.Tensor) -> tuple[int, bool, int]:
-    """(size in the whole model, whether it is trained, size held in this rank's memory) of *parameter*.
+def held(parameter: torch.Tensor) -> Held:
+    """The sizes of *parameter*.
 
     A rank that holds one shard of a parameter answers for the ranks that hold the other shards, and the same holds for
     experts. If several pipeline stages hold a copy of it, only the first stage counts it, so that stages add up to the
     model.
     """
-    trainable = bool(parameter.requires_grad)
+    trainable, dtype = bool(parameter.requires_grad), parameter.dtype
     if is_lazy(parameter):
-        return 0, trainable, 0
-    # ZeRO-3 empties a parameter while it is not in use and keeps its full size beside it; a DTensor's is the full one.
-    partitioned = getattr(parameter, "ds_numel", None)
-    size = partitioned if isinstance(partitioned, int) else parameter.numel()
-    local = on_this_rank(parameter).numel()
-    if getattr(parameter, "ds_pipe_replicated", False):
-        return 0, trainable, local
+        return Held(None, 0, trainable, 0, dtype)
+    # ZeRO-3 empties a parameter while it is not in use and keeps its full shape beside it; a DTensor's is the full one.
+    shape = tuple(map(int, getattr(parameter, "ds_shape", None) or parameter.shape))
+    size = 0 if getattr(parameter, "ds_pipe_replicated", False) else math.prod(shape)
     # Megatron's mark, which DeepSpeed's automatic tensor parallelism sets as well.
-    if getattr(parameter, "tensor_model_parallel", False):
+    if size and getattr(parameter, "tensor_model_parallel", False):
         # The shape before DeepSpeed cut it, unevenly perhaps; if it was not kept, shards are taken to be equally large.
         meta = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
         whole = meta.get("logical_shape") if isinstance(meta, Mapping) else None
         size = math.prod(whole) if whole else size * tensor_parallel_size_of_process()
-    return size * expert_parallel_size(parameter), trainable, local
+    return Held(shape, size * expert_parallel_size(parameter), trainable, on_this_rank(parameter).numel(), dtype)

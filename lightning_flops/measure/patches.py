@@ -1,7 +1,4 @@
-"""Functions of others' classes, modules and tables, wrapped for as long as needed, and what is called around them.
-
-Nothing of ours is on an object of the user's: a wrapper is on a class or a module, and finds those who listen.
-"""
+"""Functions of others' classes, modules and tables, wrapped for as long as needed, and what is called around them."""
 
 from __future__ import annotations
 
@@ -18,38 +15,45 @@ Begins = Callable[..., Ends | None]
 """Gets a function's arguments before it does. It may return what is to be called when the function has ended."""
 Failed = Callable[[Exception], object]
 
-_users: dict[tuple[int, Any], list[Callable[[], None]]] = {}
-"""By owner and name: how the wrapper is removed, once for each who needs it."""
+
+class _Listener(NamedTuple):
+    begins: Begins
+    failed: Failed | None
 
 
-def wrap(owner: Any, name: Any, make: Callable[[Any], Callable[..., Any]], undo: ExitStack) -> None:
-    """Have what *make* returns in the place of a function until *undo* is closed; all who need it share one wrapper.
+_wrapped: dict[tuple[int, Any], tuple[list[_Listener], Callable[[], None]]] = {}
+"""By owner and name: who listens to a function, and how its wrapper, which all of them share, is removed."""
 
-    *owner* is a class or a module that has the function as the attribute *name*, or a dict that has it as a value. The
-    wrapper must not keep a run or an object of the user's alive. References to it that were taken before cannot be
-    pickled meanwhile.
 
-    Raises:
-        KeyError: *owner* itself has no such function.
+def listen(undo: ExitStack, owner: Any, name: Any, begins: Begins, *, failed: Failed | None = None) -> None:
+    """Have *begins* called before each call of a function until *undo* is closed, and what it returns after it.
+
+    *owner* is a class or a module that has the function as the attribute *name*, or a dict that has it as a value; a
+    KeyError says that it has none. The function is compiled as it would be without us. *begins* gets its arguments, on
+    a class the instance first; who listens last is called first. *failed* gets what *begins*, or what it returned,
+    raised; without it these raise nothing but what is the user's.
     """
     key = id(owner), name
-    users = _users.setdefault(key, [])
-    users.append(users[0] if users else _put(owner, name, make))
+    if key not in _wrapped:
+        none = list[_Listener]()
+        _wrapped[key] = none, _wrap(owner, name, none)
+    listeners, remove = _wrapped[key]
+    listeners.append(one := _Listener(begins, failed))
 
     def drop() -> None:
-        remove = users.pop()
-        if not users:
-            del _users[key]
+        listeners.remove(one)  # who still holds the wrapper runs the function alone, and keeps nothing else alive
+        if not listeners:
+            del _wrapped[key]
             remove()
 
     undo.callback(drop)
 
 
-def _put(owner: Any, name: Any, make: Callable[[Any], Callable[..., Any]]) -> Callable[[], None]:
+def _wrap(owner: Any, name: Any, listeners: list[_Listener]) -> Callable[[], None]:
     table = owner if isinstance(owner, dict) else vars(owner)
     put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
     original = table[name]
-    wrapper = make(original)
+    wrapper = _heard(listeners, original)
     put(name, wrapper)
 
     def remove() -> None:
@@ -57,36 +61,6 @@ def _put(owner: Any, name: Any, make: Callable[[Any], Callable[..., Any]]) -> Ca
             put(name, original)
 
     return remove
-
-
-class _Listener(NamedTuple):
-    begins: Begins
-    failed: Failed | None
-
-
-_listeners: dict[tuple[int, str], list[_Listener]] = {}
-
-
-def listen(undo: ExitStack, owner: Any, name: str, begins: Begins, *, failed: Failed | None = None) -> None:
-    """Have *begins* called before each call of ``owner.name`` until *undo* is closed, and what it returns after it.
-
-    The function is compiled as it would be without us. On a class, its first argument is the instance.
-
-    Args:
-        undo: makes the function as it was before.
-        owner: as for ``wrap``.
-        name: of the function.
-        begins: is called with the same arguments; who listens last is called first.
-        failed: gets what *begins*, or what it returned, raised; without it these raise nothing but what is the user's.
-
-    Raises:
-        KeyError: as for ``wrap``.
-    """
-    listeners = _listeners.setdefault((id(owner), name), [])
-    wrap(owner, name, functools.partial(_heard, listeners), undo)
-    listeners.append(one := _Listener(begins, failed))
-    # Who still holds the wrapper runs the function alone, and keeps nothing else alive.
-    undo.callback(listeners.remove, one)
 
 
 def _heard(listeners: list[_Listener], original: Callable[..., Any]) -> Callable[..., Any]:

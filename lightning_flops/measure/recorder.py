@@ -46,7 +46,6 @@ _LEAST_WATCHED = 10
 """Signatures "keep changing" when none of as many steps as are to be timed, and at least so many, has the counted
 step's, or when twice as many steps did not have enough of them."""
 
-
 _LEAST_SETTLE_STEPS = 2
 
 
@@ -68,8 +67,7 @@ class Phase(Enum):
 def steps_to_settle(*, batches_ahead: int, batches_a_step: int) -> int:
     """Steps to leave alone after a counted one, until the *batches_ahead* that a loader fetches meanwhile are used up.
 
-    While a step is counted, the loader's workers run ahead, and the next steps find batches ready. If those were timed,
-    they would show less waiting than there is in the long run.
+    If those were timed, they would show less waiting than there is in the long run.
     """
     return max(_LEAST_SETTLE_STEPS, math.ceil(batches_ahead / batches_a_step))
 
@@ -151,8 +149,7 @@ class _Measured:
         steps = []
         for step, marks in self.watched:
             if self.is_comparable(step.signature):
-                seconds, reader_sec, excluded_sec = self.timer.read(marks)
-                steps.append(replace(step, seconds=seconds, reader_sec=reader_sec, excluded_sec=excluded_sec))
+                steps.append(replace(step, **self.timer.read(marks)._asdict()))
         return tuple(steps)
 
 
@@ -170,7 +167,7 @@ class Recorder:
         new_counter: makes the FLOP counter when the window opens.
         notes: gets what the report must say of this window.
         tracing: traces steps after the timed ones; None: none is traced.
-        whole: returns *root* with all its wrappers, which may know more about its parameters; None: it has no wrapper.
+        whole: returns *root* with all its wrappers; None: it has none.
         counted: gets every step that was counted to its end.
     """
 
@@ -245,21 +242,18 @@ class Recorder:
     def open(self, *, steps_done: int) -> None:
         """The step that begins now is the one to count; *steps_done* steps of the run came before it."""
         if self.state is Phase.WAITING:
-            self._steps_done = self._profile_step = steps_done
-            self._counter = self._part_counter()
-            self.state = Phase.COUNTING
+            self._profile_step = steps_done
+            self._count(Phase.COUNTING, self._part_counter(), steps_done)
 
     def sample(self, *, steps_done: int) -> None:
-        """The running step, of which no batch has run, is counted outside of every window.
-
-        The caller reports its batches as of a window's, inside ``batch_scope``; *steps_done* as for ``open``.
-        """
+        """The running step, of which no batch has run, is counted outside of every window; *steps_done* as above."""
         if self.state is Phase.WAITING:
-            self._steps_done, self._step = steps_done, _RunningStep()
-            if self._sampler is None:
-                self._sampler = self._part_counter()
-            self._counter = self._sampler
-            self.state = Phase.SAMPLING
+            self._sampler = self._sampler or self._part_counter()
+            self._step = _RunningStep()
+            self._count(Phase.SAMPLING, self._sampler, steps_done)
+
+    def _count(self, phase: Phase, counter: PartCounter, steps_done: int) -> None:
+        self.state, self._counter, self._steps_done = phase, counter, steps_done
 
     def _part_counter(self) -> PartCounter:
         counter = PartCounter(self._new_counter(self._root))
@@ -272,9 +266,8 @@ class Recorder:
     def batch_scope(self) -> Iterator[None]:
         """Run one whole batch inside this, including the wait for it; it is counted if the running step is.
 
-        A counted or traced step is over when its last batch's scope is left: what runs after ``end_batch`` still
-        belongs to it. After ``abandon`` or ``close``, leaving a scope only removes what torch has put back since; torch
-        does so if they were called inside a backward.
+        A counted or traced step is over when its last batch's scope is left. After ``abandon`` or ``close`` inside a
+        backward, leaving it removes what torch has put back since.
         """
         state, counter = self.state, self._counter if self.counting else None
         with self._scope:
@@ -443,11 +436,7 @@ class Recorder:
     # ---- the result
 
     def abandon(self) -> None:
-        """Remove everything of this window from torch, in any phase; nothing more is measured.
-
-        The scope of a batch that is still entered is left, too. If something raises, or the user's Ctrl-C arrives, the
-        rest is still removed, and then the exception is raised. This may be called again.
-        """
+        """Remove everything of this window from torch, in any phase, also what is left when something raises here."""
         self.state = Phase.CLOSED
         self._undo.close()
 

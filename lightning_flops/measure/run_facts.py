@@ -29,16 +29,13 @@ def gather_run_facts(
 
     The optimizers are torch's, or wrappers with an ``optimizer`` or ``param_groups``; the rest is passed on.
     """
-    capability = None
     # ROCm's numbers are no compute capabilities.
-    if device.type == "cuda" and torch.cuda.is_available() and torch.version.hip is None:
-        capability = torch.cuda.get_device_capability(device)
+    is_nvidias = device.type == "cuda" and torch.cuda.is_available() and torch.version.hip is None
+    replicated = (len(module.device_ids) for module in root.modules() if isinstance(module, nn.DataParallel))
     return RunFacts(
         padding_ratio=padding_ratio,
-        compute_capability=capability,
-        data_parallel_devices=max(
-            (len(module.device_ids) for module in root.modules() if isinstance(module, nn.DataParallel)), default=0
-        ),
+        compute_capability=torch.cuda.get_device_capability(device) if is_nvidias else None,
+        data_parallel_devices=max(replicated, default=0),
         process_group_backend=_backend(device),
         nccl=distributed.is_available() and distributed.is_nccl_available(),
         optimizers=None if optimizers is None else tuple(_optimizer_facts(one, device) for one in optimizers),
@@ -61,31 +58,22 @@ def _backend(device: torch.device) -> str | None:
     if not distributed.is_available() or not distributed.is_initialized():
         return None
     # "gloo", "nccl", or by device: "cpu:gloo,cuda:nccl".
-    try:
-        by_device = distributed.get_backend_config()
-    except (AttributeError, RuntimeError, ValueError):
-        return None
-    for part in str(by_device).split(","):
-        name, _, backend = part.rpartition(":")
-        if name in ("", device.type):
-            return backend
-    return None
+    parts = (part.rpartition(":") for part in str(distributed.get_backend_config()).split(","))
+    return next((backend for name, _, backend in parts if name in ("", device.type)), None)
 
 
 def _optimizer_facts(optimizer: Any, device: torch.device) -> OptimizerFacts:
     every = with_inner(optimizer)
     torchs = (one for one in every if isinstance(one, torch.optim.Optimizer) and "foreach" in one.defaults)
     inner = next(torchs, every[-1])
-    return OptimizerFacts(type_name=type(inner).__name__, faster_with=_faster_with(inner, device))
+    faster_with = _faster_with(inner, device) if isinstance(inner, torch.optim.Optimizer) else ()
+    return OptimizerFacts(type_name=type(inner).__name__, faster_with=faster_with)
 
 
-def _faster_with(optimizer: Any, device: torch.device) -> tuple[str, ...]:
-    """Nothing for an optimizer that is not torch's, or that updates many tensors at once already.
-
-    As torch's documentation of each optimizer has it; nothing for a device of which it says nothing.
-    """
-    defaults, groups = getattr(optimizer, "defaults", None), getattr(optimizer, "param_groups", None) or ()
-    if not isinstance(defaults, dict) or "foreach" not in defaults or defaults.get("differentiable"):
+def _faster_with(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[str, ...]:
+    """Nothing for an optimizer that updates many tensors at once, or a device of which torch's docs say nothing."""
+    defaults, groups = optimizer.defaults, optimizer.param_groups
+    if "foreach" not in defaults or defaults.get("differentiable"):
         return ()
     on_cuda = device.type == "cuda"
     # On a GPU foreach is torch's own choice. On a CPU it updates tensor by tensor all the same.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
-from torch.nn.utils.rnn import PackedSequence
 
 from lightning_flops.measure.torch_private.needed import modes_off
 from lightning_flops.records import BatchTokens
@@ -18,9 +17,6 @@ _IGNORED = -100
 
 _OFFSETS = ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens")
 """Names under which batches of packed sequences hold where each begins, and where the last one ends."""
-
-_BATCHES_WITHOUT_TOKENS = 10
-"""After so many batches that do not show their tokens, no further one is looked at."""
 
 ON_DEVICE = (
     "Tokens without padding are n/a: the batch is on the device before it can be read without waiting for the device. "
@@ -33,14 +29,13 @@ class OnDeviceError(Exception):
 
 
 class TokenReader:
-    """Reads the tokens of a run's batches for as long as they show any; *note* gets a sentence if that fails."""
+    """Reads the tokens of a run's batches for as long as they can be read; *note* gets a sentence if that fails."""
 
     def __init__(self, note: Callable[[str], None], *, wanted: bool) -> None:
         self.reads = wanted  # a sink shows tokens, and batches may show them
         self.fetched: deque[BatchTokens | None] = deque(maxlen=64)  # not used yet, of batches that go to a device
         self._note = note
-        self._without = 0
-        self._has_read = False
+        self._has_read = False  # of batches on the host; what fails after it is what a model gets of them
 
     def fetch(self, batch: Any) -> None:
         """A loader has delivered *batch*, on the host."""
@@ -57,86 +52,44 @@ class TokenReader:
         """The tokens of *batch*; None if it does not show them."""
         try:
             tokens = tokens_in(batch)
-        except OnDeviceError:
-            if not self._has_read:  # of batches on the host; else this is what a model gets of them
-                self.reads = False
-                self._note(ON_DEVICE)
-            return None
         except Exception as error:  # of the user's batch
-            self.reads = self._has_read
-            self._note(f"Tokens without padding are n/a: {words_of(error)}.")
+            if not self._has_read:
+                self.reads = False
+                on_device = isinstance(error, OnDeviceError)
+                self._note(ON_DEVICE if on_device else f"Tokens without padding are n/a: {words_of(error)}.")
             return None
-        if tokens is None:
-            self._without += 1
-            # Where batches show them, this may be what a model gets of one.
-            self.reads = self._has_read or self._without < _BATCHES_WITHOUT_TOKENS
-        else:
-            self._has_read = True
+        self._has_read |= tokens is not None
         return tokens
 
 
 def tokens_in(batch: Any) -> BatchTokens | None:
     """The tokens of *batch*; None if nothing in it shows tokens.
 
-    A batch can show its tokens in three ways:
-
-    - ``input_ids`` or an ``attention_mask`` of batch x length; the mask's numbers from 1 on may separate the sequences
-      of a packed row;
-    - the offsets of packed sequences: ``cu_seqlens``, or ``position_ids`` that begin anew;
-    - a PackedSequence, or a nested tensor that is jagged.
+    A batch shows its tokens by ``input_ids`` or an ``attention_mask`` of batch x length, and by the offsets of packed
+    sequences: ``cu_seqlens``, or ``position_ids`` that begin anew.
 
     Of an encoder's and a decoder's tokens in one dict those of the encoder count. ``labels`` of -100 do not show
     padding, because a prompt has them, too; if nothing else does and every token has a label, none is padding. Several
-    batches in one, as of two loaders, are added up; of several PackedSequences the first is used, as the others may be
-    its targets.
+    batches in one, as of two loaders, are added up.
 
     Raises:
         OnDeviceError: its values are on a device.
     """
-    if _is_packed(batch):
-        return _packed(batch)
-    items: Iterable[Any] = batch if isinstance(batch, (tuple, list)) else ()
     if isinstance(batch, Mapping):
         if (found := _named(batch)) is not None:
             return found
-        items = batch.values()
-    parts = []
-    for item in items:
-        if _is_packed(item):
-            return _packed(item)
-        if isinstance(item, Mapping):
-            found = _named(item)
-            if found is not None:
-                parts.append(found)
-            elif "input_ids" in item:  # the tokens of the others alone would be too few
-                return None
-    return parts[0].plus(*parts[1:]) if parts else None
-
-
-def _is_packed(value: Any) -> TypeGuard[PackedSequence | torch.Tensor]:
-    return isinstance(value, PackedSequence) or (isinstance(value, torch.Tensor) and value.layout is torch.jagged)
-
-
-def _packed(batch: PackedSequence | torch.Tensor) -> BatchTokens:
-    if isinstance(batch, torch.Tensor):
-        jagged: Any = batch
-        with modes_off():
-            processed, offsets, lengths = int(jagged.values().shape[0]), jagged.offsets(), jagged.lengths()
-        with modes_off():
-            sequence_lengths = _on_host(offsets).diff() if lengths is None else _on_host(lengths)
-            return _of_lengths(sequence_lengths.tolist(), processed)
-    # So many sequences go on at each time step, and one of length n is in n of them: their squares are the sum of the
-    # odd numbers. They are always on the host.
-    sizes = batch.batch_sizes.tolist()
-    return BatchTokens(sum(sizes), sum(sizes), sum((2 * step + 1) * size for step, size in enumerate(sizes)))
+        batch = tuple(batch.values())
+    if not isinstance(batch, (tuple, list)):
+        return None
+    dicts = (one for one in batch if isinstance(one, Mapping))
+    parts = [_named(one) for one in dicts if "input_ids" in one or "attention_mask" in one]
+    # The tokens of some parts alone would be too few.
+    return parts[0].plus(*parts[1:]) if parts and parts[0] is not None and None not in parts else None
 
 
 def _named(batch: Mapping[Any, Any]) -> BatchTokens | None:
-    if not isinstance(batch, dict):  # in what a tokenizer makes, names are looked up by Python code
-        batch = dict(batch.items())
+    batch = dict(batch.items())  # in what a tokenizer makes, names are looked up by Python code
     ids, mask, labels, places = map(batch.get, ("input_ids", "attention_mask", "labels", "position_ids"))
-    if _is_packed(ids):
-        return _packed(ids)
     grid = ids if _is_grid(ids) else mask if _is_grid(mask) else None
     if grid is None:
         return None
@@ -146,7 +99,7 @@ def _named(batch: Mapping[Any, Any]) -> BatchTokens | None:
         if offsets is not None:
             lengths = _between(_on_host(offsets), processed)
         elif _is_grid(mask):
-            return _of_lengths(_lengths_in(_on_host(mask)), processed) if mask.shape == grid.shape else None
+            return _of_lengths((_on_host(mask) != 0).sum(-1).tolist(), processed) if mask.shape == grid.shape else None
         elif _is_grid(places) and places.shape == grid.shape and processed:
             lengths = _counted_up(_on_host(places))
         if lengths is not None:
@@ -175,24 +128,12 @@ def _counted_up(places: torch.Tensor) -> list[int] | None:
     0, too.
     """
     begins = places == places[0, 0]
-    if not (begins[:, 0].all() and (begins[:, 1:] | (places.diff(dim=1) == 1)).all()):
-        return None
-    if len(places) > 1 and not begins[:, 1:].any():
-        return None
-    if places.shape[1] > 1 and (begins[:, 1] | begins[:, -1]).any():
+    goes_on = begins[:, 1:] | (places.diff(dim=1) == 1)
+    of_one = (begins[:, 1:2] | begins[:, -1:]).any() and places.shape[1] > 1
+    if of_one or not (begins[:, 0].all() and goes_on.all()) or (len(places) > 1 and not begins[:, 1:].any()):
         return None
     firsts = begins.flatten().nonzero().flatten()
     return [*firsts.diff().tolist(), places.numel() - int(firsts[-1])]
-
-
-def _lengths_in(mask: torch.Tensor) -> list[int]:
-    """The lengths of the sequences in each row: of one, or of several that are packed, if the mask numbers them."""
-    least, greatest = (0, 1) if mask.dtype is torch.bool or not mask.numel() else map(int, mask.aminmax())
-    if greatest < 2:
-        # Most masks are of zeros and ones, whose sum is a single operator.
-        lengths: list[int] = (mask if least >= 0 else mask != 0).sum(-1).tolist()
-        return lengths
-    return [length for row in mask for length in row[row != 0].unique(return_counts=True)[1].tolist()]
 
 
 def _of_lengths(lengths: Sequence[int], processed: int) -> BatchTokens:

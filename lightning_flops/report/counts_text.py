@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_tree import ModuleNode, build_modules, lower_bound_modules, module_tree
+from lightning_flops.analysis.module_tree import ModuleNode, build_modules, module_tree
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
 from lightning_flops.report.document import Column, Item, Section, Table, cells, field, figures, short, some_of
 from lightning_flops.report.module_text import names_of
@@ -28,7 +28,7 @@ def counts_section(counts: FlopCounts) -> Section:
     counts = FlopCounts(record)  # of one moment, also while counting goes on
     total, outside = counts.total, counts.own_by_module().get(OUTSIDE, PhaseFlops())
     phases = [phase for phase in _PHASES if phase in ("forward", "backward") or getattr(total, phase)]
-    root = module_tree(build_modules(records, counts), lower_bound_modules(record.uncounted))
+    root = module_tree(build_modules(records, counts))
     nodes = [] if root is None else list(_nodes(root))
 
     def known(node: ModuleNode, name: str, show: Callable[[Any], str] = str) -> str:

@@ -66,7 +66,7 @@ def detailed_lines(profile: Profile) -> list[str]:
     """The tree of modules with the figures of each."""
     lines = [VIEW.title(f"Detailed Profile per {profile.context.device_word}")]
     lower_bounds = lower_bound_modules(profile.uncounted)
-    root = module_tree(profile.modules, lower_bounds)
+    root = module_tree(profile.modules)
     if root is None:
         return [*lines, "No module was described."]
     about = (
@@ -89,7 +89,9 @@ def detailed_lines(profile: Profile) -> list[str]:
 def names_of(node: ModuleNode) -> tuple[str, str]:
     """What their parent calls the modules of *node*, and their class: ``0-11`` and ``12 x Block``."""
     name, kind = node.module.short_name, node.module.type_name or NOT_DESCRIBED
-    return (name, kind) if node.last is None else (f"{name}-{node.last.short_name}", f"{node.count} x {kind}")
+    if node.last is None:
+        return name, kind
+    return f"{name}-{node.last.short_name}", f"{int(node.last.short_name) - int(name) + 1} x {kind}"
 
 
 class _Tree:

@@ -9,7 +9,6 @@ from typing import Any
 
 from lightning_flops.analysis.module_names import pattern_of
 from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
-from lightning_flops.records import PhaseMemory
 from lightning_flops.report.document import Column, Section, Table, at, field, figures, quantity, share, some_of
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.modules import ModuleProfile
@@ -252,9 +251,8 @@ PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed", "optim
 
 _FLOPS = {
     "forward": "fwd",
-    "without_backward": "  of it no_grad",
     "backward": "bwd (measured)",
-    "backward_estimated": "bwd (estimated: {factor} x fwd with a bwd to follow)",
+    "backward_estimated": "bwd (estimated: {factor} x fwd)",
     "recompute": "recomputed in the bwd",
     "optimizer": "optimizer",
     "skipped": "skipped: masked attention{half}",
@@ -322,11 +320,10 @@ def uncounted_section(profile: Profile) -> Section:
     if not profile.uncounted:
         words = "Nothing: every operator that ran has a FLOP count or is known to have none."
         return Section("Not counted", "", [words])
-    ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].output_elements, item[0]))
+    ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].calls, item[0]))
     columns = [
         Column("operator", lambda row: row[0], str),
         Column("calls", lambda row: row[1].calls),
-        Column("output elements", lambda row: row[1].output_elements, si),
         Column("", lambda row: "may have FLOPs" if row[1].heavy else "", str, left=True),
         Column("modules", lambda row: some_of(row[1].modules, most=2), str, left=True),
     ]
@@ -344,28 +341,7 @@ def _lower_bound_words(profile: Profile) -> str:
     )
 
 
-# ---- energy, memory and the traced step
-
-
-def energy_section(profile: Profile) -> Section | None:
-    """Energy and clocks; None if no GPU's counters were read."""
-    energy = profile.energy
-    if energy is None:
-        return None
-    highest = "" if energy.highest_clock_mhz is None else f" of at most {plain(energy.highest_clock_mhz)}"
-    values = {
-        "mean power in this time": si(energy.watts, "W"),
-        f"energy of a {profile.step_name} = mean power x its time": si(energy.joules_per_step, "J"),
-        "clock of the multiprocessors, MHz": f"{plain(energy.clock_mhz)}{highest}",
-        "clock held down by power, share of the time": percent(energy.power_limited_share),
-        "clock held down by heat, share of the time": percent(energy.heat_limited_share),
-    }
-    why = [f"{NOT_AVAILABLE}: {energy.no_joules_because}."] if energy.no_joules_because else []
-    note = (
-        "By the counters of the whole GPU, whoever used it, read where the timed steps began and ended: "
-        f"{duration(energy.measured_sec)}."
-    )
-    return Section("Energy and clocks of this GPU", note, [*figures(values), *why])
+# ---- memory and the traced step
 
 
 def memory_section(profile: Profile) -> Section | None:
@@ -374,24 +350,15 @@ def memory_section(profile: Profile) -> Section | None:
     if memory is None:
         return None
 
-    def peak(phase: PhaseMemory) -> str:
-        """The peak that a phase reached, or the earlier peak that it did not exceed."""
-        value, before = phase.peak_bytes, memory.run_peak_bytes
-        return f"<= {si(before, 'B')}" if value is None and before is not None else si(value, "B")
-
     columns = [
-        Column("", lambda phase: PHASES[phase.name], str),
-        Column(f"{memory.kind} at its end", lambda phase: si(phase.current_bytes, "B"), str),
+        Column("", lambda held: PHASES[held[0]], str),
+        Column(f"{memory.kind} at its end", lambda held: si(held[1], "B"), str),
     ]
     values = {f"peak {memory.kind}, of this process so far": si(memory.run_peak_bytes, "B")}
     about = "Bytes of this process on the host, all of it."
     if memory.kind == "allocated":
-        columns.append(Column("peak in it", peak, str))
         values["peak reserved, of this process so far"] = si(memory.run_reserved_peak_bytes, "B")
-        about = (
-            "Bytes on the device, as its caching allocator counts them. It keeps one peak, which is not reset here: a "
-            "phase that reached a new peak shows it; any other phase stayed at or below the earlier peak."
-        )
+        about = "Bytes on the device, as its caching allocator counts them."
     values["parameters on this rank"] = si(memory.parameter_bytes, "B")
     if profile.parameter_bytes:
         values["parameters of the model"] = bytes_by_dtype(profile.parameter_bytes)
@@ -402,7 +369,7 @@ def memory_section(profile: Profile) -> Section | None:
         values["activations that a forward keeps, with its outputs"] = _or_why_not(
             memory.kept_by_forward_bytes, "Memory by module has it, with profile_memory"
         )
-    table = Table(memory.phases, columns, whole=True)
+    table = Table(list(memory.held_bytes.items()), columns, whole=True)
     return Section(f"Memory of this rank in the counted {word}", about, [table, *figures(values)])
 
 
@@ -426,6 +393,6 @@ def traced_section(profile: Profile) -> Section | None:
 
 
 DETAILS: Sequence[Callable[[Profile], Section | None]] = (
-    *(flops_section, energy_section, memory_section, operators_section, uncounted_section, traced_section),
+    *(flops_section, memory_section, operators_section, uncounted_section, traced_section),
 )
 """What is not in the short report."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from statistics import median
 
-from lightning_flops.analysis.rank_names import name_ranks, part_names, spread_over
+from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.stragglers import straggler_evidence
 from lightning_flops.report.document import Column, Item, Section, Table, at, cells, field, quantity, some_of, us
@@ -79,7 +79,8 @@ def _stragglers(ranks: RanksProfile) -> Iterator[str]:
 def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     """Each figure of a rank over the ranks: the least, the median and the greatest, and whose they are."""
     timed = [one for one in ranks.ranks if one.parts_sec]
-    found = {name: {one.rank: one.parts_sec.get(name) for one in timed} for name in part_names(timed)}
+    parts = dict.fromkeys(name for one in timed for name in one.parts_sec)
+    found = {name: {one.rank: one.parts_sec.get(name) for one in timed} for name in parts}
     found[profile.step_name] = {one.rank: math.fsum(one.parts_sec.values()) for one in timed}
     traced = () if ranks.communication is None else ranks.communication.ranks
     found |= {
@@ -91,14 +92,14 @@ def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     found |= {label: {one.rank: getattr(one, name) for one in ranks.ranks} for label, name in others.items()}
     rows = []
     for label, by_rank in found.items():
-        spread = spread_over({rank: value for rank, value in by_rank.items() if value is not None})
-        if spread is not None:
+        known = {rank: value for rank, value in sorted(by_rank.items()) if value is not None}
+        if known:
             show = si if label in others else duration
-            some = "" if spread.ranks == ranks.answered else f" ({plain(spread.ranks)} ranks)"
-            differ = spread.least < spread.greatest
-            least, greatest = (f"rank {rank}" if differ else "" for rank in (spread.least_rank, spread.greatest_rank))
-            values = [show(value) for value in (spread.least, spread.median, spread.greatest)]
-            rows.append([f"{label}{some}", values[0], least, *values[1:], greatest])
+            least, greatest = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+            some = "" if len(known) == ranks.answered else f" ({plain(len(known))} ranks)"
+            of = [f"rank {rank}" if known[least] < known[greatest] else "" for rank in (least, greatest)]
+            values = [show(value) for value in (known[least], median(known.values()), known[greatest])]
+            rows.append([f"{label}{some}", values[0], of[0], *values[1:], of[1]])
     return cells(["of each rank", "min", "", "median", "max", ""], rows, left=(0, 2, 5))
 
 
@@ -161,7 +162,6 @@ def rank_section(comparison: RankComparison) -> Section:
         field("of comm", "overlap.overlap_ratio", percent),
         field("transfer", "transfer_us", us),
         field("wait", "wait_us", us),
-        field("compute/median", "compute_over_median"),
     ]
     ranks = Table(comparison.ranks, columns, whole=True)
     return Section("Ranks", "", [ranks, *_collectives(comparison), *comparison.notes])

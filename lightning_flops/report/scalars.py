@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import at
 from lightning_flops.schema.profile import Profile
 
@@ -42,11 +41,7 @@ PATHS = {
     "tokens_per_sec": "job_rates.tokens_per_sec",
     "mfu": "job_rates.mfu",
     "hfu": "job_rates.hfu",
-    "power_watts": "energy.watts",
-    "joules_per_step": "energy.joules_per_step",
-    "clock_mhz": "energy.clock_mhz",
-    "power_limited_ratio": "energy.power_limited_share",
-    "heat_limited_ratio": "energy.heat_limited_share",
+    "heat_limited_ratio": "timing.heat_limited_share",
     "params": "job_params",
 }
 """Where a profile has what is logged under each tag."""
@@ -56,12 +51,9 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
     """One value for each tag, of one global step and one device unless the tag says more; what is n/a is left out.
 
     Where other ranks answered, mfu, hfu, samples, tokens and params are those of the job. Units: FLOPs, FLOP/s,
-    seconds, fractions of one (mfu, hfu, …_ratio), watts, joules, FLOPs per joule, MHz.
+    seconds, samples or tokens per second, fractions of one (mfu, hfu, …_ratio), parameters.
     """
     values = {tag: at(path)(profile) for tag, path in PATHS.items()}
-    joules = values["joules_per_step"]
-    values["joules_per_sample"] = ratio(part=joules, whole=profile.samples)
-    values["flops_per_joule"] = ratio(part=profile.flops.hardware, whole=joules)
     # This tag exists only when FLOPs, and so MFU, HFU and FLOP/s, are lower bounds.
     values["heavy_operators_uncounted"] = sum(one.heavy for one in profile.uncounted.values()) or None
     without = () if profile.context.trains else _OF_TRAINING

@@ -55,8 +55,6 @@ def _training(profile: Profile) -> Iterator[Figure]:
     flops, rates, timing = profile.flops, profile.rates, profile.timing
     factor = profile.settings.recompute_fwd_factor
     bwd_flops, fwd_bwd_flops = f"{2 + factor:g} * fwd flops per GPU", f"{3 + factor:g} * fwd flops per GPU"
-    if flops.without_backward:  # DeepSpeed's formulas would not give these figures
-        bwd_flops, fwd_bwd_flops = f"{2 + factor:g} * fwd flops with bwd", f"(fwd + {2 + factor:g} * fwd with bwd)"
     ran = "bwd+recomputed flops" if flops.recompute else "bwd flops per GPU"
 
     spent, rate = flops.forward + flops.backward_estimated, partial(_rate, profile)

@@ -8,7 +8,6 @@ too. No call waits inside the store either: a key is read only after it was seen
     {step}           how many ranks have written one
     out/{rank}       why nothing more comes from the rank
     out              how many ranks are out
-    folder           where rank 0's files go
     left             how many ranks have closed; the last one deletes all of these
 """
 
@@ -27,7 +26,7 @@ from torch import distributed
 from lightning_flops import host_clock
 from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.config import OWN_FOLDER, ProfilerConfig
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.torch_private.optional import store_getter
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankAbsence
@@ -38,7 +37,6 @@ logger = package_logger(__name__)
 
 Store: TypeAlias = Any  # a ``torch.distributed.Store``, whose methods torch gives no types
 
-_SEC_FOR_RANK_0 = 2.0  # how long another rank waits for rank 0 to write its folder
 _PAUSE_SEC = 0.02  # between two looks
 _run_numbers = itertools.count()
 
@@ -201,20 +199,6 @@ class Ranks:
             note = f"What the ranks sent could not be put together: {words_of(error)}."
             logger.warning(note, exc_info=logger.isEnabledFor(logging.DEBUG))
             return replace(profile, notes=(*profile.notes, note))
-
-    def tell_folder(self, folder: str) -> None:
-        """Let all ranks know where rank 0's files go; empty if it writes none."""
-        self._ask(lambda store: store.set(f"{self._keys}/folder", folder.encode()))
-
-    def folder(self) -> str | None:
-        """Where rank 0's files go, ours if it does not say in time; None if it writes none."""
-        ends = self._clock() + _SEC_FOR_RANK_0
-        key = f"{self._keys}/folder"
-        while (answered := self._ask(lambda store: store.get(key).decode() if store.check([key]) else None)) is None:
-            if self._failure is not None or self._clock() >= ends:
-                return OWN_FOLDER
-            host_clock.sleep(_PAUSE_SEC)
-        return answered or None
 
     def close(self) -> None:
         """End this rank's part: it sends and reads nothing more."""

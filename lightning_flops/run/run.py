@@ -8,23 +8,24 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import nn
 
 from lightning_flops.analysis.step_flops import StepFlops
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import BatchMeter
 from lightning_flops.measure.notes import Notes
-from lightning_flops.measure.recorder import CountedStep
-from lightning_flops.measure.timing.gpu_counters import open_nvml
+from lightning_flops.measure.timing.processor_wait import heat_counter
 from lightning_flops.measure.tokens import TokenReader
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
-from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
-from lightning_flops.run.adapter import Facts
+from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes, TimePhase
 from lightning_flops.run.monitor import Monitor
+from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.reports import Reports
 from lightning_flops.run.window import Window, new_window
 from lightning_flops.schema.profile import Profile
@@ -37,6 +38,30 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One run as its framework knows it: what a run asks of its adapter."""
+
+    root: nn.Module  # the model whose modules own the work
+    device: torch.device  # where the model is
+    output: LoggedOutput  # where rank 0 shows its reports
+    context: Callable[[], RunContext]  # returns where the run takes place, as it is now
+    x_axis: Callable[[], int]  # returns the run's own step, which its loggers use as x-axis
+    optimizers: Callable[[], Iterable[Any] | None]  # returns the optimizers that update the model; None if not known
+    whole_model: Callable[[], nn.Module]  # returns the model with all its wrappers
+    rank: int = 0
+    world_size: int = 1
+    loop: Loop = "training"
+    profile_step: int | None  # the first step to profile, given as the number of steps before it; None: there is none
+    settle_steps: int = 2  # steps left alone after a counted one, until batches that were fetched ahead are used up
+    loader_workers: Callable[[], int | None] = lambda: None  # returns the fewest workers of the training DataLoaders
+    logged_at: Callable[[], int] | None = None  # returns the loggers' x-axis, as DeepSpeed's samples; None: the step
+    declared_batch_size: Callable[[], int] | None = None  # returns what the framework's settings name; None: nothing
+    unseen: tuple[TimePhase, ...] = ()  # parts the loop never shows apart; if any, its wait for data may be unseen, too
+    ends_when_dropped: bool = False  # a run that is dropped is over, and reports: its framework does not always say so
+    mark_parts: Callable[[ExitStack], None] = lambda stack: None  # puts hooks around a step's parts; the stack undoes
+
+
 @dataclass(slots=True)
 class _Step:
     """The running step."""
@@ -46,7 +71,6 @@ class _Step:
     updates: int = 0
     profiled: bool = False  # the profiler slowed a batch of it down
     random: bool = False  # it was drawn to be counted before anything was known of it
-    counted: CountedStep | None = None
 
 
 class Run:
@@ -83,7 +107,7 @@ class Run:
     def begin(self) -> None:
         """The run begins; the adapter's own hooks are in place."""
         self.notes.speak = self.reports.warn
-        self._nvml = open_nvml(self.facts.device, self.undo)
+        self._heat = heat_counter(self.facts.device, self.undo)
         self.reports.begin()
         self._await_window(self.facts.profile_step)
         self.monitor.go_on()
@@ -92,15 +116,7 @@ class Run:
     def _await_window(self, step: int | None) -> None:
         """Prepare the window that opens before *step*; open it if that is the step that begins now."""
         self.notes.begin_window()
-        me = weakref.ref(self)
-
-        def was_counted(step: CountedStep) -> None:
-            if (run := me()) is not None:
-                run._step.counted = step
-
-        self.window = new_window(
-            step, facts=self.facts, config=self.config, notes=self.notes, nvml=self._nvml, counted=was_counted
-        )
+        self.window = new_window(step, facts=self.facts, config=self.config, notes=self.notes, heat=self._heat)
         self._open_if_due()
 
     def _open_if_due(self) -> None:
@@ -189,35 +205,30 @@ class Run:
 
     def batch_done(
         self,
-        batch: Any,
-        shapes: Shapes,
-        *,
+        *batches: tuple[Any, Shapes, BatchTokens | None],
         updates: int,
         ends_step: bool,
         logs: bool = False,
-        tokens: BatchTokens | None = None,
-        others: Sequence[tuple[Any, Shapes]] = (),
     ) -> None:
-        """*batch*, whose *shapes* and *tokens* were taken before the step may have changed it, went through the loop.
+        """*batches* went through the loop, several of them together as micro-batches of a pipeline.
 
-        *updates* optimizer attempts belong to it, and perhaps the end of a step, at which the run *logs* its metrics.
-        The *others* went through the loop together with it and before it, as micro-batches of a pipeline.
+        Their shapes and tokens were taken before the step may have changed them. *updates* optimizer attempts belong to
+        them, and perhaps the end of a step, at which the run *logs* its metrics.
         """
         step, window, profiled = self._step, self.window, self.window.scope is not None
-        samples = size = self.meter.samples(batch, shapes)
+        samples: int | None = 0
+        for number, (batch, shapes, tokens) in enumerate(batches, 1):
+            size = self.meter.samples(batch, shapes)
+            samples = None if samples is None or size is None else samples + size
+            step.batches.append(shapes)
+            step.tokens.append(tokens)
+            if window.is_open or profiled:
+                real = None if tokens is None else tokens.real
+                count = self.meter.tokens(batch, size) if real is None else real
+                is_last = ends_step and number == len(batches)
+                window.recorder.end_batch(shapes=shapes, samples=size, tokens=count, ends_step=is_last)
         if profiled and window.micro_batch_size is None:
             window.micro_batch_size = size
-        for one, its_shapes in others:
-            others_size = self.meter.samples(one, its_shapes)
-            step.batches.append(its_shapes)
-            step.tokens.append(None)
-            if window.is_open or profiled:
-                self._measured(one, its_shapes, None, others_size, ends_step=False)
-            samples = None if samples is None or others_size is None else samples + others_size
-        if window.is_open or profiled:
-            self._measured(batch, shapes, tokens, size, ends_step=ends_step)
-        step.batches.append(shapes)
-        step.tokens.append(tokens)
         step.updates += updates
         step.profiled |= profiled or self.reports.analyzing
         if profiled:
@@ -234,16 +245,11 @@ class Run:
         elif not window.is_idle:
             self._follow()
 
-    def _measured(
-        self, batch: Any, shapes: Shapes, tokens: BatchTokens | None, samples: int | None, *, ends_step: bool
-    ) -> None:
-        count = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
-        self.window.recorder.end_batch(shapes=shapes, samples=samples, tokens=count, ends_step=ends_step)
-
     def _step_ends(self, seconds: float) -> None:
         step, self._step = self._step, _Step()
         key = tuple(step.batches), tuple(step.tokens), step.updates
-        if (counted := step.counted) is not None:
+        if self.window.counted:
+            counted = self.window.counted.pop()
             self.flops.counted(
                 *key,
                 counted.flops,
@@ -306,13 +312,7 @@ class Run:
                 self.reports.not_reached(window.step, self.context(), steps_done=self.steps_done)
         finally:  # also if Ctrl-C comes once more
             self.close()
-        self.reports.finish(
-            self.monitor if self.config.monitor else None,
-            self.flops.totals(),
-            steps_done=self.steps_done,
-            awaits_window=self.window.step is not None,
-            interrupted_by=interrupted_by,
-        )
+        self.reports.finish(self, interrupted_by=interrupted_by)
 
     def __del__(self) -> None:
         # A framework that never says that the run is over, and a user who has dropped it with our callback.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.counting.flop_counter import FlopCounter
@@ -12,12 +13,13 @@ from lightning_flops.measure.memory import MemoryWatch, memory_reader
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.recorder import CountedStep, Recorder
 from lightning_flops.measure.timing.clocks import clock_for
-from lightning_flops.measure.timing.gpu_counters import Ask, GpuWatch
-from lightning_flops.measure.timing.processor_wait import ProcessorWatch
+from lightning_flops.measure.timing.processor_wait import Heat, ProcessorWatch
 from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import TimePhase, WindowRecord
-from lightning_flops.run.adapter import Facts
+
+if TYPE_CHECKING:
+    from lightning_flops.run.run import Facts
 
 
 @dataclass(slots=True)
@@ -28,7 +30,7 @@ class Window:
     recorder: Recorder
     memory: MemoryWatch
     processors: ProcessorWatch
-    gpu: GpuWatch
+    counted: list[CountedStep]  # the step that was counted and has just ended
     is_open: bool = False
     micro_batch_size: int | None = None
     fetches: int = 0  # seen since the window was made
@@ -51,7 +53,6 @@ class Window:
         recorder = self.recorder
         timer, self.is_idle = recorder.timer, recorder.idle and not self.is_open
         self.processors.follow(timed=timer is not None)
-        self.gpu.follow(timed=timer is not None)
         if not recorder.marking:
             self.unmark()
         elif self.marks is None:
@@ -94,12 +95,11 @@ class Window:
 
     def watched(self, record: WindowRecord) -> WindowRecord:
         """*record* with what the watches have seen."""
-        return replace(record, processor=self.processors.loss(), gpu=self.gpu.record())
+        return replace(record, processor=self.processors.loss())
 
     def end(self) -> None:
         """The window is over: its watches and marks are."""
         self.processors.follow(timed=False)
-        self.gpu.follow(timed=False)
         self.unmark()
 
     def abandon(self) -> None:
@@ -110,17 +110,13 @@ class Window:
             undo.callback(self.leave_scope)
 
 
-def new_window(
-    step: int | None,
-    *,
-    facts: Facts,
-    config: ProfilerConfig,
-    notes: Notes,
-    nvml: Ask | None,
-    counted: Callable[[CountedStep], None],
-) -> Window:
-    """A window that opens before *step*, or never; *counted* gets each step that was counted."""
-    device = facts.device
+def new_window(step: int | None, *, facts: Facts, config: ProfilerConfig, notes: Notes, heat: Heat) -> Window:
+    """A window that opens before *step*, or never."""
+    device, counted = facts.device, list[CountedStep]()
+    tracing = None
+    if config.trace and step is not None:
+        asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
+        tracing = TraceCycles(StepTracer(facts.root, device=device, **asked), config.trace_schedule)
     recorder = Recorder(
         facts.root,
         timing_steps=config.timing_steps,
@@ -128,15 +124,9 @@ def new_window(
         clock=clock_for(device),
         new_counter=lambda root: FlopCounter(root, causal_attention=config.causal_attention),
         notes=notes,
-        tracing=_tracing(facts, config) if config.trace and step is not None else None,
+        tracing=tracing,
         whole=facts.whole_model,
-        counted=counted,
+        counted=counted.append,
     )
     memory = MemoryWatch(facts.root, read=memory_reader(device), on_device=device.type == "cuda")
-    return Window(step, recorder, memory, ProcessorWatch(), GpuWatch(nvml))
-
-
-def _tracing(facts: Facts, config: ProfilerConfig) -> TraceCycles:
-    asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
-    tracer = StepTracer(facts.root, device=facts.device, **asked)
-    return TraceCycles(tracer, config.trace_schedule)
+    return Window(step, recorder, memory, ProcessorWatch(heat=heat), counted)

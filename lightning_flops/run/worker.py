@@ -15,8 +15,6 @@ logger = package_logger(__name__)
 
 Job = Callable[[], Callable[[], None] | None]
 
-_MOST_WAITING = 8  # jobs behind one that hangs; later ones are lost, so that memory does not fill up
-
 
 class Worker:
     """Runs jobs one after another on a daemon thread, which is there while there are jobs, and in no forked child."""
@@ -35,9 +33,6 @@ class Worker:
         if self._is_off:
             return
         with self._lock:
-            if len(self._jobs) >= _MOST_WAITING:
-                logger.warning("%s was lost: %d before it wait to be written", what, _MOST_WAITING)
-                return
             self._jobs.append((what, job))
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="lightning_flops", daemon=True)

@@ -87,9 +87,7 @@ class RankRow:
     """One rank over its steps."""
 
     rank: int | None
-    """None where its trace does not say; then it goes by its source."""
-    source: str
-    """The trace's file or URL."""
+    """Number of the rank; None where its trace does not say."""
     steps: int
     """How many steps its trace has."""
     overlap: Overlap
@@ -98,8 +96,6 @@ class RankRow:
     """Time of the matched calls in which data can have moved; None without matched calls."""
     wait_us: float | None
     """Time of the matched calls in which they wait for other ranks; None without matched calls."""
-    compute_over_median: float | None
-    """Computation per step ÷ the median of the ranks'. Whom the others wait for is for the advice to say."""
     collectives: tuple[RankCollectiveRow, ...]
     """Each collective that it called."""
 

@@ -40,7 +40,7 @@ class TimeDifference:
     """Time in a step of B."""
     noise_ns: int | None
     """How far the difference may be chance; None if single steps are not known or too few. Of a module: four standard
-    errors of its own times over the traced steps, and what these took beyond the timed ones if that is over twice."""
+    errors of its own times over the traced steps; None where these took over twice as long as the timed ones."""
 
     @property
     def difference_ns(self) -> int:

@@ -15,7 +15,6 @@ from lightning_flops.schema.ranks import RanksProfile
 from lightning_flops.schema.step import (
     Budget,
     DtypeFlops,
-    Energy,
     JobRates,
     OperatorProfile,
     Rates,
@@ -95,8 +94,6 @@ class Profile(shown.Shown):
     """Where peak x time went: rows that add up to a step's wall time. None if no step was timed."""
     memory_bytes_per_sec: float | None = None
     """Bandwidth of the memory of this rank's device, as its vendor publishes it; None if it is not known."""
-    energy: Energy | None = None
-    """Energy of this rank's GPU while steps were timed; None without an NVIDIA GPU or NVML (the extra ``nvidia``)."""
     rates: Rates
     """Every ratio, per step; FLOP/s are this rank's."""
     unavailable: Mapping[str, str]
@@ -124,11 +121,8 @@ class Profile(shown.Shown):
 
     def per_step(self, total: int) -> float:
         """*total* over all counted steps as a mean per step; exact when one step was counted."""
-        steps = max(1, len(self.counted_steps))
-        try:
-            return total if steps == 1 else total / steps
-        except OverflowError:  # no float can hold it
-            return total // steps
+        steps = len(self.counted_steps)
+        return total if steps <= 1 else total / steps
 
     @property
     def has_backward(self) -> bool:

@@ -1,4 +1,4 @@
-"""One step of one rank: its FLOPs, its times, its rates, where its time went and its energy."""
+"""One step of one rank: its FLOPs, its times, its rates, and where its time went."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ class StepFlops(PhaseFlops):
     """Inside optimizer steps."""
     skipped: int
     """Part of the four phases' FLOPs that fused masked attention does not execute."""
-    without_backward: int
-    """Forward FLOPs that no backward can follow: no_grad FLOPs."""
     backward_estimated: int
-    """(2 + recompute_fwd_factor) x (forward - without_backward): stands for backward and recompute together."""
+    """(2 + recompute_fwd_factor) x forward in training: stands for backward and recompute together."""
 
     @property
     def model(self) -> int:
@@ -132,6 +130,8 @@ class TimingProfile:
     """Share of these steps in which a thread was ready and had no processor; None if the system does not count it."""
     cpu_system_ratio: float | None = None
     """Share of the machine's processor time that anything on it used during these steps; None if not known."""
+    heat_limited_share: float | None = None
+    """Share of these steps in which heat held the GPU's clock down; None without NVML (the extra ``nvidia``)."""
 
     @property
     def cpu_time_sec(self) -> float | None:
@@ -225,29 +225,5 @@ class Budget:
     them. ``operators``: all others. ``communication``: what no computation hides. ``idle``: nothing computes, or copies
     run. ``data``: data wait and transfer. ``other``: callbacks, logging, schedulers, a pipeline's bubble, and phases
     that cannot be separated from these."""
-    memory_ns: int | None
-    """Most of ``operators`` that moving their bytes at the memory's bandwidth explains; None: it is not known."""
     notes: tuple[str, ...]
     """Why rows are not known, in sentences."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Energy:
-    """Energy of this rank's GPU while steps were timed, and its clock: of the whole GPU, whoever used it."""
-
-    measured_sec: float
-    """Over which the GPU's counters were read, on the host."""
-    watts: float | None
-    """Joules by the GPU's own counter / measured_sec"""
-    joules_per_step: float | None
-    """watts x global_step_sec"""
-    no_joules_because: str
-    """Why one of these is None, in a few words; empty if none is."""
-    clock_mhz: float | None
-    """Mean of what the multiprocessors' clock was between timed steps."""
-    highest_clock_mhz: int | None
-    """The highest that this GPU can have."""
-    power_limited_share: float | None
-    """Share of measured_sec in which power held the clock below what was asked for."""
-    heat_limited_share: float | None
-    """Share of measured_sec in which heat did."""

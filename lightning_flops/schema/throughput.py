@@ -72,7 +72,7 @@ class ThroughputSummary(shown.Shown):
     tokens: int | None = None
     """Tokens that this rank processed in all steps of the run, padding included."""
     real_tokens: int | None = None
-    """Tokens that are no padding, as attention masks, offsets of packed sequences or PackedSequences show."""
+    """Tokens that are no padding, as attention masks and offsets of packed sequences show."""
     padding_ratio: float | None = None
     """(tokens - real_tokens) / tokens"""
     tokens_per_sec: float | None = None

@@ -146,7 +146,7 @@ class TracedStep:
     like_counted: bool
     """Whether it has the counted step's signature. If not, rates of modules and operators are estimates."""
     files: tuple[str, ...]
-    """Paths or URLs where traces were kept, the one that *tables* is of first; empty if none was to be."""
+    """Paths or URLs where traces were kept; empty if none was to be."""
     tables: TraceReport | None
     """None if there is no trace."""
     own_forward_sec: Mapping[str, float] | None

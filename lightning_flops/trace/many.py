@@ -14,10 +14,9 @@ from typing import Any
 
 from lightning_flops.analysis.advice import advise_on_traces
 from lightning_flops.analysis.collectives import compare, refuse_mixed_ranks
-from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in_traces
+from lightning_flops.analysis.stragglers import find_stragglers_in_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.trace import SCHEMA_VERSION, TracesReport
 from lightning_flops.trace.report import AnalyzedTrace, analyze_file
 
@@ -64,22 +63,12 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     reports = tuple(one.report for one in ordered)
     comparison = straggler = None
     if len(ordered) > 1 and ordered[0].rank is not None:
-        comparison = compare_ranks(ordered)
-        if are_compared(comparison):
+        comparison = compare(ordered)
+        if all(one.step_times.marked for one in reports):
             parts = {one.rank or 0: one.parts for one in ordered}
             straggler = next(iter(find_stragglers_in_traces(parts, thresholds=thresholds)), None)
+        else:
+            comparison = replace(comparison, notes=(_UNMARKED, *comparison.notes))
     abilities = tuple(one.abilities for one in ordered)
     advice = advise_on_traces(reports, comparison, straggler=straggler, devices=abilities, thresholds=thresholds)
     return TracesReport(schema_version=SCHEMA_VERSION, traces=reports, ranks=comparison, advice=advice)
-
-
-def compare_ranks(analyzed: Sequence[AnalyzedTrace]) -> RankComparison:
-    """Computation, communication and waiting of several ranks of one run, a trace each.
-
-    Of ranks whose steps are not all marked none is held against the others.
-    """
-    comparison = compare(analyzed)
-    if len(analyzed) == 1 or all(one.report.step_times.marked for one in analyzed):
-        return comparison
-    rows = tuple(replace(row, compute_over_median=None) for row in comparison.ranks)
-    return replace(comparison, ranks=rows, notes=(_UNMARKED, *comparison.notes))

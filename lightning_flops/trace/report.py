@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.analysis.collectives import TracedRank
 from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
 from lightning_flops.analysis.peaks import NO_FLOPS
+from lightning_flops.analysis.rank_record import TracedRank
 from lightning_flops.schema.trace import TracedPart, TraceReport
 from lightning_flops.schema.trace_flops import Flops
 from lightning_flops.trace import tables

@@ -215,7 +215,6 @@ def gathered(*, times: dict[str, float] | None = None, traced: TracedStep | None
         dtypes=(DtypeFlops(dtype="float32", model=30, hardware=30), DtypeFlops(dtype="tf32", model=70, hardware=70)),
         times=of_modules,
         traced=traced,
-        energy=None,
     )
 
 

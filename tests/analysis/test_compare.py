@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from lightning_flops import Comparison, compare_profiles
-from lightning_flops.analysis.compare_modules import match_modules
-from lightning_flops.analysis.compare_noise import noise_ns
-from lightning_flops.analysis.compare_rules import judge
+from lightning_flops.analysis.compare import match_modules
+from lightning_flops.analysis.compare_figures import judge, noise_ns
 from lightning_flops.analysis.compare_split import Work, split
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ComparisonError
@@ -102,11 +101,9 @@ def test_a_module_is_held_against_its_own_spread_over_the_traced_steps(
     # The part of the step is named where no module is beyond its noise.
     named = {True: "act", False: "forward", None: "forward"}[beyond]
     assert f"Most of it: {named} +3 ms (worse efficiency).\n" in str(compare_profiles(a, b))
-    # The traced forward took four times as long as it does: 6 of the 8 ms may be the trace's. 1.5 times is nothing.
-    for scale, found in ((0.25, False), (2 / 3, True)):
-        apart = replace(traced_step(slow, BACKWARD_MS), is_apart=True, forward_scale=scale)
-        uncertain = compare_profiles(run(), run(mean_ms={"forward": 8}, traced=apart))
-        assert module(uncertain, "act").beyond_noise is found
+    apart = replace(traced_step(slow, BACKWARD_MS), is_apart=True)
+    uncertain = compare_profiles(run(), run(mean_ms={"forward": 8}, traced=apart))
+    assert module(uncertain, "act").beyond_noise is None
     assert any("traced steps of B took over twice" in note for note in uncertain.notes)
 
 
@@ -230,14 +227,7 @@ def test_without_a_comparable_trace_the_parts_are_split_as_a_whole() -> None:
     # Forward: 600 M to 1000 M in 5 to 7 ms: 2 ms / ln(7 / 5) x ln(10 / 6) = 3.036361 ms; the rest is efficiency.
     assert three(part(comparison, "forward")) == (3.036361, -1.036361, 0)
     assert not any(one.a_ns or one.b_ns or one.causes for one in comparison.modules[:-1])
-    assert "are not known: A has no times of modules and B has no times of modules." in comparison.notes[0]
-
-
-def test_traces_that_cannot_be_compared_say_nothing_of_modules() -> None:
-    device = on_device(forward_ms=5, busy_ms=3, exposed_ms=0, idle_ms=0)
-    comparison = compare_profiles(run(context=windows.A100), device)
-    assert "their clocks differ (device, host)" in comparison.notes[0]
-    assert not any(one.a_ns or one.noise_ns for one in comparison.modules[:-1])
+    assert "are not known without times of modules in A and B." in comparison.notes[0]
 
 
 def test_parts_that_one_run_cannot_tell_apart_stand_together() -> None:
@@ -299,11 +289,6 @@ def test_what_cannot_be_compared_says_why() -> None:
     predicting = windows.build_profile(windows.predict_window(), config=ProfilerConfig())
     with pytest.raises(ComparisonError, match="A is of a training loop, B of a predict loop"):
         compare_profiles(run(), predicting)
-    *others, last = run().modules
-    for broken in ({"modules": (*others, replace(last, name="no.such"))}, {"params": 10**400}):
-        read = Profile.from_json(replace(run(), **broken).to_json())  # each of its values may be in a file
-        with pytest.raises(ComparisonError, match="a profile contradicts itself, or has figures beyond what floats"):
-            compare_profiles(run(), read)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds, StepRecord
 from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.communication import CollectiveCalls
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankAbsence, RanksProfile, Straggler
 from lightning_flops.schema.trace import TracedPart, TracedStep
@@ -250,11 +249,6 @@ PROFILE = build_profile(WINDOW, config=ProfilerConfig(peak_flops_per_sec=700e9),
 RECORD = make_rank_record(PROFILE)
 
 
-def with_calls(record: RankRecord, *calls: CollectiveCalls) -> RankRecord:
-    traced = replace(known(record.profile.traced), collectives=calls)
-    return replace(record, profile=replace(record.profile, traced=traced))
-
-
 def test_record_has_the_profile_without_its_long_tables_and_the_modules_own_times_in_nanoseconds() -> None:
     mine = RECORD.profile
     for name in ("context", "profile_step", "counted_steps", "flops", "samples", "params", "timing", "memory", "rates"):
@@ -289,13 +283,16 @@ def test_too_large_a_record_goes_without_modules_and_single_calls_and_says_so() 
     names = tuple(f"{(i * 2654435761 * 40503) % 2**48:012x}" for i in range(8000))
     times = array("q", range(8000))
     record = replace(RECORD, module_names=names, own_forward_ns=times, own_backward_ns=times)
-    packed = pack(with_calls(record, jobs.all_reduces(*times[:1_000])))
+    called = jobs.thousands(4)[1][0]
+    assert isinstance(called, RankRecord)
+    calls = replace(known(called.traced), collectives=(jobs.all_reduces(*times[:1_000]),))
+    packed = pack(replace(record, traced=calls))
     arrived = unpack(packed)
     assert len(packed) <= RECORD_LIMIT_BYTES
-    assert isinstance(arrived, RankRecord) and arrived.profile.traced is not None
+    assert isinstance(arrived, RankRecord) and arrived.traced is not None
     assert (arrived.module_names, len(arrived.own_forward_ns), len(arrived.own_backward_ns)) == ((), 0, 0)
-    assert [(one.calls, len(one.latency_ns)) for one in arrived.profile.traced.collectives] == [(1_000, 0)]
-    assert arrived.left_out == ("the times of its modules and of each single call of a collective",)
+    assert [(one.calls, len(one.latency_ns)) for one in arrived.traced.collectives] == [(1_000, 0)]
+    assert arrived.left_out == "the times of its modules and of each single call of a collective"
 
 
 # ---- milliseconds of each rank are given, and who is late, by how much and where, is worked out by hand

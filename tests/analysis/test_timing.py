@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_flops.analysis.profile import build_energy
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import ProfilerConfig
@@ -14,7 +13,6 @@ from lightning_flops.records import (
     BatchTokens,
     BatchTotals,
     Extremes,
-    GpuRecord,
     PhaseSeconds,
     ProcessorLoss,
     StepSums,
@@ -22,14 +20,12 @@ from lightning_flops.records import (
 )
 from lightning_flops.report.profile_document import times_section
 from lightning_flops.run.monitor import Monitor
-from lightning_flops.schema.step import Energy, Stalls, TimingProfile
+from lightning_flops.schema.step import Stalls, TimingProfile
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.analysis.in_memory import known
 from tests.fake_clock import FakeNow
 from tests.report import windows
 from tests.report.drawn import drawn
-from tests.report.windows import GPU as RECORD
-from tests.report.windows import step
 
 
 def timing(*steps: PhaseSeconds) -> TimingProfile:
@@ -86,42 +82,6 @@ def test_how_busy_processors_were_while_steps_were_timed() -> None:
     text = " ".join(drawn(times_section(profile, spread=True)))
     assert "CPU (process) 150.00%" in text and "CPU (system) 87.50%" in text
     assert "CPU" not in " ".join(drawn(times_section(profile)))
-
-
-# ---- energy of a step, by hand
-
-
-def built(record: GpuRecord, **excluded_sec: float) -> Energy:
-    """Of steps of 0.1 s."""
-    timed = [step(0, seconds=PhaseSeconds(forward=0.1), excluded_sec=excluded_sec)]
-    return known(build_energy(record, build_timing(timed, mixed_phases=())))
-
-
-def test_a_steps_energy_is_the_mean_power_times_its_time_and_clocks_are_means_over_the_readings() -> None:
-    energy = built(RECORD)
-    assert energy.watts == 600.0
-    assert energy.joules_per_step == pytest.approx(60.0, rel=1e-12)
-    assert energy.no_joules_because == ""
-    assert (energy.clock_mhz, energy.highest_clock_mhz) == (1500.0, 1980)
-    assert (energy.power_limited_share, energy.heat_limited_share) == (0.4, 0.0)
-    assert built(replace(RECORD, power_limited_sec=2.6)).power_limited_share == 1.0
-
-
-def test_what_could_not_be_read_says_why() -> None:
-    energy = built(replace(RECORD, joules=None, no_joules_because="no counter"))
-    assert (energy.watts, energy.joules_per_step, energy.no_joules_because) == (None, None, "no counter")
-    assert energy.clock_mhz == 1500.0
-    untimed = known(build_energy(RECORD, None))
-    assert (untimed.joules_per_step, untimed.no_joules_because) == (None, "no step was timed")
-    assert build_energy(None, None) is None
-
-
-@pytest.mark.parametrize(("outside_sec", "known"), [(0.125, True), (0.126, False)])  # 5% of 2.5 s
-def test_a_validation_between_the_steps_makes_their_power_another(outside_sec: float, known: bool) -> None:
-    energy = built(RECORD, validation=outside_sec)
-    assert (energy.joules_per_step is not None) == known
-    assert energy.watts == 600.0
-    assert known or energy.no_joules_because.startswith("validation took part of the time")
 
 
 Batch = tuple[float, float, int | None]

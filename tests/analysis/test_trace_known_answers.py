@@ -94,7 +94,6 @@ def test_half_of_rank_0s_collective_is_waiting_for_rank_1_the_straggler() -> Non
     first, second = ranks.ranks
     assert (first.transfer_us, first.wait_us) == (3 * 2000, 3 * 2000)
     assert (second.transfer_us, second.wait_us) == (3 * 2000, 0)
-    assert (first.compute_over_median, second.compute_over_median) == (5000 / 5250, 5500 / 5250)
     assert ranks.notes == ()
     # 1,048,576 floats of 4 bytes, three times.
     (collective,) = first.collectives

@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.collectives import RanksError
+from lightning_flops.analysis.collectives import RanksError, compare
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.communication import RankComparison
-from lightning_flops.schema.trace import TracesReport
-from lightning_flops.trace import many
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.communication import collective_table, overlap
 from lightning_flops.trace.report import analyze_one
 from tests.analysis.in_memory import analyze_traces, known
 from tests.analysis.trace_events import Event, kernel, launch, launched, operator, scope, step, trace, trace_from_events
 
+UNMATCHED = "Calls of {} whose counterparts in the other traces are not known, so neither is their waiting: {}."
 GATHERED: dict[str, Any] = {"Out msg nelems": 512, "dtype": "BFloat16"}
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
@@ -30,7 +29,7 @@ def collective(number: int, start: float, length: float, *, name: str = "allredu
 
 
 def compare_ranks(traces: Iterable[Trace]) -> RankComparison:
-    return many.compare_ranks([analyze_one(trace) for trace in traces])
+    return compare([analyze_one(trace) for trace in traces])
 
 
 def waits_of(traces: Iterable[Trace]) -> list[float | None]:
@@ -39,11 +38,6 @@ def waits_of(traces: Iterable[Trace]) -> list[float | None]:
 
 def of_rank(rank: int, *events: Event) -> Trace:
     return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": 2})
-
-
-def notes_of(found: RankComparison) -> tuple[str, ...]:
-    """Its notes but for the one on ranks without step marks, of which most traces here are."""
-    return tuple(note for note in found.notes if not note.startswith("No rank is named a straggler: "))
 
 
 def test_bytes_of_a_collective_are_those_of_its_larger_side() -> None:
@@ -79,28 +73,15 @@ def test_collectives_are_matched_within_steps_so_that_a_missing_one_spoils_no_ot
     assert (row.calls, row.matched_calls, row.latency_us, row.transfer_us, row.wait_us) == (3, 1, 15, 4, 0)
     (row,) = found.ranks[1].collectives
     assert (row.calls, row.matched_calls, row.transfer_us, row.wait_us) == (2, 1, 4, 3)
-    assert notes_of(found) == (
-        "Calls of allreduce without a counterpart in the other traces, so their waiting is not known: 3.",
-    )
+    assert found.notes == (UNMATCHED.format("allreduce", 3),)
 
 
 def test_a_group_whose_ranks_are_not_all_at_hand_is_said() -> None:
     of_four: dict[str, Any] = {"Group size": 4}
     traces = [of_rank(rank, *collective(1, 10, 8 + rank, **of_four)) for rank in (0, 1)]
-    assert notes_of(compare_ranks(traces)) == (
+    assert compare_ranks(traces).notes == (
         "Calls of allreduce in groups that have ranks without a trace here, so waiting may be counted as transfer: 1.",
     )
-
-
-def test_the_rank_that_computes_longest_does_so_per_step() -> None:
-    def computing(rank: int, *lengths: float) -> Trace:
-        steps = [step(number, 100 * number, 100) for number in range(len(lengths))]
-        return of_rank(rank, *steps, *(kernel(n, 100 * n + 10, length) for n, length in enumerate(lengths)))
-
-    found = compare_ranks([computing(0, 20, 20, 20), computing(1, 30), computing(2, 20, 24)])
-    assert [row.compute_over_median for row in found.ranks] == [20 / 22, 30 / 22, 22 / 22]
-    alone = compare_ranks([computing(0, 20)])
-    assert alone.ranks[0].compute_over_median is None
 
 
 def test_a_collective_that_the_host_performs_is_communication() -> None:
@@ -160,7 +141,7 @@ def test_groups_of_one_name_with_other_members_are_not_mixed() -> None:
 
     found = compare_ranks([of_pair(rank, length) for rank, length in enumerate((8, 5, 20, 20))])
     assert [(row.transfer_us, row.wait_us) for row in found.ranks] == [(5, 3), (5, 0), (20, 0), (20, 0)]
-    assert notes_of(found) == ()
+    assert found.notes == ()
 
 
 def test_groups_of_the_same_members_are_told_apart_by_name() -> None:
@@ -205,9 +186,7 @@ def test_a_host_collective_belongs_to_the_only_group_there_is() -> None:
 )
 def test_what_does_not_say_which_ranks_take_part_is_left_unmatched_and_named(name: str, traces: list[Trace]) -> None:
     assert waits_of(traces) == [None, None]
-    assert notes_of(compare_ranks(traces)) == (
-        f"Calls of {name} that do not say which ranks take part, so their waiting is not known: 2.",
-    )
+    assert compare_ranks(traces).notes == (UNMATCHED.format(name, 2),)
 
 
 # ---- traces that do not say their ranks
@@ -238,14 +217,9 @@ def test_ranks_whose_steps_are_not_marked_accuse_nobody() -> None:
     def of(rank: int, kernel_us: float, *events: Event) -> Trace:
         return of_rank(rank, *events, launch(0, 0), kernel(0, 1, kernel_us), *collective(1, 1 + kernel_us, 100))
 
-    named = [of(rank, us, step(1, 0, 9_000)) for rank, us in enumerate((4_000, 4_000, 8_000))]
-    found = analyze_traces(named).ranks
-    assert found is not None and [row.compute_over_median for row in found.ranks] == [1, 1, 2]
-    report = analyze_traces([*named[:2], of(2, 8_000)])
-    assert report.ranks is not None
-    assert report.ranks.notes[0].startswith("No rank is named a straggler: ")
+    report = analyze_traces([of(0, 4_000, step(1, 0, 9_000)), of(1, 4_000), of(2, 8_000)])
+    assert known(report.ranks).notes[0].startswith("No rank is named a straggler: ")
     assert "straggler" not in {one.rule for one in report.advice}
-    assert {row.compute_over_median for row in report.ranks.ranks} == {None}
 
 
 @pytest.mark.parametrize(
@@ -262,15 +236,6 @@ def test_traces_that_cannot_be_one_of_each_rank_are_refused(ranks: tuple[int | N
         analyze_traces([trace(mm) if rank is None else of_rank(rank, mm) for rank in ranks])
 
 
-def test_traces_with_different_numbers_of_steps_are_told_of() -> None:
-    def steps(rank: int, count: int) -> Trace:
-        return of_rank(rank, *(step(number, 100 * number, 100) for number in range(count)))
-
-    assert compare_ranks([steps(0, 2), steps(1, 2)]).notes == ()
-    (note,) = compare_ranks([steps(1, 3), steps(0, 2)]).notes
-    assert note == "The traces hold different numbers of steps: only figures per step can be compared."
-
-
 # ---- the advice that traces support by themselves; every share is worked out by hand from the events
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -281,12 +246,6 @@ def busy(rank: int, kernel_us: float) -> Trace:
     """One step of 10,000 us of this rank, of which one kernel takes *kernel_us*."""
     events = (step(1, 0, 10_000), launch(1, 1, 1), kernel(1, 10, kernel_us, **FULL))
     return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": 3})
-
-
-def called_straggler(report: TracesReport) -> str:
-    """Who is called a straggler, as the text has it."""
-    (line,) = (line for line in render_traces(report).splitlines() if line.startswith("straggler:"))
-    return line.removeprefix("straggler:").strip()
 
 
 def test_a_step_that_waits_for_data_is_told_so() -> None:
@@ -321,16 +280,12 @@ def test_a_straggler_is_told_of_where_all_ranks_are_at_hand() -> None:
         "1.6 ms longer than theirs."
     )
     assert round(known(advice.ceiling), 9) == 0.16  # 1.6 of the step's 10 ms
-    assert called_straggler(report) == "rank 2"
 
 
 def test_who_computes_longest_is_no_straggler_by_less_than_the_thresholds() -> None:
     traces = [communicating(rank, start, ranks=3) for rank, start in enumerate((6_000, 6_000, 6_400))]
     report = analyze_traces(traces)
     assert not any(one.rule == "straggler" for one in report.advice)
-    ranks = known(report.ranks).ranks
-    assert ranks[2].compute_over_median == max(one.compute_over_median or 0 for one in ranks)
-    assert called_straggler(report) == "none"
     lower = AdviceThresholds(straggler=1.03, straggler_sec=0.0003)
     assert any(one.rule == "straggler" for one in analyze_traces(traces, thresholds=lower).advice)
 

@@ -16,7 +16,6 @@ from typing import Any
 import fsspec
 import pytest
 
-from benchmarks.fault_inputs import mutated, mutated_tree, unsafe_in
 from lightning_flops.cli import main
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.trace import load_trace, many
@@ -26,6 +25,7 @@ from lightning_flops.trace.report import AnalyzedTrace, analyze_file
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import operator, scope, span, trace
 from tests.analysis.trace_files import RANKS, RESNET
+from tests.mutations import mutated, mutated_tree, unsafe_in
 
 
 def columns(loaded: Trace) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from benchmarks import fault_lines
-from benchmarks.fault_lines import Lines
+from benchmarks import faults
+from benchmarks.faults import Lines
 from lightning_flops.run import run
 from lightning_flops.run.run import safe
 from lightning_flops.units import percent
@@ -71,5 +71,5 @@ def test_a_planted_fault_is_seen_and_no_other(
 ) -> None:
     lines = Lines("planted", training(failed))
     assert lines.lines > 0
-    monkeypatch.setattr(fault_lines, "_TRIAL_SEC", 5.0)
+    monkeypatch.setattr(faults, "_TRIAL_SEC", 5.0)
     assert [fault.kind for fault in lines.trial(random.Random(1))] == kinds

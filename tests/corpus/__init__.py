@@ -21,7 +21,6 @@ FAMILY_MODULES = (
     "programs",
     "checkpointed",
     "repeated",
-    "control_flow",
     "autograd_forms",
     "wrapped",
     "subclasses",

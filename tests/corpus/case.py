@@ -43,8 +43,6 @@ class Expected:
         recompute: in what the backward repeats of the forward.
         optimizer: in the optimizer's steps.
         skipped: what fused masked attention does not execute: for every head, the scores above the diagonal.
-        without_backward: what of the forward no backward can follow, because nothing in it needed a gradient; None is
-            not compared.
         by_module: the same four of the modules worth naming, what is below them included; zeros may be left out.
     """
 
@@ -56,12 +54,11 @@ class Expected:
         *,
         optimizer: int = 0,
         skipped: int = 0,
-        without_backward: int | None = None,
         by_module: Mapping[str, tuple[int, ...] | PhaseFlops] | None = None,
     ) -> None:
         self.forward, self.backward = forward, backward
         self.phases = _phases(forward, backward, recompute, optimizer)
-        self.skipped, self.without_backward = skipped, without_backward
+        self.skipped = skipped
         self.by_module = {
             name: one if isinstance(one, PhaseFlops) else _phases(*one) for name, one in (by_module or {}).items()
         }

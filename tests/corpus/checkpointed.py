@@ -68,7 +68,6 @@ def checkpointed_blocks(*, reentrant: bool, last: tuple[Callable[[], nn.Module],
         stem + 2 * (first + second) + head,
         stem + 2 * 2 * (first + second) + 2 * head,
         2 * repeated,
-        without_backward=0,
         by_module={
             "stem": (stem, stem),
             "blocks.0": block,
@@ -168,7 +167,6 @@ def nested(*, outer: bool, inner: bool) -> Example:
         stem + a + b + c + d,
         stem + 2 * (a + b + c + d),
         sum(again.values()),
-        without_backward=0,
         by_module={
             "stem": (stem, stem),
             **{name: (product, 2 * product, again[name]) for name, product in products.items()},
@@ -278,7 +276,6 @@ def checkpoint_with_a_frozen_body() -> Example:
     return Example(model, torch.randn(batch, inputs)).costs(
         first + second + head,
         head,
-        without_backward=first + second,
         by_module={"blocks.0": (first + second,), "head": (head, head)},
     )
 
@@ -294,7 +291,6 @@ def custom_function_in_a_block(*, reentrant: bool) -> Example:
         stem + first + second + head,
         stem + 2 * (first + second + head),
         first + second,
-        without_backward=0,
         by_module={"blocks.0.0": (first, 2 * first, first), "blocks.0.1": (second, 2 * second, second)},
     )
 

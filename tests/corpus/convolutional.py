@@ -149,21 +149,6 @@ def functional_conv2d_with_a_frozen_kernel() -> Example:
 
 
 @FAMILY.network
-def conv_tbc() -> Example:
-    """Time first: one product for each tap, over the rows that exist: of 11 steps the outer taps of 3 see 10."""
-    steps, batch, channels, filters = 11, 2, 5, 7
-    product = 2 * (10 + 11 + 10) * batch * channels * filters
-
-    def forward(self: Any, x: Tensor) -> Tensor:
-        return torch.conv_tbc(x, self.weight, self.bias, pad=1)
-
-    model = Parts(
-        forward, weight=nn.Parameter(torch.randn(3, channels, filters)), bias=nn.Parameter(torch.zeros(filters))
-    )
-    return Example(model, torch.randn(steps, batch, channels, requires_grad=True)).costs(product, 2 * product)
-
-
-@FAMILY.network
 def unfolded_convolution() -> Example:
     """Patches copied out and multiplied with the kernel as a matrix: 4 x 5 patches of 2 x 2 pixels."""
     batch, channels, filters = 2, 3, 7

@@ -28,7 +28,6 @@ FAMILIES = (
 OTHERWISE_ON_A_GPU = (
     "integer_matrix_product",
     "packed_eight_bit_weight",
-    "conv_tbc",
     "sparse_adjacency_times_features",
     "autocast",
     "mixtral_with_grouped_experts",

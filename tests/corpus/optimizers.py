@@ -16,7 +16,6 @@ FAMILY = Family("optimizers")
 @FAMILY.of_two_layers(
     4 * (FIRST + SECOND),
     4 * (FIRST + 2 * SECOND),
-    without_backward=0,
     by_module={"0": (4 * FIRST, 4 * FIRST)},
     between=nn.ReLU,
     one_call=False,

@@ -71,7 +71,6 @@ def repeated_block(
         3 * LAYER,
         2 * LAYER + 2 * LAYER,
         3 * LAYER,
-        without_backward=LAYER,
         by_module={
             "block.first": (LAYER, 2 * LAYER, LAYER),
             "block.index": (LAYER, 0, LAYER),
@@ -141,7 +140,7 @@ def index_in_a_checkpoint_under_offloading() -> Example:
         return checkpoint(inside, x, use_reentrant=False)
 
     # The inner hooks keep every tensor: the checkpoint is never asked to repeat anything.
-    return repeated_block(offloading).costs(3 * LAYER, 4 * LAYER, without_backward=LAYER)
+    return repeated_block(offloading).costs(3 * LAYER, 4 * LAYER)
 
 
 @FAMILY.network
@@ -153,7 +152,7 @@ def index_in_a_selective_checkpoint() -> Example:
         return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     how = partial(checkpoint, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, policy))
-    return repeated_block(how).costs(3 * LAYER, 4 * LAYER, without_backward=LAYER)
+    return repeated_block(how).costs(3 * LAYER, 4 * LAYER)
 
 
 class OwnCheckpoint(torch.autograd.Function):
@@ -210,7 +209,6 @@ def nested_block(*, outer: bool, inner: bool) -> Example:
         3 * LAYER,
         4 * LAYER,
         2 * 3 * LAYER,
-        without_backward=LAYER,
         by_module={"block.first": layer, "block.index": (LAYER, 0, 2 * LAYER), "block.last": layer},
     )
 
@@ -239,9 +237,7 @@ def index_in_a_checkpoint_that_is_differentiated_twice() -> Example:
         gradient.square().sum().backward()
 
     network = repeated_block(OTHER, as_module=False, step=step)
-    return network.costs(
-        3 * LAYER, 2 * LAYER + 2 * (2 * LAYER) + 2 * (2 * LAYER), 2 * 3 * LAYER, without_backward=LAYER
-    )
+    return network.costs(3 * LAYER, 2 * LAYER + 2 * (2 * LAYER) + 2 * (2 * LAYER), 2 * 3 * LAYER)
 
 
 @FAMILY.part_by_part
@@ -330,4 +326,4 @@ def block_with_grad_in_a_no_grad_forward() -> Example:
         return result
 
     model = Parts(forward, first=nn.Linear(WIDTH, WIDTH), last=nn.Linear(WIDTH, WIDTH))
-    return Example(model, torch.randn(ROWS, WIDTH)).costs(2 * LAYER, LAYER, without_backward=LAYER)
+    return Example(model, torch.randn(ROWS, WIDTH)).costs(2 * LAYER, LAYER)

@@ -24,7 +24,7 @@ def frozen_body() -> Example:
     head = 2 * batch * hidden * classes
     frozen = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden)).requires_grad_(False)
     return Example(nn.Sequential(frozen, nn.Linear(hidden, classes)), torch.randn(batch, inputs)).costs(
-        body + head, head, without_backward=body, by_module={"0": (body,), "1": (head, head)}
+        body + head, head, by_module={"0": (body,), "1": (head, head)}
     )
 
 
@@ -41,7 +41,6 @@ def frozen_middle() -> Example:
     return Example(model, torch.randn(batch, inputs)).costs(
         first + second + third,
         first + second + 2 * third,
-        without_backward=0,
         by_module={"0": (first, first), "1": (second, second), "2": (third, 2 * third)},
     )
 
@@ -69,7 +68,6 @@ def lora() -> Example:
     return Example(model, torch.randn(batch, inputs)).costs(
         base1 + down1 + up1 + base2 + down2 + up2,
         (down1 + 2 * up1) + (base2 + 2 * down2 + 2 * up2),
-        without_backward=base1,
         by_module={
             "0.base": (base1,),
             "0.down": (down1, down1),
@@ -194,7 +192,6 @@ def keyword_only_calls() -> Example:
     return Example(model, kwargs={"states": torch.randn(batch, hidden)}).costs(
         3 * 2 * product,
         3 * 4 * product - product,
-        without_backward=0,
         by_module={"blocks.0": (2 * product, 3 * product), "blocks.1": later, "blocks.2": later},
     )
 
@@ -264,7 +261,6 @@ def teacher_inside_the_model() -> Example:
     return Example(model, torch.randn(batch, inputs)).costs(
         student + teacher,
         student,
-        without_backward=teacher,
         by_module={"teacher": (teacher,), "student": (student, student)},
     )
 
@@ -282,7 +278,7 @@ def teacher_outside_the_model() -> Example:
         nn.functional.mse_loss(example.forward(), target).backward()  # type: ignore[no-untyped-call]
 
     return Example(nn.Linear(inputs, outputs), torch.randn(batch, inputs), step=step).costs(
-        2 * product, product, without_backward=product, by_module={"": (product, product), OUTSIDE: (product,)}
+        2 * product, product, by_module={"": (product, product), OUTSIDE: (product,)}
     )
 
 

@@ -176,7 +176,6 @@ def llama_with_only_its_last_layer_trained() -> Example:
     return example.costs(
         Llama.forward,
         2 * (Llama.layer + Llama.head),
-        without_backward=2 * Llama.layer,
         by_module={
             "model.layers.0": (Llama.layer,),
             "model.layers.1": (Llama.layer,),

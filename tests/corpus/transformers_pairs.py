@@ -190,7 +190,6 @@ def detr() -> Example:
     return Example(model, kwargs={"pixel_values": torch.randn(batch, 3, 32, 48)}, step=boxes_and_classes).costs(
         body + projection + trained_parts,
         projection + 2 * trained_parts - values_of_zeros,
-        without_backward=body,
         by_module={
             "model.backbone": (body,),
             "model.input_projection": reads_the_input(projection),

@@ -1,9 +1,7 @@
 """Compiles, once and before any test, the operators of DeepSpeed's that its engines use on a CPU.
 
-    python -m tests.deepspeed.compile_operators
-
-Tests that run side by side would each wait for the one that compiles it, within their own time. torch marks a folder in
-which it compiles with a file, and whoever finds that file waits for it to go; a run that was killed leaves it for ever.
+Tests that run side by side would each wait for the one that compiles it. torch marks a folder in which it compiles with
+a file, and whoever finds that file waits for it to go; a run that was killed leaves it for ever.
 """
 
 from __future__ import annotations

@@ -57,12 +57,12 @@ def config(*, stage: int = 0, accumulate: int = 1, block: Any = BLOCK, **more: A
     }
 
 
-def engine_of(settings: Any, model: nn.Module | None = None, **more: Any) -> Any:
-    """An engine that trains *model*, or a ``Net`` of the same weights each time, by SGD."""
+def engine_of(settings: Any, model: nn.Module | None = None, optimizer: Any = None, **more: Any) -> Any:
+    """An engine that trains *model*, or a ``Net`` of the same weights each time, by SGD unless it gets an optimizer."""
     if model is None:
         torch.manual_seed(1)
         model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     return deepspeed.initialize(model=model, optimizer=optimizer, config=settings, **more)[0]
 
 

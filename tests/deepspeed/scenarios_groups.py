@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import deepspeed
@@ -12,7 +13,6 @@ from torch import nn
 
 import lightning_flops.deepspeed
 from lightning_flops import Profile, ProfilerConfig
-from lightning_flops.report.text import render_text
 from tests.deepspeed.engines import config, job_of
 from tests.deepspeed.launching import NOT_IN_0_16, OLD
 from tests.deepspeed.scenario import Skipped, scenario
@@ -112,9 +112,6 @@ def experts_count_the_tokens_that_were_routed_to_them_and_parameters_of_all() ->
     assert (context.world_size, context.dp_size, context.ep_size) == (ranks(), ranks(), 2)
     assert profile.timing is not None and profile.samples == 16
     assert profile.rates.samples_per_sec == ranks() * 16 / profile.timing.global_step_sec
-    text = render_text(profile, detailed=True)
-    assert f"rank {rank} of {ranks()} (dp {ranks()}, ep 2)" in text
-    assert f"params of model:{'':55} {rest + EXPERTS * of_expert}" in text
 
 
 class _Attention(nn.Module):
@@ -174,12 +171,6 @@ def ranks_that_share_sequences_count_their_samples_once_and_their_own_tokens_and
         assert job.flops.forward == ranks() // 2 * forward
         assert job.flops_of_model is not None and job.flops_of_model.forward == forward
         assert job.params == 3 * WIDTH * WIDTH
-    if ranks() == 2 and torch.distributed.get_rank() == 0:
-        lines = render_text(profile, detailed=True).splitlines()
-        assert any("rank 0 of 2 (sp 2)" in line for line in lines)
-        label = "fwd flops of model = fwd flops per GPU * mp_size * sp_size"
-        (whole,) = (line for line in lines if line.startswith(label))
-        assert f"{2 * profile.flops.forward / 1e3:.2f} K" in whole
 
 
 @scenario()
@@ -191,37 +182,11 @@ def a_mesh_names_the_ranks_that_share_sequences() -> None:
     _share_sequences(trained(model, batch, tokens_per_sample=TOKENS, mesh_param=mesh, settings=settings))
 
 
-class _Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up_proj = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down_proj = nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.down_proj(self.up_proj(inputs))
-        return result
-
-
-class _Network(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mlp = _Block()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.head(self.norm(self.mlp(inputs)))
-        return result
-
-
-def _see_the_same_data(profile: Profile) -> None:
-    context = profile.context
-    assert (context.world_size, context.dp_size, context.tp_size) == (2, 1, 2)
-    assert profile.timing is not None
-    assert profile.rates.samples_per_sec == SAMPLES / profile.timing.global_step_sec
-    lines = render_text(profile, detailed=True).splitlines()
-    assert f"model parallel size:{'':51} 2" in lines and f"data parallel size:{'':52} 1" in lines
-    assert any("rank " in line and "(tp 2)" in line for line in lines)
+def _network() -> nn.Module:
+    mlp = nn.Sequential()
+    mlp.add_module("up_proj", nn.Linear(WIDTH, 4 * WIDTH))
+    mlp.add_module("down_proj", nn.Linear(4 * WIDTH, WIDTH))
+    return nn.Sequential(OrderedDict(mlp=mlp, norm=nn.LayerNorm(WIDTH), head=nn.Linear(WIDTH, CLASSES)))
 
 
 @scenario()
@@ -239,8 +204,10 @@ def weights_that_deepspeed_cut_count_whole_and_the_others_once() -> None:
             "partition_config": {"use_default_specs": False, "layer_specs": cut},
         },
     }
-    profile = trained(_Network(), torch.ones(SAMPLES, WIDTH), settings=settings)
-    _see_the_same_data(profile)
+    profile = trained(_network(), torch.ones(SAMPLES, WIDTH), settings=settings)
+    assert (profile.context.world_size, profile.context.dp_size, profile.context.tp_size) == (2, 1, 2)
+    assert profile.timing is not None
+    assert profile.rates.samples_per_sec == SAMPLES / profile.timing.global_step_sec
     block = (WIDTH * 4 * WIDTH + 4 * WIDTH) + (4 * WIDTH * WIDTH + WIDTH)
     rest = 2 * WIDTH + (WIDTH * CLASSES + CLASSES)
     params = {module.name: module.params for module in profile.modules}

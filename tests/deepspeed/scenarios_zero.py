@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import deepspeed
 import torch
 
@@ -86,25 +88,18 @@ def bfloat16_counts_the_same_in_its_own_dtype(stage: int) -> None:
 
 @scenario(2, 3)
 def offload_to_the_host_counts_the_same(stage: int) -> None:
-    settings = config(stage=stage, accumulate=2, zero_force_ds_cpu_optimizer=False)
-    settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    zero: dict[str, Any] = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
     if stage == 3:
-        settings["zero_optimization"]["offload_param"] = {"device": "cpu"}
-    with installed():
-        engine = engine_of(settings)
-        train(engine, STEPS * 2)
-        profile = profile_of(engine)
+        zero["offload_param"] = {"device": "cpu"}
+    _, profile = profiled(STEPS * 2, accumulate=2, zero_optimization=zero, zero_force_ds_cpu_optimizer=False)
     assert (flops_of(profile), profile.params) == ((2 * FORWARD, 2 * BACKWARD), PARAMS)
 
 
 @scenario()
 def a_model_that_was_made_sharded_has_all_its_parameters() -> None:
     """It is made inside ``zero.Init``, so that no rank ever holds it whole."""
-    settings = config(stage=3)
     with installed():
-        with deepspeed.zero.Init(config_dict_or_path=settings):
+        with deepspeed.zero.Init(config_dict_or_path=config(stage=3)):
             model = Net()
-        engine = engine_of(settings, model)
-        train(engine, STEPS)
-        profile = profile_of(engine)
+        _, profile = profiled(STEPS, model=model, stage=3)
     assert (profile.params, flops_of(profile)) == (PARAMS, (FORWARD, BACKWARD))

@@ -73,7 +73,6 @@ CONFIG = {
 ARGUMENTS = ["train.py", "--deepspeed_config", "ds_config.json", "--steps", "16"]
 OURS = ["-m", "lightning_flops", "run", *ARGUMENTS]
 LAUNCHER = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port"]
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 
 
@@ -88,35 +87,20 @@ def start(
     folder: Path,
     *arguments: str,
     imports: tuple[str, ...] = BEFORE_LIGHTNING,
-    environment: Mapping[str, str] | None = None,
+    place: Mapping[str, str] | None = None,
     config: Mapping[str, object] = CONFIG,
 ) -> tuple[int, list[str]]:
     """Run the program in *folder*; returns the exit status and what its ranks printed. What was logged is in a file."""
-    environment = environment or {}
     folder.mkdir()
     (folder / "train.py").write_text(PROGRAM)
     (folder / "ds_config.json").write_text(json.dumps(config))
-    command = Path(sys.executable).parent
-    path = f"{command}{os.pathsep}{os.environ['PATH']}"
-    if "RANK" in environment:  # no launcher, so nothing that looks for a Python of its own
-        given = {"PATH": path, **DEEPSPEED_ON_CPU, **environment}
-        done = run_fork(arguments, folder=folder, imports=imports, environment=given)
+    given = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **DEEPSPEED_ON_CPU}
+    if place:  # no launcher, so nothing that looks for a Python of its own
+        done = run_fork(arguments, folder=folder, imports=imports, environment={**given, **place})
     else:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(REPOSITORY),
-                "OMP_NUM_THREADS": "1",
-                "PATH": path,
-                **DEEPSPEED_ON_CPU,
-                **environment,
-            },
-            capture_output=True,
-            text=True,
-            timeout=150,
-        )
+        given = {**os.environ, **given, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=150)
     (folder / "logged.txt").write_text(done.stderr)
     printed = sorted(re.findall(r"printed by .*", done.stdout))
     assert printed, done.stdout + done.stderr
@@ -144,37 +128,9 @@ def test_a_program_under_deepspeeds_launcher_is_profiled(tmp_path: Path, free_po
 def test_alone_a_program_ends_with_its_own_status_and_the_same_loss(tmp_path: Path, free_port: str) -> None:
     place = {**ALONE, "MASTER_PORT": free_port, "EXIT_STATUS": "3"}
     off = {**CONFIG, "flops_profiler": {"enabled": False}}
-    plain = start(tmp_path / "plain", "-c", _with_config(off), *ARGUMENTS, imports=DEEPSPEED, environment=place)
-    assert start(tmp_path / "run", *OURS, environment=place) == plain
+    plain = start(tmp_path / "plain", *ARGUMENTS, imports=DEEPSPEED, place=place, config=off)
+    assert start(tmp_path / "run", *OURS, place=place) == plain
     assert plain[0] == 3
     check_reports(tmp_path / "run")
     # Most of the report is written after the last step.
     assert "nothing was profiled" not in (tmp_path / "run/logged.txt").read_text()
-
-
-def test_where_the_config_has_no_block_the_last_line_says_so_though_zero_updates_partitions(
-    tmp_path: Path, free_port: str
-) -> None:
-    place = {**ALONE, "MASTER_PORT": free_port}
-    config = {name: value for name, value in CONFIG.items() if name != "flops_profiler"}
-    assert start(tmp_path / "run", *OURS, environment=place, config=config)[0] == 0
-    assert (tmp_path / "run/logged.txt").read_text().splitlines()[-1] == (
-        'lightning-flops: nothing was profiled: the DeepSpeed config has no "flops_profiler" block that is enabled'
-    )
-
-
-def _with_config(config: dict[str, object]) -> str:
-    """A program that runs the one named by its first argument, after it has written *config*."""
-    return (
-        "import json, runpy, sys\n"
-        f"open('ds_config.json', 'w').write(json.dumps({config!r}))\n"
-        "sys.argv.pop(0)\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
-
-
-@pytest.mark.slow
-def test_a_program_under_torchrun_is_profiled(tmp_path: Path) -> None:
-    status, printed = start(tmp_path / "run", *TORCHRUN, *OURS)
-    assert (status, len(printed)) == (0, 2)
-    check_reports(tmp_path / "run")

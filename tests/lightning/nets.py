@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import product
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.left_on_torch import global_hooks
 
 ROOTS = ("lightning.pytorch", "pytorch_lightning")
 ROOT = ROOTS[0]
+LOOPS = ("predict", "test", "validate")  # that do not train
 BATCH, IN, HIDDEN, OUT = 6, 4, 8, 3
 FORWARD = 2 * BATCH * (IN * HIDDEN + HIDDEN * OUT)
 BACKWARD = 2 * BATCH * (IN * HIDDEN + 2 * HIDDEN * OUT)
@@ -152,17 +153,11 @@ def net_class(root: str, *, validates: bool = False) -> Any:
         self.sleep(1000.0)
         self.net(batch[0])
 
-    # Where it is unpickled it is made anew, by its name.
     name = f"Net{ROOTS.index(root)}{'Validating' * validates}"
     more = {"validation_step": validation_step} if validates else {}
-    return type(name, (Net,), {"__module__": __name__, "__qualname__": name, **more})
-
-
-def __getattr__(name: str) -> Any:
-    for root, validates in product(ROOTS, (False, True)):
-        if name == f"Net{ROOTS.index(root)}{'Validating' * validates}":
-            return net_class(root, validates=validates)
-    raise AttributeError(name)
+    # A pickle finds it by its name.
+    globals()[name] = type(name, (Net,), {"__module__": __name__, "__qualname__": name, **more})
+    return globals()[name]
 
 
 def new_net(
@@ -178,11 +173,8 @@ def new_net(
     return net_class(root, validates=validates)(now=now, at=at, manual=manual)
 
 
-def new_gan(root: str = ROOT, *, now: FakeNow | None = None, raw: bool = False) -> Any:
-    """Manual optimization with two optimizers: each batch trains *critic*, then *generator*, on the same input.
-
-    With *raw*, ``loss.backward()`` and the bare optimizers are used, of which Lightning knows nothing.
-    """
+def new_gan(root: str = ROOT, *, now: FakeNow | None = None) -> Any:
+    """Manual optimization with two optimizers: each batch trains *critic*, then *generator*, on the same input."""
 
     class Gan(net_class(root)):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -192,15 +184,11 @@ def new_gan(root: str = ROOT, *, now: FakeNow | None = None, raw: bool = False) 
 
         def training_step(self, batch: Any, batch_idx: int) -> None:
             x, y = batch
-            optimizers = self.optimizers(use_pl_optimizer=not raw)
-            for net, optimizer in zip((self.critic, self.generator), optimizers, strict=True):
+            for net, optimizer in zip((self.critic, self.generator), self.optimizers(), strict=True):
                 self.sleep(2.0)
                 loss = nn.functional.mse_loss(net(x), y)
                 optimizer.zero_grad()
-                if raw:
-                    loss.backward()  # type: ignore[no-untyped-call]
-                else:
-                    self.manual_backward(loss)
+                self.manual_backward(loss)
                 optimizer.step()
 
         def configure_optimizers(self) -> Any:
@@ -211,6 +199,42 @@ def new_gan(root: str = ROOT, *, now: FakeNow | None = None, raw: bool = False) 
 
     torch.manual_seed(3)
     return Gan()
+
+
+def new_evaluated_net(*, now: FakeNow | None = None, at: Callable[[str], None] = nothing) -> Any:
+    """``new_net`` with a predict, a test and a validation step of 2 s each."""
+
+    class Evaluated(net_class(ROOT)):  # type: ignore[misc]
+        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            self.at("transfer")
+            return batch
+
+        def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.at("step")
+            self.sleep(2.0)
+            result: torch.Tensor = self.net(batch[0])
+            return result
+
+        def test_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = nn.functional.mse_loss(self.predict_step(batch, batch_idx), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        validation_step = test_step
+
+        def on_predict_batch_end(self, *args: Any) -> None:
+            self.at("batch end")
+
+        on_test_batch_end = on_validation_batch_end = on_predict_batch_end
+
+    torch.manual_seed(3)
+    return Evaluated(now=now, at=at, manual=False)
+
+
+def run(trainer: Any, function: str, net: Any, loaders: Any) -> Any:
+    """Call *function* of *trainer*, quietly."""
+    quiet = {} if function == "predict" else {"verbose": False}
+    return getattr(trainer, function)(net, loaders, **quiet)
 
 
 def new_trainer(root: str, tmp_path: Any, *callbacks: Any, **kwargs: Any) -> Any:
@@ -250,3 +274,14 @@ def footprint(run: Any, net: Any) -> dict[str, Any]:
         "global hooks": {table: len(hooks) for table, hooks in global_hooks().items()},
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
     }
+
+
+def tensorboard_logger(folder: Path) -> Any:
+    return importlib.import_module(f"{ROOT}.loggers").TensorBoardLogger(folder, name="run", version=0)
+
+
+def read_back(folder: Path) -> Any:
+    """What the run's TensorBoard logger has written."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(folder / "run" / "version_0")).Reload()

@@ -34,30 +34,14 @@ def test_a_wrong_argument_is_an_error_at_construction(arguments: dict[str, Any],
 
 
 def test_every_argument_reaches_the_setting_of_its_name() -> None:
+    numbers = "profile_step module_depth top_modules timing_steps every batch_size tokens_per_sample".split()
     other_than_default: dict[str, Any] = {
-        "profile_step": 2,
-        "module_depth": 3,
-        "top_modules": 4,
-        "detailed": True,
-        "output_file": "report.txt",
-        "recompute_fwd_factor": 0.5,
-        "timing_steps": 5,
-        "every": 6,
-        "trace_schedule": {"wait": 7},
-        "trace_dir": "traces",
-        "record_shapes": True,
-        "profile_memory": True,
-        "with_stack": True,
-        "batch_size": 8,
-        "tokens_per_sample": 9,
-        "causal_attention": "half",
-        "peak_flops_per_sec": 10.0,
-        "memory_bytes_per_sec": 11.0,
+        **dict.fromkeys(numbers, 2),
+        **dict.fromkeys(("peak_flops_per_sec", "memory_bytes_per_sec", "ranks_timeout_sec"), 11.0),
+        **dict.fromkeys(("detailed", "record_shapes", "profile_memory", "with_stack", "all_ranks"), True),
+        **{"output_file": "report.txt", "trace_dir": "traces", "tag_prefix": "mine", "causal_attention": "half"},
+        **{"recompute_fwd_factor": 0.5, "trace_schedule": {"wait": 7}, "html": False},
         "advice_thresholds": {"data_wait": 0.2},
-        "ranks_timeout_sec": 11.0,
-        "all_ranks": True,
-        "html": False,
-        "tag_prefix": "mine",
     }
     apart: dict[str, Any] = {"timer_only": True, "trace": False, "monitor": False}  # none of them goes with all others
     parameters = inspect.signature(FlopsProfilerCallback).parameters
@@ -75,16 +59,13 @@ def test_every_argument_reaches_the_setting_of_its_name() -> None:
     assert FlopsProfilerCallback(trace_dir=Path("a")).config == ProfilerConfig(trace_dir="a")
 
 
-BLOCK = {"enabled": True, "profile_step": 3, "module_depth": 2, "top_modules": 4, "detailed": False, "timing_steps": 5}
-
-
 def test_a_deepspeed_block_is_the_callbacks_settings_and_may_lie_in_a_file(tmp_path: Path) -> None:
-    whole = {"train_batch_size": 8, "flops_profiler": BLOCK}
+    given: dict[str, Any] = {"profile_step": 3, "module_depth": 2, "detailed": False, "timing_steps": 5}
+    whole = {"train_batch_size": 8, "flops_profiler": {"enabled": True, **given}}
     path = tmp_path / "ds_config.json"
     path.write_text(json.dumps(whole))
-    expected = ProfilerConfig(profile_step=3, module_depth=2, top_modules=4, detailed=False, timing_steps=5)
     for form in (whole, path, str(path)):
-        assert FlopsProfilerCallback.from_deepspeed_config(form).config == expected
+        assert FlopsProfilerCallback.from_deepspeed_config(form).config == ProfilerConfig(**given)
 
 
 @pytest.mark.parametrize(

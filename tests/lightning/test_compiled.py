@@ -50,9 +50,6 @@ def fresh_compiler() -> Iterator[None]:
         (compile_submodule, "aot_eager"),
         (compile_block_in_place, "aot_eager"),
         (compile_function, "aot_eager"),
-        pytest.param(compile_submodule, "inductor", marks=pytest.mark.slow),
-        pytest.param(compile_block_in_place, "inductor", marks=pytest.mark.slow),
-        pytest.param(compile_function, "inductor", marks=pytest.mark.slow),
     ],
 )
 def test_a_compiled_model_is_counted_as_it_runs_and_never_recompiled(

@@ -30,21 +30,17 @@ def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LIGHTNING_FLOPS", raising=False)
 
 
-@pytest.mark.parametrize("value", [None, "", "0"])
-def test_without_the_switch_a_trainer_gets_nothing(
-    trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, value: str | None
+@pytest.mark.parametrize("value", ["", "0"])
+def test_both_roots_know_the_factory_and_without_the_switch_a_trainer_gets_nothing(
+    trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    if value is not None:
-        monkeypatch.setenv("LIGHTNING_FLOPS", value)
-    assert callbacks_factory() == []
-    assert ours(trainer()) == []
-
-
-def test_both_roots_know_the_factory() -> None:
     for root in ROOTS:
         points = importlib.metadata.entry_points(group=f"{root}.callbacks_factory")
         (point,) = [point for point in points if point.name == "lightning-flops"]
         assert point.load() is callbacks_factory
+    assert callbacks_factory() == []
+    monkeypatch.setenv("LIGHTNING_FLOPS", value)
+    assert ours(trainer()) == []
 
 
 def test_with_the_switch_a_trainer_is_profiled_by_the_defaults(

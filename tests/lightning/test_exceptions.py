@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
@@ -143,65 +142,11 @@ def test_an_exception_in_any_part_of_a_step_arrives_and_leaves_nothing(
     assert len(profile.timed_steps) == 2 and profile.traced is not None
 
 
-class FirstInLine(Callback):
-    """The user's callback, before ours: takes ours out after batch *out_at*, and raises in ``on_exception``."""
-
-    def __init__(self, *, out_at: int = -1) -> None:
-        self.out_at = out_at
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == self.out_at:
-            trainer.callbacks = [self]
-        elif self.out_at >= 0 and batch_idx == self.out_at + 2:
-            self.modes = torch._C._len_torch_dispatch_stack()
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        raise RuntimeError("from on_exception")
-
-
-def profiled_again(folder: Path, callback: FlopsProfilerCallback) -> int:
-    """Forward FLOPs that *callback* counts in a fit of its own."""
-    raised, _, left = fit(folder, Tripwire(), callback, manual=False)
-    assert raised is None and left == {}
-    return profile_of(callback).flops.forward
-
-
-@pytest.mark.parametrize("doing", DOING)
-def test_a_callback_that_raises_in_on_exception_before_ours_leaves_nothing_of_ours(doing: str, tmp_path: Path) -> None:
-    wire = Tripwire("step", DOING[doing], ValueError("the user's own"))
-    callback = FlopsProfilerCallback(**SETTINGS)  # type: ignore[arg-type]
-    raised, marks, left = fit(tmp_path, wire, FirstInLine(), callback, manual=False)
-    assert str(raised) == "from on_exception" and left == {}
-    assert marks == fit(tmp_path, Tripwire(), manual=False)[1]
-    assert profiled_again(tmp_path, callback) == FORWARD
-
-
-@pytest.mark.parametrize("batch", [0, 1, 4, 6])
-def test_a_callback_that_is_removed_from_the_trainer_measures_nothing_any_more(batch: int, tmp_path: Path) -> None:
-    before = torch_state()
-    callback, user = FlopsProfilerCallback(**SETTINGS), FirstInLine(out_at=batch)  # type: ignore[arg-type]
-    raised, _, left = fit(tmp_path, Tripwire(), user, callback, manual=False)
-    assert raised is None and user.modes == 0
-    assert left.keys() <= {"functions"}  # what passes a loader's batches on stays until the callback is used again
-    raised, _, _ = fit(tmp_path, Tripwire(), callback, manual=False)
-    assert raised is None and torch_state() == before and profile_of(callback).flops.forward == FORWARD
-
-
 class Preempted(Exception):
     """What a batch system's users raise in a signal's handler."""
 
 
-@pytest.mark.parametrize(
-    ("kind", "method"),
-    [
-        (Run, "begin"),
-        (Run, "_await_window"),
-        (Run, "batch_done"),
-        (Run, "_close_window"),
-        (Reports, "report"),
-        (Run, "enter"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "method"), [(Run, "begin"), (Run, "batch_done"), (Reports, "report"), (Run, "enter")])
 def test_what_a_signals_handler_raises_in_our_code_is_the_users(
     kind: type, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

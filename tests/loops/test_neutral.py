@@ -21,6 +21,7 @@ from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
 from tests.left_on_torch import torch_state
 from tests.loops.nets import BATCH, NARROW, WIDE, Rows
+from tests.results import profile_of
 
 _LOADS_WITHOUT_US = """
 import sys
@@ -83,3 +84,23 @@ def test_ctrl_c_is_the_users_and_nothing_is_left(seam: str, monkeypatch: pytest.
             net(rows).sum().backward()
             optimizer.step()
     assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
+
+
+def test_phases_in_a_mode_of_the_users_are_counted_whole_and_torch_is_as_it_was() -> None:
+    """A step begins and ends to be counted while an inference mode is on, and in one whose forward raises."""
+    net = nn.Linear(WIDE, NARROW)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = torch_state()
+    with profile_training(net, optimizer, profile_step=2, timing_steps=2, trace=False) as profiler:
+        for _ in DataLoader(torch.ones(12, WIDE)):  # type: ignore[arg-type]
+            for training in (True, False):
+                with torch.inference_mode(mode=not training):
+                    loss = net(torch.ones(BATCH, WIDE)).square().mean()
+                    if training:
+                        loss.backward()
+                        optimizer.step()
+            with pytest.raises(RuntimeError), torch.inference_mode():
+                net(torch.ones(BATCH, WIDE + 1))
+            assert torch.zeros(2).add(1).tolist() == [1, 1]
+    assert profile_of(profiler).flops.model == 3 * 2 * BATCH * WIDE * NARROW  # two forwards, and one product backward
+    assert torch_state() == before

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from lightning.fabric import Fabric
@@ -44,10 +43,6 @@ def train(now: FakeNow, **given: Any) -> TrainingProfiler:
     return profiler
 
 
-def files_in(folder: Path) -> list[str]:
-    return sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file())
-
-
 def test_a_folder_gets_tensorboards_files_and_ours(now: FakeNow, tmp_path: Path) -> None:
     profiler = train(now, log_dir=tmp_path, log_every_n_steps=4, initial_step=100)
     ours = tmp_path / "lightning_flops"
@@ -60,6 +55,18 @@ def test_a_folder_gets_tensorboards_files_and_ours(now: FakeNow, tmp_path: Path)
     assert [event.step for event in events.Scalars("flops_monitor/samples_per_sec")] == [104, 108, 112]
 
 
+def test_a_summary_writer_gets_scalars_and_text_and_throughput_alone_is_a_file(now: FakeNow, tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        train(now, writer=writer, log_every_n_steps=4)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert set(SCALARS) <= set(events.Tags()["scalars"])
+    assert "flops_profiler/profile/text_summary" in events.Tags()["tensors"]
+    assert (tmp_path / "lightning_flops" / "profile.json").exists()
+    profiler = train(now, timer_only=True, log_dir=tmp_path / "timed")
+    assert profiler.profile is None and throughput_of(profiler).batches == 12
+    assert [one.name for one in (tmp_path / "timed" / "lightning_flops").iterdir()] == ["throughput.json"]
+
+
 def test_a_function_gets_scalars_and_their_step(now: FakeNow) -> None:
     calls: list[tuple[dict[str, float], int]] = []
     train(now, writer=lambda scalars, step: calls.append((scalars, step)), log_every_n_steps=4)
@@ -68,15 +75,6 @@ def test_a_function_gets_scalars_and_their_step(now: FakeNow) -> None:
     name, step_sec = "flops_monitor/samples_per_sec", 0.5 + 2.0 + 32.0 + 4.0 + 8.0
     rates = {step: scalars[name] for scalars, step in calls if name in scalars}
     assert rates == pytest.approx(dict.fromkeys((4, 8, 12), BATCH / step_sec))
-
-
-def test_a_summary_writer_gets_scalars_and_text_and_its_folder_the_files(now: FakeNow, tmp_path: Path) -> None:
-    with SummaryWriter(str(tmp_path)) as writer:
-        train(now, writer=writer, log_every_n_steps=4)
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert set(SCALARS) <= set(events.Tags()["scalars"])
-    assert "flops_profiler/profile/text_summary" in events.Tags()["tensors"]
-    assert (tmp_path / "lightning_flops" / "profile.json").exists()
 
 
 # ---- accelerate
@@ -148,14 +146,3 @@ def test_a_loop_of_fabric_and_its_logger(now: FakeNow, tmp_path: Path) -> None:
     header = (folder / "metrics.csv").read_text().splitlines()[0].split(",")
     assert set(SCALARS) <= set(header)
     assert (folder / "lightning_flops" / "profile.json").exists()
-
-
-def test_throughput_alone_is_a_file_of_its_own(now: FakeNow, tmp_path: Path) -> None:
-    net = Net(now)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with profile_training(net, optimizer, timer_only=True, log_dir=tmp_path) as profiler:
-        for rows in loader(4, now):
-            net(rows).sum().backward()
-            optimizer.step()
-    assert profiler.profile is None and throughput_of(profiler).batches == 4
-    assert [one for one in files_in(tmp_path) if "events" not in one] == ["lightning_flops/throughput.json"]

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from lightning_flops import Profile, ProfilerConfig
 from lightning_flops.adapters.run_program import LoopFinder
-from lightning_flops.run.reports import OUTCOMES, Outcomes
+from lightning_flops.run.reports import Outcomes
 from lightning_flops.schema.throughput import ThroughputSummary
 from tests.fake_clock import FakeNow
 from tests.forks import BEFORE_LIGHTNING, run_fork
-from tests.left_on_objects import left_on_object
 from tests.left_on_torch import torch_state
 from tests.lightning import nets as lightning_nets
 from tests.loops import nets
-from tests.loops.nets import BATCH, Net, SlowSGD, loader, loss_of
 from tests.ranks import LIGHTNING
 from tests.seams import WORDS
 
@@ -175,35 +171,10 @@ def test_two_ranks_under_torchrun_have_one_report(tmp_path: Path) -> None:
 
 # ---- other frameworks, whose programs are not changed either
 
-ACCELERATE = """
-import torch
-from accelerate import Accelerator
-from torch import nn
-accelerator = Accelerator(cpu=True)
-net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-net, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters()))
-for _ in range(14):
-    accelerator.backward(net(torch.randn(8, 16)).square().mean())
-    optimizer.step()
-    optimizer.zero_grad()
-"""
 TRAINER = """
-from torch import nn
-from torch.utils.data import Dataset
-import torch
-from transformers import Trainer, TrainingArguments
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-    def forward(self, rows):
-        return {"loss": self.body(rows).square().mean()}
-
-rows = [{"rows": torch.randn(16)} for _ in range(8 * 14)]
-arguments = TrainingArguments("out", use_cpu=True, per_device_train_batch_size=8, num_train_epochs=1, report_to=[],
-                              save_strategy="no", disable_tqdm=True)
-Trainer(Net(), arguments, train_dataset=rows).train()
+from pathlib import Path
+from tests.transformers.tiny import ROWS, Rows, new_net_trainer
+new_net_trainer(Path("out"), rows=Rows(14 * ROWS)).train()
 """
 FIT = """
 from lightning.pytorch.loggers import CSVLogger
@@ -211,10 +182,9 @@ from tests.lightning.nets import loader, new_net, new_trainer
 new_trainer("lightning.pytorch", "root", logger={logger}).fit(new_net(), loader(30))
 """
 FIT_WITH_LOGGER = FIT.format(logger="CSVLogger('logs', name='run', version=0)")
-HAND = (nets.FORWARD, nets.BACKWARD, "22.53 KFLOPs")
+HAND = (2 * 4 * 4 * 3, 2 * 4 * 4 * 3, "192 FLOPs")  # a layer of 4 x 3, on batches of 4
 HAND_OF_FIT = (lightning_nets.FORWARD, lightning_nets.BACKWARD, "1.63 KFLOPs")
 PROGRAMS = {
-    "accelerate": (ACCELERATE, [], "torch", "lightning_flops", HAND),
     "trainer": (TRAINER, [], "transformers", "out/lightning_flops", HAND),
     "fit": (FIT.format(logger=False), [], lightning_nets.ROOT, "lightning_flops", HAND_OF_FIT),
     "fit with a logger": (FIT_WITH_LOGGER, [], lightning_nets.ROOT, "logs/run/version_0/lightning_flops", HAND_OF_FIT),
@@ -236,68 +206,20 @@ def test_a_program_of_another_framework_is_profiled_and_a_line_says_so(kind: str
     assert line.endswith(f"Page: {folder}/profile.html") and words in line
 
 
-# ---- what the hooks find, in this process
-
-
-@pytest.fixture
-def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What is said on standard error, in a process in which nothing was profiled before."""
-    monkeypatch.chdir(tmp_path)
-    before = vars(OUTCOMES).copy()
-    vars(OUTCOMES).update(vars(Outcomes()))
-    lines: list[str] = []
-    monkeypatch.setattr("lightning_flops.adapters.loop_context.say", lines.append)
-    yield lines
-    vars(OUTCOMES).update(before)
-
-
-def found(said: list[str], train: Callable[[], object]) -> LoopFinder:
-    finder = LoopFinder(ProfilerConfig(timing_steps=2, trace=False, html=False), log_dir=None)
-    finder.begin()
-    try:
-        train()
-    finally:
-        finder.end(None)
-    return finder
-
-
-def only(finder: LoopFinder) -> Profile:
-    (profile,) = finder.profiles
-    return profile
-
-
-def trains(net: nn.Module, optimizer: torch.optim.Optimizer, now: FakeNow, steps: int = 14) -> Callable[[], None]:
-    def train() -> None:
-        for rows in loader(steps, now):
-            loss_of(net(rows), now).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return train
-
-
-def test_a_loop_of_torch_is_found_at_its_first_update(now: FakeNow, said: list[str]) -> None:
-    net = Net(now)
-    torch.optim.SGD(
-        net.parameters()
-    )  # from here on torch calls hooks of the parent's step as well as of the subclass's
-    optimizer = SlowSGD(net.parameters(), now)
-    before = torch_state()
-    profile = only(found(said, trains(net, optimizer, now)))
-    assert (profile.flops.forward, profile.flops.backward, profile.samples) == (nets.FORWARD, nets.BACKWARD, BATCH)
-    assert profile.modules[0].type_name == "Net"
-    assert said[0].startswith(f"FLOPs of step {profile.profile_step}: ")
-    assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
-
-
-def test_a_failure_while_a_loop_is_looked_for_is_one_warning(
-    now: FakeNow, said: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_failure_while_a_loop_is_looked_for_is_one_warning_and_nothing_is_left(
+    now: FakeNow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError(WORDS)
 
+    monkeypatch.setattr("lightning_flops.adapters.run_program.OUTCOMES", Outcomes())
     monkeypatch.setattr("lightning_flops.adapters.run_program.frame_of", fails)
-    net = Net(now)
-    before = torch_state()
-    found(said, trains(net, SlowSGD(net.parameters(), now), now))
-    assert caplog.text.count(WORDS) == 1 and torch_state() == before
+    net = nets.Net(now)
+    optimizer = nets.SlowSGD(net.parameters(), now)
+    before, finder = torch_state(), LoopFinder(ProfilerConfig(), log_dir=None)
+    finder.begin()
+    for rows in nets.loader(14, now):
+        nets.loss_of(net(rows), now).backward()
+        optimizer.step()
+    finder.end(None)
+    assert caplog.text.count(WORDS) == 1 and finder.updated and torch_state() == before

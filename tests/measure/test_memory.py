@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lightning_flops.measure.memory import MemoryReading, MemoryWatch, memory_reader
-from lightning_flops.records import MemoryRecord, PhaseMemory
+from lightning_flops.records import MemoryRecord
 
 
 class Allocator:
@@ -15,75 +15,35 @@ class Allocator:
     def __init__(self, current: int, peak: int) -> None:
         self.current, self.peak = current, peak
 
-    def take(self, size: int) -> None:
+    def change(self, size: int) -> None:
         self.current += size
         self.peak = max(self.peak, self.current)
-
-    def free(self, size: int) -> None:
-        self.current -= size
 
     def read(self) -> MemoryReading:
         return MemoryReading(current=self.current, peak=self.peak, reserved_peak=2 * self.peak)
 
 
-def record_of(watch: MemoryWatch) -> MemoryRecord:
+def test_phase_has_what_it_held_at_its_end_also_inside_another() -> None:
+    """Lightning's closure runs forward and backward inside the optimizer's step; the second forward held less."""
+    books = Allocator(current=100, peak=400)
+    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=True)
+    assert watch.record(optimizers=None) is None
+    for kept, freed in ((300, 250), (200, 150)):
+        watch.enter("optimizer")
+        watch.enter("forward")
+        books.change(kept + 50)  # 450 at first
+        books.change(-50)
+        watch.leave()
+        watch.enter("backward")
+        books.change(-freed)
+        watch.leave()
+        books.change(-50)
+        watch.leave()
     record = watch.record(optimizers=None)
     assert record is not None
-    return record
-
-
-def test_phase_has_what_it_held_at_its_end_and_the_peak_it_set() -> None:
-    books = Allocator(current=100, peak=400)
-    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=True)
-    watch.enter("forward")
-    books.take(350)  # 450: above 400
-    books.free(50)
-    watch.leave()
-    watch.enter("backward")
-    books.free(250)  # 150, no new peak
-    watch.leave()
-    record = record_of(watch)
-    assert record.phases == (
-        PhaseMemory(name="forward", current_bytes=400, peak_bytes=450),
-        PhaseMemory(name="backward", current_bytes=150, peak_bytes=None),
-    )
-    assert record.run_peak_bytes == 450
+    assert list(record.held_bytes.items()) == [("forward", 400), ("backward", 150), ("optimizer", 100)]
+    assert (record.run_peak_bytes, record.run_reserved_peak_bytes) == (450, 900)
     assert record.kept_by_forward_bytes == 300
-
-
-def test_no_phase_goes_above_the_peak_of_all_also_where_the_user_resets_it() -> None:
-    books = Allocator(current=100, peak=400)
-    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=True)
-    watch.enter("forward")
-    books.take(250)  # 350, no new peak
-    books.free(200)
-    watch.leave()
-    books.peak = books.current  # 150
-    watch.enter("backward")
-    books.take(50)  # 200, which is new since then
-    watch.leave()
-    books.peak = books.current = 10
-    record = record_of(watch)
-    assert [phase.peak_bytes for phase in record.phases] == [None, 200]
-    assert (record.run_peak_bytes, record.run_reserved_peak_bytes) == (400, 800)
-
-
-def test_peak_inside_a_phase_belongs_to_the_innermost_one() -> None:
-    # Lightning's closure runs forward and backward inside the optimizer's step.
-    books = Allocator(current=100, peak=100)
-    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=True)
-    watch.enter("optimizer")
-    watch.enter("forward")
-    books.take(50)
-    watch.leave()
-    watch.enter("backward")
-    books.free(20)
-    watch.leave()
-    books.take(70)  # the states: 200
-    watch.leave()
-    peaks = {phase.name: phase.peak_bytes for phase in record_of(watch).phases}
-    assert list(peaks) == ["forward", "backward", "optimizer"]
-    assert peaks == {"forward": 150, "backward": None, "optimizer": 200}
 
 
 def trained(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], dtype: torch.dtype) -> MemoryRecord:

@@ -9,49 +9,34 @@ import torch
 from torch import nn
 
 from lightning_flops.measure.module_scope import describe_modules
-from lightning_flops.measure.parameter_sizes import parameter_sizes
+from lightning_flops.measure.parameter_sizes import held
 
 
-def _parameter(*shape: int, **marks: Any) -> nn.Parameter:
-    parameter = nn.Parameter(torch.zeros(shape))
-    for name, value in marks.items():
-        setattr(parameter, name, value)
-    return parameter
-
-
-@pytest.fixture
-def two_tensor_parallel_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What DeepSpeed keeps once an engine was given a model-parallel unit of two ranks."""
+@pytest.mark.parametrize(
+    ("marks", "size"),
+    [
+        ({}, 12),
+        ({"allreduce": False, "group_name": "ep_size_8"}, 12 * 8),  # an expert's, once for each rank with other experts
+        ({"allreduce": True, "group_name": "ep_size_8"}, 12),
+        ({"allreduce": False}, 12),
+        ({"tensor_model_parallel": True}, 24),  # a shard on each of two ranks
+        ({"tensor_model_parallel": False}, 12),  # a replica
+        # This rank has 3 of the 5 rows that DeepSpeed has cut.
+        ({"tensor_model_parallel": True, "ds_autotp_universal_checkpoint_meta": {"logical_shape": (5, 4)}}, 20),
+        ({"ds_pipe_replicated": True}, 0),  # a later stage's copy of a tied weight
+        ({"ds_pipe_replicated": False}, 12),
+    ],
+)
+def test_a_parameter_counts_once_for_each_rank_that_has_another_part_of_it(
+    marks: dict[str, Any], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups: Any = ModuleType("deepspeed.utils.groups")
     groups.mpu = SimpleNamespace(get_tensor_model_parallel_world_size=lambda: 2)
     monkeypatch.setitem(sys.modules, "deepspeed.utils.groups", groups)
-
-
-def test_an_experts_parameter_counts_once_for_each_rank_that_has_other_experts() -> None:
-    assert parameter_sizes(_parameter(3, 4, allreduce=False, group_name="ep_size_8")) == (12 * 8, True, 12)
-
-
-@pytest.mark.parametrize("marks", [{"allreduce": True, "group_name": "ep_size_8"}, {"allreduce": False}, {}])
-def test_a_parameter_that_is_not_marked_as_an_experts_counts_once(marks: dict[str, Any]) -> None:
-    assert parameter_sizes(_parameter(3, 4, **marks)) == (12, True, 12)
-
-
-@pytest.mark.usefixtures("two_tensor_parallel_ranks")
-def test_a_tensor_parallel_shard_counts_once_for_each_rank_and_a_replica_once_in_all() -> None:
-    assert parameter_sizes(_parameter(3, 4, tensor_model_parallel=True)) == (24, True, 12)
-    assert parameter_sizes(_parameter(3, 4, tensor_model_parallel=False)) == (12, True, 12)
-
-
-@pytest.mark.usefixtures("two_tensor_parallel_ranks")
-def test_an_uneven_shard_counts_with_the_whole_shape_that_deepspeed_kept() -> None:
-    meta = {"logical_shape": (5, 4)}  # this rank has 3 of its 5 rows
-    shard = _parameter(3, 4, tensor_model_parallel=True, ds_autotp_universal_checkpoint_meta=meta)
-    assert parameter_sizes(shard) == (20, True, 12)
-
-
-def test_a_later_stages_copy_of_a_tied_weight_is_held_and_not_counted_again() -> None:
-    assert parameter_sizes(_parameter(3, 4, ds_pipe_replicated=True)) == (0, True, 12)
-    assert parameter_sizes(_parameter(3, 4, ds_pipe_replicated=False)) == (12, True, 12)
+    parameter = nn.Parameter(torch.zeros(3, 4))
+    vars(parameter).update(marks)
+    found = held(parameter)
+    assert (found.shape, found.size, found.trainable, found.local) == ((3, 4), size, True, 12)
 
 
 def _fsdp_around(module: nn.Module, flat: Any) -> Any:

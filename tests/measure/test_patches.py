@@ -31,14 +31,10 @@ def spying(spied: list[str], tag: str = "") -> Callable[..., None]:
     return lambda self, what: spied.append(tag + what)
 
 
-def unexpected(error: Exception) -> None:
-    raise AssertionError(error)
-
-
 def test_somebody_who_wrapped_us_in_turn_is_left_alone_and_we_are_silent() -> None:
     spied: list[str] = []
     with ExitStack() as undo:
-        listen(undo, Base, "run", spying(spied), failed=unexpected)
+        listen(undo, Base, "run", spying(spied))
         ours = Base.run
         theirs: Any = lambda self, what: ours(self, what).upper()  # noqa: E731
         Base.run = theirs  # type: ignore[method-assign]
@@ -51,8 +47,8 @@ def test_somebody_who_wrapped_us_in_turn_is_left_alone_and_we_are_silent() -> No
 def test_two_of_ours_on_one_method_leave_nothing_in_either_order(first_undone: int) -> None:
     spied: list[str] = []
     both = [ExitStack(), ExitStack()]
-    listen(both[0], Base, "run", spying(spied, "inner "), failed=unexpected)
-    listen(both[1], Base, "run", spying(spied, "outer "), failed=unexpected)
+    listen(both[0], Base, "run", spying(spied, "inner "))
+    listen(both[1], Base, "run", spying(spied, "outer "))
     Base().run("a")
     assert spied == ["outer a", "inner a"]
     both[first_undone].close()

@@ -21,16 +21,6 @@ def draw(*_: Any) -> int:
     return random.randint(1, 5)
 
 
-def next_numbers() -> tuple[float, float, float]:
-    return float(torch.rand(1)), float(np.random.rand()), random.random()
-
-
-def seed() -> None:
-    torch.manual_seed(5)
-    np.random.seed(5)
-    random.seed(5)
-
-
 class Drawing(nn.Linear):
     """Draws whenever it is described."""
 
@@ -46,9 +36,10 @@ def test_a_fit_whose_settings_and_modules_and_loggers_draw_is_the_fit_without_us
         net = new_net(root)
         net.net.append(nn.Dropout(0.5))
         net.net.append(Drawing(3, 3))
-        seed()
+        for seed in (torch.manual_seed, np.random.seed, random.seed):
+            seed(5)
         new_trainer(root, tmp_path, *callbacks, logger=loggers).fit(net, loader(8))
-        return (*net.losses, *next_numbers())
+        return (*net.losses, float(torch.rand(1)), float(np.random.rand()), random.random())
 
     drawing = type("Service", (dummy,), {"log_metrics": lambda self, metrics, step: draw() and None})()
     callback = FlopsProfilerCallback(timing_steps=2, batch_size=draw, tokens_per_sample=draw)

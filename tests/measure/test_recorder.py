@@ -1,4 +1,9 @@
+"""The window of a training loop in miniature, whose work and whose clock are the test's."""
+
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -7,10 +12,72 @@ from torch import nn
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.recorder import Recorder
+from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.measure.torch_private.needed import depth
-from lightning_flops.records import FlopPhase, PhaseFlops, PhaseSeconds
+from lightning_flops.records import PhaseFlops, PhaseSeconds, RunContext, WindowRecord
+from tests.fake_clock import FakeNow
 from tests.left_on_torch import torch_state
-from tests.measure.small_run import CONTEXT, SHAPES, Run
+
+CONTEXT = RunContext(
+    framework="test", framework_version="1", torch_version="2", device_type="cpu", device_name="cpu", precision="32"
+)
+INPUTS, SHAPES = torch.ones(4, 3), ((4, 3), (4,))
+
+
+class Run:
+    """A training loop in miniature: each batch waits 1 s, runs forward 2 s, backward 4 s, and the optimizer 8 s.
+
+    Its forward has 2·4·3·2 = 48 FLOPs, and its backward as many, since the inputs need no gradient.
+    """
+
+    def __init__(
+        self, *, profile_step: int = 0, timing_steps: int = 3, settle_steps: int = 2, clock: bool = True
+    ) -> None:
+        self.now, self.net = FakeNow(), nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.net.parameters())
+        self.profile_step, self.steps_done = profile_step, 0
+        self.notes = Notes()
+        self.states: list[str] = []
+        self.recorder = Recorder(
+            self.net,
+            timing_steps=timing_steps,
+            settle_steps=settle_steps,
+            clock=WallClock(self.now) if clock else None,
+            new_counter=FlopCounter,
+            notes=self.notes,
+        )
+        self.open_if_due()
+
+    def open_if_due(self) -> None:
+        if self.steps_done == self.profile_step:
+            self.recorder.open(steps_done=self.steps_done)
+
+    def part(self, name: str, seconds: float, work: Callable[[], Any]) -> Any:
+        marking = self.recorder.marking
+        if marking:
+            self.recorder.enter(name)
+        self.now.sleep(seconds)
+        result = work()
+        if marking:
+            self.recorder.leave()
+        return result
+
+    def batch(self, *, shapes: Any = SHAPES, ends_step: bool = True, slow: float = 0.0) -> None:
+        self.states.append(self.recorder.state.value)
+        with self.recorder.batch_scope():
+            self.part("data_wait", 1.0, lambda: INPUTS @ INPUTS.T)  # what a loader computes is not the model's work
+            loss = self.part("forward", 2.0 + slow, lambda: self.net(INPUTS).sum())
+            self.part("backward", 4.0, loss.backward)
+            if ends_step:
+                self.part("optimizer", 8.0, self.optimizer.step)
+            self.recorder.end_batch(shapes=shapes, samples=4, tokens=None, ends_step=ends_step)
+        self.steps_done += ends_step
+        self.open_if_due()
+
+    def close(self) -> WindowRecord:
+        window = self.recorder.close(context=CONTEXT)
+        assert window is not None
+        return window
 
 
 def test_the_counted_step_is_the_one_that_begins_after_n_steps_then_it_settles_then_it_times() -> None:
@@ -31,21 +98,20 @@ def test_the_counted_step_is_the_one_that_begins_after_n_steps_then_it_settles_t
     window = run.close()
     assert [step.index for step in window.counted_steps] == [2]
     assert [step.index for step in window.timed_steps] == [5, 6, 7]
-    assert window.flops == run.counter.record()
-    assert run.counter.flops == {"forward": 100, "backward": 200, "recompute": 0, "optimizer": 7}
-    assert window.counted_steps[0].flops == PhaseFlops(forward=100, backward=200, optimizer=7)
+    assert window.flops.by_bucket() == {("forward", "float32"): 48, ("backward", "float32"): 48}
+    assert window.counted_steps[0].flops == PhaseFlops(forward=48, backward=48)
     assert window.counted_steps[0].seconds is None
     assert window.notes == ()
 
 
 def test_micro_steps_add_up_to_one_step() -> None:
-    run = Run(profile_step=0, timing_steps=1, settle_steps=1)
+    run = Run(timing_steps=1, settle_steps=1)
     for _ in range(3):
         for micro in range(4):
             run.batch(ends_step=micro == 3)
     window = run.close()
     step = window.counted_steps[0]
-    assert step.flops == PhaseFlops(forward=400, backward=800, optimizer=7)
+    assert step.flops == PhaseFlops(forward=4 * 48, backward=4 * 48)
     assert (step.micro_steps, step.samples) == (4, 16)
     assert (step.signature.forwards, step.signature.backwards, step.signature.updates) == (4, 4, 1)
     assert step.signature.batches == ("[4, 3] [4]",) * 4
@@ -55,7 +121,7 @@ def test_micro_steps_add_up_to_one_step() -> None:
 
 
 def test_only_steps_of_the_counted_signature_are_timed() -> None:
-    run = Run(profile_step=0, timing_steps=3, settle_steps=2)
+    run = Run(timing_steps=3, settle_steps=2)
     for i in range(40):
         run.batch(shapes=SHAPES if i % 2 == 0 else ((1, 3), (1,)), slow=0.0 if i % 2 == 0 else 50.0)
     window = run.close()
@@ -69,7 +135,7 @@ def test_only_steps_of_the_counted_signature_are_timed() -> None:
 
 
 def test_signatures_keep_changing_if_too_few_of_twice_as_many_steps_are_like_the_counted_one() -> None:
-    run = Run(profile_step=0, timing_steps=20, settle_steps=2)
+    run = Run(timing_steps=20, settle_steps=2)
     said: list[str] = []
     run.notes.speak = said.append
     for i in range(70):
@@ -96,13 +162,13 @@ def test_a_run_that_ends_early_reports_the_steps_it_has_and_says_so() -> None:
 
 
 def test_a_step_cut_off_in_the_middle_is_neither_counted_nor_timed() -> None:
-    run = Run(profile_step=0, timing_steps=20, settle_steps=1)
+    run = Run(timing_steps=20, settle_steps=1)
     for _ in range(4):
         run.batch()
     run.batch(ends_step=False)
     assert [step.index for step in run.close().timed_steps] == [2, 3]
 
-    cut_off = Run(profile_step=0)
+    cut_off = Run()
     cut_off.batch(ends_step=False)
     assert cut_off.recorder.close(context=CONTEXT) is None
 
@@ -110,19 +176,18 @@ def test_a_step_cut_off_in_the_middle_is_neither_counted_nor_timed() -> None:
 @pytest.mark.parametrize(
     ("part", "work", "mixed"),
     [
-        ("forward", "backward", ("forward", "backward")),  # autograd.grad inside training_step
-        ("optimizer", "forward", ("forward", "optimizer")),  # a closure the loop does not see
-        ("backward", "backward", ()),
+        # autograd.grad inside training_step
+        ("forward", lambda net: torch.autograd.grad(net(INPUTS).sum(), [*net.parameters()]), ("forward", "backward")),
+        ("optimizer", lambda net: net(INPUTS), ("forward", "optimizer")),  # a closure the loop does not see
+        ("forward", lambda net: net(INPUTS), ()),
     ],
 )
 def test_work_of_one_phase_in_the_part_of_another_makes_their_times_inseparable(
-    part: str, work: FlopPhase, mixed: tuple[str, ...]
+    part: str, work: Callable[[nn.Module], Any], mixed: tuple[str, ...]
 ) -> None:
-    run = Run(profile_step=0, timing_steps=1, settle_steps=1)
+    run = Run(timing_steps=1, settle_steps=1)
     with run.recorder.batch_scope():
-        run.recorder.enter(part)
-        run.part(part, 2.0, work, 50)
-        run.recorder.leave()
+        run.part(part, 2.0, lambda: work(run.net))
         run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
     window = run.close()
     assert window.mixed_phases == mixed
@@ -130,7 +195,7 @@ def test_work_of_one_phase_in_the_part_of_another_makes_their_times_inseparable(
 
 
 def test_a_device_without_a_clock_is_counted_and_not_timed() -> None:
-    run = Run(profile_step=0, clock=False)
+    run = Run(clock=False)
     run.batch()
     assert run.recorder.state.value == "closed"
     window = run.close()

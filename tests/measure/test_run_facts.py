@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,16 +11,6 @@ from torch._C._distributed_c10d import HashStore
 
 from lightning_flops.measure.module_scope import describe_modules
 from lightning_flops.measure.run_facts import gather_run_facts
-
-CPU = torch.device("cpu")
-
-
-class OptimizerAround:
-    """A wrapper such as Lightning's or DeepSpeed's."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
-        self.param_groups = optimizer.param_groups
 
 
 class OwnOptimizer(torch.optim.Optimizer):
@@ -53,25 +45,20 @@ def test_what_makes_an_optimizer_faster_is_what_it_takes_on_that_device(
     optimizer = kind([nn.Parameter(torch.ones(2))], **options)
     assert (faster_with(optimizer), faster_with(optimizer, device="cuda")) == (on_cpu, on_cuda)
     assert faster_with(optimizer, device="mps") == ()
-    assert faster_with(OptimizerAround(OptimizerAround(optimizer))) == on_cpu
+    # In two wrappers, such as Lightning's or DeepSpeed's.
+    assert faster_with(SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer))) == on_cpu
 
 
-def test_device_facts_of_a_cpu_are_unknown() -> None:
-    facts = gather_run_facts(nn.Linear(2, 2), device=CPU, optimizers=None, loader_workers=3)
+def test_facts_of_a_cpu_and_its_backend() -> None:
+    gather = partial(gather_run_facts, nn.Linear(2, 2), device=torch.device("cpu"), optimizers=None, loader_workers=3)
+    facts = gather()
     assert (facts.compute_capability, facts.optimizers, facts.loader_workers) == (None, None, 3)
-
-
-def test_backend_is_that_of_the_device() -> None:
-    assert (
-        gather_run_facts(nn.Linear(2, 2), device=CPU, optimizers=None, loader_workers=None).process_group_backend
-        is None
-    )
+    assert facts.process_group_backend is None
     torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
     try:
-        facts = gather_run_facts(nn.Linear(2, 2), device=CPU, optimizers=None, loader_workers=None)
+        assert gather().process_group_backend == "gloo"
     finally:
         torch.distributed.destroy_process_group()
-    assert facts.process_group_backend == "gloo"
 
 
 def test_weight_sizes_are_what_a_product_has_for_inputs_and_outputs() -> None:

@@ -90,7 +90,6 @@ def test_records_say_that_2000_us_are_transfer_and_rank_0_waits_as_long_for_rank
 
 
 def test_records_say_that_rank_1_is_the_straggler_by_500_us() -> None:
-    assert [row.compute_over_median for row in known_communication().ranks] == [5000 / 5250, 5500 / 5250]
     # 5,500 of work against 5,000; it is a twentieth of the step, below the threshold of a tenth.
     assert find_stragglers(known_records()) == ()
     (found,) = find_stragglers(known_records(), thresholds=AdviceThresholds(straggler=1.05, straggler_sec=0.0))

@@ -79,7 +79,7 @@ def test_rank_0_alone_leaves_files() -> None:
         assert trace.startswith("traces/rank0_step")
 
 
-def test_all_ranks_leave_files_in_one_folder_if_they_are_asked_to() -> None:
+def test_all_ranks_leave_files_if_they_are_asked_to() -> None:
     for returned in on_two()("all_ranks"):
         *files, trace_0, trace_1 = returned["files"]
         assert trace_0.startswith("traces/rank0_step") and trace_1.startswith("traces/rank1_step")
@@ -88,9 +88,9 @@ def test_all_ranks_leave_files_in_one_folder_if_they_are_asked_to() -> None:
             "flops.txt",
             f"logs0/{OWN_FOLDER}/profile.html",
             f"logs0/{OWN_FOLDER}/profile.json",
-            f"logs0/{OWN_FOLDER}/profile.rank1.json",
             f"logs0/{OWN_FOLDER}/throughput.json",
-            f"logs0/{OWN_FOLDER}/throughput.rank1.json",
+            f"logs1/{OWN_FOLDER}/profile.rank1.json",
+            f"logs1/{OWN_FOLDER}/throughput.rank1.json",
         ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
+from lightning_flops.analysis.rank_record import RankRecord, TracedRank, make_rank_record, pack, unpack
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseFlops, PhaseSeconds, WindowRecord
 from lightning_flops.schema.communication import CollectiveCalls, Overlap
@@ -139,12 +139,15 @@ def thousands(ranks: int = WORLD) -> tuple[Profile, list[RankRecord | RankAbsenc
             continue
         is_late = rank == ranks - 2
         record = late if is_late else usual
-        traced = windows.traced(
-            collectives=(all_reduces(2_000_000, 3_000_000 if is_late else 11_000_000, group_size=ranks),)
-        )
         context = replace(record.profile.context, rank=rank, host=f"node{rank // 8}")
-        mine = replace(record.profile, context=context, traced=traced)
-        found.append(replace(record, profile=mine, overlap=_overlap(3_000 if is_late else 13_000)))
+        traced = TracedRank(
+            rank=rank,
+            steps=1,
+            overlap=_overlap(3_000 if is_late else 13_000),
+            collectives=(all_reduces(2_000_000, 3_000_000 if is_late else 11_000_000, group_size=ranks),),
+        )
+        mine = replace(record.profile, context=context, traced=windows.traced())
+        found.append(replace(record, profile=mine, traced=traced))
     return profile, found
 
 

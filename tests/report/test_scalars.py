@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.records import WindowRecord
+from lightning_flops.records import ProcessorLoss, WindowRecord
 from lightning_flops.report.scalars import monitor_scalars, profile_scalars
 from tests.report import windows
 from tests.report.windows import build_profile
@@ -53,21 +53,10 @@ def test_every_scalar_of_a_whole_profile_has_its_tag_and_value() -> None:
     )
 
 
-def test_a_gpu_whose_counters_were_read_has_scalars_of_its_own() -> None:
-    window = windows.transformer_window()
-    read, unread = (scalars_of(replace(window, gpu=gpu)) for gpu in (windows.GPU, None))
-    assert dict(read.items() - unread.items()) == pytest.approx(
-        {
-            "power_watts": 1500 / 2.5,
-            "joules_per_step": 600 * 0.100,
-            "joules_per_sample": 60 / 8,
-            "flops_per_joule": 3864e9 / 60,
-            "clock_mhz": 1500,
-            "power_limited_ratio": 0.4,
-            "heat_limited_ratio": 0.0,
-        },
-        rel=1e-12,
-    )
+def test_heat_that_was_measured_is_a_scalar() -> None:
+    used = ProcessorLoss(seconds=2.0, batches_sec=(), waited_share=None, heat_share=0.25)
+    found, unread = (scalars_of(replace(windows.transformer_window(), processor=one)) for one in (used, None))
+    assert dict(found.items() - unread.items()) == {"heat_limited_ratio": 0.25}
 
 
 def test_scalar_that_is_not_available_is_left_out() -> None:

@@ -32,12 +32,7 @@ from tests.pages import REPOSITORY, blocks
 def loaded(*files: Path) -> TracesReport:
     """The report of shared traces, under their bare names."""
     report = analyze_traces([load_trace(file) for file in files], formulas=recorded_work)
-    ranks = report.ranks and replace(
-        report.ranks, ranks=tuple(replace(row, source=Path(row.source).name) for row in report.ranks.ranks)
-    )
-    return replace(
-        report, traces=tuple(replace(one, source=Path(one.source).name) for one in report.traces), ranks=ranks
-    )
+    return replace(report, traces=tuple(replace(one, source=Path(one.source).name) for one in report.traces))
 
 
 def cpu_only() -> TracesReport:

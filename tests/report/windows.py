@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,12 +11,10 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import (
     FlopPhase,
     FlopRecord,
-    GpuRecord,
     MemoryRecord,
     ModuleRecord,
     OperatorCell,
     PhaseFlops,
-    PhaseMemory,
     PhaseSeconds,
     RunContext,
     StepRecord,
@@ -40,16 +38,6 @@ CPU = RunContext(
 
 A100 = replace(CPU, device_type="cuda", device_name="NVIDIA A100-SXM4-80GB", precision="bf16-mixed")
 
-GPU = GpuRecord(
-    seconds=2.5,
-    joules=1500.0,
-    clock_mhz=(1400, 1500, 1600),
-    highest_clock_mhz=1980,
-    power_limited_sec=1.0,
-    heat_limited_sec=0.0,
-)
-"""600 W; power held its clock down for 40% of the time."""
-
 SHOWN_AT = {3: 7, 10: 33, 0: 0}
 """A window's ``profile_step``, and the run's own step where its report came out."""
 
@@ -64,7 +52,7 @@ def cell(
     module: str, phase: FlopPhase, flops: int, *, operator: str = "aten.mm", dtype: str = "float32", **more: int
 ) -> OperatorCell:
     """One entry of the counter's table."""
-    amounts = {"calls": 1, "skipped": 0, "without_backward": 0, "bytes_read": 0, "bytes_written": 0, **more}
+    amounts = {"calls": 1, "skipped": 0, "bytes_read": 0, "bytes_written": 0, **more}
     return OperatorCell(module=module, phase=phase, operator=operator, dtype=dtype, flops=flops, **amounts)
 
 
@@ -105,9 +93,7 @@ def mlp_window() -> WindowRecord:
     return WindowRecord(
         profile_step=3,
         context=CPU,
-        memory=replace(
-            memory("resident", ("forward", 800, None), run_peak=900, parameter=0), parameter_bytes=12_010_000
-        ),
+        memory=replace(memory("resident", {"forward": 800}, run_peak=900, parameter=0), parameter_bytes=12_010_000),
         modules=(
             replace(module("", "Net", 3_002_500), parameter_bytes={"float32": 4 * 3_002_500}),
             module("fc1", "Linear", 2_002_000, "in_features=1000, out_features=2000, bias=True"),
@@ -137,7 +123,7 @@ def mlp_window() -> WindowRecord:
 def predict_window() -> WindowRecord:
     """The same network in a predict loop: 600 M a batch, in timed batches of 10 and 30 ms in turns."""
     trained = mlp_window()
-    cells = (replace(one, without_backward=one.flops) for one in trained.flops.cells if one.phase == "forward")
+    cells = (one for one in trained.flops.cells if one.phase == "forward")
     return replace(
         trained,
         context=replace(CPU, loop="predict"),
@@ -166,18 +152,13 @@ TOKENS = 4 * 500
 """Tokens of one micro-batch: 4 sequences of 500."""
 
 
-def memory(kind: Literal["allocated", "resident"], *phases: tuple[str, int, int | None], **sizes: int) -> MemoryRecord:
-    """Memory in megabytes: what each phase held, and its peak; sizes that are left out are not known."""
+def memory(kind: Literal["allocated", "resident"], held: Mapping[str, int], **sizes: int) -> MemoryRecord:
+    """Memory in megabytes: what each phase held, and other sizes; those that are left out are not known."""
     megabytes: dict[str, Any] = {f"{name}_bytes": 1_000_000 * size for name, size in sizes.items()}
     names = ("run_peak", "run_reserved_peak", "gradient", "optimizer", "kept_by_forward")
     return MemoryRecord(
         kind=kind,
-        phases=tuple(
-            PhaseMemory(
-                name=name, current_bytes=1_000_000 * held, peak_bytes=None if peak is None else 1_000_000 * peak
-            )
-            for name, held, peak in phases
-        ),
+        held_bytes={phase: 1_000_000 * size for phase, size in held.items()},
         **{f"{name}_bytes": None for name in names} | {"buffer_bytes": 0} | megabytes,
     )
 
@@ -230,9 +211,7 @@ def transformer_window() -> WindowRecord:
         context=replace(A100, micro_batch_size=4, accumulate=2),
         memory=memory(
             "allocated",
-            ("forward", 5_200, None),
-            ("backward", 3_000, 5_500),
-            ("optimizer", 2_500, None),
+            {"forward": 5_200, "backward": 3_000, "optimizer": 2_500},
             run_peak=5_500,
             run_reserved_peak=6_000,
             parameter=616,
@@ -277,15 +256,13 @@ def lower_bound_window() -> WindowRecord:
             cells=(
                 *flops.cells,
                 cell("fc1", "recompute", 400_000_000),
-                cell("teacher", "forward", 100_000_000, without_backward=100_000_000),
+                cell("teacher", "forward", 100_000_000),
                 cell("(outside)", "optimizer", 50_000_000, calls=5),
             ),
             module_calls={**flops.module_calls, "teacher": 1},
             uncounted={
-                "mylib.small": UncountedOperator(calls=3, modules=("act",), output_elements=200, heavy=False),
-                "mylib.fused_gemm": UncountedOperator(
-                    calls=2, modules=("", "act", "drop", "fc1", "fc2"), output_elements=4_000_000, heavy=True
-                ),
+                "mylib.small": UncountedOperator(calls=3, modules=("act",), heavy=False),
+                "mylib.fused_gemm": UncountedOperator(calls=2, modules=("", "act", "drop", "fc1", "fc2"), heavy=True),
             },
             notes=("Backward FLOPs of 1 thread were attributed to the root.",),
         ),

@@ -15,21 +15,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.sinks.console import to_standard_output
 from tests.memory_sink import MemorySink
 from tests.report.windows import build_profile, mlp_window
 
 PROFILE = build_profile(mlp_window(), config=ProfilerConfig())
-SUMMARY = ThroughputSummary(
-    schema_version=1,
-    batches=4,
-    reader_ratio=None,
-    reader_cost_sec=None,
-    batch_cost_sec=Spread(average=0.5, maximum=0.5, minimum=0.5),
-    ips=None,
-    ips_unit="samples/s",
-)
 
 
 def output(folder: Path, *, loggers: MemorySink | None = None, part: str = "") -> LoggedOutput:
@@ -96,23 +86,6 @@ def test_neither_the_page_nor_the_tabs_files_grow_with_the_windows(tmp_path: Pat
     (event,) = read.Tensors("flops_profiler/window/11")
     (packed,) = event.tensor_proto.string_val
     assert Profile.from_json(gzip.decompress(packed).decode()) == replace(PROFILE, profile_step=11)
-
-
-def test_loggers_get_everything_under_the_tags_of_the_loop(tmp_path: Path) -> None:
-    kept = MemorySink()
-    shown = output(tmp_path, loggers=kept, part="test")
-    show(shown)
-    shown.summary(SUMMARY)(10)
-    assert shown.monitor_prefix == "flops_monitor/test"
-    assert [*kept.scalars["flops_profiler/test/fwd_flops"]] == [7]
-    assert {tag: [*texts] for tag, texts in kept.texts.items()} == {
-        "flops_profiler/test/profile": [7],
-        "flops_profiler/test/advice": [7],
-        "flops_monitor/test/summary": [10],
-    }
-    ours = tmp_path / "lightning_flops"
-    assert kept.files == [str(ours / "profile.test.html")]
-    assert "throughput.test.json" in names(ours)
 
 
 def test_a_full_disk_costs_one_warning_and_the_loggers_still_get_the_report(

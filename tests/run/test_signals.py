@@ -9,40 +9,73 @@ from pathlib import Path
 import pytest
 
 from tests.forks import run_fork
-from tests.ranks import DEEPSPEED_ON_CPU, EVERYTHING
+from tests.ranks import LIGHTNING
 
-PROGRAMS = {
-    # How each ends by itself at SIGTERM and SIGINT; None: it does not outlive the signal.
-    "loop": (None, "KeyboardInterrupt"),
-    "lightning": ("SIGTERMException", "SystemExit"),
-    "transformers": (None, "KeyboardInterrupt"),
-    "deepspeed": (None, "KeyboardInterrupt"),
-}
-STATES = ("waiting", "counting", "settling", "timing", "tracing", "report", "finish")
-PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+PROGRAM = """
+import gc, os, sys, threading, time
+import torch
+from torch.utils.data import DataLoader
+from lightning_flops import profile_training
+from lightning_flops.run.reports import Reports
+from tests.left_on_torch import torch_state
+
+state, number, within = sys.argv[1], int(sys.argv[2]), set()
+
+def mark_while(method, name):
+    original = getattr(Reports, method)
+    def call(*given, **named):
+        within.add(name)
+        try:
+            time.sleep(0.05)
+            return original(*given, **named)
+        finally:
+            within.discard(name)
+    setattr(Reports, method, call)
+
+def is_in():
+    run = profiler.run
+    return run is not None and run.steps_done > 1 and run.window.recorder.state.value == state
+
+def send():  # soon after the run has come into the state
+    while state not in within and not is_in():
+        time.sleep(0.0003)
+    time.sleep(0.002)
+    open("sent", "w").close()
+    os.kill(os.getpid(), number)
+
+mark_while("_made", "report")
+mark_while("finish", "finish")
+net = torch.nn.Linear(16, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+profiler = profile_training(net, optimizer, log_dir=".", profile_step=8, timing_steps=6)
+threading.Thread(target=send, daemon=True).start()
+before, ended = torch_state(), "itself"
+try:
+    with profiler:
+        for rows in DataLoader(torch.ones(400, 16), batch_size=4):
+            time.sleep(0.003)
+            net(rows).sum().backward()
+            optimizer.step()
+except BaseException as error:
+    ended = type(error).__name__
+gc.collect()
+left = [name for name, state in torch_state().items() if state != before[name]]
+print(f"ended by {ended}, left {left}", flush=True)
+os._exit(0)
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_signal_ends_the_program_as_without_us(
-    program: str, state: str, number: signal.Signals, tmp_path: Path
-) -> None:
-    done = run_fork(
-        ["-W", "ignore", "-m", "tests.run.signal_me", program, state, str(int(number))],
-        folder=tmp_path,
-        imports=EVERYTHING,
-        timeout_sec=100.0,
-        environment={**DEEPSPEED_ON_CPU, **(PLACE if program == "deepspeed" else {})},
-    )
+@pytest.mark.parametrize("state", ["waiting", "counting", "settling", "timing", "tracing", "report", "finish"])
+def test_a_signal_ends_the_program_as_without_us(state: str, number: signal.Signals, tmp_path: Path) -> None:
+    arguments = ["-W", "ignore", "-c", PROGRAM, state, str(int(number))]
+    done = run_fork(arguments, folder=tmp_path, imports=LIGHTNING, timeout_sec=100.0, environment={})
     assert (tmp_path / "sent").exists(), done.stderr
-    ends = dict(zip((signal.SIGTERM, signal.SIGINT), PROGRAMS[program], strict=True)).get(number)
-    if ends is None:
-        assert done.returncode == -number, done.stderr
+    if number == signal.SIGINT:
+        assert done.stdout.splitlines()[-1] == "ended by KeyboardInterrupt, left []", done.stderr
     else:
-        ends = "itself" if (number, state) == (signal.SIGTERM, "finish") else ends  # the training is over
-        assert done.stdout.splitlines()[-1] == f"ended by {ends}, left []", done.stderr
+        assert done.returncode == -number, done.stderr
     for path in tmp_path.rglob("lightning_flops/*"):
         assert path.suffix != ".draft" or number == signal.SIGKILL
         if path.suffix == ".json":

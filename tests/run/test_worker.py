@@ -28,16 +28,11 @@ def test_the_training_goes_on_while_a_job_hangs_and_the_end_waits_a_bounded_time
     worker, hangs, delivered = Worker(), Hangs(), []
     worker.submit(hangs, "the report of step 3")
     assert hangs.begun.wait(60)
-    for step in range(9):  # one more than wait behind it
-        worker.submit(lambda step=step: lambda: delivered.append(step), f"the report of step {10 * step}")  # type: ignore[misc]
-    assert delivered == []
+    worker.submit(lambda: lambda: delivered.append(9), "the report of step 9")
     assert not worker.finish(0.01)
     assert not worker.finish(0.01)
-    waiting = ", ".join(f"the report of step {10 * step}" for step in range(8))
-    assert warnings_in(caplog) == [
-        "the report of step 80 was lost: 8 before it wait to be written",
-        f"the report of step 3, {waiting} could not be written within 10 ms of the run's end; does a file system hang?",
-    ]
+    words = "could not be written within 10 ms of the run's end; does a file system hang?"
+    assert warnings_in(caplog) == [f"the report of step 3, the report of step 9 {words}"]
     hangs.goes_on.set()
     worker.submit(lambda: delivered.append, "late")  # type: ignore[arg-type,return-value]
     assert delivered == []

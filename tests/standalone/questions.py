@@ -20,27 +20,11 @@ NUMBERS = sorted(
     | {mantissa * 10.0**exponent for exponent in range(-7, 16) for mantissa in (1, 1.005, 9.999, 9.99999)}
 )
 PREFIXES = (None, "T", "G", "M", "K", "m", "u", "", "B", "x")
-HELPERS = (
-    "macs_to_string",
-    "number_to_string",
-    "flops_to_string",
-    "bytes_to_string",
-    "params_to_string",
-    "duration_to_string",
-)
+HELPERS = [f"{kind}_to_string" for kind in ("macs", "number", "flops", "bytes", "params", "duration")]
 METHODS = (
-    "__init__",
-    "start_profile",
-    "stop_profile",
-    "reset_profile",
-    "end_profile",
-    "get_total_flops",
-    "get_total_macs",
-    "get_total_duration",
-    "get_total_params",
-    "print_model_profile",
-    "print_model_aggregated_profile",
-)
+    "__init__ start_profile stop_profile reset_profile end_profile get_total_flops get_total_macs get_total_duration "
+    "get_total_params print_model_profile print_model_aggregated_profile"
+).split()
 
 
 def model() -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from lightning_flops import get_model_profile
 from tests.fake_clock import FakeNow
@@ -154,14 +154,8 @@ TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token
 
 def tiny_gpt2() -> Any:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "n_embd": WIDTH,
-        "n_layer": LAYERS,
-        "n_head": HEADS,
-        "n_positions": 32,
-    }
-    return GPT2LMHeadModel(GPT2Config(**sizes, **TOKENS))
+    sizes: dict[str, Any] = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 32}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes, **TOKENS))
 
 
 def gpt2_flops(*, rows: int, tokens: int, seen: int) -> int:
@@ -186,39 +180,14 @@ def flops_of(model: Any, **kwargs: Any) -> int:
     return int(flops)
 
 
-def test_gpt2s_first_forward_takes_the_prompt_and_every_other_one_token() -> None:
+def test_gpt2s_first_forward_takes_the_prompt_and_every_other_one_token_or_all_without_a_cache() -> None:
     prefill = gpt2_flops(rows=ROWS, tokens=PROMPT, seen=PROMPT)
     decode = sum(gpt2_flops(rows=ROWS, tokens=1, seen=PROMPT + step) for step in range(1, NEW))
-    settings: dict[str, Any] = {"do_sample": False, "use_cache": True}
-    assert flops_of(tiny_gpt2(), max_new_tokens=NEW, **settings) == prefill + decode
     # The generation of one token is the prefill alone.
-    assert flops_of(tiny_gpt2(), max_new_tokens=1, **settings) == prefill
-
-
-def test_without_a_cache_every_forward_takes_all_tokens() -> None:
-    lengths = [PROMPT + step for step in range(NEW)]
-    expected = sum(gpt2_flops(rows=ROWS, tokens=length, seen=length) for length in lengths)
-    assert flops_of(tiny_gpt2(), max_new_tokens=NEW, do_sample=False, use_cache=False) == expected
-
-
-def test_llamas_grouped_heads_and_gates_are_counted() -> None:
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": WIDTH,
-        "intermediate_size": 48,
-        "num_hidden_layers": LAYERS,
-    }
-    heads: dict[str, Any] = {"num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": 32}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, **TOKENS))
-
-    def forward(tokens: int, seen: int) -> int:
-        # q and o are WIDTH x WIDTH, k and v half as wide; three matrices of the gated feed-forward.
-        weights = 3 * WIDTH * WIDTH + 3 * WIDTH * 48
-        return 2 * ROWS * (LAYERS * (tokens * weights + 2 * tokens * seen * WIDTH) + WIDTH * VOCABULARY)
-
-    decode = sum(forward(1, PROMPT + step) for step in range(1, NEW))
-    assert flops_of(model, max_new_tokens=NEW, do_sample=False) == forward(PROMPT, PROMPT) + decode
+    for new, expected in ((NEW, prefill + decode), (1, prefill)):
+        assert flops_of(tiny_gpt2(), max_new_tokens=new, do_sample=False, use_cache=True) == expected
+    again = sum(gpt2_flops(rows=ROWS, tokens=one, seen=one) for one in range(PROMPT, PROMPT + NEW))
+    assert flops_of(tiny_gpt2(), max_new_tokens=NEW, do_sample=False, use_cache=False) == again
 
 
 def test_sampling_draws_the_same_tokens_in_every_call(capsys: pytest.CaptureFixture[str]) -> None:

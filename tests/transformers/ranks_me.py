@@ -44,7 +44,6 @@ def train(folder: Path, stage: int | None, *callbacks: Any) -> dict[str, Any]:
         "wrapped": type(wrapped).__name__,
         "builtin_ran": hasattr(wrapped, "flops"),
         "profiles": [profile.to_json() for one in callbacks for profile in one.profiles],
-        "throughputs": [None if one.throughput is None else one.throughput.to_json() for one in callbacks],
     }
 
 

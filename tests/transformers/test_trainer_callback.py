@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import IterableDataset
-from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from lightning_flops import FlopsProfilerTrainerCallback, Profile
 from lightning_flops.records import PhaseFlops
@@ -69,20 +69,6 @@ def test_the_flops_of_a_step_are_those_counted_by_hand(tmp_path: Path) -> None:
     assert by_name["lm_head"].forward == 2 * BATCH * LENGTH * 8 * 32
 
 
-def test_the_run_is_described_as_the_trainer_knows_it(tmp_path: Path) -> None:
-    callback = profiler()
-    new_trainer(tmp_path, callback, bf16=True, gradient_accumulation_steps=2).train()
-    context = only_profile(callback).context
-    assert context.framework == "transformers"
-    assert (context.precision, context.accumulate, context.micro_batch_size) == (
-        "bf16 mixed, float32 parameters",
-        2,
-        BATCH,
-    )
-    assert (context.rank, context.world_size, context.dp_size, context.device_type) == (0, 1, 1, "cpu")
-    assert context.run_word == "run"
-
-
 @pytest.mark.parametrize(("profile_step", "batches"), [(1, 3), (2, 2), (3, 3)])
 def test_accumulated_batches_are_one_step_and_the_last_of_an_epoch_may_be_short(
     profile_step: int, batches: int, tmp_path: Path
@@ -123,17 +109,6 @@ def test_tokens_are_those_that_are_no_padding_and_the_same_in_step_and_run(
         assert throughput_of(callback).real_tokens == in_run
 
 
-def test_tokens_of_packed_rows_are_those_of_their_sequences_with_or_without_a_label(tmp_path: Path) -> None:
-    rows = [{"input_ids": [*range(length_of(i))], "labels": [-100, -100, *range(2, length_of(i))]} for i in range(32)]
-    callback = profiler(timing_steps=1, monitor=True)
-    trainer = in_order(new_trainer(tmp_path, callback, data=rows))
-    flattens: Any = DataCollatorWithFlattening
-    trainer.data_collator = flattens()
-    trainer.train()
-    assert only_profile(callback).tokens == tokens_of(range(BATCH, 2 * BATCH)) == 6 + 5 + 4 + 3
-    assert throughput_of(callback).real_tokens == 8 * 18
-
-
 def test_a_checkpoint_is_as_without_the_profiler_but_for_the_logged_figures(tmp_path: Path) -> None:
     def state_of(folder: Path, *callbacks: Any) -> Any:
         new_trainer(folder, *callbacks, save_strategy="steps", save_steps=8).train()
@@ -153,8 +128,11 @@ def test_a_stream_without_a_length_is_profiled(tmp_path: Path) -> None:
             return (Sentences(40 * BATCH)[i] for i in range(40 * BATCH))
 
     callback = profiler()
-    new_trainer(tmp_path, callback, data=Stream(), max_steps=8, gradient_accumulation_steps=2).train()
+    new_trainer(tmp_path, callback, data=Stream(), max_steps=8, gradient_accumulation_steps=2, bf16=True).train()
     profile = only_profile(callback)
+    context = profile.context
+    assert (context.framework, context.precision) == ("transformers", "bf16 mixed, float32 parameters")
+    assert (context.accumulate, context.micro_batch_size, context.dp_size) == (2, BATCH, 1)
     assert profile.flops.forward == 2 * gpt2_flops(BATCH).forward
     assert profile.tokens == tokens_of(range(2 * BATCH))
     assert profile.timing is not None and profile.timing.data_wait_sec is not None

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from torch import is_grad_enabled
 
-from lightning_flops.measure.counting.totals import UNKNOWN
 from lightning_flops.measure.torch_private.needed import (
     ACCUMULATES_GRADIENT,
     NO_GRAPH_TASK,
@@ -37,8 +36,6 @@ class Running(NamedTuple):
     """The graph task inside which it began."""
     pushed: bool = False
     """Whether the dispatch mode was pushed for it."""
-    without_grad: bool = False
-    """Whether it runs without grad, and not by an ``autograd.Function``: no backward follows, whatever it calls."""
 
 
 class Repetition(NamedTuple):
@@ -63,25 +60,25 @@ class Backward:
     tables: tuple[tuple[ThreadState, int], ...] = ()
     """Threads that may have made its nodes, likeliest first, each with the number that its nodes are below."""
 
-    def maker(self, number: int) -> str:
-        """The module that made the node with this number."""
-        for state, limit in self.tables:
-            if number < limit:
-                name = state.makers[bisect_right(state.starts, number) - 1]
-                if name is not UNKNOWN:
-                    return name
-        return UNKNOWN
+    def maker(self, number: int) -> str | None:
+        """The module that made the node with this number; None: it was made while nothing was counted."""
+        makers = (
+            state.makers[bisect_right(state.starts, number) - 1] for state, limit in self.tables if number < limit
+        )
+        return next((maker for maker in makers if maker is not None), None)
 
 
 class Threads(threading.local):
     """What the counter knows on every thread: CUDA's device threads run backwards, and number nodes of their own."""
 
     # Python calls this again on each further thread that asks for an attribute, with the same arguments.
-    def __init__(self, backwards: list[Backward], states: list[ThreadState]) -> None:
+    def __init__(self, backwards: list[Backward], states: list[ThreadState], unknown: str) -> None:
         self.backwards = backwards
         """Backwards that are running on any thread, the latest last."""
         self.states = states
         """The states of all threads."""
+        self.unknown = unknown
+        """The module that backwards of no known module are attributed to."""
         self.state = ThreadState(self)
         """The state of this thread."""
         states.append(self.state)
@@ -114,11 +111,11 @@ class ThreadState:
         self.entered = 0
         """How many times the counter is entered on this thread."""
         self.paused = 0
-        self.functions: list[tuple[Any, FlopPhase]] = []
-        """Running functions that have a formula of their own, and the phase in which each was called."""
+        self.functions: list[FlopPhase] = []
+        """The phase in which each running function was called that has a formula of its own."""
         self.stack = [Running(OUTSIDE, "forward", None, NO_GRAPH_TASK)]
         self.starts = [-1]
-        self.makers = [UNKNOWN]
+        self.makers: list[str | None] = [None]
         """The module that made this thread's autograd nodes from ``starts[i]`` on is ``makers[i]``."""
         self.repetitions: list[Repetition] = []
         self.to_repeat: Counter[int] = Counter()
@@ -130,7 +127,7 @@ class ThreadState:
         self._made_nodes = False
         """Whether nodes were made in the running backward."""
 
-    def mark(self, module: str, start: int | None = None) -> None:
+    def mark(self, module: str | None, start: int | None = None) -> None:
         """From the node of number *start* on, by default the next one, *module* makes the nodes."""
         start = sequence_number() if start is None else start
         if start > self.starts[-1]:
@@ -167,7 +164,7 @@ class ThreadState:
     def stop(self) -> None:
         """Counting ends on this thread."""
         del self.stack[1:]
-        self.mark(UNKNOWN)
+        self.mark(None)
         self.paused = 0
         self.functions.clear()
         self.repetitions.clear()
@@ -221,6 +218,7 @@ class ThreadState:
             # A leaf's gradient: products done here belong to its hooks, such as an optimizer that runs in the backward.
             return OUTSIDE, "optimizer" if counted else "backward"
         maker = self._backward.maker(number)
+        maker = self._threads.unknown if maker is None else maker
         if not (repeating or is_grad_enabled()):
             return maker, "backward"
         now = sequence_number()

@@ -21,18 +21,19 @@ import torch
 from torch import nn
 
 from lightning_flops.measure.counting.attribution import Threads, ThreadState
-from lightning_flops.measure.counting.formulas import Unreadable, lookup
+from lightning_flops.measure.counting.formulas.contract import Unreadable
+from lightning_flops.measure.counting.formulas.registry import lookup
 from lightning_flops.measure.counting.totals import Totals
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private import optional
-from lightning_flops.measure.torch_private.fakes import new_fake_mode
 from lightning_flops.measure.torch_private.needed import (
     HigherOrderOperator,
     OpOverload,
     calling_modules,
     hide,
     modes_off,
+    new_fake_mode,
     sequence_number,
 )
 from lightning_flops.units import package_logger
@@ -63,10 +64,9 @@ class CompiledCode:
         self._undo = ExitStack()
         self._watched: set[Any] = set()
         self._repeated: dict[Any, Counter[int] | None] = {}
-        self._modules: frozenset[nn.Module] = frozenset()
         self._count_unseen: CountUnseen | None = None
-        self.in_place = False
-        """Whether any module was compiled in place, by ``module.compile()``: no hook fires inside such a module."""
+        self.modules: frozenset[nn.Module] = frozenset()
+        """The model's, if one was compiled in place, by ``module.compile()``: no hook fires inside such a module."""
 
     def begin(self, count_unseen: CountUnseen) -> None:
         """Looks for modules compiled in place; a model may be compiled at any time.
@@ -75,8 +75,7 @@ class CompiledCode:
         """
         self._count_unseen = count_unseen
         modules = frozenset(self._names.modules()) if optional.was_used() else frozenset()
-        self.in_place = any(map(optional.is_compiled_in_place, modules))
-        self._modules = modules if self.in_place else frozenset()
+        self.modules = modules if any(map(optional.is_compiled_in_place, modules)) else frozenset()
         self.watch_graphs()
 
     def watch_graphs(self) -> None:
@@ -103,9 +102,9 @@ class CompiledCode:
         state = self._threads.state
         if not state.paused:
             module, phase = state.place(True)
-            if phase == "forward" and self.in_place:
+            if phase == "forward" and self.modules:
                 module = self.running_region(state, module)
-            self._totals.list(name, module, 0, True)
+            self._totals.list(name, module, True)
 
     def close(self) -> None:
         """Looks at nothing any more, and leaves what torch made as it was."""
@@ -116,7 +115,7 @@ class CompiledCode:
 
     def running_region(self, state: ThreadState, caller: str) -> str:
         """Name of the running module, hooks or not, where compiled code of a module called *caller* may run."""
-        region = next((module for module in calling_modules() if module in self._modules), None)
+        region = next((module for module in calling_modules() if module in self.modules), None)
         name = None if region is None else self._names.name_for(region, caller)
         if name is None or name == caller:
             return caller

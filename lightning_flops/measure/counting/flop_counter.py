@@ -19,24 +19,24 @@ from torch import nn
 from lightning_flops.measure import patches
 from lightning_flops.measure.counting.attribution import Backward, Repetition, Running, Threads, ThreadState
 from lightning_flops.measure.counting.compiled import CompiledCode
-from lightning_flops.measure.counting.formulas import formulas_without_operator, watch_functions
+from lightning_flops.measure.counting.formulas.custom import watch_functions
+from lightning_flops.measure.counting.formulas.registry import formulas_without_operator
 from lightning_flops.measure.counting.mode import CountingMode, split_work
 from lightning_flops.measure.counting.totals import Totals
 from lightning_flops.measure.counting.traffic import tf32_operators
 from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.optimizer_hooks import OptimizerHooks
-from lightning_flops.measure.torch_private.fakes import fake_mode, is_fake
 from lightning_flops.measure.torch_private.needed import (
     ENGINE_ENTRY,
     NO_GRAPH_TASK,
-    function_in_forward,
+    fake_mode,
     graph_task_id,
+    is_fake,
     is_pushed,
     push,
     remove,
     require_all,
-    untested,
 )
 from lightning_flops.measure.torch_private.optional import is_replica
 from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, PhaseFlops
@@ -51,17 +51,6 @@ _OWN_THREAD = (
     "Modules of the model ran on Python threads of their own (as torch.nn.DataParallel runs its replicas): what they "
     "cost is counted, and that of their backward may stand under other modules."
 )
-_NOT_COUNTED = (
-    "Some backwards belong to forwards that ran while nothing was counted: they have no module, and what compiled ones "
-    "repeat counts as backward."
-)
-_OTHER_BITS = {
-    "aten.prod": "prod",
-    "aten.linalg_lstsq": "linalg.lstsq",
-    "aten._linalg_eigh": "linalg.eigvalsh",
-    "aten._linalg_svd": "linalg.svdvals, linalg.cond and the matrix norms 2 and nuc",
-}
-"""Operators behind those that torch computes in another way under any dispatch mode, and what users call."""
 
 
 class FlopCounter:
@@ -83,9 +72,9 @@ class FlopCounter:
         halve = causal_attention == "half"
         self._root = root
         self._names = ModuleNames(root)
-        self._totals = Totals(OUTSIDE if root is None else "")
+        self._totals = Totals()
         self._failed = self._totals.failed
-        self._threads = Threads([], [])
+        self._threads = Threads([], [], OUTSIDE if root is None else "")
         self._compiled = CompiledCode(self._names, self._threads, self._totals, lambda work: split_work(work, halve)[0])
         self._mode = CountingMode(self._threads, self._totals, self._compiled, halve_causal=halve)
         self._lock = threading.RLock()
@@ -169,7 +158,7 @@ class FlopCounter:
         )
         undo.callback(optimizers.remove)
         optimizers.put_up()
-        undo.enter_context(watch_functions(self._mode.enter_function, self._mode.leave_function))
+        undo.enter_context(watch_functions(self._mode.function_runs))
         begins, ends = listeners_of_repetitions(self._threads)
         at_backward = partial(self._failed, "the beginning of a backward")
         patches.listen(undo, torch.autograd, ENGINE_ENTRY, self._backward_begins, failed=at_backward)
@@ -195,7 +184,7 @@ class FlopCounter:
 
     def in_root(self) -> AbstractContextManager[None]:
         """Inside, work outside of module calls is the root's: for a ``training_step``, which is not a module call."""
-        return self._running(self._totals.unknown, "forward")
+        return self._running(self._threads.unknown, "forward")
 
     def in_optimizer(self) -> AbstractContextManager[None]:
         """Inside, work is the optimizer's: for engines whose steps do not fire torch's optimizer hooks."""
@@ -220,7 +209,6 @@ class FlopCounter:
         task = state.task()
         caller = state.stack[-1]
         name = self._names.name_for(module, caller.module)
-        without_grad = caller.without_grad or not (torch.is_grad_enabled() or function_in_forward())
         if len(state.stack) == 1 and not state.entered and not is_pushed(self._mode):
             name = "" if name is None and is_replica(module) else name
             if name is not None:
@@ -231,14 +219,12 @@ class FlopCounter:
         if name is None:  # a loss function, or another model
             if caller.phase == "optimizer":  # a closure is running
                 state.push(Running(OUTSIDE, "forward", module, task))
-            elif without_grad and not caller.without_grad and task == NO_GRAPH_TASK:
-                state.push(Running(caller.module, caller.phase, module, task, without_grad=True))
             return
         # A wrapper and the module in it have one name, and count as one call.
         is_wrapped = caller.module == name and isinstance(caller.owner, nn.Module) and module in caller.owner.children()
         if task == NO_GRAPH_TASK and not state.paused and not is_wrapped:
             self._totals.called(name)
-        state.push(Running(name, "forward", module, task, without_grad=without_grad))
+        state.push(Running(name, "forward", module, task))
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
         state = self._threads.state
@@ -291,21 +277,10 @@ class FlopCounter:
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
-        return self._totals.record((*untested(), *self._afterthoughts()))
-
-    def _afterthoughts(self) -> Iterator[str]:
-        """Sentences about all that was counted."""
-        totals = self._totals
-        for name in formulas_without_operator():
-            yield f"A FLOP formula is registered for {name}, and torch knows no operator of that name."
-        if names := sorted(totals.operators().intersection(_OTHER_BITS)):
-            called = " and ".join(map(_OTHER_BITS.__getitem__, names))
-            yield (
-                f"Torch computes {called} in another way while operators are counted: last bits of the counted step "
-                "may differ from those of another one."
-            )
-        if totals.lacks_forwards:
-            yield _NOT_COUNTED
+        return self._totals.record(
+            f"A FLOP formula is registered for {name}, and torch knows no operator of that name."
+            for name in formulas_without_operator()
+        )
 
 
 def listeners_of_repetitions(threads: Threads) -> tuple[Callable[..., None], Callable[..., None]]:

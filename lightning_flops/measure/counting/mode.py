@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import is_grad_enabled
-from torch.fx import GraphModule, Interpreter, Node
 
-from lightning_flops.measure.counting.attribution import Repetition, Threads, ThreadState
+from lightning_flops.measure.counting.attribution import Threads, ThreadState
 from lightning_flops.measure.counting.compiled import CompiledCode
-from lightning_flops.measure.counting.formulas import Entry, Work, hides_flops
-from lightning_flops.measure.counting.formulas.contract import tensors_in, whole_flops
+from lightning_flops.measure.counting.formulas.contract import Entry, Work, tensors_in, whole_flops
+from lightning_flops.measure.counting.formulas.registry import hides_flops
 from lightning_flops.measure.counting.totals import Cell, Totals
-from lightning_flops.measure.counting.traffic import Operator, bytes_of, dtype_name, elements_of, needs_gradient
-from lightning_flops.measure.torch_private.fakes import is_fake, is_traced, unwraps_subclass
+from lightning_flops.measure.counting.traffic import Operator, bytes_of, dtype_name
 from lightning_flops.measure.torch_private.needed import (
-    NO_GRAPH_TASK,
     DispatchMode,
     conjugates_lazily,
     depth,
     function_in_forward,
-    graph_task_id,
     hide,
+    is_fake,
     is_pushed,
     keys_of_python_kernel,
     pushed,
     run_python_kernel,
+    unwraps_subclass,
 )
 from lightning_flops.records import OUTSIDE, FlopPhase
 from lightning_flops.units import package_logger
@@ -36,17 +34,6 @@ from lightning_flops.units import package_logger
 logger = package_logger(__name__)
 
 _FORWARDS = ("forward", "recompute")
-
-_CONTROL_FLOW = frozenset(
-    (
-        "cond while_loop while_loop_stack_output scan map_impl associative_scan strict_mode hints_wrapper "
-        "invoke_subgraph wrap"
-    ).split()
-)
-
-_FLEX_BACKWARD = "flex_attention_backward"
-_REPEATS_FORWARD = 7
-"""Position of the function with which that one repeats the forward."""
 
 
 class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
@@ -87,10 +74,6 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         try:
             operator = self._operators.get(id(func)) or self._operator(func)
             counts = operator.counts
-            if operator.higher_order:
-                counts = not (operator.listed and operator.short in _CONTROL_FLOW and not is_traced())
-                args = self._with_seen_functions(operator.short, args)
-                types = types if counts else ()
             for kind in types:
                 if unwraps_subclass(kind):
                     return NotImplemented
@@ -121,7 +104,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         try:
             # If there are other modes below this one, the operator still has to go to them.
             if not (types or depth()):
-                keys = keys_of_python_kernel(operator.function, tensors_in((*args, *kwargs.values())))
+                keys = keys_of_python_kernel(operator.function, [*tensors_in((*args, *kwargs.values()))])
         except Exception as error:
             self._failed("an operator", error)
         if keys is None:
@@ -130,51 +113,6 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             out = run_python_kernel(operator.function, keys, args, kwargs, None if operator.counted else self)
         self._add(operator, args, kwargs, out, moves=keys is None or operator.counted)
         return out
-
-    # ---- functions that operators are handed. Higher-order operators call them below the mode that sees the operator,
-    # so each is handed over in a wrapper that has the mode see what it runs. Control flow runs nothing else; attention
-    # with a function on its scores or its mask has a formula for the rest.
-
-    def _with_seen_functions(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of a higher-order operator, with functions that this mode, whose handler runs, sees at work."""
-        if (name not in _CONTROL_FLOW and name not in ("flex_attention", _FLEX_BACKWARD)) or is_traced():
-            return args
-
-        def seen(value: Any, again: bool) -> Any:
-            if isinstance(value, tuple):  # a block mask, of which one part is its function
-                return tuple(seen(item, again) for item in value)
-            is_function = callable(value) and not isinstance(value, (torch.Tensor, type))
-            return self._seen(value, again) if is_function else value
-
-        backward = name == _FLEX_BACKWARD
-        return tuple(seen(value, backward and place == _REPEATS_FORWARD) for place, value in enumerate(args))
-
-    def _seen(self, function: Any, again: bool) -> Callable[..., Any]:
-        joint = graph_task_id() != NO_GRAPH_TASK and isinstance(function, GraphModule)
-        joint = joint and any(map(_is_forward, function.graph.nodes))
-
-        def run(*args: Any) -> Any:
-            with pushed(self):
-                if joint:
-                    return _Joint(function, self._repeating).run(*args)
-                with self._repeating() if again else nullcontext():
-                    return function(*args)
-
-        return run
-
-    @contextmanager
-    def _repeating(self) -> Iterator[None]:
-        """Inside, the running part of a backward's graph repeats the forward."""
-        state = self._threads.state
-        task = state.task()
-        repetition = Repetition(None, task, whole=False)
-        if task != NO_GRAPH_TASK:
-            state.repetitions.append(repetition)
-        try:
-            yield
-        finally:
-            if state.repetitions and state.repetitions[-1] is repetition:
-                state.repetitions.pop()
 
     # ---- counting
 
@@ -192,20 +130,19 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                 self.data_dependent |= not operator.reads_number or module != OUTSIDE
             if operator.moves_nothing:
                 return
-            stood_for = state.functions and state.functions[-1][1] == phase
+            stood_for = phase in state.functions[-1:]
             with self._totals.lock:
                 if operator.counted and not stood_for:
                     cell = self._count(state, module, phase, operator, args, kwargs, out)
                 else:
                     cell = self._totals.cell(module, phase, operator.name)
                     if operator.listed and not stood_for:
-                        heavy = hides_flops(operator.name, args, kwargs, out)
-                        self._totals.list(operator.name, module, elements_of(out), heavy)
+                        self._totals.list(operator.name, module, hides_flops(operator.name, args, kwargs, out))
                 cell.calls += 1
                 if moves:
                     written = bytes_of(out)
-                    cell.written += written
-                    cell.read += operator.bytes_read(args, kwargs, written)
+                    cell.bytes_written += written
+                    cell.bytes_read += operator.bytes_read(args, kwargs, written)
         except Exception as error:  # the operator has run, so the user's step goes on
             self._failed("an operator", error)
 
@@ -221,7 +158,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     ) -> Cell:
         """Adds the FLOPs of one call of an operator that has a formula; returns their cell."""
         totals, entry = self._totals, operator.entry
-        if phase in _FORWARDS and self._compiled.in_place:
+        if phase in _FORWARDS and self._compiled.modules:
             module = self._compiled.running_region(state, module)
         try:
             work = entry.compute(args, kwargs, out)
@@ -232,7 +169,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                 self._failing.add(operator.name)
                 words = f"the FLOP formula of {operator.name} failed ({type(error).__name__}: {error})"
                 logger.warning("%s: it is listed as uncounted", words)
-            totals.list(operator.name, module, elements_of(out), True)
+            totals.list(operator.name, module, True)
             return totals.cell(module, phase, operator.name)
         if dtype is torch.float32 and self.runs_in_tf32 is not None and self.runs_in_tf32(operator.name):
             on_cuda = any(tensor.is_cuda for tensor in tensors_in(args))
@@ -249,8 +186,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if repeated:  # its bytes stay with the backward, in whose kernel it runs
             again = totals.cell(module, "recompute", operator.name, name)
             totals.add(again, "recompute", repeated, skipped_again)
-        if phase in _FORWARDS:
-            self._follow(state, cell, flops, args, kwargs)
+        if not is_grad_enabled() and phase in _FORWARDS and (function := function_in_forward()) is not None:
+            self._compiled.watch(function)
         return cell
 
     def count_unseen(self, function: Any, args: tuple[Any, ...]) -> bool:
@@ -264,45 +201,31 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             cell.calls += 1
         return cell.flops > 0
 
-    def _follow(
-        self, state: ThreadState, cell: Cell, flops: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """Adds whether a backward of a forward's product follows."""
-        if is_grad_enabled():
-            if not needs_gradient(args) and not (kwargs and needs_gradient(kwargs.values())):
-                cell.without_backward += flops
-        elif state.stack[-1].without_grad or (function := function_in_forward()) is None:
-            cell.without_backward += flops
-        else:
-            cell.hidden += flops
-            self._compiled.watch(function)
+    @contextmanager
+    def function_runs(self, entry: Entry) -> Iterator[Callable[..., None]]:
+        """Inside, a registered autograd function or kernel runs: its formula stands for all that runs there.
 
-    # ---- autograd functions and kernels with a formula of their own (``watch_functions``)
-
-    def enter_function(self, entry: Entry) -> None:
-        """A registered autograd function or kernel starts: its formula stands for all that runs inside."""
-        state = self._threads.state
-        state.functions.append((entry, state.place(True)[1]))
-
-    def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
-        """A registered autograd function or kernel is done."""
+        Hands out what takes its arguments, its keyword arguments and its result, once it has returned.
+        """
+        state, returned = self._threads.state, []
+        depth = len(state.functions)
+        state.functions.append(state.place(True)[1])
         try:
-            self._leave_function(entry, args, kwargs, out, ok)
+            yield lambda *call: returned.append(call)
+        finally:
+            stopped = len(state.functions) <= depth  # counting has ended meanwhile
+            del state.functions[depth:]
+            if returned and not (stopped or state.paused):
+                self._count_function(state, entry, *returned[0])
+
+    def _count_function(self, state: ThreadState, entry: Entry, *call: Any) -> None:
+        try:
+            module, phase = state.place(True)
+            if is_pushed(self) and phase not in state.functions[-1:]:
+                with self._totals.lock:
+                    self._count(state, module, phase, Operator(None, entry), *call).calls += 1
         except Exception as error:
             self._failed("an autograd function", error)
-
-    def _leave_function(self, entry: Entry, args: Any, kwargs: Any, out: Any, ok: bool) -> None:
-        state = self._threads.state
-        if all(running is not entry for running, _ in state.functions):
-            return
-        while state.functions.pop()[0] is not entry:
-            pass
-        if state.paused or not ok or not is_pushed(self):
-            return
-        module, phase = state.place(True)
-        if not state.functions or state.functions[-1][1] != phase:
-            with self._totals.lock:
-                self._count(state, module, phase, Operator(None, entry), args, kwargs, out).calls += 1
 
 
 def split_work(work: int | Work, halve_causal: bool) -> tuple[int, int, int, int]:
@@ -324,27 +247,3 @@ def split_work(work: int | Work, halve_causal: bool) -> tuple[int, int, int, int
         flops //= 2
         repeated //= 2
     return flops, own, repeated, again
-
-
-def _is_forward(node: Node) -> bool:
-    """Whether torch has written on a node that it is of the forward, in a graph that has the backward as well."""
-    return node.op == "call_function" and node.meta.get("partitioner_tag") == "is_forward"
-
-
-class _Joint(Interpreter):
-    """Runs a graph that repeats a forward for its backward, and says which is which."""
-
-    def __init__(self, graph: GraphModule, repeating: Callable[[], AbstractContextManager[None]]) -> None:
-        super().__init__(graph)
-        self.extra_traceback = False  # an error's words are those that the graph's own code would have
-        self._repeating = repeating
-
-    def run_node(self, n: Node) -> Any:
-        """One call of the graph's."""
-        with self._repeating() if _is_forward(n) else nullcontext():
-            return super().run_node(n)
-
-    def output(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """The graph's result, in a plain list where its own code has one: callers compare the kinds."""
-        result = super().output(target, args, kwargs)
-        return list(result) if isinstance(result, list) else result

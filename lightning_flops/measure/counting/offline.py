@@ -16,8 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
-from lightning_flops.measure.torch_private.fakes import new_fake_mode, tree_map_only
-from lightning_flops.measure.torch_private.needed import DispatchMode
+from lightning_flops.measure.torch_private.needed import DispatchMode, new_fake_mode, tree_map_only
 from lightning_flops.records import FlopRecord
 
 
@@ -74,23 +73,13 @@ class _Fakes(DispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def _grouped_product(
-    first: torch.Tensor,
-    second: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
+def _grouped_product(first: torch.Tensor, second: torch.Tensor, offs: Any = (), *rest: Any) -> torch.Tensor:
     """``_grouped_mm``'s result: torch's own shape function takes bfloat16 alone, its kernels take other dtypes."""
-    groups = [offs.shape[0] if offs is not None else 1] if first.dim() == second.dim() == 2 else first.shape[:-2]
-    if first.dim() != second.dim():
-        groups = []
-    return first.new_empty([*groups, first.shape[-2], second.shape[-1]], dtype=out_dtype or first.dtype)
+    groups = [len(offs)] if second.dim() == 2 else first.shape[:-2]
+    return first.new_empty([*(groups if first.dim() == second.dim() else ()), first.shape[-2], second.shape[-1]])
 
 
-_SHAPES: dict[Any, Callable[..., Any]] = (
-    {torch.ops.aten._grouped_mm.default: _grouped_product} if hasattr(torch.ops.aten, "_grouped_mm") else {}
-)
+_SHAPES: dict[Any, Callable[..., Any]] = {torch.ops.aten._grouped_mm.default: _grouped_product}
 
 
 def _run(fakes: _Fakes, counter: FlopCounter, model: nn.Module, states: Mapping[str, torch.Tensor], batch: Any) -> None:

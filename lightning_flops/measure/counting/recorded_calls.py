@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
 import torch
 
-from lightning_flops.measure.counting.formulas import Unreadable, Work, lookup
-from lightning_flops.measure.counting.formulas.contract import tensors_in
-from lightning_flops.measure.counting.formulas.registry import says_heavy
+from lightning_flops.measure.counting.formulas.contract import Unreadable, Work, tensors_in
+from lightning_flops.measure.counting.formulas.registry import lookup, says_heavy
 from lightning_flops.measure.counting.traffic import bytes_of, dtype_name
 from lightning_flops.measure.torch_private.needed import is_composite, overloads_named, schema_of
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 
 _NAME = re.compile(r"\w+::\w+")
 
-_FLOATS: Mapping[str, torch.dtype] = {
+_DTYPES: Mapping[str, torch.dtype] = {
     "float": torch.float32,
     "double": torch.float64,
     "c10::half": torch.float16,
@@ -36,9 +35,6 @@ _FLOATS: Mapping[str, torch.dtype] = {
         for name in "bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu".split()
         if hasattr(torch, name)
     },
-}
-_DTYPES: Mapping[str, torch.dtype] = {
-    **_FLOATS,
     **dict.fromkeys(("long int", "long", "__int64"), torch.int64),
     "int": torch.int32,
     **dict.fromkeys(("short int", "short"), torch.int16),
@@ -47,22 +43,6 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "bool": torch.bool,
 }
 """What C++ calls the dtypes, in lower case: several compilers differ in the words, and old files in their case."""
-
-_SHAPES: Mapping[str, Callable[..., torch.Tensor]] = {
-    "aten::mm": lambda a, b, *_: _product(a, b),
-    "aten::bmm": lambda a, b, *_: _product(a, b),
-    "aten::addmm": lambda c, a, b, *_: _product(a, b),
-    "aten::linear": lambda x, weight, *_: _product(x, weight.mT),
-    "aten::baddbmm": lambda c, a, b, *_: _product(a, b),
-}
-"""What the commonest operators return: torch's own rules for some of these import its compiler, which takes seconds."""
-
-
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if a.shape[-1] != b.shape[-2] or (b.dim() > 2 and a.shape[:-2] != b.shape[:-2]):
-        raise Unreadable("the sizes of its arguments do not fit together")
-    return a.new_empty((*a.shape[:-1], b.shape[-1]))
-
 
 _TENSOR_LISTS = ("tensorlist", "tensor[]")
 
@@ -173,7 +153,8 @@ def _fits(declared: str, written: str) -> bool:
 
 
 def _may_multiply(name: str, types: Sequence[str]) -> bool:
-    return says_heavy(name.partition(".")[2]) or any(one in _FLOATS for one in types)
+    dtypes = [_DTYPES[one] for one in types if one in _DTYPES]
+    return says_heavy(name.partition(".")[2]) or any(one.is_floating_point or one.is_complex for one in dtypes)
 
 
 def _arguments(schema: Any, inputs: RecordedInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -233,19 +214,11 @@ def _sizes(dims: Any) -> list[int] | None:
 
 def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What the call returned, as meta tensors, by torch's own rules."""
-    shape = _SHAPES.get(schema_of(function).name)
-    out = None
     try:
-        if shape is not None:
-            out = shape(*args)
-        else:
-            with torch.no_grad():
-                out = function(*args, **kwargs)
-    except Unreadable:
-        raise
+        with torch.no_grad():
+            return function(*args, **kwargs)
     except Exception:  # an argument is not written, or the operator has no rule for shapes
         return _NotWritten("the shape of its result")
-    return out
 
 
 def _bytes(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:

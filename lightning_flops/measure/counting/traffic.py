@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_flops.measure.counting.formulas import Entry, lookup
-from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES
-from lightning_flops.measure.torch_private.fakes import stored
+from lightning_flops.measure.counting.formulas.contract import Entry
+from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES, lookup
 from lightning_flops.measure.torch_private.needed import OpOverload, schema_of
 
 _OVERWRITING = frozenset(
@@ -39,11 +38,6 @@ _SELECTING = frozenset("embedding index index_select gather take take_along_dim 
 
 _READS_NUMBER = "_local_scalar_dense"
 """The operator behind ``Tensor.item``, and wherever else a tensor stands for a number."""
-
-_STRIDED = torch.strided
-
-_NO_TENSORS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout))
-"""Types of most arguments that are no tensors."""
 
 _SIZED_BY_VALUES = frozenset(
     (
@@ -92,13 +86,8 @@ class Operator:
 
     def bytes_read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: int) -> int:
         """Bytes of the tensors that a call reads, which puts out so many."""
-        read = 0
-        for value in args[1:] if self.overwrites else args:
-            if type(value) not in _NO_TENSORS:
-                read += bytes_of(value)
-        if kwargs:
-            for name in kwargs if self.keywords is None else self.keywords:
-                read += bytes_of(kwargs.get(name))
+        names = kwargs if self.keywords is None else self.keywords
+        read = bytes_of(args[1:] if self.overwrites else args) + bytes_of([kwargs.get(name) for name in names])
         return read - max(0, bytes_of(args[0]) - written) if self.selects and args else read
 
 
@@ -118,10 +107,7 @@ def _has_mask(args: tuple[Any, ...]) -> bool:
 
 
 def _has_sparse(args: tuple[Any, ...]) -> bool:
-    for arg in args:  # noqa: SIM110 - every product is asked, and a generator costs more
-        if isinstance(arg, Tensor) and arg.layout is not _STRIDED:
-            return True
-    return False
+    return any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args)
 
 
 def _is_whole(args: tuple[Any, ...]) -> bool:
@@ -135,41 +121,12 @@ def bytes_of(value: Any) -> int:
         try:
             return int(value.nbytes)
         except (RuntimeError, TypeError):
-            return _stored_bytes(value)
+            return 0  # a sparse or opaque layout, or a subclass's
     if isinstance(value, (list, tuple)):
         return sum(map(bytes_of, value))
     if isinstance(value, dict):
         return sum(map(bytes_of, value.values()))
     return 0
-
-
-def _stored_bytes(tensor: Tensor) -> int:
-    try:
-        values = stored(tensor)[1] if tensor.layout is torch.sparse_coo else tensor.values()
-        return int(values.numel()) * int(values.element_size())
-    except (RuntimeError, TypeError, AttributeError):
-        return 0  # an opaque layout, or a subclass's
-
-
-def elements_of(value: Any) -> int:
-    """Elements of a tensor, or of the tensors in a list or tuple; 0 for anything else."""
-    if isinstance(value, Tensor):
-        try:
-            return int(value.numel())
-        except (RuntimeError, TypeError):
-            return 0
-    return sum(map(elements_of, value)) if isinstance(value, (list, tuple)) else 0
-
-
-def needs_gradient(values: Any) -> bool:
-    """Whether any tensor among *values*, lists searched too, requires a gradient."""
-    for value in values:
-        if isinstance(value, Tensor):
-            if value.requires_grad:
-                return True
-        elif isinstance(value, (list, tuple)) and needs_gradient(value):
-            return True
-    return False
 
 
 @functools.cache

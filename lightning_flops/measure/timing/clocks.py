@@ -39,8 +39,7 @@ class WallClock:
 class CudaEventClock(WallClock):
     """CUDA events, with the host's time, on the current stream, which is the one that the training loop computes on.
 
-    The interval between two consecutive events contains the device's work between them, and the time that the device
-    waited for the host. So the intervals add up to the device's time, without a synchronization before ``settle``.
+    Intervals contain the device's work and its waits for the host, and add up, without a synchronization.
     """
 
     def __init__(

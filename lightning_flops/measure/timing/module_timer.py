@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,24 +12,21 @@ from torch import nn
 
 from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.measure.module_scope import ModuleNames
-from lightning_flops.measure.timing.clocks import CudaEventClock, WallClock
+from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.measure.torch_private.needed import NO_GRAPH_TASK, graph_task_id
 from lightning_flops.signals import words_of
 from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 
-_MOST_STAMPS = 100_000
-"""Most stamps stored between two forwards, so that a timer that is never left does not fill the memory."""
-
 
 class ModuleTimer:
     """Times the forwards of a model's modules on the thread that entered it.
 
-    At every hook between two modules we store one stamp, with the name of the module that runs from there. The times
-    are added up when they are asked for, and between two forwards if there are many stamps. A module's own time is the
-    time in none of the modules inside it, so the times of all modules add up to the time of the outermost calls. The
-    time of our own hooks belongs to no module. Forwards that a backward runs (activation checkpointing) are left out.
+    At both ends of every hook between two modules we store a stamp, with the name of the module that runs from there. A
+    module's own time is the time in none of the modules inside it, so the times of all modules add up to the time of
+    the outermost calls. The time of our own hooks belongs to no module. Forwards that a backward runs (activation
+    checkpointing) are left out.
 
     Args:
         root: the model; calls of other modules belong to their caller.
@@ -37,8 +35,6 @@ class ModuleTimer:
 
     def __init__(self, root: nn.Module, clock: WallClock | None) -> None:
         self._clock = clock
-        # On a device an event takes the host's time and not the device's, so one between two modules is enough.
-        self._hides_hooks = clock is not None and not isinstance(clock, CudaEventClock)
         self._names = ModuleNames(root)
         self._failed = False
         self._thread = threading.get_ident()
@@ -46,7 +42,6 @@ class ModuleTimer:
         """The forwards that are running, by module and name."""
         self._stamps: list[tuple[Any, str | None]] = []
         """Stamps, each with the name of the module that runs from there."""
-        self._own_sec: dict[str, float] = {}
         self._undo = ExitStack()
         self.outermost_calls = 0
         """Calls of the root, or of a module below it that was called from outside."""
@@ -66,7 +61,7 @@ class ModuleTimer:
         """Inside, time outside of module forwards is the root's own: for a call that is not a forward."""
         self.outermost_calls += 1
         self._running.append((None, ""))
-        self._goes_on(self._begun())
+        self._goes_on()
         try:
             yield
         finally:
@@ -76,55 +71,45 @@ class ModuleTimer:
         """Own seconds of each module so far, by name; None if we cannot time the device, or if timing failed."""
         if self._clock is None or self._failed:
             return None
-        self._add_up(self._clock)
-        return dict(self._own_sec)
-
-    def _add_up(self, clock: WallClock) -> None:
-        """Turns all stored stamps but the last into seconds."""
-        clock.settle()
-        stamps = self._stamps
-        for (start, name), (end, _) in zip(stamps, stamps[1:], strict=False):
+        self._clock.settle()
+        own_sec: dict[str, float] = {}
+        for (start, name), (end, _) in itertools.pairwise(self._stamps):
             if name is not None:
-                self._own_sec[name] = self._own_sec.get(name, 0.0) + clock.seconds_between(start, end)
-        del stamps[:-1]
+                own_sec[name] = own_sec.get(name, 0.0) + self._clock.seconds_between(start, end)
+        return own_sec
 
-    def _begun(self) -> Any:
-        """A stamp of the beginning of a hook, if its time must be left out of the modules' times."""
-        return self._clock.stamp() if self._hides_hooks and self._clock is not None else None
+    def _stamp(self) -> Any:
+        return None if self._clock is None else self._clock.stamp()
 
-    def _goes_on(self, begun: Any) -> None:
-        """From here on the innermost of the forwards that are running has the time; a hook has it since *begun*."""
-        if self._clock is None:
-            return
-        if begun is not None:
-            self._stamps.append((begun, None))
-        self._stamps.append((self._clock.stamp(), self._running[-1][1] if self._running else None))
+    def _goes_on(self) -> None:
+        """From here on the innermost of the forwards that are running has the time."""
+        self._stamps.append((self._stamp(), self._running[-1][1] if self._running else None))
 
     def _end_all(self) -> None:
         if self._running:
             self._running.clear()
-            self._goes_on(None)
+            self._goes_on()
 
     def _is_elsewhere(self) -> bool:
         return threading.get_ident() != self._thread or graph_task_id() != NO_GRAPH_TASK
 
     def _on_enter(self, module: nn.Module, args: Any) -> None:
-        begun, running = self._begun(), self._running
+        begun, running = self._stamp(), self._running
         if self._is_elsewhere() or (name := self._names.name_for(module, running[-1][1] if running else "")) is None:
             return
         self.outermost_calls += not running
         running.append((module, name))
-        self._goes_on(begun)
+        self._stamps.append((begun, None))
+        self._goes_on()
 
     def _on_leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        begun, running = self._begun(), self._running
+        begun, running = self._stamp(), self._running
         depth = next((place for place in reversed(range(len(running))) if running[place][0] is module), None)
         if depth is None or self._is_elsewhere():
             return
         del running[depth:]  # the calls above it ended by an error that skips hooks
-        self._goes_on(begun)
-        if not running and len(self._stamps) > _MOST_STAMPS and self._clock is not None:
-            self._add_up(self._clock)
+        self._stamps.append((begun, None))
+        self._goes_on()
 
     def _fail(self, where: str, error: Exception) -> None:
         if not self._failed:

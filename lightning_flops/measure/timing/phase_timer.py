@@ -1,7 +1,6 @@
 """Exclusive seconds of each part of a step, by a clock that the caller passes in.
 
-A step is a series of consecutive intervals. At every boundary the timer stores one stamp and what happens there: the
-time that a boundary takes is part of the times that we measure. The sums are worked out when the step has ended.
+At every boundary the timer stores one stamp and what happens there; the sums are worked out when the step has ended.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ class StepTimes(NamedTuple):
 class PhaseTimer:
     """Collects the boundaries of one step after the other.
 
-    Parts nest, and time belongs to the innermost: an optimizer step that calls a closure is optimizer time, without the
-    forward and backward inside it. A part whose name is not a phase (``validation``, ``checkpoint``) does not belong to
-    the step, and neither does anything inside it.
+    Parts nest, and time belongs to the innermost. A part whose name is not a phase (``validation``, ``checkpoint``)
+    does not belong to the step, and neither does anything inside it.
     """
 
     def __init__(self, clock: WallClock) -> None:

@@ -1,4 +1,4 @@
-"""Processor time of the timed steps, and whether they had it when they were ready to run, by the system's counters."""
+"""Processor time of the timed steps, what was asked for and not given, and what heat took of the GPU's speed."""
 
 from __future__ import annotations
 
@@ -6,19 +6,53 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from lightning_flops import host_clock
 from lightning_flops.records import ProcessorLoss
+from lightning_flops.units import package_logger
 
-LEAST_IDLE_SEC = 0.2
+logger = package_logger(__name__)
+
+_LEAST_IDLE_SEC = 0.2
 """From so long on the system's ticks, a hundredth of a second each, show how many cores are idle."""
 
-_THREADS = Path("/proc/self/task")
-_MACHINE = Path("/proc/stat")
+_THREADS, _MACHINE = Path("/proc/self/task"), Path("/proc/stat")
 _IDLE, _WAITS_FOR_DISK, _GUEST = 3, 4, 8
 """Columns in the times of all processors; the columns from the last one on are parts of earlier columns."""
+
+_HEAT = 1
+"""NVML_PERF_POLICY_THERMAL."""
+
+Heat = Callable[[], float | None]
+"""Reads for how many seconds heat has held the clock of the whole GPU down; None: it is not known."""
+
+
+def heat_counter(device: torch.device, undo: ExitStack) -> Heat:
+    """The driver's counter of the NVIDIA GPU that *device* is, by the extra ``nvidia``; *undo* lets NVML go."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return lambda: None
+    try:
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+        undo.callback(_quietly, nvml.nvmlShutdown)
+        # Numbers of devices are no names: torch's depend on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+    except Exception:  # not there, without a driver, another package of that name, or it does not know this device
+        logger.debug("NVML cannot be used", exc_info=True)
+        return lambda: None
+    return lambda: _quietly(lambda: float(nvml.nvmlDeviceGetViolationStatus(handle, _HEAT).violationTime) / 1e9)
+
+
+def _quietly(ask: Callable[[], Any]) -> Any:
+    with contextlib.suppress(Exception):  # most errors of NVML say that this GPU does not know
+        return ask()
 
 
 class Counters(NamedTuple):
@@ -35,24 +69,22 @@ class Counters(NamedTuple):
 def read_counters() -> Counters:
     """Linux's counters of this process's threads and of the machine."""
     waited_sec: dict[str, float] = {}
-    with contextlib.suppress(OSError):  # not Linux
+    unknown = contextlib.suppress(OSError, ValueError, IndexError)  # not Linux, without these counters, or it has ended
+    with unknown:
         for thread in _THREADS.iterdir():
-            with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended; a Linux without these counters
+            with unknown:
                 waited_sec[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
-    try:
-        with _MACHINE.open() as file:
-            ticks = [int(field) for field in file.readline().split()[1:]]
+    with unknown:
+        ticks = [int(field) for field in _MACHINE.read_text().partition("\n")[0].split()[1:]]
         idle = ticks[_IDLE] + ticks[_WAITS_FOR_DISK]
         return Counters(waited_sec, sum(ticks[:_GUEST]) - idle, idle)
-    except (OSError, ValueError, IndexError):
-        return Counters(waited_sec)
+    return Counters(waited_sec)
 
 
 class ProcessorWatch:
     """Reads the counters where a series of timed steps begins and ends, and this process's processor time in between.
 
-    It sees what keeps a thread of this process from running: other processes and threads, or a limit on the processor
-    time of this container. One thread that waits holds up those that share its work.
+    A thread waits for other processes and threads, or for a limit on the processor time of this container.
     """
 
     def __init__(
@@ -60,24 +92,25 @@ class ProcessorWatch:
         read: Callable[[], Counters] = read_counters,
         now: Callable[[], float] = host_clock.now,
         processor_sec: Callable[[], float] = host_clock.processor_sec,
+        heat: Heat = lambda: None,
     ) -> None:
-        self._read = read
-        self._now = now
-        self._processor_sec = processor_sec
+        self._read, self._now, self._processor_sec, self._heat = read, now, processor_sec, heat
         self._readings: list[float] = []
-        self._began: tuple[float, Counters] | None = None
+        self._began: tuple[float, Counters, float | None] | None = None
         self._loss: ProcessorLoss | None = None
 
     def follow(self, *, timed: bool) -> None:
         """Call this before every batch, to say whether it is timed."""
         if timed and self._began is None:
-            self._began, self._readings = (self._now(), self._read()), []
+            self._began, self._readings = (self._now(), self._read(), self._heat()), []
         if self._began is not None:
             self._readings.append(self._processor_sec())
         if not timed and self._began is not None:
-            (since, before), self._began = self._began, None
+            (since, before, heat), self._began = self._began, None
+            after, seconds = self._heat(), self._now() - since
             batches = [after - before for before, after in itertools.pairwise(self._readings)]
-            self._loss = _lost(before, self._read(), seconds=self._now() - since, batches_sec=batches)
+            heated = None if heat is None or after is None or not seconds else min(1.0, (after - heat) / seconds)
+            self._loss = _lost(before, self._read(), seconds=seconds, batches_sec=batches, heat_share=heated)
 
     def loss(self) -> ProcessorLoss | None:
         """What the latest timed steps had and lost; None before any."""
@@ -85,15 +118,18 @@ class ProcessorWatch:
         return self._loss
 
 
-def _lost(before: Counters, after: Counters, *, seconds: float, batches_sec: Sequence[float]) -> ProcessorLoss:
+def _lost(
+    before: Counters, after: Counters, *, seconds: float, batches_sec: Sequence[float], heat_share: float | None
+) -> ProcessorLoss:
     # A wait is counted when it ends, so a wait that began earlier may be included.
     waits = [sec - before.waited_sec[name] for name, sec in after.waited_sec.items() if name in before.waited_sec]
     busy, idle = after.busy_ticks - before.busy_ticks, after.idle_ticks - before.idle_ticks
-    known = seconds >= LEAST_IDLE_SEC and after.busy_ticks > 0
+    known = seconds >= _LEAST_IDLE_SEC and after.busy_ticks > 0
     return ProcessorLoss(
         seconds=seconds,
         batches_sec=tuple(batches_sec),
         waited_share=min(1.0, max(waits) / seconds) if waits and seconds > 0 else None,
         idle_cores=(os.cpu_count() or 1) * idle / max(1, busy + idle) if known else None,
         busy_share=busy / max(1, busy + idle) if known else None,
+        heat_share=heat_share,
     )

@@ -5,15 +5,15 @@ They are looked up when this file is loaded. Counting is refused in one sentence
 
 from __future__ import annotations
 
+import functools
 import operator
-import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from types import CodeType, FrameType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import nn
@@ -26,9 +26,6 @@ logger = package_logger(__name__)
 
 MISSING: list[str] = []
 """Names, as ``module:attribute``, that counting needs and this torch lacks."""
-
-_TESTED = (2, 14)
-"""The newest torch that the tests of counting have run with."""
 
 
 def take(path: str, *stand_in: Any) -> Any:
@@ -56,14 +53,6 @@ def require_all() -> None:
         raise LightningFlopsError(
             f"FLOPs cannot be counted: this torch ({torch.__version__}) has no {', '.join(MISSING)}."
         )
-
-
-def untested() -> tuple[str, ...]:
-    """A sentence for the report where this torch is newer than all that were tested."""
-    if tuple(map(int, torch.__version__.split(".")[:2])) <= _TESTED:
-        return ()
-    tested = ".".join(map(str, _TESTED))
-    return (f"This torch ({torch.__version__}) is newer than {tested}, the newest that counting was tested with.",)
 
 
 # ---- autograd: which backward runs, and which node of it. The hot path calls the first three as they are.
@@ -377,31 +366,10 @@ _as_before_modes: Any = take("torch._C:_RestorePythonTLSSnapshot")
 _below_autograd: Any = take("torch._C:_AutoDispatchBelowAutograd")
 _include_key: Any = take("torch._C:_dispatch_tls_set_dispatch_key_included")
 
-_REPLACES = re.compile(r"_native::(.+)_[a-z0-9]+_[0-9]+")
-"""Torch names an operator that it runs in place of another by that, by what it is written in, and by a number."""
-
 
 def schema_of(function: Any) -> Any:
     """The schema of an operator that has one."""
     return function._schema
-
-
-def replaced_by(function: Any) -> Any:
-    """The operator of ``aten`` that *function* runs in place of, on some devices; None if it is none of those.
-
-    They are one operator: ``_native::bmm_triton_0`` and ``aten::bmm``.
-    """
-    named = _REPLACES.fullmatch(schema_of(function).name)
-    if named is None:
-        return None
-    # Of an overload the name follows that of the operator, after a line that the operator's name may have, too.
-    whole = named.group(1)
-    operator, _, overload = whole.rpartition("_")
-    for name, wanted in ((whole, ""), (operator, overload)):
-        for one in overloads_named(f"aten::{name}") if name else ():
-            if schema_of(one).overload_name == wanted:
-                return one
-    return None
 
 
 def overloads_named(qualified_name: str) -> list[Any]:
@@ -431,16 +399,14 @@ def is_composite(function: Any) -> bool:
         return False
 
 
-def keys_of_python_kernel(function: Any, tensors: Iterable[torch.Tensor]) -> Any:
+def keys_of_python_kernel(function: Any, tensors: list[torch.Tensor]) -> Any:
     """The dispatch key of an operator's Python kernel for the device that a call's *tensors* are on.
 
     None if there is no such kernel, or where it takes more than ordinary tensors.
     """
-    devices = set()
-    for tensor in tensors:
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
-            return None
-        devices.add(tensor.device.type)
+    if any(one.layout is not torch.strided or one.is_quantized or one.is_nested or one.is_meta for one in tensors):
+        return None
+    devices = {one.device.type for one in tensors}
     if len(devices) > 1:
         devices.discard("cpu")  # single numbers may lie there
     if len(devices) != 1 or ("cuda" in devices and torch.cuda.is_current_stream_capturing()):
@@ -471,3 +437,51 @@ def run_python_kernel(
                 _include_key(key, False)
         with nullcontext() if mode is None else pushed(mode):
             return function.redispatch(keys, *args, **kwargs)
+
+
+# ---- fake tensors, tracers and subclasses
+
+_keys: Any = take("torch._C:_TorchDispatchModeKey")
+_mode_of_key: Any = take("torch._C:_get_dispatch_mode")
+_FakeTensorMode: Any = take("torch._subclasses.fake_tensor:FakeTensorMode")
+
+
+def new_fake_mode() -> Any:
+    """A mode in which operators make tensors without values."""
+    return _FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_mode() -> Any:
+    """Torch's mode in which operators make fake tensors, as while something is traced; None: none is on."""
+    return _mode_of_key(_keys.FAKE)
+
+
+@functools.cache
+def is_fake(tensor_type: type) -> bool:
+    """Whether tensors of this type hold no data: fake and functional ones; known by name, so nothing is imported."""
+    return any(
+        cls.__name__ in ("FakeTensor", "FunctionalTensor") and cls.__module__.startswith("torch._subclasses")
+        for cls in tensor_type.__mro__
+    )
+
+
+@functools.cache
+def unwraps_subclass(tensor_type: type) -> bool:
+    """Whether operators on this tensor subclass are counted on the tensors inside it.
+
+    A DTensor's local shard, a nested tensor's values, a quantized tensor's parts: what runs are the operators that its
+    ``__torch_dispatch__`` calls, on their shapes. A fake tensor has nothing inside.
+    """
+    dispatch = getattr(tensor_type, "__torch_dispatch__", None)
+    if dispatch is None or dispatch is cast("Any", torch.Tensor).__torch_dispatch__:  # plain tensors: no such method
+        return False
+    return not is_fake(tensor_type)
+
+
+tree_map_only: Any = take("torch.utils._pytree:tree_map_only")
+"""Maps a function over what containers hold of a type."""
+
+
+def stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements that a COO tensor stores."""
+    return tensor._values()

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -38,14 +38,12 @@ _SILENT = "6"
 class StepTracer:
     """Traces steps: ``warm_up`` ahead, ``start`` at each batch, ``stop`` after the last, ``enter``/``leave`` the parts.
 
-    No failure reaches the step: neither one of ours, nor one of the profiler when a profiler of the user's ends it.
-    *root*, which computes on *device*, is the model whose modules are marked; the other arguments are torch.profiler's.
+    No failure reaches the step. *root*, which computes on *device*, is the model whose modules are marked; the other
+    arguments are torch.profiler's.
     """
 
     def __init__(self, root: nn.Module, *, device: torch.device, **settings: bool) -> None:
-        self._root = root
-        self._device = device
-        self._settings = settings
+        self._root, self._device, self._settings = root, device, settings
         self._folder: str | None = None
         self._profiler: Any = None
         """One that was prepared."""
@@ -80,10 +78,8 @@ class StepTracer:
                 return
             if self._profiler is None:
                 self._prepare()
-            with self._by_us():
-                self._profiler.start_trace()
-            self._recording = True
-            self._first_index = index
+            self._by_us(self._profiler.start_trace)
+            self._recording, self._first_index = True, index
             self._mark_step(index)
 
     def enter(self, part: str) -> None:
@@ -107,12 +103,10 @@ class StepTracer:
             self._close_marks()
             rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
             self._profiler.add_metadata_json(METADATA_KEY, json.dumps({"rank": rank}))
-            with self._by_us():
-                self._profiler.stop_trace()
+            self._by_us(self._profiler.stop_trace)
             profiler, self._profiler, self._recording = self._profiler, None, False
-            record = TracedStepRecord(
-                index=self._first_index, signatures=signatures, process=os.getpid(), path=self._export(profiler)
-            )
+            path = self._export(profiler)
+            record = TracedStepRecord(index=self._first_index, signatures=signatures, process=os.getpid(), path=path)
             events = profiler.profiler.kineto_results.events()
             if self._device.type != "cpu" and all(event.device_type().name == "CPU" for event in events):
                 self.lost = (
@@ -136,12 +130,11 @@ class StepTracer:
         if profiler is None:
             return
         try:
-            with self._by_us():
-                # Torch says whether it records: we may have failed right after it began, or after it ended.
-                if not was_recording and not optional.profiler_is_recording():
-                    profiler.start_trace()  # only a start and a stop make Kineto drop what it prepared
-                if optional.profiler_is_recording():
-                    profiler.stop_trace()
+            # Torch says whether it records: we may have failed right after it began, or after it ended.
+            if not was_recording and not optional.profiler_is_recording():
+                self._by_us(profiler.start_trace)  # only a start and a stop make Kineto drop what it prepared
+            if optional.profiler_is_recording():
+                self._by_us(profiler.stop_trace)
         except Exception:  # of torch, or of whatever else listens to its profiler; the rest is undone all the same
             logger.warning("torch.profiler could not be stopped", exc_info=True)
 
@@ -170,8 +163,8 @@ class StepTracer:
         if self._device.type in ("cuda", "xpu"):
             activities.append(getattr(ProfilerActivity, self._device.type.upper()))
         profiler = optional.new_profiler(activities=activities, **self._settings)
-        with self._by_us(), _silent_kineto():
-            profiler.prepare_trace()
+        with _silent_kineto():
+            self._by_us(profiler.prepare_trace)
         self._profiler = profiler  # not before: torch crashes if it starts a trace that was not prepared
 
     def _mark_step(self, index: int) -> None:
@@ -195,11 +188,10 @@ class StepTracer:
         if not self._ours:
             self._lose("another profiler was set up meanwhile, and torch runs one at a time.")
 
-    @contextmanager
-    def _by_us(self) -> Iterator[None]:
+    def _by_us(self, act: Callable[[], object]) -> None:
         self._ours = True
         try:
-            yield
+            act()
         finally:
             self._ours = False
 
@@ -225,12 +217,12 @@ class StepTracer:
 @contextmanager
 def _silent_kineto() -> Iterator[None]:
     """Inside, Kineto does not report our trace on stderr. It reads its log level when it is first used."""
-    before = os.environ.get(_LOG_LEVEL)
-    os.environ[_LOG_LEVEL] = before or _SILENT
+    is_users = _LOG_LEVEL in os.environ
+    os.environ.setdefault(_LOG_LEVEL, _SILENT)
     try:
         yield
     finally:
-        if before is None:
+        if not is_users:
             os.environ.pop(_LOG_LEVEL, None)
 
 
@@ -239,34 +231,26 @@ class _ModuleMarks:
 
     def __init__(self, root: nn.Module) -> None:
         self._names = ModuleNames(root)
-        self._texts: dict[str, str] = {}
         self._local = threading.local()
+
+    def _running(self) -> list[tuple[nn.Module, str, Any]]:
+        return vars(self._local).setdefault("running", [])  # type: ignore[no-any-return]
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """A forward begins."""
-        # enter and leave run for every module of the step, so they make few calls.
-        try:
-            stack = self._local.stack
-        except AttributeError:
-            stack = self._local.stack = []
-        name = self._names.name_for(module, stack[-1][1] if stack else "")
-        if name is None:
-            return
-        text = self._texts.get(name)
-        if text is None:
-            text = self._texts[name] = module_mark(name)
-        # The mark of the phase is the root's. A second one would cross it: hooks of every module run before a module's
-        # own, at both ends of a forward.
-        mark = optional.new_mark(text) if name else nullcontext()
-        mark.__enter__()
-        stack.append((module, name, mark))
+        running = self._running()
+        name = self._names.name_for(module, running[-1][1] if running else "")
+        if name is not None:
+            # The mark of the phase is the root's. A second one would cross it: hooks of every module run before a
+            # module's own, at both ends of a forward.
+            mark = optional.new_mark(module_mark(name)) if name else nullcontext()
+            mark.__enter__()
+            running.append((module, name, mark))
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A forward ends."""
-        stack: list[Any] = getattr(self._local, "stack", [])
-        for depth in range(len(stack) - 1, -1, -1):
-            if stack[depth][0] is module:
-                # The forwards above it ended by an error that skips hooks.
-                while len(stack) > depth:
-                    stack.pop()[2].__exit__(None, None, None)
-                return
+        """A forward ends, and with it those inside that ended by an error that skips hooks."""
+        running, ended = self._running(), None
+        if any(one is module for one, _, _ in running):
+            while ended is not module:
+                ended, _, mark = running.pop()
+                mark.__exit__(None, None, None)

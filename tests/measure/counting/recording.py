@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_flops.measure.counting.formulas import Entry, Work, lookup
+from lightning_flops.measure.counting.formulas.contract import Entry, Work
+from lightning_flops.measure.counting.formulas.registry import lookup
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.measure.counting import compiled as compiled_code
 from lightning_flops.measure.counting.flop_counter import FlopCounter
-from lightning_flops.measure.counting.formulas import custom, register_flop_formula, registry
+from lightning_flops.measure.counting.formulas import custom, registry
+from lightning_flops.measure.counting.formulas.custom import register_flop_formula
 from lightning_flops.pytorch import count_flops
 from lightning_flops.records import OUTSIDE, PhaseBytes, PhaseFlops
 

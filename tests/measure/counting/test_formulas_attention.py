@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,12 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_hop
 from torch._higher_order_ops.flex_attention import flex_attention_backward
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from lightning_flops.measure.counting.formulas import Unreadable, Work, lookup
-from lightning_flops.pytorch import count_flops
-from lightning_flops.records import PhaseFlops
+from lightning_flops.measure.counting.formulas.contract import Unreadable, Work
+from lightning_flops.measure.counting.formulas.registry import lookup
 from tests.measure.counting.recording import meta, record, total_flops, work_by_name, work_of
 
 # 2 samples, 4 heads, 6 queries, 10 keys, head size 8, value head size 16
@@ -81,11 +78,6 @@ CALLS: dict[str, tuple[dict[str, Any], Work]] = {
         Work(FORWARD, 0, FROM_THE_END, True),
     ),
     "aten::_efficient_attention_backward": ({**SEQUENCE_FIRST, "custom_mask_type": 0}, Work(BACKWARD, REPEATED)),
-    "aten::_cudnn_attention_forward": ({**HEADS_FIRST, "is_causal": False}, Work(FORWARD)),
-    "aten::_cudnn_attention_forward,packed": (
-        {**SQUARE, "cum_seq_q": QUERIES_END, "cum_seq_k": QUERIES_END, "is_causal": False},
-        Work(2 * 4 * (2 * 2 + 3 * 3) * 16, by_values=True),
-    ),
     "aten::_flash_attention_forward,packed": (FLASH_PACKED, Work(32 * ENTRIES, by_values=True)),
     "aten::_flash_attention_backward,packed": (FLASH_PACKED, Work(64 * ENTRIES, 16 * ENTRIES, by_values=True)),
     "aten::_efficient_attention_forward,packed": (
@@ -176,42 +168,3 @@ def test_block_masks_without_values_cannot_be_counted() -> None:
     q = meta(1, 2, 256, 16)
     with pytest.raises(Unreadable):
         lookup(flex_attention_hop).compute((q, q, q, None, on_meta), {}, None)
-
-
-HEADS, QUERIES, KEYS, SIZE, VALUE_SIZE = 6, 4, 8, 8, 16
-
-
-def math(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    with sdpa_kernel(SDPBackend.MATH):
-        return F.scaled_dot_product_attention(query, key, value)
-
-
-KERNELS: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
-    "math": ("cpu", math),
-    "flash for cpu": ("cpu", lambda *qkv: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*qkv)[0]),
-    "flash": ("meta", lambda *qkv: torch.ops.aten._scaled_dot_product_flash_attention(*qkv)[0]),
-    "efficient": ("meta", lambda *qkv: torch.ops.aten._scaled_dot_product_efficient_attention(*qkv, None, True)[0]),
-    "cudnn": ("meta", lambda *qkv: torch.ops.aten._scaled_dot_product_cudnn_attention(*qkv, None, True)[0]),
-}
-
-# Which of Q, K, V needs a gradient: the products of head size D and of value size Dv that these are
-ASKED_FOR = {"q": (1, 1), "k": (1, 1), "v": (0, 1), "qk": (2, 1), "qv": (1, 2), "kv": (1, 2), "qkv": (2, 2)}
-
-
-@pytest.mark.parametrize("asked", ASKED_FOR)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_backward_is_the_gradients_asked_for_under_every_kernel(kernel: str, asked: str) -> None:
-    """dV is one product; dQ and dK are one each, behind that of the scores' gradient; a kernel runs all, and Q·Kᵀ."""
-    device, attention = KERNELS[kernel]
-    value_size = SIZE if "flash" in kernel else VALUE_SIZE  # flash kernels have one head size
-    shapes = {"q": (2, 3, QUERIES, SIZE), "k": (2, 3, KEYS, SIZE), "v": (2, 3, KEYS, value_size)}
-    qkv = [torch.zeros(shape, device=device, requires_grad=name in asked) for name, shape in shapes.items()]
-    with count_flops(None) as counts:
-        torch.autograd.backward(attention(*qkv).sum())
-    of_head_size, of_value_size = ASKED_FOR[asked]
-    one, one_of_values = 2 * HEADS * QUERIES * KEYS * SIZE, 2 * HEADS * QUERIES * KEYS * value_size
-    backward = of_head_size * one + of_value_size * one_of_values
-    everything = 3 * one + 2 * one_of_values
-    assert counts.total == PhaseFlops(
-        forward=one + one_of_values, backward=backward, recompute=0 if kernel == "math" else everything - backward
-    )

@@ -9,12 +9,10 @@ import pytest
 import torch
 
 from lightning_flops import count_flops
-from lightning_flops.measure.counting.formulas import (
-    Unreadable,
-    lookup,
-    register_flop_formula,
-)
 from lightning_flops.measure.counting.formulas import registry as formula_registry
+from lightning_flops.measure.counting.formulas.contract import Unreadable
+from lightning_flops.measure.counting.formulas.custom import register_flop_formula
+from lightning_flops.measure.counting.formulas.registry import lookup
 from tests.measure.counting.recording import flops_by_operator, leaf, meta, record, work_of
 
 

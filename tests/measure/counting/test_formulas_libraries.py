@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_flops.measure.counting.formulas import Unreadable, Work, lookup
+from lightning_flops.measure.counting.formulas.contract import Unreadable, Work
+from lightning_flops.measure.counting.formulas.registry import lookup
 from tests.measure.counting.recording import forward_and_backward, leaf, meta, operator, work_of
 
 # What these libraries define, as far as their formulas read it; none of them is needed.

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from lightning_flops.measure.counting.formulas import lookup
-from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES
+from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES, lookup
 
 OF_QUANTIZATION = re.compile(r"quantized_|_?quantized::|sparse::|onednn::")
 """Layers of torch.ao.quantization, which torch no longer develops: none has a formula."""
@@ -19,6 +18,11 @@ UNKNOWN_ON_PURPOSE = {
     "_cslt_sparse_mm_search",  # tries out kernels: what it runs is not the model's work
     "_spsolve",  # a direct sparse solver: fill-in decides
     "_compute_linear_combination",  # a step of the matrix exponential, which calls it out of sight
+    # Rare: listed wherever they run
+    *"_trilinear affine_grid_generator cudnn_affine_grid_generator cudnn_affine_grid_generator_backward".split(),
+    *"_pdist_forward _pdist_backward linalg_householder_product linalg_ldl_factor_ex linalg_ldl_solve ormqr".split(),
+    *"linalg_lstsq linalg_matrix_exp linalg_pinv conv_tbc _sparse_sparse_matmul".split(),
+    *"_sparse_mm_reduce_impl_backward _cudnn_attention_forward _cudnn_attention_backward".split(),
     # Kernels of Triton that nothing public calls
     "_triton_multi_head_attention",
     "_triton_scaled_dot_attention",
@@ -29,6 +33,7 @@ OF_TORCH = TORCH_NAMESPACES | {"_native", "_test", "debug_mode_ops", "onnx_symbo
 """Namespaces that torch fills, those included in which nothing is on the list of free operators."""
 
 UNKNOWN_ELSEWHERE = {
+    *"prims::fft_c2c prims::fft_c2r prims::fft_r2c prims::svd".split(),
     "mkldnn_prepacked::conv2d_run",  # a convolution
     # Fused with collectives
     "symm_mem::fused_all_gather_matmul",

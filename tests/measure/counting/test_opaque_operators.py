@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.measure.counting.flop_counter import FlopCounter
-from lightning_flops.measure.counting.formulas import register_flop_formula
 from lightning_flops.measure.counting.formulas import registry as formula_registry
+from lightning_flops.measure.counting.formulas.custom import register_flop_formula
 from lightning_flops.measure.torch_private.needed import depth
 
 PRODUCT = 2 * 3 * 4 * 5
@@ -55,7 +55,7 @@ def test_an_opaque_operator_on_tensors_of_one_shape_makes_a_lower_bound_unless_t
 
     counts = counted(run, model)
     listed = counts.uncounted["fla.chunk_gla_fwd"]
-    assert (listed.calls, listed.heavy, listed.output_elements) == (1, True, 12)
+    assert (listed.calls, listed.heavy) == (1, True)
     assert counts.is_lower_bound
     assert counts.forward == 2 * 3 * 4 * 4  # the layer's
     register_flop_formula(opaque, 0)

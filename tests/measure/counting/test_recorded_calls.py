@@ -21,7 +21,7 @@ from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from tests.corpus import all_networks
 
 NAMES = """
-two_layers two_layers_without_grad bilinear embedding_and_classifier addmm baddbmm addbmm broadcast_matmul addmv addr
+two_layers two_layers_without_grad embedding_and_classifier addmm baddbmm addbmm broadcast_matmul addmv addr
 einsum_of_matrices tensordot_over_two_axes multi_dot_in_the_cheaper_order integer_matrix_product
 strided_and_padded_conv2d grouped_conv2d conv3d grouped_transposed_conv2d transposed_conv3d circularly_padded_conv1d
 residual_network bidirectional_two_layer_lstm gru lstm_cell_in_a_loop math_attention causal_flash_attention

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_flops import count_flops
-from lightning_flops.measure.counting.formulas import lookup
+from lightning_flops.measure.counting.formulas.registry import lookup
 
 
 def test_such_an_operator_costs_what_the_one_that_it_replaces_costs() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,9 @@ CPU = torch.device("cpu")
 SIGNATURE = StepSignature(batches=("2x4",), forwards=1, backwards=1, updates=1)
 
 
-@pytest.fixture(autouse=True)
-def quiet_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
-
-
-class Net(nn.Module):
-    """Two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 3)
-        self.second = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs = self.second(self.first(inputs))
-        assert isinstance(outputs, torch.Tensor)
-        return outputs
+def new_net() -> nn.Sequential:
+    second = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    return nn.Sequential(OrderedDict(first=nn.Linear(4, 3), second=second))
 
 
 def train_step(tracer: StepTracer, model: nn.Module) -> None:
@@ -54,39 +40,28 @@ def train_step(tracer: StepTracer, model: nn.Module) -> None:
     tracer.leave()
 
 
-def traced(model: nn.Module, **settings: Any) -> tuple[StepTracer, TracedStepRecord]:
+def traced(model: nn.Module, *, device: torch.device = CPU) -> tuple[StepTracer, TracedStepRecord]:
     """One step of *model*, traced."""
-    tracer = StepTracer(model, device=CPU, **settings)
+    tracer = StepTracer(model, device=device)
     tracer.warm_up()
     train_step(tracer, model)
     tracer.start(6)
     train_step(tracer, model)
     record = tracer.stop(SIGNATURE)
-    assert tracer.lost is None
     assert record is not None
     return tracer, record
 
 
-def table_of(record: TracedStepRecord) -> ModuleTable:
-    table = module_table(load_trace(record.path))
+def table_of(record: TracedStepRecord | None) -> tuple[ModuleTable, dict[str, ModuleRow]]:
+    table = None if record is None else module_table(load_trace(record.path))
     assert table is not None
-    return table
+    return table, {row.name: row for row in table.rows}
 
 
-def names_in(record: TracedStepRecord) -> list[str]:
-    """The names of its host events, by their beginning."""
-    events = json.loads(Path(record.path).read_text())["traceEvents"]
-    host = [event for event in events if event.get("cat") in ("cpu_op", "user_annotation")]
-    return [event["name"] for event in sorted(host, key=lambda event: event["ts"])]
-
-
-def rows(table: ModuleTable) -> dict[str, ModuleRow]:
-    return {row.name: row for row in table.rows}
-
-
-@contextmanager
-def nothing_left() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing of torch's that a tracer touches is another one afterwards."""
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
 
     def state() -> list[Any]:
         profiler = autograd_profiler
@@ -99,10 +74,12 @@ def nothing_left() -> Iterator[None]:
 
 
 def test_a_step_is_recorded_with_its_number_its_phases_and_every_module() -> None:
-    with nothing_left():
-        _tracer, record = traced(Net())
+    tracer, record = traced(new_net())
     assert (record.index, record.signatures) == (6, (SIGNATURE,))
-    assert [name for name in names_in(record) if name.startswith(("module: ", "phase: ", "ProfilerStep#"))] == [
+    events = json.loads(Path(record.path).read_text())["traceEvents"]
+    host = [one for one in events if one.get("cat") in ("cpu_op", "user_annotation")]
+    ours = [one for one in host if one["name"].startswith(("module: ", "phase: ", "ProfilerStep#"))]
+    assert [one["name"] for one in sorted(ours, key=lambda one: one["ts"])] == [
         "ProfilerStep#6",
         "phase: forward",
         "module: first",
@@ -111,17 +88,13 @@ def test_a_step_is_recorded_with_its_number_its_phases_and_every_module() -> Non
         "module: second.1",
         "phase: backward",
     ]
-    found = rows(table_of(record))
+    _, found = table_of(record)
     assert all(row.calls == 1 for row in found.values())
     for name in ("first", "second.0", "second.1"):
         assert found[name].own_forward_us > 0
         assert found[name].own_backward_us > 0
-
-
-def test_the_file_goes_with_the_tracer() -> None:
-    tracer, record = traced(Net())
-    assert Path(record.path).exists()
-    del tracer
+    assert tracer.lost is None and Path(record.path).exists()
+    del tracer  # the file goes with it
     assert not Path(record.path).exists()
 
 
@@ -130,40 +103,36 @@ def test_an_error_of_the_users_leaves_no_mark_open_and_nothing_on_torch() -> Non
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             raise KeyError("the user's own")
 
-    model = Net()
+    model = new_net()
     tracer = StepTracer(model, device=CPU)
-    with nothing_left():
-        tracer.warm_up()
-        tracer.start(0)
-        model.second = nn.Sequential(Failing())
-        tracer.enter("forward")
-        with pytest.raises(KeyError, match="the user's own"):
-            model(torch.ones(2, 4))
-        tracer.leave()
-        model.second = nn.Sequential(nn.Linear(3, 3))
-        train_step(tracer, model)
-        record = tracer.stop(SIGNATURE)
-    assert record is not None
-    table = table_of(record)
+    tracer.warm_up()
+    tracer.start(0)
+    model.second = nn.Sequential(Failing())
+    tracer.enter("forward")
+    with pytest.raises(KeyError, match="the user's own"):
+        model(torch.ones(2, 4))
+    tracer.leave()
+    model.second = nn.Sequential(nn.Linear(3, 3))
+    train_step(tracer, model)
+    table, rows = table_of(tracer.stop(SIGNATURE))
     assert table.unattributed_forward_us == 0
-    assert rows(table)["first"].calls == 2
+    assert rows["first"].calls == 2
 
 
 @pytest.mark.parametrize("steps", ["nothing", "warm up", "start", "start and enter"])
 def test_giving_up_anywhere_leaves_nothing_and_records_nothing(steps: str) -> None:
-    model = Net()
+    model = new_net()
     tracer = StepTracer(model, device=CPU)
-    with nothing_left():
-        if steps != "nothing":
-            tracer.warm_up()
-        if steps.startswith("start"):
-            tracer.start(0)
-            model(torch.ones(2, 4))
-        if steps.endswith("enter"):
-            tracer.enter("forward")
-        tracer.give_up()
-        tracer.give_up()
-        assert tracer.stop(SIGNATURE) is None
+    if steps != "nothing":
+        tracer.warm_up()
+    if steps.startswith("start"):
+        tracer.start(0)
+        model(torch.ones(2, 4))
+    if steps.endswith("enter"):
+        tracer.enter("forward")
+    tracer.give_up()
+    tracer.give_up()
+    assert tracer.stop(SIGNATURE) is None
 
 
 def events_of(profiler: Any) -> list[str]:
@@ -171,7 +140,7 @@ def events_of(profiler: Any) -> list[str]:
 
 
 def test_a_profiler_that_waits_for_its_turn_is_left_alone() -> None:
-    model = Net()
+    model = new_net()
     tracer = StepTracer(model, device=CPU)
     with profile(
         activities=[ProfilerActivity.CPU], schedule=schedule(wait=1, warmup=1, active=1, repeat=1), acc_events=True
@@ -197,17 +166,16 @@ def test_a_profiler_that_waits_for_its_turn_is_left_alone() -> None:
     ids=["torch.profiler", "autograd.profiler"],
 )
 def test_a_profiler_that_is_set_up_meanwhile_takes_over(users_profiler: Callable[[], Any], moment: str) -> None:
-    model = Net()
+    model = new_net()
     tracer = StepTracer(model, device=CPU)
-    with nothing_left():
-        tracer.warm_up()
-        if moment == "recording":
-            tracer.start(0)
-        with users_profiler() as users:
-            train_step(tracer, model)
-        tracer.start(1)
+    tracer.warm_up()
+    if moment == "recording":
+        tracer.start(0)
+    with users_profiler() as users:
         train_step(tracer, model)
-        assert tracer.stop(SIGNATURE) is None
+    tracer.start(1)
+    train_step(tracer, model)
+    assert tracer.stop(SIGNATURE) is None
     names = events_of(users)
     assert "aten::addmm" in names
     assert not any(name.startswith("module: ") for name in names)
@@ -219,11 +187,10 @@ def test_a_failure_of_torchs_profiler_is_said_and_reaches_nobody(monkeypatch: py
         raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
     monkeypatch.setattr(torch.profiler.profiler._KinetoProfile, "start_trace", broken)
-    tracer = StepTracer(Net(), device=CPU)
-    with nothing_left():
-        tracer.warm_up()
-        tracer.start(0)
-        assert tracer.stop(SIGNATURE) is None
+    tracer = StepTracer(new_net(), device=CPU)
+    tracer.warm_up()
+    tracer.start(0)
+    assert tracer.stop(SIGNATURE) is None
     assert tracer.lost == (
         "No step was traced: torch.profiler failed (RuntimeError: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES)."
     )
@@ -232,14 +199,7 @@ def test_a_failure_of_torchs_profiler_is_said_and_reaches_nobody(monkeypatch: py
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="shows what is said where the device does not take part")
 def test_a_device_that_leaves_no_events_is_said_and_the_hosts_are_kept() -> None:
-    model = Net()
-    tracer = StepTracer(model, device=torch.device("cuda"))
-    with nothing_left():
-        tracer.warm_up()
-        train_step(tracer, model)
-        tracer.start(3)
-        train_step(tracer, model)
-        assert tracer.stop(SIGNATURE) is not None
+    tracer, _ = traced(new_net(), device=torch.device("cuda"))
     assert tracer.lost == (
         "The trace has no event of the cuda device (it may not be permitted here): kernels and device times of modules "
         "are n/a."

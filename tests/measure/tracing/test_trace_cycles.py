@@ -1,15 +1,25 @@
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import create_autospec
+
 import pytest
 
 from lightning_flops.config import TraceSchedule
+from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
-from lightning_flops.records import StepSignature
-from tests.measure.small_run import FakeTracer
+from lightning_flops.records import StepSignature, TracedStepRecord
 
 
 def signature(name: str = "same") -> StepSignature:
     return StepSignature(batches=(name,), forwards=1, backwards=1, updates=1)
+
+
+def tracer() -> Any:
+    """A tracer that records nothing."""
+    fake = create_autospec(StepTracer, instance=True, lost=None)
+    fake.stop.side_effect = lambda *these: TracedStepRecord(index=0, signatures=these, process=1, path="")
+    return fake
 
 
 def steps_of(cycles: TraceCycles, *signatures: StepSignature) -> list[int]:
@@ -28,17 +38,17 @@ def steps_of(cycles: TraceCycles, *signatures: StepSignature) -> list[int]:
 def test_of_large_steps_fewer_are_traced_by_default(operators: int, steps: int) -> None:
     default = TraceSchedule()
     for active, schedule in ((min(default.active, steps), default), (7, TraceSchedule(active=7))):
-        cycles = TraceCycles(FakeTracer(), schedule)
+        cycles = TraceCycles(tracer(), schedule)
         cycles.begin(lambda one: True, operators=operators)
         assert steps_of(cycles, *[signature()] * 20) == list(range(1 + active))
 
 
 def test_a_step_unlike_the_counted_one_is_tried_again_three_times_in_all() -> None:
     odd = signature("last batch of an epoch")
-    cycles = TraceCycles(FakeTracer(), TraceSchedule(warmup=0, active=1))
+    cycles = TraceCycles(tracer(), TraceSchedule(warmup=0, active=1))
     cycles.begin(lambda one: one == signature())
     assert steps_of(cycles, odd, signature(), signature()) == [0, 1]
     assert [record.signatures for record in cycles.traces] == [(odd,), (signature(),)]
-    cycles = TraceCycles(FakeTracer(), TraceSchedule(warmup=0, active=1))
+    cycles = TraceCycles(tracer(), TraceSchedule(warmup=0, active=1))
     cycles.begin(lambda one: one == signature())
     assert steps_of(cycles, *[odd] * 9) == [0, 1, 2]

@@ -2,13 +2,9 @@
 
 With H query heads, Sq queries, Sk keys, head size D and value head size Dv, a forward is two products over the full
 score matrix, 2·B·H·Sq·Sk·(D + Dv) FLOPs. A backward is four: those for V and the scores' gradient (Dv each), for Q and
-K (D each). A fused kernel also repeats Q·Kᵀ in its backward, which is ``Work.recompute``, so that model FLOPs are the
-same under every backend. What a causal mask, a sliding window or a block mask rules out is ``Work.skipped``.
-
-Where not all of Q, K and V need a gradient, a backward is what those that do need: V's is one product, Q's and K's one
-each and the scores' gradient before it. Attention as separate products runs no more than that. A fused kernel runs all
-five, whatever is asked for: the rest of them is ``Work.recompute`` too. Which gradients are asked for is read from the
-running autograd node, in eager code and where torch's own node runs the kernel; elsewhere it is all three.
+K (D each); a fused kernel runs all of them, whichever are asked for. It also repeats Q·Kᵀ, which is ``Work.recompute``,
+so that model FLOPs are the same under every backend. What a causal mask, a sliding window or a block mask rules out is
+``Work.skipped``.
 
 Sizes are the kernel's: before its CUDA flash kernel torch pads head sizes to a multiple of 8, and the padding counts.
 """
@@ -36,7 +32,7 @@ from lightning_flops.measure.counting.formulas.contract import (
     rules,
 )
 from lightning_flops.measure.counting.formulas.products import rows_of, sizes_of
-from lightning_flops.measure.torch_private.needed import current_node, modes_off
+from lightning_flops.measure.torch_private.needed import modes_off
 
 _TOP_LEFT, _BOTTOM_RIGHT = 1, 2  # values of the memory-efficient kernels' custom_mask_type
 
@@ -96,22 +92,10 @@ def forward_work(call: Call, head_size: int, value_size: int) -> Work:
 
 
 def backward_work(call: Call, head_size: int, value_size: int) -> Work:
-    """The gradients asked for, of four products over each score matrix; the scores once more, and the others."""
-    query, key, value, bias = _asked_for()
-    gradients = 2 * head_size * (query + key) + 2 * value_size * (value + (query or key or bias))
-    all_of_it = 6 * head_size + 4 * value_size
-    repeated = (all_of_it - gradients) * call.entries
-    return Work(gradients * call.entries, repeated, all_of_it * call.skipped, call.causal, call.by_values)
-
-
-def _asked_for() -> tuple[bool, ...]:
-    """Whether the running autograd node is asked for the gradients of Q, K, V, and of what is added to the scores."""
-    node = current_node()
-    name = "" if node is None else str(node.name())
-    edges = node.next_functions if "Attention" in name and name.endswith("Backward0") else ()
-    if len(edges) < 3:
-        return True, True, True, False
-    return tuple(edge is not None for edge, _ in (*edges, (None, 0))[:4])
+    """Four products over each score matrix, and the scores once more."""
+    gradients, scores = 4 * (head_size + value_size), 2 * head_size
+    skipped = (gradients + scores) * call.skipped
+    return Work(gradients * call.entries, scores * call.entries, skipped, call.causal, call.by_values)
 
 
 def heads_first(query: Tensor, key: Tensor) -> Matrices:
@@ -184,14 +168,6 @@ def _efficient(
     matrices = sequence_first(query, key, query_offsets, key_offsets, *cache)
     right, last_first = 0 if causal else None, mask_type == _BOTTOM_RIGHT
     return _call(matrices, causal, left, right, bottom_right=last_first, by_values=_has_values(query_offsets))
-
-
-def _cudnn(query: Tensor, key: Tensor, query_offsets: Tensor | None, key_offsets: Tensor | None, causal: bool) -> Call:
-    """The raw operators of cuDNN: heads before sequence, or packed (tokens, heads, size) with offsets."""
-    if not _has_values(query_offsets) or query.dim() == 4:
-        return fused(query, key, causal)
-    matrices = sequence_first(query, key, query_offsets, key_offsets)
-    return _call(matrices, causal, right=0 if causal else None, by_values=True)
 
 
 def _flex_call(query: Tensor, key: Tensor, block_mask: Sequence[Any]) -> Call:
@@ -313,7 +289,6 @@ ATTENTION_RULES: dict[str, Rule] = {
         _efficient,
         "cu_seqlens_q cu_seqlens_k custom_mask_type window_size? seqlen_k?",
     ),
-    **_kernel("_cudnn_attention_forward _cudnn_attention_backward", _cudnn, "cum_seq_q cum_seq_k is_causal"),
     **_kernel(
         "torch_attn::_varlen_attn torch_attn::_varlen_attn_out torch_attn::_varlen_attn_backward",
         lambda query, key, starts, stops, causal, window, *cache: flash(

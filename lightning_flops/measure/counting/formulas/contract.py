@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_flops.measure.torch_private.fakes import is_fake
-from lightning_flops.measure.torch_private.needed import modes_off
+from lightning_flops.measure.torch_private.needed import is_fake, modes_off
 
 Arguments = tuple[Any, ...]
 Keywords = Mapping[str, Any]
@@ -63,7 +62,7 @@ class Rule:
     """How the FLOPs of one operator, in all its overloads, follow from its arguments."""
 
     flops: Callable[..., int | Work]
-    """Takes the values of *arguments*, in that order."""
+    """Takes the values of *arguments*, in that order; a number that it answers is that of real multiply-adds."""
     arguments: str
     """Schema names of what *flops* reads: ``a|b`` is the first of these that the schema has, ``RESULT`` the result.
 
@@ -71,8 +70,6 @@ class Rule:
     """
     estimate: str = ""
     """Where the leading terms come from, when they are an estimate; empty for an exact count."""
-    complex_factor: int = COMPLEX_PRODUCT
-    """How often what *flops* answers runs where the first value is complex."""
 
 
 def rules(names: str, flops: Callable[..., int | Work], *rest: Any, **others: Any) -> dict[str, Rule]:
@@ -176,17 +173,16 @@ def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
     Raises:
         LookupError: the schema lacks an argument the rule reads (an overload or a torch version with another shape).
     """
-    flops, factor = rule.flops, rule.complex_factor
     readers = [_reader(schema, name) for name in rule.arguments.split()]
     first = readers[0]
 
     def compute(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
         values = [read(args, kwargs, out) for read in readers]
-        answer = flops(*values)
+        answer = rule.flops(*values)
         operand = values[0] if isinstance(values[0], Tensor) else next(tensors_in((values[0],)), None)
         if isinstance(answer, Work) or operand is None or not operand.dtype.is_complex:
             return answer
-        return factor * answer
+        return COMPLEX_PRODUCT * answer
 
     def dtype_of(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
         value = first(args, kwargs, out)

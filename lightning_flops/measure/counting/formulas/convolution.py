@@ -35,16 +35,6 @@ def reordered(values: Tensor, weight: Tensor, out: Tensor) -> int:
     return 2 * (out.numel() // int(out.shape[1])) * weight.numel()
 
 
-def temporal(values: Tensor, out: Tensor, weight: Tensor, pad: int) -> int:
-    """``conv_tbc``: a product for each tap of the weight (kernel, C_in, C_out), over the time steps that exist.
-
-    Unlike the other convolutions it leaves the padded steps out: tap *k* looks *k - pad* steps ahead.
-    """
-    steps_in, steps_out, taps = int(values.shape[0]), int(out.shape[0]), int(weight.shape[0])
-    steps = sum(min(steps_in + pad - tap, steps_out) - max(0, pad - tap) for tap in range(taps))
-    return 2 * steps * int(out.shape[1]) * int(weight.shape[1]) * int(weight.shape[2])
-
-
 _DEFORMED = "the convolution's products; sampling the input at the offsets is left out"
 
 CONVOLUTION_RULES: dict[str, Rule] = {
@@ -74,7 +64,6 @@ CONVOLUTION_RULES: dict[str, Rule] = {
     ),
     **rules("_slow_conv2d_backward mps_convolution_backward", plain_backward, "grad_output weight output_mask?"),
     **rules("mps_convolution_transpose_backward", plain_backward, "self weight output_mask"),
-    **rules("conv_tbc", temporal, f"self {RESULT} weight pad"),
     # The compiler's CPU code
     **rules("mkldnn_convolution", reordered, f"self weight {RESULT}"),
     **rules("mkldnn::_convolution_pointwise mkldnn::_convolution_pointwise_", reordered, f"X W {RESULT}"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar, overload
 
 import torch
@@ -18,17 +18,14 @@ from lightning_flops.measure.torch_private.optional import custom_operator_name
 F = TypeVar("F", bound=Formula | int)
 
 
-Enter = Callable[[Entry], None]
-"""Called where a registered autograd function or Triton kernel starts; its formula stands for all that runs inside."""
-
-Leave = Callable[[Entry, tuple[Any, ...], dict[str, Any], Any, bool], None]
-"""Called where it has returned or raised, with its arguments without autograd's ``ctx``, the result, and whether it
-returned."""
+Listener = Callable[[Entry], AbstractContextManager[Callable[..., None]]]
+"""Entered around each call of a registered autograd function or Triton kernel; what it hands out gets the arguments,
+without autograd's ``ctx``, the keyword arguments and the result of a call that has returned."""
 
 _entries: dict[tuple[int, str], tuple[Any, Entry]] = {}
 """Functions and kernels, which must live on, by the id of the class or kernel and the attribute that runs them."""
 
-_listeners: list[tuple[Enter, Leave]] = []
+_listeners: list[Listener] = []
 _lock = threading.RLock()
 
 
@@ -160,26 +157,20 @@ def _watch(
         # The compiler follows the first branch alone, so what it compiles does not depend on who listens.
         if torch.compiler.is_compiling() or not _listeners:
             return original(*args, **kwargs)
-        (_, entry), entered = _entries[key], tuple(_listeners)
-        for enter, _ in entered:
-            enter(entry)
-        out, ok = None, False
-        try:
+        with ExitStack() as entered:
+            returned = [entered.enter_context(listener(_entries[key][1])) for listener in _listeners]
             out = original(*args, **kwargs)
-            ok = True
-            return out
-        finally:
             shown = {name: value for name, value in kwargs.items() if name not in hidden}
-            for _, leave in reversed(entered):
-                leave(entry, args[skipped:], shown, out, ok)
+            for take in returned:
+                take(args[skipped:], shown, out)
+            return out
 
     setattr(owner, attribute, staticmethod(call) if isinstance(owner, type) else call)
 
 
 @contextmanager
-def watch_functions(enter: Enter, leave: Leave) -> Iterator[None]:
-    """Inside, every call of a registered autograd function or Triton kernel calls the two, which raise nothing."""
-    listener = (enter, leave)
+def watch_functions(listener: Listener) -> Iterator[None]:
+    """Inside, *listener*, which raises nothing, is entered around each call of a registered function or kernel."""
     with _lock:
         _listeners.append(listener)
     try:

@@ -13,14 +13,10 @@ from math import log2, prod
 
 from torch import Tensor
 
-from lightning_flops.measure.counting.formulas.contract import RESULT, Rule, Unreadable, rules
+from lightning_flops.measure.counting.formulas.contract import RESULT, Rule, Unreadable, Work, rules
 
 _GOLUB = "leading terms of Golub and Van Loan, Matrix Computations"
 _FFT = "5 N log2 N for a complex transform of N points, half of that where one side is real"
-_EXPONENTIAL = (
-    "five products for a Taylor polynomial of degree 18 (Bader, Blanes and Casas 2019); matrices of small norm take "
-    "fewer, and those of large norm squarings, which are left out"
-)
 _GRID = "one multiply-add for each neighbour of each output element; finding the neighbours is left out"
 _POOLED = "a multiply-add for each of the four neighbours of each sampled point"
 _DISTANCE = "one multiply-add for each pair of rows and each of their coordinates"
@@ -63,24 +59,12 @@ def householder(matrix: Tensor) -> int:
     return int(batch * 2 * n * n * (m - Fraction(n, 3)))
 
 
-def form_q(reflectors: Tensor, columns: int, count: int) -> int:
-    """Q from its *count* reflections, as *columns* columns of m rows: 4·m·c·k − 2·(m + c)·k² + 4·k³/3."""
-    m, k = int(reflectors.shape[-2]), count
-    terms = 4 * m * columns * k - 2 * (m + columns) * k * k + Fraction(4 * k**3, 3)
-    return int(prod(reflectors.shape[:-2]) * terms)
-
-
 def qr(matrix: Tensor, mode: str) -> int:
-    """``linalg_qr``: the reflections, and Q unless only R is asked for."""
-    m, count = int(matrix.shape[-2]), min(matrix.shape[-2:])
-    flops = householder(matrix)
-    return flops if mode == "r" else flops + form_q(matrix, m if mode == "complete" else count, count)
-
-
-def apply_q(reflectors: Tensor, tau: Tensor, other: Tensor) -> int:
-    """``ormqr``: each reflection is 4·m FLOPs a column, less what lies above it: 4·m·c·k − 2·c·k²."""
-    m, k = int(reflectors.shape[-2]), int(tau.shape[-1])
-    return other.numel() // max(m, 1) * (4 * m * k - 2 * k * k)
+    """``linalg_qr``: k reflections, and Q of c columns, unless only R is asked for: 4·m·c·k − 2·(m + c)·k² + 4·k³/3."""
+    m, k = int(matrix.shape[-2]), min(matrix.shape[-2:])
+    columns = m if mode == "complete" else k
+    terms = 4 * m * columns * k - 2 * (m + columns) * k * k + Fraction(4 * k**3, 3)
+    return householder(matrix) + (0 if mode == "r" else int(prod(matrix.shape[:-2]) * terms))
 
 
 def svd(matrix: Tensor, full: bool, vectors: bool = True) -> int:
@@ -91,16 +75,10 @@ def svd(matrix: Tensor, full: bool, vectors: bool = True) -> int:
     return batch * (4 * m * m * n + 8 * m * n * n + 9 * n**3 if full else 14 * m * n * n + 8 * n**3)
 
 
-def least_squares(matrix: Tensor, right: Tensor) -> int:
-    """Householder QR, Qᵀ·b (4mn − 2n² a column) and a triangular solve (n² a column)."""
-    _, m, n = _sizes(matrix)
-    return householder(matrix) + right.numel() // max(int(matrix.shape[-2]), 1) * (4 * m * n - n * n)
-
-
-def fourier(share: int, values: Tensor, dims: Sequence[int]) -> int:
+def fourier(share: int, values: Tensor, dims: Sequence[int]) -> Work:
     """A transform over *dims* together; half of it where one side, whose size this is, is real."""
     points = prod(int(values.shape[dim]) for dim in dims)
-    return int(5 * points * log2(points) * (values.numel() / points / share)) if points > 1 else 0
+    return Work(int(5 * points * log2(points) * (values.numel() / points / share)) if points > 1 else 0)
 
 
 def _neighbours(dims: int, mode: int) -> int:
@@ -140,10 +118,10 @@ def _cubes(names: str, terms: Fraction | int) -> dict[str, Rule]:
 
 
 ESTIMATE_RULES: dict[str, Rule] = {
-    # Their estimate is of complex numbers already.
-    **rules("_fft_c2c prims::fft_c2c", partial(fourier, 1), "self dim", _FFT, 1),
-    **rules("_fft_r2c prims::fft_r2c", partial(fourier, 2), "self dim", _FFT, 1),
-    **rules("_fft_c2r prims::fft_c2r", partial(fourier, 2), f"{RESULT} dim", _FFT, 1),
+    # The estimate is of complex numbers already.
+    **rules("_fft_c2c", partial(fourier, 1), "self dim", _FFT),
+    **rules("_fft_r2c", partial(fourier, 2), "self dim", _FFT),
+    **rules("_fft_c2r", partial(fourier, 2), f"{RESULT} dim", _FFT),
     **rules(
         "grid_sampler_2d grid_sampler_3d _grid_sampler_2d_cpu_fallback cudnn_grid_sampler",
         lambda values, mode, out: grid_sample(values, mode or _BILINEAR, out),
@@ -161,13 +139,7 @@ ESTIMATE_RULES: dict[str, Rule] = {
     **rules("torchvision::_roi_align_backward", pooled_samples, "grad sampling_ratio", estimate=_POOLED),
     **rules("_cdist_forward _euclidean_dist", pair_distances, f"x1 {RESULT}", estimate=_DISTANCE),
     **rules("_cdist_backward", pair_distances, "x1 grad|grad_output", estimate=_DISTANCE),
-    **rules(
-        "_pdist_forward _pdist_backward",
-        lambda rows: len(rows) * (len(rows) - 1) * int(rows.shape[1]),
-        "self",
-        estimate=_DISTANCE,
-    ),
-    **_cubes("cholesky linalg_cholesky_ex linalg_ldl_factor_ex", Fraction(1, 3)),
+    **_cubes("cholesky linalg_cholesky_ex", Fraction(1, 3)),
     **_cubes("cholesky_inverse", Fraction(2, 3)),
     **_cubes("linalg_inv_ex", 2),
     **_cubes("linalg_eig", 25),
@@ -176,25 +148,14 @@ ESTIMATE_RULES: dict[str, Rule] = {
     **_golub("triangular_solve", partial(triangular_solves, 1), "A self"),
     **_golub("cholesky_solve", partial(triangular_solves, 2), "input2 self"),
     **_golub("_cholesky_solve_helper", partial(triangular_solves, 2), "A self"),
-    **_golub("linalg_lu_solve linalg_ldl_solve", partial(triangular_solves, 2), "LU|LD B"),
+    **_golub("linalg_lu_solve", partial(triangular_solves, 2), "LU B"),
     **_golub("linalg_lu linalg_lu_factor_ex _linalg_det _linalg_slogdet", lu_factor),
     **_golub("_linalg_solve_ex", solve, "A B"),
-    **_golub("linalg_lstsq", least_squares, "self b"),
-    # A thin singular value decomposition, and the product of its factors
-    **_golub("linalg_pinv", lambda matrix: svd(matrix, full=False) + 2 * matrix.numel() * min(matrix.shape[-2:])),
     **_golub("geqrf", householder),
     **_golub("linalg_qr", qr, "A mode"),
-    **_golub(
-        "linalg_householder_product",
-        lambda reflectors, tau: form_q(reflectors, int(reflectors.shape[-1]), int(tau.shape[-1])),
-        "input tau",
-    ),
-    **_golub("ormqr", apply_q, "self input2 input3"),
     **_golub("_linalg_svd", svd, "A full_matrices compute_uv"),
-    **_golub("prims::svd", svd, "A full_matrices"),
     # Tridiagonal QR
     **_golub(
         "_linalg_eigh", lambda matrix, vectors: per_square(9 if vectors else Fraction(4, 3), matrix), "A compute_v"
     ),
-    **rules("linalg_matrix_exp", partial(per_square, 10), "self", estimate=_EXPONENTIAL),
 }

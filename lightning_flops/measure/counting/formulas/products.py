@@ -15,7 +15,6 @@ from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +27,7 @@ from lightning_flops.measure.counting.formulas.contract import (
     host_integers,
     rules,
 )
-from lightning_flops.measure.torch_private.fakes import is_fake, stored
-from lightning_flops.measure.torch_private.needed import modes_off
+from lightning_flops.measure.torch_private.needed import is_fake, modes_off, stored
 
 _STRIDED = torch.strided
 _PAIR_OF_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in older torch
@@ -55,21 +53,11 @@ def non_zeros(tensor: Tensor) -> int:
         raise Unreadable("how many elements a sparse tensor stores follows from its values")
     if tensor.layout is torch.sparse_coo:
         with modes_off():
-            return stored(tensor)[1].numel()
+            return stored(tensor).numel()
     if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
         with modes_off():
             return tensor.values().numel()
     return tensor.numel()
-
-
-def _sparse_times_sparse(left: Tensor, right: Tensor) -> int:
-    """Two FLOPs for every pair of stored elements that meet: (m, k) of the left one, (k, n) of the right one."""
-    inner = left.shape[1]
-    with modes_off():
-        met_left = torch.bincount(stored(left.to_sparse_coo())[0][1], minlength=inner)  # type: ignore[no-untyped-call]
-        met_right = torch.bincount(stored(right.to_sparse_coo())[0][0], minlength=inner)  # type: ignore[no-untyped-call]
-        met = (met_left * met_right).sum()
-    return 2 * sum(host_integers(met))
 
 
 def _nested_product(left: Tensor, right: Tensor) -> int:
@@ -94,17 +82,15 @@ def _shape_product(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def product(left: Tensor, right: Tensor) -> int:
-    """Products in all their forms: vectors, matrices, broadcast stacks, nested and sparse operands."""
+    """Products in all their forms: vectors, matrices, broadcast stacks, nested operands, one sparse operand."""
     if left.is_nested or right.is_nested:
         return _nested_product(left, right)
+    if _STRIDED not in (left.layout, right.layout):
+        raise Unreadable("a product of two sparse matrices has no formula")
     if left.layout is _STRIDED:
         if right.layout is not _STRIDED:
             return 2 * non_zeros(right) * prod(left.shape[:-1])
-        if right.dim() == 2:  # the commonest, without the loop over batches
-            return 2 * left.numel() * int(right.shape[1])
         return _shape_product(left.shape, right.shape)
-    if right.layout is not _STRIDED:
-        return _sparse_times_sparse(left, right)
     return 2 * non_zeros(left) * (int(right.shape[-1]) if right.dim() > 1 else 1)
 
 
@@ -151,32 +137,6 @@ def grouped_product(left: Tensor, right: Tensor, offsets: Tensor | None, *, time
     return flops if grouped == whole else Work(flops, by_values=True)
 
 
-def trilinear(first: Tensor, second: Tensor, third: Tensor, *dims: Any) -> int:
-    """``_trilinear``: two pairwise products; sums the third factor has no part in are done by the first of them.
-
-    *dims* are the dimensions that each factor lacks, those summed, and the one that is a loop.
-    """
-    *lacking, summed, unrolled = dims
-    held = [[dim for dim in range(first.dim() + len(lacking[0])) if dim not in lacks] for lacks in lacking]
-    size = {
-        dim: length
-        for dims, one in zip(held, (first, second, third), strict=True)
-        for dim, length in zip(dims, one.shape, strict=True)
-    }
-    a, b, c = map(set, held)
-    early = {dim for dim in summed if dim not in c and dim != unrolled}
-
-    def product_of(left: set[int], right: set[int], over: set[int]) -> int:
-        alone = over & (left ^ right)  # one side's own sums are done before it
-        return 2 * prod(size[dim] for dim in (left | right | {unrolled}) - alone) if over else 0
-
-    return product_of(a, b, early) + product_of((a | b) - early, c, {*summed} - early - {unrolled})
-
-
-def _affine_grid(theta: Tensor, grid: Tensor) -> int:
-    return 2 * grid.numel() * int(theta.shape[2])
-
-
 def layers(values: Tensor, weights: Sequence[Tensor]) -> int:
     """All layers and directions of a recurrent layer at once: *weights* lists their matrices and biases."""
     return 2 * rows_of(values) * sum(weight.numel() for weight in weights if weight.dim() == 2)
@@ -198,7 +158,7 @@ _FROM_RESULT = f"self|input|inp|X|x {RESULT}"
 PRODUCT_RULES: dict[str, Rule] = {
     **rules(
         "mm bmm addmm addmm_ baddbmm baddbmm_ addbmm addbmm_ _addmm_activation _int_mm mv addmv addmv_ dot vdot matmul "
-        "_sparse_mm _sparse_addmm _sparse_sparse_matmul _sparse_mm_reduce_impl hspmm sspaddmm "
+        "_sparse_mm _sparse_addmm _sparse_mm_reduce_impl hspmm sspaddmm "
         "symm_mem::_async_input_mm",
         product,
         _PAIR,
@@ -221,10 +181,6 @@ PRODUCT_RULES: dict[str, Rule] = {
         "self|input mat2|weight offs",
     ),
     **rules("transformers::grouped_mm_fallback_backward", partial(grouped_product, times=2), "input weight offs"),
-    **rules("_trilinear", trilinear, "i1 i2 i3 expand1 expand2 expand3 sumdim unroll_dim"),
-    # A grid of homogeneous points (…, 3 or 4 coordinates) times each sample's matrix, (d, d + 1)
-    **rules("affine_grid_generator cudnn_affine_grid_generator", _affine_grid, f"theta {RESULT}"),
-    **rules("cudnn_affine_grid_generator_backward", _affine_grid, f"{RESULT} grad"),
     # Weights packed as int4 or int8: activations and accumulation stay in the activations' dtype.
     **rules(
         "_weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros _weight_int8pack_mm "
@@ -235,11 +191,6 @@ PRODUCT_RULES: dict[str, Rule] = {
     ),
     # Sparse
     **rules("sparse_sampled_addmm", lambda left, pattern: 2 * non_zeros(pattern) * int(left.shape[-1]), "mat1 self"),
-    **rules(
-        "_sparse_mm_reduce_impl_backward",
-        backward_of(lambda pattern, grad: 2 * non_zeros(pattern) * int(grad.shape[-1])),
-        "self grad_out output_mask",
-    ),
     **rules(
         "_sparse_semi_structured_linear _sparse_semi_structured_mm _sparse_semi_structured_addmm",
         lambda stored_half, out: 2 * out.numel() * int(stored_half.shape[1]),

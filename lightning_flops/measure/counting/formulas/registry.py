@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from lightning_flops.measure.counting.formulas.attention import ATTENTION_RULES, HIGHER_ORDER_FORMULAS
@@ -28,7 +27,6 @@ from lightning_flops.measure.torch_private.needed import (
     OpOverload,
     is_composite,
     overloads_named,
-    replaced_by,
     schema_of,
 )
 from lightning_flops.measure.torch_private.optional import triton_kernel
@@ -81,15 +79,23 @@ def lookup(operator: Any) -> Entry:
     return entry
 
 
+def _stands_for(name: str) -> str:
+    """The operator of that name; ``aten::bmm`` for ``_native::bmm_triton_0``, which torch runs in its place.
+
+    Where an overload is replaced, its name stands between the operator's and what it is written in.
+    """
+    if (named := re.fullmatch(r"_native::(.+)_[a-z0-9]+_[0-9]+", name)) is None:
+        return name
+    replaced = f"aten::{named[1]}"
+    return replaced if overloads_named(replaced) else replaced.rpartition("_")[0]
+
+
 def _find(operator: Any) -> Entry:
     schema = schema_of(operator)
-    qualified = schema.name  # "aten::mm"
-    name = qualified.replace("::", ".", 1)
+    name, qualified = schema.name.replace("::", ".", 1), _stands_for(schema.name)  # "aten.mm", "aten::mm"
     user = user_formulas.get(f"{qualified}.{schema.overload_name}") or user_formulas.get(qualified)
     if user is not None:
         return Entry(name, "formula", user)
-    if (replaced := replaced_by(operator)) is not None:
-        return replace(lookup(replaced), name=name)
     if (rule := RULES.get(qualified)) is not None:
         try:
             return Entry(name, "formula", *bind(rule, schema), rule.estimate)
@@ -172,7 +178,7 @@ _HEAVY_WORDS = re.compile(
     r"(?:^|[_\d:.])(?:s|sp|add|badd|addb|b|int|f16|grouped|qk|av)?(?:mm|bmm|mv)(?:$|[_\d])"
     r"|matmul|gemm|gemv|conv(?!ert)|attention|attn|flash|(?:^|_)sdpa?(?:$|_)|(?<!bi)(?<!tri)linear(?!1d)|einsum"
     r"|lstm|(?:^|_)gru|(?:^|_|\d)rnn|(?:^|_)dot(?:$|_)|outer_?prod|tensordot|bilinear(?!2d)|trilinear(?!3d)"
-    r"|cholesky|lstsq|(?:^|_)svd|(?:^|_)qr(?:$|_)|(?<!w)eig(?:h|vals)|(?<!re)solve|(?:^|_)fft|matrix_(?:exp|power)"
+    r"|cholesky|householder|ormqr|pinv|pdist|affine_grid|(?:^|_)ldl|lstsq|(?:^|_)svd|(?:^|_)qr(?:$|_)|(?<!w)eig(?:h|vals)|(?<!re)solve|(?:^|_)fft|matrix_(?:exp|power)"
     r"|ssm|selective_scan|triton|(?:^|_)moe(?:$|_)|(?:^|_)mlp(?:$|_)|fused_(?:dense|experts)",
     re.IGNORECASE,
 )

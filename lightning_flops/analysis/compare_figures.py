@@ -1,0 +1,155 @@
+"""Figures and settings of two runs, what of a difference is chance, and conditions that may end a CI job.
+
+Chance is Welch's t (Biometrika 34, 1947) over the means of batches of neighbouring steps. Steps that follow one another
+are alike: a core slows down for a while. So each run's timed steps are cut into batches of n^(1/3) neighbours, at least
+five of them, whose means are nearly independent (A. Law and W. Kelton, "Simulation Modeling and Analysis"). It is the
+noise *within* the two runs: what changes from one start of a program to the next, no run can see of itself.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_flops.errors import ComparisonError
+from lightning_flops.schema.comparison import Comparison, FigureDifference, SettingDifference
+from lightning_flops.schema.profile import Profile
+from lightning_flops.units import shown
+
+LEAST_STEPS = 4
+"""Timed steps of each run, below which nothing is said of noise."""
+_T = (5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.98, 2.95, 2.92, 2.90, 2.88, 2.86, 2.85)
+"""Student's t of ``CONFIDENCE``, two-sided, from three degrees of freedom on; the last of all beyond."""
+
+Floats = npt.NDArray[np.float64]
+WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
+"""Figures of the wall clock, which say little of a run that was starved of processors."""
+
+_SIGNS: Mapping[str, Callable[[float, float], bool]] = {
+    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le
+}  # fmt: skip
+_FORM = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*")
+
+
+def too_few(source: str, steps: str) -> str:
+    """The sentence on the run *source* whose steps, in words, are fewer than ``LEAST_STEPS``."""
+    return f"What is noise is not known: {source} has {steps}, and less than {LEAST_STEPS} say nothing of their spread."
+
+
+def noise_ns(a: Floats, b: Floats) -> int | None:
+    """How far the difference of the means of *a* and *b*, seconds of each step of both runs, may be chance."""
+    return None if min(len(a), len(b)) < LEAST_STEPS else round(1e9 * _half_width(_batch_means(a), _batch_means(b)))
+
+
+def noise_factor(a: Floats, b: Floats) -> float:
+    """By what the ratio B / A of a figure, known of each step, may be multiplied or divided; 1 where one is 0."""
+    means = [_batch_means(one) for one in (a, b)]
+    return math.exp(_half_width(*(one / one.mean() for one in means))) if all(one.any() for one in means) else 1.0
+
+
+def _batch_means(steps: Floats) -> Floats:
+    length = max(1, min(round(math.pow(len(steps), 1 / 3)), len(steps) // 5))
+    means: Floats = steps[: len(steps) // length * length].reshape(-1, length).mean(axis=1)
+    return means
+
+
+def _half_width(a: Floats, b: Floats) -> float:
+    """Half of Welch's interval of the difference of two means."""
+    squares = [float(one.var(ddof=1)) / len(one) for one in (a, b)]
+    if not sum(squares):
+        return 0.0
+    parts = [square**2 / (len(one) - 1) for square, one in zip(squares, (a, b), strict=True)]
+    freedom = int(sum(squares) ** 2 / sum(parts))
+    return _T[min(freedom, len(_T) + 2) - 3] * math.sqrt(sum(squares))
+
+
+def figure_difference(
+    name: str,
+    values: tuple[float | None, float | None],
+    *,
+    unknown: tuple[str | None, str | None],
+    steps: tuple[Floats | None, Floats | None],
+) -> FigureDifference:
+    """The figure *name* with its *values* in A and B, or why one is *unknown*.
+
+    *steps* are what it is in each step, or in proportion to that; None for a count, which is exact.
+    """
+    (a, b), (of_a, of_b), ratio, factor, reason = values, steps, None, None, ""
+    if a is None or b is None:
+        which, words = ("A", unknown[0]) if a is None else ("B", unknown[1])
+        reason = f"not known in {which}" + (f": {words}" if words else "")
+    elif b and not a:
+        reason = "0 in A"
+    else:
+        ratio = b / a if a else 1.0
+        if of_a is None or of_b is None or not a:
+            factor = 1.0
+        elif min(len(of_a), len(of_b)) < LEAST_STEPS:
+            reason = "single steps are not known, or too few to say what is noise"
+        else:
+            factor = noise_factor(of_a, of_b)
+    return FigureDifference(name=name, a=a, b=b, ratio=ratio, noise_factor=factor, reason=reason)
+
+
+Verdict = Literal["holds", "does not hold", "is inconclusive"]
+
+
+def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
+    """Whether the ratio B / A of a figure keeps *condition* whatever value within its noise is the true one, and why.
+
+    Of a figure by the wall clock that is inconclusive where a run was starved of processors.
+
+    Raises:
+        ComparisonError: *condition* is none, or the figure, or its noise, is not known.
+    """
+    found = _FORM.fullmatch(condition)
+    if found is None:
+        raise ComparisonError(
+            "must be a figure, one of > >= < <=, and a number, as 'global_step_sec > 1.05', "
+            f"got {shown(condition, chars=60)}"
+        )
+    name, sign, limit = found[1], _SIGNS[found[2]], float(found[3])
+    figures = {one.name: one for one in comparison.figures}
+    if name not in figures:
+        raise ComparisonError(f"{condition}: {name} cannot be compared: it is none of {', '.join(figures)}")
+    figure, starved = figures[name], [of for of, run in (("A", comparison.a), ("B", comparison.b)) if run.starved]
+    words = f"{name} B/A is {figure.ratio:.4g}" if figure.ratio is not None else ""
+    if words and starved and name in WALL:
+        return "is inconclusive", f"{words}, but {' and '.join(starved)} had to wait for processors"
+    if figure.ratio is None or figure.ends is None:
+        raise ComparisonError(f"{condition}: {name} cannot be compared: {figure.reason}")
+    if figure.noise_factor != 1:
+        words += f", by noise between {figure.ends[0]:.4g} and {figure.ends[1]:.4g}"
+    if all(sign(one, limit) for one in figure.ends):
+        return "holds", words
+    return "does not hold", f"{words}: within noise" if sign(figure.ratio, limit) else words
+
+
+_OF_PROFILES = ("micro_steps", "samples", "tokens", "params", "trainable_params")
+
+
+def setting_differences(a: Profile, b: Profile) -> tuple[SettingDifference, ...]:
+    """What is set up differently: context, model and settings."""
+    of_a, of_b = _set_up(a), _set_up(b)
+    return tuple(SettingDifference(name=name, a=of_a[name], b=of_b[name]) for name in of_b if of_a[name] != of_b[name])
+
+
+def _set_up(profile: Profile) -> dict[str, str]:
+    found = {f"context.{one.name}": getattr(profile.context, one.name) for one in fields(profile.context)}
+    found |= {name: getattr(profile, name) for name in _OF_PROFILES}
+    found["dtypes"] = ", ".join(one.dtype for one in profile.dtypes)
+    found |= {f"settings.{one.name}": getattr(profile.settings, one.name) for one in fields(profile.settings)}
+    return {name: _as_text(value) for name, value in found.items()}
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return "n/a"
+    return f"{value:,}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value) or "(none)"
