@@ -22,12 +22,11 @@ from werkzeug import wrappers
 
 from lightning_flops.config.values import BLOCK, OWN_FOLDER
 from lightning_flops.errors import ProfileFormatError
-from lightning_flops.report.html_page import PageRun, WindowFigures, bundled, document
-from lightning_flops.report.page_views import profile_view
+from lightning_flops.report.html_page import PageRun, WindowFigures, bundled, document, profile_view
 from lightning_flops.schema import codec
 from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.tensorboard_tab import PLUGIN
-from lightning_flops.text.printable import printable
+from lightning_flops.units import printable
 
 _FRONTEND: Final = {"index.js": "text/javascript", "page.js": "text/javascript", "style.css": "text/css"}
 _WINDOW: Final = "window"

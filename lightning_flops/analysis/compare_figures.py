@@ -21,7 +21,7 @@ import numpy.typing as npt
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import Comparison, FigureDifference
 from lightning_flops.schema.profile import Profile
-from lightning_flops.text.printable import shown
+from lightning_flops.units import shown
 
 LEAST_STEPS = 4
 """Timed steps of each run, below which nothing is said of noise."""

@@ -76,7 +76,7 @@ def make_rank_record(profile: Profile) -> RankRecord:
     if traced is not None:
         if traced.tables is not None and (overlap := traced.tables.overlap) is not None:
             of_trace = TracedRank(rank=rank, steps=traced.steps, overlap=overlap, collectives=traced.collectives)
-        traced = replace(traced, tables=None, own_forward_sec=None, filling=None, operators_sec={}, collectives=())
+        traced = replace(traced, tables=None, own_forward_sec=None, filling=None, collectives=())
     none: dict[str, tuple[()]] = dict.fromkeys(("modules", "operators", "advice", "notes"), ())
     return RankRecord(
         profile=replace(profile, traced=traced, ranks=None, budget=None, uncounted={}, **none),  # type: ignore[arg-type]

@@ -22,7 +22,6 @@ from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.schema.trace import PartFilling, TracedStep
 
 _US_PER_SEC = 1e6
-_NS_PER_SEC = 1e9
 
 _FAR = 2.0
 """Traced and typical steps whose forward or backward differ by more than so many times are not compared."""
@@ -79,7 +78,6 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         parts=traces.step_parts(trace),
         filling=filling,
         steps=len(tables.step_times.steps),
-        operators_sec=traced_operators(traces.typical_operators(trace), forward_scale, backward_scale),
         forward_scale=forward_scale,
         backward_scale=backward_scale,
         is_apart=is_apart,
@@ -108,16 +106,6 @@ def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> 
         timed, inside_us = (timing.seconds_of("forward", "backward", typical=True),) * 2, (sum(inside_us),) * 2
     scales = [ratio(part=one, whole=us / _US_PER_SEC) or 1.0 for one, us in zip(timed, inside_us, strict=True)]
     return scales[0], scales[1], any(not 1 / _FAR <= one <= _FAR for one in scales)
-
-
-def traced_operators(
-    operators: Iterable[tuple[str, int, float]], forward: float = 1.0, backward: float = 1.0
-) -> dict[str, float]:
-    """Seconds of what ``typical_operators`` returns, by name, multiplied by these scales in forward and backward."""
-    found = Counter[str]()
-    for name, phase, own_ns in operators:
-        found[name] += own_ns * (1.0, forward, backward)[phase] / _NS_PER_SEC  # type: ignore[assignment]
-    return dict(found)
 
 
 def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning_flops.commands.terminal import Status, command, option, print_whole
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.text.printable import shown
+from lightning_flops.units import shown
 
 
 def _varying(text: str) -> tuple[str | int, dict[int, str] | list[int]]:

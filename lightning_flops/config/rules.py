@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lightning_flops.config.values import BLOCK, PEAK_DTYPES, AdviceThresholds, TraceSchedule
 from lightning_flops.errors import ConfigError
-from lightning_flops.text.printable import shown
+from lightning_flops.units import shown
 
 _TOO_LARGE = 10**15  # no run has so many steps or samples, and every report can show an integer below it
 

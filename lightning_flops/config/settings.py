@@ -16,7 +16,7 @@ from lightning_flops.config import rules
 from lightning_flops.config.rules import refuse_unknown, unknown_setting
 from lightning_flops.config.values import BLOCK, AdviceThresholds, TraceSchedule
 from lightning_flops.errors import ConfigError
-from lightning_flops.text.printable import shown
+from lightning_flops.units import shown
 
 _T = TypeVar("_T")
 F = TypeVar("F", bound=Callable[..., Any])

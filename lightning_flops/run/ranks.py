@@ -30,7 +30,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.torch_private.optional import store_getter
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import words_of
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 

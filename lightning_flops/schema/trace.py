@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lightning_flops.schema import codec
 from lightning_flops.schema.ranks import CollectiveCalls, Overlap, RankComparison
@@ -147,8 +147,6 @@ class TracedStep:
     """What filled each of these parts; None if there is no trace, or if the trace does not show the device."""
     steps: int = 1
     """How many steps there are."""
-    operators_sec: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each operator in a step, without those it called, on the device's clock if there is one."""
     forward_scale: float = 1.0
     """Typical seconds of the forward / the sum of what is in the traced one. Where times are the device's, or no step
     was timed, elements of the counted steps' batches / of the traced ones', which is 1 for traced steps like them."""

@@ -11,9 +11,8 @@ from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.read import load_trace
 from lightning_flops.trace.report import analyze_trace
 from lightning_flops.trace.steps import step_filling, step_parts
-from lightning_flops.trace.tables import typical_operators
 
 __all__ = [
     "Peaks", "Trace", "TraceFormatError", "analyze_trace", "collective_calls", "load_trace",
-    "module_table", "step_filling", "step_parts", "typical_operators",
+    "module_table", "step_filling", "step_parts",
 ]  # fmt: skip

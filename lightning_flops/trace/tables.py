@@ -38,7 +38,7 @@ from lightning_flops.trace.intervals import (
     table,
     weighted_mean,
 )
-from lightning_flops.trace.modules import Phase, called_from
+from lightning_flops.trace.modules import called_from
 from lightning_flops.trace.names import Kind, is_users_scope, may_use_tensor_cores, uses_tensor_cores
 from lightning_flops.trace.steps import launched_ns
 from lightning_flops.trace.structure import launched_at, nearest, without_inner
@@ -283,20 +283,6 @@ def _each_step(trace: Trace, keys: Lanes, moments_ns: Ints, *columns: Ints) -> t
     used, which = np.unique(keys[inside], return_inverse=True)
     place, shape = step[inside] * len(used) + which, (count, len(used))
     return used.tolist(), [sums_by(place, one[inside], count * len(used)).reshape(shape) for one in columns]
-
-
-def typical_operators(trace: Trace) -> list[tuple[str, int, float]]:
-    """Each operator by name and ``modules.Phase``: self nanoseconds of a step, the median over the steps.
-
-    The nanoseconds are the device's if there is one.
-    """
-    times, rows = trace.operator_times, trace.operator_times.rows
-    keys, own = trace.name[rows] * np.int64(len(Phase)), times.device_self if trace.has_device else times.host_self
-    if trace.frames is not None:
-        keys += trace.frames.owner_at(trace, trace.lane[rows], trace.start_ns[rows])[1]
-    used, (own_ns,) = _each_step(trace, keys, trace.start_ns[rows], own[rows])
-    medians = np.median(own_ns, axis=0).tolist()
-    return [(trace.names[key // len(Phase)], key % len(Phase), ns) for key, ns in zip(used, medians, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops.measure.counting.recorded_calls import recorded_work
-from lightning_flops.report.trace_text import render_traces
+from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.tables import DeviceMetrics, IdleTime, OperatorRow
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.trace import analyze_trace, load_trace

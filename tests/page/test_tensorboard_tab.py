@@ -22,8 +22,7 @@ import msgspec
 import pytest
 
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
-from lightning_flops.report.html_page import packed, window_figures
-from lightning_flops.report.page_views import profile_view
+from lightning_flops.report.html_page import packed, profile_view, window_figures
 from lightning_flops.run.output import RunFiles
 from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.tensorboard_tab import PLUGIN, event_file_name, tab_events

@@ -14,7 +14,6 @@ const SIZES: Record<SizeKey, { label: string; show: (value: number | null) => st
   flops: { label: "FLOPs", show: (value) => si(value, "FLOPs") },
   bytes: { label: "Bytes", show: bytes },
   params: { label: "Parameters", show: (value) => si(value) },
-  memory: { label: "Memory kept", show: bytes },
 };
 
 export function Modules(props: { tree: ModuleTree; place: Place; go: (changes: Place) => void }): JSX.Element {

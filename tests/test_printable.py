@@ -11,7 +11,7 @@ import pytest
 
 from lightning_flops import ConfigError, Profile, ProfilerConfig
 from lightning_flops.cli import main
-from lightning_flops.text.printable import package_logger, printable, printable_lines, shown
+from lightning_flops.units import package_logger, printable, printable_lines, shown
 
 PACKAGE = Path(__file__).parents[2] / "lightning_flops"
 HOSTILE = "\x1b[2J\x1b]0;title\x07\u202e\n"
