@@ -52,27 +52,15 @@ def test_json_holds_every_table_and_text_as_many_rows_as_asked_for(capsys: pytes
         assert ("(and 2 more)" in capsys.readouterr().out) == cut
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (None, "cannot be read: No such file or directory"),
-        ("", "the file is empty"),
-        ('{"traceEvents": [{"ph": "X"', "the file ends in the middle"),
-        ('{"a": 1}', 'a JSON object without a list "traceEvents"'),
-    ],
-)
 def test_a_file_that_cannot_be_read_is_named_on_standard_error(
-    content: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bad.json"
-    if content is not None:
-        path.write_text(content)
+    path.write_text('{"traceEvents": [{"ph": "X"')
     assert main(["trace", FILES[0], str(path)]) == 2
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"lightning-flops: {path}: ")
-    assert words in err
-    assert err.count("\n") == 1
+    assert out == "" and err.startswith(f"lightning-flops: {path}: ") and err.count("\n") == 1
+    assert "the file ends in the middle" in err
 
 
 def test_two_files_of_one_rank_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
