@@ -45,7 +45,7 @@ from lightning_flops.schema.tables import (
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, si
 
-MEMORY_TITLES = ("Memory over time", "Memory (bytes)", "Memory by module (bytes)")
+MEMORY_TITLES = ("Memory over time", "Memory (bytes)")
 """Sections of which a trace has what it needs with ``profile_memory`` alone."""
 
 
@@ -68,9 +68,7 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
         peaks = [*map(_peak, report.memory_curves)]
         yield Section("Memory over time", "The most that was allocated at once.", peaks, "curves")
     note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
-    yield from _section("Memory (bytes)", note, report.memory, [_place("operator"), *_SIZES])
-    note = "As above, by the module whose forward was running. Self: without the modules inside."
-    yield from _section("Memory by module (bytes)", note, report.module_memory, [_place("module"), *_SIZES])
+    yield from _section("Memory (bytes)", note, report.memory, _SIZES)
     note = "Copies and memsets: the calls that launched them, and they themselves."
     calls = statistics("host", sort="", prefix="call ")
     yield from _section(
@@ -98,14 +96,9 @@ def _where(row: Any) -> str:
     return "host" if row.device < 0 else f"device {row.device}"
 
 
-def _place(of: str) -> Column:
-    """The column of what allocated: an *operator* or a *module*."""
-    where = "(outside operators)"
-    return Column(of, lambda row: where if row.name is None else short(row.name) or "(root)", str, "name")
-
-
 _BYTES = field("bytes", "bytes", sort="bytes")
 _SIZES = [
+    Column("operator", lambda row: "(outside operators)" if row.name is None else short(row.name), str, "name"),
     Column("where", _where, str, left=True),
     CALLS,
     field("size increase", "size_increase_bytes"),
@@ -122,10 +115,10 @@ _IDLE = [
 ]
 
 
-def _rates(rows: Sequence[Any], of: str = "total") -> list[Column]:
+def _rates(rows: Sequence[Any]) -> list[Column]:
     """Columns of the FLOPs that *rows* have, of their rate and share of the peak; none where no row has any."""
     columns = [
-        field("FLOPs", f"flops.{of}", si, "flops"),
+        field("FLOPs", "flops.hardware", si, "flops"),
         field("FLOP/s", "flops.flops_per_sec", si, "rate"),
         field("of peak", "flops.hfu", percent),
     ]
@@ -180,7 +173,7 @@ def _kernels(report: TraceReport, summary: KernelSummary) -> Section:
     def tensor_cores(row: Any) -> str:
         return "/".join("yes" if one else "no" for one in (row.tensor_cores_eligible, row.tensor_cores))
 
-    columns = [named("kernel"), CALLS, *statistics("device"), *_rates(rows, "hardware")]
+    columns = [named("kernel"), CALLS, *statistics("device"), *_rates(rows)]
     columns += [] if summary.tensor_core_ratio is None else [Column("TC", tensor_cores, str)]
     columns += [field("blocks/SM", "blocks_per_sm"), field("occupancy, %", "occupancy_percent")]
     values = {
@@ -258,16 +251,14 @@ def _phases(report: TraceReport) -> Section:
 
 
 def _modules(modules: ModuleTable) -> Section:
-    on_device, has_backward = modules.clock == "device", any(row.backward_us for row in modules.rows)
     columns = [
         Column("module", lambda row: row.name or "(root)", short, "name"),
         CALLS,
         field("fwd self", "own_forward_us", us, "self"),
         field("fwd total", "forward_us", us, "total"),
     ]
-    columns += [field("bwd self", "own_backward_us", us), field("bwd total", "backward_us", us)] if has_backward else []
-    columns += [field("fwd kernels", "forward_kernels")] if on_device else []
-    columns += [field("bwd kernels", "backward_kernels")] if on_device and has_backward else []
+    if any(row.backward_us for row in modules.rows):
+        columns += [field("bwd self", "own_backward_us", us), field("bwd total", "backward_us", us)]
     rows = sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us))
     wholes = {
         "forward": us(modules.forward_us),
@@ -282,7 +273,7 @@ def _modules(modules: ModuleTable) -> Section:
         "Modules",
         f"Time on the {modules.clock}, {of_steps}; self: without the modules inside. The backward includes "
         "what it repeats of the forward. Gradient accumulation is of the whole model and has its own line.",
-        [*figures(wholes), Table(rows, [*columns, *_rates(rows)])],
+        [*figures(wholes), Table(rows, columns)],
     )
 
 
@@ -306,8 +297,8 @@ def _communication(report: TraceReport, share: Overlap) -> Section:
 
 
 def _operators(report: TraceReport) -> Section:
-    """Each operator: its times on the host and on the device, where it was called, and the same by shapes."""
-    rows, shapes = report.operators or (), report.operators_by_shape or ()
+    """Each operator: its times on the host and on the device, and where it was called."""
+    rows = report.operators or ()
     clocks = ("host", "device") if any(row.device is not None for row in rows) else ("host",)
 
     def times(own: str, whole: str) -> Iterator[Column]:
@@ -320,13 +311,8 @@ def _operators(report: TraceReport) -> Section:
     columns = [named("operator"), CALLS, *times("total ratio", "total mean max")]
     if any(row.called_from for row in rows):
         columns.append(field("called from", "called_from", short))
-    items = [Table(rows, columns)]
-    if shapes:
-        sizes = field("sizes", "inputs", short)
-        columns = [named("by input shape"), replace(sizes, left=True), CALLS, *times("total", "total mean")]
-        items.append(Table(shapes, [*columns, *_rates(shapes)]))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
-    return Section("Operators", note, items)
+    return Section("Operators", note, [Table(rows, columns)])
 
 
 def _peak(curve: MemoryCurve) -> Figure:

@@ -192,7 +192,7 @@ class KernelSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRow(Row):
-    """All calls of one operator, or those with inputs of the same sizes and dtypes.
+    """All calls of one operator.
 
     As in torch's own tables, *host* and *device* include what the operator called. A call inside a call of the same
     operator is a part of that call. Ratios are of the self times of all operators.
@@ -206,34 +206,28 @@ class OperatorRow(Row):
     """Device time launched in it itself, without what it called."""
     tensor_cores_eligible: bool
     """Whether it is a matrix product, convolution, attention or recurrent layer."""
-    inputs: str = ""
-    """Sizes of its tensors, ``[32, 3, 224, 224], [64, 3, 7, 7]``; empty for all of them, like the next."""
-    dtypes: str = ""
-    """Dtypes of its tensors, as C++ names them."""
     called_from: str = ""
-    """First line of the user's function that called it first, ``net.py:7``; empty by shapes, or without stacks."""
-    flops: Flops | None = None
-    """FLOPs of calls by shapes that count; None for all others."""
+    """First line of the user's function that called it first, ``net.py:7``; empty without one, or without stacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """What one operator, or one module in its forward, allocated and freed on one device."""
+    """What one operator allocated and freed on one device."""
 
     name: str | None
-    """Name of the operator or module; None: outside any operator."""
+    """Name of the operator; None: outside any operator."""
     device: int
     """Number of the device, -1 for the host."""
     calls: int
-    """Calls of the operator in which memory was allocated or freed; for all else such events."""
+    """Calls of the operator in which memory was allocated or freed; outside of any such events."""
     size_increase_bytes: int
-    """Allocated less freed, with what it called or the modules inside: what a forward keeps."""
+    """Allocated less freed, with what it called."""
     self_size_increase_bytes: int
-    """The same without these; the sum over all rows of a device is what the trace changed."""
+    """The same without what it called; the sum over all rows of a device is what the trace changed."""
     allocation_bytes: int
     """Allocated, frees left out."""
     self_allocation_bytes: int
-    """Allocated without what it called, or the modules inside, frees left out."""
+    """Allocated without what it called, frees left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,9 +243,7 @@ class MemoryCurve:
     peak_us: float
     """When that was, after the first event of the trace."""
     points: tuple[tuple[float, int], ...]
-    """Microseconds after the first event, and bytes as *peak_bytes*: some hundreds, the highest of each stretch."""
-    spans: tuple[tuple[str, float, float], ...]
-    """Name (``step 5``, ``forward`` …), start and end of the marked steps and phases, in order; none above 1,000."""
+    """Microseconds after the first event, and bytes as *peak_bytes*: some hundreds, each the most until the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,14 +262,8 @@ class ModuleRow:
     """Backward, with what it repeats of the forward (activation checkpointing)."""
     own_backward_us: float
     """Backward without the modules below it."""
-    forward_kernels: int | None
-    """Kernels of the forward, with the modules below it; None without a device."""
-    backward_kernels: int | None
-    """Kernels of the backward, with the modules below it; None without a device."""
     own_error_us: float | None = None
     """Standard error of the own times together, over the middle half of a run's traced steps; None for under four."""
-    flops: Flops | None = None
-    """FLOPs of forward and backward, with the modules below it; None where none was counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,15 +108,6 @@ def test_a_kernel_of_one_run_alone_and_one_with_more_calls_have_their_calls() ->
     assert (*times(relu), relu.calls_a, relu.calls_b) == (0, 8 * US, 8 * US, 0.0, 1.0)
 
 
-def test_a_step_that_only_begins_is_left_out() -> None:
-    # The loop has ended: the fifth mark has a wait for data, and none of the two operators that the others have.
-    stub = (step(5, 5000, 20), data_loader(5000, 15))
-    comparison = compare_traces([A], [run(80, 80, 80, 80, more=stub)], sources=("before", "after"))
-    assert comparison.a.about == comparison.b.about == "NVIDIA A100-SXM4-80GB, 4 steps"
-    assert comparison.step.b_ns == 120 * US
-    assert comparison.notes == ("after: Step 5 is left out: no call ran in it, and 2 or more in the others.",)
-
-
 def test_with_few_steps_noise_is_not_known_and_a_note_says_so() -> None:
     comparison = compare_traces([A], [run(80, 80, 80)], sources=("before", "after"))
     assert comparison.step.noise_ns is None

@@ -112,29 +112,21 @@ def launched() -> Launched:
     )
 
 
-PARAMETER_BYTES = 3 * (64 * 64 + 64) * 4
-"""Three layers of 64 × 64 weights and 64 biases in float32."""
-FLAG_BYTES = 4
-"""What DeepSpeed agrees on besides gradients: one number at a time."""
-
-Row = tuple[str, int, int | None]
-
-
 @pytest.mark.parametrize(
     ("scenario", "expected"),
     [
         # One bucket of gradients.
-        ("ddp", [("all_reduce", 1, PARAMETER_BYTES)]),
+        ("ddp", [("all_reduce", 1)]),
         # Six small parameters, each gathered for itself; all gradients with a norm, and a flag.
-        ("zero_3", [("all_gather", 6, PARAMETER_BYTES), ("all_reduce", 2, PARAMETER_BYTES + 2 * FLAG_BYTES)]),
+        ("zero_3", [("all_gather", 6), ("all_reduce", 2)]),
     ],
 )
-def test_what_a_strategy_communicates_in_a_step_is_there_call_by_call_and_byte_by_byte(
-    scenario: str, expected: Sequence[Row], launched: Launched
+def test_what_a_strategy_communicates_in_a_step_is_there_call_by_call(
+    scenario: str, expected: Sequence[tuple[str, int]], launched: Launched
 ) -> None:
     for returned in launched(scenario):
         traced = known(profile_in(returned).traced)
-        rows: list[Row] = [(one.name, one.calls, one.bytes) for one in traced.collectives]
+        rows = [(one.name, one.calls) for one in traced.collectives]
         assert sorted(row for row in rows if row[0] != "broadcast") == expected
         assert all(len(one.latency_ns) == one.calls and one.group == "[0, 1]" for one in traced.collectives)
 
