@@ -1,4 +1,4 @@
-"""The command line: each command is a file in ``commands``."""
+"""The command line: its commands are in ``commands``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import lightning_flops
-from lightning_flops.commands import compare, formula, peak, report, run, trace  # noqa: F401 - each has its commands
+from lightning_flops.commands import formula, peak, reports, run  # noqa: F401 - each has its commands
 from lightning_flops.commands.terminal import COMMANDS, PROGRAM, Act, Status, command, complain, print_whole
 from lightning_flops.config import ARGUMENTS
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.text.printable import printable
+from lightning_flops.units import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

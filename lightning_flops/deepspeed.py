@@ -34,7 +34,7 @@ from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private.optional import children_of
 from lightning_flops.run.reports import OUTCOMES, ProfiledRun
 from lightning_flops.signals import words_of
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 __all__ = ["Handle", "attach", "install", "uninstall"]
 

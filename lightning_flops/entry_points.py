@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.lightning import FlopsProfilerCallback

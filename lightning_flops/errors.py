@@ -1,6 +1,6 @@
 """What this package raises. It raises at construction only, never in a training loop."""
 
-from lightning_flops.text.printable import printable
+from lightning_flops.units import printable
 
 
 class LightningFlopsError(Exception):

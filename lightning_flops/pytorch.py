@@ -25,7 +25,7 @@ from lightning_flops.measure.module_scope import describe_modules, require_modul
 from lightning_flops.run.reports import ProfiledRun
 from lightning_flops.run.run import safe
 from lightning_flops.sinks.services import is_writer
-from lightning_flops.text.printable import shown
+from lightning_flops.units import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

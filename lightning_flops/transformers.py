@@ -19,7 +19,7 @@ from lightning_flops.adapters.deepspeed_context import settings_of
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, given_settings, takes_settings
 from lightning_flops.run.reports import ProfiledRun
 from lightning_flops.run.run import safe
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl

@@ -1,18 +1,23 @@
-"""Numbers to text, the way people read them: ``6.28 TFLOPS``, ``76.67 ms``, ``41.3%``; what is not known is ``n/a``."""
+"""Numbers and names to text: ``6.28 TFLOPS``, ``76.67 ms``, ``41.3%``; what is not known is ``n/a``.
+
+A name may come from a model, a file, another rank or a trace: in text for people, no name can end a line, move the
+cursor or change the direction of the text. JSON keeps names as they are.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
+
+from lightning_flops.signals import is_of_signal_handler
 
 NOT_AVAILABLE = "n/a"  # how a number that is not known prints
 
 _LARGE = ("", "K", "M", "G", "T", "P", "E", "Z")
 _SECONDS = ("s", "ms", "us", "ns")
-_DECIMALS = 2
-_ROUNDS_TO_1 = Decimal("0.995")
-_ROUNDS_TO_1000 = Decimal("999.995")
 _TOO_LONG = Decimal("1e15")  # from here on a number is written with an exponent
 
 
@@ -21,10 +26,9 @@ def si(value: float | None, unit: str = "") -> str:
     number = _known(value)
     if number is None:
         return NOT_AVAILABLE
-    power = 0
-    while power + 1 < len(_LARGE) and abs(number.scaleb(-3 * power)) >= _ROUNDS_TO_1000:
-        power += 1
-    return f"{_short(number.scaleb(-3 * power))} {_LARGE[power]}{unit}".rstrip()
+    scaled = [number.scaleb(-3 * power) for power in range(len(_LARGE))]
+    power = next((power for power, one in enumerate(scaled) if abs(one) < Decimal("999.995")), len(_LARGE) - 1)
+    return f"{_short(scaled[power])} {_LARGE[power]}{unit}".rstrip()
 
 
 def duration(seconds: float | None) -> str:
@@ -32,16 +36,16 @@ def duration(seconds: float | None) -> str:
     number = _known(seconds)
     if number is None:
         return NOT_AVAILABLE
-    power = 0
-    while number and power + 1 < len(_SECONDS) and abs(number.scaleb(3 * power)) < _ROUNDS_TO_1:
-        power += 1
-    return f"{_short(number.scaleb(3 * power))} {_SECONDS[power]}"
+    scaled = [number.scaleb(3 * power) for power in range(len(_SECONDS))]
+    power = next((power for power, one in enumerate(scaled) if abs(one) >= Decimal("0.995")), len(_SECONDS) - 1)
+    power = power if number else 0
+    return f"{_short(scaled[power])} {_SECONDS[power]}"
 
 
 def percent(fraction: float | None) -> str:
     """A fraction of one as a percentage with two decimals: ``percent(0.4125)`` is ``"41.25%"``."""
     number = _known(fraction)
-    return NOT_AVAILABLE if number is None else f"{number.scaleb(2):.{_DECIMALS}f}%"
+    return NOT_AVAILABLE if number is None else f"{number.scaleb(2):.2f}%"
 
 
 def plain(value: float | None) -> str:
@@ -49,7 +53,7 @@ def plain(value: float | None) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     number = _known(value)
-    return NOT_AVAILABLE if number is None else _short(number, group=True)
+    return NOT_AVAILABLE if number is None else _short(number)
 
 
 def plural(noun: str, number: float) -> str:
@@ -76,14 +80,9 @@ def runs_of(numbers: Iterable[int]) -> list[range]:
     return runs
 
 
-def run_text(run: range) -> str:
+def run_text(run: Sequence[int]) -> str:
     """The first and the last of a run: "3-5", or "9" of one that has no other."""
     return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
-
-
-def step_numbers(steps: Iterable[int]) -> str:
-    """Indexes, with runs joined: 3, 4, 5, 9 is "3-5, 9"."""
-    return ", ".join(map(run_text, runs_of(steps)))
 
 
 def _known(value: float | None) -> Decimal | None:
@@ -93,11 +92,72 @@ def _known(value: float | None) -> Decimal | None:
     return Decimal(value)
 
 
-def _short(number: Decimal, *, group: bool = False) -> str:
+def _short(number: Decimal) -> str:
     """At most two decimals, or three digits that count where two decimals would hide the number."""
     if abs(number) >= _TOO_LONG:
         return f"{number:.3g}"
     if abs(number) < Decimal("0.1"):
         return f"{float(number):.3g}"
-    text = f"{number:,.{_DECIMALS}f}" if group else f"{number:.{_DECIMALS}f}"
-    return text.rstrip("0").rstrip(".")
+    return f"{number:,.2f}".rstrip("0").rstrip(".")
+
+
+# ---- names and other words
+
+
+def printable(text: str) -> str:
+    r"""*text* on one line. A character that does not print becomes an escape as Python writes it.
+
+    Such characters are control characters and line breaks (``\x1b``, ``\n``), those that change the direction of text
+    or have no width (``\u202e``), spaces other than the usual one, and those that no file can hold (``\ud800``).
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+def printable_lines(text: str) -> str:
+    r"""*text* with its line breaks kept and each line made ``printable``: for text that may have several lines."""
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
+def page(lines: Iterable[str]) -> str:
+    """*lines* as one text, each made ``printable``, with a line break after each."""
+    return "".join(f"{printable(line)}\n" for line in lines)
+
+
+def shown(value: object, *, chars: int = 500) -> str:
+    """*value* as Python writes it, for a message: cut short, and only its type if Python cannot write it."""
+    try:
+        text = repr(value)
+    except Exception:  # nested too deep, a whole number of thousands of digits, or a class whose repr raises
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= chars else text[: chars - 1] + "…"
+
+
+def package_logger(name: str) -> logging.Logger:
+    """The logger of the module *name*. Every record of it is one line of printable text.
+
+    To log with it never raises an ``Exception``, though a handler of the user's may: a warning is no reason to end a
+    training.
+    """
+    logger = logging.getLogger(name)
+    logger.addFilter(_on_one_line)
+    # Here and not around the calls: a function of ours on the stack would be the place that records name.
+    logger.handle = functools.partial(_handle, logger)  # type: ignore[method-assign]
+    return logger
+
+
+def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+    try:
+        type(logger).handle(logger, record)
+    except Exception as error:
+        if is_of_signal_handler(error):
+            raise
+
+
+def _on_one_line(record: logging.LogRecord) -> bool:
+    """Put the message of *record* on one line. Returns True, since no record is held back."""
+    message = record.getMessage()
+    if not message.isprintable():
+        record.msg, record.args = printable(message), ()
+    return True

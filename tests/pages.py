@@ -95,6 +95,6 @@ def _place(masked: list[str], line: str, after: int) -> int:
 def _masked(line: str) -> str:
     if not _SPEAKS_OF_TIME.search(line):
         return line.rstrip()
-    line = re.sub(r"(typical|mean), m?s", r"\1, ~", line)
+    line = re.sub(r"(typical|mean|min|max), [mu]?s", r"\1, ~", line)
     line = re.sub(r"(over the wall clock\.).*", r"\1", line)  # what follows breaks where figures let it
     return re.sub(r" +", " ", _FIGURE.sub("~", line)).rstrip()

@@ -22,7 +22,7 @@ from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.run import Run
 from lightning_flops.sinks.console import to_standard_output
 from lightning_flops.sinks.services import monitors_in
-from lightning_flops.text.printable import package_logger, page
+from lightning_flops.units import package_logger, page
 
 logger = package_logger(__name__)
 

@@ -27,7 +27,7 @@ from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.sinks.console import say
 from lightning_flops.sinks.services import Services, TensorBoardFiles
-from lightning_flops.text.printable import printable, shown
+from lightning_flops.units import printable, shown
 
 
 def run_context_on(device: torch.device, sizes: ParallelSizes, **fields: Any) -> RunContext:

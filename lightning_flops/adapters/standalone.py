@@ -30,7 +30,7 @@ from lightning_flops.report.text import render_aggregated, render_forwards
 from lightning_flops.run.run import safe
 from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.file import write_text_file
-from lightning_flops.text.printable import package_logger, shown
+from lightning_flops.units import package_logger, shown
 
 __all__ = ["FlopsProfiler", "get_model_profile"]
 

@@ -30,7 +30,7 @@ from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import safe
 from lightning_flops.sinks.services import TrainerLog
-from lightning_flops.text.printable import printable
+from lightning_flops.units import printable
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerControl

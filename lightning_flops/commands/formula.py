@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import inspect
 import os
 import runpy
@@ -12,7 +11,7 @@ from typing import Any
 
 from lightning_flops.commands.terminal import Status, command, option, print_whole
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.text.printable import shown
+from lightning_flops.units import shown
 
 
 def _varying(text: str) -> tuple[str | int, dict[int, str] | list[int]]:
@@ -34,9 +33,7 @@ def _sizes(text: str) -> dict[str, int]:
 
 
 @command(
-    option(
-        "example", metavar="FILE.py:FUNCTION", help="returns a model and a batch; MODULE:FUNCTION may be given as well"
-    ),
+    option("example", metavar="FILE.py:FUNCTION", help="returns a model and a batch"),
     option(
         "--vary",
         type=_varying,
@@ -76,11 +73,9 @@ def formula(options: argparse.Namespace) -> int:
 def _example(where: str) -> tuple[Any, Any]:
     """The model and the batch that the function named by *where* returns."""
     source, _, name = where.rpartition(":")
-    if not source:
-        raise LightningFlopsError(f"the example must be FILE.py:FUNCTION or MODULE:FUNCTION, got {shown(where)}")
     try:
         sys.path.insert(0, os.getcwd())
-        found = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
+        found = runpy.run_path(source)
     except Exception as error:  # of the user's program
         raise LightningFlopsError(f"{source} cannot be run: {type(error).__name__}: {error}") from error
     if not callable(function := found.get(name)):

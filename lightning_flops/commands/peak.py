@@ -9,8 +9,8 @@ import platform
 from lightning_flops.commands.terminal import Status, command, complain, print_whole
 from lightning_flops.units import plural, si
 
-_STARVED, _USELESS = 0.05, 0.5
-"""Shares of the time that this process waits for processors: what it measures is too low, or far too low."""
+_STARVED = 0.05
+"""Share of the time that this process waits for processors: what it measures is too low."""
 
 
 @command()
@@ -45,11 +45,9 @@ def peak(options: argparse.Namespace) -> int:
     loss = watch.loss()
     waited = 0.0 if loss is None else loss.waited_share or 0.0
     if waited > _STARVED:
-        kept = "They are not kept: run" if waited > _USELESS else "Run"
-        words = f"for {waited:.0%} of the time it waited for processors, so the figures are too low. {kept} it again"
-        complain(f"{words} while nothing else runs.", command="peak")
-        if waited > _USELESS:
-            return Status.HOLDS  # against the machine: it was too busy
+        words = f"for {waited:.0%} of the time it waited for processors, so the figures are too low, and not kept"
+        complain(f"{words}: run it again while nothing else runs.", command="peak")
+        return Status.HOLDS  # against the machine: it was too busy
     write_text_file(measured_file(host), json.dumps(found, indent=2) + "\n")
     print_whole(f"Reports use this where no vendor's peak is known. It is kept in {measured_file(host)}.\n")
     return Status.DONE

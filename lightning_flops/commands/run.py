@@ -10,7 +10,6 @@ import os
 import re
 import runpy
 import sys
-import zipfile
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +60,7 @@ def _settings(parser: argparse.ArgumentParser) -> None:
         "program",
         nargs=argparse.PARSER,
         metavar="PROGRAM",
-        help="a script, or a directory or zip file with a __main__.py; what follows it is its own",
+        help="a script; what follows it is its own",
     ),
     usage="%(prog)s [-h] [--profile-step N] [--log-dir DIR] [...] [-m] PROGRAM [ARGUMENT ...]",
 )
@@ -103,17 +102,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(target: str, *, is_module: bool) -> None:
     """Run the program as Python does."""
-    path = os.path.abspath(target)
     if is_module:
         sys.path[0] = os.getcwd()
         runpy.run_module(target, run_name="__main__", alter_sys=True)
-    elif zipfile.is_zipfile(path) or os.path.isdir(path):
-        runpy.run_path(path, run_name="__main__")
     else:  # runpy would take the module away from threads and exit handlers, which may outlive its last line
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
+        sys.path[0] = os.path.dirname(os.path.realpath(target))
         main = sys.modules["__main__"] = ModuleType("__main__")
         main.__file__ = os.path.join(os.getcwd(), target)
-        with io.open_code(path) as file:
+        with io.open_code(main.__file__) as file:
             exec(compile(file.read(), main.__file__, "exec"), vars(main))
 
 
@@ -165,9 +161,9 @@ class _Profiled:
         outcomes = None if reports is None else reports.OUTCOMES
         rank = next((os.environ[name] for name in _RANKS_OF_LAUNCHERS if name in os.environ), "0")
         if rank == "0" and (outcomes is None or not (outcomes.profiles or outcomes.warned)):
-            say(f"nothing was profiled: {self._reason(outcomes, error)}")
+            say(f"nothing was profiled: {self._reason(outcomes)}")
 
-    def _reason(self, outcomes: Any, error: BaseException | None) -> str:
+    def _reason(self, outcomes: Any) -> str:
         """Why nothing was profiled, and what to write."""
         if (switch := os.environ.get("LIGHTNING_FLOPS")) != "1":
             return f"LIGHTNING_FLOPS is {switch} in the environment"
@@ -177,7 +173,5 @@ class _Profiled:
             return "; ".join(dict.fromkeys(outcomes.reasons)) or "training ended before its step was counted to the end"
         if self._finder is None:
             return "the program did not import torch"
-        if isinstance(error, Exception) and not self._finder.updated:
-            return f"{type(error).__name__} ended the program before an optimizer made a step"
         seen = "no module that was called owns what its optimizers update"
         return f"{seen if self._finder.updated else 'no optimizer made a step'} in this process: {_WHAT_TO_WRITE}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning_flops.sinks.console import PROGRAM as PROGRAM
 from lightning_flops.sinks.console import say as say
-from lightning_flops.text.printable import printable
+from lightning_flops.units import printable
 
 Act = Callable[[argparse.Namespace], int]
 """Does what a command's options ask for, and returns the exit status."""

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.records import Shapes
-from lightning_flops.text.printable import shown
+from lightning_flops.units import shown
 
 HIDDEN_SHAPE = (-10,) * 65
 """Stands for a batch in which nothing with a shape was found, but something else, whose sizes are unknown; no tensor

@@ -14,7 +14,7 @@ from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.torch_private.optional import children_of, wraps
 from lightning_flops.records import ModuleRecord
 from lightning_flops.signals import words_of
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 

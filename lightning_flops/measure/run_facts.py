@@ -12,7 +12,7 @@ from torch import distributed, nn
 
 from lightning_flops.measure.optimizer_hooks import with_inner
 from lightning_flops.records import OptimizerFacts, RunFacts
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_flops.records import OUTSIDE
-from lightning_flops.report.document import NAME_CHARS, Column, Item, Section, Table, cells, draw_all, quantity, table
-from lightning_flops.report.layout import View, some_of
+from lightning_flops.report.document import Column, Item, Section, Table, cells, quantity, short, some_of
+from lightning_flops.report.layout import View, draw_all
+from lightning_flops.report.profile_document import missing_rates
 from lightning_flops.schema.comparison import (
     CONFIDENCE,
-    WAITING,
-    WORK,
     CalledDifference,
     CausedDifference,
     Comparison,
@@ -28,7 +27,6 @@ _CAUSES_NAMED = 3
 _WORDS = {"work": ("more work", "less work"), "efficiency": ("worse efficiency", "better efficiency")} | {
     "waiting": ("more waiting", "less waiting")
 }
-_BY_MODULE = ("forward", "backward")
 _TITLES: dict[TableName, str] = {
     "kernels": "By kernel, copy and memset",
     "operators": "By operator, on the host, without those it called",
@@ -58,29 +56,30 @@ def comparison_headline(comparison: Comparison) -> str:
 def comparison_sections(comparison: Comparison) -> list[Section]:
     """What differs, why, by part, and by module or kernel."""
     of_traces = comparison.kind == "traces"
+    about = _OF_TRACES if of_traces else _OF_PROFILES
     sides = (("A", comparison.a), ("B", comparison.b))
     items: list[Item] = [f"{letter}: {run.source} ({run.about})" for letter, run in sides]
     if comparison.settings:
-        rows = [(one.name.removeprefix("context."), one.a, one.b) for one in comparison.settings]
-        items.append(cells(["set up differently", "A", "B"], rows, left=(0, 1, 2), least_width=0))
+        rows = [(name.removeprefix("context."), *values) for name, values in comparison.settings.items()]
+        items.append(cells(["set up differently", "A", "B"], rows, left=(0, 1, 2)))
     elif not of_traces:
         items.append("Set up alike: device, ranks, batch, precision, versions, parameters and settings.")
     items += ["", comparison_headline(comparison)]
     items += [f"{letter} was starved: {run.starved}" for letter, run in sides if run.starved]
-    items += [*([] if of_traces else [_causes(comparison.step)]), *_most_of_it(comparison)]
+    items += _most_of_it(comparison)
     columns = [
         *_columns("mean", causes=not of_traces),
         quantity("noise", lambda row: None if row.noise_ns is None else row.noise_ns / _NS, "s"),
         Column("", lambda row: "beyond noise" if row.beyond_noise else "", str, left=True),
     ]
-    parts = table((*comparison.parts, comparison.step), columns, whole=True, least_width=7)
+    parts = Table((*comparison.parts, comparison.step), columns, whole=True)
     tables = [Section(_TITLES[of], "", [_table(rows)]) for of, rows in comparison.tables.items()]
     return [
         Section("Two traces compared" if of_traces else "Two runs compared", "", items),
         Section("By part of the step", "", [parts]),
         *(tables if of_traces else [Section("By module", "", list(_modules(comparison)))]),
         _figures_section(comparison.figures),
-        Section("How to read it", "", [f"- {note}" for note in _notes(comparison)]),
+        Section("How to read it", "", [f"- {note}" for note in (about, _NOISE, *comparison.notes)]),
     ]
 
 
@@ -96,63 +95,44 @@ def _columns(first: str, *, causes: bool) -> list[Column]:
     def time(label: str, field: str) -> Column:
         return quantity(label, lambda row: getattr(row, field) / _NS, "s")
 
-    return [Column(first, _name, str, chars=NAME_CHARS), *(time(*one) for one in fields.items())]
-
-
-def _by_kind(kind: str, row: CausedDifference) -> int:
-    found: int = getattr(row, f"{kind}_ns")
-    return found
-
-
-def _causes(step: CausedDifference) -> Table:
-    rows = []
-    for kind, (more, less) in _WORDS.items():
-        value, of = _by_kind(kind, step), {"work": WORK, "waiting": WAITING}.get(kind, ())
-        details = [
-            f"{'FLOPs' if one == 'flops' else one} {_signed(step.causes[one])}" for one in of if one in step.causes
-        ]
-        rows.append((less if value < 0 else more, _signed(value), "; ".join(details)))
-    return cells(["B - A by cause", "", ""], rows, left=(0, 2), least_width=0)
+    return [Column(first, lambda row: short(_name(row)), str), *(time(*one) for one in fields.items())]
 
 
 def _most_of_it(comparison: Comparison) -> Iterator[str]:
-    """The parts and modules that the difference comes from, if it is no noise."""
+    """The causes of the difference, which add up to it, and the parts and modules that it comes from beyond noise."""
+    causes = {kind: int(getattr(comparison.step, f"{kind}_ns")) for kind in _WORDS}
+    if any(causes.values()):
+        words = [f"{_WORDS[kind][ns < 0]} {_signed(ns)}" for kind, ns in causes.items() if ns]
+        yield f"By cause: {', '.join(words)}."
     found: list[tuple[int, str]] = []
-    by_module = _BY_MODULE if _timed(comparison) else ()
-    wholes = [part for part in comparison.parts if part.name in by_module and part.beyond_noise]
-    of_modules = sum(one.difference_ns for one in comparison.modules if one.beyond_noise or one.other_counts)
-    if 2 * abs(of_modules) > abs(sum(part.difference_ns for part in wholes)):
-        wholes = []  # its modules say more
-    for one in (*comparison.modules, *wholes, *(part for part in comparison.parts if part.name not in by_module)):
-        if one.beyond_noise:
-            found.append((one.difference_ns, f"{_name(one)} {_signed(one.difference_ns)}{_main_cause(one)}"))
-        elif isinstance(one, ModuleDifference) and one.other_counts:
+    modules = [one for one in comparison.modules if one.beyond_noise or one.other_counts]
+    by_module = ("forward", "backward") if modules and _timed(comparison) else ()  # modules say more
+    for one in (*modules, *comparison.parts):
+        if isinstance(one, ModuleDifference) and not one.beyond_noise:
             time = f" {_signed(one.work_ns)}" if one.work_ns else ""
             found.append((one.work_ns, f"{_name(one)}{time} ({_counts(one)})"))
-    found.sort(key=lambda item: -abs(item[0]))
-    if found:
-        named = found[:_CAUSES_NAMED]
+        elif one.beyond_noise and one.name not in by_module:
+            found.append((one.difference_ns, f"{_name(one)} {_signed(one.difference_ns)}{_main_cause(one)}"))
+    named = sorted(found, key=lambda item: -abs(item[0]))[:_CAUSES_NAMED]
+    if named:
         half = 2 * abs(sum(ns for ns, _ in named)) >= abs(comparison.step.difference_ns)
         of = "Beyond noise" if comparison.kind == "traces" else "Most of it" if half else "Part of it"
         yield f"{of}: {', '.join(words for _, words in named)}."
 
 
-def _modules(comparison: Comparison) -> Iterator[Table | str]:
-    owned = comparison.modules[:-1]
-    if _timed(comparison):
-        rows = sorted(comparison.modules, key=lambda one: -abs(one.difference_ns))
-        yield (
-            "Forward and backward of each module without those below it; the parts are means over the timed steps, "
-            "their shares from the traced steps."
-        )
-        columns = [*_columns("own", causes=True), Column("", _verdict, str, left=True)]
-        yield table([one for one in rows if one.a_ns or one.b_ns], columns, least_width=7)
-    else:
+def _modules(comparison: Comparison) -> Iterator[Item]:
+    if not _timed(comparison):
         yield "No times of modules in both runs; the notes say why."
-        if names := [f"{_name(one)} ({_counts(one)})" for one in owned if one.other_counts]:
+        if names := [f"{_name(one)} ({_counts(one)})" for one in comparison.modules[:-1] if one.other_counts]:
             yield f"Other counts: {some_of(names, most=_NAMES_SHOWN)}."
-    if names := [_name(one) for one in owned if not one.a or not one.b or one.a.name != one.b.name]:
-        yield f"Only one run has, or names otherwise: {some_of(names, most=_NAMES_SHOWN)}."
+        return
+    yield (
+        "Forward and backward of each module without those below it; the parts are means over the timed steps, their "
+        "shares from the traced steps."
+    )
+    rows = sorted(comparison.modules, key=lambda one: -abs(one.difference_ns))
+    columns = [*_columns("own", causes=True), Column("", _verdict, str, left=True)]
+    yield Table([one for one in rows if one.a_ns or one.b_ns], columns)
 
 
 def _timed(comparison: Comparison) -> bool:
@@ -174,31 +154,26 @@ def _table(found: Sequence[CalledDifference]) -> Table | str:
     if not shown:
         return f"No difference in any of {plain(len(found))}."
     calls = Column("calls", _calls, str), Column("", _change, str, left=True)
-    return table(shown, [*_columns("mean", causes=False), *calls], least_width=7)
+    return Table(shown, [*_columns("mean", causes=False), *calls])
 
 
 def _change(row: CalledDifference) -> str:
-    """What a difference comes from, unless it is noise. What only one of the runs has is no chance."""
+    """Whether only one of the runs has it, which is no chance, or its difference is noise."""
     if not row.calls_a or not row.calls_b:
         return "new" if row.calls_b else "gone"
-    if row.beyond_noise is False:
-        return "noise"
-    each = row.b_ns / row.calls_b - row.a_ns / row.calls_a
-    calls = row.calls_b - row.calls_a
-    words = [["fewer calls", "more calls"][calls > 0]] if calls else []
-    return ", ".join(words + ([["shorter calls", "longer calls"][each > 0]] if each else []))
+    return "noise" if row.beyond_noise is False else ""
 
 
 def _calls(row: CalledDifference) -> str:
     """How often it runs in a step: one number, or that of A and that of B."""
-    a, b = (plain(int(calls) if calls == int(calls) else calls) for calls in (row.calls_a, row.calls_b))
+    a, b = plain(row.calls_a), plain(row.calls_b)
     return a if a == b else f"{a} -> {b}"
 
 
 def _main_cause(row: CausedDifference) -> str:
     """The cause that has most of a difference, of those that have its sign; nothing where causes are not known."""
     sign = 1 if row.difference_ns > 0 else -1
-    kind = max(_WORDS, key=lambda kind: sign * _by_kind(kind, row))
+    kind = max(_WORDS, key=lambda kind: sign * int(getattr(row, f"{kind}_ns")))
     return f" ({_WORDS[kind][sign < 0]})" if row.causes else ""
 
 
@@ -221,18 +196,16 @@ def _name(row: TimeDifference) -> str:
 
 
 def _figures_section(figures: Sequence[FigureDifference]) -> Section:
-    rows = []
-    reasons: dict[str, list[str]] = {}
+    rows, reasons = [], dict[str, str]()
     for one in figures:
-        ratio = NOT_AVAILABLE if one.ratio is None else f"{one.ratio:.4f}"
-        if one.reason:
-            reasons.setdefault(one.reason, []).append(one.name)
         noise = NOT_AVAILABLE
         if one.ends is not None:
             noise = "exact" if one.noise_factor == 1 else f"{one.ends[0]:.4f} to {one.ends[1]:.4f}"
+        ratio = NOT_AVAILABLE if one.ratio is None else f"{one.ratio:.4f}"
         rows.append([one.name, _figure(one.a), _figure(one.b), ratio, noise])
-    why = [f"{NOT_AVAILABLE}: {', '.join(names)}: {reason}." for reason, names in reasons.items()]
-    return Section("Figures of both", "", [cells(["figure", "A", "B", "B / A", "by noise"], rows, left=(0, 4)), *why])
+        reasons |= {one.name: one.reason} if one.reason else {}
+    table = cells(["figure", "A", "B", "B / A", "by noise"], rows, left=(0, 4))
+    return Section("Figures of both", "", [table, *missing_rates(reasons)])
 
 
 def _figure(value: float | None) -> str:
@@ -241,29 +214,18 @@ def _figure(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
 
 
-def _notes(comparison: Comparison) -> Iterator[str]:
-    if comparison.kind == "traces":
-        yield (
-            "Each moment of a step counts under the first part from the top that ran then, so the parts add up to the "
-            "step. All other tables are sums of what was launched or began in the step; they may overlap. Longer calls "
-            "may have other inputs."
-        )
-        yield (
-            f"Noise is the spread of the traced steps ({CONFIDENCE:.0%} by Welch's t). Of a hundred rows that do not "
-            "differ, one seems to. What changes from one start of a program to the next is not in it: compare two "
-            "traces of A to see that."
-        )
-        yield "Steps under torch.profiler are slower than others: record the same in both."
-    else:
-        yield (
-            "Work: what goes with more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the "
-            "rest of the time that computes. Waiting: for data, for other ranks, of the device for the host, and what "
-            "the loop does around the model. The three causes of a line add up to its B - A, and the lines to the "
-            "whole."
-        )
-        yield (
-            f"Noise is the spread of the timed steps ({CONFIDENCE:.0%} by Welch's t), of a module four standard errors "
-            "of its traced steps. What changes from one start of a program to the next, or with what else the machine "
-            "does, is not in it: compare two runs of A to see that."
-        )
-    yield from comparison.notes
+_OF_PROFILES = (
+    "Work: what goes with more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of "
+    "the time that computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does "
+    "around the model. The three causes of a line add up to its B - A, and the lines to the whole."
+)
+_OF_TRACES = (
+    "Each moment of a step counts under the first part from the top that ran then, so the parts add up to the step. "
+    "All other tables are sums of what was launched or began in the step; they may overlap. Steps under torch.profiler "
+    "are slower than others: record the same in both."
+)
+_NOISE = (
+    f"Noise is the spread of the steps ({CONFIDENCE:.0%} by Welch's t), of a module four standard errors of its traced "
+    "steps. What changes from one start of a program to the next, or with what else the machine does, is not in it: "
+    "compare two runs of A to see that."
+)

@@ -1,11 +1,8 @@
-"""What is no profile: counts of a block of code by module, a formula of FLOPs in words, the throughput of a run.
-
-That of a run has the form of the benchmark summary of Paddle's profiler.
-"""
+"""What is no profile: counts of a block of code, a formula of FLOPs, the throughput of a run as Paddle prints it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -13,25 +10,19 @@ from typing import Any
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import ModuleNode, build_modules, module_tree
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
-from lightning_flops.report.document import Column, Figure, Item, Section, cells, field, table
-from lightning_flops.report.layout import shortened, some_of
+from lightning_flops.report.document import Column, Item, Section, Table, cells, field, figures, short, some_of
 from lightning_flops.report.module_text import names_of
 from lightning_flops.schema.formula import FormulaReport, FormulaSize, FormulaTerm
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, percent, plain, plural, si
 
-_ROWS = 200
-_NAME_CHARS = 60
 _SHAPES_SHOWN = 4
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _PHASES = {"forward": "forward", "backward": "backward", "recompute": "recomputed", "optimizer": "optimizer"}
 
 
 def counts_section(counts: FlopCounts) -> Section:
-    """The table of *counts*: the tree of modules, its first rows if it is long, and what was left out of it.
-
-    Modules in a row that are equal are one row, with the figures of each.
-    """
+    """The tree of modules, of which equal ones in a row are one row with the figures of each, and what is not in it."""
     record = counts.record
     records = [replace(one, extra_repr=_shapes(one)) for one in counts.modules]
     counts = FlopCounts(record)  # of one moment, also while counting goes on
@@ -40,39 +31,33 @@ def counts_section(counts: FlopCounts) -> Section:
     root = module_tree(build_modules(records, counts))
     nodes = [] if root is None else list(_nodes(root))
 
-    def known(node: ModuleNode, name: str) -> Any:
-        return getattr(node.module, name) if node.module.type_name else None
+    def known(node: ModuleNode, name: str, show: Callable[[Any], str] = str) -> str:
+        return show(getattr(node.module, name)) if node.module.type_name else NOT_AVAILABLE
 
     columns = [
         Column("module", _name, str),
-        Column("params", lambda node: known(node, "params"), si),
-        Column(
-            "weight shapes",
-            lambda node: known(node, "extra_repr"),
-            lambda text: NOT_AVAILABLE if text is None else text,
-            left=True,
-        ),
+        Column("params", lambda node: known(node, "params", si), str),
+        Column("weight shapes", lambda node: known(node, "extra_repr"), str, left=True),
         *(Column(f"FLOPs {_PHASES[phase]}", attrgetter(f"module.total.{phase}"), si) for phase in phases),
     ]
-    foot = [[OUTSIDE, "", "", *(si(getattr(outside, phase)) for phase in phases)]] if outside.total else []
     remarks = []
-    if more := len(nodes[_ROWS:]):
-        remarks.append(f"And {plain(more)} more {plural('row', more)}; by_module() has every module.")
+    if outside.total:
+        amounts = (f"{_PHASES[phase]} {si(getattr(outside, phase))}" for phase in phases)
+        remarks.append(f"{OUTSIDE}: {', '.join(amounts)}.")
     if sizes := next((one.parameter_bytes for one in records if not one.name), {}):
         remarks.append(f"Parameters: {bytes_by_dtype(sizes)}.")
     if names := sorted(counts.uncounted):
         bound = ": these figures are lower bounds" if counts.is_lower_bound else ""
         remarks.append(f"Not counted: {some_of(names, most=_SHAPES_SHOWN)}{bound}.")
     about = "Of each module with those inside it; a multiply-add is two FLOPs."
-    shown = table(nodes[:_ROWS], columns, foot=foot, whole=True, least_width=6)
-    return Section("FLOPs by module", about, [shown, *remarks, *record.notes])
+    return Section("FLOPs by module", about, [Table(nodes, columns), *remarks, *record.notes])
 
 
 def _name(node: ModuleNode) -> str:
     name, kind = names_of(node)
     same = node.module.alias_of
     kind += "" if same is None or node.last is not None else f", the same as {same or 'the root'}"
-    return "  " * node.module.depth + shortened(f"{name}: {kind}" if name else kind, chars=_NAME_CHARS)
+    return "  " * node.module.depth + short(f"{name}: {kind}" if name else kind)
 
 
 def _shapes(record: ModuleRecord) -> str:
@@ -89,13 +74,11 @@ def _nodes(node: ModuleNode) -> Iterator[ModuleNode]:
 
 def formula_section(report: FormulaReport) -> Section:
     """The formula, the sizes that it holds for, and what was asked of it."""
-    items: list[Item] = []
-    sums: dict[tuple[str, str], list[str]] = {}
+    several = len({term.dtype for term in report.terms}) > 1
+    sums: dict[str, list[str]] = {}
     for term in report.terms:
-        sums.setdefault((term.bucket, term.dtype), []).append(_product(term))
-    several = len({dtype for _, dtype in sums}) > 1
-    for (bucket, dtype), products in sums.items():
-        items.append(f"{bucket}{f' ({dtype})' if several else ''} = {' + '.join(products).replace('+ -', '- ')}")
+        sums.setdefault(f"{term.bucket} ({term.dtype})" if several else term.bucket, []).append(_product(term))
+    items: list[Item] = [f"{bucket} = {' + '.join(terms).replace('+ -', '- ')}" for bucket, terms in sums.items()]
     if report.reason is not None:
         items.append(f"No formula: {report.reason}.")
     else:
@@ -108,14 +91,10 @@ def formula_section(report: FormulaReport) -> Section:
     if report.lower_bound:
         items.append("An operator that may have FLOPs could not be counted: every figure is a lower bound.")
     if report.asked:
-        columns = [
-            Column("sizes", lambda one: ", ".join(f"{name} {plain(size)}" for name, size in one.sizes.items()), str),
-            *(field(phase, phase) for phase in ("forward", "backward", "recompute")),
-            field("model FLOPs", "model_flops"),
-            field("hardware FLOPs", "hardware_flops"),
-            field("from", "source", str),
-        ]
-        items.append(table(report.asked, columns, whole=True))
+        sizes = Column("sizes", lambda one: ", ".join(f"{name} {plain(size)}" for name, size in one.sizes.items()), str)
+        phases = [field(phase, phase) for phase in ("forward", "backward", "recompute")]
+        wholes = [field("model FLOPs", "model_flops"), field("hardware FLOPs", "hardware_flops")]
+        items.append(Table(report.asked, [sizes, *phases, *wholes, field("from", "source", str)], whole=True))
     return Section("FLOPs by size", "", items)
 
 
@@ -139,6 +118,26 @@ def run_section(summary: ThroughputSummary) -> Section:
         return [name, *(NOT_AVAILABLE if value is None else f"{value:.6f}" for value in values)]
 
     costs = {"reader_cost": summary.reader_cost_sec, "batch_cost": summary.batch_cost_sec, "ips": summary.ips}
+    bound = " (lower bound)" if summary.lower_bound else ""
+    known = {
+        f"{name} FLOPs": f"{'' if summary.flops_error == 0.0 else '≈ '}{plain(flops)}{bound}"
+        for name, flops in (("model", summary.model_flops), ("hardware", summary.hardware_flops))
+        if flops is not None
+    }
+    for label, name in (("MFU", "mfu"), ("useful MFU, of the FLOPs without padding", "useful_mfu")):
+        if (value := getattr(summary, name)) is not None:
+            known[label] = estimate_text(value, summary.flops_error) + bound
+        elif name in summary.unavailable:
+            known[label] = f"{NOT_AVAILABLE} ({summary.unavailable[name]})"
+    others = {
+        "tokens": plain(summary.tokens),
+        "tokens without padding": plain(summary.real_tokens),
+        "padding": percent(summary.padding_ratio),
+        f"tokens/s, {'by tokens_per_sample' if summary.tokens is None else 'without padding'}": plain(
+            summary.tokens_per_sec
+        ),
+    }
+    known |= {label: value for label, value in others.items() if value != NOT_AVAILABLE}
     items: list[Item] = [
         f"Reader Ratio: {percent(summary.reader_ratio)}",
         f"Time Unit: s, IPS Unit: {summary.ips_unit}",
@@ -146,22 +145,10 @@ def run_section(summary: ThroughputSummary) -> Section:
         f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank. ips is this rank's, times the "
         "number of ranks that see different data, as if all were as fast. An average is a total divided by a total. "
         "Left out: batches that were counted or traced, validation, checkpoints and what lies between epochs.",
+        *figures(known),
+        *summary.notes,
     ]
-    figures = {
-        "model FLOPs": _exact_or_about(summary, summary.model_flops),
-        "hardware FLOPs": _exact_or_about(summary, summary.hardware_flops),
-        "MFU": _share(summary, "mfu"),
-        "tokens": plain(summary.tokens),
-        "tokens without padding": plain(summary.real_tokens),
-        "padding": percent(summary.padding_ratio),
-        "useful MFU, of the FLOPs without padding": _share(summary, "useful_mfu"),
-        f"tokens/s, {'by tokens_per_sample' if summary.tokens is None else 'without padding'}": plain(
-            summary.tokens_per_sec
-        ),
-    }
-    items += [Figure(label, value) for label, value in figures.items() if value != NOT_AVAILABLE]
-    steps = [] if summary.model_flops is None else [_steps(summary)]
-    return Section("Throughput of the run", "", [*items, *summary.notes, *steps])
+    return Section("Throughput of the run", "", [*items, *([] if summary.model_flops is None else [_steps(summary)])])
 
 
 def estimate_text(value: float | None, error: float | None) -> str:
@@ -169,18 +156,6 @@ def estimate_text(value: float | None, error: float | None) -> str:
     if value is None or error == 0.0:
         return percent(value)
     return f"≈ {percent(value)} " + ("(unchecked)" if error is None else f"± {percent(value * error)}")
-
-
-def _exact_or_about(summary: ThroughputSummary, flops: int | None) -> str:
-    about, bound = "" if summary.flops_error == 0.0 else "≈ ", " (lower bound)" if summary.lower_bound else ""
-    return NOT_AVAILABLE if flops is None else f"{about}{plain(flops)}{bound}"
-
-
-def _share(summary: ThroughputSummary, name: str) -> str:
-    value, reason = getattr(summary, name), summary.unavailable.get(name)
-    if value is None:
-        return NOT_AVAILABLE if reason is None else f"{NOT_AVAILABLE} ({reason})"
-    return estimate_text(value, summary.flops_error) + (" (lower bound)" if summary.lower_bound else "")
 
 
 def _steps(summary: ThroughputSummary) -> str:

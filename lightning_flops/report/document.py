@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
-from lightning_flops.report.layout import VIEW, View, shortened_apart, shortened_inside
-from lightning_flops.schema.trace_steps import Durations
-from lightning_flops.text.printable import page, printable
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, printable
 
-NAME_CHARS = 56
-"""Of a name in a column."""
+SortKey = Literal["total", "self", "mean", "max", "min", "calls", "name", "flops", "rate", "bytes"]
+"""Columns by which tables can be sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,31 +28,42 @@ class Column:
     """The key under which rows are sorted by it; empty for none."""
     left: bool = False
     """Text, which stands on the left and may be cut; the first column always is."""
-    chars: int = 0
-    """Names are cut to so many characters, and different ones stay different; 0 for as they are."""
     unit: str = ""
     """Unit of numbers that have three significant digits, and one prefix in all columns of a table that share it."""
     bar: bool = False
     """Shares of one, which a page draws as bars."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Table:
     """Rows of one kind under the heads of columns."""
 
     rows: Sequence[Any]
     columns: Sequence[Column]
-    keys: Mapping[str, Callable[[Any], Any]]
-    """What rows are sorted by that no column has."""
     whole: bool = False
     """Show all rows, however many were asked for."""
-    foot: Sequence[Sequence[str]] = ()
-    """Cells of lines below all rows."""
-    least_width: int = 10
-    note: str = ""
-    """A paragraph before it."""
-    after: Sequence[str] = ()
-    """Paragraphs behind it."""
+
+    def lay(self, *, most: int | None, sort: str | None = None) -> Iterator[tuple[str, list[Any], list[str]]]:
+        """The label of each column, and what *most* rows have of it, as it is and as text; the largest *sort* first."""
+        rows = list(self.rows)
+        if (key := next((one.of for one in self.columns if sort and one.sort == sort), None)) is not None:
+            rows.sort(key=key if sort == "name" else lambda row: -(key(row) or 0.0))
+        values = [[column.of(row) for row in rows[: None if self.whole else most]] for column in self.columns]
+        largest: dict[str, float] = {}
+        for column, found in zip(self.columns, values, strict=True):
+            known = [abs(value) for value in found if value is not None] if column.unit else []
+            largest[column.unit] = max([largest.get(column.unit, 0.0), *known])
+        for column, found in zip(self.columns, values, strict=True):
+            if column.unit:
+                unit, size = _fitting(column.unit, largest[column.unit])
+                label = f"{column.label}, {unit}" if column.label else unit
+                yield label, found, [_significant(value, size) for value in found]
+            else:
+                yield column.label, found, [column.show(value) for value in found]
+
+    def more(self, most: int | None) -> list[str]:
+        """What stands below it if only *most* rows are shown."""
+        return [] if self.whole or most is None else and_more(len(self.rows) - most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,38 +85,21 @@ class Section:
     title: str
     note: str
     items: Sequence[Item]
+    picture: str = ""
+    """What a page draws before the items: ``steps``, ``modules``, ``roofline`` or ``curves``."""
 
 
-def table(rows: Sequence[Any] | None, columns: Sequence[Column], /, **settings: Any) -> Table:
-    """The table of *rows*; the settings that ``Table`` has no field for are keys to sort by."""
-    fields = {name: settings.pop(name) for name in list(settings) if name in Table.__dataclass_fields__}
-    return Table(rows=rows or (), columns=columns, keys=settings, **fields)
+def figures(values: Mapping[str, str]) -> list[Item]:
+    """One figure for each label."""
+    return [Figure(label, value) for label, value in values.items()]
 
 
-def cells(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), least_width: int = 10
-) -> Table:
+# ---- columns
+
+
+def cells(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> Table:
     """The table of rows that are text already."""
-    columns = [Column(label, itemgetter(at), str, left=at in left) for at, label in enumerate(head)]
-    return table(rows, columns, whole=True, least_width=least_width)
-
-
-def statistics(
-    of: Callable[[Any], Durations | None],
-    *,
-    sorts: bool = True,
-    labels: str = "total mean max min ratio",
-    prefix: str = "",
-) -> list[Column]:
-    """Total, mean, longest, shortest and part of the whole of what *of* finds in a row; *prefix* of the first label."""
-
-    def column(label: str) -> Column:
-        if label == "ratio":
-            return Column(label, lambda row: getattr(of(row), label, None), percent)
-        return Column(label, lambda row: getattr(of(row), f"{label}_us", None), us, label if sorts else "")
-
-    first, *others = map(column, labels.split())
-    return [replace(first, label=f"{prefix}{first.label}"), *others]
+    return Table(rows, [Column(label, itemgetter(at), str, left=at in left) for at, label in enumerate(head)], True)
 
 
 def at(path: str) -> Callable[[Any], Any]:
@@ -122,18 +113,31 @@ def at(path: str) -> Callable[[Any], Any]:
     return of
 
 
-def field(label: str, name: str, show: Callable[[Any], str] = plain, sort: str = "") -> Column:
-    """The column of what a row has at *name*."""
-    return Column(label, at(name), show, sort)
+def field(label: str, path: str, show: Callable[[Any], str] = plain, sort: str = "") -> Column:
+    """The column of what a row has at *path*."""
+    return Column(label, at(path), show, sort)
 
 
 def named(label: str) -> Column:
     """The column of a row's name, cut."""
-    return Column(label, at("name"), short, "name")
+    return field(label, "name", short, "name")
 
 
 CALLS = field("calls", "calls", sort="calls")
 """The column that most tables have."""
+
+
+def statistics(
+    path: str, labels: str = "total mean max min ratio", *, prefix: str = "", sort: str | None = None
+) -> list[Column]:
+    """Total, mean, longest, shortest and part of the whole of the durations at *path*; *prefix* of the first label.
+
+    Rows are sorted by each of them under *sort*, or under its label if that is None.
+    """
+    times = {label: field(label, f"{path}.{label}_us", us, label if sort is None else sort) for label in labels.split()}
+    times |= {"ratio": field("ratio", f"{path}.ratio", percent)} if "ratio" in times else {}
+    first, *others = times.values()
+    return [replace(first, label=f"{prefix}{first.label}"), *others]
 
 
 def quantity(label: str, of: Callable[[Any], Any], unit: str) -> Column:
@@ -146,74 +150,35 @@ def share(label: str, of: Callable[[Any], Any]) -> Column:
     return Column(label, of, lambda value: NOT_AVAILABLE if value is None else f"{100 * value:.1f}%", bar=True)
 
 
+# ---- values as text
+
+
 def us(time_us: float | None) -> str:
     """Microseconds in the unit that fits."""
     return duration(None if time_us is None else time_us / 1e6)
 
 
-def short(name: str) -> str:
-    """A name cut to a column."""
-    return shortened_inside(name, chars=NAME_CHARS)
+_ARGUMENTS = re.compile(r"(?<=\S)\((?:[^()]|\([^()]*\))*\)$")
 
 
-def place(of: str | None, *, chars: int = 36) -> str:
-    """The end of a file's path and its line."""
-    if of is None:
-        return NOT_AVAILABLE
-    return of if len(of) <= chars else f"…{of[len(of) - chars + 1 :]}"
+def short(name: str, chars: int = 56) -> str:
+    """*name*, cut to *chars* characters: a C++ function's arguments go first, then its middle."""
+    name = printable(name)
+    if len(name) > chars:
+        name = _ARGUMENTS.sub("", name).removeprefix("void ")
+    tail = (chars - 1) // 2
+    return name if len(name) <= chars else f"{name[: chars - 1 - tail]}…{name[len(name) - tail :]}"
 
 
-def draw(section: Section, view: View = VIEW) -> Iterator[str]:
-    """The lines of *section*, the first of them empty."""
-    yield from ["", view.title(section.title), *view.paragraph(section.note)]
-    for index, item in enumerate(section.items):
-        if isinstance(item, Figure):
-            yield from view.line(item.label, item.value)
-        elif isinstance(item, str):
-            yield from view.paragraph(item, rest=_hanging(item)) or [""]
-        else:
-            yield from [""] if index else []
-            yield from _draw_table(item, view)
+def some_of(names: Collection[str], *, most: int) -> str:
+    """Names of modules; of many, the first *most* and the number of the others."""
+    shown, more = [name or "the root" for name in names][:most], len(names) - most
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
-def draw_all(sections: Iterable[Section], view: View = VIEW) -> str:
-    """*sections* as a report of their own, ending in a line break."""
-    return page([*[line for section in sections for line in draw(section, view)][1:], view.rule()])
-
-
-def _hanging(item: str) -> str:
-    """What goes on below the number, or the dash, that a point of a list begins with."""
-    mark, _, _ = item.partition(" ")
-    return " " * (len(mark) + 1) if mark == "-" or mark.rstrip(".").isdecimal() else ""
-
-
-def _draw_table(shown: Table, view: View) -> Iterator[str]:
-    head, _, texts = zip(*_lay(shown, view), strict=True)
-    left = [0, *(index for index, column in enumerate(shown.columns) if column.left)]
-    yield from view.paragraph(shown.note)
-    yield from view.table(head, [*zip(*texts, strict=True), *shown.foot], least_width=shown.least_width, left=left)
-    for words in (*([] if shown.whole else view.more(shown.rows)), *shown.after):
-        yield from view.paragraph(words)
-
-
-def _lay(shown: Table, view: View) -> Iterator[tuple[str, list[Any], list[str]]]:
-    """The label of each column, what the rows have of it in the order in which they are shown, and the same as text."""
-    keys = {column.sort: column.of for column in reversed(shown.columns) if column.sort} | dict(shown.keys)
-    rows = view.sorted(shown.rows, **keys)[: None if shown.whole else view.rows]
-    values = [[column.of(row) for row in rows] for column in shown.columns]
-    largest: dict[str, float] = {}
-    for column, found in zip(shown.columns, values, strict=True):
-        known = [abs(value) for value in found if value is not None] if column.unit else []
-        largest[column.unit] = max([largest.get(column.unit, 0.0), *known])
-    for column, found in zip(shown.columns, values, strict=True):
-        label = column.label
-        if column.unit:
-            unit, size = _fitting(column.unit, largest[column.unit])
-            label = f"{label}, {unit}" if label else unit
-            texts = [_significant(value, size) for value in found]
-        else:
-            texts = [column.show(value) for value in found]
-        yield label, found, shortened_apart(texts, chars=column.chars) if column.chars else texts
+def and_more(number: int) -> list[str]:
+    """A line that says how many rows a list was cut by; none if it is whole."""
+    return [f"(and {number:,} more)"] if number > 0 else []
 
 
 _PREFIXES = {"s": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))}
@@ -235,32 +200,35 @@ def _significant(value: float | None, size: float) -> str:
     return "0" if not value else f"{scaled:,.{digits}f}"
 
 
-_PAGE = View(rows=1000)
+# ---- the page and the notebook
+
+_ROWS = 1000
 """What a page has of long tables."""
 _LARGEST = 1e300
 
 
 def as_data(section: Section) -> dict[str, Any]:
     """*section* for the page: rows of each table as text, with the numbers that they are sorted by."""
-    return {"title": section.title, "note": printable(section.note), "items": [_item(one) for one in section.items]}
+    items = [{"picture": section.picture}] if section.picture else []
+    items += [one for item in section.items for one in _items(item)]
+    return {"title": section.title, "note": printable(section.note), "items": items}
 
 
-def _item(item: Item) -> dict[str, Any]:
-    if isinstance(item, str):
-        return {"text": printable(item)}
+def _items(item: Item) -> Iterator[dict[str, Any]]:
     if isinstance(item, Figure):
-        return {"label": printable(item.label), "value": printable(item.value)}
-    laid = list(_lay(item, _PAGE))
-    cells = [map(_cell, texts, values) for _, values, texts in laid]
-    return {
-        "head": [
+        yield {"label": printable(item.label), "value": printable(item.value)}
+        return
+    if isinstance(item, Table):
+        laid = list(item.lay(most=_ROWS))
+        head = [
             {"label": label, "left": not place or column.left, "bar": column.bar}
             for place, (column, (label, _, _)) in enumerate(zip(item.columns, laid, strict=True))
-        ],
-        "rows": [*map(list, zip(*cells, strict=True)), *([[printable(text)] for text in line] for line in item.foot)],
-        "note": printable(item.note),
-        "after": [printable(words) for words in (*item.after, *([] if item.whole else _PAGE.more(item.rows))) if words],
-    }
+        ]
+        columns = [map(_cell, texts, values) for _, values, texts in laid]
+        yield {"head": head, "rows": list(map(list, zip(*columns, strict=True)))}
+    for words in [item] if isinstance(item, str) else item.more(_ROWS):
+        if words:
+            yield {"text": printable(words)}
 
 
 def _cell(text: str, value: Any) -> list[Any]:
@@ -271,25 +239,23 @@ def _cell(text: str, value: Any) -> list[Any]:
 
 def as_html(sections: Iterable[Section], headline: Sequence[str] = ()) -> str:
     """Plain tables for a notebook, with its own style: words are text, never markup."""
-    lines = [_element("p", printable(words)) for words in headline]
+    lines = [f"<p>{html.escape(printable(words))}</p>" for words in headline]
     for section in map(as_data, sections):
-        lines += [_element("b", section["title"]), _element("p", section["note"])]
+        lines += [f"<b>{html.escape(section['title'])}</b>", f"<p>{html.escape(section['note'])}</p>"]
         for item in section["items"]:
-            if "head" not in item:
-                lines.append(_element("p", ": ".join(item.values())))
-                continue
-            sides = ["left" if column["left"] else "right" for column in item["head"]]
-            head = _html_row("th", [column["label"] for column in item["head"]], sides)
-            rows = [_html_row("td", [text for text, *_ in row], sides) for row in item["rows"]]
-            table_lines = f"<table><thead>{head}</thead>\n<tbody>{chr(10).join(rows)}</tbody></table>"
-            lines += [_element("p", item["note"]), table_lines, *(_element("p", words) for words in item["after"])]
-    return f'<div class="lightning-flops">\n{chr(10).join(filter(None, lines))}\n</div>\n'
+            if "head" in item:
+                sides = ["left" if column["left"] else "right" for column in item["head"]]
+                rows = [("td", [text for text, *_ in row]) for row in item["rows"]]
+                rows.insert(0, ("th", [column["label"] for column in item["head"]]))
+                lines += ["<table>", *(_html_row(tag, texts, sides) for tag, texts in rows), "</table>"]
+            elif "picture" not in item:
+                lines.append(f"<p>{html.escape(': '.join(item.values()))}</p>")
+    return f'<div class="lightning-flops">\n{chr(10).join(lines)}\n</div>\n'
 
 
 def _html_row(tag: str, texts: Sequence[str], sides: Sequence[str]) -> str:
-    styles = (f' style="text-align: {side}; white-space: pre"' for side in sides)
-    return f"<tr>{''.join(map(_element, repeat(tag), texts, styles))}</tr>"
-
-
-def _element(tag: str, text: str, style: str = "") -> str:
-    return f"<{tag}{style}>{html.escape(text)}</{tag}>" if text or tag != "p" else ""
+    cells = (
+        f'<{tag} style="text-align: {side}; white-space: pre">{html.escape(text)}</{tag}>'
+        for text, side in zip(texts, sides, strict=True)
+    )
+    return f"<tr>{''.join(cells)}</tr>"

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
-from lightning_flops.report.document import at
-from lightning_flops.report.layout import VIEW, shortened_inside, some_of
-from lightning_flops.report.profile_document import ORIGIN_WORDS, missing_rates, top_modules
+from lightning_flops.report.document import at, short, some_of
+from lightning_flops.report.layout import VIEW
+from lightning_flops.report.profile_document import devices_of, top_modules
 from lightning_flops.schema.profile import Profile
-from lightning_flops.text.printable import printable
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, runs_of, si, step_numbers
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, printable, run_text, runs_of, si
 
-_BAR_COLUMNS = 80
-"""The bar is not to be broken by a narrow terminal."""
-
-_CELLS = 40
-"""Width of a step's bar, all its parts together."""
-
-_LEAST_SHARE = 0.0005
-"""Of a part in the bar: what would print as 0.0% is not in it."""
-
+_BAR_COLUMNS = 80  # the bar is not to be broken by a narrow terminal
+_CELLS = 40  # of a step's bar, all its parts together
 _NAME_CHARS = 44
 _MODULES = 3
-
-_ADVICE_CHARS = 120
-"""Of the advice in a headline."""
 
 
 def answer(profile: Profile) -> list[str]:
@@ -74,11 +62,9 @@ def _where(profile: Profile) -> str:
     device = context.device_name or "unknown device"
     if device.lower() != context.device_type.lower():
         device = f"{context.device_type} ({device})"
-    if context.world_size == 1:
-        return device
-    if ranks is None:
-        return f"{device}, rank {plain(context.rank)} of {plain(context.world_size)}"
-    devices = some_of([f"{plain(one.ranks)} x {one.device_name or 'unknown device'}" for one in ranks.devices], most=2)
+    if context.world_size == 1 or ranks is None:
+        return device if context.world_size == 1 else f"{device}, rank {context.rank} of {plain(context.world_size)}"
+    devices = some_of(devices_of(ranks), most=2)
     missing = f", {plain(ranks.world_size - ranks.answered)} ranks did not answer" if ranks.absences else ""
     return f"{devices}{missing}, times of rank {plain(context.rank)}"
 
@@ -94,7 +80,7 @@ def _indexes(word: str, steps: Sequence[int]) -> str:
     runs = runs_of(steps)
     if len(runs) > 2:
         return f"{plain(len(steps))} {plural(word, 2)} of {min(steps)}-{max(steps)}"
-    return f"{plural(word, len(steps)).title()} {step_numbers(steps)}" if runs else ""
+    return f"{plural(word, len(steps)).title()} {', '.join(map(run_text, runs))}" if runs else ""
 
 
 def _step(profile: Profile) -> str:
@@ -102,15 +88,13 @@ def _step(profile: Profile) -> str:
     if timing is None:
         return f"No {word} was timed, so samples/s, MFU and HFU are {NOT_AVAILABLE}."
     reason = profile.job_unavailable.get("samples_per_sec", "")
-    figures = [f"samples/s {NOT_AVAILABLE}" + (f" ({reason})" if reason else "")]
-    if rates.samples_per_sec is not None:
-        figures = [f"{plain(rates.samples_per_sec)} samples/s"]
-    if rates.tokens_per_sec is not None:
-        figures.append(f"{plain(rates.tokens_per_sec)} tokens/s")
+    words = f"{plain(rates.samples_per_sec)} samples/s"
+    if rates.samples_per_sec is None:
+        words = f"samples/s {NOT_AVAILABLE}" + (f" ({reason})" if reason else "")
+    words += "" if rates.tokens_per_sec is None else f", {plain(rates.tokens_per_sec)} tokens/s"
     in_all = " in all" if profile.context.world_size > 1 else ""
     few = f" (few steps: {len(profile.timed_steps)} timed)" if timing.few_steps else ""
-    typical = f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}"
-    return f"{typical}; {', '.join(figures)}{in_all} over the wall clock."
+    return f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}; {words}{in_all} over the wall clock."
 
 
 def _utilization(profile: Profile) -> str:
@@ -122,7 +106,7 @@ def _utilization(profile: Profile) -> str:
         known = "" if mfu is None else f"MFU {percent(mfu)}, "
         return f"{known}{'MFU and HFU' if mfu is None else 'HFU'} {NOT_AVAILABLE}: {reason}."
     least = "at least " if profile.lower_bound else ""
-    given = ORIGIN_WORDS[profile.settings.peaks_from]
+    given = {"vendor": "", "given": ", as given"}.get(profile.settings.peaks_from, ", measured")
     if profile.ranks is not None:
         peaks = f"{si(profile.ranks.peak_flops_per_sec, 'FLOP/s')} of all ranks"
     else:
@@ -139,8 +123,7 @@ def _bar(parts: Sequence[tuple[str, float]]) -> list[str]:
         piece = f"{name} {seconds / whole:.1%} {'█' * round(_CELLS * seconds / whole)}".rstrip()
         if len(lines[-1]) + 2 + len(piece) > _BAR_COLUMNS:
             lines.append("")
-        if seconds >= _LEAST_SHARE * whole:
-            lines[-1] += f"  {piece}" if lines[-1] else piece
+        lines[-1] += f"  {piece}" if lines[-1] else piece
     return list(filter(None, lines))
 
 
@@ -174,23 +157,13 @@ def _longest(profile: Profile) -> str:
     found, timed = top_modules(profile)
     if not found:
         return ""
-    names = [shortened_inside(f"{group.of_many}{group.name}", chars=_NAME_CHARS) for group, _ in found[:_MODULES]]
+    names = [short(group.name, _NAME_CHARS) for group, _ in found[:_MODULES]]
     shown = ", ".join(f"{name} {100 * (part or 0.0):.1f}%" for name, (_, part) in zip(names, found, strict=False))
     if not timed:
         of_what = " of those that could be counted" if profile.lower_bound else ""
         return f"Top modules by FLOPs of their own: {shown}{of_what}."
     apart = " (rough: traced steps took far longer, or shorter)" if at("traced.is_apart")(profile) else ""
     return f"Top modules by self time: {shown} of a typical step{apart}."
-
-
-def headline(profile: Profile) -> str:
-    """One line of whole sentences: FLOPs and time of a step, samples/s, MFU or why there is none, the first advice."""
-    unknown = {rate: profile.job_unavailable.get(rate) for rate in ("samples_per_sec", "mfu")}
-    sentences = [f"{figures(profile)}.", *missing_rates({rate: why for rate, why in unknown.items() if why})]
-    if profile.advice:
-        words = printable(f"{profile.advice[0].fact} {profile.advice[0].remedy}")
-        sentences.append(f"First advice: {textwrap.shorten(words, _ADVICE_CHARS, placeholder=' …')}")
-    return printable(" ".join(sentences))
 
 
 def counted(profile: Profile) -> str:

@@ -1,8 +1,7 @@
 """The page as one HTML file: what ``web/`` builds, and the views of profiles, traces or comparisons inside it.
 
 A content security policy in the page's head names two files of the package by their digests. Nothing else may run, and
-nothing may be loaded from anywhere. Views are compressed data, which the page reads as JSON; the names in them are text
-there, never markup.
+nothing may be loaded from anywhere. Views are compressed JSON; the names in them are text, never markup.
 """
 
 from __future__ import annotations
@@ -14,19 +13,27 @@ import html
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.resources import files
+from operator import itemgetter
+from typing import Any
 
 import msgspec
 
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections
-from lightning_flops.report.headline import step_parts
-from lightning_flops.report.page_views import View, page_view, profile_view, traces_views
+from lightning_flops.report.document import Column, Section, Table, as_data, at, field, quantity, share
+from lightning_flops.report.headline import answer, step_parts
+from lightning_flops.report.profile_document import NOT_DESCRIBED, notes_section, saving, share_of_peak, short_sections
+from lightning_flops.report.text import detailed_sections
+from lightning_flops.report.trace_document import answer as answer_of_traces
+from lightning_flops.report.trace_document import common_sections, names_of, trace_sections
 from lightning_flops.schema import codec
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile, ProfiledRun
-from lightning_flops.schema.trace import TracesReport
-from lightning_flops.text.printable import printable
+from lightning_flops.schema.step import ModuleProfile
+from lightning_flops.schema.trace import TraceReport, TracesReport
+from lightning_flops.units import plain, plural, printable
 
 BUNDLE = files("lightning_flops.report") / "page"
 """What ``web/`` builds: ``page.js``, ``style.css``."""
@@ -67,44 +74,43 @@ _Run = tuple[str, Iterable[Window], Iterable[str]]
 
 
 def render_page(runs: Sequence[ProfiledRun]) -> str:
-    """The page of *runs*, whole: it needs no network, and opens from disk.
-
-    Raises:
-        ProfileFormatError: a number of a profile is not finite.
-    """
+    """The page of *runs*, whole: it needs no network, and opens from disk."""
     shown = [(run.name, list(map(_window, run.windows)), run.problems) for run in runs]
-    return _page(_title([profile for run in runs for profile in run.windows]), shown)
+    return _page("FLOPs profile", shown)
 
 
 def render_latest(profile: Profile, windows: deque[Window]) -> str:
-    """The page of a run that is still going on: *profile* is its latest window, and comes behind *windows*.
-
-    Raises:
-        ProfileFormatError: a number of the profile is not finite.
-    """
+    """The page of a run that is still going on: *profile* is its latest window, and comes behind *windows*."""
     windows.append(_window(profile))
-    return _page(_title([profile]), [("", windows, ())])
+    return _page("FLOPs profile", [("", windows, ())])
 
 
 def render_comparison_page(comparison: Comparison) -> str:
     """The page of two runs compared."""
     title = f"{comparison.a.source} and {comparison.b.source} compared"
     summary, sections = [comparison_headline(comparison)], comparison_sections(comparison)
-    return _page(title, [_alone("", page_view(title=title, where="", summary=summary, sections=sections))])
+    view = page_view(title=title, where="", summary=summary, sections=sections)
+    return _page(title, [("", [(WindowFigures(""), packed(view))], ())])
 
 
 def render_traces_page(report: TracesReport) -> str:
     """The page of traces: it shows one of them at a time, and what they say together."""
-    views, named = traces_views(report), all(trace.rank is not None for trace in report.traces)
-    title = views[0][1]["title"] if len(views) == 1 else f"{len(views)} traces"
-    return _page(title, [_alone(name, view) for name, view in views], pick="Rank" if named else "Trace")
+    runs: list[_Run] = []
+    for trace, name in zip(report.traces, names_of(report), strict=True):
+        notes = [notes_section(trace.notes)] if trace.notes else []
+        view = page_view(
+            title=f"Trace of {name}",
+            where=f"{trace.source} · {plain(trace.events)} events",
+            summary=answer_of_traces(report),
+            sections=[*common_sections(report), *notes, *trace_sections(trace)],
+            roofline=_traced_roofline(trace),
+            curves=_curves(trace),
+        )
+        runs.append((name, [(WindowFigures(""), packed(view))], ()))
+    return _page(f"Trace of {runs[0][0]}" if len(runs) == 1 else f"{len(runs)} traces", runs)
 
 
-def _alone(name: str, view: View) -> _Run:
-    return name, [(WindowFigures(""), packed(view))], ()
-
-
-def _page(title: str, runs: Sequence[_Run], *, pick: str = "Run") -> str:
+def _page(title: str, runs: Sequence[_Run]) -> str:
     """The page of *runs*, of which one is shown at a time."""
     listed = [
         PageRun(printable(name), [figures for figures, _ in windows], [*map(printable, problems)])
@@ -121,7 +127,7 @@ def _page(title: str, runs: Sequence[_Run], *, pick: str = "Run") -> str:
         "form-action 'none'"
     )
     # A name cannot end the element: a reader of JSON takes an escape for the sign itself.
-    data = document(listed, pick=pick).replace("<", "\\u003c")
+    data = document(listed).replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -133,18 +139,14 @@ def _page(title: str, runs: Sequence[_Run], *, pick: str = "Run") -> str:
     )
 
 
-def document(runs: Sequence[PageRun], *, pick: str = "Run") -> str:
-    """What the page reads first, as JSON: the runs and their windows; *pick* is what a run is called."""
+def document(runs: Sequence[PageRun]) -> str:
+    """What the page reads first, as JSON: the runs and their windows."""
     package = sys.modules["lightning_flops"]  # the root, which knows every folder, is always imported first
-    return msgspec.json.encode({"written_by": package.__version__, "pick": pick, "runs": runs}).decode()
+    return msgspec.json.encode({"written_by": package.__version__, "runs": runs}).decode()
 
 
 def packed(value: object) -> bytes:
-    """The JSON of a profile or of a view of one, compressed by gzip; the same bytes for equal ones.
-
-    Raises:
-        ProfileFormatError: a number of it is not finite.
-    """
+    """The JSON of a view, compressed by gzip; the same bytes for equal ones."""
     return gzip.compress(codec.dump(value, indented=False).encode(), compresslevel=6, mtime=0)
 
 
@@ -173,6 +175,125 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
 
 
-def _title(profiles: Sequence[Profile]) -> str:
-    model = profiles[0].modules[0].type_name if profiles and profiles[0].modules else ""
-    return f"{model or 'FLOPs profile'}, step {profiles[0].profile_step}" if profiles else "FLOPs profile"
+# ---- views
+
+_US = 1e-6
+
+View = dict[str, Any]
+"""Plain JSON of one profile, trace or comparison, as ``web/src/document.ts`` has it."""
+
+
+def page_view(*, title: str, where: str, summary: Sequence[str], sections: Iterable[Section], **data: Any) -> View:
+    """A view of *sections*, whose pictures are drawn of *data*."""
+    head = {"title": printable(title), "where": printable(where), "summary": list(map(printable, summary))}
+    empty: View = {"parts": [], "steps": None, "modules": [], "roofline": None, "curves": []}
+    return {**head, **empty, **data, "sections": list(map(as_data, sections))}
+
+
+def profile_view(profile: Profile) -> View:
+    """The page of one window."""
+    context, tables = profile.context, None if profile.traced is None else profile.traced.tables
+    keys: list[str] = []
+    sections = list(short_sections(profile, advice=None, notes=None, rules=True))
+    if profile.modules:
+        keys, modules = _all_modules(profile)
+        sections.append(modules)
+    if "ownSec" in keys and profile.bytes_total.total:
+        note = "How fast, over how many FLOPs a byte; areas are in proportion to time." + _estimated(profile)
+        sections.append(Section("Roofline", note, [], "roofline"))
+    sections += detailed_sections(profile)
+    for one in () if tables is None else trace_sections(tables):
+        sections.append(replace(one, title=f"Traced {context.step_word}: {one.title[:1].lower()}{one.title[1:]}"))
+    parts = [
+        f"{context.device_name or 'unknown device'} ({context.device_type})",
+        context.precision,
+        f"{context.world_size} ranks" if context.world_size > 1 else "",
+        f"step {profile.profile_step} counted",
+    ]
+    first = [f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]]
+    return page_view(
+        title=(profile.modules[0].type_name if profile.modules else "") or "FLOPs profile",
+        where=" · ".join(filter(None, parts)),
+        summary=[*answer(profile), *first],
+        sections=sections,
+        parts=step_parts(profile),
+        steps=_steps(profile),
+        modules=keys,
+        roofline=_roofline(profile),
+        curves=_curves(tables),
+    )
+
+
+def _steps(profile: Profile) -> Any:
+    timing = profile.timing
+    if timing is None or not timing.global_step.steps_sec:
+        return None
+    seconds = zip(*(part.steps_sec for part in timing.parts), strict=True)
+    return {
+        "names": [part.name for part in timing.parts],
+        "items": [(f"step {index}", each) for index, each in zip(profile.timed_steps, seconds, strict=True)],
+    }
+
+
+def _estimated(profile: Profile) -> str:
+    """What is said of rates of modules where the traced steps are not like the counted ones."""
+    if profile.traced is None or profile.traced.like_counted:
+        return ""
+    return " FLOP/s are estimates: the traced steps' shapes are not those of the counted ones."
+
+
+def _all_modules(profile: Profile) -> tuple[list[str], Section]:
+    """Every module with what is known of any, and the keys by which the page's picture finds the columns."""
+    word, steps = profile.context.step_word, len(profile.counted_steps)
+
+    def per_step(label: str, of: Any, unit: str = "") -> Column:
+        return quantity(label, lambda one: profile.per_step(of(one)), unit)
+
+    def own_sec(one: ModuleProfile) -> float | None:
+        return None if one.times is None else one.times.own_forward_sec + (one.times.own_backward_sec or 0.0)
+
+    columns = {
+        "name": Column("module", lambda one: one.name or "(root)", str),
+        "type": Column("class", lambda one: one.type_name or NOT_DESCRIBED, str, left=True),
+        "params": field("params", "params"),
+        "forward": per_step("fwd", at("total.forward"), "FLOPs"),
+        "backward": per_step("bwd", lambda one: one.total.backward + one.total.recompute, "FLOPs"),
+        "own": per_step("self", at("own.total"), "FLOPs"),
+        "forwardSec": quantity("fwd", at("times.forward_sec"), "s"),
+        "backwardSec": quantity("bwd", at("times.backward_sec"), "s"),
+        "ownSec": quantity("self", own_sec, "s"),
+        "share": share("of peak", lambda one: share_of_peak([one])),
+        "bytes": per_step("bytes", at("total_bytes.total"), "B"),
+        "calls": per_step("calls", at("calls")),
+        "detail": Column("", at("extra_repr"), str, left=True),
+    }
+    shown = {key: one for key, one in columns.items() if any(one.of(row) is not None for row in profile.modules)}
+    counted = f"the mean of {steps} counted {plural(word, steps)}" if steps > 1 else f"of the counted {word}"
+    note = f"FLOPs and bytes are {counted}, times of the traced {word}.{_estimated(profile)}"
+    return list(shown), Section("Modules", note, [Table(profile.modules, list(shown.values()), True)], "modules")
+
+
+def _roofline(profile: Profile) -> dict[str, Any]:
+    """What limits the modules: the peaks of the dtypes that ran, and the memory's bandwidth."""
+    known = profile.peaks_flops_per_sec
+    peaks = sorted(((one.dtype, known[one.dtype]) for one in profile.dtypes if one.dtype in known), key=itemgetter(1))
+    return {"peaks": peaks[::-1], "bandwidth": profile.memory_bytes_per_sec, "operators": []}
+
+
+def _traced_roofline(trace: TraceReport) -> dict[str, Any] | None:
+    if (flops := trace.flops) is None:
+        return None
+    points = [
+        (
+            *(printable(f"{one.name} ({one.dtype})"), one.time_us * _US / len(flops.steps)),
+            *(one.flops_per_sec, one.flops_per_byte, one.attainable_flops_per_sec),
+        )
+        for one in flops.operators
+        if one.flops_per_sec and one.flops_per_byte and one.time_us
+    ]
+    peaks = sorted(flops.peaks.items(), key=itemgetter(1), reverse=True)
+    return {"peaks": peaks, "bandwidth": flops.memory_bytes_per_sec, "operators": points}
+
+
+def _curves(tables: TraceReport | None) -> list[dict[str, Any]]:
+    return [asdict(curve) for curve in (() if tables is None else tables.memory_curves or ())]

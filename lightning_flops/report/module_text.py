@@ -16,14 +16,10 @@ from lightning_flops.analysis.module_tree import (
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import at
 from lightning_flops.report.layout import VIEW
-from lightning_flops.report.profile_document import PHASES
-from lightning_flops.schema.modules import ModuleProfile
+from lightning_flops.report.profile_document import NOT_DESCRIBED, PHASES
 from lightning_flops.schema.profile import Profile
-from lightning_flops.text.printable import printable, printable_lines
-from lightning_flops.units import duration, percent, plural, si
-
-NOT_DESCRIBED = "(not described)"
-"""Stands for the class of a module that did work but that the model does not list."""
+from lightning_flops.schema.step import ModuleProfile
+from lightning_flops.units import duration, percent, plural, printable, printable_lines, si
 
 
 def aggregated_lines(profile: Profile) -> list[str]:
@@ -73,18 +69,12 @@ def detailed_lines(profile: Profile) -> list[str]:
     root = module_tree(profile.modules)
     if root is None:
         return [*lines, "No module was described."]
-    backward = "bwd FLOPs (measured), recomputed FLOPs where there are any, " if profile.has_backward else ""
-    times = ""
-    if any(module.times is not None for module in profile.modules):
-        times = (
-            f"In angle brackets, from the traced {profile.context.step_word}, on the device where there is one: "
-            "latency, percentage of all modules' latency, FLOP/s and percentage of the peak where it is known. "
-        )
     about = (
-        "Each module profile is listed after its name in the following order: params, percentage of total params, "
-        f"fwd MACs, percentage of total MACs, fwd FLOPs, {backward}percentage of total FLOPs. {times}"
-        f"All of one {profile.step_name}, the modules inside included. (0-11): 12 x Block stands for 12 modules in a "
-        "row that are equal but for their times, of which the mean is shown, with the least and the greatest."
+        "Each module profile is listed after its name in the following order: params, percentage of total params, fwd "
+        "MACs, percentage of total MACs, FLOPs of each phase (measured), percentage of total FLOPs; in angle brackets, "
+        f"from the traced {profile.context.step_word}: latency, percentage of all modules' latency, FLOP/s and "
+        f"percentage of the peak. All of one {profile.step_name}, the modules inside included. (0-11): 12 x Block "
+        "stands for 12 modules in a row that are equal but for their times, of which the mean is shown."
     )
     if lower_bounds:
         about += " Lower bound: figures of a module in which something could not be counted."
@@ -115,13 +105,7 @@ class _Tree:
         self._times = {module.name: module.times for module in profile.modules}
 
     def lines(self, node: ModuleNode, *, names: Sequence[str], indent: str) -> Iterator[str]:
-        """The lines of *node*.
-
-        Args:
-            node: one module, or several that are alike.
-            names: qualified names of all modules that it stands for, those in folded modules around it included.
-            indent: what every line begins with.
-        """
+        """The lines of one module, or of several that are alike, whose qualified *names* are these, after *indent*."""
         module, (name, kind) = node.module, names_of(node)
         opening = f"({name}): {kind}(" if name else f"{kind}("
         extra = " ".join(printable_lines(module.extra_repr).split())
@@ -141,29 +125,24 @@ class _Tree:
         yield f"{indent})"
 
     def _latencies(self, names: Sequence[str]) -> str:
-        """Latencies of the module of this name, or the means of several and how far they differ."""
-
-        def each(figure: str) -> list[Any]:
-            """The figures of all of them; none where one is not known."""
-            found = [getattr(self._times.get(name), figure, None) for name in names]
-            return [] if None in found else found
-
+        """Latencies of the module of this name, or the means of several; nothing where one is not known."""
         parts = []
         for phase, word in (("forward", "fwd"), ("backward", "bwd")):
-            if seconds := each(f"{phase}_sec"):
-                least, mean, greatest = min(seconds), fmean(seconds), max(seconds)
-                share = percent(ratio(part=mean, whole=at(f"times.{phase}_sec")(self._root)))
-                part = f"{word} latency {duration(mean)}"
-                if duration(least) != duration(greatest):
-                    part += f" ({duration(least)} to {duration(greatest)})"
-                part += f", {share} {word} latency"
-                # Alike modules have the same FLOPs: the harmonic mean of their rates is the rate of the mean time.
-                if rates := each(f"{phase}_flops_per_sec"):
-                    part += f", {si(harmonic_mean(rates), 'FLOP/s')}"
-                if shares := each(f"{phase}_utilization"):
-                    part += f", {percent(harmonic_mean(shares))} of peak"
-                parts.append(part)
+            seconds = self._mean(names, f"{phase}_sec", fmean)
+            if seconds is not None:
+                share = percent(ratio(part=seconds, whole=at(f"times.{phase}_sec")(self._root)))
+                rate, of_peak = (self._mean(names, f"{phase}_{name}") for name in ("flops_per_sec", "utilization"))
+                part = f"{word} latency {duration(seconds)}, {share} {word} latency"
+                part += "" if rate is None else f", {si(rate, 'FLOP/s')}"
+                parts.append(part if of_peak is None else f"{part}, {percent(of_peak)} of peak")
         return f"<{'; '.join(parts)}>" if parts else ""
+
+    def _mean(
+        self, names: Sequence[str], figure: str, mean: Callable[[list[Any]], float] = harmonic_mean
+    ) -> float | None:
+        """A figure of alike modules: their FLOPs are the same, so the harmonic mean of their rates is that of all."""
+        found = [getattr(self._times.get(name), figure, None) for name in names]
+        return None if None in found else mean(found)
 
     def _figures(self, node: ModuleNode) -> str:
         module, total, root, per_step = node.module, node.module.total, self._root, self._profile.per_step

@@ -3,99 +3,81 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from lightning_flops.analysis.module_names import pattern_of
 from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
-from lightning_flops.report.document import Column, Figure, Item, Section, at, quantity, share, table
-from lightning_flops.report.layout import some_of
-from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.modules import ModuleProfile
+from lightning_flops.report.document import Column, Section, Table, at, field, figures, quantity, share, some_of
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
-from lightning_flops.schema.step import FEW_STEPS, Budget, BudgetKey
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
+from lightning_flops.schema.step import FEW_STEPS, Advice, Budget, BudgetKey, ModuleProfile
+from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
+
+NOT_DESCRIBED = "(not described)"
+"""Stands for the class of a module that did work but that the model does not list."""
 
 NO_ADVICE = "Nothing that was measured is above its threshold."
 
-MODULES_SHOWN = 10
-_NAME_CHARS = 40
-_CLASS_CHARS = 18
+_MODULES_SHOWN = 10
 _NS = 1e-9
-
-ORIGIN_WORDS = {"vendor": "", "given": ", as given", "measured": ", measured"}
-"""Whose a figure of the device is."""
-
-_RATE_WORDS = {
-    "forward_flops_per_sec": "fwd FLOP/s",
-    "backward_flops_per_sec": "bwd FLOP/s",
-    "forward_backward_flops_per_sec": "fwd+bwd FLOP/s",
-    "iter_flops_per_sec": "FLOP/s",
-    "samples_per_sec": "samples/second",
-    "iter_samples_per_sec": "samples/second",
-    "tokens_per_sec": "tokens/second",
-    "mfu": "MFU",
-    "hfu": "HFU",
-    "data_wait_ratio": "data wait",
-}
-"""How a report names a rate that has no value, measured or estimated."""
 
 
 def short_sections(
-    profile: Profile, *, modules: int = MODULES_SHOWN, advice: int = 4, notes: int = 2
+    profile: Profile,
+    *,
+    modules: int = _MODULES_SHOWN,
+    advice: int | None = 4,
+    notes: int | None = 2,
+    rules: bool = False,
 ) -> Iterator[Section]:
-    """What every report shows below its summary."""
+    """What every report shows below its summary: so many modules, pieces of advice, with *rules* or not, and notes."""
     yield times_section(profile)
     if profile.budget is not None:
         yield breakdown_section(profile, profile.budget)
     yield modules_section(profile, most=modules)
-    yield advice_section(profile.advice, most=advice, nothing=no_advice(profile))
+    yield advice_section(profile.advice, most=advice, rules=rules, nothing=_no_advice(profile))
     if profile.notes:
         yield notes_section(profile.notes, most=notes)
 
 
-def no_advice(profile: Profile) -> str:
+def _no_advice(profile: Profile) -> str:
     """Why there is no advice, where there is none."""
-    timing, words = profile.timing, profile.context.step_word
-    if timing is not None and timing.few_steps:
-        return f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(words, FEW_STEPS)}."
+    if profile.timing is not None and profile.timing.few_steps:
+        timed = plural(profile.context.step_word, FEW_STEPS)
+        return f"No advice from few steps: it begins with {FEW_STEPS} timed {timed}."
     return NO_ADVICE
 
 
-def times_section(profile: Profile, *, spread: bool = False) -> Section:
-    """The parts of a typical step, which add up to it; with *spread* the mean and spread of the timed ones."""
+def times_section(profile: Profile) -> Section:
+    """The parts of a typical step, which add up to it, and the mean and spread of the timed ones."""
     timing, word = profile.timing, profile.context.step_word
-    title = f"Time of a {'' if spread else 'typical '}{profile.step_name}"
+    title = f"Time of a typical {profile.step_name}"
     if timing is None:
         return Section(title, "", [f"No {word} was timed."])
-    parts = [part for part in timing.parts if any(part.steps_sec)]
     columns = [
         Column("", lambda part: profile.step_name if part is timing.global_step else part.name, str),
         quantity("typical", at("typical_sec"), "s"),
         share("share", lambda part: ratio(part=part.typical_sec, whole=timing.global_step.typical_sec)),
+        quantity("mean", at("mean_sec"), "s"),
+        quantity("min", lambda part: min(part.steps_sec), "s"),
+        quantity("max", lambda part: max(part.steps_sec), "s"),
     ]
-    if spread:
-        columns[2:] = [
-            quantity("mean", at("mean_sec"), "s"),
-            quantity("min", lambda part: min(part.steps_sec), "s"),
-            quantity("median", lambda part: median(part.steps_sec), "s"),
-            quantity("max", lambda part: max(part.steps_sec), "s"),
-        ]
-    words = f"Over {plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}"
-    words += "." if spread else "; typical is the mean of the middle half by wall time."
+    words = f"Over {plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}; typical is the mean of the "
+    words += "middle half by wall time."
     if timing.reader_sec is not None:
         words += f" The data loader ran {duration(timing.reader_sec)} per {word}, whether other work hid it or not."
     if timing.excluded_sec:
         between = (f"{cause} {duration(seconds)}" for cause, seconds in timing.excluded_sec.items())
         words += f" Between steps: {', '.join(between)}."
     busy = ratio(part=timing.cpu_time_sec, whole=timing.global_step.mean_sec)
-    if spread and busy is not None:
-        words += f" CPU (process) {percent(busy)}: this process's processor time over wall time."
-        words += f" CPU (system) {percent(timing.cpu_system_ratio)}: of the processor time that this machine has."
-    return Section(title, "", [table([*parts, timing.global_step], columns, whole=True, after=[words])])
+    if busy is not None:
+        words += (
+            f" CPU (process) {percent(busy)} of a processor, CPU (system) {percent(timing.cpu_system_ratio)} of all."
+        )
+    parts = [part for part in timing.parts if any(part.steps_sec)]
+    return Section(title, "", [Table([*parts, timing.global_step], columns, whole=True), words], "steps")
 
 
 _ROWS: Mapping[BudgetKey, str] = {
@@ -113,8 +95,6 @@ _ROWS: Mapping[BudgetKey, str] = {
 def breakdown_section(profile: Profile, budget: Budget) -> Section:
     """What the time of a step went to; the rows add up to the step."""
     labels = dict(_ROWS)
-    if not profile.context.trains:
-        labels["other_flops"] = "less skipped FLOPs at the peak"
     if budget.rows_ns["operators"] is None:  # no trace divides what is in "compute"
         labels["compute"] = "all phases beyond these"
     rows = [(label, budget.rows_ns[key]) for key, label in labels.items()]
@@ -125,25 +105,23 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
         share("share", lambda row: None if row[1] is None else row[1] / budget.wall_ns),
     ]
     about = []
-    if profile.traced is not None and profile.traced.filling is not None:
-        about.append(f"Phases are divided as in the traced {profile.traced.named(profile.context.step_word)}.")
     if budget.rows_ns["model"] is None and "mfu" in profile.unavailable:
         about.append(f"FLOPs at the peak are {NOT_AVAILABLE}: {profile.unavailable['mfu']}.")
-    after = [" ".join((*about, *budget.notes))]
-    return Section("Step time breakdown", "", [table(rows, columns, whole=True, after=after)])
+    return Section("Step time breakdown", "", [Table(rows, columns, whole=True), *_words(*about, *budget.notes)])
+
+
+def _words(*sentences: str) -> list[str]:
+    """*sentences* as a paragraph; none without any."""
+    return [" ".join(sentences)] if sentences else []
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class ModuleGroup:
     """Modules of one class at one place in equal layers, added up, without the modules inside them."""
 
     name: str
     kind: str
     members: Sequence[ModuleProfile]
-
-    @property
-    def of_many(self) -> str:
-        return f"{len(self.members)} x " if len(self.members) > 1 else ""
 
     def seconds(self, phase: str) -> float | None:
         """Own time in this phase; None where it is not known of any."""
@@ -152,19 +130,21 @@ class _Group:
 
     @property
     def flops(self) -> int:
+        """FLOPs of their own."""
         return sum(one.own.total for one in self.members)
 
 
-def _groups(modules: Sequence[ModuleProfile]) -> list[_Group]:
+def _groups(modules: Sequence[ModuleProfile]) -> list[ModuleGroup]:
     """*modules* added up where their names differ in numbers alone, and their classes and sizes do not differ."""
     alike: dict[tuple[str, str, str], list[ModuleProfile]] = {}
     for module in modules:
         if module.alias_of is None:
             alike.setdefault((pattern_of(module.name), module.type_name, module.extra_repr), []).append(module)
-    return [
-        _Group(pattern if len(found) > 1 else found[0].name or "(root)", kind or "(not described)", found)
-        for (pattern, kind, _), found in alike.items()
-    ]
+    groups = []
+    for (pattern, kind, _), found in alike.items():
+        name = f"{len(found)} x {pattern}" if len(found) > 1 else found[0].name or "(root)"
+        groups.append(ModuleGroup(name, kind or NOT_DESCRIBED, found))
+    return groups
 
 
 def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
@@ -180,7 +160,7 @@ def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
     return ratio(part=sum(spent * part for spent, part in phases), whole=sum(spent for spent, _ in phases))
 
 
-def top_modules(profile: Profile) -> tuple[list[tuple[_Group, float | None]], bool]:
+def top_modules(profile: Profile) -> tuple[list[tuple[ModuleGroup, float | None]], bool]:
     """The modules with most self time and their shares of a typical step, repeated layers added up, and True.
 
     Where none was timed, those with most FLOPs and their shares of all, and False.
@@ -196,7 +176,7 @@ def top_modules(profile: Profile) -> tuple[list[tuple[_Group, float | None]], bo
     return [(group, ratio(part=weight, whole=whole)) for group, weight in found if weight], timed
 
 
-def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Section:
+def modules_section(profile: Profile, *, most: int | None = _MODULES_SHOWN) -> Section:
     """The top modules as a table."""
     found, timed = top_modules(profile)
     title = "Top modules by self time" if timed else "Top modules by FLOPs of their own"
@@ -207,8 +187,8 @@ def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Se
         return share_of_peak(members) if all(one.own == one.total for one in members) else None
 
     columns = [
-        Column("module", lambda item: item[0].name, str, chars=_NAME_CHARS),
-        Column("class", lambda item: item[0].of_many + item[0].kind, str, left=True, chars=_CLASS_CHARS),
+        Column("module", lambda item: item[0].name, str),
+        Column("class", lambda item: item[0].kind, str, left=True),
         quantity("fwd", lambda item: item[0].seconds("forward"), "s"),
         quantity("bwd", lambda item: item[0].seconds("backward"), "s"),
         share("share", lambda item: item[1]),
@@ -216,34 +196,24 @@ def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Se
         share("of peak", lambda item: reached(item[0].members)),
     ]
     columns = [column for column in columns if any(column.of(item) is not None for item in found)]
-    more = len(found) - len(found[:most])
-    words = [f"And {plain(more)} more."] if more else []
-    if any(group.of_many for group, _ in found[:most]):
+    words = [f"And {plain(len(found[most:]))} more."] if most is not None and found[most:] else []
+    if any(len(group.members) > 1 for group, _ in found[:most]):
         words.append("A star stands for any number: these modules are added up.")
     if profile.lower_bound:
         words.append("FLOPs are lower bounds.")
-    return Section(title, "", [table(found[:most], columns, whole=True, least_width=5, after=[" ".join(words)])])
+    return Section(title, "", [Table(found[:most], columns, whole=True), *_words(*words)])
 
 
 def advice_section(
     advice: Sequence[Advice], *, most: int | None = None, rules: bool = False, nothing: str = NO_ADVICE
 ) -> Section:
-    """What to do, the largest saving first.
-
-    Args:
-        advice: all of it.
-        most: so many pieces at most; None for all.
-        rules: say of each what it was held against, when not to follow it, and who says so.
-        nothing: what to say without advice.
-    """
+    """What to do, the largest saving first: *most* pieces, with their *rules* or without; *nothing* stands for none."""
     items = [
         f"{number}. {one.fact} {one.remedy}{saving(one)}"
         + (f" Not {one.unless}. (Rule {one.rule}: {one.threshold}; {one.source}.)" if rules else "")
         for number, one in enumerate(advice[:most], start=1)
     ]
-    if more := len(advice) - len(items):
-        items.append(f"And {plain(more)} more in the detailed report.")
-    return Section("Advice", "", items or [nothing])
+    return Section("Advice", "", [*items, *_more("", len(advice) - len(items))] or [nothing])
 
 
 def saving(advice: Advice) -> str:
@@ -254,22 +224,29 @@ def saving(advice: Advice) -> str:
 def notes_section(notes: Sequence[str], *, most: int | None = None) -> Section:
     """What is missing or degraded."""
     items = [f"- {note}" for note in notes[:most]]
-    if more := len(notes) - len(items):
-        items.append(f"- And {plain(more)} more in the detailed report.")
-    return Section("Notes", "", items)
+    return Section("Notes", "", [*items, *_more("- ", len(notes) - len(items))])
+
+
+def _more(mark: str, number: int) -> list[str]:
+    return [f"{mark}And {plain(number)} more in the detailed report."] if number else []
 
 
 def missing_rates(unavailable: Mapping[str, str]) -> list[str]:
     """Why some rates, by their fields' names, are not known; one sentence for each reason."""
     reasons: dict[str, list[str]] = {}
     for rate, reason in unavailable.items():
-        reasons.setdefault(reason, []).append(_RATE_WORDS[rate.removesuffix("_estimated")])
-    return [f"{NOT_AVAILABLE}: {', '.join(dict.fromkeys(words))}: {reason}." for reason, words in reasons.items()]
+        reasons.setdefault(reason, []).append(rate)
+    return [f"{NOT_AVAILABLE}: {', '.join(rates)}: {reason}." for reason, rates in reasons.items()]
 
 
 def whose(ranks: RanksProfile) -> str:
     """Which ranks a figure is of: "3 of 4 ranks"; nothing where all answered."""
     return f"{plain(ranks.answered)} of {plain(ranks.world_size)} ranks" if ranks.absences else ""
+
+
+def devices_of(ranks: RanksProfile) -> list[str]:
+    """How many ranks have each device."""
+    return [f"{plain(number)} x {name or 'unknown device'}" for name, number in ranks.devices.items()]
 
 
 PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed", "optimizer": "optimizer"}
@@ -285,28 +262,20 @@ _FLOPS = {
     "model": "model FLOPs = fwd + bwd",
     "hardware": "hardware FLOPs = all of these phases - skipped",
 }
-_FLOPS_WITHOUT_BACKWARD = {
-    "forward": "fwd = model FLOPs",
-    "skipped": _FLOPS["skipped"],
-    "hardware": "hardware FLOPs = fwd - skipped",
-}
 
 
 def flops_section(profile: Profile) -> Section:
-    """Every bucket of FLOPs that has any, to the last one."""
+    """Every bucket of FLOPs that has any, to the last one, and why rates are not known."""
     flops, ranks, moved = profile.flops, profile.ranks, profile.bytes_total
     half = profile.settings.causal_attention == "half"
     words = {"factor": f"{2 + profile.settings.recompute_fwd_factor:g}", "half": ", counted less executed" * half}
+    hidden = () if profile.has_backward else ("without_backward", "backward_estimated")
     rows = [
         (label.format(**words), name)
-        for name, label in (_FLOPS if profile.has_backward else _FLOPS_WITHOUT_BACKWARD).items()
-        if name in ("forward", "model", "hardware") or getattr(flops, name)
+        for name, label in _FLOPS.items()
+        if name in ("forward", "model", "hardware") or (getattr(flops, name) and name not in hidden)
     ]
-    columns = [
-        Column("", lambda row: row[0], str),
-        Column("FLOPs", lambda row: getattr(flops, row[1]), si),
-        Column("exact", lambda row: getattr(flops, row[1])),
-    ]
+    columns = [Column("", lambda row: row[0], str), Column("FLOPs", lambda row: getattr(flops, row[1]))]
     note = "Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. Attention "
     flagged = "that is flagged causal counts half the score matrix."
     note += flagged if half else "counts the full score matrix, causal or not."
@@ -316,29 +285,15 @@ def flops_section(profile: Profile) -> Section:
         note += " Bytes are what all operators read and write, elementwise ones included."
     if ranks is not None:
         of_all, of_model = ranks.flops, ranks.flops_of_model
-        columns.append(Column(whose(ranks) or "all ranks", lambda row: getattr(of_all, row[1]), si))
-        columns.append(Column("of model", lambda row: at(row[1])(of_model), si))
-        note += " Of model: of one copy of it."
+        columns.append(Column(whose(ranks) or "all ranks", lambda row: getattr(of_all, row[1])))
+        columns.append(Column("one model", lambda row: at(row[1])(of_model)))
     if profile.lower_bound:
         note += f" {_lower_bound_words(profile)}"
     title = f"FLOPs of a {profile.step_name} per {profile.context.device_word}"
-    return Section(title, note, [table(rows, columns, whole=True)])
-
-
-def throughput_section(profile: Profile) -> Section | None:
-    """The peaks that MFU and HFU are shares of, and why rates are not known; None without either."""
-    whole, unavailable = sum(one.model for one in profile.dtypes), profile.unavailable
-    if not profile.has_backward:
-        unavailable = {rate: why for rate, why in unavailable.items() if rate not in RATES_OF_TRAINING}
-    peaks = [
-        Figure(
-            f"peak for {one.dtype}, {percent(ratio(part=one.model, whole=whole))} of the model FLOPs",
-            si(profile.peaks_flops_per_sec.get(one.dtype), "FLOP/s"),
-        )
-        for one in profile.dtypes
-    ]
-    items: list[Item] = [*peaks, *missing_rates(unavailable)]
-    return Section("Peaks, and rates that are not known", "", items) if items else None
+    unknown = {
+        rate: why for rate, why in profile.unavailable.items() if profile.has_backward or rate not in RATES_OF_TRAINING
+    }
+    return Section(title, note, [Table(rows, columns, whole=True), *missing_rates(unknown)])
 
 
 def operators_section(profile: Profile) -> Section | None:
@@ -353,15 +308,14 @@ def operators_section(profile: Profile) -> Section | None:
 
     phases = {phase: label for phase, label in PHASES.items() if getattr(profile.flops, phase)}
     columns = [
-        Column("operator", at("operator"), str, chars=_NAME_CHARS),
+        field("operator", "operator", str),
         Column("calls", per_step("calls"), si),
         *(quantity(label, per_step(f"flops.{phase}"), "FLOPs") for phase, label in phases.items()),
         share("share", lambda one: ratio(part=one.flops.total, whole=whole)),
         Column("dtype", lambda one: ", ".join(one.dtypes), str, left=True),
     ]
-    after = ["Shares are of what was counted, a lower bound."] if profile.lower_bound else []
-    title = f"Operators with most FLOPs in a {profile.step_name}"
-    return Section(title, "", [table(spending, columns, least_width=5, after=after)])
+    bound = ["Shares are of what was counted, a lower bound."] if profile.lower_bound else []
+    return Section(f"Operators with most FLOPs in a {profile.step_name}", "", [Table(spending, columns), *bound])
 
 
 def uncounted_section(profile: Profile) -> Section:
@@ -376,11 +330,9 @@ def uncounted_section(profile: Profile) -> Section:
         Column("", lambda row: "may have FLOPs" if row[1].heavy else "", str, left=True),
         Column("modules", lambda row: some_of(row[1].modules, most=2), str, left=True),
     ]
-    note = ""
-    if profile.lower_bound:
-        teach = "lightning_flops.register_flop_formula has an operator counted, by a formula or as 0."
-        note = f"{_lower_bound_words(profile)} {teach}"
-    return Section("Not counted", note, [table(ordered, columns, whole=True, least_width=0)])
+    teach = " lightning_flops.register_flop_formula has an operator counted, by a formula or as 0."
+    note = f"{_lower_bound_words(profile)}{teach}" if profile.lower_bound else ""
+    return Section("Not counted", note, [Table(ordered, columns, whole=True)])
 
 
 def _lower_bound_words(profile: Profile) -> str:
@@ -390,3 +342,60 @@ def _lower_bound_words(profile: Profile) -> str:
         f"LOWER BOUND: {', '.join(heavy)} may have FLOPs and could not be counted, so FLOPs, MACs, FLOP/s, MFU and HFU "
         "are at least what is printed."
     )
+
+
+# ---- memory and the traced step
+
+
+def memory_section(profile: Profile) -> Section | None:
+    """What each phase holds, and what it is for; None if memory was not looked at."""
+    memory, word = profile.memory, profile.context.step_word
+    if memory is None:
+        return None
+
+    columns = [
+        Column("", lambda held: PHASES[held[0]], str),
+        Column(f"{memory.kind} at its end", lambda held: si(held[1], "B"), str),
+    ]
+    values = {f"peak {memory.kind}, of this process so far": si(memory.run_peak_bytes, "B")}
+    about = "Bytes of this process on the host, all of it."
+    if memory.kind == "allocated":
+        values["peak reserved, of this process so far"] = si(memory.run_reserved_peak_bytes, "B")
+        about = "Bytes on the device, as its caching allocator counts them."
+    values["parameters on this rank"] = si(memory.parameter_bytes, "B")
+    if profile.parameter_bytes:
+        values["parameters of the model"] = bytes_by_dtype(profile.parameter_bytes)
+    values["buffers"] = si(memory.buffer_bytes, "B")
+    if profile.context.trains:
+        values["gradients"] = _or_why_not(memory.gradient_bytes, "on no parameter, as under ZeRO")
+        values["optimizer states"] = _or_why_not(memory.optimizer_bytes, "not where torch's optimizers keep them")
+        values["activations that a forward keeps, with its outputs"] = _or_why_not(
+            memory.kept_by_forward_bytes, "Memory by module has it, with profile_memory"
+        )
+    table = Table(list(memory.held_bytes.items()), columns, whole=True)
+    return Section(f"Memory of this rank in the counted {word}", about, [table, *figures(values)])
+
+
+def _or_why_not(value: float | None, reason: str) -> str:
+    return f"{NOT_AVAILABLE} ({reason})" if value is None else si(value, "B")
+
+
+def traced_section(profile: Profile) -> Section | None:
+    """What was traced, and where all of its tables are; None if no step was traced."""
+    traced, word = profile.traced, profile.context.step_word
+    if traced is None or traced.tables is None:
+        return None
+    about = (
+        f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
+        f"{plural(word, 2)}, in {duration(traced.tables.step_times.mean.wall_us * 1e-6)} each; times of modules and "
+        "operators are medians over them."
+    )
+    if not traced.like_counted:
+        about += " It was not like the counted step: FLOP/s are estimates, by the elements of the batches."
+    return Section(f"Traced {word}", about, [f"Every table: lightning-flops trace {file}" for file in traced.files])
+
+
+DETAILS: Sequence[Callable[[Profile], Section | None]] = (
+    *(flops_section, memory_section, operators_section, uncounted_section, traced_section),
+)
+"""What is not in the short report."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from statistics import median
 
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.stragglers import straggler_evidence
-from lightning_flops.report.document import Column, Figure, Item, Section, Table, at, cells, field, quantity, table, us
-from lightning_flops.report.profile_document import missing_rates, whose
-from lightning_flops.schema.communication import RankCollectiveRow, RankComparison, RankRow
+from lightning_flops.report.document import Column, Item, Section, Table, at, cells, field, quantity, some_of, us
+from lightning_flops.report.profile_document import devices_of, missing_rates, whose
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RanksProfile, StageProfile
+from lightning_flops.schema.ranks import RankCollectiveRow, RankComparison, RankRow, RanksProfile
 from lightning_flops.units import duration, percent, plain, si
 
 _SHOWN = 4
@@ -37,21 +36,15 @@ def ranks_section(profile: Profile) -> Section | None:
     ranks = profile.ranks
     if ranks is None:
         return None
-    devices = [(f"{plain(one.ranks)} x {one.device_name or 'unknown device'}", one) for one in ranks.devices]
     items: list[Item] = [
         *_who(ranks),
         *_stragglers(ranks),
-        f"Peaks, {si(ranks.peak_flops_per_sec, 'FLOP/s')} in all:",
-        *_first([f"{name}: {si(one.peak_flops_per_sec, 'FLOP/s')}" for name, one in devices]),
+        f"Peak of {some_of(devices_of(ranks), most=_SHOWN)}: {si(ranks.peak_flops_per_sec, 'FLOP/s')} in all.",
         *missing_rates(ranks.unavailable),
         _spreads(profile, ranks),
-        *([_stages(ranks)] if ranks.pipeline_stages > 1 else []),
     ]
     if ranks.communication is not None:
-        hidden = _median(row.overlap.overlap_ratio for row in ranks.communication.ranks)
-        if hidden is not None:
-            items.append(Figure("communication that computation hides, median of the ranks", percent(hidden)))
-        items += [_collectives(ranks.communication), *_first(ranks.communication.notes)]
+        items += [*_collectives(ranks.communication), *_first(ranks.communication.notes)]
     return Section("All ranks", "", [*items, *_first(ranks.notes)])
 
 
@@ -60,28 +53,21 @@ def _who(ranks: RanksProfile) -> Iterator[str]:
         yield f"All {plain(ranks.world_size)} ranks answered."
         return
     yield f"{whose(ranks).upper()} ANSWERED, and every figure here is of those."
-    by_reason: defaultdict[str, list[int]] = defaultdict(list)
-    for absence in ranks.absences:
-        by_reason[absence.reason].append(absence.rank)
-    found = sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[1][0]))
+    found = sorted(ranks.absences.items(), key=lambda item: (-len(item[1]), item[1][0]))
     yield from _first([f"{name_ranks(numbers).capitalize()}: {reason}." for reason, numbers in found])
 
 
 def _stragglers(ranks: RanksProfile) -> Iterator[str]:
-    """Whom the others wait for, or in which parts of the step it is known that there is no such rank."""
+    """Whom the others wait for, or how far it is known that there is no such rank."""
     timed = [one for one in ranks.ranks if one.parts_sec]
-    peers = Counter(one.stage for one in timed)
-    alike = [one.traced for one in timed if peers[one.stage] > 1]
     if ranks.stragglers:
         yield from _first([f"STRAGGLER: {straggler_evidence(straggler)}" for straggler in ranks.stragglers])
-    elif timed and not alike and ranks.answered > 1:
-        yield "Straggler: n/a, no two of the ranks that timed their steps do the same work."
-    elif alike and all(alike):
+    elif timed and all(one.traced for one in timed) and ranks.pipeline_stages == 1:
         yield "Straggler: none, every rank keeps pace with the others."
-    elif alike:
+    elif timed and ranks.answered > 1:
         yield (
-            "Straggler: none is late in data wait or transfer; in the other parts, work cannot be separated from "
-            "waiting for other ranks without a traced step of each."
+            "Straggler: none was found in data wait and transfer; in the other parts, only ranks that do the same work "
+            "and each traced a step can be compared."
         )
 
 
@@ -89,54 +75,30 @@ def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     """Each figure of a rank over the ranks: the least, the median and the greatest, and whose they are."""
     timed = [one for one in ranks.ranks if one.parts_sec]
     parts = dict.fromkeys(name for one in timed for name in one.parts_sec)
-    seconds = {name: {one.rank: one.parts_sec.get(name) for one in timed} for name in parts}
-    seconds[profile.step_name] = {one.rank: math.fsum(one.parts_sec.values()) for one in timed}
+    found = {name: {one.rank: one.parts_sec.get(name) for one in timed} for name in parts}
+    found[profile.step_name] = {one.rank: math.fsum(one.parts_sec.values()) for one in timed}
     traced = () if ranks.communication is None else ranks.communication.ranks
-    for label, path in _TRACED.items():
-        seconds[label] = {row.rank or 0: _per_step(row, path, row.steps) for row in traced}
+    found |= {
+        name: {row.rank or 0: _per_step(row, path, row.steps) for row in traced} for name, path in _TRACED.items()
+    }
     kind = "" if profile.memory is None else f" ({profile.memory.kind})"
-    names = {"model FLOPs": "model_flops", "params on the rank": "local_params"}
-    names[f"peak memory{kind}, B"] = "peak_memory_bytes"
-    others = {label: {one.rank: getattr(one, name) for one in ranks.ranks} for label, name in names.items()}
-    rows = [*_spread_rows(seconds, duration, of=ranks.answered), *_spread_rows(others, si, of=ranks.answered)]
-    return cells(["of each rank", "min", "", "median", "max", ""], rows, left=(0, 2, 5), least_width=6)
-
-
-def _spread_rows(
-    figures: Mapping[str, Mapping[int, float | None]], show: Callable[[float], str], *, of: int
-) -> Iterator[list[str]]:
-    for label, by_rank in figures.items():
+    others = {"model FLOPs": "model_flops", "params on the rank": "local_params"}
+    others[f"peak memory{kind}, B"] = "peak_memory_bytes"
+    found |= {label: {one.rank: getattr(one, name) for one in ranks.ranks} for label, name in others.items()}
+    rows = []
+    for label, by_rank in found.items():
         known = {rank: value for rank, value in sorted(by_rank.items()) if value is not None}
         if known:
+            show = si if label in others else duration
             least, greatest = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
-            some = "" if len(known) == of else f" ({plain(len(known))} ranks)"
-            whose = [f"rank {rank}" if known[least] < known[greatest] else "" for rank in (least, greatest)]
+            some = "" if len(known) == ranks.answered else f" ({plain(len(known))} ranks)"
+            of = [f"rank {rank}" if known[least] < known[greatest] else "" for rank in (least, greatest)]
             values = [show(value) for value in (known[least], median(known.values()), known[greatest])]
-            yield [f"{label}{some}", values[0], whose[0], *values[1:], whose[1]]
+            rows.append([f"{label}{some}", values[0], of[0], *values[1:], of[1]])
+    return cells(["of each rank", "min", "", "median", "max", ""], rows, left=(0, 2, 5))
 
 
-def _stages(ranks: RanksProfile) -> Table:
-    """The stages of a pipeline."""
-
-    def median_of(part: str) -> Column:
-        def seconds(stage: StageProfile) -> float | None:
-            return _median(one.parts_sec.get(part) for one in ranks.ranks if one.stage == stage.stage)
-
-        return quantity(part, seconds, "s")
-
-    columns = [
-        field("stage", "stage"),
-        Column("ranks", lambda stage: sum(one.stage == stage.stage for one in ranks.ranks)),
-        field("params", "params", si),
-        quantity("fwd", at("flops.forward"), "FLOPs"),
-        quantity("bwd", at("flops.backward"), "FLOPs"),
-        *map(median_of, ("forward", "backward", "bubble")),
-    ]
-    words = "FLOPs and params are of one copy of the model; times are medians of the stage's ranks."
-    return table(ranks.stages, columns, least_width=6, after=[words])
-
-
-def _collectives(comparison: RankComparison) -> Table:
+def _collectives(comparison: RankComparison) -> list[Item]:
     """Each collective over all ranks; times are of one step."""
     by_name: defaultdict[str, list[tuple[int, RankCollectiveRow]]] = defaultdict(list)
     for rank in comparison.ranks:
@@ -151,7 +113,7 @@ def _collectives(comparison: RankComparison) -> Table:
 
     rows = sorted(by_name.items(), key=lambda row: (-math.fsum(one.latency_us for _, one in row[1]), row[0]))
     columns = [
-        Column("collective", itemgetter(0), str, "name", chars=32),
+        Column("collective", itemgetter(0), str, "name"),
         Column("calls", total("calls"), sort="calls"),
         Column("matched", total("matched_calls")),
         quantity("", total("bytes"), "B"),
@@ -159,11 +121,10 @@ def _collectives(comparison: RankComparison) -> Table:
     ]
     words = (
         "Matched: the i-th call of each rank of a process group. Transfer: the shortest of the ranks for each call; "
-        "wait: the rest, until the last rank came. Times are medians of the ranks, in one step."
+        "wait: the rest, until the last rank came. Times are medians of the ranks, in one step. Bytes are n/a where "
+        "the traces do not say them; gloo's do with record_shapes=True."
     )
-    if any(one.bytes is None for _, found in rows for _, one in found):
-        words += " Bytes are n/a where the traces do not say them; gloo's do with record_shapes=True."
-    return table(rows, columns, least_width=5, after=[words])
+    return [Table(rows, columns), words] if rows else []
 
 
 def _per_step(row: RankRow | RankCollectiveRow, path: str, steps: int) -> float | None:
@@ -197,7 +158,5 @@ def rank_section(comparison: RankComparison) -> Section:
         field("transfer", "transfer_us", us),
         field("wait", "wait_us", us),
     ]
-    items: list[Item] = [table(comparison.ranks, columns, whole=True, least_width=6)]
-    if any(rank.collectives for rank in comparison.ranks):
-        items.append(_collectives(comparison))
-    return Section("Ranks", "", [*items, *comparison.notes])
+    ranks = Table(comparison.ranks, columns, whole=True)
+    return Section("Ranks", "", [ranks, *_collectives(comparison), *comparison.notes])

@@ -13,9 +13,6 @@ MONITOR_PREFIX = "flops_monitor"
 _MOST = 1e300
 """More is no figure of a run, and may be an int that no float can hold."""
 
-_HIGHEST = {"mfu": 1.0, "useful_mfu": 1.0}
-"""Shares of the peak: more is impossible."""
-
 _OF_TRAINING = (
     *("bwd_flops", "bwd_flops_estimated", "recompute_flops", "iter_flops"),
     *("bwd_latency_sec", "step_latency_sec", "iter_latency_sec"),
@@ -53,9 +50,8 @@ PATHS = {
 def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[str, float]:
     """One value for each tag, of one global step and one device unless the tag says more; what is n/a is left out.
 
-    Where other ranks answered, mfu, hfu, samples, tokens and params are those of the job.
-
-    Units: FLOPs, FLOP/s, seconds, samples or tokens per second, fractions of one (mfu, hfu, …_ratio), parameters.
+    Where other ranks answered, mfu, hfu, samples, tokens and params are those of the job. Units: FLOPs, FLOP/s,
+    seconds, samples or tokens per second, fractions of one (mfu, hfu, …_ratio), parameters.
     """
     values = {tag: at(path)(profile) for tag, path in PATHS.items()}
     # This tag exists only when FLOPs, and so MFU, HFU and FLOP/s, are lower bounds.
@@ -83,21 +79,10 @@ def monitor_scalars(
     estimated_ratio: float | None = None,
     prefix: str = MONITOR_PREFIX,
 ) -> dict[str, float]:
-    """What went by since the last reading; what is n/a is left out.
+    """What went by in so many *seconds* since the last reading, by the tags below *prefix*; what is n/a is left out.
 
-    Args:
-        seconds: wall time that went by, on this rank.
-        data_wait_sec: of it, inside the data loader; None if that was not seen.
-        batches: batches of this rank.
-        samples: samples of this rank; None if not known.
-        dp_size: ranks that see different data, whose samples count together.
-        tokens: tokens of this rank, padding left out; None if not known.
-        padding_ratio: share of padding in the tokens that were processed; None if not known.
-        model_flops: of all unprofiled steps of this rank, forward and backward; None if no step was counted.
-        model_flops_peak_sec: seconds these FLOPs take at the device's peaks; None if one is not known.
-        useful_flops_peak_sec: the same of the model FLOPs that the steps would have without padding.
-        estimated_ratio: share of the model FLOPs that is an estimate.
-        prefix: what the tags begin with.
+    Batches, samples, tokens without padding and FLOPs are of this rank; samples and tokens of *dp_size* ranks, which
+    see different data, count together. ``…_peak_sec`` are seconds that FLOPs take at the device's peaks.
     """
     if not 0 < seconds < math.inf:
         return {}
@@ -111,7 +96,8 @@ def monitor_scalars(
         "model_flops_per_sec": model_flops,
     }
     values = {tag: amount / seconds for tag, amount in amounts.items() if amount is not None and 0 <= amount < _MOST}
-    values = {tag: value for tag, value in values.items() if value <= _HIGHEST.get(tag, _MOST)}
+    highest = {"mfu": 1.0, "useful_mfu": 1.0}  # shares of the peak: more is impossible
+    values = {tag: value for tag, value in values.items() if value <= highest.get(tag, _MOST)}
     shares = {"padding_ratio": padding_ratio, "estimated_ratio": estimated_ratio}
     values |= {tag: float(share) for tag, share in shares.items() if share is not None}
     return {f"{prefix}/{tag}": value for tag, value in values.items()}

@@ -1,7 +1,6 @@
-"""The block of DeepSpeed's Flops Profiler: its summary lines, labels and order.
+"""The block of DeepSpeed's Flops Profiler: its summary lines, labels and order, to the letter.
 
-Its users search these lines: a label is DeepSpeed's to the letter, and a value ends its line. What has to be said of a
-value, that it is estimated, say, stands before it; what DeepSpeed does not print has lines of its own.
+Its users search these lines: a value ends its line, and what has to be said of it stands before it.
 """
 
 from __future__ import annotations
@@ -17,49 +16,35 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import TimingProfile
 from lightning_flops.units import NOT_AVAILABLE, duration, plain, si
 
-_NOTATIONS = (
-    # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
-    "Notations: dp_size (data parallel size, ranks that see different data), mp_size (model parallel size, "
-    "tensor-parallel ranks), params (number of parameters), MACs (number of multiply-adds of matmul-like operators), "
-    "flops (number of floating-point operations, two a MAC), FLOPS (floating-point operations per second), fwd latency "
-    "(forward pass)"
-)
-_NOTATIONS_OF_TRAINING = (
-    f"{_NOTATIONS}, bwd latency (backward pass), step latency (optimizer), iter latency (sum of fwd, bwd and step "
-    "latency). Estimated lines take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those "
-    "that autograd ran, recomputation included."
-)
 _ABOUT = (
-    "As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, FLOPS a rate (FLOP/s), and "
-    "samples/second are over the latency of the passes, not over the wall clock. Counts are those of one counted step, "
-    "latencies means of the timed ones."
+    # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
+    "As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, MACs are multiply-adds of "
+    "matmul-like operators, flops two a MAC, FLOPS a rate, and samples/second are over the latency of the passes, not "
+    "over the wall clock. Counts are those of one counted step, latencies means of the timed ones."
+)
+_ABOUT_TRAINING = (
+    " iter latency is the sum of fwd, bwd and step (optimizer) latency. Estimated lines take the bwd flops from the "
+    "fwd flops, as DeepSpeed does; measured lines take those that autograd ran, recomputation included."
 )
 
 
 def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
-    """DeepSpeed's lines, labels and order; between them the measured lines and the trainable parameters.
-
-    Args:
-        profile: what was measured.
-        of_run: say of which steps of which run the figures are.
-    """
+    """DeepSpeed's lines, labels and order, and between them the measured lines; *of_run*: of which steps they are."""
     context, timing, samples = profile.context, profile.timing, profile.job_rates.iter_samples_per_sec
     items: list[Item] = [
         f"Profile Summary at {context.step_word if of_run else 'step'} {profile.profile_step}:",
-        *([f"The report came out at {context.step_word} {profile.report_step}."] if of_run else []),
-        *([_where(profile), _ABOUT] if of_run else []),
-        _NOTATIONS_OF_TRAINING if context.trains else f"{_NOTATIONS}.",
+        *([f"The report came out at {context.step_word} {profile.report_step}.", _where(profile)] if of_run else []),
+        f"{_ABOUT}{_ABOUT_TRAINING if context.trains else ''}",
         "",
         Figure("world size", plain(context.world_size)),
         Figure("data parallel size", plain(context.dp_size)),
         Figure("model parallel size", plain(context.tp_size)),
         Figure("batch size per GPU", plain(context.micro_batch_size)),
-        *_micro_steps(profile),
         Figure("params per GPU", si(profile.local_params)),
         *_model(profile),
         _latency("fwd latency", timing, "forward_sec"),
         _rate(profile, "fwd FLOPS per GPU = fwd flops per GPU / fwd latency", profile.rates.forward_flops_per_sec),
-        *(_training(profile) if context.trains else _without_training(profile)),
+        *(_training(profile) if context.trains else ()),
         Figure("samples/second", NOT_AVAILABLE if samples is None else f"{samples:.2f}"),
     ]
     return Section("Flops Profiler", "", items)
@@ -86,12 +71,6 @@ def _training(profile: Profile) -> Iterator[Figure]:
     yield _latency("iter latency", timing, "iter_sec")
     yield rate(f"FLOPS per GPU = {fwd_bwd_flops} / iter latency", whole, "estimated")
     yield rate("FLOPS per GPU = hardware flops per GPU / iter latency", rates.iter_flops_per_sec, "measured")
-
-
-def _without_training(profile: Profile) -> Iterator[Figure]:
-    for name, spent in (("bwd", profile.flops.backward), ("recomputed", profile.flops.recompute)):
-        if spent:
-            yield Figure(f"{name} flops per GPU", _marked(si(spent), *_bound(profile), "measured"))
 
 
 def _latency(label: str, timing: TimingProfile | None, name: str) -> Figure:
@@ -153,53 +132,34 @@ def _where(profile: Profile) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _micro_steps(profile: Profile) -> Iterator[Figure]:
-    """How many batches and samples a step has, where it is not one batch of the size above."""
-    if profile.micro_steps != 1 and profile.context.trains:
-        yield Figure("micro-steps of a global step", plain(profile.micro_steps))
-    if profile.samples not in (None, profile.context.micro_batch_size):
-        yield Figure(f"samples per GPU in a {profile.step_name}", plain(profile.samples))
-
-
 _MAGNITUDES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}
 """What each prefix stands for, the largest first."""
 
 
-def number_to_string(num: float | None, units: str | None = None, precision: int = 2) -> str:
+def number_to_string(num: float | None, units: str | None = None, precision: int = 2, unit: str = "") -> str:
     """A number with its decimal prefix: ``number_to_string(6279.86e9)`` is ``"6.28 T"``, without one ``"6 "``."""
-    return _with_unit(num, "", units, precision)
+    if num is None:
+        return NOT_AVAILABLE
+    if units is None:
+        fits = (one for one, magnitude in _MAGNITUDES.items() if abs(num) >= magnitude)
+        units = next(fits, "u" if num else "")
+    return f"{round(num / _MAGNITUDES.get(units, 1.0), precision):g} {units}{unit}"
 
 
-def macs_to_string(macs: float | None, units: str | None = None, precision: int = 2) -> str:
-    """Multiply-adds as text: ``macs_to_string(3.2e9)`` is ``"3.2 GMACs"``."""
-    return _with_unit(macs, "MACs", units, precision)
+macs_to_string = partial(number_to_string, unit="MACs")
+"""Multiply-adds as text: ``macs_to_string(3.2e9)`` is ``"3.2 GMACs"``."""
 
+flops_to_string = partial(number_to_string, unit="FLOPS")
+"""A rate as text: ``flops_to_string(81.9e12)`` is ``"81.9 TFLOPS"``. DeepSpeed's FLOPS are FLOPs per second."""
 
-def flops_to_string(flops: float | None, units: str | None = None, precision: int = 2) -> str:
-    """A rate as text: ``flops_to_string(81.9e12)`` is ``"81.9 TFLOPS"``. DeepSpeed's FLOPS are FLOPs per second."""
-    return _with_unit(flops, "FLOPS", units, precision)
+bytes_to_string = partial(number_to_string, unit="B")
+"""Bytes as text, in powers of a thousand: ``bytes_to_string(2048)`` is ``"2.05 KB"``."""
 
-
-def bytes_to_string(b: float | None, units: str | None = None, precision: int = 2) -> str:
-    """Bytes as text, in powers of a thousand: ``bytes_to_string(2048)`` is ``"2.05 KB"``."""
-    return _with_unit(b, "B", units, precision)
-
-
-def duration_to_string(duration: float | None, units: str | None = None, precision: int = 2) -> str:
-    """Seconds as text: ``duration_to_string(0.07667)`` is ``"76.67 ms"``."""
-    return _with_unit(duration, "s", units, precision)
+duration_to_string = partial(number_to_string, unit="s")
+"""Seconds as text: ``duration_to_string(0.07667)`` is ``"76.67 ms"``."""
 
 
 def params_to_string(params_num: float | None, units: str | None = None, precision: int = 2) -> str:
     """A number of parameters as text, B for billions: ``params_to_string(1.5e9)`` is ``"1.5 B"``."""
     prefix = None if units is None else units.replace("B", "G")
-    return _with_unit(params_num, "", prefix, precision).replace("G", "B").strip()
-
-
-def _with_unit(value: float | None, unit: str, prefix: str | None, precision: int) -> str:
-    if value is None:
-        return NOT_AVAILABLE
-    if prefix is None:
-        fits = (one for one, magnitude in _MAGNITUDES.items() if abs(value) >= magnitude)
-        prefix = next(fits, "u" if value else "")
-    return f"{round(value / _MAGNITUDES.get(prefix, 1.0), precision):g} {prefix}{unit}"
+    return number_to_string(params_num, prefix, precision).replace("G", "B").strip()

@@ -9,31 +9,27 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections, render_comparison
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
-from lightning_flops.report.device_document import memory_section, traced_section
-from lightning_flops.report.document import Section, as_html, draw, draw_all
-from lightning_flops.report.headline import answer, answer_lines, counted, headline
-from lightning_flops.report.layout import VIEW, WHOLE
+from lightning_flops.report.document import Section, as_html
+from lightning_flops.report.headline import answer, answer_lines, counted, figures
+from lightning_flops.report.layout import VIEW, WHOLE, draw, draw_all
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.profile_document import (
+    DETAILS,
     advice_section,
-    flops_section,
     notes_section,
-    operators_section,
     short_sections,
-    throughput_section,
     times_section,
     uncounted_section,
 )
 from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.summary_text import summary_section
 from lightning_flops.report.trace_document import MEMORY_TITLES, trace_sections
-from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.formula import FormulaReport
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import Advice
 from lightning_flops.schema.throughput import ThroughputSummary
-from lightning_flops.text.printable import page
-from lightning_flops.units import plain, plural
+from lightning_flops.units import page, plain, plural
 
 _MOST_LINES = 59
 """Lines of the short report above the rule that ends it."""
@@ -59,7 +55,10 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
         return draw_all(_other_sections(profile), WHOLE)
     lines = _short_lines(profile)
     if profile.settings.detailed if detailed is None else detailed:
-        for section in (summary_section(profile), *detailed_sections(profile), *_traced(profile)):
+        sections = [summary_section(profile)]
+        sections += [advice_section(profile.advice, rules=True)] if profile.advice else []
+        sections += [notes_section(profile.notes)] if profile.notes else []
+        for section in (*sections, *detailed_sections(profile), *_traced(profile)):
             lines += draw(section)
         lines += ["", *aggregated_lines(profile), "", *detailed_lines(profile)]
     return page([*lines, VIEW.rule()])
@@ -75,7 +74,7 @@ def render_html(report: Renderable) -> str:
 def line(report: Profile | ThroughputSummary | Comparison) -> str:
     """*report* in one line, for ``repr``."""
     if isinstance(report, Profile):
-        return f"<Profile of {counted(report)}: {headline(report)}>"
+        return f"<Profile of {counted(report)}: {figures(report)}>"
     if isinstance(report, ThroughputSummary):
         return f"<ThroughputSummary of {plain(report.batches)} {plural('batch', report.batches)}>"
     return f"<Comparison: {comparison_headline(report)}>"
@@ -89,20 +88,15 @@ def _other_sections(report: object) -> Sequence[Section]:
         return [counts_section(report)]
     if isinstance(report, ThroughputSummary):
         return [run_section(report)]
-    if isinstance(report, FlopsFormula):
-        report = report.report()
-    if isinstance(report, FormulaReport):
-        return [formula_section(report)]
-    raise TypeError(
-        "render_text takes a Profile, a ThroughputSummary, or what count_flops, flops_formula or compare_profiles "
-        f"return, got {type(report).__name__}"
-    )
+    if isinstance(report, FlopsFormula | FormulaReport):
+        return [formula_section(report if isinstance(report, FormulaReport) else report.report())]
+    raise TypeError(f"render_text takes a Profile and the like, got {type(report).__name__}")
 
 
 def _short_lines(profile: Profile) -> list[str]:
     """The short report: of many long names, fewer modules, pieces of advice and notes are shown."""
     lines: list[str] = []
-    for modules, advice, notes in ((10, 4, 2), (10, 3, 1), (8, 2, 1), (6, 2, 0), (4, 2, 0), (2, 1, 0)):
+    for modules, advice, notes in ((10, 4, 2), (10, 3, 1), (6, 2, 1), (2, 1, 0)):
         lines = answer_lines(profile)
         for section in short_sections(profile, modules=modules, advice=advice, notes=notes):
             lines += draw(section)
@@ -113,9 +107,10 @@ def _short_lines(profile: Profile) -> list[str]:
 
 def render_forwards(profile: Profile, *, detailed: bool) -> str:
     """The forwards of one model under DeepSpeed's labels, beginning with an empty line and ending in a line break."""
-    lines = list(draw(summary_section(profile, of_run=False)))
+    sections = [summary_section(profile, of_run=False)]
     if profile.timing is not None and profile.timing.timed_steps > 1:
-        lines += draw(times_section(profile, spread=True))
+        sections.append(times_section(profile))
+    lines = [line for section in sections for line in draw(section)]
     lines += ["", *aggregated_lines(profile), *(["", *detailed_lines(profile)] if detailed else ())]
     lines += draw(uncounted_section(profile)) if profile.uncounted else ()
     lines += draw(notes_section(profile.notes)) if profile.notes else ()
@@ -138,7 +133,7 @@ def fenced(text: str) -> str:
     return f"{fence}\n{text}{'' if text.endswith(chr(10)) else chr(10)}{fence}\n"
 
 
-_TRACED = ("Step time", "Devices", "Modules", "Communication", "Idle", *MEMORY_TITLES)
+_TRACED = {"Step time", "Devices", "Modules", "Communication", "Idle", *MEMORY_TITLES}
 """Tables of the traced step that the detailed report has; of the others, ``lightning-flops trace`` and the page."""
 
 
@@ -150,11 +145,4 @@ def _traced(profile: Profile) -> Iterator[Section]:
 
 def detailed_sections(profile: Profile) -> Iterator[Section]:
     """What is not in the short report."""
-    if profile.timing is not None:
-        yield times_section(profile, spread=True)
-    if profile.advice:
-        yield advice_section(profile.advice, rules=True)
-    if profile.notes:
-        yield notes_section(profile.notes)
-    work = (flops_section, throughput_section, ranks_section, memory_section, operators_section)
-    yield from filter(None, (section(profile) for section in (*work, uncounted_section, traced_section)))
+    yield from filter(None, (section(profile) for section in (*DETAILS, ranks_section)))

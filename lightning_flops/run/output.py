@@ -27,7 +27,7 @@ from lightning_flops.sinks.console import to_log
 from lightning_flops.sinks.file import numbered, remove_file, write_new_file, write_own_file, write_text_file
 from lightning_flops.sinks.services import Services
 from lightning_flops.sinks.tensorboard_tab import event_file_name, tab_events
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 

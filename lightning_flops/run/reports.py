@@ -22,7 +22,7 @@ from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.run_facts import gather_run_facts
 from lightning_flops.records import BatchTokens, RunContext, StepSums, UnprofiledFlops, WindowRecord
-from lightning_flops.report.headline import headline
+from lightning_flops.report.headline import figures
 from lightning_flops.report.scalars import monitor_scalars
 from lightning_flops.run.monitor import Monitor, MonitorReading
 from lightning_flops.run.output import LoggedOutput, RunFiles
@@ -33,7 +33,7 @@ from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.signals import words_of
 from lightning_flops.sinks.trace_file import keep_trace
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.run.run import Facts, Run
@@ -174,7 +174,7 @@ class Reports:
             self.analyzing = False
         profile = replace(profile, report_step=step)
         if self._writes:
-            word, line = profile.context.step_word, headline(profile)
+            word, line = profile.context.step_word, figures(profile)
             logger.info("profiled %s %d of this %s: %s", word, profile.profile_step, profile.context.run_word, line)
         if ranks is not None and self._writes:
             return lambda: ranks.await_reports(profile)

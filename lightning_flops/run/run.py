@@ -30,7 +30,7 @@ from lightning_flops.run.reports import Reports
 from lightning_flops.run.window import Window, new_window
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import words_of
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 

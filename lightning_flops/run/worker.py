@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from lightning_flops import host_clock
-from lightning_flops.text.printable import package_logger
-from lightning_flops.units import duration
+from lightning_flops.units import duration, package_logger
 
 logger = package_logger(__name__)
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 
-from lightning_flops.text.printable import printable
+from lightning_flops.units import printable
 
 PROGRAM = "lightning-flops"
 

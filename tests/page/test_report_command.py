@@ -11,8 +11,7 @@ import pytest
 
 from lightning_flops.cli import main
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.report.html_page import bundled, packed, render_page
-from lightning_flops.report.page_views import profile_view
+from lightning_flops.report.html_page import bundled, packed, profile_view, render_page
 from lightning_flops.schema import codec
 from lightning_flops.schema.profile import Profile, ProfiledRun
 from lightning_flops.sinks.profile_files import read_runs

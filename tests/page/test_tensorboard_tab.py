@@ -22,8 +22,7 @@ import msgspec
 import pytest
 
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
-from lightning_flops.report.html_page import packed, window_figures
-from lightning_flops.report.page_views import profile_view
+from lightning_flops.report.html_page import packed, profile_view, window_figures
 from lightning_flops.run.output import RunFiles
 from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.tensorboard_tab import PLUGIN, event_file_name, tab_events
@@ -125,7 +124,7 @@ def test_the_server_gives_the_view_of_a_profile(address: str, document: dict[str
         ({"run": "version_0/lightning_flops", "tag": "flops_profiler/window/11"}, 404, "no such window"),
         ({"run": "version_0", "tag": "flops_profiler/window/10"}, 404, "no such window"),
         ({}, 404, "no such window"),
-        ({"run": "version_1/lightning_flops", "tag": "flops_profiler/window/9"}, 422, "cut off"),
+        ({"run": "version_1/lightning_flops", "tag": "flops_profiler/window/9"}, 422, "ended before the end"),
         ({"run": "version_1/lightning_flops", "tag": "flops_profiler/window/4"}, 422, "written by a newer"),
     ],
 )

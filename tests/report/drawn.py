@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_flops.report.document import Section, draw
-from lightning_flops.report.layout import VIEW
+from lightning_flops.report.document import Section
+from lightning_flops.report.layout import VIEW, draw
 from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.schema.profile import Profile
 

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import pytest
 
-from lightning_flops.measure.counting.recorded_calls import recorded_work
-from lightning_flops.report.document import Column, Figure, Section, as_data, draw, quantity, share, table
-from lightning_flops.report.layout import SortKey, View
-from lightning_flops.report.trace_text import render_traces
-from lightning_flops.schema.trace import TracesReport
-from tests.analysis.in_memory import analyze_traces
-from tests.analysis.trace_events import (
-    kernel,
-    launch,
-    launched,
-    memory,
-    module,
-    on_device,
-    operator,
-    phase,
-    step,
-    trace,
-)
+from lightning_flops.report.document import Column, Figure, Section, Table, as_data, quantity, share, short
+from lightning_flops.report.layout import View, draw
 
 ROWS = [("a", 0.02, 0.5), ("b", 0.000123456, None), ("c", None, 0.0)]
 COLUMNS = [
@@ -41,7 +24,7 @@ def lines(*items: Any, width: int | None = None, rows: int | None = None) -> lis
 
 
 def test_a_column_has_one_unit_and_three_significant_digits() -> None:
-    assert lines(table(ROWS, COLUMNS, whole=True, least_width=0)) == [
+    assert lines(Table(ROWS, COLUMNS, True)) == [
         "name  mean, ms  share",
         "a         20.0  50.0%",
         "b        0.123    n/a",
@@ -63,12 +46,12 @@ def test_the_prefix_is_that_of_the_largest_number(
     values: tuple[float | None, ...], unit: str, drawn: list[str]
 ) -> None:
     column = quantity("", lambda value: value, unit)
-    assert [line.strip() for line in lines(table(values, [column], whole=True, least_width=0))] == drawn
+    assert [line.strip() for line in lines(Table(values, [column], True))] == drawn
 
 
 def test_columns_of_one_unit_share_their_prefix() -> None:
     columns = [quantity("x", lambda row: row[0], "s"), quantity("y", lambda row: row[1], "s")]
-    assert lines(table([(2.0, 0.004)], columns, whole=True, least_width=0)) == ["x, s   y, s", "2.00  0.004"]
+    assert lines(Table([(2.0, 0.004)], columns, True)) == ["x, s   y, s", "2.00  0.004"]
 
 
 def test_points_of_a_list_hang_and_figures_stand_in_one_column() -> None:
@@ -77,7 +60,7 @@ def test_points_of_a_list_hang_and_figures_stand_in_one_column() -> None:
 
 
 def test_the_page_gets_every_text_with_the_number_that_it_is_sorted_by() -> None:
-    data = as_data(Section("Title", "\x1b", [table(ROWS, COLUMNS, whole=True), "words", Figure("a", "b")]))
+    data = as_data(Section("Title", "\x1b", [Table(ROWS, COLUMNS, True), "words", Figure("a", "b")]))
     made, words, figure = data["items"]
     assert made["rows"] == [
         [["a"], ["20.0", 0.02], ["50.0%", 0.5]],
@@ -90,114 +73,44 @@ def test_the_page_gets_every_text_with_the_number_that_it_is_sorted_by() -> None
 
 def test_numbers_that_no_page_can_hold_are_text_alone() -> None:
     columns = [Column("x", lambda value: value, str)]
-    (made,) = as_data(Section("Title", "", [table([float("nan"), 10**400, 3], columns, whole=True)]))["items"]
+    (made,) = as_data(Section("Title", "", [Table([float("nan"), 10**400, 3], columns, True)]))["items"]
     assert [len(cell) for (cell,) in made["rows"]] == [1, 1, 2]
     assert json.dumps(made, allow_nan=False)
 
 
 def test_long_tables_have_a_part_of_their_rows_and_say_how_many_there_are() -> None:
-    long = table(range(2_000), [Column("x", lambda value: value)])
-    (made,) = as_data(Section("Title", "", [long]))["items"]
-    assert len(made["rows"]) == 1_000 and made["after"] == ["(and 1,000 more)"]
+    long = Table(range(2_000), [Column("x", lambda value: value)])
+    made, more = as_data(Section("Title", "", [long]))["items"]
+    assert len(made["rows"]) == 1_000 and more == {"text": "(and 1,000 more)"}
     assert lines(long, rows=2)[-1] == "(and 1,998 more)"
 
 
 def test_rows_go_by_what_was_asked_for_and_stay_where_a_table_has_no_such_key() -> None:
     rows = [("b", 1, None), ("c", 3, 7.0), ("a", 2, 9.0)]
-    view = View(rows=None, sort="calls")
-    assert view.sorted(rows, calls=lambda row: row[1]) == [rows[1], rows[2], rows[0]]
-    assert replace(view, sort="name").sorted(rows, name=lambda row: row[0]) == [rows[2], rows[0], rows[1]]
-    assert replace(view, sort="rate").sorted(rows, rate=lambda row: row[2]) == [rows[2], rows[1], rows[0]]
-    assert replace(view, sort="bytes").sorted(rows, name=lambda row: row[0]) == rows
-    assert replace(view, sort=None).sorted(rows, name=lambda row: row[0]) == rows
+    keys = {"name": 0, "calls": 1, "rate": 2}
+    made = Table(rows, [Column(key, itemgetter(at), str, key) for key, at in keys.items()])
+    orders = {"name": "abc", "calls": "cab", "rate": "acb", "bytes": "bca", None: "bca"}
+    for sort, names in orders.items():
+        assert "".join(next(made.lay(most=None, sort=sort))[1]) == names
 
 
 def test_names_give_way_where_the_terminal_is_narrow() -> None:
     def drawn(width: int | None, *cells: str, left: tuple[int, ...] = (0,)) -> str:
         return View(rows=None, width=width).table(list("abcd")[: len(cells)], [list(cells)], left=left)[1]
 
-    assert drawn(None, "x" * 60, "1") == f"{'x' * 60}  {'1':>10}"
+    assert drawn(None, "x" * 60, "1") == f"{'x' * 60}  1"
     assert drawn(50, "x" * 60, "1") == f"{'x' * 23}…{'x' * 23}  1"
-    # A table moves together before names are cut, and the widest text on the left is cut first.
-    assert drawn(34, "x" * 20, "1", "2") == "x" * 20 + "  1  2"
+    # The widest text on the left is cut first.
     assert drawn(45, "a" * 30, "b" * 20, "1", left=(0, 1)) == f"{'a' * 10}…{'a' * 9}  {'b' * 20}  1"
-    # What would not fit even so stays as it is.
-    assert drawn(5, "x" * 60, "1") == f"{'x' * 60}  1"
-
-
-def test_rows_cap_every_table() -> None:
-    events = [step(number, 100 * number, 100) for number in range(9)]
-    for number in range(9):
-        events += [operator(f"aten::op{number}", 100 * number, 50), launch(number, 100 * number)]
-        events += [kernel(number, 100 * number + 1, 5, name=f"k{number}", stream=number)]
-    text = render_traces(analyze_traces([trace(*events)]), top_rows=2)
-    assert not any(name in text for name in ("step 2 ", "op2", "\nk2 "))
-    assert text.count("(and 7 more)") == 3  # steps, operators, kernels
-
-
-SHAPES: dict[str, Any] = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
-
-
-@pytest.fixture(scope="module")
-def every_table() -> TracesReport:
-    """Two ranks; the second step is longer, and has two products where the first has one."""
-    reports = []
-    for rank in (0, 1):
-        long = 200 + 100 * rank
-        events = [
-            step(1, 0, 100),
-            phase("forward", 0, 40),
-            module("b", 5, 10),
-            module("a", 20, 15),
-            operator("aten::mm", 21, 5, **SHAPES),
-            memory(6, 100, device=0),
-            memory(22, 300, device=0),
-            memory(36, 200, device=0),
-            phase("backward", 40, 50),
-            *launched(1, 22, 30, 5, name="sgemm"),
-            launch(2, 24, 2),
-            on_device("gpu_memset", 2, 50, 12, name="Memset (Device)", stream=8),
-            step(2, 1000, long),
-            operator("aten::mm", 1021, 5, **SHAPES),
-            operator("aten::mm", 1031, 5, **SHAPES),
-            *launched(3, 1022, 1030, 5, name="sgemm"),
-            *launched(4, 1040, 1050, 7, name="ncclDevKernel_AllGather", stream=8),
-            *launched(5, 1042, 1060, 20 + rank, name="ncclDevKernel_AllReduce", stream=8),
-        ]
-        head = {"distributedInfo": {"rank": rank, "world_size": 2, "backend": "nccl"}}
-        reports.append(trace(*events, **head))
-    return analyze_traces(reports, formulas=recorded_work)
-
-
-def rows_of(text: str, *, section: str, head: str) -> list[str]:
-    """The first cells of the first table of a section whose head begins so."""
-    lines = iter(text[text.index(f" {section} -") :].splitlines())
-    next(line for line in lines if line.split("  ")[0] == head)
-    rows = itertools.takewhile(lambda line: line and not line.startswith(("(and", "-", "mean", "ratio")), lines)
-    return [row.split("  ")[0] for row in rows]
 
 
 @pytest.mark.parametrize(
-    ("section", "head", "sort", "rows"),
+    ("name", "shown"),
     [
-        ("Step time", "", None, ["step 1", "step 2"]),
-        ("Step time", "", "total", ["step 2", "step 1"]),
-        ("FLOPs", "", "flops", ["step 2", "step 1"]),
-        ("FLOPs", "", "rate", ["step 1", "step 2"]),  # 48 FLOPs in 100 us, 96 in 200
-        ("Phases", "host", "total", ["step", "backward", "forward"]),
-        ("Ranks", "rank", None, ["0", "1"]),
-        ("Ranks", "rank", "total", ["1", "0"]),
+        ("void relu<float>(float const*, float*)", "relu<float>"),
+        ("apply<(kind)1, f(int)>(int, void (*)(int))", "apply<(kind)1, f(int)>"),
+        ("Memcpy HtoD (Pageable memory -> Device 0)", "Memcpy H…evice 0)"),
     ],
 )
-def test_every_table_is_sorted_by_what_it_has(
-    every_table: TracesReport, section: str, head: str, sort: SortKey | None, rows: list[str]
-) -> None:
-    shown = rows_of(render_traces(every_table, sort=sort), section=section, head=head)
-    assert [row for row in shown if row in rows] == rows
-
-
-def test_collectives_of_ranks_are_those_with_most_time_first(every_table: TracesReport) -> None:
-    text = render_traces(every_table)
-    table = text[text.index("\ncollective ") :].splitlines()[2:4]
-    # 21 us on rank 1, 20 on rank 0, then the 7 of each.
-    assert [line.split()[0] for line in table] == ["allreduce", "allgather"]
+def test_arguments_of_functions_go_first_and_then_the_middle(name: str, shown: str) -> None:
+    assert short(name, len(shown)) == shown

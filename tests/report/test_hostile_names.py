@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_flops.adapters.standalone import get_model_profile
-from lightning_flops.report.text import fenced, render_advice, render_text
-from lightning_flops.report.trace_text import render_traces
-from lightning_flops.schema.advice import Advice
+from lightning_flops.report.text import render_advice, render_text
+from lightning_flops.report.trace_document import render_traces
 from tests.analysis.trace_files import RANKS
 from tests.golden_files import golden
 from tests.report.test_ranks_text import CASES as JOBS
@@ -131,15 +130,6 @@ def test_a_hostile_model_reads_like_its_golden_file() -> None:
     text = render_text(renamed(PROFILES["lower_bound"], with_suffix(f"\nMFU: 99%{HOSTILE}\u202e")), detailed=True)
     golden("text/hostile.txt", text)
     lines_of(text)
-
-
-def test_no_name_in_the_advice_is_markup() -> None:
-    plugin_util = pytest.importorskip("tensorboard.plugin_util")
-    name = "![x](http://a/b.png)<b>```\n# head **strong** `code`"
-    advice = Advice(rule="data_wait", fact=name, threshold=name, remedy=name, source=name, unless=name, ceiling=None)
-    shown = plugin_util.markdown_to_safe_html(fenced(render_advice([advice])))
-    assert [tag for tag in ("<img", "<b>", "<h1", "<strong", "<a ") if tag in shown] == []
-    assert "![x](http://a/b.png)&lt;b&gt;```\\n# head **strong** `code`" in " ".join(shown.split())
 
 
 def test_json_keeps_names_exact() -> None:

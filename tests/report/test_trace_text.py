@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_flops.measure.counting.recorded_calls import recorded_work
-from lightning_flops.report.layout import shortened_apart, shortened_inside
-from lightning_flops.report.trace_text import render_traces
+from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.trace import TracesReport
 from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace
@@ -77,30 +76,6 @@ def test_a_cpu_trace_reads_like_its_golden_file() -> None:
     golden("trace/cpu.json", cpu_only().to_json())
 
 
-def test_kernels_that_differ_in_the_middle_alone_still_differ() -> None:
-    names = [f"void sgemm<{'float, ' * 9}{tile}{', true' * 9}>(float const*, int)" for tile in (1024, 128)]
-    shown = shortened_apart([*names, "relu", names[0]], chars=40)
-    assert shown[0] != shown[1]
-    assert "1024" in shown[0]
-    assert "128" in shown[1]
-    assert max(map(len, shown)) <= 40
-    assert (shown[2], shown[3]) == ("relu", shown[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("void relu<float>(float const*, float*)", "relu<float>"),
-        ("apply<(kind)1, f(int)>(int, void (*)(int))", "apply<(kind)1, f(int)>"),
-        ("Memcpy HtoD (Pageable -> Device), of a page", "Memcpy HtoD (Pagea…Device), of a page"),
-        ("Memcpy HtoD (Pageable memory -> Device 0)", "Memcpy H…evice 0)"),
-        (")" * 50, "))))…))))"),
-    ],
-)
-def test_arguments_of_functions_go_first(name: str, shown: str) -> None:
-    assert shortened_inside(name, chars=len(shown)) == shown
-
-
 # ---- what a report of traces begins with; every figure is worked out by hand
 
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -119,10 +94,9 @@ def of(*events: Event, device: str | None = A100, rank: int | None = None, world
 
 
 def answer(*traces: Trace) -> list[str]:
-    """The lines of the first section, without advice."""
-    lines = render_traces(analyze_traces(traces, formulas=recorded_work)).splitlines()
-    assert lines[0].strip("-") == " The answer "
-    section = lines[1 : lines.index("")]
+    """The sentences of the first section, without advice."""
+    text = render_traces(analyze_traces(traces, formulas=recorded_work))
+    section = text[text.index("\n- ") : text.index("\n\n")].replace("\n  ", " ").split("\n- ")[1:]
     tried = next(place for place, line in enumerate(section) if line.startswith(("Try first: ", "Nothing that was ")))
     return section[:tried]
 
@@ -169,7 +143,7 @@ def test_without_mfu_there_is_its_reason(found: Trace, reason: str) -> None:
 
 def test_of_several_ranks_the_first_are_named_and_the_others_counted() -> None:
     lines = answer(*(of(*STEP, rank=rank, world_size=6) for rank in range(6)))
-    assert [line.split(":")[0] for line in lines if not line.startswith("  ")] == [
+    assert [line.split(":")[0] for line in lines] == [
         *("rank 0", "rank 1", "rank 2", "rank 3"),
         "(and 2 more)",
     ]

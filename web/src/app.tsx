@@ -43,7 +43,7 @@ export function App({ source }: { source: Source }): JSX.Element {
         sections={titles.map((title) => [idOf(title), title])}
       >
         <Pick
-          label={shown.pick}
+          label="Run"
           value={run?.name ?? ""}
           options={runs.map((one) => [one.name, one.name])}
           onPick={(name) => go({ run: name, window: "", module: "" })}
@@ -99,7 +99,7 @@ function Sections(props: {
   children: JSX.Element | null;
 }): JSX.Element {
   const { view, place, go } = props;
-  const tree = useMemo(() => (view.modules ? moduleTree(view.modules) : null), [view]);
+  const tree = useMemo(() => moduleTree(view), [view]);
   const picture = (name: string): JSX.Element | null => {
     if (name === "modules") return tree ? <Modules tree={tree} place={place} go={go} /> : null;
     if (name === "roofline") return view.roofline ? <Roofline roof={view.roofline} tree={tree} /> : null;

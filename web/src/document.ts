@@ -6,8 +6,6 @@ export type Cell = readonly [text: string, value?: number];
 export interface TableData {
   head: readonly { label: string; left: boolean; bar: boolean }[];
   rows: readonly (readonly Cell[])[];
-  note: string;
-  after: readonly string[];
 }
 
 export type Item =
@@ -21,20 +19,6 @@ export interface SectionData {
   note: string;
   items: readonly Item[];
 }
-
-/** Time, FLOPs, bytes and parameters; null is what was not measured. */
-export type Sizes = readonly (number | null)[];
-
-export type ModuleData = readonly [
-  name: string,
-  kind: string,
-  detail: string,
-  own: Sizes,
-  total: Sizes,
-  achieved: number | null,
-  ofPeak: number | null,
-  calls: number,
-];
 
 /** An operator: FLOP/s, and FLOPs a byte. */
 export type PointData = readonly [
@@ -73,7 +57,8 @@ export interface View {
   summary: readonly string[];
   parts: readonly (readonly [name: string, seconds: number])[];
   steps: StepsData | null;
-  modules: readonly ModuleData[] | null;
+  /** What the columns of the table of modules have; none without modules. */
+  modules: readonly string[];
   roofline: RooflineData | null;
   curves: readonly CurveData[];
   sections: readonly SectionData[];
@@ -98,7 +83,5 @@ export interface Run {
 
 export interface PageDocument {
   written_by: string;
-  /** What a run is called: "Run", "Rank" or "Trace". */
-  pick: string;
   runs: readonly Run[];
 }

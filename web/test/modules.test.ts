@@ -1,31 +1,44 @@
 import { expect, test } from "vitest";
-import type { ModuleData } from "../src/document";
-import { isInside, moduleTree, pathTo } from "../src/model/modules";
+import type { Cell } from "../src/document";
+import { isInside, type ModuleTree, moduleTree, pathTo } from "../src/model/modules";
 import { layout, moduleAt, visible } from "../src/ui/icicle";
 
-// The root has 1 s of its own; fc1 takes 2 s, fc2 5 s, at half and a tenth of the peak.
-const ROWS: ModuleData[] = [
-  ["", "Net", "", [1, 0, 0, 0, null], [8, 14, 3, 5, null], null, null, 1],
-  ["fc1", "Linear", "in=3", [2, 8, 2, 3, null], [2, 8, 2, 3, null], 4, 0.5, 1],
-  ["fc2", "Linear", "", [5, 6, 1, 2, null], [5, 6, 1, 2, null], 1.2, 0.1, 1],
+const KEYS = ["name", "type", "params", "forward", "own", "forwardSec", "ownSec", "share", "bytes", "calls"];
+
+const row = (name: string, type: string, ...figures: (number | null)[]): Cell[] => [
+  [name],
+  [type],
+  ...figures.map((one): Cell => (one === null ? ["n/a"] : [String(one), one])),
 ];
 
+// The root has 1 s of its own; fc1 takes 2 s, fc2 5 s, at half and a tenth of the peak.
+const ROWS = [
+  row("(root)", "Net", 5, 14, 0, 8, 1, null, 3, 1),
+  row("fc1", "Linear", 3, 8, 8, 2, 2, 0.5, 2, 1),
+  row("fc2", "Linear", 2, 6, 6, 5, 5, 0.1, 1, 1),
+];
+
+const treeOf = (rows: Cell[][]): ModuleTree | null => {
+  const items = [{ picture: "modules" as const }, { head: [], rows }];
+  return moduleTree({ modules: KEYS, sections: [{ title: "Modules", note: "", items }] });
+};
+
 test("a tree has its modules below one another", () => {
-  const tree = moduleTree(ROWS);
+  const tree = treeOf(ROWS);
   if (!tree) throw new Error("no tree");
   expect(tree.root.label).toBe("Net");
   expect(tree.root.children.map((one) => one.name)).toEqual(["fc1", "fc2"]);
   const inner = tree.byName.get("fc1");
   if (!inner) throw new Error("no module");
-  expect([inner.total.seconds, inner.own.flops, inner.total.memory, inner.share]).toEqual([2, 8, null, 0.5]);
+  expect([inner.total.seconds, inner.own.flops, inner.own.bytes, inner.share]).toEqual([2, 8, 2, 0.5]);
   expect(pathTo(inner).map((one) => one.label)).toEqual(["Net", "fc1"]);
   expect([isInside(inner, tree.root), isInside(tree.root, inner)]).toEqual([true, false]);
   expect([tree.knowsPeak, tree.fastest]).toEqual([true, 4]);
-  expect(moduleTree([])).toBeNull();
+  expect(treeOf([])).toBeNull();
 });
 
 test("an icicle is as wide as what modules spent, and finds what is under the pointer", () => {
-  const tree = moduleTree(ROWS);
+  const tree = treeOf(ROWS);
   if (!tree) throw new Error("no tree");
   const boxes = layout(tree, "seconds");
   const root = boxes.get(tree.root);

@@ -36,7 +36,7 @@ from lightning_flops.measure.torch_private.needed import (
     new_fake_mode,
     sequence_number,
 )
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 

@@ -29,7 +29,7 @@ from lightning_flops.measure.torch_private.needed import (
     unwraps_subclass,
 )
 from lightning_flops.records import OUTSIDE, FlopPhase
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lightning_flops.errors import ConfigError
-from lightning_flops.text.printable import shown
+from lightning_flops.units import shown
 
 Key = str | int
 """Of a tensor in the batch: the name of an argument, or its position."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, UncountedOperator
 from lightning_flops.signals import words_of
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 

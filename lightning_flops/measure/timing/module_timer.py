@@ -15,7 +15,7 @@ from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.measure.torch_private.needed import NO_GRAPH_TASK, graph_task_id
 from lightning_flops.signals import words_of
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 

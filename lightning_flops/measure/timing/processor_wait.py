@@ -14,7 +14,7 @@ import torch
 
 from lightning_flops import host_clock
 from lightning_flops.records import ProcessorLoss
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 

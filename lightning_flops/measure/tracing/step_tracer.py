@@ -26,7 +26,7 @@ from lightning_flops.measure.patches import listen
 from lightning_flops.measure.torch_private import optional
 from lightning_flops.records import METADATA_KEY, StepSignature, TracedStepRecord, module_mark, phase_mark
 from lightning_flops.signals import words_of
-from lightning_flops.text.printable import package_logger
+from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 

@@ -1,8 +1,7 @@
 // The modules as a tree, each with its cost in one step.
 
-import type { ModuleData } from "../document";
+import type { View } from "../document";
 
-/** In the order of `Sizes`. */
 export const SIZE_KEYS = ["seconds", "flops", "bytes", "params"] as const;
 
 export type SizeKey = (typeof SIZE_KEYS)[number];
@@ -43,27 +42,39 @@ export interface ModuleTree {
   fastest: number;
 }
 
-export function moduleTree(rows: readonly ModuleData[]): ModuleTree | null {
+/** The tree of the modules in the table that has them; null without any. */
+export function moduleTree({ modules: keys, sections }: Pick<View, "modules" | "sections">): ModuleTree | null {
+  const section = sections.find((one) => one.items.some((item) => "picture" in item && item.picture === "modules"));
+  const rows = section?.items.flatMap((item) => ("rows" in item ? item.rows : [])) ?? [];
   const all: Module[] = [];
   const byName = new Map<string, Module>();
-  for (const [name, type, detail, own, total, achieved, share, calls] of rows) {
+  for (const row of rows) {
+    const words = (key: string): string => row[keys.indexOf(key)]?.[0] ?? "";
+    const figure = (key: string): number | null => row[keys.indexOf(key)]?.[1] ?? null;
+    const name = all.length ? words("name") : "";
     const end = name.lastIndexOf(".");
-    const parent = name === "" ? null : (byName.get(name.slice(0, Math.max(0, end))) ?? null);
+    const parent = all.length ? (byName.get(name.slice(0, Math.max(0, end))) ?? null) : null;
+    const seconds = figure("ownSec") === null ? null : (figure("forwardSec") ?? 0) + (figure("backwardSec") ?? 0);
+    const flops = (figure("forward") ?? 0) + (figure("backward") ?? 0);
+    const total = { seconds, flops, bytes: figure("bytes"), params: figure("params") };
     const module: Module = {
       index: all.length,
       name,
-      label: name === "" ? type || "(the root)" : name.slice(end + 1),
-      type,
-      detail,
+      label: all.length ? name.slice(end + 1) : words("type"),
+      type: words("type"),
+      detail: words("detail"),
       parent,
       children: [],
       depth: parent === null ? 0 : parent.depth + 1,
-      total: spent(total),
-      own: spent(own),
-      calls,
-      share,
-      achieved,
+      total,
+      own: { ...total, seconds: figure("ownSec"), flops: figure("own") },
+      calls: figure("calls") ?? 0,
+      share: figure("share"),
+      achieved: seconds && flops ? flops / seconds : null,
     };
+    for (const key of ["bytes", "params"] as const) {
+      if (parent) parent.own[key] = Math.max(0, (parent.own[key] ?? 0) - (total[key] ?? 0));
+    }
     parent?.children.push(module);
     all.push(module);
     byName.set(name, module);
@@ -76,10 +87,6 @@ export function moduleTree(rows: readonly ModuleData[]): ModuleTree | null {
     knowsPeak: all.some((one) => one.share !== null),
     fastest: all.reduce((most, one) => Math.max(most, one.achieved ?? 0), 0),
   };
-}
-
-function spent(sizes: readonly (number | null)[]): Spent {
-  return Object.fromEntries(SIZE_KEYS.map((key, at) => [key, sizes[at] ?? null])) as Spent;
 }
 
 /** The module and all above it, the root first. */

@@ -1,10 +1,9 @@
 import { scaleLog } from "d3-scale";
 import type { JSX } from "preact";
-import { useMemo, useState } from "preact/hooks";
+import { useMemo } from "preact/hooks";
 import { bytes, duration, percent, plain, si } from "../model/format";
 import type { Module, ModuleTree } from "../model/modules";
 import type { PointData, RooflineData } from "../document";
-import { Choice } from "../ui/choice";
 import { useWidth } from "../ui/size";
 import { hush, say } from "../ui/tip";
 
@@ -40,27 +39,11 @@ function ofModule({ name, type: kind, own }: Module, roof: RooflineData): Point[
 
 export function Roofline({ roof, tree }: { roof: RooflineData; tree: ModuleTree | null }): JSX.Element | null {
   const modules = useMemo(() => tree?.all.flatMap((one) => ofModule(one, roof)) ?? [], [tree, roof]);
-  const operators = roof.operators.map(ofOperator);
-  const [chosen, setChosen] = useState<"modules" | "operators">("modules");
-  if (!modules.length && !operators.length) return null;
-  const shown = !operators.length ? "modules" : !modules.length ? "operators" : chosen;
-  const points = shown === "modules" ? modules : operators;
+  const points = modules.length ? modules : roof.operators.map(ofOperator);
+  if (!points.length) return null;
   const drawn = [...points].sort((one, other) => other.seconds - one.seconds).slice(0, MOST);
   return (
     <>
-      {modules.length && operators.length ? (
-        <div class="tools">
-          <Choice
-            label="Points"
-            options={[
-              ["modules", "Modules"],
-              ["operators", "Operators"],
-            ]}
-            chosen={shown}
-            onPick={setChosen}
-          />
-        </div>
-      ) : null}
       <Plot points={drawn} roof={roof} />
       {drawn.length < points.length ? <p class="note">{`Drawn: the ${plain(MOST)} that take most time.`}</p> : null}
     </>

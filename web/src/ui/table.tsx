@@ -24,7 +24,6 @@ export function Table({ data, caption }: { data: TableData; caption: string }): 
   const shown = ordered.slice(0, rows.length <= FIRST + 4 ? rows.length : most);
   return (
     <div class="table">
-      {data.note ? <p class="note">{data.note}</p> : null}
       {rows.length > SEARCHED_FROM ? (
         <div class="search">
           <input
@@ -73,11 +72,6 @@ export function Table({ data, caption }: { data: TableData; caption: string }): 
           {`Show ${plain(Math.min(MORE, ordered.length - shown.length))} more of ${plain(ordered.length)}`}
         </button>
       ) : null}
-      {data.after.map((words, at) => (
-        <p key={at} class="note">
-          {words}
-        </p>
-      ))}
     </div>
   );
 }

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from lightning_flops import ConfigError, Profile, ProfilerConfig
-from lightning_flops.cli import main
-from lightning_flops.text.printable import package_logger, printable, printable_lines, shown
+from lightning_flops.units import package_logger, printable, printable_lines, shown
 
 PACKAGE = Path(__file__).parents[2] / "lightning_flops"
 HOSTILE = "\x1b[2J\x1b]0;title\x07\u202e\n"
@@ -91,21 +88,3 @@ def test_an_error_quotes_on_one_printable_line_and_keeps_what_it_was_given() -> 
     with pytest.raises(Exception, match="profile") as unread:
         Profile.from_json(f'{{"schema{HOSTILE!r}": 1}}')
     assert str(unread.value).isprintable()
-
-
-def test_the_command_line_complains_on_one_printable_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # `run` is the last thing that its process does; this one goes on.
-    monkeypatch.setenv("LIGHTNING_FLOPS", "0")
-    monkeypatch.setattr("sys.argv", list(sys.argv))
-    monkeypatch.setattr("sys.meta_path", list(sys.meta_path))
-    missing = str(tmp_path / f"no{HOSTILE}such.json")
-    assert main(["trace", missing]) == 2
-    before = dict(os.environ)
-    assert main(["run", missing]) == 2
-    assert dict(os.environ) == before
-    said = capsys.readouterr().err.split("\n")
-    assert len(said) == 3 and said[2] == ""
-    assert all(line.startswith("lightning-flops: ") and line.isprintable() for line in said[:2])
-    assert ESCAPED in said[0]

@@ -1,1 +1,0 @@
-"""Makes text for people safe to show."""
