@@ -214,6 +214,8 @@ def _sizes(dims: Any) -> list[int] | None:
 
 def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What the call returned, as meta tensors, by torch's own rules."""
+    if isinstance(kwargs.get("out"), torch.Tensor):
+        return kwargs["out"]
     try:
         with torch.no_grad():
             return function(*args, **kwargs)

@@ -96,6 +96,8 @@ def product(left: Tensor, right: Tensor) -> int:
 
 def linear(values: Tensor, weight: Tensor) -> int:
     """Every row of *values* (…, in) times a weight (out, in) or (in,)."""
+    if sizes_of(values)[0][-1] not in weight.shape:
+        raise Unreadable("the sizes of its arguments do not fit together")
     return 2 * rows_of(values) * non_zeros(weight)
 
 
