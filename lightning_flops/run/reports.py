@@ -156,7 +156,7 @@ class Reports:
                 memory = window.memory.record(optimizers=optimizers)
         except Exception as error:  # the report lacks these answers
             self.warn(f"how the run is set up, or what its memory is for, could not be read: {words_of(error)}")
-        record = replace(window.watched(record), facts=run_facts, memory=memory)
+        record = replace(record, facts=run_facts, memory=memory, processor=window.processors.loss())
         step = facts.x_axis()
         self.analyzing = self._has_closed_a_window = True
         self._worker.submit(lambda: self._made(record, step, window), f"the report of step {record.profile_step}")

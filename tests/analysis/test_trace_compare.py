@@ -20,7 +20,7 @@ from lightning_flops.schema.comparison import CalledDifference, Comparison, Figu
 from lightning_flops.trace.report import AnalyzedTrace, analyze_one
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, launched, memory, operator, step, trace
 
-D = TypeVar("D", bound=TimeDifference)
+D = TypeVar("D", bound=TimeDifference | FigureDifference)
 US = 1000
 """Nanoseconds."""
 
@@ -71,10 +71,6 @@ def named(rows: Sequence[D]) -> dict[str, D]:
 
 def table(comparison: Comparison, of: TableName) -> dict[str, CalledDifference]:
     return named(comparison.tables[of])
-
-
-def figure(comparison: Comparison, name: str) -> FigureDifference:
-    return next(one for one in comparison.figures if one.name == name)
 
 
 def times(row: TimeDifference) -> tuple[int, int, int]:
@@ -151,14 +147,14 @@ def test_traces_that_are_not_of_one_run_are_refused() -> None:
 
 def test_flops_and_mfu_are_figures_where_both_have_shapes() -> None:
     a, b = run(40, 40, 40, 40, shapes=True), run(80, 80, 80, 80, shapes=True)
-    figures = {one.name: one for one in compare_traces([a], [b]).figures}
+    figures = named(compare_traces([a], [b]).figures)
     # [2, 3] x [3, 4] is 2 x 2 x 3 x 4 FLOPs, of 100 us and of 120 us at 19.5 T a second.
     assert (figures["forward_flops"].a, figures["forward_flops"].ratio) == (48, 1.0)
     assert figures["mfu"].a == pytest.approx(48 / 19.5e12 / 100e-6, rel=1e-12)
     assert figures["mfu"].ratio == pytest.approx(100 / 120, rel=1e-12)
     assert figures["mfu"].noise_factor == pytest.approx(1, rel=1e-9)
     assert (figures["data_wait_ratio"].a, figures["data_wait_ratio"].b) == (0.1, 10 / 120)
-    figures = {one.name: one for one in compare_traces([a], [A]).figures}
+    figures = named(compare_traces([a], [A]).figures)
     assert figures["forward_flops"].reason == "not known in B: the trace was taken without record_shapes=True"
     assert figures["mfu"].reason == figures["forward_flops"].reason
 
@@ -168,7 +164,8 @@ def test_the_most_memory_is_a_figure_where_traces_say_how_much_is_allocated() ->
         return run(40, 40, 40, 40, more=[memory(1025, size, device=0, **known)])
 
     a, b = (with_memory(size, **{"Total Allocated": 1000 + size, "Total Reserved": 4096}) for size in (1000, 3000))
-    both, relative = (figure(compare_traces([a], [one]), "device_memory_peak_bytes") for one in (b, with_memory(3000)))
+    figures = [named(compare_traces([a], [one]).figures) for one in (b, with_memory(3000))]
+    both, relative = (one["device_memory_peak_bytes"] for one in figures)
     assert (both.a, both.b, both.ratio, both.ends) == (2000, 4000, 2.0, (2.0, 2.0))
     why = "not known in B: the trace does not say how much memory is allocated on the device"
     assert (relative.b, relative.reason) == (None, why)

@@ -1,8 +1,7 @@
-"""What a call in a trace cost: the counter's own formulas, asked with tensors that have shapes and no memory.
+"""What a call in a trace cost, by the counter's own formulas.
 
-A trace with ``record_shapes`` has the sizes, dtypes and strides of a call's tensors and the values of its other
-arguments. From these come *meta* tensors; torch itself works out the shape of what the call returned. Where a file
-leaves something out, whatever asks for it says so, and the call is listed instead of counted.
+A trace with ``record_shapes`` has what *meta* tensors are made of, and the other arguments; torch itself works out the
+shape of the result. A call that lacks what its formula asks for is listed instead of counted.
 """
 
 from __future__ import annotations
@@ -44,6 +43,10 @@ _DTYPES: Mapping[str, torch.dtype] = {
 }
 """What C++ calls the dtypes, in lower case: several compilers differ in the words, and old files in their case."""
 
+_PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::linear": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+"""Commonest operators, and where their two factors begin: torch's rules let factors pass that do not fit together, and
+import its compiler, which takes seconds."""
+
 _TENSOR_LISTS = ("tensorlist", "tensor[]")
 
 
@@ -84,12 +87,13 @@ def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
 def _work(name: str, types: Sequence[str], inputs: RecordedInputs, function: Any) -> RecordedWork:
     """What a call cost if it was one of this overload."""
     composite, entry, schema = is_composite(function), lookup(function), schema_of(function)
-    if entry.kind == "free":
-        return RecordedWork(role="composite" if composite else "free", operator=name)
-    if entry.kind == "unknown":
-        heavy = _may_multiply(name, types)
+    if entry.kind != "formula":
+        unknown = entry.kind == "unknown"
         return RecordedWork(
-            role="composite" if composite else "unknown", operator=name, heavy=heavy, reason="it has no formula"
+            role="composite" if composite else entry.kind,
+            operator=name,
+            heavy=unknown and _may_multiply(name, types),
+            reason="it has no formula" if unknown else "",
         )
     try:
         args, kwargs = _arguments(schema, _last(inputs, len(schema.arguments)))
@@ -108,7 +112,7 @@ def _work(name: str, types: Sequence[str], inputs: RecordedInputs, function: Any
         flops=work.flops,
         recompute=work.recompute,
         skipped=work.skipped,
-        bytes=_bytes(args, kwargs, out),
+        bytes=None if isinstance(out, _NotWritten) else bytes_of([*tensors_in((*args, *kwargs.values(), out))]),
     )
 
 
@@ -214,12 +218,16 @@ def _sizes(dims: Any) -> list[int] | None:
 
 def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What the call returned, as meta tensors, by torch's own rules."""
+    if (first := _PRODUCTS.get(name := schema_of(function).name)) is None:
+        a = b = None
+    else:
+        a, b = args[first], args[first + 1].mT if name == "aten::linear" else args[first + 1]
+        if a.shape[-1] != b.shape[-2] or (b.dim() > 2 and a.shape[:-2] != b.shape[:-2]):
+            raise Unreadable("the sizes of its arguments do not fit together")
     try:
+        if a is not None and b is not None:
+            return a.new_empty((*a.shape[:-1], b.shape[-1]))
         with torch.no_grad():
             return function(*args, **kwargs)
     except Exception:  # an argument is not written, or the operator has no rule for shapes
         return _NotWritten("the shape of its result")
-
-
-def _bytes(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:
-    return None if isinstance(out, _NotWritten) else bytes_of(list(tensors_in((*args, *kwargs.values(), out))))
