@@ -11,7 +11,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_flops.report.trace_text import render_traces
+from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.tables import DeviceMetrics, IdleTime, MemoryCurve, OperatorRow
 from lightning_flops.trace import analyze_trace, load_trace, tables
 from lightning_flops.trace.names import collective_of_kernel, multiplies, own_name, uses_tensor_cores
@@ -189,7 +189,7 @@ def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path, monkeypatch: 
     for table in (report.device_metrics, report.kernels, report.idle, report.collectives, report.overlap):
         assert table is None
     text = render_traces(analyze_traces([live]))
-    assert "GPU utilization, SM efficiency, occupancy:                              n/a (no device events)" in text
+    assert "GPU utilization, SM efficiency, occupancy: n/a (no device events)" in text
 
 
 def sized(correlation: int, start: float, length: float, blocks: float, occupancy: float, **named: Any) -> Event:
