@@ -114,6 +114,21 @@ def embedding_and_classifier() -> Example:
 
 
 @FAMILY.network
+def bilinear() -> Example:
+    """x1 W x2: a product with the weight, then a dot product with x2 for every output.
+
+    Torch sums the gradients slice by slice, one slice for each output: of the three factors in each, two meet in an
+    elementwise product and the third in a matrix product over all (batch, left, right).
+    """
+    batch, left, right, outputs = 3, 5, 7, 11
+    weight_product = 2 * batch * outputs * left * right
+    model = nn.Bilinear(left, right, outputs)
+    return Example(
+        model, torch.randn(batch, left, requires_grad=True), torch.randn(batch, right, requires_grad=True)
+    ).costs(weight_product + 2 * batch * outputs * right, 3 * weight_product)
+
+
+@FAMILY.network
 def gated_mlp() -> Example:
     """down(silu(gate(x)) * up(x)), as in Llama: three equal products."""
     batch, sequence, hidden, intermediate = 3, 5, 7, 11

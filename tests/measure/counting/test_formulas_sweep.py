@@ -21,7 +21,6 @@ UNKNOWN_ON_PURPOSE = {
     "_spsolve",  # a direct sparse solver: fill-in decides
     "_compute_linear_combination",  # a step of the matrix exponential, which calls it out of sight
     # Rare: listed wherever they run
-    *"_trilinear affine_grid_generator cudnn_affine_grid_generator cudnn_affine_grid_generator_backward".split(),
     *"_pdist_forward _pdist_backward linalg_householder_product linalg_ldl_factor_ex linalg_ldl_solve ormqr".split(),
     *"linalg_lstsq linalg_matrix_exp linalg_pinv conv_tbc _sparse_sparse_matmul".split(),
     *"_sparse_mm_reduce_impl_backward _cudnn_attention_forward _cudnn_attention_backward".split(),

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -139,6 +140,32 @@ def grouped_product(left: Tensor, right: Tensor, offsets: Tensor | None, *, time
     return flops if grouped == whole else Work(flops, by_values=True)
 
 
+def trilinear(first: Tensor, second: Tensor, third: Tensor, *dims: Any) -> int:
+    """``_trilinear``: two pairwise products; sums the third factor has no part in are done by the first of them.
+
+    *dims* are the dimensions that each factor lacks, those summed, and the one that is a loop.
+    """
+    *lacking, summed, unrolled = dims
+    held = [[dim for dim in range(first.dim() + len(lacking[0])) if dim not in lacks] for lacks in lacking]
+    size = {
+        dim: length
+        for dims, one in zip(held, (first, second, third), strict=True)
+        for dim, length in zip(dims, one.shape, strict=True)
+    }
+    a, b, c = map(set, held)
+    early = {dim for dim in summed if dim not in c and dim != unrolled}
+
+    def product_of(left: set[int], right: set[int], over: set[int]) -> int:
+        alone = over & (left ^ right)  # one side's own sums are done before it
+        return 2 * prod(size[dim] for dim in (left | right | {unrolled}) - alone) if over else 0
+
+    return product_of(a, b, early) + product_of((a | b) - early, c, {*summed} - early - {unrolled})
+
+
+def _affine_grid(theta: Tensor, grid: Tensor) -> int:
+    return 2 * grid.numel() * int(theta.shape[2])
+
+
 def layers(values: Tensor, weights: Sequence[Tensor]) -> int:
     """All layers and directions of a recurrent layer at once: *weights* lists their matrices and biases."""
     return 2 * rows_of(values) * sum(weight.numel() for weight in weights if weight.dim() == 2)
@@ -183,6 +210,10 @@ PRODUCT_RULES: dict[str, Rule] = {
         "self|input mat2|weight offs",
     ),
     **rules("transformers::grouped_mm_fallback_backward", partial(grouped_product, times=2), "input weight offs"),
+    **rules("_trilinear", trilinear, "i1 i2 i3 expand1 expand2 expand3 sumdim unroll_dim"),
+    # A grid of homogeneous points (…, 3 or 4 coordinates) times each sample's matrix, (d, d + 1)
+    **rules("affine_grid_generator cudnn_affine_grid_generator", _affine_grid, f"theta {RESULT}"),
+    **rules("cudnn_affine_grid_generator_backward", _affine_grid, f"{RESULT} grad"),
     # Weights packed as int4 or int8: activations and accumulation stay in the activations' dtype.
     **rules(
         "_weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros _weight_int8pack_mm "

@@ -178,7 +178,8 @@ _HEAVY_WORDS = re.compile(
     r"(?:^|[_\d:.])(?:s|sp|add|badd|addb|b|int|f16|grouped|qk|av)?(?:mm|bmm|mv)(?:$|[_\d])"
     r"|matmul|gemm|gemv|conv(?!ert)|attention|attn|flash|(?:^|_)sdpa?(?:$|_)|(?<!bi)(?<!tri)linear(?!1d)|einsum"
     r"|lstm|(?:^|_)gru|(?:^|_|\d)rnn|(?:^|_)dot(?:$|_)|outer_?prod|tensordot|bilinear(?!2d)|trilinear(?!3d)"
-    r"|cholesky|householder|ormqr|pinv|pdist|affine_grid|(?:^|_)ldl|lstsq|(?:^|_)svd|(?:^|_)qr(?:$|_)|(?<!w)eig(?:h|vals)|(?<!re)solve|(?:^|_)fft|matrix_(?:exp|power)"
+    r"|cholesky|householder|ormqr|pinv|pdist|(?:^|_)ldl|lstsq|(?:^|_)svd"
+    r"|(?:^|_)qr(?:$|_)|(?<!w)eig(?:h|vals)|(?<!re)solve|(?:^|_)fft|matrix_(?:exp|power)"
     r"|ssm|selective_scan|triton|(?:^|_)moe(?:$|_)|(?:^|_)mlp(?:$|_)|fused_(?:dense|experts)",
     re.IGNORECASE,
 )
