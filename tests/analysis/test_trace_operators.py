@@ -245,7 +245,7 @@ def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path) -> None:
     for table in (report.device_metrics, report.kernels, report.idle, report.collectives, report.overlap):
         assert table is None
     text = render_traces(analyze_traces([live]))
-    assert "GPU utilization, SM efficiency, occupancy:                              n/a (no device events)" in text
+    assert "n/a: GPU utilization, SM efficiency, occupancy: no device events." in text
 
 
 def traced(folder: Path, *, with_stack: bool) -> TraceReport:
