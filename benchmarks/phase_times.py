@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.measure.recorder import Recorder
 from lightning_flops.records import WindowRecord
-from lightning_flops.run import results as run_results
+from lightning_flops.run import reports as run_reports
 from lightning_flops.run import window as run_window
 
 from .machine import RESULTS
@@ -199,15 +199,15 @@ class _RandomlyMarked(Recorder):
 def recorders(planned: Sequence[bool]) -> Iterator[list[WindowRecord]]:
     """Inside, windows are marked by plan, and kept."""
     windows: list[WindowRecord] = []
-    results: Any = run_results
-    build_profile = results.build_profile
+    reports: Any = run_reports
+    build_profile = reports.build_profile
 
     def keep(window: WindowRecord, **kwargs: Any) -> Any:
         windows.append(window)
         return build_profile(window, **kwargs)
 
     recorder = type("Planned", (_RandomlyMarked,), {"planned": planned})
-    with patch.object(run_window, "Recorder", recorder), patch.object(run_results, "build_profile", keep):
+    with patch.object(run_window, "Recorder", recorder), patch.object(run_reports, "build_profile", keep):
         yield windows
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
@@ -249,8 +248,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             enabled=not self._for_any_trainer,
             run=run,
             logs=trainer.is_global_zero,
-            # A user who wrote the callback into the program expects a profile.
-            level_if_off=logging.INFO if self._for_any_trainer else logging.WARNING,
+            expected=not self._for_any_trainer,  # a user who wrote the callback into the program expects a profile
         )
         self._config = taken.settings
         if run == "fit" and is_deepspeed(trainer) and (self._config.enabled or taken.wrong):

@@ -30,15 +30,14 @@ _STEPS_BETWEEN_READINGS = 10  # if ``steps_per_print`` does not say it; DeepSpee
 
 
 def version() -> str:
-    """The version of DeepSpeed that is in use."""
+    """Version of DeepSpeed."""
     return str(getattr(sys.modules.get("deepspeed"), "__version__", "unknown"))
 
 
 def is_reading_due(engine: Any) -> bool:
     """Whether throughput is written now: as often as DeepSpeed prints, which accelerate silences by infinity."""
-    every = engine.steps_per_print()
-    is_number = isinstance(every, (int, float)) and math.isfinite(every) and every >= 1
-    return int(engine.global_steps) % (int(every) if is_number else _STEPS_BETWEEN_READINGS) == 0
+    every = engine.steps_per_print() or 0
+    return int(engine.global_steps) % (int(every) if 1 <= every < math.inf else _STEPS_BETWEEN_READINGS) == 0
 
 
 def switch_off_builtin(engine: Any, run: Run) -> None:
@@ -94,17 +93,12 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
 
 
 def settings_of(
-    block: object | None,
-    given: Mapping[str, Any],
-    *,
-    enabled: bool = True,
-    run: str,
-    logs: bool,
-    level_if_off: int = logging.WARNING,
+    block: object | None, given: Mapping[str, Any], *, enabled: bool = True, run: str, logs: bool, expected: bool = True
 ) -> TakenBlock:
     """The settings of a *run*: those of the *block* (None: there is none), and those *given*, which win.
 
-    A block without the key ``enabled`` is *enabled* or not. With *logs*, what is wrong is logged.
+    A block without the key ``enabled`` is *enabled* or not. With *logs*, what is wrong is logged, and that the run is
+    not profiled, which is a warning where a profile is *expected*.
     """
     if block is None:
         taken = TakenBlock(ProfilerConfig(**given), (), None, says_enabled=False)
@@ -113,7 +107,8 @@ def settings_of(
     if logs:
         log_mistakes(taken, run=run)
         if not (taken.wrong or taken.settings.enabled):
-            logger.log(level_if_off, "flops_profiler.enabled is not true: this %s is not profiled", run)
+            level = logging.WARNING if expected else logging.INFO
+            logger.log(level, "flops_profiler.enabled is not true: this %s is not profiled", run)
     return taken
 
 

@@ -1,7 +1,6 @@
 """A DeepSpeed engine: ``forward``, ``backward`` and ``step`` of one engine, as events of a ``Run``.
 
-While an engine is profiled, these methods are wrapped on DeepSpeed's classes. A step ends where ``engine.global_steps``
-has grown.
+They are wrapped on DeepSpeed's classes. A step ends where ``engine.global_steps`` has grown.
 """
 
 from __future__ import annotations
@@ -68,15 +67,15 @@ class EngineRun:
         self.engine = engine
         self._is_whole = self._is_between_steps()  # the step that runs, or comes next, is seen from its beginning
         self._in_step = False  # a forward of the running step has begun
-        self._evaluates = False
+        self._evaluates = self._backward_done = False
         self._batch: Any = ()
         self._shapes: Shapes = ()  # of all forwards of the running batch; empty before its first
         self._tokens: BatchTokens | None = None
         self._backward_depth = 0
-        self._backward_done = False
         self._updates = 0  # ``global_steps`` before the running ``engine.step``
         self._work = ExitStack()  # while the engine computes for the update
         loader = getattr(vars(engine).get("training_dataloader"), "dataloader", None)  # the engine's own, if any
+        accumulate = int(engine.gradient_accumulation_steps())
         facts = Facts(
             root=engine.module,
             device=torch.device(engine.device),
@@ -89,9 +88,7 @@ class EngineRun:
             rank=int(engine.global_rank),
             world_size=int(engine.world_size),
             profile_step=config.next_profile_step(steps_done=0),
-            settle_steps=steps_to_settle(
-                batches_ahead=fetched_ahead(loader), batches_a_step=int(engine.gradient_accumulation_steps())
-            ),
+            settle_steps=steps_to_settle(batches_ahead=fetched_ahead(loader), batches_a_step=accumulate),
             loader_workers=lambda: getattr(loader, "num_workers", None),
             declared_batch_size=engine.train_micro_batch_size_per_gpu,
             mark_parts=self._mark,
@@ -111,7 +108,7 @@ class EngineRun:
     def _hooks(self) -> Hooks:
         return {
             **self.hooks_around_steps(),
-            "forward": (self._forward_begins, self._leave),
+            "forward": (self._forward_begins, lambda _: self.run.leave()),
             "backward": (self.backward_begins, self.backward_ends),
             "step": (self._step_begins, self._step_ends),
             "train": (self._mode_changes, lambda _: None),
@@ -167,8 +164,8 @@ class EngineRun:
     def raised(self, error: BaseException) -> None:
         """The user's model, optimizer or data raised *error*: report what was measured; training goes on without us."""
         self.finish(error)
-        name = type(error).__name__
-        self.run.reports.warn(f"training raised {name}: the FLOPs profiler has reported what it had, and is off")
+        done = "the FLOPs profiler has reported what it had, and is off"
+        self.run.reports.warn(f"training raised {type(error).__name__}: {done}")
 
     @safe
     def finish(self, error: BaseException | None = None) -> None:
@@ -206,11 +203,6 @@ class EngineRun:
 
     def hands_out(self, batch: Any) -> None:
         """Nothing: the engine is called with its batches."""
-
-    # ---- the parts of a step
-
-    def _leave(self, _: Any) -> None:
-        self.run.leave()
 
     def _work_begins(self, *_: Any, **__: Any) -> None:
         if self.run.is_marking:

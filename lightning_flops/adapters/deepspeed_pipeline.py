@@ -1,8 +1,7 @@
 """One stage of a DeepSpeed pipeline, as events of a ``Run``: which part of a step each instruction is.
 
-``train_batch`` is a step: all micro-batches through all stages, and the update. A stage runs a list of instructions,
-and finds the function of each kind in a table. Each kind is one part of the step; what it exchanges with the other
-stages is the bubble.
+``train_batch`` is a step. A stage runs a list of instructions, and finds the function of each kind in a table. Each
+kind is one part of the step; what it exchanges with the other stages is the bubble.
 """
 
 from __future__ import annotations
@@ -36,6 +35,10 @@ _PARTS: dict[str, TimePhase] = {  # of a step, by the class of an instruction; a
     "OptimizerStep": "optimizer",
     "_aggregate_total_loss": "bubble",  # a method
 }
+_OF_A_STAGE = (
+    "This is stage {} of a pipeline of {}: FLOPs, parameters and times are those of its layers, unless said to be of "
+    "all ranks; over the stages FLOPs and parameters add up to the model's."
+)
 _LOST = {  # private names of an engine, and what is lost if one is missing
     "_INSTRUCTION_MAP": "the parts of a pipeline's step cannot be separated",
     "_next_batch": "neither the wait for a stage's micro-batches nor their sizes are seen",
@@ -52,34 +55,28 @@ class PipelineRun(EngineRun):
         self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], output: LoggedOutput | None
     ) -> None:
         self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
+        self._always = () if self._loads else ("ForwardPass",)  # a stage in the middle knows a step by what it receives
         self._micro_batches: list[tuple[Any, Shapes, None]] = []
         if not self._loads:  # it gets activations, whose first dimension need not be samples
             size, tokens = config.batch_size, config.tokens_per_sample
-            config = replace(
-                config,
-                batch_size=size if isinstance(size, int) else int(engine.train_micro_batch_size_per_gpu()),
-                tokens_per_sample=tokens if isinstance(tokens, int) else None,
-            )
+            size = size if isinstance(size, int) else int(engine.train_micro_batch_size_per_gpu())
+            config = replace(config, batch_size=size, tokens_per_sample=tokens if isinstance(tokens, int) else None)
         super().__init__(engine, config, publish, output)
         if engine.num_stages > 1:
-            self.run.notes.add_for_run(
-                f"This is stage {engine.stage_id} of a pipeline of {engine.num_stages}: FLOPs, parameters and times "
-                "are those of its layers, unless said to be of all ranks; over the stages FLOPs and parameters add up "
-                "to the model's."
-            )
+            self.run.notes.add_for_run(_OF_A_STAGE.format(engine.stage_id, engine.num_stages))
 
     def _hooks(self) -> Hooks:
         engine = self.engine
         hooks: Hooks = {
             **self.hooks_around_steps(),
-            "train_batch": (self._train_batch_begins, self._train_batch_ends),
+            "train_batch": (lambda *_, **__: self._steps_go_on(), self._train_batch_ends),
             "eval_batch": (lambda *_, **__: self.run.outside("validation"), lambda _: self.run.inside()),
         }
         if self._loads:
             hooks["_next_batch"] = (self.run.fetch_begins, self._micro_batch_is_loaded)
         for name, part in _PARTS.items():
             if engine.num_stages > 1 or part != "bubble":  # there is no other stage to exchange anything with
-                hooks[name] = (functools.partial(self._instruction_begins, part), self._leave)
+                hooks[name] = (functools.partial(self._instruction_begins, part), lambda _: self.run.leave())
         for name, lost in _LOST.items():
             if not hasattr(type(engine), name):
                 self.run.notes.add_for_run(f"This DeepSpeed ({version()}) keeps no {name}: {lost}.")
@@ -89,14 +86,13 @@ class PipelineRun(EngineRun):
         return True  # train_batch is a whole step
 
     def _mark(self, stack: ExitStack) -> None:
-        self._hear_instructions(self.hooks, stack)
+        self._hear_instructions(set(self.hooks).difference(self._always), stack)
 
     @safe
     def begin(self) -> None:
         """Put the hooks in place."""
         self.run.undo.callback(self._forget_instruction)
-        if not self._loads:  # a stage in the middle knows a step only by what it receives
-            self._hear_instructions(("ForwardPass",), self.run.undo)
+        self._hear_instructions(self._always, self.run.undo)
         super().begin()
 
     def _hear_instructions(self, names: Container[str], undo: ExitStack) -> None:
@@ -126,10 +122,6 @@ class PipelineRun(EngineRun):
         self._micro_batches.append((batch, shapes, None))
         if len(self._micro_batches) == 1:
             self.run.batch_begins(shapes)
-
-    def _train_batch_begins(self, *_: Any, **__: Any) -> None:
-        self._steps_go_on()
-        self._micro_batches.clear()
 
     def _train_batch_ends(self, _: Any) -> None:
         batches, self._micro_batches = self._micro_batches or [((), (), None)], []

@@ -29,8 +29,6 @@ from lightning_flops.sinks.console import say
 from lightning_flops.sinks.services import Services, TensorBoardFiles
 from lightning_flops.units import printable, shown
 
-_NOWHERE = "print(profiler.profile) shows the report; log_dir=... keeps it."
-
 
 def run_context_on(device: torch.device, sizes: ParallelSizes, **fields: Any) -> RunContext:
     """The context of a run on *device*, on this machine, in groups of these *sizes*; *fields* are the others."""
@@ -199,7 +197,7 @@ def loop_output(
         loggers=services,
         folder=lambda: folder or services.folder() or (OWN_FOLDER if or_own else None),
         announce=lambda sentence: None if log_is_shown() else say(sentence),
-        nowhere=_NOWHERE,
+        nowhere="print(profiler.profile) shows the report; log_dir=... keeps it.",
     )
     return output, services.close
 

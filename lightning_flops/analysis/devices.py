@@ -30,7 +30,6 @@ _TABLE = r"""
 [Volta and Turing]          float16  float32   int8  GB/s
 V100-(SXM2|DGXS)-(16|32)GB      125     15.7      -   900  V100 and DGX Station datasheets
 V100-PCIE-(16|32)GB             112       14      -   900  V100 datasheet, specifications
-V100S-PCIE-32GB                 130     16.4      -  1134  V100 datasheet, specifications
 T4                               65      8.1    130     -  datasheet; its memory is published as 300 and as 320
 Quadro RTX (6000|8000)        130.5     16.3    261   672  Turing white paper, Quadro tables
 GeForce RTX 2080 Ti            53.8     13.4  215.2   616  68 SMs at 1,545 MHz
@@ -45,13 +44,10 @@ A10                               125  62.5     31.2    250   600  datasheet
 A10G                               70    35        -    140   600  datasheet; float32: two versions
 RTX A6000                       154.8  77.4     38.7  309.7   768  datasheet
 RTX A5000                       111.1  55.5     27.8  222.2   768  datasheet
-RTX A4000                        76.7  38.3     19.2  153.4   448  datasheet
 GeForce RTX 3090                   71  35.6     35.6    284   936  Ampere GA102 white paper
 GeForce RTX 3090 Ti                80    40       40    320  1008  84 SMs at 1,860 MHz
 GeForce RTX 3080 Ti              68.2  34.1     34.1  272.8   912  80 SMs at 1,665 MHz
-GeForce RTX 3070 Ti              43.5  21.7     21.7    174   608  48 SMs at 1,770 MHz
 GeForce RTX 3070                 40.6  20.3     20.3  162.5   448  46 SMs at 1,725 MHz
-GeForce RTX 3060 Ti              32.4  16.2     16.2  129.6     -  38 SMs at 1,665 MHz
 GeForce RTX 3060                 25.5  12.7     12.7  101.9     -  28 SMs at 1,777 MHz
 [Ada]                       half   tf32  float32  float8   int8   GB/s
 L4                           121     60     30.3     242    242    300  datasheet
@@ -67,7 +63,6 @@ GeForce RTX 4070 Ti         80.2   40.1     40.1   160.4  320.7    504  60 SMs a
 GeForce RTX 4070 SUPER        71   35.5     35.5   141.9  283.9    504  56 SMs at 2,475 MHz
 GeForce RTX 4070            58.3   29.1     29.1   116.6  233.2      -  46 SMs at 2,475 MHz
 GeForce RTX 4060 Ti         44.1   22.1     22.1    88.3  176.5    288  34 SMs at 2,535 MHz
-GeForce RTX 4060            30.2   15.1     15.1    60.5  120.9    272  24 SMs at 2,460 MHz
 [Hopper]         half   tf32  float32  float8    int8  GB/s
 H100 80GB HBM3|H100 SXM5( 80GB)?|H800  989.4  494.7     66.9  1978.9  1978.9  3350  H100 and H800 datasheets, SXM column
 H[18]00 PCIe      756    378     51.2    1513    1513  2000  H100 and H800 datasheets, PCIe column
@@ -93,7 +88,6 @@ GeForce RTX 5080     112.6   56.3     56.3   225.1   450.2       -   960  84 SMs
 GeForce RTX 5070 Ti   87.9   43.9     43.9   175.8   351.5       -   896  70 SMs at 2,452 MHz
 GeForce RTX 5070      61.7   30.9     30.9   123.5   246.9       -   672  48 SMs at 2,512 MHz
 GeForce RTX 5060 Ti   47.4   23.7     23.7    94.8   189.6       -   448  36 SMs at 2,572 MHz
-GeForce RTX 5060      38.4   19.2     19.2    76.7   153.4       -   448  30 SMs at 2,497 MHz
 # float32 is the matrix rate. A MI250 or MI250X shows as two devices, so half of the sheet's is one device's.
 [AMD]                       bfloat16  float16   tf32  float32  float8    int8    GB/s
 Instinct MI210                   181      181      -     45.3       -     181  1638.4  brochure
@@ -195,10 +189,7 @@ _ALIKE: Mapping[tuple[tuple[int, int], int], str] = {
 def device_like(name: str, capability: tuple[int, int] | None, multiprocessors: int | None) -> str | None:
     """The name of the device that one without a row is likely to be; None where it has a row, or nothing is known.
 
-    Args:
-        name: as torch has it; may be empty.
-        capability: CUDA's, or what ROCm puts in its place.
-        multiprocessors: how many of them it has.
+    *capability* is CUDA's, or what ROCm puts in its place; *name*, as torch has it, may be empty.
     """
     if capability is None or multiprocessors is None or device_named(name) is not None:
         return None

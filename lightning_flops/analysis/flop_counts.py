@@ -120,11 +120,6 @@ class FlopCounts:
         return sum(cell.flops - cell.skipped for cell in self.record.cells)
 
     @property
-    def bytes(self) -> int:
-        """Bytes read and written."""
-        return sum(cell.bytes_read + cell.bytes_written for cell in self.record.cells)
-
-    @property
     def uncounted(self) -> Mapping[str, UncountedOperator]:
         """Operators that ran and are in no sum, by name."""
         return self.record.uncounted

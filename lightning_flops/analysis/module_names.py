@@ -23,20 +23,13 @@ def pattern_of(name: str) -> str:
 def with_those_above(name: str) -> Iterator[str]:
     """Yield *name*, then those of the modules around it, the root last; ``OUTSIDE`` has nothing around it."""
     yield name
-    if name == OUTSIDE:
-        return
-    while name:
+    while name and name != OUTSIDE:
         name = parent_name(name)
         yield name
 
 
 def with_those_below(own: Mapping[str, _Amount], nothing: _Amount) -> dict[str, _Amount]:
-    """What each module has of its *own* and what those below it have, added up.
-
-    Args:
-        own: amounts by qualified name.
-        nothing: the amount to begin with.
-    """
+    """What each module has of its *own* and what those below it have, added up, beginning with *nothing*."""
     sums: dict[str, _Amount] = {}
     for name, amount in own.items():
         for above in with_those_above(name):

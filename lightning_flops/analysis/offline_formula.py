@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from lightning_flops.analysis.formula import Formula, Sizes
 from lightning_flops.records import BucketFlops
@@ -46,7 +46,10 @@ class FlopsFormula:
         self._asked: dict[tuple[int, ...], SizedFlops] = {}
         example = tuple(sizes[name] for name in self._names)
         self._take(example, Formula())  # what it raises is raised
-        self._formula = self._found(example, [name in batch_names for name in self._names])
+        self._formula = self._searched(example, (1,) * len(example))
+        if not self.holds:  # as with images and paddings
+            wide = tuple(1 if name in batch_names else sizes[name] for name in self._names)
+            self._formula = self._searched(example, wide)
 
     @property
     def holds(self) -> bool:
@@ -81,37 +84,32 @@ class FlopsFormula:
         buckets = dict.fromkeys(("forward", "backward", "recompute", "skipped"), 0)
         for (bucket, _), value in flops.items():
             buckets[bucket] += value
-        named = dict(zip(self._names, values, strict=True))
-        answer = SizedFlops(sizes=named, source="counted" if predicted is None else "formula", **buckets)
+        source: Literal["counted", "formula"] = "counted" if predicted is None else "formula"
+        answer = SizedFlops(sizes=dict(zip(self._names, values, strict=True)), source=source, **buckets)
         self._asked[values] = answer
         return answer
 
     def report(self) -> FormulaReport:
         """The formula, and the sizes it was asked for."""
-        formula, solved = self._formula, self._formula.solved
-        names = [self._names[place] for place in formula.varying]
-        terms = [
-            FormulaTerm(
-                bucket=bucket,
-                dtype=dtype,
-                powers={name: power for name, power in zip(names, powers, strict=False) if power},
-                numerator=(value := Fraction(numerator, one.denominator)).numerator,
-                denominator=value.denominator,
+        formula, terms, sizes = self._formula, list[FormulaTerm](), tuple[FormulaSize, ...]()
+        if (solved := formula.solved) is not None:
+            names = [self._names[place] for place in formula.varying]
+            sizes = tuple(
+                FormulaSize(name=name, least=one[0], greatest=one[-1], apart=one.step)
+                for name, one in zip(names, formula.ranges, strict=True)
             )
-            for (bucket, dtype), one in sorted(
-                solved.sums.items() if solved else (), key=lambda item: (item[0][1], item[0][0] != "forward")
-            )
-            for powers, numerator in zip(solved.terms if solved else (), one.numerators, strict=True)
-            if numerator
-        ]
+            for bucket, dtype in sorted(solved.sums, key=lambda key: (key[1], key[0] != "forward")):
+                one = solved.sums[bucket, dtype]
+                for powers, numerator in zip(solved.terms, one.numerators, strict=True):
+                    value = Fraction(numerator, one.denominator)
+                    used = {name: power for name, power in zip(names, powers, strict=False) if power}
+                    whole = {"numerator": value.numerator, "denominator": value.denominator}
+                    if numerator:
+                        terms.append(FormulaTerm(bucket=bucket, dtype=dtype, powers=used, **whole))
         return FormulaReport(
             schema_version=SCHEMA_VERSION,
             reason=self.reason,
-            sizes=tuple(
-                FormulaSize(name=name, least=one[0], greatest=one[-1], apart=one.step)
-                for name, one in zip(names, formula.ranges, strict=True)
-                if solved
-            ),
+            sizes=sizes,
             terms=tuple(terms),
             counted=len(self._counted),
             checks=formula.checks,
@@ -127,24 +125,15 @@ class FlopsFormula:
         """The formula in words, ending in a line break."""
         return str(shown.above("report.text").render_text(self))
 
-    def _found(self, example: tuple[int, ...], is_batch: Sequence[bool]) -> Formula:
-        """Count batches near the example until there is a formula; then some that are much larger."""
-        formula = Formula()
-        # Sizes are 1 apart; if that gives no formula, as with images and paddings, they are multiples of the example's.
-        ones = (1,) * len(example)
-        for apart in (ones, tuple(1 if its else size for its, size in zip(is_batch, example, strict=True))):
-            formula, numbers = Formula(), random.Random(0)
-            for number in range(_MOST_COUNTS):
-                values = tuple(
-                    size + (numbers.randrange(9) * one if number else 0)
-                    for size, one in zip(example, apart, strict=True)
-                )
-                with suppress(Exception):  # of the user's model, which may refuse a size
-                    self._take(values, formula)
-                found = formula.solved is not None and {one.step for one in formula.ranges} <= set(apart)
-                if found or formula.refused:
-                    break
-            if formula.solved is not None:
+    def _searched(self, example: tuple[int, ...], apart: tuple[int, ...]) -> Formula:
+        """The formula of batches near the example, whose sizes are so far *apart*; then some that are much larger."""
+        formula, numbers = Formula(), random.Random(0)
+        self._take(example, formula)
+        for _ in range(_MOST_COUNTS):
+            values = tuple(size + numbers.randrange(9) * one for size, one in zip(example, apart, strict=True))
+            with suppress(Exception):  # of the user's model, which may refuse a size
+                self._take(values, formula)
+            if formula.refused or (formula.solved and {one.step for one in formula.ranges} <= set(apart)):
                 break
         for factor in _FAR if formula.solved is not None else ():
             with suppress(Exception):

@@ -1,7 +1,4 @@
-"""The peak that rates are held against: the user's figure, the vendor's (``devices.py``), or a measured one.
-
-``with_given_peaks`` holds a profile against figures that were given after the run.
-"""
+"""The peak that rates are held against: the user's figure, the vendor's (``devices.py``), or a measured one."""
 
 from __future__ import annotations
 
@@ -59,8 +56,7 @@ def read_measured(host: str) -> dict[str, dict[str, float]]:
 
 def measured_peaks(host: str, device_name: str) -> Mapping[str, float]:
     """Measured peaks of one device of *host*; none for a host without a name."""
-    found = read_measured(host).get(device_name, {}) if host else {}
-    return {name: rate for name, rate in found.items() if 0 < rate < float("inf")}
+    return read_measured(host).get(device_name, {}) if host else {}
 
 
 def with_measured_peaks(profile: Profile) -> Profile:

@@ -1,7 +1,4 @@
-"""Everything a report says about one window: every count, time and rate, so that renderers only format.
-
-``build_profile`` makes a ``Profile`` of what was measured; ``Profile.to_json`` and ``Profile.from_json`` keep it.
-"""
+"""Everything a report says about one window: every count, time and rate, so that renderers only format."""
 
 from __future__ import annotations
 
@@ -96,9 +93,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         ),
         counted_steps=tuple(step.index for step in window.counted_steps),
         timed_steps=tuple(step.index for step in timed),
-        params=None if root is None else root.params,
-        trainable_params=None if root is None else root.trainable_params,
-        local_params=None if root is None else root.local_params,
+        **{name: getattr(root, name, None) for name in ("params", "trainable_params", "local_params")},
         parameter_bytes={} if root is None else dict(root.parameter_bytes),
         micro_steps=sum(step.micro_steps for step in window.counted_steps) / steps,
         samples=samples,
@@ -162,10 +157,9 @@ def build_forward_profile(
             "bounds. get_model_profile() times a forward of its own; in a loop, start_profile(count=False) times the "
             "forwards up to stop_profile() and keeps the counts."
         )
-    outside = flops_by_phase([cell for cell in flops.cells if cell.module == OUTSIDE])
-    cells = tuple(
-        replace(cell, module=_not_ignored(cell.module, ignored)) for cell in flops.cells if cell.module != OUTSIDE
-    )
+    outside = flops_by_phase(cell for cell in flops.cells if cell.module == OUTSIDE)
+    inside = (cell for cell in flops.cells if cell.module != OUTSIDE)
+    cells = tuple(replace(cell, module=_not_ignored(cell.module, ignored)) for cell in inside)
     signature = StepSignature(batches=(), forwards=1, backwards=0, updates=0)
     step = StepRecord(index=0, signature=signature, micro_steps=1, samples=context.micro_batch_size)
     forward_sec = () if own_sec is None else calls_sec or (math.fsum(own_sec.values()),)

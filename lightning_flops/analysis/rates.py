@@ -1,7 +1,4 @@
-"""Ratios of what was counted and what was timed, and the reason for each one that is not known.
-
-All but ``build_rates`` are pure functions of numbers; they give None where a ratio would not be honest.
-"""
+"""Ratios of what was counted and what was timed, and the reason for each one that is not known."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ _Number = TypeVar("_Number", int, float)
 
 MOST_OF_PEAK = 2  # figures beyond so many times the peak are impossible, whatever the clocks and the shapes say
 GIVE_PEAK = "run lightning-flops peak, or set peak_flops_per_sec"  # what to do where no peak is known
-_NO_TIME = "no step was timed"
 _MIXED = "the times of these phases cannot be separated"
 _UNUSUAL = "what was counted cannot be right"
 
@@ -146,7 +142,7 @@ def build_rates(
         seconds: float | None = None if timing is None else getattr(timing, time)
         values[name] = per_second(amount=amount, seconds=seconds)
         if values[name] is None:
-            no_time = _NO_TIME if timing is None else _MIXED if seconds is None else "its time is zero"
+            no_time = "no step was timed" if timing is None else _MIXED if seconds is None else "its time is zero"
             reasons[name] = why if seconds else no_time
     shares, impossible = utilization({name: values[name] for name in ("mfu", "hfu")}, 1.0)
     values, reasons = values | shares, reasons | impossible

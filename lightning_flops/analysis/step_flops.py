@@ -63,14 +63,6 @@ class _Shape(NamedTuple):
         return Sizes(tuple(map(_flat, self.batches)), real if known else None, squares if known else None, steps)
 
 
-class _Check(NamedTuple):
-    """What a counted step has more than is predicted without its count."""
-
-    flops: _Flops
-    is_new: bool  # its shape was counted this once
-    stands_for: int  # steps that a random check is the only one of; 0: it was not drawn at random
-
-
 class _Missed(NamedTuple):
     """What predictions miss of a step."""
 
@@ -130,7 +122,8 @@ class StepFlops:
 
     def __init__(self, *, seed: int = 0) -> None:
         self.schedule = CountSchedule(seed)
-        self._counts: list[tuple[_Shape, BucketFlops, int]] = []  # every counted step, and how many it stands for
+        # Every counted step, and the steps that it is the only random check of; 0: it was not drawn at random.
+        self._counts: list[tuple[_Shape, BucketFlops, int]] = []
         self._known: dict[_Shape, _Counts] = {}
         self._kinds: dict[object, _Kind] = {}  # by form; under None all
         self._batches: set[tuple[Shapes, bool | None]] = set()  # of counted steps
@@ -181,7 +174,7 @@ class StepFlops:
         self._batches.update((batch, shape.padded) for batch in batches)
         self._lower_bound |= lower_bound
         self.schedule.counted(seconds)
-        self._recent = _missed(self._checks(), latest=_RECENT)
+        self._recent = self._missed(_RECENT)
 
     def ran(self, batches: Batches, tokens: Tokens, updates: int, *, seconds: float, profiled: bool = False) -> None:
         """A step ran that was not counted; a *profiled* one was slowed down, and is in no rate."""
@@ -229,9 +222,12 @@ class StepFlops:
                 return _add({}, _usual(self._known[other]), steps * shape.elements / other.elements)
         return {}
 
-    def _checks(self) -> list[_Check]:
-        """Differences of every counted step from its prediction now: a better one leaves nothing of an older one."""
-        found = []
+    def _missed(self, latest: int = 0) -> dict[bool, _Missed]:
+        """What predictions miss, of shapes that were counted and of new ones (True); empty with too few random checks.
+
+        Every counted step is compared with its prediction now: a better one leaves nothing of an older one.
+        """
+        checks: list[tuple[_Flops, bool, int]] = []
         for shape, flops, stands_for in self._counts:
             counts, is_new = self._known[shape], False
             predicted: _Flops = flops
@@ -239,7 +235,20 @@ class StepFlops:
                 is_new = counts.total() == 1
                 predicted = self._nearest(shape, but=shape) if is_new else _usual(counts)
             if predicted:
-                found.append(_Check(_add(dict(flops), predicted, -1), is_new, stands_for))
+                checks.append((_add(dict(flops), predicted, -1), is_new, stands_for))
+        drawn = [one for one in checks if one[2]]
+        found = {}
+        for is_new in (False, True) if len(drawn) >= _ENOUGH else ():
+            alike = [one for one in checks if one[1] == is_new]
+            # The cost of an uncounted shape is known as well from shapes that were counted because they were new.
+            used = [one for one in alike if is_new or one[2]]
+            used = (used if len(used) >= _ENOUGH else drawn)[-latest:]
+            weights = [1 if is_new else stands_for for *_, stands_for in used]
+            mean: _Sums = {}
+            for (off, *_), weight in zip(used, weights, strict=True):
+                _add(mean, off, weight)
+            width = _half_width([_model(one[0]) for one in used], weights, [_model(one[0]) for one in alike])
+            found[is_new] = _Missed({key: one / sum(weights) for key, one in mean.items()}, width, len(used))
         return found
 
     # ---- sums
@@ -255,8 +264,8 @@ class StepFlops:
         """All steps of the run; None before a step was counted."""
         if not self._counts:
             return None
-        usual, slowed, checks = self._sum(self._usual), self._sum(self._slowed), self._checks()
-        missed, steps = _missed(checks), usual.steps + slowed.steps
+        usual, slowed, missed = self._sum(self._usual), self._sum(self._slowed), self._missed()
+        steps = usual.steps + slowed.steps
         whole: _Sums = {}
         for part in (usual.corrected(missed), slowed.corrected(missed), *(flops for _, flops, _ in self._counts)):
             _add(whole, part)
@@ -275,7 +284,7 @@ class StepFlops:
             steps_counted=steps["counted"] + len(self._counts),
             steps_by_formula=steps["formula"],
             steps_estimated=steps["varied"] + steps["nearest"],
-            checks=sum(one.stands_for > 0 for one in checks) if steps else 0,
+            checks=sum(stands_for > 0 for *_, stands_for in self._counts) if steps else 0,
             lower_bound=self._lower_bound,
         )
 
@@ -333,26 +342,6 @@ class CountSchedule:
     def _later(self) -> int:
         gap = max(_FIRST_GAP * _GROWTH ** min(self._checks, _FREE), _LEAST_GAP * self._steps)
         return self._steps + 1 + int(gap * self._random.uniform(0.5, 1.5))
-
-
-def _missed(checks: Sequence[_Check], *, latest: int = 0) -> dict[bool, _Missed]:
-    """What predictions miss, of shapes that were counted and of new ones (True); empty with too few random checks."""
-    drawn = [one for one in checks if one.stands_for]
-    if len(drawn) < _ENOUGH:
-        return {}
-    found = {}
-    for is_new in (False, True):
-        alike = [one for one in checks if one.is_new == is_new]
-        # The cost of an uncounted shape is known as well from shapes that were counted because they were new.
-        used = [one for one in alike if is_new or one.stands_for]
-        used = (used if len(used) >= _ENOUGH else drawn)[-latest:]
-        weights = [1 if is_new else one.stands_for for one in used]
-        mean: _Sums = {}
-        for one, weight in zip(used, weights, strict=True):
-            _add(mean, one.flops, weight)
-        width = _half_width([_model(one.flops) for one in used], weights, [_model(one.flops) for one in alike])
-        found[is_new] = _Missed({key: one / sum(weights) for key, one in mean.items()}, width, len(used))
-    return found
 
 
 def _half_width(checks: Sequence[float], weights: Sequence[int], seen: Sequence[float]) -> float:

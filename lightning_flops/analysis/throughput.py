@@ -45,7 +45,7 @@ def build_throughput(
     rate = per_second(amount=items, seconds=seconds.total)
     ips = None
     if rate is not None and slowest is not None and fastest is not None:
-        ips = _spread(rate * dp_size, minimum=slowest * dp_size, maximum=fastest * dp_size)
+        ips = Spread(average=rate * dp_size, maximum=fastest * dp_size, minimum=slowest * dp_size)
     unavailable = {}
     if flops is not None and model_flops_peak_sec is None:
         unavailable["mfu"] = _NO_PEAK
@@ -77,9 +77,4 @@ def build_throughput(
 
 
 def _mean(values: Extremes) -> Spread:
-    return _spread(values.total / values.number, minimum=values.least, maximum=values.greatest)
-
-
-def _spread(average: float, *, minimum: float, maximum: float) -> Spread:
-    # A mean of equal values may miss them by a rounding.
-    return Spread(average=min(max(average, minimum), maximum), maximum=maximum, minimum=minimum)
+    return Spread(average=values.total / values.number, maximum=values.greatest, minimum=values.least)

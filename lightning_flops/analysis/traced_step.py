@@ -151,7 +151,7 @@ def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:
     return replace(tables[0], steps=1, rows=rows, **medians(tables, _OF_A_TABLE))
 
 
-_OF_A_ROW = tuple(one.name for one in fields(ModuleRow) if one.name not in ("name", "own_error_us", "flops"))
+_OF_A_ROW = tuple(one.name for one in fields(ModuleRow) if one.name not in ("name", "own_error_us"))
 _OF_A_TABLE = tuple(one.name for one in fields(ModuleTable) if one.name.endswith("_us"))
 
 

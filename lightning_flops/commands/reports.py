@@ -32,12 +32,11 @@ if TYPE_CHECKING:
 
 
 def analyzed(files: Sequence[str], options: argparse.Namespace, **settings: Any) -> list[AnalyzedTrace]:
-    """What trace *files* say: with the figures that were given, on all processors."""
-    from lightning_flops.trace.many import analyze_each
+    """What trace *files* say, one after the other, with the figures that were given."""
+    from lightning_flops.trace.report import analyze_file
 
     formulas = recorded_work if importlib.util.find_spec("torch") else None
-    processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return analyze_each(files, formulas=formulas, peaks=peaks(options), processes=processes, **settings)
+    return [analyze_file(file, formulas=formulas, peaks=peaks(options), **settings) for file in files]
 
 
 def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
@@ -192,7 +191,7 @@ def trace(options: argparse.Namespace) -> int:
     from lightning_flops.report.trace_document import render_traces
     from lightning_flops.sinks.file import write_text_file
     from lightning_flops.sinks.profile_files import traces_in
-    from lightning_flops.trace.many import join_analyses
+    from lightning_flops.trace.report import join_analyses
 
     files = [file for path in options.files for file in (traces_in(path) if os.path.isdir(path) else (path,))]
     report = join_analyses(analyzed(files, options))

@@ -52,8 +52,7 @@ def tensor_shapes(batch: Any) -> Shapes:
 
 def shapes_text(shapes: Shapes) -> str:
     """*shapes* as a report prints them: ``[32, 1, 8, 8] [32]``."""
-    special = {HIDDEN_SHAPE[0]: "[?]"}
-    return " ".join(special.get(one[0], str(list(one))).format(*one[1:]) if one else "[]" for one in shapes)
+    return " ".join("[?]" if one == HIDDEN_SHAPE else str(list(one)) for one in shapes)
 
 
 def never_alike(shapes: Shapes) -> Shapes:

@@ -42,12 +42,9 @@ def put_up_hooks(
     *undo* takes them down again. *on_compiled* is called when torch has compiled something.
     """
     handles: list[Any] = []
-
-    def enters(module: nn.Module, args: Any) -> None:
-        _call(on_enter, module, args, failed=failed, where="a module's forward pre-hook")
-
-    def leaves(module: nn.Module, args: Any, output: Any) -> None:
-        _call(on_leave, module, args, output, failed=failed, where="a module's forward hook")
+    enters = _quiet(on_enter, failed, "a module's forward pre-hook")
+    leaves = _quiet(on_leave, failed, "a module's forward hook")
+    compiled = _quiet(on_compiled, failed, "code that was just compiled")
 
     def put_up() -> None:
         if not handles:
@@ -60,24 +57,28 @@ def put_up_hooks(
 
     def has_compiled(reason: Any) -> None:
         put_up()
-        _call(on_compiled, failed=failed, where="code that was just compiled")
+        compiled()
 
-    for function in (enters, leaves, put_up, take_down):
-        hide(function)
+    hide(put_up)
+    hide(take_down)
     _silence_hook_warning(undo)
     undo.callback(take_down)
     around_compilations(undo, lambda reason: take_down(), has_compiled)
     put_up()
 
 
-def _call(ours: Callable[..., None], *args: Any, failed: Failed, where: str) -> None:
-    try:
-        ours(*args)
-    except RecursionError:
-        # There is no room for us beside a forward that found none, nor for words about it.
-        return
-    except Exception as error:
-        failed(where, error)
+def _quiet(ours: Callable[..., None], failed: Failed, where: str) -> Callable[..., None]:
+    def call(*args: Any) -> None:
+        try:
+            ours(*args)
+        except RecursionError:
+            # There is no room for us after a forward that found none, nor for words about it.
+            return
+        except Exception as error:
+            failed(where, error)
+
+    hide(call)
+    return call
 
 
 def around_compilations(undo: ExitStack, begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:

@@ -20,11 +20,7 @@ logger = package_logger(__name__)
 
 
 def require_module(model: object) -> None:
-    """Check that *model* is a module.
-
-    Raises:
-        TypeError: it is not.
-    """
+    """Raise a TypeError if *model* is no module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 

@@ -46,8 +46,6 @@ _LEAST_WATCHED = 10
 """Signatures "keep changing" when none of as many steps as are to be timed, and at least so many, has the counted
 step's, or when twice as many steps did not have enough of them."""
 
-_LEAST_SETTLE_STEPS = 2
-
 
 class Phase(Enum):
     """What a recorder does with the running step."""
@@ -67,9 +65,9 @@ class Phase(Enum):
 def steps_to_settle(*, batches_ahead: int, batches_a_step: int) -> int:
     """Steps to leave alone after a counted one, until the *batches_ahead* that a loader fetches meanwhile are used up.
 
-    If those were timed, they would show less waiting than there is in the long run.
+    If those were timed, they would show less waiting than there is in the long run. At least two.
     """
-    return max(_LEAST_SETTLE_STEPS, math.ceil(batches_ahead / batches_a_step))
+    return max(2, math.ceil(batches_ahead / batches_a_step))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.schema.trace_steps import STEP_PARTS, ModuleTable, StepTime
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, si
 
-MEMORY_TITLES = ("Memory over time", "Memory (bytes)", "Memory by module (bytes)")
+MEMORY_TITLES = ("Memory over time", "Memory (bytes)")
 """Sections of which a trace has what it needs with ``profile_memory`` alone."""
 
 
@@ -61,9 +61,7 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
         peaks = [*map(_peak, report.memory_curves)]
         yield Section("Memory over time", "The most that was allocated at once.", peaks, "curves")
     note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
-    yield from _section("Memory (bytes)", note, report.memory, [_place("operator"), *_SIZES])
-    note = "As above, by the module whose forward was running. Self: without the modules inside."
-    yield from _section("Memory by module (bytes)", note, report.module_memory, [_place("module"), *_SIZES])
+    yield from _section("Memory (bytes)", note, report.memory, _SIZES)
     note = "Copies and memsets: the calls that launched them, and they themselves."
     calls = statistics("host", sort="", prefix="call ")
     yield from _section(
@@ -91,14 +89,9 @@ def _where(row: Any) -> str:
     return "host" if row.device < 0 else f"device {row.device}"
 
 
-def _place(of: str) -> Column:
-    """The column of what allocated: an *operator* or a *module*."""
-    where = "(outside operators)"
-    return Column(of, lambda row: where if row.name is None else short(row.name) or "(root)", str, "name")
-
-
 _BYTES = field("bytes", "bytes", sort="bytes")
 _SIZES = [
+    Column("operator", lambda row: short(row.name or "(outside operators)"), str, "name"),
     Column("where", _where, str, left=True),
     CALLS,
     field("size increase", "size_increase_bytes"),
@@ -115,10 +108,10 @@ _IDLE = [
 ]
 
 
-def _rates(rows: Sequence[Any], of: str = "total") -> list[Column]:
+def _rates(rows: Sequence[Any]) -> list[Column]:
     """Columns of the FLOPs that *rows* have, of their rate and share of the peak; none where no row has any."""
     columns = [
-        field("FLOPs", f"flops.{of}", si, "flops"),
+        field("FLOPs", "flops.hardware", si, "flops"),
         field("FLOP/s", "flops.flops_per_sec", si, "rate"),
         field("of peak", "flops.hfu", percent),
     ]
@@ -161,9 +154,7 @@ def _devices(report: TraceReport) -> Iterator[Section]:
     note = "Within the steps. Utilization: a kernel ran. SM efficiency and occupancy are estimated from launches."
     yield from _section("Devices", note, report.device_metrics, columns)
     if report.device_metrics is None:
-        yield Section(
-            "Devices", "", [f"GPU utilization, SM efficiency, occupancy: {NOT_AVAILABLE} (no device events)."]
-        )
+        yield Section("Devices", "", [f"{NOT_AVAILABLE}: GPU utilization, SM efficiency, occupancy: no device events."])
 
 
 def _kernels(report: TraceReport, summary: KernelSummary) -> Section:
@@ -173,7 +164,7 @@ def _kernels(report: TraceReport, summary: KernelSummary) -> Section:
     def tensor_cores(row: Any) -> str:
         return "/".join("yes" if one else "no" for one in (row.tensor_cores_eligible, row.tensor_cores))
 
-    columns = [named("kernel"), CALLS, *statistics("device"), *_rates(rows, "hardware")]
+    columns = [named("kernel"), CALLS, *statistics("device"), *_rates(rows)]
     columns += [] if summary.tensor_core_ratio is None else [Column("TC", tensor_cores, str)]
     columns += [field("blocks/SM", "blocks_per_sm"), field("occupancy, %", "occupancy_percent")]
     values = {
@@ -251,7 +242,7 @@ def _phases(report: TraceReport) -> Section:
 
 
 def _modules(modules: ModuleTable) -> Section:
-    on_device, has_backward = modules.clock == "device", any(row.backward_us for row in modules.rows)
+    has_backward = any(row.backward_us for row in modules.rows)
     columns = [
         Column("module", lambda row: row.name or "(root)", short, "name"),
         CALLS,
@@ -259,8 +250,6 @@ def _modules(modules: ModuleTable) -> Section:
         field("fwd total", "forward_us", us, "total"),
     ]
     columns += [field("bwd self", "own_backward_us", us), field("bwd total", "backward_us", us)] if has_backward else []
-    columns += [field("fwd kernels", "forward_kernels")] if on_device else []
-    columns += [field("bwd kernels", "backward_kernels")] if on_device and has_backward else []
     rows = sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us))
     wholes = {
         "forward": us(modules.forward_us),
@@ -275,7 +264,7 @@ def _modules(modules: ModuleTable) -> Section:
         "Modules",
         f"Time on the {modules.clock}, {of_steps}; self: without the modules inside. The backward includes "
         "what it repeats of the forward. Gradient accumulation is of the whole model and has its own line.",
-        [*figures(wholes), Table(rows, [*columns, *_rates(rows)])],
+        [*figures(wholes), Table(rows, columns)],
     )
 
 
@@ -299,27 +288,18 @@ def _communication(report: TraceReport, share: Overlap) -> Section:
 
 
 def _operators(report: TraceReport) -> Section:
-    """Each operator: its times on the host and on the device, where it was called, and the same by shapes."""
-    rows, shapes = report.operators or (), report.operators_by_shape or ()
+    """Each operator: its times on the host and on the device, and where it was called."""
+    rows = report.operators or ()
     clocks = ("host", "device") if any(row.device is not None for row in rows) else ("host",)
-
-    def times(own: str, whole: str) -> Iterator[Column]:
-        """Of each clock, without and with what an operator called; rows are sorted by the last of them."""
-        for clock in clocks:
-            last = clock == clocks[-1]
-            yield from statistics(f"{clock}_self", own, sort="self" if last else "", prefix=f"{clock} self ")
-            yield from statistics(clock, whole, sort=None if last else "", prefix=f"{clock} ")
-
-    columns = [named("operator"), CALLS, *times("total ratio", "total mean max")]
+    columns = [named("operator"), CALLS]
+    for clock in clocks:  # rows are sorted by the last of them
+        last = clock == clocks[-1]
+        columns += statistics(f"{clock}_self", "total ratio", sort="self" if last else "", prefix=f"{clock} self ")
+        columns += statistics(clock, "total mean max", sort=None if last else "", prefix=f"{clock} ")
     if any(row.called_from for row in rows):
         columns.append(field("called from", "called_from", short))
-    items = [Table(rows, columns)]
-    if shapes:
-        sizes = field("sizes", "inputs", short)
-        columns = [named("by input shape"), replace(sizes, left=True), CALLS, *times("total", "total mean")]
-        items.append(Table(shapes, [*columns, *_rates(shapes)]))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
-    return Section("Operators", note, items)
+    return Section("Operators", note, [Table(rows, columns)])
 
 
 def _peak(curve: MemoryCurve) -> Figure:

@@ -156,7 +156,7 @@ class Reports:
                 memory = window.memory.record(optimizers=optimizers)
         except Exception as error:  # the report lacks these answers
             self.warn(f"how the run is set up, or what its memory is for, could not be read: {words_of(error)}")
-        record = replace(window.watched(record), facts=run_facts, memory=memory)
+        record = replace(record, facts=run_facts, memory=memory, processor=window.processors.loss())
         step = facts.x_axis()
         self.analyzing = self._has_closed_a_window = True
         self._worker.submit(lambda: self._made(record, step, window), f"the report of step {record.profile_step}")
@@ -165,7 +165,7 @@ class Reports:
         """Analyze *record*, on the worker's thread; *window* keeps its trace files."""
         ranks = self._ranks
         try:
-            profile = _profile_of_window(record, config=self._config, warns=self._writes)
+            profile = profile_of_window(record, config=self._config, warns=self._writes)
         except Exception as error:
             if ranks is not None:
                 ranks.say_absent(record.profile_step, f"its profiler failed: {type(error).__name__}: {error}")
@@ -319,7 +319,7 @@ class Reports:
             logger.warning("a report was lost: %s", words_of(lost), exc_info=lost)
 
 
-def _profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bool) -> Profile:
+def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bool) -> Profile:
     """The profile of *window*, whose traces are kept where the settings say. A failure is noted; *warns*: logged."""
     traced: TracedStep | None = None
     notes: list[str] = []
@@ -332,12 +332,12 @@ def _profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: b
     folder = config.trace_dir if window.context.rank == 0 or config.all_ranks else None
     if folder is not None and window.traces:
         from lightning_flops.trace import load_trace
-        from lightning_flops.trace.counters import counter_tracks
+        from lightning_flops.trace.tables import counter_tracks
 
         for record in window.traces:
             counters: tuple[Any, ...] = ()
             try:
-                counters = counter_tracks(load_trace(record.path))
+                counters = tuple(counter_tracks(load_trace(record.path)))
             except Exception as error:  # a trace without them is still a trace
                 notes.append(f"The kept trace has no counter tracks: {error}.")
             kept_as = {"rank": window.context.rank, "step": record.index, "process": record.process}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lightning_flops.config import ProfilerConfig
@@ -16,7 +16,7 @@ from lightning_flops.measure.timing.clocks import clock_for
 from lightning_flops.measure.timing.processor_wait import Heat, ProcessorWatch
 from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
-from lightning_flops.records import TimePhase, WindowRecord
+from lightning_flops.records import TimePhase
 
 if TYPE_CHECKING:
     from lightning_flops.run.run import Facts
@@ -92,10 +92,6 @@ class Window:
         marks, self.marks = self.marks, None
         if marks is not None:
             marks.close()
-
-    def watched(self, record: WindowRecord) -> WindowRecord:
-        """*record* with what the watches have seen."""
-        return replace(record, processor=self.processors.loss())
 
     def end(self) -> None:
         """The window is over: its watches and marks are."""

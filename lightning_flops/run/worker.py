@@ -55,13 +55,11 @@ class Worker:
                     return
                 self._running, job = self._jobs.popleft()
             try:
-                made = job()
+                if (made := job()) is not None:
+                    self.made.append(made)
             except BaseException as error:  # no caller above could take it
                 words, shown = f"{type(error).__name__}: {error}", error if logger.isEnabledFor(logging.DEBUG) else None
                 logger.warning("%s was lost: %s", self._running, words, exc_info=shown)
-            else:
-                if made is not None:
-                    self.made.append(made)
 
     def finish(self, within_sec: float = 10.0) -> bool:
         """Wait for all jobs, and call what they made; False: it has said what is missing after *within_sec*."""

@@ -57,8 +57,6 @@ class TraceReport:
     """Each operator, the longest first; None when none was recorded."""
     memory: tuple[MemoryRow, ...] | None
     """What each operator allocated and freed; None where memory was not recorded."""
-    module_memory: tuple[MemoryRow, ...] | None
-    """What each module allocated and freed; None where memory or modules were not recorded."""
     transfers: tuple[Row, ...] | None
     """Copies and memsets by kind, such as ``Memcpy HtoD (Pageable -> Device)``, and on the host the calls that launched
     them; None without a device. Ratios are of the steps' own marks on the host, and of all device work."""
@@ -71,8 +69,6 @@ class TraceReport:
     """What is missing or degraded, in sentences."""
     memory_curves: tuple[MemoryCurve, ...] | None = None
     """Memory of each device over time; None where memory was not recorded."""
-    operators_by_shape: tuple[OperatorRow, ...] | None = None
-    """Each operator by the sizes of its inputs, the longest first; None where shapes were not recorded."""
     flops: TraceFlops | None = None
     """FLOPs from the shapes in the trace; None where it has none, and for a step that the run itself counted."""
 
@@ -100,7 +96,7 @@ class TracedPart:
     wall_sec: float
     """Without the parts inside it. Where a device took part, on the device's clock, up to its last kernel."""
     exposed_sec: float
-    """Of it communication that no computation hides: here this rank may have waited for others."""
+    """Of it communication that no computation and no copy hides: here this rank may have waited for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ class KernelSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRow(Row):
-    """All calls of one operator, or those with inputs of the same sizes and dtypes.
+    """All calls of one operator.
 
     As in torch's own tables, *host* and *device* include what the operator called, so they count again under its
     caller. A call inside a call of the same operator is a part of that call, and no call of its own. Ratios are of the
@@ -69,35 +69,29 @@ class OperatorRow(Row):
     """Launched in it itself, without what it called."""
     tensor_cores_eligible: bool
     """Whether it is a matrix product, convolution, attention or recurrent layer."""
-    inputs: str = ""
-    """Sizes of its tensors, ``[32, 3, 224, 224], [64, 3, 7, 7]``; empty for all of them, like the next."""
-    dtypes: str = ""
-    """Their dtypes, as C++ names them."""
     called_from: str = ""
-    """The user's function that called it first, by its first line, ``net.py:7``. Empty by shapes, where no function of
-    the user's did, and where the trace was taken without ``with_stack``."""
-    flops: Flops | None = None
-    """Of calls by shapes that count; None for all others."""
+    """The user's function that called it first, by its first line, ``net.py:7``. Empty where no function of the user's
+    did, and where the trace was taken without ``with_stack``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """What one operator, or one module in its forward, allocated and freed on one device."""
+    """What one operator allocated and freed on one device."""
 
     name: str | None
     """None: outside any operator."""
     device: int
     """-1 for the host."""
     calls: int
-    """Calls of the operator in which memory was allocated or freed; for all else such events."""
+    """Calls of the operator in which memory was allocated or freed; outside of any such events."""
     size_increase_bytes: int
-    """Allocated less freed, with what it called or the modules inside: what a forward keeps."""
+    """Allocated less freed, with what it called."""
     self_size_increase_bytes: int
-    """Without these; the sum over all rows of a device is what the trace changed."""
+    """Without what it called; the sum over all rows of a device is what the trace changed."""
     allocation_bytes: int
     """Allocated, frees left out."""
     self_allocation_bytes: int
-    """Allocated without what it called, or the modules inside, frees left out."""
+    """Allocated without what it called, frees left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +107,7 @@ class MemoryCurve:
     peak_us: float
     """When that was, after the first event of the trace."""
     points: tuple[tuple[float, int], ...]
-    """Microseconds after the first event, and bytes as *peak_bytes*: some hundreds, the highest of each stretch."""
-    spans: tuple[tuple[str, float, float], ...]
-    """Name (``step 5``, ``forward`` …), start and end of the marked steps and phases, in order of time; none if there
-    are more than 1,000."""
+    """Microseconds after the first event, and bytes as *peak_bytes*: some hundreds, each the most until the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from lightning_flops.schema.trace_flops import Flops
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
@@ -128,15 +126,9 @@ class ModuleRow:
     """With what the backward repeats of the forward (activation checkpointing)."""
     own_backward_us: float
     """Without the modules below it."""
-    forward_kernels: int | None
-    """With the modules below it; None without a device."""
-    backward_kernels: int | None
-    """With the modules below it; None without a device."""
     own_error_us: float | None = None
     """Standard error of ``own_forward_us`` and ``own_backward_us`` together, by the middle half of the steps of a run's
     own trace; None for fewer than four."""
-    flops: Flops | None = None
-    """With the modules below it, over forward and backward; None where none was counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

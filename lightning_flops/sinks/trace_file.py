@@ -11,7 +11,7 @@ from lightning_flops.records import MARKS
 from lightning_flops.sinks.file import numbered, write_new_file
 
 if TYPE_CHECKING:
-    from lightning_flops.trace.counters import CounterTrack
+    from lightning_flops.trace.tables import CounterTrack
 
 # torch records the fast marks as operators. In its trace files the category stands before the name.
 _NAME = re.compile(

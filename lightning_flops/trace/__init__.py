@@ -5,15 +5,14 @@ whole nanoseconds in here, and microseconds in the reports; what a trace does no
 """
 
 from lightning_flops.trace.columns import Trace, TraceFormatError
-from lightning_flops.trace.communication import collective_calls
 from lightning_flops.trace.flops import Peaks
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.read import load_trace
 from lightning_flops.trace.report import analyze_trace
 from lightning_flops.trace.steps import step_filling, step_parts
-from lightning_flops.trace.tables import typical_operators
+from lightning_flops.trace.tables import collective_calls, typical_operators
 
 __all__ = [
-    "Peaks", "Trace", "TraceFormatError", "analyze_trace", "collective_calls", "load_trace",
-    "module_table", "step_filling", "step_parts", "typical_operators",
+    "Peaks", "Trace", "TraceFormatError", "analyze_trace", "collective_calls", "load_trace", "module_table",
+    "step_filling", "step_parts", "typical_operators",
 ]  # fmt: skip

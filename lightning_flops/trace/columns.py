@@ -1,41 +1,27 @@
-"""A trace in memory: one numpy column per property, a row per event, names and lanes stored once."""
+"""A trace in memory: one numpy column per property, a row per event; names stand once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.trace import structure
-from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, distinct, merge
+from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, distinct, indices, merge
+from lightning_flops.trace.modules import find_frames
 from lightning_flops.trace.names import Kind, host_collective, is_collective_kernel, is_of_another_vendor
 from lightning_flops.trace.recorded import RecordedInputs
-
-if TYPE_CHECKING:
-    from lightning_flops.trace.modules import Frames
-    from lightning_flops.trace.steps import Phase, Steps
-    from lightning_flops.trace.tables import OperatorTimes
+from lightning_flops.trace.steps import find_phases, find_steps
+from lightning_flops.trace.structure import link
+from lightning_flops.trace.tables import OperatorTimes
 
 
 class TraceFormatError(LightningFlopsError, ValueError):
     """A trace file cannot be read; the message names the file and what is wrong with it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveArguments:
-    """What a communication event says about itself."""
-
-    name: str | None = None
-    bytes: int | None = None
-    group: str | None = None
-    """The group's name and the ranks that take part, as far as they are written."""
-    group_size: int | None = None
 
 
 class DeviceProperties(
@@ -65,18 +51,15 @@ class DeviceProperties(
         return None if self.major is None or self.minor is None else (self.major, self.minor)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MemoryEvents:
-    """Allocations (positive bytes) and frees (negative), there when the trace was taken with ``profile_memory``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveArguments:
+    """What a communication event says about itself."""
 
-    lane: Ints
-    time_ns: Ints
-    bytes: Ints
-    device: Ints
-    """-1 for the host."""
-    total_allocated: Ints
-    """Bytes of the device that are allocated after the event, as the next are those held; -1 where not written."""
-    total_reserved: Ints
+    name: str | None = None
+    bytes: int | None = None
+    group: str | None = None
+    """The group's name and the ranks that take part, as far as they are written."""
+    group_size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,12 +73,11 @@ class Trace:
     source: str
     """The file it came from, for messages."""
     names: tuple[str, ...]
-    lanes: tuple[tuple[str, str], ...]
-    """Process and thread, or device and stream."""
     name: npt.NDArray[np.int32]
-    """Index into ``names``, as ``lane`` into ``lanes``."""
+    """Index into ``names``."""
     kind: npt.NDArray[np.int8]
     lane: npt.NDArray[np.int32]
+    """A number for each process and thread, or device and stream."""
     start_ns: Ints
     duration_ns: Ints
     correlation: Ints
@@ -117,13 +99,13 @@ class Trace:
     recorded_inputs: tuple[RecordedInputs, ...]
     collectives: Mapping[int, CollectiveArguments]
     """By row."""
-    memory: MemoryEvents | None
+    memory: Mapping[str, Ints]
+    """Allocations and frees: ``lane``, ``time_ns``, ``size`` in bytes (frees: below 0), ``device`` (the host: -1) and
+    ``total_allocated`` then (-1 where not written); empty where the trace was taken without ``profile_memory``."""
     devices: tuple[DeviceProperties, ...]
     rank: int | None = None
     only_group: tuple[int, ...] | None = None
     """The ranks of the only process group there is, to which all communication belongs; None if it is not known."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Other keys at the top of the file."""
     notes: tuple[str, ...] = ()
     """What was left out or mended while reading, in sentences."""
 
@@ -131,30 +113,26 @@ class Trace:
         """Events."""
         return len(self.start_ns)
 
-    @cached_property
-    def end_ns(self) -> Ints:
-        """End of each event."""
-        return self.start_ns + self.duration_ns
-
-    @cached_property
-    def on_device(self) -> Mask:
-        """Rows that are kernels, copies or memsets."""
-        return self.kind >= Kind.KERNEL
-
-    @cached_property
-    def has_device(self) -> bool:
-        """Whether anything ran on an accelerator; False for a CPU trace, whose device figures are all unknown."""
-        return bool(self.on_device.any())
-
-    @cached_property
-    def device_work_ns(self) -> int:
-        """Lengths of all device events, added up."""
-        return int(self.duration_ns[self.on_device].sum())
-
-    @cached_property
-    def device_rows(self) -> Ints:
-        """Rows of kernels, copies and memsets, by start."""
-        return self.by_start(self.on_device)
+    end_ns = cached_property[Ints](lambda trace: trace.start_ns + trace.duration_ns)
+    """End of each event."""
+    on_device = cached_property[Mask](lambda trace: trace.kind >= Kind.KERNEL)
+    """Rows that are kernels, copies or memsets."""
+    has_device = cached_property[bool](lambda trace: bool(trace.on_device.any()))
+    """Whether anything ran on an accelerator; False for a CPU trace, whose device figures are all unknown."""
+    device_work_ns = cached_property[int](lambda trace: int(trace.duration_ns[trace.on_device].sum()))
+    """Lengths of all device events, added up."""
+    device_rows = cached_property[Ints](lambda trace: trace.by_start(trace.on_device))
+    """Rows of kernels, copies and memsets, by start."""
+    links = cached_property(link)
+    """Who called and who launched whom."""
+    operator_times = cached_property(OperatorTimes)
+    """The times of every operator, with and without what it called."""
+    steps = cached_property(find_steps)
+    """The steps of the trace, each up to the last device event that was launched in it."""
+    phases = cached_property(find_phases)
+    """When the phases of training ran in the steps."""
+    frames = cached_property(find_frames)
+    """The modules, phases and autograd nodes in which operators ran; None where the trace shows no modules."""
 
     @cached_property
     def launches(self) -> tuple[Ints, Ints]:
@@ -167,9 +145,8 @@ class Trace:
     @cached_property
     def names_tell_tensor_cores(self) -> bool:
         """Whether kernels have NVIDIA's names, which show tensor cores; those of AMD and Intel do not."""
-        if any(is_of_another_vendor(device=one.name) for one in self.devices):
-            return False
-        return not self.where(lambda name: is_of_another_vendor(runtime_call=name), Kind.RUNTIME).any()
+        calls = self.where(is_of_another_vendor, Kind.RUNTIME)
+        return not (calls.any() or any(is_of_another_vendor(one.name) for one in self.devices))
 
     @cached_property
     def is_collective(self) -> Mask:
@@ -179,42 +156,9 @@ class Trace:
         found[[row for row in self.collectives if self.kind[row] == Kind.KERNEL]] = True
         return found | self.where(host_collective, Kind.ANNOTATION, Kind.OPERATOR)
 
-    @cached_property
-    def links(self) -> structure.Links:
-        """Who called and who launched whom."""
-        return structure.link(self)
-
-    @cached_property
-    def operator_times(self) -> OperatorTimes:
-        """The times of every operator, with and without what it called."""
-        from lightning_flops.trace.tables import OperatorTimes
-
-        return OperatorTimes(self)
-
-    @cached_property
-    def steps(self) -> Steps:
-        """The steps of the trace, each up to the last device event that was launched in it."""
-        from lightning_flops.trace.steps import find_steps
-
-        return find_steps(self)
-
-    @cached_property
-    def phases(self) -> dict[str, Phase]:
-        """When the phases of training ran in the steps."""
-        from lightning_flops.trace.steps import find_phases
-
-        return find_phases(self)
-
-    @cached_property
-    def frames(self) -> Frames | None:
-        """The modules, phases and autograd nodes in which operators ran; None where the trace shows no modules."""
-        from lightning_flops.trace.modules import find_frames
-
-        return find_frames(self)
-
     def described(self, device: int) -> DeviceProperties | None:
         """What the head says of a device. AMD's numbers count processors too: where its devices are alike, of any."""
-        alike = {(one.name, one.sm_count) for one in self.devices if is_of_another_vendor(device=one.name)}
+        alike = {(one.name, one.sm_count) for one in self.devices if is_of_another_vendor(one.name)}
         known = {one.index: one for one in self.devices}
         return known.get(device) or (self.devices[0] if len(alike) == 1 else None)
 
@@ -231,8 +175,8 @@ class Trace:
 
     def by_start(self, rows: Mask | Ints) -> Ints:
         """The given rows (a mask or indices) by start."""
-        indices = _indices(rows)
-        return indices[np.argsort(self.start_ns[indices], kind="stable")]
+        rows = indices(rows)
+        return rows[np.argsort(self.start_ns[rows], kind="stable")]
 
     def name_of(self, row: int) -> str:
         """The name of the event in *row*."""
@@ -244,8 +188,8 @@ class Trace:
 
     def merged(self, rows: Mask | Ints) -> Intervals:
         """The moments that the given rows (a mask or indices) cover."""
-        indices = _indices(rows)
-        return merge(self.start_ns[indices], self.end_ns[indices])
+        rows = indices(rows)
+        return merge(self.start_ns[rows], self.end_ns[rows])
 
     def where(self, holds: Callable[[str], object], *kinds: Kind) -> Mask:
         """Rows of these *kinds* for whose name *holds* returns anything true; it is called once for each name."""
@@ -256,7 +200,3 @@ class Trace:
         found = np.zeros(len(self), dtype=bool)
         found[rows] = accepted[self.name[rows]]
         return found
-
-
-def _indices(rows: Mask | Ints) -> Ints:
-    return np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.int64, copy=False)

@@ -1,12 +1,18 @@
-"""FLOPs of a trace by step, operator, shape, kernel and module, joined with the time of the kernels."""
+"""FLOPs of a trace by step, operator and kernel: by the shapes in it, joined with the time of the kernels.
+
+The outermost operator that a formula is known for counts, and what it called does not, as in the counter: operators
+that are only made of others (``aten::linear``) leave it to these. An operator for which the file does not say enough
+leaves it to those it called, too; if none of them counts, it is listed.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +21,27 @@ from lightning_flops.analysis.devices import device_like, device_named
 from lightning_flops.analysis.peaks import peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.trace_flops import Flops, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
-from lightning_flops.schema.trace_steps import ModuleRow
+from lightning_flops.trace import intervals
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.counting import Counted, FlopPart, Formulas, count_trace, works_of
-from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, distinct, group_by, ratio, sums_by, table
-from lightning_flops.trace.modules import modules_above, with_below
+from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, distinct, group_by, ratio, sums_by, table
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
-from lightning_flops.trace.structure import nearest
-from lightning_flops.trace.tables import by_shapes
+from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
+from lightning_flops.trace.structure import NODE, nearest
+from lightning_flops.trace.tables import with_callees
 
+Formulas = Callable[[str, RecordedInputs], RecordedWork]
+"""FLOPs of one recorded call. ``measure.counting.recorded_calls`` has the one there is; it needs torch."""
+PARTS = ("forward", "backward", "recompute", "optimizer")
+"""The buckets that an operator's FLOPs belong to, by number."""
+_FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = range(len(PARTS))
+_CAPTURE = re.compile(r"(cuda|hip)Stream(Begin|End)Capture")
+_NO_INPUTS = RecordedInputs(dims=(), types=())
+_OLD_CONVOLUTION = re.compile(r"aten::\w+_convolution(_backward_(input|weights?))?$")
+"""A library's convolution, and the halves of its backward up to torch 1.10."""
+_Sizes = tuple[int, ...]
+_NO_SHAPES = "its shapes were not recorded"
+_TOO_MANY = "its shapes give more FLOPs or bytes than a trace can have"
+_MOST = 2**58  # FLOPs of a call: five minutes of an H100
 Sums = Callable[[npt.NDArray[Any]], list[Any]]
 """The sums of a column of all calls in each of some groups."""
 _KERNEL_ALONE = "a kernel that multiplies, launched by no operator that was counted"
@@ -38,70 +56,219 @@ class Peaks:
     memory_bytes_per_sec: float | None = None
 
 
-def find_work(trace: Trace, formulas: Formulas, peaks: Peaks | None = None) -> Work | None:
-    """The calls of *trace* that count, with FLOPs by *formulas*; None where no shapes were recorded.
+def count_trace(trace: Trace, works: Sequence[RecordedWork], work: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Which operators of *trace* count, by what ``works_of`` returns.
 
-    Calls whose FLOPs would take over twice the peak are left out, and listed.
+    First the rows of the calls that count, by start, none of which encloses another. Then for each row of an operator
+    the row of the call that counts for it, itself or one around it, or -1; and the number of its part. Last the rows of
+    operators that may have FLOPs and are not counted.
     """
+    rows = trace.links.operators
+    places = np.arange(len(rows))
+    # Where the calls end that one encloses: they follow it.
+    end = places + with_callees(trace, np.ones(len(trace), dtype=np.int64))[rows]
+
+    def where(holds: Callable[[RecordedWork], bool]) -> Mask:
+        return np.array([*map(holds, works), False])[work[rows]]
+
+    def around(chosen: Mask) -> Ints:
+        """For each call the outermost *chosen* one that it is or that encloses it; -1 without."""
+        reached = np.maximum.accumulate(np.where(chosen, end, 0))
+        outermost = chosen & (np.append(0, reached)[:-1] <= places)
+        last = np.maximum.accumulate(np.where(outermost, places, -1))
+        return np.where((last >= 0) & (end[last] > places), last, -1)
+
+    counts, captured = where(lambda one: one.role == "counts"), _captured(trace)[rows]
+    settled = around(counts | where(lambda one: one.role == "free") | captured)
+    counting = counts & ~captured & (settled == places)
+    # Of calls that nothing around them answers for, the innermost do, if nothing counts in them.
+    composite = where(lambda one: one.role == "composite" and one.flops > 0)
+    open_ = (settled < 0) & (composite | where(lambda one: one.heavy and one.role in ("unread", "unknown")))
+    before = np.append(0, np.cumsum(counting | open_))
+    innermost = open_ & (before[end] == before[places + 1])
+    counting |= innermost & composite
+    parts = _parts(trace)
+    owner = around(counting)
+    broken = _broken_off(trace, rows[counting], parts)
+    owners = np.full(len(trace), -1, dtype=np.int64)
+    owners[rows] = np.where(owner >= 0, rows[owner], -1)
+    owners[rows[counting][broken]] = -1
+    by_start = trace.by_start(rows[counting][~broken])
+    return by_start, owners, parts, np.sort(rows[innermost & ~composite])
+
+
+def _captured(trace: Trace) -> Mask:
+    """Operators that only recorded a graph, in a thread between the begin and the end of a stream capture: none ran."""
+    found = np.zeros(len(trace), dtype=bool)
+    edges, begins = trace.where(_CAPTURE.match, Kind.RUNTIME), trace.where(lambda name: "Begin" in name, Kind.RUNTIME)
+    for lane in distinct(trace.lane[edges]).tolist():
+        rows = np.flatnonzero(trace.lane == lane)
+        here = trace.by_start(rows[edges[rows]])
+        last = np.searchsorted(trace.start_ns[here], trace.start_ns[rows]) - 1
+        found[rows] = (last >= 0) & begins[here[last]]
+    return found
+
+
+def _broken_off(trace: Trace, rows: Ints, parts: Ints) -> Mask:
+    """Calls that never ran: checkpointing without reentry ends its repetition by an exception within a call."""
+    # It has nothing inside but what keeps inputs for the backward, where the same call of the forward has something.
+    links, holds = trace.links, np.zeros(len(trace) + 1, dtype=bool)
+    keeps = trace.where(lambda name: name in ("aten::detach", "detach"), Kind.OPERATOR)
+    holds[links.parent[links.operators[~keeps[links.operators]]]] = True
+    holds[links.operator_of_launch[trace.device_rows]] = True
+    calls = trace.name[rows] * np.int64(len(trace.recorded_inputs) + 1) + trace.inputs[rows] + 1
+    repeats = parts[rows] == _RECOMPUTE
+    found: Mask = repeats & ~holds[rows] & np.isin(calls, calls[~repeats & holds[rows]])
+    return found
+
+
+def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints]:
+    """What *formulas* say of each different call, and for each row of the trace the index of its own."""
+    rows, many = trace.links.operators, len(trace.recorded_inputs) + 1
+    calls = trace.name[rows] * np.int64(many) + _inputs_of(trace)[rows] + 1
+    different, index = np.unique(calls, return_inverse=True)
+    works = []
+    for call in different.tolist():
+        name, number = trace.names[call // many], call % many - 1
+        inputs = trace.recorded_inputs[number] if number >= 0 else _NO_INPUTS
+        work = formulas(name, inputs)
+        if number < 0 and work.role in ("unread", "unknown"):
+            work = replace(work, reason=_NO_SHAPES)
+        values, result, weight = _sizes(inputs)
+        if _OLD_CONVOLUTION.match(name) and inputs.concrete is None and result[:2] == (*values[:1], *weight[:1]) != ():
+            dtype = {"c10::half": "float16", "double": "float64"}.get(str(inputs.types[0]).lower(), "float32")
+            flops = max(0, 2 * math.prod(result) * math.prod(weight[1:]))
+            size = sum(map(math.prod, (values, result, weight))) * {"float16": 2, "float64": 8}.get(dtype, 4)
+            work = RecordedWork(role="counts", operator=work.operator, dtype=dtype, flops=flops, bytes=size)
+        if max(work.flops, work.recompute, work.skipped, work.bytes or 0) > _MOST:
+            work = RecordedWork(role="unread", operator=work.operator, heavy=True, reason=_TOO_MANY)
+        works.append(work)
+    numbers = np.full(len(trace), -1, dtype=np.int64)
+    numbers[rows] = index.reshape(-1)
+    return works, numbers
+
+
+def _inputs_of(trace: Trace) -> Ints:
+    """For each row the index of its inputs; of a convolution in a file without strides that of its backward."""
+    # There stand the sizes of values, result and weight; a forward has the same of values and weight.
+    parent, found, by_sizes = trace.links.parent, trace.inputs.astype(np.int64), dict[tuple[_Sizes, _Sizes], int]()
+    is_old = trace.where(_OLD_CONVOLUTION.match, Kind.OPERATOR) & (found >= 0)
+    of_backward = trace.where(lambda name: name.endswith("_convolution_backward"), Kind.OPERATOR) & (found >= 0)
+    for number in distinct(found[of_backward]).tolist():
+        values, result, weight = _sizes(trace.recorded_inputs[number])
+        if trace.recorded_inputs[number].concrete is not None:
+            continue
+        other = by_sizes.setdefault((values, weight), number)
+        if other >= 0 and _sizes(trace.recorded_inputs[other])[1] != result:
+            by_sizes[values, weight] = -1  # strides differ, which the file does not say
+    for row in np.flatnonzero(is_old).tolist() if by_sizes else ():
+        values, weight, _ = _sizes(trace.recorded_inputs[found[row]])
+        of_half = parent[row] if "_backward_" in trace.name_of(row) else -1
+        found[row] = trace.inputs[of_half] if of_half >= 0 else by_sizes.get((values, weight), found[row])
+    return found
+
+
+def _sizes(inputs: RecordedInputs) -> list[_Sizes]:
+    """Of the first three arguments; empty for one that is no tensor."""
+    known = [isinstance(one, list) and all(type(size) is int for size in one) for one in inputs.dims[:3]]
+    return [*(tuple(one) if fits else () for one, fits in zip(inputs.dims, known, strict=False)), (), (), ()][:3]
+
+
+def _parts(trace: Trace) -> Ints:
+    """The bucket of each operator: one in the backward that has a sequence number repeats a part of the forward."""
+    # Autograd runs its own operators with gradients off, unless a graph is kept for another backward: there every
+    # operator that a node calls has them on.
+    links, rows, parent = trace.links, trace.links.operators, trace.links.parent
+    is_node = trace.where(NODE.match, Kind.OPERATOR) | (trace.forward_thread > 0)
+    is_node &= links.is_backward
+    with_gradients = links.is_backward & (trace.sequence >= 0) & ~is_node
+    called = links.called[~is_node[links.called] & ~with_gradients[links.called]]
+    off = np.zeros(len(trace) + 1, dtype=bool)  # the last is that of no node
+    off[parent[called]] = True
+    repeats = with_gradients.copy()
+    repeats[rows] &= off[nearest(rows, parent, is_node)]
+    parts = np.where(links.is_backward, _BACKWARD, _FORWARD)
+
+    def innermost(wanted: Mask) -> Ints:
+        return np.where(wanted[rows], rows, nearest(rows, parent, wanted))
+
+    parts[rows[repeats[innermost(is_node | repeats)]]] = _RECOMPUTE
+    accumulates = is_node & trace.where(lambda name: name.endswith("AccumulateGrad"), Kind.OPERATOR)
+    parts[rows[innermost(accumulates) >= 0]] = _OPTIMIZER
+    if (optimizer := trace.phases.get("optimizer")) is not None:
+        parts[rows[intervals.inside(optimizer.own, trace.start_ns[rows])]] = _OPTIMIZER
+    return parts
+
+
+def find_work(trace: Trace, formulas: Formulas, peaks: Peaks | None = None) -> Work | None:
+    """The calls of *trace* that count, FLOPs by *formulas*, but those beyond twice the peak; None without shapes."""
     if not (trace.inputs[trace.links.operators] >= 0).any():
         return None
-    works, number = works_of(trace, formulas)
-    work = Work(trace, count_trace(trace, works, number), peaks or Peaks())
-    if not (impossible := work.impossible()):
-        return work
+    works, work = works_of(trace, formulas)
+    found = Work(trace, works, work, peaks or Peaks())
+    if not (impossible := found.impossible()):
+        return found
     for index, reason in impossible.items():
         works[index] = replace(works[index], role="unread", heavy=True, reason=reason)
-    return Work(trace, count_trace(trace, works, number), peaks or Peaks())
+    return Work(trace, works, work, peaks or Peaks())
+
+
+class _Device(NamedTuple):
+    """The devices that ran the kernels, which are alike."""
+
+    name: str | None
+    devices: int
+    peak: Mapping[str, float | None]
+    """Of one of them, by dtype; None where it is not known."""
+    bandwidth: float | None
+    notes: tuple[str, ...]
+
+
+def _device_of(trace: Trace, dtypes: Iterable[str], peaks: Peaks) -> _Device:
+    used, count = trace.used_device, len(distinct(trace.device[trace.kind == Kind.KERNEL]))
+    name, capability, sm_count = (used.name, used.compute_capability, used.sm_count) if used else ("", None, None)
+    alike = device_like(name, capability, sm_count)
+    guess = (
+        f"No figures are known for a device called {name!r}: by its compute capability and its {sm_count} "
+        f"multiprocessors it is taken for {alike}, so its peak and all shares of it are a guess."
+    )
+    given, row = peaks.flops_per_sec if count else None, device_named(alike or name)
+    peak = {dtype: peak_for(device_name=alike or name, dtype=dtype, given=given) for dtype in dtypes}
+    bandwidth = peaks.memory_bytes_per_sec or (row and row.memory_bytes_per_sec)
+    return _Device(name or alike or None, count, peak, bandwidth, () if alike is None else (guess,))
 
 
 class Work:
     """The calls that count, a column for each property, and the device that ran them."""
 
-    def __init__(self, trace: Trace, counted: Counted, peaks: Peaks) -> None:
-        self.trace, self.counted = trace, counted
-        rows = self.rows = counted.rows
-        model, again, part = counted.of("flops"), counted.of("recompute"), counted.part[rows]
-        self.parts: dict[str, Ints] = {one.name.lower(): np.where(part == one, model, 0) for one in FlopPart}
+    def __init__(self, trace: Trace, works: Sequence[RecordedWork], work: Ints, peaks: Peaks) -> None:
+        self.trace, self.works, self.work_of = trace, works, work
+        self.rows, self.owner, part, self.uncounted = count_trace(trace, works, work)
+        self.work, part, times = work[self.rows], part[self.rows], trace.operator_times
+        columns = ("flops", "recompute", "skipped", "bytes")
+        each = [np.array([getattr(one, name) or 0 for one in works], dtype=np.int64)[self.work] for name in columns]
+        model, again, skipped, self.bytes = each
+        self.parts: dict[str, Ints] = {name: np.where(part == one, model, 0) for one, name in enumerate(PARTS)}
         # What a kernel repeats of a forward is recomputation wherever it runs; in the optimizer it is the optimizer's.
-        in_optimizer = part == FlopPart.OPTIMIZER
-        self.parts["recompute"] += np.where(in_optimizer, 0, again)
-        self.parts["optimizer"] += np.where(in_optimizer, again, 0)
-        self.parts["skipped"] = counted.of("skipped")
-        self.executed: Ints = model + again - self.parts["skipped"]
-        times = trace.operator_times
-        self.time_ns: Ints = (times.device if trace.has_device else times.host)[rows]
-        self.dtypes = ("tf32", *dict.fromkeys(work.dtype for work in counted.works))
+        self.parts["recompute"] += np.where(part == _OPTIMIZER, 0, again)
+        self.parts["optimizer"] += np.where(part == _OPTIMIZER, again, 0)
+        self.parts["skipped"] = skipped
+        self.executed: Ints = model + again - skipped
+        self.time_ns: Ints = (times.device if trace.has_device else times.host)[self.rows]
+        self.dtypes = ("tf32", *dict.fromkeys(one.dtype for one in works))
         self.dtype = self._dtypes_of()
-        used = trace.used_device
-        name, capability, sm_count = (used.name, used.compute_capability, used.sm_count) if used else ("", None, None)
-        alike = device_like(name, capability, sm_count)
-        self.devices = len(distinct(trace.device[trace.kind == Kind.KERNEL]))
-        self.device = name or alike or None
-        self.notes: tuple[str, ...] = ()
-        if alike is not None:
-            self.notes = (
-                f"No figures are known for a device called {name!r}: by its compute capability and its {sm_count} "
-                f"multiprocessors it is taken for {alike}, so its peak and all shares of it are a guess.",
-            )
-        given = peaks.flops_per_sec if self.devices else None
-        self._peak = {
-            dtype: peak_for(device_name=alike or name, dtype=dtype, given=given)
-            for dtype in {*self.dtypes, "tf32", "float32"}
-        }
-        row = device_named(alike or name)
-        self.bandwidth = peaks.memory_bytes_per_sec or (row and row.memory_bytes_per_sec)
-        peak = np.array([self._peak[dtype] or np.nan for dtype in self.dtypes])[self.dtype]
-        self._ns_per_flop = NS_PER_SEC / (peak if self.devices else peak * np.nan)
+        self.device = _device_of(trace, {*self.dtypes, "float32"}, peaks)
+        peak = np.array([self.device.peak[dtype] or np.nan for dtype in self.dtypes])[self.dtype]
+        self._ns_per_flop = NS_PER_SEC / (peak if self.device.devices else peak * np.nan)
         """Of each call, at the peak of its dtype; NaN where that is not known."""
 
     def _dtypes_of(self) -> Ints:
         """For each call the index of its dtype."""
         trace, index = self.trace, {dtype: place for place, dtype in enumerate(self.dtypes)}
-        written = np.array([index[work.dtype] for work in self.counted.works], dtype=np.int64)
-        dtypes = written[self.counted.work[self.rows]]
+        dtypes = np.array([index[one.dtype] for one in self.works], dtype=np.int64)[self.work]
         if trace.names_tell_tensor_cores:
             launchers = trace.links.operator_of_launch[trace.where(uses_tensor_cores, Kind.KERNEL)]
-            owners = self.counted.owner[launchers[launchers >= 0]]
+            owners = self.owner[launchers[launchers >= 0]]
             dtypes[np.isin(self.rows, owners) & (dtypes == index.get("float32", -1))] = index["tf32"]
         return dtypes
 
@@ -109,12 +276,12 @@ class Work:
         """Works whose calls would have run beyond what the device can do, and why they cannot have."""
         found = {}
         timed = np.flatnonzero(self.time_ns > 0)
-        groups = group_by(self.counted.work[self.rows[timed]])
+        groups = group_by(self.work[timed])
         sums = (groups.sums(self.executed[timed]), groups.sums(self.time_ns[timed]))
         for work, flops, time_ns in zip(groups.keys.tolist(), *sums, strict=True):
-            dtype = self.counted.works[work].dtype
+            dtype = self.works[work].dtype
             # Which units computed float32 is not always known.
-            peak = max(self._peak[name] or 0.0 for name in (("tf32", "float32") if dtype == "float32" else (dtype,)))
+            peak = max(self.device.peak[one] or 0.0 for one in (dtype, "tf32" if dtype == "float32" else dtype))
             rate = flops / time_ns * NS_PER_SEC
             if peak and rate > MOST_OF_PEAK * peak:
                 found[work] = f"its shapes and its time give {rate / peak:,.0f} times the peak in {dtype}: impossible"
@@ -138,24 +305,28 @@ class Work:
 
     def totals(self) -> TraceFlops:
         """FLOPs by step and operator, the device's figures, and what was not counted."""
-        alone = self._kernels_alone()
-        uncounted, steps = self._uncounted(alone), list(self._steps(np.concatenate([self.counted.uncounted, alone])))
+        uncounted, rows = self._uncounted()
+        steps = [*self._steps(rows)]
         for place, step in enumerate(steps):
             if step.hfu is not None and step.hfu > 1:
                 name = "the whole trace" if step.step is None else f"step {step.step}"
                 reason = f"no MFU: its FLOPs take {step.hfu:.1f} times its time at the peak, so time is missing"
                 uncounted.append(UncountedRow(name=name, calls=1, reason=reason))
                 steps[place] = replace(step, mfu=None, hfu=None)
+        walls = [step.wall_us for step in steps]
+        shares = np.array([(step.mfu, step.hfu) for step in steps], dtype=np.float64)  # None is NaN
+        means = np.average(shares, axis=0, weights=walls).tolist() if any(walls) else [math.nan] * 2
+        mfu, hfu = (None if math.isnan(one) else one for one in means)
         here = sorted(self.dtypes[index] for index in distinct(self.dtype).tolist())
-        peaks = {dtype: peak for dtype in here if (peak := self._peak[dtype]) is not None}
+        peaks = {dtype: peak for dtype in here if (peak := self.device.peak[dtype]) is not None}
         return TraceFlops(
-            device=self.device,
-            devices=self.devices,
+            device=self.device.name,
+            devices=self.device.devices,
             peaks=peaks,
-            memory_bytes_per_sec=self.bandwidth,
+            memory_bytes_per_sec=self.device.bandwidth,
             steps=tuple(steps),
-            mfu=_of_all([(step.mfu, step.wall_us) for step in steps]),
-            hfu=_of_all([(step.hfu, step.wall_us) for step in steps]),
+            mfu=mfu,
+            hfu=hfu,
             operators=self._operators(peaks),
             uncounted=tuple(uncounted),
         )
@@ -173,19 +344,22 @@ class Work:
             TracedStepFlops,
             step=steps.numbers,
             wall_us=[wall / NS_PER_US for wall in walls],
-            mfu=self._of_peak(self.parts["forward"] + self.parts["backward"], of, walls, self.devices),
             lower_bound=np.isin(np.arange(len(steps)), steps.of(trace.start_ns[uncounted])).tolist(),
-            **self._columns(of, walls, self.devices),
+            mfu=self._of_peak(self.parts["forward"] + self.parts["backward"], of, walls, self.device.devices),
+            **self._columns(of, walls, self.device.devices),
         )
 
     def _operators(self, peaks: Mapping[str, float]) -> tuple[OperatorFlops, ...]:
-        works, work, count = self.counted.works, self.counted.work[self.rows], len(self.dtypes)
-        names, number = np.unique([one.operator for one in works], return_inverse=True)
-        groups = group_by(number[work] * count + self.dtype)
+        count, bandwidth = len(self.dtypes), self.device.bandwidth
+        names, number = np.unique([one.operator for one in self.works], return_inverse=True)
+        groups = group_by(number[self.work] * count + self.dtype)
         dtypes = [self.dtypes[key % count] for key in groups.keys.tolist()]
-        moved = groups.sums_known(self.counted.of("bytes"), np.array([one.bytes is not None for one in works])[work])
-        intensities = [
-            (size and flops / size) or None for flops, size in zip(groups.sums(self.executed), moved, strict=True)
+        moved = groups.sums_known(self.bytes, np.array([one.bytes is not None for one in self.works])[self.work])
+        sums = zip(groups.sums(self.executed), moved, strict=True)
+        intensities = [(size and flops / size) or None for flops, size in sums]
+        roofs = [
+            min(peaks[dtype], one * bandwidth) if one and dtype in peaks and bandwidth else None
+            for one, dtype in zip(intensities, dtypes, strict=True)
         ]
         return table(
             OperatorFlops,
@@ -196,81 +370,41 @@ class Work:
             time_us=[ns / NS_PER_US if ns else None for ns in groups.sums(self.time_ns)],
             bytes=moved,
             flops_per_byte=intensities,
-            attainable_flops_per_sec=[
-                min(peaks[dtype], one * self.bandwidth) if one and dtype in peaks and self.bandwidth else None
-                for one, dtype in zip(intensities, dtypes, strict=True)
-            ],
+            attainable_flops_per_sec=roofs,
             **self._columns(groups.sums),
         )
 
-    def of_shapes(self) -> dict[tuple[str, str, str], Flops]:
-        """FLOPs of operators by name, sizes and dtypes, as in ``operators_by_shape``."""
-        known = np.flatnonzero(self.trace.inputs[self.rows] >= 0)
-        words, groups = by_shapes(self.trace, self.rows[known])
-        names = self.trace.texts(self.trace.name[self.rows[known[groups.order[groups.firsts]]]])
-        found = table(Flops, **self._columns(lambda values: groups.sums(values[known])))
-        return dict(zip(zip(names, words["inputs"], words["dtypes"], strict=True), found, strict=True))
-
     def of_kernels(self) -> dict[str, Flops]:
-        """FLOPs by kernel: an operator's are those of the kernels in it whose names say that they multiply.
-
-        Where there are several, such as both halves of a convolution's backward, they are divided by time. Where no
-        name says so, all kernels of the operator stand for it.
-        """
+        """FLOPs by kernel: an operator's are those of its kernels whose names say that they multiply, by their time."""
         trace, count = self.trace, len(self.rows)
         place = np.full(len(trace) + 1, -1, dtype=np.int64)  # the last is that of no call
         place[self.rows] = np.arange(count)
         events = trace.of(Kind.KERNEL)
-        call = place[np.append(self.counted.owner, -1)[trace.links.operator_of_launch[events]]]
+        call = place[np.append(self.owner, -1)[trace.links.operator_of_launch[events]]]
         events, call = events[call >= 0], call[call >= 0]
         says_so = trace.where(multiplies, Kind.KERNEL)[events]
+        # Where no name says so, all kernels of the operator stand for it.
         mine = says_so | (np.bincount(call[says_so], minlength=count) == 0)[call]
         events, call = events[mine], call[mine]
-        lengths, shared = trace.duration_ns[events], np.bincount(call, minlength=count)[call] > 1
-        part = np.where(shared, lengths / np.maximum(sums_by(call, lengths, count)[call], 1), 1.0)
-        groups = group_by(trace.name[events])
+        lengths, groups = trace.duration_ns[events], group_by(trace.name[events])
+        part = lengths / np.maximum(sums_by(call, lengths, count)[call], 1)
 
         def of(values: npt.NDArray[Any]) -> list[Any]:
-            whole, divided = np.where(shared, 0, values[call]), np.where(shared, values[call] * part, 0.0)
-            rest = groups.sums(divided) if values.dtype.kind == "f" else map(round, groups.sums(divided))
-            return [one + more for one, more in zip(groups.sums(whole), rest, strict=True)]
+            sums = groups.sums(values[call] * part)
+            return sums if values.dtype.kind == "f" else [round(one) for one in sums]
 
         return dict(zip(trace.texts(groups.keys), table(Flops, **self._columns(of, groups.sums(lengths))), strict=True))
 
-    def of_modules(self, modules: Mapping[str, ModuleRow]) -> dict[str, Flops]:
-        """FLOPs of modules by name, with those below, over the times in *modules*, the trace's own table."""
-        trace, frames = self.trace, self.trace.frames
-        assert frames is not None  # there is a table of modules
-        owner = frames.owner_at(trace, trace.lane[self.rows], trace.start_ns[self.rows])[0]
-        owned, above = owner >= 0, modules_above(frames.modules)
-
-        def of(values: npt.NDArray[Any]) -> list[Any]:
-            return with_below(sums_by(owner[owned], values[owned], len(above)), above).tolist()  # type: ignore[no-any-return]
-
-        rows = [modules[name] for name in frames.modules]
-        times = [(row.forward_us + row.backward_us) * NS_PER_US for row in rows]
-        found = zip(frames.modules, table(Flops, **self._columns(of, times, self.devices)), strict=True)
-        return {name: flops for name, flops in found if flops.total}
-
-    def _kernels_alone(self) -> Ints:
-        """Kernels that multiply, by their names, and that no operator launched which counts or is listed."""
-        trace, answered = self.trace, np.append(self.counted.owner >= 0, False)  # the last is that of no operator
-        answered[self.counted.uncounted] = True
-        rows: Ints = np.flatnonzero(trace.where(multiplies, Kind.KERNEL) & ~trace.is_collective)
-        launchers, around = trace.links.operator_of_launch[rows], np.append(trace.links.parent, -1)
-        found: Ints = rows[~answered[launchers] & (nearest(launchers, around, answered) < 0)]
-        return found
-
-    def _uncounted(self, kernels: Ints) -> list[UncountedRow]:
-        works = [self.counted.works[index] for index in self.counted.work[self.counted.uncounted].tolist()]
+    def _uncounted(self) -> tuple[list[UncountedRow], Ints]:
+        """What may have FLOPs and is not counted, kernels that multiply in no counted operator, too; and rows."""
+        trace, answered = self.trace, np.append(self.owner >= 0, False)  # the last is that of no operator
+        answered[self.uncounted] = True
+        kernels: Ints = np.flatnonzero(trace.where(multiplies, Kind.KERNEL) & ~trace.is_collective)
+        launchers, around = trace.links.operator_of_launch[kernels], np.append(trace.links.parent, -1)
+        alone: Ints = kernels[~answered[launchers] & (nearest(launchers, around, answered) < 0)]
+        works = [self.works[index] for index in self.work_of[self.uncounted].tolist()]
         found = Counter((work.operator, work.reason) for work in works)
-        found.update((self.trace.name_of(row), _KERNEL_ALONE) for row in kernels.tolist())
+        found.update((trace.name_of(row), _KERNEL_ALONE) for row in alone.tolist())
         rows = [UncountedRow(name=name, calls=calls, reason=reason) for (name, reason), calls in found.items()]
-        return sorted(rows, key=lambda row: (-row.calls, row.name, row.reason))
-
-
-def _of_all(shares: list[tuple[float | None, float]]) -> float | None:
-    """Shares of the peak, each over its own wall time, as one over the time of all."""
-    at_peak = [share * wall_us for share, wall_us in shares if share is not None]
-    whole_us = math.fsum(wall_us for _, wall_us in shares)
-    return math.fsum(at_peak) / whole_us if whole_us and len(at_peak) == len(shares) else None
+        by_calls = sorted(rows, key=lambda row: (-row.calls, row.name, row.reason))
+        return by_calls, np.concatenate([self.uncounted, alone])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,17 @@ def order_by(keys: npt.NDArray[np.signedinteger]) -> Ints:
     return np.argsort(keys.astype(np.uint16) if small else keys, kind="stable")
 
 
+def indices(rows: Mask | Ints) -> Ints:
+    """The given rows, a mask or indices, as indices."""
+    return np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.int64, copy=False)
+
+
 def distinct(values: npt.NDArray[np.signedinteger]) -> Ints:
     """Each of *values* once, rising."""
     return np.unique(values).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Intervals:
+class Intervals(NamedTuple):
     """Disjoint, non-empty intervals ``[start, end)`` in rising order, no two of which touch."""
 
     starts: Ints
@@ -44,15 +48,10 @@ class Intervals:
         """Nanoseconds covered."""
         return int((self.ends - self.starts).sum())
 
-    def pairs(self) -> list[tuple[int, int]]:
-        """The intervals as ``(start, end)``."""
-        return list(zip(self.starts.tolist(), self.ends.tolist(), strict=True))
-
 
 NOTHING = Intervals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 """No moment at all."""
-_FIRST = -(2**62)
-"""A moment before all others."""
+_FIRST = -(2**62)  # a moment before all others
 
 
 def merge(starts: Ints, ends: Ints) -> Intervals:
@@ -68,8 +67,8 @@ def merge(starts: Ints, ends: Ints) -> Intervals:
 
 def union(*parts: Intervals) -> Intervals:
     """Every moment that at least one of *parts* covers."""
-    parts = (NOTHING, *parts)
-    return merge(np.concatenate([part.starts for part in parts]), np.concatenate([part.ends for part in parts]))
+    starts, ends = zip(NOTHING, *parts, strict=True)
+    return merge(np.concatenate(starts), np.concatenate(ends))
 
 
 def intersect(left: Intervals, right: Intervals) -> Intervals:
@@ -89,20 +88,19 @@ def subtract(left: Intervals, right: Intervals) -> Intervals:
 
 def covered_within(covered: Intervals, starts: Ints, ends: Ints) -> Ints:
     """Nanoseconds that *covered* has within each of the spans ``[start, end)``, which may overlap one another."""
-    return _covered_up_to(covered, ends) - _covered_up_to(covered, starts)
+    before, until = np.append(0, np.cumsum(covered.ends - covered.starts)), np.append(_FIRST, covered.ends)
+
+    def up_to(moments: Ints) -> Ints:
+        # The interval that began last before the moment is the only one that the moment can cut.
+        begun = np.searchsorted(covered.starts, moments, side="right")
+        return before[begun] - np.maximum(until[begun] - moments, 0)
+
+    return up_to(ends) - up_to(starts)
 
 
 def inside(covered: Intervals, moments: Ints) -> Mask:
     """Which of *moments* are covered."""
-    return moments < np.append(_FIRST, covered.ends)[np.searchsorted(covered.starts, moments, side="right")]
-
-
-def _covered_up_to(covered: Intervals, moments: Ints) -> Ints:
-    """Nanoseconds that *covered* has before each of *moments*."""
-    # The interval that began last before the moment is the only one that the moment can cut.
-    begun = np.searchsorted(covered.starts, moments, side="right")
-    before = np.append(0, np.cumsum(covered.ends - covered.starts))
-    return before[begun] - np.maximum(np.append(_FIRST, covered.ends)[begun] - moments, 0)
+    return covered_within(covered, moments, moments + 1) > 0
 
 
 def levels(starts: Ints, ends: Ints, weights: Floats) -> tuple[Ints, Floats]:
@@ -111,12 +109,6 @@ def levels(starts: Ints, ends: Ints, weights: Floats) -> tuple[Ints, Floats]:
     change = np.bincount(at.reshape(-1), np.concatenate([weights, -weights]))
     # Sums of binary fractions leave about 1e-13 where nothing runs.
     return moments, np.clip(np.round(np.cumsum(change), 9), 0.0, 1.0)
-
-
-def load_within(starts: Ints, ends: Ints, weights: Floats, spans: Intervals) -> float:
-    """Integral of the ``levels`` of these events over *spans*, in nanoseconds."""
-    moments, level = levels(starts, ends, weights)
-    return float((level[:-1] * np.diff(_covered_up_to(spans, moments))).sum())
 
 
 def sums_by(owner: Ints, values: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
@@ -214,13 +206,7 @@ def longest_first(row: Row) -> tuple[float, str]:
 
 def durations_of(durations_ns: Ints, *, whole_ns: float) -> Durations | None:
     """Statistics of all *durations_ns*; None when there are none."""
-    together = group_by(np.zeros(len(durations_ns), dtype=np.int64))
-    return next(iter(together.durations(durations_ns, whole_ns=whole_ns)), None)
-
-
-def weighted_mean(values: Floats, weights: Ints) -> float | None:
-    """The mean of the known *values*; None where none is known, or has a weight."""
-    return next(iter(group_by(np.zeros(len(values), dtype=np.int64)).means(values, weights)), None)
+    return next(iter(group_by(np.zeros_like(durations_ns)).durations(durations_ns, whole_ns=whole_ns)), None)
 
 
 def ratio(part: float, whole: float) -> float | None:

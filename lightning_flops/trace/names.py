@@ -22,26 +22,19 @@ class Kind(IntEnum):
     MEMSET = 7
 
 
-KIND_OF_CATEGORY = {
-    **dict.fromkeys(("cpu_op", "operator"), Kind.OPERATOR),
-    "user_annotation": Kind.ANNOTATION,
-    **dict.fromkeys(("kernel", "mtia_ccp_events"), Kind.KERNEL),
-    **dict.fromkeys(("gpu_memcpy", "memcpy"), Kind.MEMCPY),
-    **dict.fromkeys(("gpu_memset", "memset"), Kind.MEMSET),
-    "python_function": Kind.PYTHON,
-    **{
-        f"{api}{layer}": Kind.RUNTIME
-        for api in ("", "cuda_", "hip_", "xpu_", "mtia_", "glow_", "privateuse1_")
-        for layer in ("runtime", "driver")
-    },
-    **dict.fromkeys(
-        (
-            "gpu_user_annotation", "overhead", "cuda_sync", "cuda_profiler_range", "collective_comm", "mtia_insight",
-            "external_correlation",
-        ),
-        Kind.OTHER,
-    ),
-}  # fmt: skip
+_RUNTIMES = ("", "cuda_", "hip_", "xpu_", "mtia_", "glow_", "privateuse1_")
+_CATEGORIES = {
+    Kind.OPERATOR: "cpu_op operator",
+    Kind.ANNOTATION: "user_annotation",
+    Kind.PYTHON: "python_function",
+    Kind.KERNEL: "kernel mtia_ccp_events",
+    Kind.MEMCPY: "gpu_memcpy memcpy",
+    Kind.MEMSET: "gpu_memset memset",
+    Kind.OTHER: "gpu_user_annotation overhead cuda_sync cuda_profiler_range collective_comm mtia_insight "
+    "external_correlation",
+    Kind.RUNTIME: " ".join(f"{api}{layer}" for api in _RUNTIMES for layer in ("runtime", "driver")),
+}
+KIND_OF_CATEGORY = {category: kind for kind, words in _CATEGORIES.items() for category in words.split()}
 """Lower-case category to kind; a category that is not here is not torch.profiler's, and its events are left out."""
 
 _STEP = re.compile(r"ProfilerStep#([0-9]{1,18})$")
@@ -61,8 +54,8 @@ _COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?(?:Kernel_?)?([A-Z][A-
 _STARTS_OR_WAITS = re.compile(r"_?c10d(_functional\w*)?::|autograd::engine::|torch::autograd::")
 _COMPILED = ("CompiledFunction", "Torch-Compiled Region")
 """Scopes of code that torch.compile made; its own loops on the host are no operators."""
-_POINT_TO_POINT = frozenset(("send", "recv", "recvAnysource", "sendrecv"))
-_ALL_TO_ALL = re.compile(r"all_?to_?all", re.I)
+POINT_TO_POINT = frozenset(("send", "recv", "recvAnysource", "sendrecv"))
+"""Communication from one rank to another; NCCL's exchange of all with all names its kernel so, its arguments do not."""
 
 _TENSOR_CORE = re.compile(
     r"[hi]mma|gmma|[hi]884|[hi]1688|16816|s161616|tensorop(?!withscalar)|_tensor\d|xmma|nvjet|s1688|tf32(?!x?_?simt)"
@@ -72,11 +65,12 @@ _TENSOR_CORE = re.compile(
 )
 """Patterns of names that NVIDIA's and PyTorch's libraries give kernels built on tensor-core instructions."""
 
-_TENSOR_CORE_OPERATOR = re.compile(
+may_use_tensor_cores = re.compile(
     r"aten::(mm|addmm|bmm|baddbmm|addbmm|_addmm_activation|_scaled_mm|_grouped_mm|matmul|linear|einsum|addmv|mv|dot"
     r"|_?convolution\w*|conv(_transpose)?[123]d|(cudnn|miopen)_convolution\w*"
     r"|_?(scaled_dot_product|flash|efficient)_\w*attention\w*|_(cudnn|thnn_fused)_\w*rnn\w*|_cudnn_rnn\w*)$"
-)
+).match
+"""Whether an operator is one of matrix products, convolutions, attention or recurrent layers."""
 
 _LAUNCHERS = frozenset(("Kernel", "Kernel2", "kernel", "device_kernel", "kentry", "cutlass_kernel"))
 """Kernels that run whatever their template argument names."""
@@ -95,8 +89,8 @@ _MATMUL_KERNEL = re.compile(
 )
 """Patterns of names of kernels that multiply matrices, convolve or attend, of libraries and as people write them."""
 
-_OTHER_RUNTIME = re.compile(r"hip[A-Z]|ze[A-Z]|ur[A-Z]")
-_OTHER_DEVICE = re.compile(r"AMD|Radeon|Instinct|gfx\d|Intel", re.I)
+is_of_another_vendor = re.compile(r"(hip|ze|ur)[A-Z]|.*(?i:AMD|Radeon|Instinct|gfx\d|Intel)").match
+"""Whether a device, or a call into a runtime, is AMD's or Intel's, whose kernels have other names than NVIDIA's."""
 
 
 def step_number(name: str) -> int | None:
@@ -159,25 +153,9 @@ def computes_on_host(operator: str) -> bool:
     return ("::" in operator and _STARTS_OR_WAITS.match(operator) is None) or operator.startswith(_COMPILED)
 
 
-def is_point_to_point(collective: str, event: str) -> bool:
-    """Whether a communication event goes from one rank to another, and is no collective, as *event*'s name may say."""
-    # NCCL's exchange of all with all runs on the kernel that sends and receives.
-    return collective in _POINT_TO_POINT or ("SendRecv" in event and _ALL_TO_ALL.match(collective) is None)
-
-
 def uses_tensor_cores(name: str) -> bool:
     """Whether a kernel's name says that it runs on tensor cores; one that Triton made has no name that says so."""
     return _POINTWISE.match(name) is None and _TENSOR_CORE.search(own_name(name)) is not None
-
-
-def is_of_another_vendor(*, device: str = "", runtime_call: str = "") -> bool:
-    """Whether a device, or a call into a runtime, is AMD's or Intel's, whose kernels have other names than NVIDIA's."""
-    return bool(_OTHER_DEVICE.search(device) or _OTHER_RUNTIME.match(runtime_call))
-
-
-def may_use_tensor_cores(operator: str) -> bool:
-    """Whether an operator is one of matrix products, convolutions, attention or recurrent layers."""
-    return _TENSOR_CORE_OPERATOR.match(operator) is not None
 
 
 def multiplies(kernel: str) -> bool:
@@ -185,15 +163,3 @@ def multiplies(kernel: str) -> bool:
     if _POINTWISE.match(kernel):
         return False
     return uses_tensor_cores(kernel) or _MATMUL_KERNEL.search(own_name(kernel)) is not None
-
-
-ELEMENT_BYTES = {
-    "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "c10::complex<float>": 8, "complexfloat": 8,
-    "float": 4, "float32": 4, "int": 4, "int32": 4,
-    "half": 2, "float16": 2, "c10::half": 2, "bfloat16": 2, "c10::bfloat16": 2, "short": 2, "short int": 2,
-    "byte": 1, "unsigned char": 1, "char": 1, "signed char": 1, "bool": 1, "int8": 1, "uint8": 1,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
-    "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1,
-    "c10::complex<double>": 16, "complexdouble": 16,
-}  # fmt: skip
-"""Bytes of an element by the lower-case names that traces use for dtypes."""

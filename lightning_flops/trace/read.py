@@ -1,37 +1,368 @@
-"""Trace files of torch.profiler as columns: decoded in blocks, each of whole events."""
+"""Trace files of torch.profiler as columns: decoded in blocks, and what is known to be written wrongly put right."""
 
 from __future__ import annotations
 
 import gzip
-import importlib
+import importlib.util
+import math
 import re
+import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from decimal import Decimal
+from functools import lru_cache
+from itertools import compress
+from operator import attrgetter
 from os import PathLike, fspath
 from typing import IO, Any, cast
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import METADATA_KEY
-from lightning_flops.trace.columns import Trace, TraceFormatError
-from lightning_flops.trace.events import DECODER, Columns, Event
+from lightning_flops.trace.columns import CollectiveArguments, DeviceProperties, Trace, TraceFormatError
+from lightning_flops.trace.intervals import NS_PER_US, Ints
+from lightning_flops.trace.names import KIND_OF_CATEGORY, Kind, is_users_scope
+from lightning_flops.trace.recorded import RecordedInputs
 
-WITH_MODULES = "with_modules"
-"""The key under which torch.profiler writes that it was asked for modules."""
+_ABSENT = -1
+_LONGEST_US = 2**62 / 1000
+_NOT_AS_EXPECTED = (struct.error, OverflowError)
+_FOREIGN = 255
+_FEW, _LONGER = 3, 10
+"""A kernel that runs over so many others of its stream, each of them so many times shorter, has a wrong end."""
+_MUCH_SHARED_BYTES = 48 << 10  # Kineto writes an occupancy of 0 for kernels with more shared memory
+_REGISTERS = 65536  # of a multiprocessor since compute capability 5
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("double", "long", "complexfloat"), 8), **dict.fromkeys(("float", "int"), 4),
+    **dict.fromkeys(("half", "bfloat16", "short"), 2), **dict.fromkeys(("byte", "char", "bool"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
+}  # fmt: skip
+"""By the lower-case names of what communicates."""
 BLOCK_BYTES = 1 << 18
 """How much is decoded at once: what is made of it should stay in a processor's second cache."""
 _LONGEST_BYTES = 64 << 20
 """Most of a file that is searched for the end of one event, or of what stands beside the events."""
-_HEAD_KEYS = ("deviceProperties", "distributedInfo", WITH_MODULES, METADATA_KEY)
+_HEAD_KEYS = ("deviceProperties", "distributedInfo", METADATA_KEY)
 _EVENTS = re.compile(rb'\A\[|(?<!\\)"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\s*,?\s*")
 _END_OF_EVENT = re.compile(rb"\s*[,\]]")
 _END_OF_LIST = re.compile(r"trailing characters \(byte (\d+)\)")
 _BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _BARE = re.compile(rb"(?<=[:,\[])(\s*)(?:[-+]?(?:inf(?:inity)?|nan)(?:\([a-z]*\))?|N/A)(?=\s*[,}\]])", re.I)
+_REASONS: tuple[tuple[Any, str], ...] = (
+    (msgspec.ValidationError, "an event is none of torch's: {}"),
+    (msgspec.DecodeError, "not valid JSON: {}"),
+    ((EOFError, zlib.error, gzip.BadGzipFile), "the gzip data is damaged or cut off: {}"),
+    (ArithmeticError, "an event has no time that a clock shows"),
+    ((TypeError, ValueError), "{}"),
+)
 _NULL_ARGUMENTS = re.compile(rb'"args"\s*:\s*null')
+_RAW = msgspec.Raw(b"")
+_ARGUMENTS: dict[str, tuple[str, Any]] = {
+    "external_id": ("External id", _ABSENT), "old_external_id": ("external id", _ABSENT),
+    "sequence": ("Sequence number", _ABSENT), "forward_thread": ("Fwd thread id", _ABSENT),
+    "concrete": ("Concrete Inputs", _RAW), "types": ("Input type", _RAW), "strides": ("Input Strides", _RAW),
+    "dims": ("Input Dims", _RAW), "old_dims": ("Input dims", _RAW),
+    "device": ("device", _ABSENT), "stream": ("stream", _ABSENT), "correlation": ("correlation", _ABSENT),
+    "bytes": ("bytes", _ABSENT), "registers": ("registers per thread", _ABSENT),
+    "shared_memory": ("shared memory", _ABSENT), "blocks_per_sm": ("blocks per SM", math.nan), "grid": ("grid", _RAW),
+    "block": ("block", _RAW), "occupancy_percent": ("est. achieved occupancy %", math.nan),
+    "collective": ("Collective name", None), "in_elements": ("In msg nelems", None),
+    "out_elements": ("Out msg nelems", None), "group_size": ("Group size", None), "dtype": ("dtype", None),
+    "group_name": ("Process Group Name", None), "group_ranks": ("Process Group Ranks", None),
+    "total_allocated": ("Total Allocated", _ABSENT), "size": ("Bytes", 0),
+    "device_index": ("Device Id", _ABSENT), "device_type": ("Device Type", 0),
+}  # fmt: skip
+"""Of an event's ``args`` those that are read, in the order of torch's files, and what stands for one that is not there.
+Anything may stand there; of shapes, which are long and often the same, the text is kept."""
+_FIELDS = [
+    (name, msgspec.Raw if default is _RAW else Any, msgspec.field(name=key, default=default))
+    for name, (key, default) in _ARGUMENTS.items()
+]
+_Arguments: Any = msgspec.defstruct("_Arguments", _FIELDS, gc=False, frozen=True)
+
+
+class _Group(msgspec.Struct):
+    ranks: list[int] | None = None
+
+
+class _Distributed(msgspec.Struct):
+    """What the head of a trace says of its rank's place in the run."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    pg_config: list[_Group] | None = None
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event of the list, as far as it is read."""
+
+    ph: Any = ""
+    cat: str | None = ""
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: float | str = math.nan
+    dur: float | str | None = 0.0
+    args: _Arguments = _Arguments()
+
+
+DECODER = msgspec.json.Decoder(list[Event])
+"""Makes events of the text of a JSON list; what no table needs is checked and passed over."""
+_OF_HOST = ("sequence", "forward_thread", "external_id", "old_external_id")
+_OF_LAUNCHES = ("correlation", "stream")
+_OF_DEVICE = ("bytes", "device", "blocks_per_sm", "occupancy_percent", "external_id", "old_external_id")
+_OF_MEMORY = ("size", "device_index", "device_type", "total_allocated")
+
+
+@lru_cache(maxsize=1024)
+def _kind(category: str | None) -> int:
+    return KIND_OF_CATEGORY.get((category or "").lower(), _FOREIGN)
+
+
+def _numbers() -> defaultdict[Any, int]:
+    """A number for each different key, in order of first appearance."""
+    found: defaultdict[Any, int] = defaultdict()
+    found.default_factory = found.__len__
+    return found
+
+
+def _packed(code: str, values: Sequence[Any]) -> Any:
+    """*values* as a column; ``struct`` converts faster than numpy, and refuses what is of another type."""
+    return np.frombuffer(struct.pack(f"{len(values)}{code}", *values), dtype=code)
+
+
+def _nanoseconds(times_us: list[Any]) -> Ints:
+    """Whole nanoseconds of times in microseconds: files give three decimals, so that sums are exact."""
+    try:
+        times = _packed("d", times_us)
+    except _NOT_AS_EXPECTED:  # some are text
+        return np.array([round(Decimal(time or 0) * 1000) for time in times_us], dtype=np.int64)
+    if not (np.abs(times) < _LONGEST_US).all():  # nor is one that is no number
+        raise ValueError("an event has no time that a clock shows")
+    whole_us = np.floor(times)
+    rest_ns: Ints = np.rint((times - whole_us) * 1000).astype(np.int64)
+    rest_ns += whole_us.astype(np.int64) * 1000
+    return rest_ns
+
+
+def _columns(arguments: list[Any], names: tuple[str, ...]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """Arguments of events; -1 or NaN for one that an event does not have, that is no number, or over 64 bits."""
+    for name, values in zip(names, zip(*map(attrgetter(*names), arguments), strict=True), strict=bool(arguments)):
+        absent = _ARGUMENTS[name][1]
+        code = "d" if isinstance(absent, float) else "q"
+        try:
+            yield name, _packed(code, values)
+        except _NOT_AS_EXPECTED:
+            yield name, np.array([_number(value, absent) for value in values], dtype=code)
+
+
+def _number(value: Any, absent: float) -> float:
+    try:
+        number = type(absent)(value)
+    except (TypeError, ValueError, OverflowError):
+        return absent
+    return number if abs(number) < 2**63 else absent
+
+
+def _converted(value: Any, to: Any) -> Any:
+    """*value* as what it should be; None if it is something else."""
+    try:
+        return msgspec.convert(value, to)
+    except msgspec.ValidationError:
+        return None
+
+
+class Columns:
+    """Columns that grow by one list of events after another."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._names, self._lanes, self._inputs = _numbers(), _numbers(), _numbers()
+        self._parts: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
+        self._memory: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
+        self._collectives: dict[int, CollectiveArguments] = {}
+        self._without_occupancy: dict[int, Any] = {}
+        """By row the arguments."""
+        self._foreign: Counter[str] = Counter()
+        self._rows = self._seen = 0
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Append what *events* say; those of another tool are counted and left out."""
+        self._seen += len(events)
+        spans = [event for event in events if event.ph == "X"]
+        if memory := [event for event in events if event.ph == "i" and event.name == "[memory]"]:
+            for name, values in _columns([event.args for event in memory], _OF_MEMORY):
+                self._memory[name].append(values)
+            self._memory["lane"].append(_packed("i", [self._lanes[event.pid, event.tid] for event in memory]))
+            self._memory["time_ns"].append(_nanoseconds([event.ts for event in memory]))
+        kind = np.frombuffer(bytes(map(_kind, [span.cat for span in spans])), dtype=np.uint8)
+        if (foreign := kind == _FOREIGN).any():
+            self._foreign.update(span.cat or "" for span in compress(spans, foreign.tobytes()))
+            spans, kind = [*compress(spans, (~foreign).tobytes())], kind[~foreign]
+        times = _nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
+        columns: dict[str, Any] = {
+            "kind": kind,
+            "name": _packed("i", [self._names[span.name] for span in spans]),
+            "lane": _packed("i", [self._lanes[span.pid, span.tid] for span in spans]),
+            "start_ns": times[: len(spans)],
+            "duration_ns": times[len(spans) :],
+            "inputs": np.full(len(spans), _ABSENT, dtype=np.int32),
+            **{name: np.full(len(spans), _ARGUMENTS[name][1]) for name in (*_OF_HOST, *_OF_LAUNCHES, *_OF_DEVICE)},
+        }
+        on_host = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION)
+        on_device = kind >= Kind.KERNEL
+        for chosen, names in ((on_host, _OF_HOST), (kind >= Kind.RUNTIME, _OF_LAUNCHES), (on_device, _OF_DEVICE)):
+            rows, arguments = np.flatnonzero(chosen), [span.args for span in compress(spans, chosen.tobytes())]
+            for name, values in _columns(arguments, names):
+                columns[name][rows] = values
+            for row, one in zip(rows.tolist(), arguments, strict=True) if names is not _OF_LAUNCHES else ():
+                if dims := one.dims or one.old_dims:
+                    texts = (*map(bytes, (dims, one.types, one.concrete, one.strides)),)
+                    columns["inputs"][row] = self._inputs[texts]
+                if one.collective is not None:
+                    self._collectives[self._rows + row] = _collective(one)
+                if one.occupancy_percent == 0 and _number(one.shared_memory, 0) > _MUCH_SHARED_BYTES:
+                    self._without_occupancy[self._rows + row] = one
+        if (unnamed := on_device & (columns["device"] == _ABSENT)).any():
+            columns["device"][unnamed] = [_number(one.pid, _ABSENT) for one in compress(spans, unnamed.tobytes())]
+        for name, values in columns.items():
+            self._parts[name].append(values)
+        self._rows += len(spans)
+
+    def trace(self, metadata: Mapping[str, Any]) -> Trace:
+        """The finished trace, with what else stands in the file as *metadata*; the columns are used up."""
+        names = tuple(map(str, self._names))
+        columns: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self._parts.items()}
+        kind, old_ids = columns.pop("kind").astype(np.int8), columns.pop("old_external_id")
+        columns["external_id"] = np.where(columns["external_id"] == _ABSENT, old_ids, columns["external_id"])
+        del self._foreign["Trace"]  # around the whole of old traces
+        foreign = ", ".join(repr(name or "none")[:80] for name in sorted(self._foreign)[:5])
+        if not (kind > Kind.PYTHON).any():
+            words = "is an operator, a scope, a runtime call or a kernel of torch.profiler; others are"
+            raise ValueError(f"none of its {self._seen} events {words} {foreign or 'none'}")
+        scopes = np.array([not is_users_scope(text) for text in names], dtype=bool)[columns["name"]]
+        devices = tuple(_converted(metadata.get("deviceProperties"), list[DeviceProperties]) or ())
+        notes = []
+        if foreign:
+            words = "Left out: events of categories that are not torch.profiler's"
+            notes.append(f"{words} ({foreign}): {self._foreign.total()}.")
+        if any(types == b"[]" and dims.strip(b"[], ") for dims, types, *_ in self._inputs):
+            notes.append("Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32.")
+        if without := self._without_occupancy:
+            by_index = {one.index: one for one in devices}
+            found = [_occupancy(one, by_index.get(columns["device"][row])) for row, one in without.items()]
+            columns["occupancy_percent"][[*without]] = found
+            known = len(found) - sum(map(math.isnan, found))
+            of = f"{len(found)} kernels with much shared memory: worked out of {known}."
+            notes.append(f"Occupancy is written as 0 of {of}")
+        # A process or thread may be written as a number here and as text there.
+        lanes = _numbers()
+        lane_of = np.array([lanes[str(process), str(thread)] for process, thread in self._lanes], dtype=np.int32)
+        memory = {name: np.concatenate(parts) for name, parts in self._memory.items()}
+        if memory:
+            on_host, index = memory.pop("device_type") == 0, memory.pop("device_index")
+            memory |= {"lane": lane_of[memory["lane"]], "device": np.where(on_host, -1, index)}
+        return _without_overlong(
+            Trace(
+                source=self._source,
+                names=names,
+                kind=np.where((kind == Kind.OPERATOR) & scopes, np.int8(Kind.ANNOTATION), kind),
+                lane=lane_of[columns.pop("lane")],
+                duration_ns=np.maximum(columns.pop("duration_ns"), 0),
+                recorded_inputs=tuple(map(_recorded_inputs, self._inputs)),
+                collectives=self._collectives,
+                memory=memory,
+                devices=devices,
+                notes=tuple(notes),
+                **columns,
+                **_place_in_run(metadata),
+            )
+        )
+
+
+def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The rank's place, by the fields of ``Trace``."""
+    found = _converted(metadata.get("distributedInfo"), _Distributed) or _Distributed()
+    own = _converted(metadata.get(METADATA_KEY), _Distributed) or _Distributed()
+    # A group of all may be written as none, and frameworks make several of the same members, and of one rank alone.
+    listed, everyone = found.pg_config or [_Group()], range(min(found.world_size or 0, 1 << 20))  # no job has more
+    groups = {ranks for one in listed if len(ranks := tuple(sorted(one.ranks or everyone))) > 1}
+    return {
+        # torch names no rank in a run of one process, this package always does
+        "rank": own.rank if found.rank is None else found.rank,
+        "only_group": groups.pop() if len(groups) == 1 else None,
+    }
+
+
+def _value(text: bytes) -> Any:
+    return msgspec.json.decode(text) if text else None
+
+
+def _recorded_inputs(texts: tuple[bytes, ...]) -> RecordedInputs:
+    """What the texts of sizes, types, values and strides say; torch 1.8 has no types: what has sizes is float32."""
+    dims, types, concrete, strides = map(_value, texts)
+    dims = dims if isinstance(dims, list) else []
+    if types == []:
+        types = ["float" if one else "" for one in dims]
+    return RecordedInputs(dims=dims, types=types if isinstance(types, list) else (), concrete=concrete, strides=strides)
+
+
+def _collective(arguments: Any) -> CollectiveArguments:
+    size = _ELEMENT_BYTES.get(str(arguments.dtype).lower())
+    known = [count for count in (arguments.in_elements, arguments.out_elements) if type(count) is int]
+    # Groups of one name may have other members on other ranks, and groups of the same members another name.
+    group = " ".join(str(part) for part in (arguments.group_name, arguments.group_ranks) if part)
+    return CollectiveArguments(
+        name=str(arguments.collective),
+        # The larger side, as communication benchmarks give it: what all_gather yields and reduce_scatter takes.
+        bytes=max(known) * size if known and size else None,
+        group=group or None,
+        group_size=_converted(arguments.group_size, int),
+    )
+
+
+def _without_overlong(trace: Trace) -> Trace:
+    """*trace* with a kernel that runs over its successors on the same stream ended where the next one begins."""
+    rows = trace.of(Kind.KERNEL)
+    rows = rows[np.lexsort((trace.start_ns[rows], trace.stream[rows], trace.device[rows]))]
+    first, wrong = rows[:-_FEW], np.full(max(0, len(rows) - _FEW), True)
+    for place in range(1, _FEW + 1):
+        other = rows[place : place + len(first)]
+        wrong &= (trace.stream[other] == trace.stream[first]) & (trace.device[other] == trace.device[first])
+        # One call launches all kernels of a graph, and these may well run beside one another.
+        wrong &= (trace.correlation[other] != trace.correlation[first]) & (trace.end_ns[first] >= trace.end_ns[other])
+        wrong &= trace.duration_ns[first] > _LONGER * trace.duration_ns[other]
+    found = np.flatnonzero(wrong)
+    if not len(found):
+        return trace
+    duration_ns = trace.duration_ns.copy()
+    duration_ns[rows[found]] = trace.start_ns[rows[found + 1]] - trace.start_ns[rows[found]]
+    cut_us = int((trace.duration_ns - duration_ns).sum()) / NS_PER_US
+    words = "Cut at the start of the next one: kernels that seem to run over their successors on the same stream: "
+    return replace(trace, duration_ns=duration_ns, notes=(*trace.notes, f"{words}{len(found)}, by {cut_us:,.0f} us."))
+
+
+def _occupancy(launched: Any, device: DeviceProperties | None) -> float:
+    """Percent of a multiprocessor's warps that a kernel of these arguments can fill; NaN where it is not known."""
+    sizes = [_converted(_value(bytes(one)), list[int]) or [0] for one in (launched.grid, launched.block)]
+    (blocks, threads), registers = map(math.prod, sizes), launched.registers
+    if device is None or threads <= 0 or not device.max_threads or not device.sm_count:
+        return math.nan
+    warps, most_warps = -(-threads // 32), device.max_threads // 32
+    limits = [most_warps // warps]
+    if type(registers) is int and registers > 0:  # given to a warp 256 at a time
+        limits.append((device.registers or _REGISTERS) // (-(-registers * 32 // 256) * 256) // warps)
+    if device.shared_memory:
+        limits.append(device.shared_memory // launched.shared_memory)
+    fitting = min(max(1, min(limits)), blocks / device.sm_count if blocks > 0 else math.inf)
+    return 100.0 * min(1.0, fitting * warps / most_warps)
 
 
 def load_trace(path: str | PathLike[str]) -> Trace:
@@ -43,8 +374,7 @@ def load_trace(path: str | PathLike[str]) -> Trace:
     Raises:
         TraceFormatError: the file cannot be opened, is empty, cut off, no JSON, or no trace of torch.profiler.
     """
-    source = fspath(path)
-    metadata: dict[str, Any] = {}
+    source, metadata = fspath(path), dict[str, Any]()
     columns = Columns(source)
     try:
         with ExitStack() as stack:
@@ -54,23 +384,13 @@ def load_trace(path: str | PathLike[str]) -> Trace:
     except (LightningFlopsError, MemoryError):
         raise
     except Exception as error:  # whatever stands in a file, and whatever a remote file system raises
-        raise TraceFormatError(f"{source}: {_reason(error)[:300]}") from error
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, msgspec.ValidationError):
-        return f"an event is none of torch's: {error}"
-    if isinstance(error, msgspec.DecodeError):
-        cut_off = "the file ends in the middle: it was cut off or is still written"
-        return cut_off if "truncated" in str(error) else f"not valid JSON: {error}"
-    if isinstance(error, (EOFError, zlib.error, gzip.BadGzipFile)) or type(error).__name__ == "IsalError":
-        return f"the gzip data is damaged or cut off: {error}"
-    if isinstance(error, ArithmeticError):
-        return "an event has no time that a clock shows"
-    if isinstance(error, (TypeError, ValueError)):
-        return str(error)
-    # Remote file systems often give a path alone.
-    return f"cannot be read: {getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'}"
+        reason = "the file ends in the middle: it was cut off or is still written"
+        if not isinstance(error, msgspec.DecodeError) or "truncated" not in str(error):
+            # Remote file systems often give a path alone.
+            words = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            reason = next((form for kinds, form in _REASONS if isinstance(error, kinds)), "cannot be read: {}")
+            reason = reason.format(words if reason.startswith("cannot") else error)
+        raise TraceFormatError(f"{source}: {reason[:300]}") from error
 
 
 def _opened(source: str, stack: ExitStack) -> IO[bytes]:
@@ -86,10 +406,9 @@ def _opened(source: str, stack: ExitStack) -> IO[bytes]:
         begin = stream.peek(2)[:2]
     if begin != b"\x1f\x8b":
         return cast("IO[bytes]", stream)
-    try:  # it unpacks several times as fast where it is installed
-        return cast("IO[bytes]", importlib.import_module("isal.igzip").open(stream, "rb"))
-    except ImportError:
-        return cast("IO[bytes]", gzip.open(stream, "rb"))
+    # isal unpacks several times as fast where it is installed.
+    unpacks = importlib.import_module("isal.igzip") if importlib.util.find_spec("isal") else gzip
+    return cast("IO[bytes]", unpacks.open(stream, "rb"))
 
 
 def _event_lists(stream: IO[bytes], metadata: dict[str, Any]) -> Iterator[list[Event]]:
@@ -131,11 +450,9 @@ def _head(stream: IO[bytes]) -> tuple[bytes, bytes]:
 def _decoded(
     text: bytes, mend: Callable[[bytes], bytes] = lambda piece: piece
 ) -> tuple[list[Event], bytes, bool] | None:
-    """Events that stand whole at the beginning of *text*, what follows, and whether that is the end of their list.
-
-    An event ends with a brace, and a comma behind it. Within an event such a pair may stand too; then the piece before
-    it is no list. None where nothing can be read.
-    """
+    """Events that stand whole at the beginning of *text*, what follows, and if the list ends there; None without."""
+    # An event ends with a brace, and a comma behind it. Within an event such a pair may stand too; then the piece
+    # before it is no list.
     begin = _BETWEEN.match(text).end()  # type: ignore[union-attr]  # it matches nothing as well
     if text.startswith(b"]", begin):
         return [], text[begin + 1 :], True

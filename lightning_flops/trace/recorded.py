@@ -12,7 +12,7 @@ class RecordedInputs:
     """What a trace with ``record_shapes`` says of one call's arguments; anything may stand in it."""
 
     dims: Sequence[Any]
-    """For each argument the sizes of a tensor, or a list of such for a list of tensors; empty for all else."""
+    """For each argument the sizes of a tensor, or of each of a list; empty for all else."""
     types: Sequence[Any]
     """For each argument the dtype of a tensor as C++ names it, or what else it is; empty for None."""
     concrete: Sequence[Any] | None = None
@@ -27,8 +27,7 @@ class RecordedWork:
 
     role: Literal["counts", "free", "composite", "unread", "unknown"]
     """``counts``: its FLOPs stand here. ``free``: it has none, nor has what it called. ``composite``: it is made of the
-    operators that it called. ``unread``: it has a formula, for which the file does not say enough. ``unknown``: it has
-    no formula, and nothing shows that it is free."""
+    operators that it called. ``unread``: the file does not say enough for its formula. ``unknown``: it has none."""
     operator: str = ""
     """Name as in ``OperatorCell``: ``aten.mm``."""
     dtype: str = ""

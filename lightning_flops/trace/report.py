@@ -1,41 +1,32 @@
-"""All tables of one trace, and what other traces' reports need of it."""
+"""All tables of a trace; and of several, one of each rank, with the ranks side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lightning_flops.analysis.advice import advise_on_traces
+from lightning_flops.analysis.collectives import compare, refuse_mixed_ranks
 from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
 from lightning_flops.analysis.peaks import NO_FLOPS
 from lightning_flops.analysis.rank_record import TracedRank
-from lightning_flops.schema.trace import TracedPart, TraceReport
-from lightning_flops.schema.trace_flops import Flops
+from lightning_flops.analysis.stragglers import find_stragglers_in_traces
+from lightning_flops.config import AdviceThresholds
+from lightning_flops.schema.comparison import TableName
+from lightning_flops.schema.trace import SCHEMA_VERSION, TracedPart, TraceReport, TracesReport
 from lightning_flops.trace import tables
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.communication import collective_calls, collective_table, overlap
-from lightning_flops.trace.counting import Formulas
-from lightning_flops.trace.flops import Peaks, find_work
-from lightning_flops.trace.memory import memory_curves, memory_table, module_memory_table
+from lightning_flops.trace.flops import Formulas, Peaks, find_work
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.names import Kind
-from lightning_flops.trace.read import WITH_MODULES, load_trace
-from lightning_flops.trace.steps import phase_table, step_parts, step_times
+from lightning_flops.trace.read import load_trace
+from lightning_flops.trace.steps import overlap, phase_table, step_parts, step_times
 
-if TYPE_CHECKING:
-    from lightning_flops.schema.comparison import TableName
-
-_NO_KERNELS = (
-    "Calls of the device's runtime launched no kernel, copy or memset that was recorded, as where the profiler may not "
-    "watch the device: its work is in no table."
-)
+_NO_KERNELS = "Calls of the runtime launched no kernel, copy or memset that was recorded: its work is in no table."
+_UNMARKED = "No rank is named a straggler: not every trace has marks of steps, so what a rank did in one is not known."
 _NO_TORCH = f"{NO_FLOPS}working them out from shapes needs torch, which is not installed."
 _NO_SHAPES = f"{NO_FLOPS}the trace was taken without record_shapes=True."
-_NO_CALLS_OF_MODULES = (
-    "Modules are n/a: with_modules=True alone has torch name those of TorchScript programs, and record no calls. With "
-    "with_stack=True it records the calls of all modules."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,65 +44,43 @@ class AnalyzedTrace(TracedRank):
 
 def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peaks | None = None) -> TraceReport:
     """Every table of *trace*; FLOPs with *formulas* alone, shares of the peak by a user's own *peaks* if given."""
-    collectives, modules, kernels = collective_table(trace), module_table(trace), tables.kernel_table(trace)
-    by_shape = tables.operators_by_shape(trace)
+    collectives, (kernels, kernel_summary) = tables.collective_table(trace), tables.kernel_tables(trace)
     work = None if formulas is None else find_work(trace, formulas, peaks)
-    if work is not None:
-        kernels = _with_flops(kernels, work.of_kernels())
-        by_shape = _with_flops(by_shape, work.of_shapes(), "name", "inputs", "dtypes")
-        if modules is not None:
-            of_modules = work.of_modules({row.name: row for row in modules.rows})
-            modules = replace(modules, rows=_with_flops(modules.rows, of_modules))
-    launched_nothing = not trace.has_device and (trace.kind == Kind.RUNTIME).any()
+    if work is not None and kernels is not None:
+        of_kernels = work.of_kernels()
+        kernels = tuple(replace(row, flops=of_kernels.get(row.name)) for row in kernels)
+    launched_nothing = () if trace.has_device or not (trace.kind == Kind.RUNTIME).any() else (_NO_KERNELS,)
     return TraceReport(
         source=trace.source,
         rank=trace.rank,
         events=len(trace),
         step_times=step_times(trace),
-        modules=modules,
+        modules=module_table(trace),
         device_metrics=tables.device_metrics(trace),
         phases=phase_table(trace),
         overlap=overlap(trace) if collectives is not None else None,
         collectives=collectives,
-        kernel_summary=tables.kernel_summary(trace),
+        kernel_summary=kernel_summary,
         kernels=kernels,
         operators=tables.operator_table(trace),
-        memory=memory_table(trace),
-        module_memory=module_memory_table(trace),
+        memory=tables.memory_table(trace),
         transfers=tables.transfer_table(trace),
         user_scopes=tables.user_scope_table(trace),
         idle=tables.idle_times(trace),
-        notes=(
-            *trace.notes,
-            *trace.steps.odd,
-            *((_NO_KERNELS,) if launched_nothing else ()),
-            *(work.notes if work else ()),
-        ),
-        memory_curves=memory_curves(trace),
-        operators_by_shape=by_shape,
+        notes=(*trace.notes, *trace.steps.odd, *launched_nothing, *(work.device.notes if work else ())),
+        memory_curves=tables.memory_curves(trace),
         flops=None if work is None else work.totals(),
     )
-
-
-def _with_flops(rows: Any, flops: Mapping[Any, Flops], *key: str) -> Any:
-    """*rows* of a table with the FLOPs that are known under what they have as *key*, which is their name."""
-    known = attrgetter(*(key or ("name",)))
-    return rows and tuple(replace(row, flops=flops.get(known(row))) for row in rows)
 
 
 def analyze_one(
     trace: Trace, *, stepwise: bool = False, formulas: Formulas | None = None, peaks: Peaks | None = None
 ) -> AnalyzedTrace:
-    """What *trace* says by itself, and for a comparison with other ranks, or with another run *stepwise*.
-
-    Without *formulas* there is no torch, as the report then says.
-    """
+    """What *trace* says by itself, for other ranks, and *stepwise* for another run; no *formulas*: without torch."""
     report = analyze_trace(trace, formulas=formulas, peaks=peaks)
     notes = report.notes
     if report.flops is None:
         notes += (_NO_TORCH if (trace.inputs >= 0).any() else _NO_SHAPES,)
-    if report.modules is None and trace.metadata.get(WITH_MODULES):
-        notes += (_NO_CALLS_OF_MODULES,)
     used = trace.used_device
     return AnalyzedTrace(
         report=replace(report, notes=notes),
@@ -126,7 +95,7 @@ def analyze_one(
         source=trace.source,
         steps=len(trace.steps),
         overlap=overlap(trace),
-        collectives=collective_calls(trace),
+        collectives=tables.collective_calls(trace),
         step_sums=tables.step_sums(trace) if stepwise else None,
     )
 
@@ -134,3 +103,25 @@ def analyze_one(
 def analyze_file(file: str, **settings: Any) -> AnalyzedTrace:
     """What ``analyze_one`` gives for the trace in *file*."""
     return analyze_one(load_trace(file), **settings)
+
+
+def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresholds | None = None) -> TracesReport:
+    """Reports of several traces, and their ranks side by side; traces that do not say theirs are of separate runs.
+
+    Raises:
+        RanksError: two traces are of the same rank, or none is given.
+    """
+    refuse_mixed_ranks(analyzed)
+    ordered = sorted(analyzed, key=lambda one: -1 if one.rank is None else one.rank)
+    reports = tuple(one.report for one in ordered)
+    comparison = straggler = None
+    if len(ordered) > 1 and ordered[0].rank is not None:
+        comparison = compare(ordered)
+        if all(one.step_times.marked for one in reports):
+            parts = {one.rank or 0: one.parts for one in ordered}
+            straggler = next(iter(find_stragglers_in_traces(parts, thresholds=thresholds)), None)
+        else:
+            comparison = replace(comparison, notes=(_UNMARKED, *comparison.notes))
+    abilities = [one.abilities for one in ordered]
+    advice = advise_on_traces(reports, comparison, straggler=straggler, devices=abilities, thresholds=thresholds)
+    return TracesReport(schema_version=SCHEMA_VERSION, traces=reports, ranks=comparison, advice=advice)

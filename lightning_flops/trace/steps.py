@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from lightning_flops.records import marked_phase
+from lightning_flops.schema.communication import Overlap
 from lightning_flops.schema.trace import PartFilling, TracedPart
 from lightning_flops.schema.trace_steps import Row, StepTime, StepTimes
-from lightning_flops.trace.communication import communication_and_computation
-from lightning_flops.trace.intervals import (
-    NOTHING,
-    NS_PER_SEC,
-    NS_PER_US,
-    Intervals,
-    Ints,
-    covered_within,
-    durations_of,
-    inside,
-    merge,
-    subtract,
-    table,
-    union,
-)
-from lightning_flops.trace.names import (
-    Kind,
-    computes_on_host,
-    may_use_tensor_cores,
-    multiplies,
-    phase_of,
-    step_number,
-)
+from lightning_flops.trace import intervals
+from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Intervals, Ints, covered_within, inside, merge
+from lightning_flops.trace.names import Kind, computes_on_host, may_use_tensor_cores, multiplies, phase_of, step_number
 from lightning_flops.trace.structure import launched_at
 
 if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
 
 _UNMARKED = "other"
-_PHASES = ("data loader", "forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,11 +43,6 @@ class Steps:
     def __len__(self) -> int:
         """Steps."""
         return len(self.start_ns)
-
-    @property
-    def total_ns(self) -> int:
-        """All steps together."""
-        return int((self.end_ns - self.start_ns).sum())
 
     @property
     def host_ns(self) -> int:
@@ -100,8 +75,12 @@ def find_steps(trace: Trace) -> Steps:
     host_end = np.minimum(host_end, np.append(host_start[1:], host_end[-1:]))
     # torch.profiler marks what lies between two calls of its ``step``. The last mark is no whole step where the loop
     # ended before the schedule did, nor the first one where ``step`` is called in the middle of a step's work: there,
-    # an edge has less than half of the calls of any other mark.
-    calls = _calls(trace, host_start, host_end)
+    # an edge has less than half of the calls of any other mark: of a backward if there is one, else of all operators.
+    operators = trace.links.operators
+    backward = operators[trace.links.is_backward[operators]]
+    called = next((rows for rows in (backward, operators) if len(rows)), trace.device_rows)
+    moments = np.sort(launched_at(trace, called))
+    calls = np.searchsorted(moments, host_end) - np.searchsorted(moments, host_start)
     least = int(min(calls[1:-1], default=max(calls)))
     is_whole = 2 * calls >= least
     is_whole[1:-1] = True
@@ -122,15 +101,6 @@ def find_steps(trace: Trace) -> Steps:
     end = np.maximum.accumulate(np.maximum(start, end))
     start[1:] = np.maximum(start[1:], end[:-1])
     return replace(steps, end_ns=end)
-
-
-def _calls(trace: Trace, host_start: Ints, host_end: Ints) -> Ints:
-    """For each mark how much was called in it: of a backward if there is one, else of all operators, else launched."""
-    operators = trace.links.operators
-    backward = operators[trace.links.is_backward[operators]]
-    rows = next((rows for rows in (backward, operators) if len(rows)), trace.device_rows)
-    moments = np.sort(launched_at(trace, rows))
-    return np.searchsorted(moments, host_end) - np.searchsorted(moments, host_start)
 
 
 def step_times(trace: Trace) -> StepTimes:
@@ -156,21 +126,48 @@ def step_times(trace: Trace) -> StepTimes:
     columns = {name: (ns / NS_PER_US).tolist() for name, ns in known.items()}
     return StepTimes(
         marked=steps.marked,
-        steps=table(StepTime, number=steps.numbers, **dict.fromkeys(rows, [None] * len(steps)) | columns),
+        steps=intervals.table(StepTime, number=steps.numbers, **dict.fromkeys(rows, [None] * len(steps)) | columns),
         mean=StepTime(number=None, **unknown | means),  # type: ignore[arg-type]  # only the unknown may be None
     )
 
 
 def _shares(kinds: Iterable[Intervals], starts: Ints, ends: Ints) -> Ints:
     """What each of *kinds* takes of each span, a row for each, and the rest; a shared moment is the first one's."""
-    covered, reached = NOTHING, [np.zeros(len(starts), dtype=np.int64)]
+    covered, reached = intervals.NOTHING, [np.zeros(len(starts), dtype=np.int64)]
     for moments in kinds:
-        covered = union(covered, moments)
+        covered = intervals.union(covered, moments)
         reached.append(covered_within(covered, starts, ends))
     return np.diff([*reached, ends - starts], axis=0)
 
 
-# ---- phases
+def overlap(trace: Trace) -> Overlap:
+    """Computation, communication and their overlap over all steps."""
+    communication, computation = communication_and_computation(trace)
+    shared = intervals.intersect(computation, communication).total
+    other = intervals.subtract(trace.steps.spans, intervals.union(computation, communication)).total
+    return Overlap(
+        wall_us=trace.steps.spans.total / NS_PER_US,
+        computation_us=computation.total / NS_PER_US,
+        communication_us=communication.total / NS_PER_US,
+        overlap_us=shared / NS_PER_US,
+        other_us=other / NS_PER_US,
+        overlap_ratio=intervals.ratio(shared, communication.total),
+    )
+
+
+def communication_and_computation(trace: Trace) -> tuple[Intervals, Intervals]:
+    """The moments of the steps in which the rank communicated, and those in which it computed."""
+    spans, collective = trace.steps.spans, trace.is_collective
+    if trace.has_device:
+        computes = trace.kind == Kind.KERNEL
+    else:
+        computes = trace.where(computes_on_host, Kind.OPERATOR)
+        # Operators inside a host collective are the copies that it consists of.
+        for lane in intervals.distinct(trace.lane[collective]).tolist():
+            rows = np.flatnonzero(computes & (trace.lane == lane))
+            computes[rows[inside(trace.merged(collective & (trace.lane == lane)), trace.start_ns[rows])]] = False
+    communication = intervals.intersect(trace.merged(collective), spans)
+    return communication, intervals.intersect(trace.merged(computes & ~collective), spans)
 
 
 class Phase(NamedTuple):
@@ -184,22 +181,19 @@ class Phase(NamedTuple):
 
 
 def find_phases(trace: Trace) -> dict[str, Phase]:
-    """The phases that scopes name: a moment is of the innermost scope or mark of a part around it.
-
-    A forward or backward that no scope names is known by its operators, and its name says so.
-    """
-    pieces = _pieces_on_host(trace, lambda name: phase_of(name) or (marked_phase(name) and _UNMARKED))
-    scopes, names = _in_steps(trace, phase_of), np.array(pieces.names)
+    """The phases that scopes name, the innermost first; a forward or backward that none names is known by operators."""
+    part_of, starts, ends = _pieces(trace, lambda name: phase_of(name) or (marked_phase(name) and _UNMARKED))
+    scopes, names = _in_steps(trace, phase_of), np.array(part_of)
     called = np.array([phase_of(name) for name in trace.texts(trace.name[scopes])])
 
     def by_scopes(name: str) -> Phase:
         # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.
         calls = scopes[called == name]
         outer = calls[np.append(0, np.maximum.accumulate(trace.end_ns[calls]))[:-1] < trace.end_ns[calls]]
-        own = merge(pieces.starts[names == name], pieces.ends[names == name])
+        own = merge(starts[names == name], ends[names == name])
         return Phase(trace.start_ns[outer], trace.end_ns[outer], own)
 
-    found = {name: by_scopes(name) for name in _PHASES}
+    found = {name: by_scopes(name) for name in ("data loader", "forward", "backward", "optimizer")}
     for name, guess in _by_operators(trace, found["data loader"], found["optimizer"]).items():
         if not len(found[name].own.starts):
             found[name] = guess
@@ -211,11 +205,9 @@ def find_phases(trace: Trace) -> dict[str, Phase]:
 
 
 def _by_operators(trace: Trace, *boundaries: Phase) -> dict[str, Phase]:
-    """Forward and backward of a trace whose scopes do not name them.
-
-    A forward goes from the first to the last operator with gradients on before a backward, a backward from the first to
-    the last operator that autograd ran. Each ends where something else follows, or one of *boundaries*.
-    """
+    """Forward and backward of a trace whose scopes do not name them."""
+    # A forward goes from the first to the last operator with gradients on before a backward, a backward over all that
+    # autograd ran. Each ends where something else follows, or one of *boundaries*.
     links = trace.links
     rows = links.levels[0] if links.levels else links.operators
     rows = trace.by_start(rows[(trace.sequence[rows] >= 0) | links.is_backward[rows]])
@@ -226,11 +218,8 @@ def _by_operators(trace: Trace, *boundaries: Phase) -> dict[str, Phase]:
     edges = [trace.steps.host_start_ns, *(edge for one in boundaries for edge in one[:2])]
     section = np.searchsorted(np.sort(np.concatenate(edges)), trace.start_ns[rows], side="right")
     firsts = np.flatnonzero(np.append(True, (backward[1:] != backward[:-1]) | (section[1:] != section[:-1])))
-    starts, ends, backward = (
-        trace.start_ns[rows[firsts]],
-        np.maximum.reduceat(trace.end_ns[rows], firsts),
-        backward[firsts],
-    )
+    starts, ends = trace.start_ns[rows[firsts]], np.maximum.reduceat(trace.end_ns[rows], firsts)
+    backward = backward[firsts]
     runs = {"forward": np.append(~backward[:-1] & backward[1:], False), "backward": backward}
     return {name: Phase(starts[run], ends[run], merge(starts[run], ends[run])) for name, run in runs.items()}
 
@@ -238,18 +227,13 @@ def _by_operators(trace: Trace, *boundaries: Phase) -> dict[str, Phase]:
 def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, within: Intervals | None = None) -> Ints:
     """Lengths of all device events launched in each span, and *within* these moments if given, by any thread."""
     moments, rows = trace.launches
-    values = (
-        trace.duration_ns[rows] if within is None else np.where(inside(within, moments), trace.duration_ns[rows], 0)
-    )
+    values = trace.duration_ns[rows] * (1 if within is None else inside(within, moments))
     before: Ints = np.append(0, np.cumsum(values))
     return before[np.searchsorted(moments, ends)] - before[np.searchsorted(moments, starts)]
 
 
 def phase_table(trace: Trace) -> tuple[Row, ...] | None:
-    """Calls and time of the steps, of each phase, and of what is in none, on the host and by launches on the device.
-
-    None where nothing shows a phase.
-    """
+    """Calls and time of the steps, of each phase and of the rest, on the host and by launches; None without a phase."""
     steps, marks = trace.steps, (trace.steps.host_start_ns, trace.steps.host_end_ns)
     device_ns = int(launched_ns(trace, *marks).sum())
 
@@ -258,13 +242,13 @@ def phase_table(trace: Trace) -> tuple[Row, ...] | None:
         return Row(
             name=name,
             calls=len(starts),
-            host=durations_of(covered_within(own, starts, ends), whole_ns=steps.host_ns),
-            device=durations_of(launched, whole_ns=device_ns) if trace.has_device else None,
+            host=intervals.durations_of(covered_within(own, starts, ends), whole_ns=steps.host_ns),
+            device=intervals.durations_of(launched, whole_ns=device_ns) if trace.has_device else None,
         )
 
     found = [row("step", *marks, merge(*marks)), *(row(name, *phase) for name, phase in trace.phases.items())]
-    covered = union(*(phase.own for phase in trace.phases.values()))
-    return (*found, row("others", *marks, subtract(merge(*marks), covered))) if trace.phases else None
+    covered = intervals.union(*(phase.own for phase in trace.phases.values()))
+    return (*found, row("others", *marks, intervals.subtract(merge(*marks), covered))) if trace.phases else None
 
 
 def _in_steps(trace: Trace, holds: Callable[[str], object]) -> Ints:
@@ -274,43 +258,18 @@ def _in_steps(trace: Trace, holds: Callable[[str], object]) -> Ints:
     return rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
 
 
-# ---- parts
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
-    """All steps of a trace, cut where a part begins or ends; without gaps inside a step."""
-
-    names: list[str]
-    """The part that each piece is of."""
-    starts: Ints
-    ends: Ints
-
-    def sums(self, values: Ints) -> dict[str, int]:
-        """The sum of the pieces' *values* of each part, in order of the parts' first moments."""
-        sums = dict.fromkeys(self.names, 0)
-        for name, value in zip(self.names, values.tolist(), strict=True):
-            sums[name] += value
-        return sums
-
-
 def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
-    """The parts of the steps of *trace* by the marks around them, in order of their first moments.
-
-    With a device, a part ends when the work launched before its end is done, as an event recorded there on the device's
-    stream would show. Communication does not move a boundary, so a wait stays in the part that waited.
-    """
-    communication, computation = communication_and_computation(trace)
-    pieces, per_step = _pieces_on_device(trace), len(trace.steps) * NS_PER_SEC
-    exposed = pieces.sums(covered_within(subtract(communication, computation), pieces.starts, pieces.ends))
+    """The parts of the steps of *trace* by the marks around them, in order of their first moments."""
+    # With a device, a part ends when the work launched before its end is done, as an event recorded there on the
+    # device's stream would show. Communication does not move a boundary, so a wait stays in the part that waited.
     return tuple(
-        TracedPart(name=name, wall_sec=total / per_step, exposed_sec=exposed[name] / per_step)
-        for name, total in pieces.sums(pieces.ends - pieces.starts).items()
+        TracedPart(name=name, wall_sec=sum(astuple(one)) / NS_PER_SEC, exposed_sec=one.communication_ns / NS_PER_SEC)
+        for name, one in step_filling(trace).items()
     )
 
 
-def _pieces_on_host(trace: Trace, part_of: Callable[[str], str | None] = marked_phase) -> Pieces:
-    """The steps' own marks, cut at the ends of every part's scope: each piece is of the innermost part."""
+def _pieces(trace: Trace, part_of: Callable[[str], str | None] = marked_phase) -> tuple[list[str], Ints, Ints]:
+    """The steps' own marks, cut without gaps at the ends of every part: the innermost part's name, starts and ends."""
     steps, rows = trace.steps, _in_steps(trace, part_of)
     starts = trace.start_ns[rows]
     ends = np.minimum(trace.end_ns[rows], steps.host_end_ns[steps.of(starts)])
@@ -320,50 +279,41 @@ def _pieces_on_host(trace: Trace, part_of: Callable[[str], str | None] = marked_
     for row, begin, end in zip(rows.tolist(), begins, until, strict=True):  # outer before inner
         names[begin:end] = [part_of(trace.name_of(row)) or ""] * (end - begin)
     inside = np.flatnonzero(steps.of(cuts[:-1]) >= 0)
-    return Pieces([names[at] for at in inside.tolist()], cuts[inside], cuts[inside + 1])
-
-
-def _pieces_on_device(trace: Trace) -> Pieces:
-    """The same, boundaries moved as ``step_parts`` says: to when what was launched before them is done."""
-    pieces, steps, (launched, rows) = _pieces_on_host(trace), trace.steps, trace.launches
-    computes = ~trace.is_collective[rows]
-    done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, trace.end_ns[rows[computes]]))
-    moved = np.maximum(pieces.starts, done[np.searchsorted(launched[computes], pieces.starts, side="left")])
-    step = steps.of(pieces.starts)
-    first, last = steps.start_ns[step], steps.end_ns[step]
-    begins = np.append(True, step[1:] != step[:-1])
-    starts = np.where(begins, first, np.clip(moved, first, last))
-    ends = np.where(np.append(begins[1:], True), last, np.append(starts[1:], 0))
-    return Pieces(pieces.names, starts, ends)
+    return [names[at] for at in inside.tolist()], cuts[inside], cuts[inside + 1]
 
 
 def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> dict[str, PartFilling]:
     """What filled each part of the steps, mean over these; *counted* operators, as ``aten.mm``, are matmul-like."""
-    pieces, names = _pieces_on_device(trace), frozenset(name.replace(".", "::", 1) for name in counted)
-    sums = [pieces.sums(spent) for spent in _shares(_fillings(trace, names), pieces.starts, pieces.ends)]
+    (names, cuts, _), steps, (launched, rows) = _pieces(trace), trace.steps, trace.launches
+    # Boundaries are moved, as ``step_parts`` says, to when what was launched before them is done.
+    computes = ~trace.is_collective[rows]
+    done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, trace.end_ns[rows[computes]]))
+    moved = np.maximum(cuts, done[np.searchsorted(launched[computes], cuts, side="left")])
+    step = steps.of(cuts)
+    first, last, begins = steps.start_ns[step], steps.end_ns[step], np.append(True, step[1:] != step[:-1])
+    starts = np.where(begins, first, np.clip(moved, first, last))
+    ends = np.where(np.append(begins[1:], True), last, np.append(starts[1:], 0))
+    spent = _shares(_fillings(trace, {name.replace(".", "::", 1) for name in counted}), starts, ends)
+    parts = [*dict.fromkeys(names)]
+    part = np.array([parts.index(name) for name in names], dtype=np.int64)
+    sums = [intervals.sums_by(part, values, len(parts)) for values in spent]
     # Rounded as running sums, so that the means add up to the part's as well.
-    means = np.rint(np.cumsum([[*one.values()] for one in sums], axis=0) / len(trace.steps)).astype(np.int64)
-    fields = ("matmul_ns", "operators_ns", "copies_ns", "communication_ns", "idle_ns")
-    columns = dict(zip(fields, np.diff(means, axis=0, prepend=0).tolist(), strict=True))
-    return dict(zip(sums[0], table(PartFilling, **columns), strict=True))
+    means = np.diff(np.rint(np.cumsum(sums, axis=0) / len(steps)).astype(np.int64), axis=0, prepend=0)
+    columns = dict(zip([one.name for one in fields(PartFilling)], means.tolist(), strict=True))
+    return dict(zip(parts, intervals.table(PartFilling, **columns), strict=True))
 
 
 def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Intervals, Intervals, Intervals]:
-    """The moments of matmul-like operators, of all others, of copies and of communication; they may overlap."""
-    communication = trace.merged(trace.is_collective)
+    """The moments of matmul-like operators, of all operators, of copies and of communication; they may overlap."""
+    communication, computation = communication_and_computation(trace)
     is_matmul = trace.where(lambda name: may_use_tensor_cores(name) or name in counted, Kind.OPERATOR)
     if not trace.has_device:
-        computes = trace.where(computes_on_host, Kind.OPERATOR) & ~trace.is_collective
-        # What a collective on the host consists of is not computation.
-        others = subtract(trace.merged(computes), communication)
-        return trace.merged(computes & is_matmul), others, NOTHING, communication
+        return intervals.intersect(trace.merged(is_matmul), computation), computation, intervals.NOTHING, communication
     # A kernel is of the operator that launched it; it goes by its own name where no operator of torch did.
-    launcher, of_torch = (
-        trace.links.operator_of_launch,
-        trace.where(lambda name: name.startswith("aten::"), Kind.OPERATOR),
-    )
-    known = (launcher >= 0) & (of_torch | is_matmul)[launcher]
-    is_product = np.where(known, is_matmul[launcher], trace.where(multiplies, Kind.KERNEL))
-    kernels = (trace.kind == Kind.KERNEL) & ~trace.is_collective
+    launcher = trace.links.operator_of_launch
+    of_torch = trace.where(lambda name: name.startswith("aten::"), Kind.OPERATOR) | is_matmul
+    by_name = trace.where(multiplies, Kind.KERNEL)
+    is_product = np.where((launcher >= 0) & of_torch[launcher], is_matmul[launcher], by_name)
+    products = trace.merged((trace.kind == Kind.KERNEL) & ~trace.is_collective & is_product)
     copies = trace.merged((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
-    return trace.merged(kernels & is_product), trace.merged(kernels), copies, communication
+    return products, computation, copies, communication

@@ -26,6 +26,8 @@ class Links:
 
     operators: Ints
     """Rows of operators: thread by thread, by start, callers before what they call."""
+    called: Ints
+    """Those of them that another one called."""
     parent: Ints
     """For each row of an operator, the operator that called it."""
     levels: tuple[Ints, ...]
@@ -37,18 +39,11 @@ class Links:
     is_backward: Mask
     """Rows of operators that autograd runs for a backward, or that such an operator called."""
 
-    @property
-    def called(self) -> Ints:
-        """Rows of operators that another one called."""
-        return self.operators[self.parent[self.operators] >= 0]
-
 
 def link(trace: Trace) -> Links:
-    """Callers, launches and launching operators.
-
-    A device event without a known launch, such as one whose call lies outside the trace, falls back to the external id
-    that it shares with its operator. Of several calls of one number the outer one launched, which began first.
-    """
+    """Callers, launches and launching operators."""
+    # A device event without a known launch, such as one whose call lies outside the trace, falls back to the external
+    # id that it shares with its operator. Of several calls of one number the outer one launched, which began first.
     operators = in_nesting_order(trace, trace.of(Kind.OPERATOR))
     parent, depth = nest(trace, operators)
     by_depth = operators[np.argsort(depth, kind="stable")]
@@ -65,7 +60,7 @@ def link(trace: Trace) -> Links:
     is_node = trace.where(NODE.match, Kind.OPERATOR) | ((trace.kind == Kind.OPERATOR) & (trace.forward_thread > 0))
     is_backward = is_node.copy()
     is_backward[operators] |= nearest(operators, parent, is_node) >= 0
-    return Links(operators, parent, levels, launch, launcher, is_backward)
+    return Links(operators, operators[parent[operators] >= 0], parent, levels, launch, launcher, is_backward)
 
 
 def enclosing(trace: Trace, rows: Ints, parent: Ints, *, lanes: Lanes, moments_ns: Ints) -> Ints:

@@ -1,52 +1,38 @@
-"""Tables of a trace: devices, kernels, copies, idle times, operators and scopes."""
+"""Tables of a trace: devices, kernels, copies, idle times, scopes, operators, steps, collectives, memory over time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from lightning_flops.schema import trace_events
+from lightning_flops.schema.communication import CollectiveCalls
 from lightning_flops.schema.comparison import TableName
-from lightning_flops.schema.trace_events import (
-    KERNEL_GAP_LIMIT_US,
-    SHORT_KERNEL_LIMIT_US,
-    IdleTime,
-    KernelRow,
-    KernelSummary,
-    OperatorRow,
-)
+from lightning_flops.schema.trace_events import IdleTime, KernelRow, KernelSummary, MemoryCurve, MemoryRow, OperatorRow
 from lightning_flops.schema.trace_steps import DeviceMetrics, Row
-from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.communication import collectives_by_name
-from lightning_flops.trace.intervals import (
-    NS_PER_US,
-    Groups,
-    Ints,
-    Lanes,
-    Mask,
-    distinct,
-    durations_of,
-    group_by,
-    intersect,
-    load_within,
-    longest_first,
-    ratio,
-    sums_by,
-    table,
-    weighted_mean,
-)
+from lightning_flops.trace import intervals
+from lightning_flops.trace.intervals import NS_PER_US, Ints, Lanes, distinct, group_by, ratio, sums_by, table
 from lightning_flops.trace.modules import Phase, called_from
-from lightning_flops.trace.names import Kind, is_users_scope, may_use_tensor_cores, uses_tensor_cores
+from lightning_flops.trace.names import (
+    POINT_TO_POINT,
+    Kind,
+    collective_of_kernel,
+    host_collective,
+    is_users_scope,
+    may_use_tensor_cores,
+    uses_tensor_cores,
+)
 from lightning_flops.trace.steps import launched_ns
-from lightning_flops.trace.structure import launched_at, nearest, without_inner
+from lightning_flops.trace.structure import enclosing, launched_at, nearest, without_inner
 
-_NO_TENSOR = ("Scalar", "TensorList", "GenericList", "Int", "Bool", "Double", "Float")
-"""What begins the types of arguments that are no tensor, or a list of them."""
-
-
-# ---- the device
+if TYPE_CHECKING:
+    from lightning_flops.trace.columns import Trace
 
 
 def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:
@@ -55,75 +41,60 @@ def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:
     for device in distinct(trace.device[trace.on_device]).tolist():
         rows = np.flatnonzero((trace.kind == Kind.KERNEL) & (trace.device == device))
         blocks, busy, entry = trace.blocks_per_sm[rows], trace.merged(rows), trace.described(device)
-        known = len(rows) > 0 and not np.isnan(blocks).any()
-        load = load_within(trace.start_ns[rows], trace.end_ns[rows], blocks, spans) if known else None
+        moments, level = intervals.levels(trace.start_ns[rows], trace.end_ns[rows], np.nan_to_num(blocks))
+        load = float((level[:-1] * intervals.covered_within(spans, moments[:-1], moments[1:])).sum())
         within = rows[(trace.end_ns[rows] > steps.start_ns[0]) & (trace.start_ns[rows] < steps.end_ns[-1])]
-        occupancy, blocks_per_sm = (
-            weighted_mean(values[within], trace.duration_ns[within])
-            for values in (trace.occupancy_percent, trace.blocks_per_sm)
+        lengths, together = trace.duration_ns[within], group_by(trace.kind[within])
+        one = DeviceMetrics(
+            device=device,
+            name=entry.name if entry else None,
+            sm_count=entry.sm_count if entry else None,
+            utilization=ratio(intervals.intersect(busy, spans).total, spans.total) or 0.0,
+            sm_efficiency=None if not len(rows) or np.isnan(blocks).any() else ratio(load, spans.total),
+            occupancy_percent=next(iter(together.means(trace.occupancy_percent[within], lengths)), None),
+            blocks_per_sm=next(iter(together.means(trace.blocks_per_sm[within], lengths)), None),
+            busy_us=busy.total / NS_PER_US,
         )
-        found += [
-            DeviceMetrics(
-                device=device,
-                name=entry.name if entry else None,
-                sm_count=entry.sm_count if entry else None,
-                utilization=ratio(intersect(busy, spans).total, steps.total_ns) or 0.0,
-                sm_efficiency=None if load is None else ratio(load, steps.total_ns),
-                occupancy_percent=occupancy,
-                blocks_per_sm=blocks_per_sm,
-                busy_us=busy.total / NS_PER_US,
-            )
-        ]
+        found.append(one)
     return tuple(found) or None
 
 
-def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
-    """Every kernel of the trace by name, the longest together first; None without a device."""
+def kernel_tables(trace: Trace) -> tuple[tuple[KernelRow, ...], KernelSummary] | tuple[None, None]:
+    """Every kernel by name, the longest together first, and all of them together; None without a device."""
     if not trace.has_device:
-        return None
+        return None, None
     rows = trace.of(Kind.KERNEL)
-    lengths, groups = trace.duration_ns[rows], group_by(trace.name[rows])
-    names = trace.texts(groups.keys)
-    return table(
+    lengths, groups, computes = trace.duration_ns[rows], group_by(trace.name[rows]), ~trace.is_collective[rows]
+    names, whole_ns = trace.texts(groups.keys), int(lengths.sum())
+    short = lengths < trace_events.SHORT_KERNEL_LIMIT_US * NS_PER_US
+    operators = trace.links.operator_of_launch[rows]
+    eligible = (operators >= 0) & trace.where(may_use_tensor_cores, Kind.OPERATOR)[operators]
+    kernels = table(
         KernelRow,
-        longest_first,
+        intervals.longest_first,
         name=names,
         calls=groups.calls,
-        device=groups.durations(lengths, whole_ns=int(lengths.sum())),
+        device=groups.durations(lengths, whole_ns=whole_ns),
         tensor_cores=map(uses_tensor_cores, names),
-        tensor_cores_eligible=groups.reduced(np.logical_or, _eligible(trace, rows)),
-        collective=groups.reduced(np.logical_or, trace.is_collective[rows]),
+        tensor_cores_eligible=groups.reduced(np.logical_or, eligible),
+        collective=groups.reduced(np.logical_or, ~computes),
         blocks_per_sm=groups.means(trace.blocks_per_sm[rows], lengths),
         occupancy_percent=groups.means(trace.occupancy_percent[rows], lengths),
     )
-
-
-def kernel_summary(trace: Trace) -> KernelSummary | None:
-    """All kernels together: tensor cores and short kernels; None without a device."""
-    if not trace.has_device:
-        return None
-    rows = trace.of(Kind.KERNEL)
-    lengths, computes = trace.duration_ns[rows], ~trace.is_collective[rows]
-    short, whole_ns = lengths < SHORT_KERNEL_LIMIT_US * NS_PER_US, int(lengths.sum())
-    cores, eligible = (
+    on_cores, eligible_ratio = (
         ratio(int(lengths[chosen & computes].sum()), int(lengths[computes].sum()))
         if trace.names_tell_tensor_cores
         else None
-        for chosen in (trace.where(uses_tensor_cores, Kind.KERNEL)[rows], _eligible(trace, rows))
+        for chosen in (trace.where(uses_tensor_cores, Kind.KERNEL)[rows], eligible)
     )
-    return KernelSummary(
+    return kernels, KernelSummary(
         calls=len(rows),
         total_us=whole_ns / NS_PER_US,
-        tensor_core_ratio=cores,
-        tensor_core_eligible_ratio=eligible,
+        tensor_core_ratio=on_cores,
+        tensor_core_eligible_ratio=eligible_ratio,
         short_calls_ratio=ratio(int(short.sum()), len(rows)),
         short_time_ratio=ratio(int(lengths[short].sum()), whole_ns),
     )
-
-
-def _eligible(trace: Trace, rows: Ints) -> Mask:
-    operators = trace.links.operator_of_launch[rows]
-    return (operators >= 0) & trace.where(may_use_tensor_cores, Kind.OPERATOR)[operators]
 
 
 def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
@@ -133,13 +104,14 @@ def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
     rows = np.flatnonzero((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
     sizes, groups = trace.bytes[rows], group_by(trace.name[rows])
     calls = [distinct(trace.links.launch[here]) for here in groups.parts(rows)]
+    host = [intervals.durations_of(trace.duration_ns[here[here >= 0]], whole_ns=trace.steps.host_ns) for here in calls]
     return table(
         Row,
-        longest_first,
+        intervals.longest_first,
         name=trace.texts(groups.keys),
         calls=groups.calls,
         bytes=groups.sums_known(sizes, sizes >= 0),
-        host=[durations_of(trace.duration_ns[here[here >= 0]], whole_ns=trace.steps.host_ns) for here in calls],
+        host=host,
         device=groups.durations(trace.duration_ns[rows], whole_ns=trace.device_work_ns),
     )
 
@@ -152,14 +124,11 @@ def idle_times(trace: Trace) -> tuple[IdleTime, ...] | None:
         reached = np.maximum.accumulate(trace.end_ns[rows])[:-1]
         gaps, launched = np.maximum(trace.start_ns[rows[1:]] - reached, 0), trace.links.launch[rows[1:]] >= 0
         late = launched & (launched_at(trace, rows[1:]) > reached)
-        short = launched & ~late & (gaps < KERNEL_GAP_LIMIT_US * NS_PER_US)
+        short = launched & ~late & (gaps < trace_events.KERNEL_GAP_LIMIT_US * NS_PER_US)
         causes = {"host_wait_us": late, "kernel_gap_us": short, "other_us": ~late & ~short}
         times = {name: int(gaps[chosen].sum()) / NS_PER_US for name, chosen in causes.items()}
         found += [IdleTime(device=device, busy_us=trace.merged(rows).total / NS_PER_US, **times)]
     return tuple(found) or None
-
-
-# ---- the host
 
 
 def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
@@ -179,23 +148,35 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
     return found or None
 
 
-# ---- operators
-
-
-def outermost_calls(trace: Trace) -> Ints:
-    """For each row of an operator the call that it is a part of: itself, or one of its name that calls nothing else.
-
-    So do torch's own tables have it: ``aten::sum`` that only passes other arguments on to ``aten::sum`` is one call. It
-    is -1 for other rows.
-    """
-    links, found = trace.links, np.full(len(trace), -1, dtype=np.int64)
-    found[links.operators] = links.operators
-    inner, outer = links.called, links.parent[links.called]
-    inner = inner[(trace.name[inner] == trace.name[outer]) & (np.bincount(outer, minlength=1)[outer] == 1)]
-    is_outer = np.full(len(trace), True)
-    is_outer[inner] = False
-    found[inner] = nearest(inner, links.parent, is_outer)
-    return found
+def memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
+    """Bytes by operator, and outside of any, on each device; None when they were not recorded."""
+    memory, links, found = trace.memory, trace.links, list[MemoryRow]()
+    if not memory:
+        return None
+    owner = enclosing(trace, links.operators, links.parent, lanes=memory["lane"], moments_ns=memory["time_ns"])
+    # The last of each stands for what is outside of any operator, which is -1.
+    names, name_of = (*trace.names, None), np.append(trace.name, len(trace.names))
+    outer = np.append(trace.operator_times.rows, len(trace))
+    for device, here in by_device(memory):
+        sizes = memory["size"][here]
+        amounts = (sizes, np.maximum(sizes, 0), np.ones_like(sizes))
+        own = [sums_by(owner[here], values, len(name_of)) for values in amounts]
+        whole = [with_callees(trace, values) for values in own]
+        whole[2][:-1] = np.minimum(whole[2][:-1], 1)
+        own = [sums_by(name_of, values, len(names)) for values in own]
+        whole = [sums_by(name_of[outer], values[outer], len(names)) for values in whole]
+        places = np.flatnonzero(whole[2])
+        found += table(
+            MemoryRow,
+            name=[names[place] for place in places.tolist()],
+            device=[device] * len(places),
+            calls=whole[2][places].tolist(),
+            size_increase_bytes=whole[0][places].tolist(),
+            self_size_increase_bytes=own[0][places].tolist(),
+            allocation_bytes=whole[1][places].tolist(),
+            self_allocation_bytes=own[1][places].tolist(),
+        )
+    return tuple(sorted(found, key=lambda row: (row.device < 0, row.device, -row.self_allocation_bytes, str(row.name))))
 
 
 def with_callees(trace: Trace, own: Ints) -> Ints:
@@ -209,74 +190,49 @@ def with_callees(trace: Trace, own: Ints) -> Ints:
 class OperatorTimes:
     """The times of every operator, with and without what it called; a column over all rows of the trace for each."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace, self.outermost, links = trace, outermost_calls(trace), trace.links
-        self.rows = np.flatnonzero(self.outermost == np.arange(len(trace)))
-        rows = np.flatnonzero(links.operator_of_launch >= 0)
-        launched = sums_by(links.operator_of_launch[rows], trace.duration_ns[rows], len(trace))
-        self.host, self.device = trace.duration_ns, with_callees(trace, launched)
-        owner, own = self.outermost[links.operators], without_inner(trace, links.called, links.parent)
-        self.device_self = sums_by(owner, launched[links.operators], len(trace))
-        # Callees that overlap by rounding would make up more than there is.
-        self.host_self = np.minimum(sums_by(owner, own[links.operators], len(trace)), self.host)
+    # As in torch's own tables, ``aten::sum`` that only passes other arguments on to ``aten::sum`` is one call.
 
-    def of(self, groups: Groups, rows: Ints) -> dict[str, Any]:
-        """Name, calls and the four statistics of each group of *rows*, ratios of all self times."""
-        names = self.trace.texts(self.trace.name[rows[groups.order[groups.firsts]]])
-        columns = {"name": names, "calls": groups.calls, "tensor_cores_eligible": map(may_use_tensor_cores, names)}
-        for clock, whole, own in (("host", self.host, self.host_self), ("device", self.device, self.device_self)):
-            nothing = None if clock == "host" or self.trace.has_device else [None] * len(names)
-            for name, values in ((clock, whole), (f"{clock}_self", own)):
-                columns[name] = nothing or groups.durations(values[rows], whole_ns=int(own[rows].sum()))
-        return columns
+    def __init__(self, trace: Trace) -> None:
+        links, of_operator = trace.links, trace.links.operator_of_launch
+        inner, outer = links.called, links.parent[links.called]
+        inner = inner[(trace.name[inner] == trace.name[outer]) & (np.bincount(outer, minlength=1)[outer] == 1)]
+        is_call = trace.kind == Kind.OPERATOR
+        is_call[inner] = False
+        self.rows, owner = np.flatnonzero(is_call), np.arange(len(trace))
+        owner[inner] = nearest(inner, links.parent, is_call)
+        rows, operators = np.flatnonzero(of_operator >= 0), links.operators
+        launched = sums_by(of_operator[rows], trace.duration_ns[rows], len(trace))
+        own = without_inner(trace, links.called, links.parent)
+        self.host, self.device = trace.duration_ns, with_callees(trace, launched)
+        self.device_self = sums_by(owner[operators], launched[operators], len(trace))
+        # Callees that overlap by rounding would make up more than there is.
+        self.host_self = np.minimum(sums_by(owner[operators], own[operators], len(trace)), self.host)
 
 
 def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
     """Every operator by name, the longest self time first (the device's if there is one); None without operators."""
-    times = trace.operator_times
-    groups = group_by(trace.name[times.rows])
-    places = called_from(trace)
-    called = [places.get(name, "") for name in groups.keys.tolist()]
-    return table(OperatorRow, _by_self_time, called_from=called, **times.of(groups, times.rows)) or None
-
-
-def operators_by_shape(trace: Trace) -> tuple[OperatorRow, ...] | None:
-    """Every operator by the sizes and dtypes of its inputs, as ``operator_table``; None where none were recorded."""
-    times = trace.operator_times
-    rows = times.rows[trace.inputs[times.rows] >= 0]
-    words, groups = by_shapes(trace, rows)
-    return table(OperatorRow, _by_self_time, **words, **times.of(groups, rows)) or None
-
-
-def by_shapes(trace: Trace, rows: Ints) -> tuple[dict[str, list[str]], Groups]:
-    """*rows* of operators whose inputs were recorded, by name and by sizes and dtypes of inputs; and these in words."""
-    words = [
-        (
-            ", ".join(str(one) for one in recorded.dims if one),
-            ", ".join(str(one) for one in recorded.types if one and not str(one).startswith(_NO_TENSOR)),
-        )
-        for recorded in trace.recorded_inputs
-    ]
-    numbers = {one: index for index, one in enumerate(dict.fromkeys(words))}
-    number = np.array([numbers[one] for one in words], dtype=np.int64)[trace.inputs[rows]]
-    groups, listed = group_by(trace.name[rows] * np.int64(len(numbers)) + number), tuple(numbers)
-    found = [listed[key % len(listed)] for key in groups.keys.tolist()]
-    return {"inputs": [inputs for inputs, _ in found], "dtypes": [dtypes for _, dtypes in found]}, groups
-
-
-def _by_self_time(row: OperatorRow) -> tuple[float, float, str, str, str]:
-    on_device = -row.device_self.total_us if row.device_self else 0.0
-    return on_device, -row.host_self.total_us, row.name, row.inputs, row.dtypes
-
-
-# ---- steps one by one
+    times, places = trace.operator_times, called_from(trace)
+    rows, groups = times.rows, group_by(trace.name[times.rows])
+    names, columns = trace.texts(groups.keys), dict[str, Any]()
+    for clock, whole, own in (("host", times.host, times.host_self), ("device", times.device, times.device_self)):
+        for name, values in ((clock, whole), (f"{clock}_self", own)):
+            known = clock == "host" or trace.has_device
+            of_calls = groups.durations(values[rows], whole_ns=int(own[rows].sum()))
+            columns[name] = of_calls if known else [None] * len(names)
+    found = table(
+        OperatorRow,
+        lambda row: (-row.device_self.total_us if row.device_self else 0.0, -row.host_self.total_us, row.name),
+        name=names,
+        calls=groups.calls,
+        tensor_cores_eligible=[may_use_tensor_cores(name) is not None for name in names],
+        called_from=[places.get(name, "") for name in groups.keys.tolist()],
+        **columns,
+    )
+    return found or None
 
 
 def _each_step(trace: Trace, keys: Lanes, moments_ns: Ints, *columns: Ints) -> tuple[list[int], list[Ints]]:
-    """The keys of what began in a step, and the sums of each of *columns*: a row for each step, a column for each key.
-
-    An event belongs to the step in whose mark on the host its moment lies; what lies outside of every step is left out.
-    """
+    """The keys of what began in a step's mark, and sums of each of *columns*: a row for each step, a column a key."""
     step = trace.steps.of(moments_ns)
     inside, count = np.flatnonzero(step >= 0), len(trace.steps)
     used, which = np.unique(keys[inside], return_inverse=True)
@@ -285,16 +241,13 @@ def _each_step(trace: Trace, keys: Lanes, moments_ns: Ints, *columns: Ints) -> t
 
 
 def typical_operators(trace: Trace) -> list[tuple[str, int, float, float]]:
-    """Each operator by name and ``modules.Phase``: calls and self nanoseconds of a step, medians over the steps.
-
-    The nanoseconds are the device's if there is one.
-    """
+    """Each operator by name and ``modules.Phase``: calls and self ns (the device's if there), medians over steps."""
     times, rows = trace.operator_times, trace.operator_times.rows
     keys, own = trace.name[rows] * np.int64(len(Phase)), times.device_self if trace.has_device else times.host_self
     if trace.frames is not None:
-        keys += trace.frames.owner_at(trace, trace.lane[rows], trace.start_ns[rows])[1]
-    ones = np.ones(len(rows), dtype=np.int64)
-    used, columns = _each_step(trace, keys, trace.start_ns[rows], ones, own[rows])
+        frame = trace.frames.at(trace, trace.lane[rows], trace.start_ns[rows])
+        keys += np.where(frame >= 0, trace.frames.phase[frame], Phase.NONE)
+    used, columns = _each_step(trace, keys, trace.start_ns[rows], np.ones_like(rows), own[rows])
     medians = (np.median(one, axis=0).tolist() for one in columns)
     return [(trace.names[key // len(Phase)], key % len(Phase), *row) for key, *row in zip(used, *medians, strict=True)]
 
@@ -309,15 +262,11 @@ class StepSums:
 
 
 def step_sums(trace: Trace) -> dict[TableName, StepSums]:
-    """What each kernel, operator and collective took in each step in which it was launched, or began if nothing did.
-
-    Operators on the host, without what they called.
-    """
+    """What each kernel, operator (without callees) and collective took in each step in which it was launched."""
     times, (collectives, number, names) = trace.operator_times, collectives_by_name(trace)
 
     def sums(of: Sequence[str], name: Lanes, rows: Ints, spent_ns: Ints) -> StepSums:
-        ones = np.ones(len(rows), dtype=np.int64)
-        used, (ns, calls) = _each_step(trace, name, launched_at(trace, rows), spent_ns[rows], ones)
+        used, (ns, calls) = _each_step(trace, name, launched_at(trace, rows), spent_ns[rows], np.ones_like(rows))
         return StepSums(names=tuple(of[one] for one in used), ns=ns, calls=calls)
 
     return {
@@ -325,3 +274,131 @@ def step_sums(trace: Trace) -> dict[TableName, StepSums]:
         "operators": sums(trace.names, trace.name[times.rows], times.rows, times.host_self),
         "collectives": sums(names, number, collectives, trace.duration_ns),
     }
+
+
+def collective_bytes(trace: Trace, rows: list[int]) -> int | None:
+    """Bytes of the larger side of the collectives in *rows*; None if the trace does not say that of one."""
+    sizes = [trace.collectives[row].bytes if row in trace.collectives else None for row in rows]
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+def collectives_by_name(trace: Trace) -> tuple[Ints, Ints, tuple[str, ...]]:
+    """Rows of all collectives, by start; of each the index of its name, by its arguments or event; and the names."""
+    rows, names, number = trace.by_start(trace.is_collective), dict[str, int](), list[int]()
+    for row in rows.tolist():
+        event, known = trace.name_of(row), trace.collectives.get(row)
+        name = (known and known.name) or host_collective(event) or collective_of_kernel(event)
+        number.append(names.setdefault(name, len(names)))
+    return rows, np.array(number, dtype=np.int64), tuple(names)
+
+
+def collective_table(trace: Trace) -> tuple[Row, ...] | None:
+    """Collectives by name, the longest first; None when the trace has none."""
+    rows, number, names = collectives_by_name(trace)
+    groups, lengths = group_by(number), trace.duration_ns[rows]
+    found = table(
+        Row,
+        intervals.longest_first,
+        name=names,
+        calls=groups.calls,
+        bytes=[collective_bytes(trace, one.tolist()) for one in groups.parts(rows)],
+        **{"device" if trace.has_device else "host": groups.durations(lengths, whole_ns=int(lengths.sum()))},
+    )
+    return found or None
+
+
+def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
+    """The collectives of *trace*, grouped by name, process group and the step in which they were started."""
+    found: dict[tuple[str, str | None, int | None], list[int]] = {}
+    default_group = None if trace.only_group is None else str(list(trace.only_group))
+    rows, number, names = collectives_by_name(trace)
+    columns = (rows.tolist(), number.tolist(), trace.steps.of(launched_at(trace, rows)).tolist())
+    for row, one, index in zip(*columns, strict=True):
+        if trace.steps.marked and index < 0:
+            continue
+        known = trace.collectives.get(row)  # what goes from one rank to another is of no known group
+        group = None if names[one] in POINT_TO_POINT else (known and known.group) or default_group
+        if len(group or "") > 40:  # a report of thousands of ranks has thousands of these
+            group = hashlib.blake2b(str(group).encode(errors="surrogatepass"), digest_size=8).hexdigest()
+        key = (names[one], group, trace.steps.numbers[index] if trace.steps.marked else None)
+        found.setdefault(key, []).append(row)
+    return tuple(
+        CollectiveCalls(
+            name=name,
+            group=group,
+            group_size=trace.collectives[rows[0]].group_size if rows[0] in trace.collectives else None,
+            step=step,
+            calls=len(rows),
+            bytes=collective_bytes(trace, rows),
+            total_ns=int(trace.duration_ns[rows].sum()),
+            latency_ns=array("q", trace.duration_ns[rows].tolist()),
+        )
+        for (name, group, step), rows in found.items()
+    )
+
+
+class CounterTrack(NamedTuple):
+    """A figure over the time of a trace, for viewers to draw; each value holds until the next one."""
+
+    name: str
+    unit: str
+    """``bytes`` or ``percent``."""
+    times_ns: Sequence[int]
+    """On the trace's clock, rising."""
+    values: Sequence[float]
+
+
+def by_device(memory: Mapping[str, Ints]) -> Iterator[tuple[int, Ints]]:
+    """Each device, then the host, which is -1, with the places of its events in order of time."""
+    in_time = np.argsort(memory["time_ns"], kind="stable")
+    for device in sorted(distinct(memory["device"]).tolist(), key=lambda one: (one < 0, one)):
+        yield device, in_time[memory["device"][in_time] == device]
+
+
+def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
+    """The curve of each device whose allocations were recorded; None where none were."""
+    if not (memory := trace.memory):
+        return None
+    begin, curves = int(trace.start_ns.min()), []
+    for device, rows in by_device(memory):
+        times_us, total = (memory["time_ns"][rows] - begin) / NS_PER_US, memory["total_allocated"][rows]
+        absolute = bool((total >= 0).all())
+        allocated = total if absolute else np.cumsum(memory["size"][rows])
+        # Of each of at most 500 stretches its begin and the most in it.
+        firsts, peak = np.unique(np.linspace(0, len(rows) - 1, 500, dtype=np.int64)), int(allocated.argmax())
+        points = zip(times_us[firsts].tolist(), np.maximum.reduceat(allocated, firsts).tolist(), strict=True)
+        curve = MemoryCurve(
+            device=device,
+            absolute=absolute,
+            peak_bytes=int(allocated[peak]),
+            peak_us=float(times_us[peak]),
+            points=tuple(points),
+        )
+        curves.append(curve)
+    return tuple(curves)
+
+
+def counter_tracks(trace: Trace) -> Iterator[CounterTrack]:
+    """GPU utilization and estimated SM efficiency of each device, moment by moment, and memory; what there is of it."""
+    kernels = trace.kind == Kind.KERNEL
+    for device in distinct(trace.device[kernels]).tolist():
+        rows = np.flatnonzero(kernels & (trace.device == device))
+        blocks = trace.blocks_per_sm[rows]
+        for name, weights in (("GPU utilization", np.ones(len(rows))), ("est. SM efficiency", blocks)):
+            if not np.isnan(weights).any():
+                moments, level = intervals.levels(trace.start_ns[rows], trace.end_ns[rows], weights)
+                yield _track(f"{name}, device {device}", "percent", moments, 100 * level)
+    for curve in memory_curves(trace) or ():
+        what = "memory allocated" if curve.absolute else "memory allocated since the trace began"
+        name = f"{what}, {'host' if curve.device < 0 else f'device {curve.device}'}"
+        times_us, allocated = np.array(curve.points).T
+        times = np.rint(times_us * NS_PER_US).astype(np.int64) + trace.start_ns.min()
+        yield _track(name, "bytes", times, allocated.astype(np.int64))
+
+
+def _track(name: str, unit: str, times: Ints, values: npt.NDArray[Any]) -> CounterTrack:
+    """The track of these values, each named once: when it begins to hold."""
+    last = np.append(times[1:] != times[:-1], True)  # of several at one moment
+    times, values = times[last], values[last]
+    new = np.append(True, values[1:] != values[:-1])
+    return CounterTrack(name, unit, times[new].tolist(), values[new].tolist())

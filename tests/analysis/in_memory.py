@@ -8,9 +8,8 @@ from typing import TypeVar
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.trace import TracesReport
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.counting import Formulas
-from lightning_flops.trace.many import join_analyses
-from lightning_flops.trace.report import analyze_one
+from lightning_flops.trace.flops import Formulas
+from lightning_flops.trace.report import analyze_one, join_analyses
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankAbsence, RanksProfile, Straggler
-from lightning_flops.schema.trace import TracedPart, TracedStep
+from lightning_flops.schema.trace import TracedPart
 from tests.analysis.in_memory import known
 from tests.report import jobs, windows
 from tests.report.traced_windows import mlp_traced
@@ -34,16 +34,15 @@ def merged(profile: Profile, answers: Answers) -> RanksProfile:
 # ---- sums, spreads, copies of the model
 
 
-def test_flops_of_the_job_are_those_of_its_ranks_added_up() -> None:
+def test_figures_of_the_job_are_those_of_its_ranks_added_up_and_of_a_copy_of_the_model_their_mean() -> None:
     ranks = merged(*jobs.job(jobs.uneven()))
     # Rank 0 spends 600 + 800 M, rank 1 half of that.
     assert (ranks.flops.forward, ranks.flops.backward) == (900_000_000, 1_200_000_000)
     assert (ranks.flops.model, ranks.flops.hardware) == (2_100_000_000, 2_100_000_000)
-
-
-def test_copies_of_the_model_are_averaged_over_those_that_see_different_data() -> None:
-    ranks = merged(*jobs.job(jobs.uneven()))
     assert (known(ranks.flops_of_model).forward, known(ranks.flops_of_model).model) == (450_000_000, 1_050_000_000)
+    # 1.4 G and 0.7 G over 700 GFLOP/s x 20 ms: 10% and 5%.
+    assert (ranks.rates.mfu, ranks.rates.hfu) == pytest.approx((0.075, 0.075), rel=1e-12)
+    assert ranks.peak_flops_per_sec == 1.4e12
 
 
 def test_tensor_parallel_ranks_make_up_one_copy() -> None:
@@ -69,19 +68,9 @@ def test_stages_of_a_pipeline_add_up_to_the_model() -> None:
 def test_model_without_one_of_its_stages_is_not_known() -> None:
     profile, answers = jobs.job(jobs.pipeline())
     ranks = merged(profile, answers[:2])
-    assert ranks.flops_of_model is None
-    assert (ranks.params, ranks.trainable_params) == (None, None)
+    assert (ranks.flops_of_model, ranks.params, ranks.trainable_params) == (None, None, None)
     assert ranks.flops.model == 5_600_000_000
     assert [one.stage for one in ranks.stages] == [0]
-
-
-def test_mfu_of_equal_devices_is_the_mean_of_the_ranks() -> None:
-    profile, answers = jobs.job(jobs.uneven())
-    ranks = merged(profile, answers)
-    # 1.4 G and 0.7 G over 700 GFLOP/s x 20 ms: 10% and 5%.
-    assert ranks.rates.mfu == pytest.approx(0.075, rel=1e-12)
-    assert ranks.rates.hfu == pytest.approx(0.075, rel=1e-12)
-    assert ranks.peak_flops_per_sec == 1.4e12
 
 
 def test_mfu_of_different_devices_is_over_the_sum_of_their_peaks() -> None:
@@ -95,27 +84,22 @@ def test_mfu_of_different_devices_is_over_the_sum_of_their_peaks() -> None:
     assert [one.peak_flops_per_sec for one in ranks.devices] == pytest.approx([a100, h100], rel=1e-12)
     assert ranks.peak_flops_per_sec == pytest.approx(2 * a100 + 2 * h100, rel=1e-12)
     assert ranks.rates.mfu == pytest.approx(4 * 3984e9 / ((2 * a100 + 2 * h100) * 0.1), rel=1e-12)
-
-
-def test_slower_rank_weighs_with_its_own_time() -> None:
-    # Rank 1 takes 40 ms for the same FLOPs: 2 x 1.4 G over 700 GFLOP/s x (20 + 40) ms.
-    first, _ = jobs.uneven()
-    second = replace(first, context=replace(first.context, rank=1))
-    slow = jobs.in_seconds(second, PhaseSeconds(forward=0.02, backward=0.02))
-    ranks = merged(*jobs.job([first, slow]))
-    assert ranks.rates.mfu == pytest.approx(2.8e9 / (700e9 * 0.06), rel=1e-12)
-    assert ranks.rates.samples_per_sec == pytest.approx(100 / 0.02 + 100 / 0.04, rel=1e-12)
-
-
-def test_one_unknown_peak_leaves_the_utilization_of_the_job_unknown() -> None:
-    ranks = jobs.mixed_devices()
-    ranks[3] = replace(ranks[3], context=replace(ranks[3].context, device_name="Abacus"))
-    job = merged(*jobs.job(ranks, config=ProfilerConfig()))
+    *others, last = jobs.mixed_devices()
+    job = merged(*jobs.job([*others, jobs.in_context(last, device_name="Abacus")], config=ProfilerConfig()))
     assert (job.rates.mfu, job.rates.hfu, job.peak_flops_per_sec) == (None, None, None)
     assert job.unavailable["mfu"] == (
         "no dense peak is known for bfloat16, float32 on Abacus; run lightning-flops peak, or set peak_flops_per_sec "
         "(rank 3)"
     )
+
+
+def test_slower_rank_weighs_with_its_own_time() -> None:
+    # Rank 1 takes 40 ms for the same FLOPs: 2 x 1.4 G over 700 GFLOP/s x (20 + 40) ms.
+    first, _ = jobs.uneven()
+    slow = jobs.in_seconds(jobs.in_context(first, rank=1), PhaseSeconds(forward=0.02, backward=0.02))
+    ranks = merged(*jobs.job([first, slow]))
+    assert ranks.rates.mfu == pytest.approx(2.8e9 / (700e9 * 0.06), rel=1e-12)
+    assert ranks.rates.samples_per_sec == pytest.approx(100 / 0.02 + 100 / 0.04, rel=1e-12)
 
 
 def test_dtype_that_only_another_rank_uses_counts_with_this_devices_peak() -> None:
@@ -124,8 +108,8 @@ def test_dtype_that_only_another_rank_uses_counts_with_this_devices_peak() -> No
     for window in jobs.pipeline():
         dtype = "bfloat16" if window.context.pp_rank == 0 else "float32"
         cells = tuple(replace(one, dtype=dtype) for one in window.flops.cells)
-        context = replace(window.context, device_name="NVIDIA A100-SXM4-80GB")
-        ranks.append(replace(window, context=context, flops=replace(window.flops, cells=cells)))
+        window = replace(window, flops=replace(window.flops, cells=cells))
+        ranks.append(jobs.in_context(window, device_name="NVIDIA A100-SXM4-80GB"))
     job = merged(*jobs.job(ranks, config=ProfilerConfig()))
     # All 8.4 G take a device 5.6 G / 312 T + 2.8 G / 19.5 T; four of them have 20 ms.
     assert job.rates.mfu == pytest.approx((5.6e9 / 312e12 + 2.8e9 / 19.5e12) / (4 * 0.02), rel=1e-12)
@@ -249,12 +233,7 @@ PROFILE = build_profile(WINDOW, config=ProfilerConfig(peak_flops_per_sec=700e9),
 RECORD = make_rank_record(PROFILE)
 
 
-def test_record_has_the_profile_without_its_long_tables_and_the_modules_own_times_in_nanoseconds() -> None:
-    mine = RECORD.profile
-    for name in ("context", "profile_step", "counted_steps", "flops", "samples", "params", "timing", "memory", "rates"):
-        assert getattr(mine, name) == getattr(PROFILE, name)
-    assert (mine.modules, mine.operators, mine.traced and mine.traced.tables) == ((), (), None)
-    assert mine.peaks_flops_per_sec["float32"] == 700e9
+def test_record_has_the_modules_own_times_in_nanoseconds() -> None:
     # mlp_traced: fc1 takes 2 ms forward and 3 backward, act 0.5 and 1, fc2 1 and 4, the root 1.5 forward.
     found = dict(zip(RECORD.module_names, zip(RECORD.own_forward_ns, RECORD.own_backward_ns, strict=True), strict=True))
     assert found == {
@@ -311,12 +290,6 @@ def timed_step(milliseconds: Mapping[str, float]) -> StepRecord:
     return windows.step(0, seconds=PhaseSeconds(**{name: value * MS for name, value in milliseconds.items()}))
 
 
-def traced_step(parts: Mapping[str, float], exposed: Mapping[str, float]) -> TracedStep:
-    waits = {name: exposed.get(name, 0.0) * MS for name in parts}
-    found = (TracedPart(name=one, wall_sec=ms * MS, exposed_sec=waits[one]) for one, ms in parts.items())
-    return windows.traced(parts=tuple(found))
-
-
 def record(
     rank: int,
     timed: Mapping[str, float] | Sequence[Mapping[str, float]],
@@ -330,14 +303,18 @@ def record(
     """A rank's record, in milliseconds; its timed steps are alike or given one by one, *exposed* None is no trace."""
     blank = _blank()
     steps = [timed] * TIMED if isinstance(timed, Mapping) else list(timed)
-    parts = steps[0] if traced is None else traced
+    waits = {name: ms * MS for name, ms in (exposed or {}).items()}
+    parts = tuple(
+        TracedPart(name=name, wall_sec=ms * MS, exposed_sec=waits.get(name, 0.0))
+        for name, ms in (traced or steps[0]).items()
+    )
     return replace(
         blank,
         profile=replace(
             blank.profile,
             context=replace(blank.profile.context, rank=rank, world_size=8, pp_rank=stage),
             timing=build_timing([timed_step(one) for one in steps], mixed_phases=()),
-            traced=None if exposed is None else traced_step(parts, exposed),
+            traced=None if exposed is None else windows.traced(parts=parts),
         ),
         module_names=MODULES if own_forward else (),
         own_forward_ns=array("q", [round(one * 1e6) for one in own_forward]),
@@ -345,13 +322,10 @@ def record(
     )
 
 
-def only(found: Sequence[Straggler]) -> Straggler:
-    (one,) = found
-    return one
-
-
-def milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds / MS, 6)
+def only(*records: RankRecord, **limits: float) -> tuple[Straggler, float]:
+    """The only straggler, and by how many milliseconds it is late."""
+    (one,) = find_stragglers(records, thresholds=AdviceThresholds(**limits))
+    return one, round(one.late_sec / MS, 6)
 
 
 HEALTHY = {"data_wait": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 9.0}
@@ -367,26 +341,20 @@ def healthy(rank: int) -> RankRecord:
 # ---- where it is slow
 
 
-def test_nobody_is_named_where_all_keep_pace() -> None:
-    assert find_stragglers([healthy(rank) for rank in range(4)]) == ()
-
-
 def test_a_slow_reader_is_named_by_its_waits_for_data() -> None:
     # Rank 2 waits 41 ms for data, the others 1; they wait 40 ms for it in their backwards.
     others = [record(rank, HEALTHY | {"backward": 100}, exposed={"backward": 45}) for rank in (0, 1, 3)]
-    found = only(find_stragglers([*others, record(2, HEALTHY | {"data_wait": 41}, exposed=WAITING)]))
-    assert (found.rank, found.part, found.module) == (2, "data wait", None)
-    assert (milliseconds(found.late_sec), milliseconds(found.part_sec)) == (40, 40)
-    assert round(found.share, 6) == round(40 / 140, 6)
+    found, late_ms = only(*others, record(2, HEALTHY | {"data_wait": 41}, exposed=WAITING))
+    assert (found.rank, found.part, found.module, late_ms) == (2, "data wait", None, 40)
+    assert (known(found.part_sec), found.share) == pytest.approx((40 * MS, 40 / 140))
 
 
 def test_a_slow_module_is_named_with_its_forward() -> None:
     usual, slow = (2, 8, 20), (2, 8, 50)
     other = record(0, HEALTHY | {"backward": 90}, exposed={"backward": 35}, own_forward=usual, own_backward=usual)
     mine = record(1, HEALTHY | {"forward": 60}, exposed=WAITING, own_forward=slow, own_backward=usual)
-    found = only(find_stragglers([mine, other]))
-    assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "forward", 30)
-    assert found.module == "second"
+    found, late_ms = only(mine, other)
+    assert (found.rank, found.part, found.module, late_ms) == (1, "forward", "second", 30)
     assert straggler_evidence(found) == (
         "The other ranks wait 30 ms a step (23.08% of it) for rank 1: its forward takes 30 ms longer than theirs, "
         "mostly in second."
@@ -396,10 +364,8 @@ def test_a_slow_module_is_named_with_its_forward() -> None:
 def test_a_slow_forward_under_sharding_is_told_from_the_waits_of_the_others_in_it() -> None:
     # Weights are gathered in the forward, so there the others wait, and all forwards take as long.
     parts = HEALTHY | {"forward": 60}
-    found = only(
-        find_stragglers([record(0, parts, exposed={"forward": 40}), record(1, parts, exposed={"forward": 10})])
-    )
-    assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "forward", 30)
+    found, late_ms = only(record(0, parts, exposed={"forward": 40}), record(1, parts, exposed={"forward": 10}))
+    assert (found.rank, found.part, late_ms) == (1, "forward", 30)
 
 
 # ---- what is no straggler
@@ -418,11 +384,10 @@ def test_parts_that_differ_by_chance_name_nobody() -> None:
     def unsteady(long: int) -> list[dict[str, float]]:
         return [HEALTHY | {"forward": 60.0}] * long + [HEALTHY | {"forward": 10.0}] * (TIMED - long)
 
-    tight = AdviceThresholds(straggler=1.0)
     ranks = [record(0, unsteady(10), exposed=WAITING), record(1, unsteady(11), exposed=WAITING)]
-    assert find_stragglers(ranks, thresholds=tight) == ()
-    steady = [healthy(0), record(1, HEALTHY | {"forward": 32.6}, exposed=WAITING)]
-    assert only(find_stragglers(steady, thresholds=tight)).rank == 1
+    assert find_stragglers(ranks, thresholds=AdviceThresholds(straggler=1.0)) == ()
+    steady = record(1, HEALTHY | {"forward": 32.6}, exposed=WAITING)
+    assert only(healthy(0), steady, straggler=1.0)[0].rank == 1
 
 
 @pytest.mark.parametrize(("late_ms", "named"), [(10.0, []), (12.0, [1])])
@@ -432,8 +397,7 @@ def test_a_straggler_is_later_than_a_tenth_of_the_others_step(late_ms: float, na
 
 
 def test_without_traces_only_waits_for_data_and_transfers_tell() -> None:
-    reads = [record(0, HEALTHY), record(1, HEALTHY | {"data_wait": 41})]
-    found = only(find_stragglers(reads))
+    found, _ = only(record(0, HEALTHY), record(1, HEALTHY | {"data_wait": 41}))
     assert (found.rank, found.part) == (1, "data wait")
     # A long forward may well be a wait for the others.
     assert find_stragglers([record(0, HEALTHY), record(1, HEALTHY | {"forward": 70})]) == ()
@@ -445,10 +409,11 @@ def test_stages_of_a_pipeline_are_held_against_their_own_ranks() -> None:
     second = [record(rank, HEALTHY | {"forward": 90}, exposed=WAITING, stage=1) for rank in (2, 3)]
     assert find_stragglers([*first, *second]) == ()
     late = record(3, HEALTHY | {"forward": 90, "data_wait": 41}, exposed=WAITING, stage=1)
-    assert only(find_stragglers([*first, second[0], late])).rank == 3
+    assert only(*first, second[0], late)[0].rank == 3
 
 
-def test_a_rank_alone_or_untimed_is_held_against_nobody() -> None:
+def test_nobody_is_named_where_all_keep_pace_nor_a_rank_alone_or_untimed() -> None:
+    assert find_stragglers([healthy(rank) for rank in range(4)]) == ()
     slow = record(1, HEALTHY | {"data_wait": 41}, exposed=WAITING)
     untimed = replace(healthy(0), profile=replace(healthy(0).profile, timing=None))
     assert find_stragglers([]) == find_stragglers([slow]) == find_stragglers([slow, untimed]) == ()

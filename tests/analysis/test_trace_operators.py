@@ -1,8 +1,7 @@
-"""Operators, copies, scopes and memory; who encloses whom is held against a search through all that began before."""
+"""Operators, copies, scopes, memory, kernels and devices; all values are worked out by hand from the events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,11 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_document import render_traces
-from lightning_flops.schema.trace import TraceReport
-from lightning_flops.schema.trace_events import IdleTime, OperatorRow
+from lightning_flops.schema.trace_events import IdleTime, MemoryCurve, OperatorRow
 from lightning_flops.schema.trace_steps import DeviceMetrics
-from lightning_flops.trace import analyze_trace, load_trace
-from lightning_flops.trace.memory import memory_table
+from lightning_flops.trace import analyze_trace, load_trace, tables
 from lightning_flops.trace.names import collective_of_kernel, multiplies, own_name, uses_tensor_cores
-from lightning_flops.trace.report import analyze_one
-from lightning_flops.trace.tables import (
-    device_metrics,
-    idle_times,
-    kernel_summary,
-    kernel_table,
-    operator_table,
-    transfer_table,
-    user_scope_table,
-)
 from tests.analysis.in_memory import analyze_traces, known
 from tests.analysis.trace_events import (
     Event,
@@ -47,7 +33,7 @@ from tests.analysis.trace_events import (
 
 
 def rows(*events: Event) -> dict[str, OperatorRow]:
-    return {row.name: row for row in operator_table(trace(*events)) or ()}
+    return {row.name: row for row in tables.operator_table(trace(*events)) or ()}
 
 
 def test_self_time_is_what_called_operators_leave() -> None:
@@ -97,7 +83,7 @@ def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None
             row.name, row.device, row.calls, row.size_increase_bytes, row.self_size_increase_bytes,
             row.allocation_bytes, row.self_allocation_bytes,
         )
-        for row in memory_table(loaded) or ()
+        for row in tables.memory_table(loaded) or ()
     ]  # fmt: skip
     assert found == [
         ("aten::addmm", 0, 1, 512, 512, 512, 512),
@@ -116,7 +102,7 @@ def test_a_scope_has_what_any_thread_launched_while_it_was_open() -> None:
         launch(3, 92, thread=3), kernel(3, 95, 11),
         scope("loss", 80, 10),
     )  # fmt: skip
-    loss, backward = user_scope_table(found) or ()
+    loss, backward = tables.user_scope_table(found) or ()
     assert loss.host is not None and backward.host is not None and loss.device is not None
     assert backward.device is not None
     assert (loss.name, loss.calls, loss.host.total_us, loss.host.ratio) == ("loss", 2, 30, 0.3)
@@ -126,7 +112,7 @@ def test_a_scope_has_what_any_thread_launched_while_it_was_open() -> None:
 
 def test_scopes_that_torch_opens_are_not_the_users() -> None:
     names = ("ProfilerStep#1", "enumerate(DataLoader)#x.__next__", "Optimizer.step#Adam.step", "gloo:all_reduce")
-    assert user_scope_table(trace(*(scope(name, 0, 10) for name in names))) is None
+    assert tables.user_scope_table(trace(*(scope(name, 0, 10) for name in names))) is None
 
 
 def test_copies_are_listed_with_their_launches_and_bytes() -> None:
@@ -138,7 +124,7 @@ def test_copies_are_listed_with_their_launches_and_bytes() -> None:
         on_device("gpu_memset", 3, 40, 1, name="Memset (Device)"),  # no launch, no bytes
         launch(4, 41), kernel(4, 50, 11),
     )  # fmt: skip
-    copy, memset = transfer_table(loaded) or ()
+    copy, memset = tables.transfer_table(loaded) or ()
     assert copy.device is not None and copy.host is not None
     assert (copy.calls, copy.bytes, copy.device.total_us, copy.device.ratio) == (2, 1024, 8, 8 / 20)
     assert (copy.host.total_us, copy.host.mean_us, copy.host.ratio) == (10, 5, 0.1)
@@ -161,67 +147,26 @@ def test_an_operator_that_calls_only_itself_is_one_call() -> None:
     assert sum(row.host_self.total_us for row in found.values()) == 10 + 9
 
 
-def test_calls_of_an_operator_by_itself_are_counted_as_in_torchs_own_tables(tmp_path: Path) -> None:
-    """The first passes its arguments on to itself, the second calls another beside, the third itself by way of one."""
-    library = torch.library.Library("itself", "FRAGMENT")  # type: ignore[no-untyped-call]
-    ops, calls = torch.ops.itself, dict[str, Callable[[torch.Tensor, int], torch.Tensor]]()
-    calls["alone"] = lambda x, n: ops.alone(x, n - 1) if n else x @ x
-    calls["beside"] = lambda x, n: ops.beside(x @ x, n - 1) if n else x @ x
-    calls["by_way"] = lambda x, n: ops.of(x, n - 1) if n else x @ x
-    calls["of"] = lambda x, n: ops.by_way(x, n)
-    for name, function in calls.items():
-        library.define(f"{name}(Tensor x, int n) -> Tensor")  # type: ignore[no-untyped-call]
-        library.impl(name, function, "CPU")  # type: ignore[no-untyped-call]
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        for name in ("alone", "beside", "by_way"):
-            getattr(ops, name)(torch.ones(8, 8), 1)
-        torch.arange(3)
-    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    ours = {row.name: row for row in operator_table(load_trace(tmp_path / "trace.json")) or ()}
-    torchs = {one.key: one for one in profiler.key_averages() if one.key in ours}
-    assert {name: row.calls for name, row in ours.items()} == {name: one.count for name, one in torchs.items()}
-    assert [ours[f"itself::{name}"].calls for name in calls] == [1, 2, 2, 1]
-    for name, row in ours.items():
-        assert row.host.total_us == pytest.approx(torchs[name].cpu_time_total, abs=0.1)
-        assert row.host_self.total_us == pytest.approx(torchs[name].self_cpu_time_total, abs=0.1)
-
-
-# ---- traces that torch.profiler takes here and now
-
-STEPS = 3
-BATCH = 16
-
-
-@pytest.fixture(autouse=True)
-def quiet_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETO_LOG_LEVEL", "5")
-
-
-def train(target: Path) -> None:
-    """Train a small network for a few profiled steps, and keep the trace as *target*."""
+    target, steps, batch = tmp_path / "trace.json.gz", 3, 16
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn((STEPS + 1) * BATCH, 64), torch.zeros((STEPS + 1) * BATCH, dtype=torch.long))
+    data = TensorDataset(torch.randn((steps + 1) * batch, 64), torch.zeros((steps + 1) * batch, dtype=torch.long))
     with profile(
         activities=[ProfilerActivity.CPU],
-        schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1),
+        schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
         profile_memory=True,
-        record_shapes=True,
         acc_events=True,
         on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(target)),
     ) as profiler:
-        for inputs, labels in DataLoader(data, batch_size=BATCH):
+        for inputs, labels in DataLoader(data, batch_size=batch):
             with record_function("loss of a batch"):
                 loss = torch.nn.functional.cross_entropy(model(inputs), labels)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
             profiler.step()
-
-
-def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path) -> None:
-    target = tmp_path / "trace.json.gz"
-    train(target)
     live = load_trace(target)
     report = analyze_trace(live)
     assert report.step_times.marked
@@ -232,61 +177,20 @@ def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path) -> None:
         assert sum(round(1000 * (part or 0)) for part in parts) == round(found.wall_us * 1000)
     phases = {row.name: row.calls for row in report.phases or ()}
     assert phases == dict.fromkeys(
-        ("step", "data loader", "forward (by operators)", "backward (by operators)", "optimizer", "others"), STEPS
+        ("step", "data loader", "forward (by operators)", "backward (by operators)", "optimizer", "others"), steps
     )
     operators = {row.name: row.calls for row in report.operators or ()}
     # Two linear layers forward; backward a product for each weight, and one for the second layer's input.
-    assert (operators["aten::addmm"], operators["aten::mm"], operators["aten::relu"]) == (2 * STEPS, 3 * STEPS, STEPS)
+    assert (operators["aten::addmm"], operators["aten::mm"], operators["aten::relu"]) == (2 * steps, 3 * steps, steps)
     (scope,) = report.user_scopes or ()
-    assert (scope.name, scope.calls) == ("loss of a batch", STEPS)
+    assert (scope.name, scope.calls) == ("loss of a batch", steps)
     memory = {row.name: row for row in report.memory or ()}
     # A layer's output: 16 rows of 128 and of 10 floats.
-    assert memory["aten::addmm"].self_allocation_bytes == STEPS * BATCH * (128 + 10) * 4
+    assert memory["aten::addmm"].self_allocation_bytes == steps * batch * (128 + 10) * 4
     for table in (report.device_metrics, report.kernels, report.idle, report.collectives, report.overlap):
         assert table is None
     text = render_traces(analyze_traces([live]))
     assert "n/a: GPU utilization, SM efficiency, occupancy: no device events." in text
-
-
-def traced(folder: Path, *, with_stack: bool) -> TraceReport:
-    """What a trace of three steps says of a batch of 32 through 8 x 16, and 16 x 4 inside a container."""
-    net = nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 4)))
-    recorded: dict[str, Any] = {"record_shapes": True, "with_modules": True, "with_stack": with_stack}
-    with profile(activities=[ProfilerActivity.CPU], **recorded) as profiler:
-        for _ in range(3):
-            net(torch.ones(32, 8)).sum().backward()
-            profiler.step()
-    profiler.export_chrome_trace(str(folder / "trace.json"))
-    return analyze_one(load_trace(folder / "trace.json"), formulas=recorded_work).report
-
-
-FIRST, SECOND = 2 * 32 * 8 * 16, 2 * 32 * 16 * 4
-"""FLOPs of a forward. The backward of the first has no gradient of its input."""
-
-
-def test_modules_with_stacks_have_their_time_and_their_flops(tmp_path: Path) -> None:
-    alone, report = (traced(tmp_path, with_stack=with_stack) for with_stack in (False, True))
-    assert alone.modules is None
-    assert any(note.startswith("Modules are n/a: with_modules=True alone") for note in alone.notes)
-    assert not any(note.startswith("Modules") for note in report.notes)
-    for one in (alone, report):
-        assert {row.name: (row.calls, row.forward, row.backward) for row in known(one.flops).operators} == {
-            "aten.addmm": (6, 3 * (FIRST + SECOND), 0),
-            "aten.mm": (9, 0, 3 * (FIRST + 2 * SECOND)),
-        }
-    rows = {row.name: row for row in known(report.modules).rows}
-    for name in ("Sequential_0.Linear_0", "Sequential_0.Sequential_1.Linear_1"):
-        assert rows[name].calls == 3
-        assert 0 < rows[name].own_forward_us <= rows["Sequential_0"].forward_us
-        assert rows[name].backward_us > 0
-    both, second = (3 * (FIRST + SECOND), 3 * (FIRST + 2 * SECOND)), (3 * SECOND, 6 * SECOND)
-    assert {name: (row.flops.forward, row.flops.backward) for name, row in rows.items() if row.flops is not None} == {
-        "": both,
-        "Sequential_0": both,
-        "Sequential_0.Linear_0": (3 * FIRST, 3 * FIRST),
-        "Sequential_0.Sequential_1": second,
-        "Sequential_0.Sequential_1.Linear_1": second,
-    }
 
 
 def sized(correlation: int, start: float, length: float, blocks: float, occupancy: float, **named: Any) -> Event:
@@ -299,7 +203,7 @@ def test_64_blocks_on_80_sms_are_an_sm_efficiency_of_0_8() -> None:
     properties = [{"id": 0, "name": "V100", "numSms": 80, "totalGlobalMem": 1}]
     loaded = trace(step(1, 0, 10), launch(1, 0), sized(1, 0, 10, 64 / 80, 40), deviceProperties=properties)
     shares = {"utilization": 1.0, "sm_efficiency": 0.8, "occupancy_percent": 40, "blocks_per_sm": 0.8}
-    assert device_metrics(loaded) == (DeviceMetrics(device=0, name="V100", sm_count=80, busy_us=10, **shares),)
+    assert tables.device_metrics(loaded) == (DeviceMetrics(device=0, name="V100", sm_count=80, busy_us=10, **shares),)
 
 
 def test_blocks_of_kernels_that_run_at_once_add_up_to_no_more_than_all_sms() -> None:
@@ -308,25 +212,26 @@ def test_blocks_of_kernels_that_run_at_once_add_up_to_no_more_than_all_sms() -> 
         sized(1, 0, 20, 0.5, 10),
         sized(2, 10, 20, 0.75, 20, stream=8),  # 0.5 to 10, both to 20: 1, 0.75 to 30
     )
-    assert (device_metrics(loaded) or ())[0].sm_efficiency == (10 * 0.5 + 10 * 1 + 10 * 0.75) / 100
+    assert (tables.device_metrics(loaded) or ())[0].sm_efficiency == (10 * 0.5 + 10 * 1 + 10 * 0.75) / 100
     # Equal lengths: the plain mean.
-    assert (device_metrics(loaded) or ())[0].occupancy_percent == 15
+    assert (tables.device_metrics(loaded) or ())[0].occupancy_percent == 15
 
 
 def test_figures_that_kernels_do_not_carry_are_none() -> None:
-    (device,) = device_metrics(trace(step(1, 0, 10), sized(1, 0, 5, 1, 50), kernel(2, 5, 5))) or ()
+    (device,) = tables.device_metrics(trace(step(1, 0, 10), sized(1, 0, 5, 1, 50), kernel(2, 5, 5))) or ()
     assert device.utilization == 1.0
     assert device.sm_efficiency is None
     assert device.occupancy_percent == 50
-    (device,) = device_metrics(trace(step(1, 0, 10), kernel(2, 5, 5))) or ()
+    (device,) = tables.device_metrics(trace(step(1, 0, 10), kernel(2, 5, 5))) or ()
     assert device.occupancy_percent is device.blocks_per_sm is None
     assert device.name is None
 
 
 def test_a_trace_without_a_device_has_no_device_tables() -> None:
     loaded = trace(step(1, 0, 10), operator("aten::mm", 1, 2))
-    for table in (device_metrics, kernel_table, kernel_summary, idle_times):
-        assert table(loaded) is None
+    assert tables.device_metrics(loaded) is None
+    assert tables.idle_times(loaded) is None
+    assert tables.kernel_tables(loaded) == (None, None)
 
 
 def test_pauses_are_told_apart_by_when_what_ended_them_was_launched() -> None:
@@ -338,7 +243,7 @@ def test_pauses_are_told_apart_by_when_what_ended_them_was_launched() -> None:
         kernel(5, 140, 10),  # nobody knows
     )
     whole = IdleTime(device=0, busy_us=46, host_wait_us=25, kernel_gap_us=29, other_us=30 + 10)
-    assert (idle_times(loaded) or ())[0] == whole
+    assert (tables.idle_times(loaded) or ())[0] == whole
 
 
 def test_a_device_idles_only_when_all_its_streams_do() -> None:
@@ -348,7 +253,7 @@ def test_a_device_idles_only_when_all_its_streams_do() -> None:
         *launched(3, 50, 60, 10, stream=8),
         *launched(4, 105, 110, 10, stream=8),
     )
-    assert [(row.busy_us, row.host_wait_us) for row in idle_times(loaded) or ()] == [(110, 10)]
+    assert [(row.busy_us, row.host_wait_us) for row in tables.idle_times(loaded) or ()] == [(110, 10)]
 
 
 def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
@@ -362,7 +267,7 @@ def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
         *launched(3, 12, 80, 40, name="elementwise"),
         *launched(4, 17, 130, 20, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=9),
     )
-    first, second, third = kernel_table(loaded) or ()
+    first, second, third = known(tables.kernel_tables(loaded)[0])
     assert (first.name, first.calls, first.device.ratio) == ("ampere_bf16_s16816gemm_bf16_128x128", 2, 0.4)
     assert (first.blocks_per_sm, first.occupancy_percent) == (1.5, 20)
     assert first.tensor_cores
@@ -370,8 +275,7 @@ def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
     assert (second.name, second.tensor_cores, second.tensor_cores_eligible) == ("elementwise", False, False)
     assert second.blocks_per_sm is None
     assert third.collective
-    summary = kernel_summary(loaded)
-    assert summary is not None
+    summary = known(tables.kernel_tables(loaded)[1])
     # Collectives compute nothing, on tensor cores or off.
     assert (summary.calls, summary.total_us, summary.tensor_core_ratio) == (4, 100, 40 / 80)
     assert summary.tensor_core_eligible_ratio == 40 / 80
@@ -379,13 +283,10 @@ def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
 
 
 ON_TENSOR_CORES = (
-    "volta_h884gemm_128x64_ldg8_nn",
     "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_nt",
     "ampere_fp16_s16816gemm_fp16_128x128_ldg8_relu_f2f_stages_32x5_nn",
     "sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x16_kernel",
-    "sm90_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32",
     "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT",
-    "cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_nn_align8",
     "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_nn_align8>",
     "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4> >",
     "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
@@ -393,7 +294,6 @@ ON_TENSOR_CORES = (
 )
 MULTIPLY = (  # on no tensor cores, or of other libraries and vendors, whose names do not say
     "ampere_sgemm_128x64_nn",
-    "volta_scudnn_128x64_relu_medium_nn_v1",
     "maxwell_scudnn_winograd_128x128_ldg1_ldg4_tile418n_nt",
     "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
     "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0",  # rocBLAS, hipBLASLt
@@ -402,9 +302,7 @@ MULTIPLY = (  # on no tensor cores, or of other libraries and vendors, whose nam
     "attn_fwd.kd",  # AOTriton
     "bwd_kernel_dk_dv.kd",
     "gen_conv_kernel",  # oneDNN on Intel's GPUs
-    "micro_sdpa",
     "matmul_kernel",  # Triton's tutorial
-    "_chunk_scan_fwd_kernel",  # Mamba 2
     "fused_moe_kernel",
     "triton_tem_fused_mm_0",
 )
@@ -413,12 +311,9 @@ DO_NOT = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::conv_x<float>>(int)",
     "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>",
     "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512, true, 1>",
-    "triton_poi_fused_add_relu_0",
     "triton_poi_fused_convert_element_type_0",
     "triton_poi_fused__scaled_dot_product_flash_attention_cat_view_10",
-    "triton_red_fused_native_layer_norm_1",
     "triton_red_fused_mm_native_layer_norm_2",
-    "triton_per_fused_convolution_1",
     "MIOpenBatchNormFwdTrainSpatial",
     "SubTensorOpWithScalar1d",
     "void moe::align_block_size_kernel<int>",
@@ -465,10 +360,9 @@ def named(name: str) -> list[dict[str, Any]]:
 def test_of_other_vendors_kernels_it_is_not_known_which_ran_on_matrix_cores(
     call: str, devices: list[dict[str, Any]], ratio: float | None
 ) -> None:
-    flash = kernel(1, 5, 10, name="flash_fwd")
-    launched = {**launch(1, 2), "name": call}
-    found = kernel_summary(trace(operator("aten::mm", 0, 10), launched, flash, deviceProperties=devices))
-    assert found is not None and (found.tensor_core_ratio, found.tensor_core_eligible_ratio) == (ratio, ratio)
+    flash = ({**launch(1, 2), "name": call}, kernel(1, 5, 10, name="flash_fwd"))
+    found = known(tables.kernel_tables(trace(operator("aten::mm", 0, 10), *flash, deviceProperties=devices))[1])
+    assert (found.tensor_core_ratio, found.tensor_core_eligible_ratio) == (ratio, ratio)
 
 
 @pytest.mark.parametrize(
@@ -483,3 +377,74 @@ def test_of_other_vendors_kernels_it_is_not_known_which_ran_on_matrix_cores(
 )
 def test_a_communication_kernels_name_tells_its_collective(kernel_name: str, collective: str) -> None:
     assert collective_of_kernel(kernel_name) == collective
+
+
+def at(start: float, size: int, total: int, device: int | None = 0) -> Event:
+    """An allocation or a free, as torch has written it since 2.0."""
+    more: dict[str, Any] = {"Total Allocated": total}
+    return memory(start, size, device=device, **more)
+
+
+def curve(*events: Event) -> MemoryCurve:
+    (one,) = known(tables.memory_curves(trace(*events)))
+    return one
+
+
+def test_curve_has_the_highest_point_of_each_stretch_and_the_peak() -> None:
+    found = curve(
+        step(4, 10, 50),
+        step(5, 60, 60),
+        at(22, 100, 1100),
+        at(25, 50, 1150),
+        at(72, -50, 1100),
+        at(74, 700, 1800),
+        at(90, 30, 1830),
+        at(100, -700, 1130),
+    )
+    assert (found.device, found.absolute) == (0, True)
+    assert (found.peak_bytes, found.peak_us) == (1830, 90 - 10)
+    assert [*found.points] == [
+        (12, 1100), (15, 1150), (62, 1100), (64, 1800), (80, 1830), (90, 1130)
+    ]  # fmt: skip
+
+
+def test_old_trace_without_totals_shows_the_change() -> None:
+    found = curve(operator("aten::mm", 0, 5), memory(1, 100), memory(3, 50), memory(4, -100))
+    assert (found.absolute, found.peak_bytes, found.device) == (False, 150, -1)
+
+
+# ---- figures over a trace's clock: worked out by hand from what ran when
+
+
+def tracks(*events: Event) -> dict[str, list[tuple[int, float]]]:
+    """Times in microseconds and values of each track, by its name."""
+    found = tuple(tables.counter_tracks(trace(*events)))
+    assert all(one.times_ns == sorted(set(one.times_ns)) for one in found)
+    return {
+        one.name: [(time // 1000, value) for time, value in zip(one.times_ns, one.values, strict=True)] for one in found
+    }
+
+
+def test_a_device_is_used_while_a_kernel_runs_and_its_multiprocessors_as_far_as_blocks_fill_them() -> None:
+    half: dict[str, Any] = {"blocks per SM": 0.5}
+    full: dict[str, Any] = {"blocks per SM": 4}
+    found = tracks(
+        operator("aten::relu", 0, 1),
+        kernel(1, 10, 10, **half),
+        kernel(2, 30, 20, **half),
+        kernel(3, 40, 20, stream=8, **full),
+    )
+    assert found == {
+        "GPU utilization, device 0": [(10, 100), (20, 0), (30, 100), (60, 0)],
+        "est. SM efficiency, device 0": [(10, 50), (20, 0), (30, 50), (40, 100), (60, 0)],
+    }
+
+
+def test_memory_has_what_is_allocated_of_each_device() -> None:
+    events = [*(at(3, -20, 10), at(1, 10, 30), at(5, 10, 20)), at(2, 5, 5, device=None)]
+    assert tracks(operator("aten::relu", 0, 1), *events) == {
+        "memory allocated, host": [(2, 5)],
+        "memory allocated, device 0": [(1, 30), (3, 10), (5, 20)],
+    }
+    old = tracks(operator("aten::mm", 0, 1), memory(1, 100), memory(3, 50), memory(3, -120))
+    assert old == {"memory allocated since the trace began, host": [(1, 100), (3, 30)]}

@@ -1,18 +1,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from lightning_flops.analysis.collectives import RanksError, compare
-from lightning_flops.config import AdviceThresholds
 from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.communication import RankComparison
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.communication import collective_table, overlap
 from lightning_flops.trace.report import analyze_one
+from lightning_flops.trace.steps import overlap
+from lightning_flops.trace.tables import collective_table
 from tests.analysis.in_memory import analyze_traces, known
 from tests.analysis.trace_events import Event, kernel, launch, launched, operator, scope, step, trace, trace_from_events
 
@@ -36,8 +36,8 @@ def waits_of(traces: Iterable[Trace]) -> list[float | None]:
     return [row.wait_us for row in compare_ranks(traces).ranks]
 
 
-def of_rank(rank: int, *events: Event) -> Trace:
-    return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": 2})
+def of_rank(rank: int, *events: Event, ranks: int = 2) -> Trace:
+    return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": ranks})
 
 
 def test_bytes_of_a_collective_are_those_of_its_larger_side() -> None:
@@ -46,6 +46,8 @@ def test_bytes_of_a_collective_are_those_of_its_larger_side() -> None:
         *collective(2, 20, 5, name="_allgather_base", **GATHERED),
         *collective(3, 30, 50, name="_reduce_scatter_base", **{"In msg nelems": 1024}),
         *collective(4, 90, 1, name="broadcast", **{"dtype": "Unheard"}),
+        # Its arguments name it a collective, and not its kernel.
+        kernel(5, 95, 0.5, name="my_symmetric_memory_kernel", **{"Collective name": "allreduce"}),
     )
     found = [
         (row.name, row.calls, row.bytes, row.device and row.device.total_us) for row in collective_table(loaded) or ()
@@ -54,13 +56,8 @@ def test_bytes_of_a_collective_are_those_of_its_larger_side() -> None:
         ("_reduce_scatter_base", 1, 1024 * 4, 50),
         ("_allgather_base", 2, 2 * 512 * 2, 10),
         ("broadcast", 1, None, 1),
+        ("allreduce", 1, None, 0.5),
     ]
-
-
-def test_a_kernel_named_as_a_collective_by_its_arguments_is_one() -> None:
-    named: dict[str, Any] = {"Collective name": "allreduce"}
-    (found,) = collective_table(trace(kernel(1, 0, 5, name="my_symmetric_memory_kernel", **named))) or ()
-    assert (found.name, found.calls) == ("allreduce", 1)
 
 
 def test_collectives_are_matched_within_steps_so_that_a_missing_one_spoils_no_other() -> None:
@@ -85,15 +82,14 @@ def test_a_group_whose_ranks_are_not_all_at_hand_is_said() -> None:
 
 
 def test_a_collective_that_the_host_performs_is_communication() -> None:
-    shape = {"Input Dims": [[256]], "Input type": ["float"]}
     loaded = trace(
         operator("c10d::allreduce_", 0, 10),
-        scope("gloo:all_reduce", 20, 60, thread=2, **shape),
+        scope("gloo:all_reduce", 20, 60, thread=2),
         operator("aten::copy_", 30, 10, thread=2),  # a part of the collective
         operator("aten::mm", 50, 50),
     )
     (row,) = collective_table(loaded) or ()
-    assert (row.name, row.calls, row.bytes, row.host and row.host.total_us) == ("all_reduce", 1, 1024, 60)
+    assert (row.name, row.calls, row.bytes, row.host and row.host.total_us) == ("all_reduce", 1, None, 60)
     share = overlap(loaded)
     # From 20 to 80, of which the product hides what is after 50; what starts the collective computes nothing.
     assert (share.communication_us, share.computation_us, share.overlap_us, share.other_us) == (60, 50, 30, 20)
@@ -112,21 +108,6 @@ def test_a_collective_that_the_host_performs_is_communication() -> None:
 def test_what_computes_hides_communication_and_what_waits_or_runs_python_does_not(name: str, computes: int) -> None:
     share = overlap(trace(operator(name, 0, 30), scope("gloo:all_gather", 10, 50, thread=2)))
     assert (share.communication_us, share.overlap_us) == (50, computes)
-
-
-@pytest.mark.parametrize(
-    ("job", "size"),
-    [
-        ({"distributedInfo": {"rank": 0, "world_size": 4}}, 4 * 256 * 4),
-        # Of which of these two groups it is, nobody says.
-        ({"distributedInfo": {"rank": 0, "world_size": 4, "pg_config": [{"ranks": [0, 1]}, {"ranks": []}]}}, None),
-        ({}, None),
-    ],
-)
-def test_a_host_scope_that_gathers_yields_what_every_rank_sends(job: dict[str, Any], size: int | None) -> None:
-    shape: dict[str, Any] = {"Input Dims": [[256]], "Input type": ["float"]}
-    (row,) = collective_table(trace(scope("gloo:all_gather", 20, 60, **shape), **job)) or ()
-    assert row.bytes == size
 
 
 # ---- process groups, and what goes from one rank to another
@@ -154,12 +135,6 @@ def test_groups_of_the_same_members_are_told_apart_by_name() -> None:
     assert [(row.transfer_us, row.wait_us) for row in found.ranks] == [(4 + 2, 4 + 0), (4 + 2, 0 + 7)]
 
 
-def exchange(rank: int, length: float) -> Trace:
-    events = collective(1, 10, length, name="all_to_allv")
-    events[1]["name"] = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
-    return of_rank(rank, *events)
-
-
 def host_collective(rank: int, length: float, *groups: list[int]) -> Trace:
     config = [{"pg_name": str(number), "ranks": ranks} for number, ranks in enumerate(groups)]
     job = {"backend": "gloo", "rank": rank, "world_size": 4, "pg_config": config}
@@ -167,6 +142,11 @@ def host_collective(rank: int, length: float, *groups: list[int]) -> Trace:
 
 
 def test_an_exchange_of_all_with_all_is_a_collective_though_its_kernel_sends_and_receives() -> None:
+    def exchange(rank: int, length: float) -> Trace:
+        events = collective(1, 10, length, name="all_to_allv")
+        events[1]["name"] = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+        return of_rank(rank, *events)
+
     assert waits_of([exchange(0, 8), exchange(1, 5)]) == [3, 0]
 
 
@@ -192,19 +172,14 @@ def test_what_does_not_say_which_ranks_take_part_is_left_unmatched_and_named(nam
 # ---- traces that do not say their ranks
 
 
-def unnamed(source: str, kernel_us: float, *, steps: int = 1, begin: float = 0, name: str = "allreduce") -> Trace:
-    """Steps of 10 ms, each of one kernel and then of a collective until it ends; the trace names no rank."""
-    events: list[Event] = []
-    for number in range(steps):
-        at = begin + 10_000 * number
-        events += [step(number, at, 10_000), launch(10 * number, at), kernel(10 * number, at + 1, kernel_us)]
-        events += collective(10 * number + 1, at + 1 + kernel_us, 9_999 - kernel_us, name=name)
-    return trace_from_events(events, source=source)
-
-
 def test_files_without_a_rank_are_separate_runs_whatever_they_hold() -> None:
+    def unnamed(name: str, kernel_us: float) -> Trace:
+        events = [step(0, 0, 10_000), launch(0, 0), kernel(0, 1, kernel_us)]
+        events += collective(1, 1 + kernel_us, 9_999 - kernel_us)
+        return trace_from_events(events, source=f"/logs/{name}.json")
+
     # As three ranks of one job would be, the third twice as slow: yet three runs would look the same.
-    traces = [unnamed(f"/logs/{name}.json", us) for name, us in (("a", 4_000), ("b", 4_000), ("c", 8_000))]
+    traces = [unnamed("a", 4_000), unnamed("b", 4_000), unnamed("c", 8_000)]
     report = analyze_traces(traces)
     assert (report.ranks, [one.rank for one in report.traces]) == (None, [None] * 3)
     assert "straggler" not in {one.rule for one in report.advice}
@@ -238,14 +213,7 @@ def test_traces_that_cannot_be_one_of_each_rank_are_refused(ranks: tuple[int | N
 
 # ---- the advice that traces support by themselves; every share is worked out by hand from the events
 
-ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 FULL: dict[str, Any] = {"blocks per SM": 4.0, "est. achieved occupancy %": 60}
-
-
-def busy(rank: int, kernel_us: float) -> Trace:
-    """One step of 10,000 us of this rank, of which one kernel takes *kernel_us*."""
-    events = (step(1, 0, 10_000), launch(1, 1, 1), kernel(1, 10, kernel_us, **FULL))
-    return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": 3})
 
 
 def test_a_step_that_waits_for_data_is_told_so() -> None:
@@ -255,7 +223,7 @@ def test_a_step_that_waits_for_data_is_told_so() -> None:
     assert advice.fact == "The step waits 400 us a batch for data (40.00%)."
 
 
-def communicating(rank: int, *starts: float, ranks: int = 2, of_kernel: Mapping[str, Any] = FULL) -> Trace:
+def communicating(rank: int, *starts: float, ranks: int = 2) -> Trace:
     """One step of 10,000 us of this rank: it computes until each start, and then communicates until the next end.
 
     The ends lie evenly up to 9,000 us, so ranks with other starts wait for each other there.
@@ -265,11 +233,11 @@ def communicating(rank: int, *starts: float, ranks: int = 2, of_kernel: Mapping[
     for number, start in enumerate(starts):
         end = 9_000 * (number + 1) / len(starts)
         events += [
-            *launched(2 * number, begin, begin, start - begin, **of_kernel),
-            *launched(2 * number + 1, begin + 5, start, end - start, name=ALL_REDUCE, stream=20, **group),
+            *launched(2 * number, begin, begin, start - begin, **FULL),
+            *launched(2 * number + 1, begin + 5, start, end - start, name=NAME, stream=20, **group),
         ]
         begin = end
-    return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": ranks})
+    return of_rank(rank, *events, ranks=ranks)
 
 
 def test_a_straggler_is_told_of_where_all_ranks_are_at_hand() -> None:
@@ -282,43 +250,32 @@ def test_a_straggler_is_told_of_where_all_ranks_are_at_hand() -> None:
     assert round(known(advice.ceiling), 9) == 0.16  # 1.6 of the step's 10 ms
 
 
-def test_who_computes_longest_is_no_straggler_by_less_than_the_thresholds() -> None:
-    traces = [communicating(rank, start, ranks=3) for rank, start in enumerate((6_000, 6_000, 6_400))]
-    report = analyze_traces(traces)
-    assert not any(one.rule == "straggler" for one in report.advice)
-    lower = AdviceThresholds(straggler=1.03, straggler_sec=0.0003)
-    assert any(one.rule == "straggler" for one in analyze_traces(traces, thresholds=lower).advice)
-
-
 def test_what_several_ranks_show_is_told_once_with_the_rank_that_has_the_largest_saving() -> None:
+    def busy(rank: int, kernel_us: float) -> Trace:  # of one step of 10,000 us
+        return of_rank(rank, step(1, 0, 10_000), launch(1, 1, 1), kernel(1, 10, kernel_us, **FULL), ranks=3)
+
     report = analyze_traces([busy(0, 3000), busy(1, 2000), busy(2, 2500)])
     (advice,) = (one for one in report.advice if one.rule == "idle")
     assert advice.fact.startswith("Rank 1: The device is idle for 80.00% of the step")
 
 
 def test_what_is_advised_to_a_trace_is_for_the_device_that_its_kernels_ran_on() -> None:
-    def advised(*devices: tuple[str, int, int], on: int = 0) -> str | None:
+    def advised(*devices: tuple[str, int], on: int = 0) -> str | None:
         listed = [
-            {"id": index, "name": name, "computeMajor": major, "computeMinor": minor}
-            for index, (name, major, minor) in enumerate(devices)
+            {"id": index, "name": name, "computeMajor": major, "computeMinor": 0}
+            for index, (name, major) in enumerate(devices)
         ]
-        events: tuple[Event, ...] = (
-            step(1, 0, 1000),
-            operator("aten::mm", 0, 10),
-            *launched(1, 1, 10, 900, name="volta_sgemm_128x64_nn", device=on, **FULL),
-        )
-        report = analyze_traces([trace(*events, deviceProperties=listed)])
+        ran = launched(1, 1, 10, 900, name="volta_sgemm_128x64_nn", device=on, **FULL)
+        report = analyze_traces([trace(step(1, 0, 1000), operator("aten::mm", 0, 10), *ran, deviceProperties=listed)])
         return next((one.remedy for one in report.advice if one.rule == "tensor_core_eligible"), None)
 
-    volta, ampere, pascal = ("Tesla V100-SXM2-16GB", 7, 0), ("NVIDIA A100-SXM4-40GB", 8, 0), ("Tesla P100", 6, 0)
-    assert advised() is None
+    volta, ampere = ("Tesla V100-SXM2-16GB", 7), ("NVIDIA A100-SXM4-40GB", 8)
     assert advised(volta) == "Train with automatic mixed precision in float16."
     assert advised(ampere) == "Train with automatic mixed precision in bfloat16."
-    assert advised(pascal) is None
     assert advised(ampere, volta, on=1) == advised(volta)
     # ROCm's numbers are no compute capabilities, and a device without a name may be one of ROCm's.
-    assert advised(("AMD Instinct MI250X", 9, 0)) is None
-    assert advised(("", 9, 0)) is None
+    for unknown in ((), (("Tesla P100", 6),), (("AMD Instinct MI250X", 9),), (("", 9),)):
+        assert advised(*unknown) is None
     assert advised(volta, on=3) is None
 
 

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import multiprocessing
-import os
 import random
 import re
 import resource
@@ -18,11 +16,8 @@ import pytest
 
 from lightning_flops.cli import main
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.trace import load_trace, many
+from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace, TraceFormatError
-from lightning_flops.trace.many import analyze_each, join_analyses
-from lightning_flops.trace.report import AnalyzedTrace, analyze_file
-from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import operator, scope, span, trace
 from tests.analysis.trace_files import RANKS, RESNET
 from tests.mutations import mutated, mutated_tree, unsafe_in
@@ -31,7 +26,7 @@ from tests.mutations import mutated, mutated_tree, unsafe_in
 def columns(loaded: Trace) -> dict[str, Any]:
     """Everything of a trace but where it came from, for comparisons."""
     named = "name kind lane start_ns duration_ns correlation external_id device stream bytes".split()
-    return {name: getattr(loaded, name).tolist() for name in named} | {"names": loaded.names, "lanes": loaded.lanes}
+    return {name: getattr(loaded, name).tolist() for name in named} | {"names": loaded.names}
 
 
 def test_gzipped_and_remote_files_hold_the_same_trace(tmp_path: Path) -> None:
@@ -120,54 +115,10 @@ def test_braces_within_an_event_do_not_end_it(nested: dict[str, Any], tmp_path: 
         assert len(load_trace(tmp_path / "trace.json")) == 40
 
 
-# ---- several trace files: read by one process or by several, the answer is the same
-
-FILES = [str(file) for file in RANKS]
-
-
-@pytest.fixture
-def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even the smallest files are read side by side."""
-    monkeypatch.setattr(many, "WORTH_PROCESSES_BYTES", 0)
-
-
-@pytest.mark.usefixtures("worth_it")
-def test_processes_give_what_one_gives_in_any_order_of_the_files() -> None:
-    alone = join_analyses(analyze_each(FILES))
-    assert alone == analyze_traces([load_trace(file) for file in FILES])
-    assert join_analyses(analyze_each(FILES[::-1], processes=2)) == alone
-
-
-@pytest.mark.usefixtures("worth_it")
-def test_of_several_files_that_cannot_be_read_the_first_is_named(tmp_path: Path) -> None:
-    bad = [tmp_path / "a.json", tmp_path / "b.json"]
-    bad[0].write_text("{")
-    bad[1].write_text("")
-    for processes in (1, 2):
-        with pytest.raises(TraceFormatError) as caught:
-            analyze_each([FILES[0], *map(str, bad)], processes=processes)
-        assert str(caught.value).startswith(f"{bad[0]}: the file ends in the middle")
-
-
-@pytest.mark.usefixtures("worth_it")
-def test_a_process_that_is_killed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "analyze_file", _killed)
-    with pytest.raises(LightningFlopsError, match="a process that read a trace was ended from outside"):
-        analyze_each(FILES, processes=2)
-
-
-def _killed(file: str, **settings: Any) -> AnalyzedTrace:
-    if multiprocessing.parent_process() is not None:
-        os._exit(9)
-    return analyze_file(file, **settings)
-
-
 # ---- damaged traces: each gives a report or one line and status 2, in bounded time and memory
 
-SECONDS = 20.0
-"""Of the processor, for one file of at most some megabytes."""
-GROWN_BYTES = 400 << 20
-"""Of this process, by a hundred files together."""
+SECONDS = 20.0  # of the processor, for one file of at most some megabytes
+GROWN_BYTES = 400 << 20  # of this process, by a hundred files together
 
 
 @cache

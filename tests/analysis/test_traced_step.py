@@ -12,8 +12,7 @@ import pytest
 
 from lightning_flops.analysis.traced_step import build_traced_step, module_times
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.errors import LightningFlopsError
-from lightning_flops.records import PhaseSeconds, TracedStepRecord, WindowRecord, module_mark, phase_mark
+from lightning_flops.records import PhaseSeconds, TracedStepRecord, module_mark, phase_mark
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import Profile
 from tests.analysis.in_memory import known
@@ -83,12 +82,11 @@ def test_modules_and_operators_have_medians_over_the_traced_steps_scaled_to_a_ty
             operator(phase_mark("backward"), at + 110, 40),
             operator(_NODE, at + 120, 20, **{**made, "Fwd thread id": 1}),
         ]
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": events}))
+    path = written(tmp_path / "trace.json", *events)
     window = mlp_traced()[0]
     seconds = PhaseSeconds(forward=80e-6, backward=10e-6)
     timed = tuple(replace(one, seconds=seconds) for one in window.timed_steps)
-    window = replace(window, timed_steps=timed, traces=(record(8, str(path)),))
+    window = replace(window, timed_steps=timed, traces=(record(8, path),))
     traced = known(build_traced_step(window))
     assert traced.tables is not None and traced.tables.modules is not None
     # The forward's median is 40 us. In it fc has 20 us and the root, of 30, 20 and 30, 30: a typical one takes 80.
@@ -133,26 +131,15 @@ def test_what_the_host_spent_on_launching_is_no_modules_time(tmp_path: Path) -> 
     assert known(on_device.tables).modules is None
 
 
-def communicating(folder: Path, world_size: int) -> WindowRecord:
-    """A window whose traced step communicates for 30 ns from one of two places of a process group."""
-    place = {"rank": 1, "world_size": world_size, "pg_config": [{"ranks": list(range(world_size))}]}
-    events = scope("gloo:all_reduce", 0.01, 0.03, thread=2), operator("aten::mm", 0, 0.02)
-    path = written(folder / "trace.json", *events, distributedInfo=place)
-    one = record(8, path)
-    window = mlp_traced()[0]
-    return replace(window, context=replace(window.context, rank=1, world_size=world_size), traces=(one,))
-
-
 def test_a_traced_step_carries_each_call_of_each_collective_and_what_it_exposed(tmp_path: Path) -> None:
-    traced = known(build_traced_step(communicating(tmp_path, 2)))
+    place = {"rank": 1, "world_size": 2, "pg_config": [{"ranks": [0, 1]}]}
+    events = scope("gloo:all_reduce", 0.01, 0.03, thread=2), operator("aten::mm", 0, 0.02)
+    path = written(tmp_path / "trace.json", *events, distributedInfo=place)
+    window = mlp_traced()[0]
+    window = replace(window, context=replace(window.context, rank=1, world_size=2), traces=(record(8, path),))
+    traced = known(build_traced_step(window))
     (calls,) = traced.collectives
     assert (calls.name, calls.group, calls.calls, calls.bytes) == ("all_reduce", "[0, 1]", 1, None)
     assert (calls.latency_ns, calls.total_ns) == (array("q", [30]), 30)
     # From 0 to 40: the product hides the first 10 of the 30.
     assert [(part.name, part.wall_sec, part.exposed_sec) for part in traced.parts] == [("other", 40e-9, 20e-9)]
-
-
-def test_a_trace_file_that_is_gone_is_an_error_in_words() -> None:
-    window = replace(mlp_traced()[0], traces=(record(8),))
-    with pytest.raises(LightningFlopsError, match="no such file: cannot be read"):
-        build_traced_step(window)

@@ -10,7 +10,7 @@ import msgspec
 
 from lightning_flops.records import module_mark, phase_mark
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.events import DECODER, Columns
+from lightning_flops.trace.read import DECODER, Columns
 
 Event = dict[str, Any]
 

@@ -14,14 +14,7 @@ _ON_DEVICE = ("kernel", "memcpy", "memset", "gpu_memcpy", "gpu_memset")
 
 
 def slowed(source: Path, target: Path, *, kernel: str, times: int) -> None:
-    """Copy a trace of one stream with every run of *kernel* so many times as long; what follows on the device waits.
-
-    Args:
-        source: the file, plain or gzipped.
-        target: the copy, gzipped.
-        kernel: how the kernel's name begins.
-        times: how many times as long it takes.
-    """
+    """Copy a trace of one stream, gzipped, with every run of *kernel* so many times as long; what follows waits."""
     content = source.read_bytes()
     trace = json.loads(gzip.decompress(content) if source.suffix == ".gz" else content)
     events = [event for event in trace["traceEvents"] if event.get("cat", "").lower() in _ON_DEVICE]

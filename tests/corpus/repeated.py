@@ -240,37 +240,6 @@ def index_in_a_checkpoint_that_is_differentiated_twice() -> Example:
     return network.costs(3 * LAYER, 2 * LAYER + 2 * (2 * LAYER) + 2 * (2 * LAYER), 2 * 3 * LAYER)
 
 
-@FAMILY.part_by_part
-def gradient_in_a_checkpoint() -> Example:
-    """Forces from an energy, all of it checkpointed: gradients that are repeated are recompute.
-
-    The gradient inside asks for the tensors of the pass that it is in, and has the checkpoint repeat that pass up to
-    the last of them: what comes before is the energy and its two layers, of which the tanh between them is the last to
-    save what the gradient needs; the second layer has saved its weight before it runs.
-    """
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-
-    def inside(self: Any, positions: Tensor) -> Tensor:
-        energy = self.leave(torch.tanh(self.enter(positions))).sum()
-        (forces,) = torch.autograd.grad(energy, positions, create_graph=True)
-        return energy.square() + forces.square().sum()
-
-    def forward(self: Any, positions: Tensor) -> Tensor:
-        with set_checkpoint_early_stop(False):
-            result: Tensor = checkpoint(partial(inside, self), positions, use_reentrant=False)
-        return result
-
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    once = (first + second) + (first + second)
-    model = Parts(forward, enter=nn.Linear(inputs, hidden), leave=nn.Linear(hidden, outputs))
-    return Example(model, torch.randn(batch, inputs, requires_grad=True)).costs(
-        forward=first + second,
-        backward=(first + second) + (2 * first + second) + (2 * first + 2 * second),
-        # For the gradient inside, and for the one outside: both times the energy and the forces, to the end.
-        recompute=2 * once,
-    )
-
-
 class Equilibrium(torch.autograd.Function):
     """A fixed point's backward, as implicit layers have it: the layer again, then gradients as often as it takes."""
 

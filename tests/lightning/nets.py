@@ -7,7 +7,7 @@ gradient, so its backward is one product and the second layer's is two.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_flops.records import PhaseFlops
 from tests.fake_clock import FakeNow
@@ -51,16 +51,6 @@ class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         if self.on_fetch is not None:
             self.on_fetch()
         return self.x[index], self.y[index]
-
-
-class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """The same rows, without a length."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        return (self.rows[i] for i in range(len(self.rows)))
 
 
 def loader(

@@ -15,23 +15,15 @@ from tests.lightning.nets import batch_flops, loader, new_net
 MakeTrainer = Callable[..., Any]
 
 
-def compile_fit_argument(net: Any, backend: str) -> Any:
-    return torch.compile(net, backend=backend)
-
-
-def compile_submodule(net: Any, backend: str) -> Any:
-    net.net = torch.compile(net.net, backend=backend)
-    return net
-
-
-def compile_block_in_place(net: Any, backend: str) -> Any:
-    net.net[0].compile(backend=backend)
-    return net
-
-
-def compile_function(net: Any, backend: str) -> Any:
-    net.training_step = torch.compile(net.training_step, backend=backend)
-    return net
+def compiled(net: Any, what: str, backend: str) -> Any:
+    """*net*, of which *what* is compiled; for a fit, which takes the whole."""
+    if what == "a submodule":
+        net.net = torch.compile(net.net, backend=backend)
+    elif what == "a block in place":
+        net.net[0].compile(backend=backend)
+    elif what == "the step":
+        net.training_step = torch.compile(net.training_step, backend=backend)
+    return torch.compile(net, backend=backend) if what == "the whole" else net
 
 
 @pytest.fixture(autouse=True)
@@ -42,18 +34,13 @@ def fresh_compiler() -> Iterator[None]:
 
 
 @pytest.mark.timeout(300)
+# A kernel takes seconds to compile, so most are traced, and run operator by operator.
 @pytest.mark.parametrize(
-    ("compiled", "backend"),
-    [
-        # A kernel takes seconds to compile, so most are traced, and run operator by operator.
-        (compile_fit_argument, "inductor"),
-        (compile_submodule, "aot_eager"),
-        (compile_block_in_place, "aot_eager"),
-        (compile_function, "aot_eager"),
-    ],
+    ("what", "backend"),
+    [("the whole", "inductor"), *((one, "aot_eager") for one in ("a submodule", "a block in place", "the step"))],
 )
 def test_a_compiled_model_is_counted_as_it_runs_and_never_recompiled(
-    trainer: MakeTrainer, compiled: Callable[[Any, str], Any], backend: str
+    trainer: MakeTrainer, what: str, backend: str
 ) -> None:
     def train(*callbacks: Any) -> tuple[list[float], int, int]:
         torch._dynamo.reset()
@@ -62,7 +49,7 @@ def test_a_compiled_model_is_counted_as_it_runs_and_never_recompiled(
         torch.manual_seed(11)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's own
-            trainer(*callbacks).fit(compiled(net, backend), loader(10))
+            trainer(*callbacks).fit(compiled(net, what, backend), loader(10))
         stats = torch._dynamo.utils.counters["stats"]
         return net.losses, stats["unique_graphs"], sum(torch._dynamo.utils.counters["graph_break"].values())
 

@@ -123,8 +123,8 @@ def test_an_interrupted_run_has_its_summary_of_the_samples_that_its_steps_were_g
         return step((x, y), batch_idx)
 
     net.training_step = training_step
-    given = Rows(30 * BATCH)
-    rows = [{"x": x, "y": y} for x, y in zip(given.x, given.y, strict=True)]
+    data = Rows(30 * BATCH)
+    rows = [dict(zip("xy", data[at], strict=True)) for at in range(len(data))]
     callback = FlopsProfilerCallback(profile_step=1, timing_steps=1, trace=False)
     with pytest.raises(ValueError, match="the user's own"):
         trainer(callback).fit(net, DataLoader(rows, batch_size=BATCH))  # type: ignore[arg-type]

@@ -56,9 +56,9 @@ def test_copies_and_pickles_made_inside_the_loop_work_without_this_package(tmp_p
 
 def test_a_profiler_that_was_dropped_ends_itself_and_leaves_nothing() -> None:
     gc.collect()  # what another test has dropped
-    before = torch_state()
     net = nn.Linear(WIDE, NARROW)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)  # torch wraps the step of the first of each class
+    before = torch_state()
     profiler = profile_training(net, optimizer, timing_steps=1)
     profiler.start()
     run = weakref.ref(profiler.run)

@@ -16,8 +16,8 @@ import pytest
 from lightning_flops.schema.trace_steps import Row
 from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.communication import overlap
-from lightning_flops.trace.tables import idle_times, kernel_table, transfer_table
+from lightning_flops.trace.steps import overlap
+from lightning_flops.trace.tables import idle_times, kernel_tables, transfer_table
 from tests.analysis.trace_events import Event, kernel, launch, on_device, operator, step
 
 hta = pytest.importorskip("hta.trace_analysis", reason="make test-hta installs HolisticTraceAnalysis")
@@ -118,7 +118,7 @@ def test_calls_and_time_of_every_kernel_and_copy(both: Job) -> None:
             row["name"]: (row["sum (us)"], row["max (us)"], row["min (us)"], row["mean (us)"])
             for row in table[table["rank"] == rank].to_dict("records")
         }
-        rows: list[Row] = [*(kernel_table(trace) or ()), *(transfer_table(trace) or ())]
+        rows: list[Row] = [*(kernel_tables(trace)[0] or ()), *(transfer_table(trace) or ())]
         ours = {row.name: row.device for row in rows if row.device is not None}
         assert {name: (row.total_us, row.max_us, row.min_us) for name, row in ours.items()} == {
             name: row[:3] for name, row in theirs.items()

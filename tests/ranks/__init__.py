@@ -59,22 +59,15 @@ def run_ranks(
 ) -> list[str]:
     """Run ``python ARGUMENTS`` in *folder* as ranks 0 to *ranks* - 1 of one job on this machine.
 
-    Args:
-        arguments: the program and its arguments.
-        ranks: how many there are.
-        folder: where they run.
-        timeout_sec: how long they may take.
-        environment: variables beside those of this process and of a launcher.
-        ends_with: exit statuses that are not to be 0, by rank.
-        imports: modules that the ranks find imported, as forks of a process that has imported them; with none each
-            is a Python of its own.
+    *environment* has variables beside those of this process and of a launcher, *ends_with* exit statuses that are not
+    to be 0, by rank. Ranks find *imports* imported, as forks of a process that has imported them; with none each is a
+    Python of its own.
 
     Returns:
         What each rank printed, both streams together.
 
     Raises:
-        AssertionError: a rank failed or was not done in time; with the last lines of what every rank printed, and
-            where those were that had not ended.
+        AssertionError: a rank failed or was not done in time; with the last lines of what every rank printed.
     """
     statuses_meant = [(ends_with or {}).get(rank, 0) for rank in range(ranks)]
     with contextlib.ExitStack() as undo:
@@ -97,13 +90,15 @@ def run_ranks(
                 deadline = min(deadline, time.monotonic() + 5.0)
             late = time.monotonic() > deadline
             time.sleep(0.05)
-        if late:
-            _say_where(processes)
         for process in processes:
             _end(process)
         printed = [_text(output) for output in outputs]
     statuses = [process.wait() for process in processes]
-    last = "\n".join(f"----- rank {rank}\n{_end_of(text)}" for rank, text in enumerate(printed))
+    # The lines that say what went wrong come last, and a report before them may have hundreds.
+    newline = "\n"
+    last = newline.join(
+        f"----- rank {rank}\n{newline.join(text.splitlines()[-_LINES_SHOWN:])}" for rank, text in enumerate(printed)
+    )
     took_sec = time.monotonic() - began
     ended = f"exit statuses {statuses} after {took_sec:.0f} s; they had {timeout_sec:.0f} s"
     assert statuses == statuses_meant and not late, f"{ended}\n{last}"
@@ -153,25 +148,9 @@ def _held_port(undo: contextlib.ExitStack) -> int:
 
 def _place(rank: int, ranks: int, port: int) -> dict[str, str]:
     """What torchrun tells a process of its place."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "GROUP_RANK": "0",
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": "tests",
-    }
-
-
-def _say_where(processes: Sequence[subprocess.Popen[bytes] | Fork]) -> None:
-    """Let each that still runs print where it is; one that is no fork just ends."""
-    for process in processes:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGUSR1)
-    time.sleep(1.0)
+    number = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "tests"}
+    return {name: str(value) for name, value in (number | job).items()}
 
 
 def _end(process: subprocess.Popen[bytes] | Fork) -> None:
@@ -179,11 +158,6 @@ def _end(process: subprocess.Popen[bytes] | Fork) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _end_of(text: str) -> str:
-    """The lines that say what went wrong come last, and a report before them may have hundreds."""
-    return "\n".join(text.splitlines()[-_LINES_SHOWN:])
 
 
 def _text(output: IO[bytes]) -> str:

@@ -15,11 +15,10 @@ from tests.ranks import LIGHTNING, environment_of_ranks, run_ranks
 
 
 class Launched:
-    """What the scenarios returned on every rank, and what the ranks printed."""
+    """What the scenarios returned on every rank."""
 
-    def __init__(self, results: list[dict[str, Any]], printed: list[str]) -> None:
+    def __init__(self, results: list[dict[str, Any]]) -> None:
         self.results = results
-        self.printed = printed
 
     def __call__(self, scenario: str) -> list[Any]:
         """What *scenario* returned on each rank, rank 0 first."""
@@ -28,11 +27,6 @@ class Launched:
             result = results.get(scenario, {"failed": f"never ran; {list(results)} did"})
             assert "failed" not in result, f"rank {rank}: {result['failed']}"
             returned.append(result["returned"])
-        return returned
-
-    def only(self, scenario: str) -> Any:
-        """What *scenario* returned on the only rank."""
-        (returned,) = self(scenario)
         return returned
 
 
@@ -60,9 +54,9 @@ def launch_worker(
 ) -> Launched:
     """Run the program *worker* on the scenarios of *module*, and read what they returned."""
 
-    def run() -> tuple[list[dict[str, Any]], list[str]]:
+    def run() -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
-            printed = run_ranks(
+            run_ranks(
                 ["-W", "ignore", "-m", worker, module, folder],
                 ranks=ranks,
                 folder=Path(folder),
@@ -70,11 +64,11 @@ def launch_worker(
                 environment=environment,
                 imports=imports,
             )
-            return [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(ranks)], printed
+            return [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
     # Several files of tests ask for the same module, and files are run by several processes.
     everywhere = environment_of_ranks(environment)
-    return Launched(*once_in_a_run(f"{module} on {ranks}", run, imports=imports, environment=everywhere))
+    return Launched(once_in_a_run(f"{module} on {ranks}", run, imports=imports, environment=everywhere))
 
 
 def profile_in(returned: Mapping[str, Any]) -> Profile:

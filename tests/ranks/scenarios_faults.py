@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,6 +18,7 @@ from torch import distributed as torch_distributed
 
 from lightning_flops import FlopsProfilerCallback
 from tests.lightning.nets import footprint, loader, new_net, new_trainer
+from tests.listening import listening
 
 ROOT = "lightning.pytorch"
 RANK = int(os.environ.get("RANK", "0"))
@@ -35,7 +36,7 @@ def train(*callbacks: Any, **settings: Any) -> dict[str, Any]:
     settings = {"strategy": "ddp", "devices": int(os.environ["WORLD_SIZE"]), **settings}
     run = new_trainer(ROOT, str(Path.cwd()), *callbacks, **settings)
     torch.manual_seed(5)
-    with logged() as lines:
+    with listening("lightning_flops", level=logging.WARNING) as lines:
         run.fit(net, loader(2 * BATCHES))
     return {
         "losses": [loss.hex() for loss in net.losses],
@@ -71,26 +72,6 @@ def our_keys() -> list[str]:
         time.sleep(0.01)
     distributed.barrier()
     return ours
-
-
-@contextlib.contextmanager
-def logged() -> Iterator[list[str]]:
-    """Every line that the package logs at INFO or above."""
-    lines: list[str] = []
-    ours = logging.getLogger("lightning_flops")
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(f"{record.levelname} {record.getMessage()}")
-
-    handler, level = Handler(), ours.level
-    ours.addHandler(handler)
-    ours.setLevel(logging.INFO)
-    try:
-        yield lines
-    finally:
-        ours.removeHandler(handler)
-        ours.setLevel(level)
 
 
 class WaitsForAnswers(Callback):

@@ -43,11 +43,9 @@ def dist_rank() -> int:
 
 def told(profiler: Any, model: nn.Module) -> dict[str, Any]:
     """What a test wants to know of a loop that was profiled, or was not."""
-    weights = [weight.detach().tolist() for weight in model.parameters()]
-    profile = profiler and profiler.profile
     return {
-        "profile": profile and profile.to_json(),
-        "weights": weights,
+        "profile": profiler and profiler.profile and profiler.profile.to_json(),
+        "weights": [weight.detach().tolist() for weight in model.parameters()],
         "files": sorted(str(path) for path in Path().rglob("*.json")),
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from lightning_flops import Profile
-from tests.ranks import REPOSITORY
+from tests.analysis.in_memory import known
+from tests.ranks import REPOSITORY, environment_of_ranks
 
 BATCH = 32
 FIRST, SECOND, HEAD = (2 * BATCH * inputs * outputs for inputs, outputs in ((64, 256), (256, 64), (64, 10)))
@@ -27,13 +27,7 @@ def train(*flags: str) -> tuple[str, Profile]:
                 *(str(REPOSITORY / "examples" / "train_ddp.py"), *flags),
             ],
             cwd=folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(REPOSITORY),
-                "PYTHONIOENCODING": "utf-8",
-                "OMP_NUM_THREADS": "1",
-                "CUDA_VISIBLE_DEVICES": "",
-            },
+            env=environment_of_ranks({"PYTHONIOENCODING": "utf-8", "CUDA_VISIBLE_DEVICES": ""}),
             capture_output=True,
             encoding="utf-8",
             timeout=250,
@@ -45,27 +39,24 @@ def train(*flags: str) -> tuple[str, Profile]:
 
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize(
-    ("strategy", "shared", "copies"),
-    [
-        (None, 1, 2),
-        pytest.param("fsdp2", 1, 2, marks=pytest.mark.slow),
-        pytest.param("tensor", 2, 1, marks=pytest.mark.slow),
-    ],
+    ("strategy", "shared"),
+    [("ddp", 1), pytest.param("fsdp2", 1, marks=pytest.mark.slow), pytest.param("tensor", 2, marks=pytest.mark.slow)],
 )
-def test_one_report_comes_out_for_both_processes(strategy: str | None, shared: int, copies: int) -> None:
-    printed, profile = train(*([] if strategy is None else ["--strategy", strategy]))
+def test_one_report_comes_out_for_both_processes(strategy: str, shared: int) -> None:
+    printed, profile = train("--strategy", strategy)
     assert printed.count("Profile Summary at step ") == 1
     assert "All 2 ranks answered." in printed
     assert profile.flops.forward == (FIRST + SECOND) // shared + HEAD
     assert profile.flops.backward == (FIRST + 2 * SECOND) // shared + 2 * HEAD
-    job = profile.ranks
-    assert job is not None
-    assert job.flops.model == 2 * profile.flops.model
-    assert job.params == PARAMS
+    job = known(profile.ranks)
+    assert (job.flops.model, job.params) == (2 * profile.flops.model, PARAMS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-def test_the_rank_that_sleeps_is_named_with_its_module() -> None:
-    printed = " ".join(train("--slow-rank", "1", "--slow-part", "forward")[0].split())
-    assert "for rank 1:" in printed and "mostly in network.second" in printed
+@pytest.mark.parametrize(("part", "named"), [("data", ("data wait", None)), ("forward", ("forward", "network.second"))])
+def test_the_rank_that_sleeps_is_named_with_the_part_and_the_module(part: str, named: tuple[str, str | None]) -> None:
+    printed, profile = train("--slow-rank", "1", "--slow-part", part)
+    (found,) = known(profile.ranks).stragglers
+    assert (found.rank, (found.part, found.module)) == (1, named)
+    assert profile.advice[0].rule == "straggler" and "for rank 1:" in " ".join(printed.split())

@@ -8,12 +8,13 @@ mixes tensors), so the ranks gather keys and values themselves, on a mesh with a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from lightning_flops.schema.profile import Profile
 from tests.analysis.in_memory import known
-from tests.ranks.launching import Launched, launch, profile_in
+from tests.ranks.launching import launch, profile_in
 from tests.ranks.strategies_truth import (
     BATCH,
     OUT,
@@ -46,7 +47,7 @@ class Expected:
 WHOLE = net_params()
 EVENLY = [net_cost()] * 4
 
-TWO = {
+EXPECTED = {
     "ddp_accumulating": Expected(EVENLY[:2], WHOLE, [WHOLE] * 2, dp=2, micro_steps=3),
     # Each layer is a flat parameter, cut in two (45 elements of the first into 23 and 22), and the norm another.
     "fsdp1": Expected([net_cost(hidden=5)] * 2, net_params(hidden=5), [23 + 24 + 18 + 8, 22 + 24 + 18 + 8], dp=2),
@@ -74,104 +75,96 @@ TWO = {
         cp=2,
         tokens_per_sample=TOKENS,
     ),
-}
-FOUR = {
     "fsdp1_hybrid": Expected(EVENLY, WHOLE, [WHOLE // 2] * 4, dp=4),
     "fsdp2_tensors": Expected(
         [net_cost(hidden=8)] * 4, WHOLE, [(8 * 8 + 8 + 8 * 8 + 8 + 16 + 36) // 2] * 4, dp=2, tp=2
     ),
 }
-CASES = [*((2, name) for name in TWO), *((4, name) for name in FOUR)]
 
 
-def launched(ranks: int) -> Launched:
-    return launch("scenarios_strategies", ranks=ranks)
+@dataclass(frozen=True)
+class Case:
+    """A scenario, what is known of it, and what each rank returned."""
+
+    truth: Expected
+    returned: list[dict[str, Any]]
+    profiles: list[Profile]
+
+    ranks: int
+    flops: tuple[int, int]
+    """Forward and backward of all ranks."""
 
 
-def profiles(ranks: int, name: str) -> list[Profile]:
-    return [profile_in(returned) for returned in launched(ranks)(name)]
+def case_of(name: str) -> Case:
+    truth = EXPECTED[name]
+    returned, costs = launch("scenarios_strategies", ranks=len(truth.costs))(name), truth.costs
+    forward, backward = sum(cost.forward for cost in costs), sum(cost.backward for cost in costs)
+    flops = truth.micro_steps * forward, truth.micro_steps * backward
+    return Case(truth, returned, [profile_in(one) for one in returned], len(costs), flops)
 
 
-def expected(ranks: int, name: str) -> Expected:
-    return (TWO if ranks == 2 else FOUR)[name]
+@pytest.fixture(params=EXPECTED)
+def case(request: pytest.FixtureRequest) -> Case:
+    return case_of(request.param)
 
 
-@pytest.mark.parametrize(("ranks", "name"), CASES)
-class TestEveryStrategy:
-    def test_flops_of_each_rank_are_its_share_by_hand(self, ranks: int, name: str) -> None:
-        truth = expected(ranks, name)
-        for profile, cost in zip(profiles(ranks, name), truth.costs, strict=True):
-            assert profile.flops.forward == truth.micro_steps * cost.forward
-            assert profile.flops.backward == truth.micro_steps * cost.backward
-            assert profile.flops.recompute == 0
-            assert profile.flops.optimizer == profile.outside.total == 0
-            assert not profile.uncounted and not profile.lower_bound
+def test_flops_and_parameters_of_each_rank_are_its_share_by_hand(case: Case) -> None:
+    steps = case.truth.micro_steps
+    for profile, cost, local in zip(case.profiles, case.truth.costs, case.truth.local_params, strict=True):
+        assert (profile.flops.forward, profile.flops.backward) == (steps * cost.forward, steps * cost.backward)
+        assert profile.flops.recompute == profile.flops.optimizer == profile.outside.total == 0
+        assert not profile.uncounted and not profile.lower_bound
+        assert profile.params == profile.trainable_params == case.truth.params
+        assert profile.local_params == local
 
-    def test_the_whole_model_and_this_ranks_part_have_their_parameters(self, ranks: int, name: str) -> None:
-        truth = expected(ranks, name)
-        for profile, local in zip(profiles(ranks, name), truth.local_params, strict=True):
-            assert profile.params == profile.trainable_params == truth.params
-            assert profile.local_params == local
 
-    def test_ranks_are_told_apart_by_what_they_share(self, ranks: int, name: str) -> None:
-        truth = expected(ranks, name)
-        for rank, profile in enumerate(profiles(ranks, name)):
-            context = profile.context
-            assert (context.rank, context.world_size) == (rank, ranks)
-            assert (context.dp_size, context.tp_size, context.cp_size) == (truth.dp, truth.tp, truth.cp)
-            assert (context.pp_size, context.sp_size, context.ep_size) == (1, 1, 1)
-            assert truth.dp * truth.tp * truth.cp == ranks
+def test_ranks_are_told_apart_by_what_they_share(case: Case) -> None:
+    truth = case.truth
+    for rank, profile in enumerate(case.profiles):
+        context = profile.context
+        assert (context.rank, context.world_size) == (rank, case.ranks)
+        assert (context.dp_size, context.tp_size, context.cp_size) == (truth.dp, truth.tp, truth.cp)
+        assert (context.pp_size, context.sp_size, context.ep_size) == (1, 1, 1)
+        assert truth.dp * truth.tp * truth.cp == case.ranks
 
-    def test_training_does_not_notice(self, ranks: int, name: str) -> None:
-        for rank, returned in enumerate(launched(ranks)(name)):
-            assert returned["differs"] == []
-            assert len(set(returned["losses"])) == len(returned["losses"]) >= 10  # no two alike: something was trained
-            names = [] if rank else ["profile.html", "profile.json", "profile.txt", "throughput.json"]
-            assert returned["files"] == [f"lightning_flops/{name}" for name in names]
 
-    def test_the_job_is_all_ranks_together(self, ranks: int, name: str) -> None:
-        truth = expected(ranks, name)
-        first, *others = profiles(ranks, name)
-        assert all(other.ranks is None for other in others)
-        job = known(first.ranks)
-        assert (job.world_size, job.answered, job.absences) == (ranks, ranks, ())
-        forward = truth.micro_steps * sum(cost.forward for cost in truth.costs)
-        backward = truth.micro_steps * sum(cost.backward for cost in truth.costs)
-        assert (job.flops.forward, job.flops.backward, job.flops.recompute) == (forward, backward, 0)
-        assert (job.params, job.trainable_params) == (truth.params, truth.params)
-        # Ranks with different data have a copy of the model each.
-        copy = known(job.flops_of_model)
-        assert (truth.dp * copy.forward, truth.dp * copy.backward) == (forward, backward)
-        assert [one.model_flops for one in job.ranks] == [
-            truth.micro_steps * (cost.forward + cost.backward) for cost in truth.costs
-        ]
+def test_training_does_not_notice(case: Case) -> None:
+    for rank, returned in enumerate(case.returned):
+        assert returned["differs"] == []
+        assert len(set(returned["losses"])) == len(returned["losses"]) >= 10  # no two alike: something was trained
+        names = [] if rank else ["profile.html", "profile.json", "profile.txt", "throughput.json"]
+        assert returned["files"] == [f"lightning_flops/{name}" for name in names]
 
-    def test_samples_of_the_job_count_once_for_ranks_that_share_them(self, ranks: int, name: str) -> None:
-        truth = expected(ranks, name)
-        each = [truth.micro_steps * BATCH] * ranks
-        every = profiles(ranks, name)
-        assert [profile.samples for profile in every] == each
-        job = every[0].ranks
-        per_sec = sum(one.samples / one.timing.global_step_sec for one in every if one.samples and one.timing)
-        assert job is not None
-        assert job.rates.samples_per_sec == pytest.approx(per_sec * truth.dp / ranks, rel=1e-9)
-        tokens = None if truth.tokens_per_sample is None else per_sec * truth.dp / ranks * truth.tokens_per_sample
-        assert job.rates.tokens_per_sec == (None if tokens is None else pytest.approx(tokens, rel=1e-9))
 
-    def test_mfu_is_of_all_devices(self, ranks: int, name: str) -> None:
-        truth = expected(ranks, name)
-        every = profiles(ranks, name)
-        assert every[0].ranks is not None
-        model = truth.micro_steps * sum(cost.forward + cost.backward for cost in truth.costs)
-        seconds = [profile.timing.global_step_sec for profile in every if profile.timing is not None]
-        assert len(seconds) == ranks
-        assert every[0].ranks.rates.mfu == pytest.approx(model / (PEAK_FLOPS_PER_SEC * sum(seconds)), rel=1e-12)
+def test_the_job_is_all_ranks_together(case: Case) -> None:
+    truth, (first, *others) = case.truth, case.profiles
+    assert all(other.ranks is None for other in others)
+    job = known(first.ranks)
+    assert (job.world_size, job.answered, job.absences) == (case.ranks, case.ranks, ())
+    assert (job.flops.forward, job.flops.backward, job.flops.recompute) == (*case.flops, 0)
+    assert (job.params, job.trainable_params) == (truth.params, truth.params)
+    # Ranks with different data have a copy of the model each.
+    copy = known(job.flops_of_model)
+    assert (truth.dp * copy.forward, truth.dp * copy.backward) == case.flops
+    each = [truth.micro_steps * (cost.forward + cost.backward) for cost in truth.costs]
+    assert [one.model_flops for one in job.ranks] == each
+
+
+def test_rates_of_the_job_count_samples_once_for_ranks_that_share_them_and_all_devices(case: Case) -> None:
+    truth, rates = case.truth, known(case.profiles[0].ranks).rates
+    assert [profile.samples for profile in case.profiles] == [truth.micro_steps * BATCH] * case.ranks
+    seconds = [known(profile.timing).global_step_sec for profile in case.profiles]
+    per_sec = sum(truth.micro_steps * BATCH / one for one in seconds) * truth.dp / case.ranks
+    assert rates.samples_per_sec == pytest.approx(per_sec, rel=1e-9)
+    tokens = truth.tokens_per_sample
+    assert rates.tokens_per_sec == (None if tokens is None else pytest.approx(per_sec * tokens, rel=1e-9))
+    assert rates.mfu == pytest.approx(sum(case.flops) / (PEAK_FLOPS_PER_SEC * sum(seconds)), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["fsdp1", "fsdp2", "tensors"])
 def test_modules_keep_their_names_and_have_their_parameters_in_full(name: str) -> None:
     hidden = 16 if name == "tensors" else 5
-    for profile in profiles(2, name):
+    for profile in case_of(name).profiles:
         assert {module.name: module.params for module in profile.modules} == {
             "": net_params(hidden=hidden),
             "net": net_params(hidden=hidden),

@@ -77,8 +77,6 @@ def traced_step(
             own_forward_us=us,
             backward_us=whole_backward.get(name, 0.0),
             own_backward_us=own_backward.get(name, 0.0),
-            forward_kernels=None,
-            backward_kernels=None,
             own_error_us=None if error is None else error * (us + own_backward.get(name, 0.0)),
         )
         for name, us in own.items()

@@ -25,12 +25,9 @@ class Ran(NamedTuple):
     """A whole run."""
 
     sums: StepSums
-    truth: int
-    """Model FLOPs of all its steps."""
-    counted: int
-    """How many were counted."""
-    added_sec: float
-    """What counting added after the free ones."""
+    truth: int  # model FLOPs of all its steps
+    counted: int  # how many were counted
+    added_sec: float  # what counting added after the free ones
 
     @property
     def covered(self) -> bool:
@@ -48,11 +45,7 @@ def simulate(
 ) -> Ran:
     """Run *steps*: the backward costs twice the forward, a counted step *cost* more usual steps.
 
-    Args:
-        steps: of the run.
-        seed: of the checks.
-        cost: what counting adds, in usual steps.
-        each: gets a reading after every fiftieth step.
+    The *seed* is that of the checks; *each* gets a reading after every fiftieth step.
     """
     flops = StepFlops(seed=seed)
     truth = counted = 0

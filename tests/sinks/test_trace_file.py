@@ -14,7 +14,7 @@ from torch import nn
 
 from lightning_flops import profile_training
 from lightning_flops.sinks.trace_file import COUNTER, keep_trace
-from lightning_flops.trace.counters import CounterTrack
+from lightning_flops.trace.tables import CounterTrack
 
 
 def event(name: str, args: str, category: str = "cpu_op") -> str:

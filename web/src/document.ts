@@ -43,7 +43,6 @@ export interface CurveData {
   peak_bytes: number;
   peak_us: number;
   points: readonly (readonly [us: number, bytes: number])[];
-  spans: readonly (readonly [name: string, start_us: number, end_us: number])[];
 }
 
 export interface StepsData {

@@ -38,16 +38,6 @@ class Running(NamedTuple):
     """Whether the dispatch mode was pushed for it."""
 
 
-class Repetition(NamedTuple):
-    """A part of a backward that repeats a forward."""
-
-    manager: Any
-    """What enabled grad for it; None if it is a part of the backward's own graph, which runs with grad disabled."""
-    task: int
-    whole: bool
-    """Whether backwards that are started in it are repeated as well."""
-
-
 @dataclass(slots=True, eq=False)
 class Backward:
     """A call of backward() or grad() that is running."""
@@ -117,7 +107,11 @@ class ThreadState:
         self.starts = [-1]
         self.makers: list[str | None] = [None]
         """The module that made this thread's autograd nodes from ``starts[i]`` on is ``makers[i]``."""
-        self.repetitions: list[Repetition] = []
+        self.repetitions: list[tuple[Any, int]] = []
+        """What enabled grad inside a backward to repeat a part of a forward, and the backward's graph task.
+
+        Gradients that are taken in there are those of another task, and the backward's.
+        """
         self.to_repeat: Counter[int] = Counter()
         """FLOPs of the products that the running compiled backward has yet to repeat of its forward."""
         self._task = NO_GRAPH_TASK
@@ -208,7 +202,7 @@ class ThreadState:
         if top.task == task:
             # A module called inside this backward, even with create_graph, repeats a forward or inverts it.
             return top.module, "optimizer" if top.phase == "optimizer" else "recompute"
-        repeating = bool(self.repetitions) and (self.repetitions[-1].whole or self.repetitions[-1].task == task)
+        repeating = bool(self.repetitions) and self.repetitions[-1][1] == task
         node = current_node()
         if node is None:
             # At the end of a backward, a reducer's callback; or all of a backward under compiled autograd

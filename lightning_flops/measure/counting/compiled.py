@@ -69,10 +69,7 @@ class CompiledCode:
         """The model's, if one was compiled in place, by ``module.compile()``: no hook fires inside such a module."""
 
     def begin(self, count_unseen: CountUnseen) -> None:
-        """Looks for modules compiled in place; a model may be compiled at any time.
-
-        Until ``close``, *count_unseen* counts a call of an operator that no dispatcher sees, and says whether it did.
-        """
+        """Until ``close``, *count_unseen* counts a call of an operator that no dispatcher sees; True if it did."""
         self._count_unseen = count_unseen
         modules = frozenset(self._names.modules()) if optional.was_used() else frozenset()
         self.modules = modules if any(map(optional.is_compiled_in_place, modules)) else frozenset()
@@ -135,7 +132,7 @@ class CompiledCode:
 
     def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Ends:
         """A compiled backward starts with these inputs; returns what to call when it has ended."""
-        key = (function, tuple(map(_described, inputs)))
+        key = (function, *(one if isinstance(one, int) else getattr(one, "shape", None) for one in inputs))
         if key not in self._repeated:
             try:
                 self._repeated[key] = repeated_products(optional.backward_graph(function), inputs, self._flops_of)
@@ -167,12 +164,6 @@ def _templates_in(source: str) -> tuple[str, ...]:
     return tuple(
         match[1] for match in _DEFINITION.finditer(source) if _TEMPLATE.search(match[1]) or _TEMPLATE.search(match[2])
     )
-
-
-def _described(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.dtype, tuple(value.shape), value.device
-    return value if isinstance(value, (int, float, bool)) else type(value)
 
 
 def repeated_products(graph: torch.fx.Graph, inputs: Iterable[Any], flops_of: FlopsOf) -> Counter[int]:

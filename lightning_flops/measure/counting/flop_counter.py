@@ -6,9 +6,8 @@ the sequence number of the running autograd node says which module made it. Noth
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Literal
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 
 from lightning_flops.measure import patches
-from lightning_flops.measure.counting.attribution import Backward, Repetition, Running, Threads, ThreadState
+from lightning_flops.measure.counting.attribution import Backward, Running, Threads, ThreadState
 from lightning_flops.measure.counting.compiled import CompiledCode
 from lightning_flops.measure.counting.formulas.custom import watch_functions
 from lightning_flops.measure.counting.formulas.registry import formulas_without_operator
@@ -42,10 +41,6 @@ from lightning_flops.measure.torch_private.optional import is_replica
 from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, PhaseFlops
 
 CausalAttention = Literal["full", "half"]
-
-_OWN_FILES = (__file__, patches.__file__)
-
-_DEEPSPEED_CHECKPOINTS = "deepspeed.runtime.activation_checkpointing.checkpointing"
 
 _OWN_THREAD = (
     "Modules of the model ran on Python threads of their own (as torch.nn.DataParallel runs its replicas): what they "
@@ -136,11 +131,7 @@ class FlopCounter:
         return any(state.entered for state in list(self._threads.states))
 
     def sweep(self) -> None:
-        """Removes from this thread what torch has put back since the counter was left.
-
-        Torch resets a thread's modes after every node of a backward, and after a mode's handler. If a counter is left
-        inside one of them, call this outside.
-        """
+        """Removes the mode, which torch puts back if the counter was left in a backward's node, or a mode's handler."""
         if not self._is_entered():
             remove(self._mode)
 
@@ -159,13 +150,12 @@ class FlopCounter:
         undo.callback(optimizers.remove)
         optimizers.put_up()
         undo.enter_context(watch_functions(self._mode.function_runs))
-        begins, ends = listeners_of_repetitions(self._threads)
         at_backward = partial(self._failed, "the beginning of a backward")
         patches.listen(undo, torch.autograd, ENGINE_ENTRY, self._backward_begins, failed=at_backward)
         at_begin, at_end = (partial(self._failed, f"the {one} of a repeated forward") for one in ("beginning", "end"))
         for manager in (torch.enable_grad, torch.set_grad_enabled):
-            patches.listen(undo, manager, "__enter__", begins, failed=at_begin)
-            patches.listen(undo, manager, "__exit__", ends, failed=at_end)
+            patches.listen(undo, manager, "__enter__", self._repetition_begins, failed=at_begin)
+            patches.listen(undo, manager, "__exit__", self._repetition_ends, failed=at_end)
         graph = getattr(torch.cuda, "CUDAGraph", None)
         if graph is not None and hasattr(graph, "replay"):
             patches.listen(undo, graph, "replay", self._replays, failed=partial(self._failed, "a replayed CUDA graph"))
@@ -260,6 +250,20 @@ class FlopCounter:
 
         return ends
 
+    # Activation checkpoints, and whatever works like one, must enable grad inside a backward, whoever wrote them.
+
+    def _repetition_begins(self, manager: Any) -> None:
+        """Grad is enabled, inside a backward so that a part of a forward is repeated."""
+        if graph_task_id() != NO_GRAPH_TASK and getattr(manager, "mode", True):
+            state = self._threads.state
+            state.repetitions.append((manager, state.task()))
+
+    def _repetition_ends(self, manager: Any, *exception: Any) -> None:
+        repetitions = self._threads.state.repetitions
+        if graph_task_id() != NO_GRAPH_TASK and any(one is manager for one, _ in repetitions):
+            while repetitions.pop()[0] is not manager:
+                pass
+
     def _replays(self, graph: Any) -> None:
         """A CUDA graph is replayed, of which no operator is seen."""
         self._compiled.list_unseen("cuda.graph_replay")
@@ -273,7 +277,7 @@ class FlopCounter:
 
     def total(self) -> PhaseFlops:
         """FLOPs by phase so far, on all threads; cheaper than ``record``."""
-        return self._totals.by_phase()
+        return PhaseFlops(**self._totals.flops)
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
@@ -281,39 +285,6 @@ class FlopCounter:
             f"A FLOP formula is registered for {name}, and torch knows no operator of that name."
             for name in formulas_without_operator()
         )
-
-
-def listeners_of_repetitions(threads: Threads) -> tuple[Callable[..., None], Callable[..., None]]:
-    """What is called where grad is enabled inside a backward, and where that ends: a part of a forward is repeated.
-
-    Activation checkpoints, and whatever works like one, must enable grad, whoever wrote them. Torch and DeepSpeed
-    repeat a forward inside such a block and take gradients after it, so that what takes a gradient inside was repeated
-    too. In code that we do not know, which may differentiate on the spot what it has just computed, such gradients are
-    the backward's.
-    """
-    modules = map(sys.modules.get, ("torch.utils.checkpoint", _DEEPSPEED_CHECKPOINTS))
-    files = {getattr(module, "__file__", None) for module in modules}
-
-    def begins(manager: Any) -> None:
-        if graph_task_id() == NO_GRAPH_TASK or not getattr(manager, "mode", True):
-            return
-        state = threads.state
-        frame = sys._getframe(1)
-        while frame.f_code.co_filename in _OWN_FILES and frame.f_back is not None:
-            frame = frame.f_back
-        whole = frame.f_code.co_filename in files or bool(state.repetitions and state.repetitions[-1].whole)
-        state.repetitions.append(Repetition(manager, state.task(), whole))
-
-    def ends(manager: Any, *exception: Any) -> None:
-        if graph_task_id() == NO_GRAPH_TASK:
-            return
-        repetitions = threads.state.repetitions
-        for depth in range(len(repetitions) - 1, -1, -1):
-            if repetitions[depth].manager is manager:
-                del repetitions[depth:]
-                return
-
-    return begins, ends
 
 
 def _computes_on_fake_tensors(root: nn.Module | None) -> bool:

@@ -109,11 +109,9 @@ def tensors_of(output: Any, depth: int = 3) -> Iterator[torch.Tensor]:
 
 @contextmanager
 def _attributes_put_back(model: nn.Module) -> Iterator[None]:
-    """Afterwards every module has the attributes it had before, and their dicts, lists and sets hold what they held.
+    """Afterwards every module has the attributes it had before, and their plain containers hold what they held.
 
-    A forward may keep what it computes, a rotary table or a hook's weight: here that would be a fake tensor, and the
-    next real forward would compute with it. A container's class, which is the user's, may forbid to be written to, as
-    the configurations of diffusers do.
+    A forward may keep what it computes, such as a rotary table, with which the next real one computes.
     """
     plain = (dict, OrderedDict, list, set)
     before = [
@@ -136,8 +134,7 @@ def _attributes_put_back(model: nn.Module) -> Iterator[None]:
 def _caches_cleared(fakes: _Fakes) -> Iterator[None]:
     """Afterwards no ``functools.lru_cache`` holds one of these fake tensors, with which the next real forward computes.
 
-    Such a cache, of position codes for one, is a function's, and so of no module. Only a walk through all objects of
-    this process finds it, which takes as long as a small model's count: so only where a fake tensor is left.
+    Only a walk through all objects of this process finds such a cache, so it is made only where a fake tensor is left.
     """
     try:
         yield

@@ -8,8 +8,6 @@ from typing import get_args
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops, TimePhase
 
-_TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
-
 _COUNTED_PARTS = ("backward", "optimizer", "transfer", "other")
 """Parts of a step whose work counts as it comes; a forward's counts as the root's, that of anything else not at all."""
 
@@ -82,5 +80,5 @@ class PartCounter:
             ("optimizer", self._seen.optimizer, seen.optimizer),
         ):
             if now > before and part != phase:
-                self.mixed.update(one for one in _TIME_PHASES if one in (phase, part))
+                self.mixed.update(one for one in get_args(TimePhase) if one in (phase, part))
         self._seen = seen

@@ -1,8 +1,7 @@
-"""What a call in a trace cost: the counter's own formulas, asked with tensors that have shapes and no memory.
+"""What a call in a trace cost, by the counter's own formulas.
 
-A trace with ``record_shapes`` has the sizes, dtypes and strides of a call's tensors and the values of its other
-arguments. From these come *meta* tensors; torch itself works out the shape of what the call returned. Where a file
-leaves something out, whatever asks for it says so, and the call is listed instead of counted.
+A trace with ``record_shapes`` has what *meta* tensors are made of, and the other arguments; torch itself works out the
+shape of the result. A call that lacks what its formula asks for is listed instead of counted.
 """
 
 from __future__ import annotations
@@ -84,12 +83,13 @@ def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
 def _work(name: str, types: Sequence[str], inputs: RecordedInputs, function: Any) -> RecordedWork:
     """What a call cost if it was one of this overload."""
     composite, entry, schema = is_composite(function), lookup(function), schema_of(function)
-    if entry.kind == "free":
-        return RecordedWork(role="composite" if composite else "free", operator=name)
-    if entry.kind == "unknown":
-        heavy = _may_multiply(name, types)
+    if entry.kind != "formula":
+        unknown = entry.kind == "unknown"
         return RecordedWork(
-            role="composite" if composite else "unknown", operator=name, heavy=heavy, reason="it has no formula"
+            role="composite" if composite else entry.kind,
+            operator=name,
+            heavy=unknown and _may_multiply(name, types),
+            reason="it has no formula" if unknown else "",
         )
     try:
         args, kwargs = _arguments(schema, _last(inputs, len(schema.arguments)))
@@ -108,7 +108,7 @@ def _work(name: str, types: Sequence[str], inputs: RecordedInputs, function: Any
         flops=work.flops,
         recompute=work.recompute,
         skipped=work.skipped,
-        bytes=_bytes(args, kwargs, out),
+        bytes=None if isinstance(out, _NotWritten) else bytes_of([*tensors_in((*args, *kwargs.values(), out))]),
     )
 
 
@@ -219,7 +219,3 @@ def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
             return function(*args, **kwargs)
     except Exception:  # an argument is not written, or the operator has no rule for shapes
         return _NotWritten("the shape of its result")
-
-
-def _bytes(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:
-    return None if isinstance(out, _NotWritten) else bytes_of(list(tensors_in((*args, *kwargs.values(), out))))

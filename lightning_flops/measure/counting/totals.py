@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, PhaseFlops, UncountedOperator
+from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, UncountedOperator
 from lightning_flops.signals import words_of
 from lightning_flops.units import package_logger
 
@@ -81,10 +81,6 @@ class Totals:
                 sentence = f"Counting failed in {where} ({words}); FLOPs may be missing."
                 self.note(sentence)
                 logger.log(logging.WARNING if len(self._failures) == 1 else logging.DEBUG, sentence, exc_info=error)
-
-    def by_phase(self) -> PhaseFlops:
-        """FLOPs so far."""
-        return PhaseFlops(**self.flops)
 
     def record(self, more_notes: Iterable[str]) -> FlopRecord:
         """All of it."""

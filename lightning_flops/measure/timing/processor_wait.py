@@ -82,10 +82,7 @@ def read_counters() -> Counters:
 
 
 class ProcessorWatch:
-    """Reads the counters where a series of timed steps begins and ends, and this process's processor time in between.
-
-    A thread waits for other processes and threads, or for a limit on the processor time of this container.
-    """
+    """Reads the counters where a series of timed steps begins and ends, and the process's processor time between."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Runs a function and writes down what its operators cost, without any counter: what the formula tests stand on."""
+"""What functions cost, and what formulas say of calls that are not made: what the formula tests stand on."""
 
 from __future__ import annotations
 
@@ -6,56 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_flops.measure.counting.formulas.contract import Entry, Work
+from lightning_flops import count_flops
+from lightning_flops.measure.counting.formulas.contract import Work
 from lightning_flops.measure.counting.formulas.registry import lookup
-
-
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps the work of every operator that has a formula, and the names of unknown ones."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.work: list[tuple[Entry, Work]] = []
-        self.unknown: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        entry = lookup(func)
-        if entry.composite:
-            with self:
-                return func.decompose(*args, **(kwargs or {}))
-        out = func(*args, **(kwargs or {}))
-        if entry.kind == "unknown":
-            self.unknown.append(entry.name)
-        elif entry.kind == "formula":
-            work = entry.compute(args, kwargs or {}, out)
-            self.work.append((entry, work if isinstance(work, Work) else Work(work)))
-        return out
-
-
-def record(run: Callable[[], Any]) -> Recorder:
-    """What ran while *run* did."""
-    recorder = Recorder()
-    with recorder:
-        run()
-    return recorder
 
 
 def flops_by_operator(run: Callable[[], Any]) -> Mapping[str, int]:
     """Model FLOPs of *run*, by operator; every operator that is not free must have had a formula."""
-    recorder = record(run)
-    assert recorder.unknown == []
-    flops: dict[str, int] = {}
-    for entry, work in recorder.work:
-        flops[entry.name] = flops.get(entry.name, 0) + work.flops
-    return flops
+    with count_flops() as counts:
+        run()
+    assert counts.uncounted == {}
+    return {name: flops.total - flops.recompute for name, flops in counts.by_operator().items()}
 
 
 def total_flops(run: Callable[[], Any]) -> int:

@@ -9,11 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_hop
 from torch._higher_order_ops.flex_attention import flex_attention_backward
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from lightning_flops import count_flops
+from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
 from lightning_flops.measure.counting.formulas.contract import Unreadable, Work
 from lightning_flops.measure.counting.formulas.registry import lookup
-from tests.measure.counting.recording import meta, record, total_flops, work_by_name, work_of
+from tests.measure.counting.recording import meta, total_flops, work_by_name, work_of
 
 # 2 samples, 4 heads, 6 queries, 10 keys, head size 8, value head size 16
 QUERY, KEY, VALUE = (2, 4, 6, 8), (2, 4, 10, 8), (2, 4, 10, 16)
@@ -149,8 +153,9 @@ def test_flex_attention_cuts_blocks_at_the_end_of_the_sequences() -> None:
     mask = create_block_mask(near, None, None, 300, 300, device="cpu", BLOCK_SIZE=64)
     q = torch.randn(2, 2, 300, 16)
     kept = 64 * 64 + 3 * 64 * 128 + 44 * (64 + 44)
-    ((_, work),) = record(lambda: flex_attention(q, q, q, block_mask=mask)).work
-    assert work == Work(64 * (2 * 2) * 300 * 300, 0, 64 * (2 * 2) * (300 * 300 - kept))
+    with count_flops() as counts:
+        flex_attention(q, q, q, block_mask=mask)
+    assert (counts.forward, counts.skipped) == (64 * (2 * 2) * 300 * 300, 64 * (2 * 2) * (300 * 300 - kept))
 
 
 def test_a_flex_backward_counts_four_products_and_repeats_one() -> None:
@@ -168,3 +173,36 @@ def test_block_masks_without_values_cannot_be_counted() -> None:
     q = meta(1, 2, 256, 16)
     with pytest.raises(Unreadable):
         lookup(flex_attention_hop).compute((q, q, q, None, on_meta), {}, None)
+
+
+# causal_attention="half": half of a fused kernel, and the hardware FLOPs of "full"
+BATCH, HEADS, QUERIES, KEYS, SIZE = 2, 3, 6, 8, 4
+PRODUCT = 2 * BATCH * HEADS * QUERIES * KEYS * SIZE
+NOT_RUN = 2 * BATCH * HEADS * (7 + 6 + 5 + 4 + 3 + 2) * SIZE  # query i sees keys 0 to i, of 8
+
+
+def counted(backend: SDPBackend, setting: CausalAttention, mask: torch.Tensor | None = None) -> FlopCounts:
+    """One forward and backward of attention with the causal flag, or with a *mask* in its place."""
+    lengths = (QUERIES, KEYS, KEYS)
+    query, key, value = (torch.randn(BATCH, HEADS, length, SIZE, requires_grad=True) for length in lengths)
+    with FlopCounter(None, causal_attention=setting) as counter, sdpa_kernel(backend):
+        F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None).sum().backward()  # type: ignore[no-untyped-call]
+    return FlopCounts(counter.record())
+
+
+def test_half_is_half_of_a_fused_kernel_and_what_is_executed_stays() -> None:
+    full, half = (counted(SDPBackend.FLASH_ATTENTION, setting) for setting in ("full", "half"))
+    assert (full.forward, full.backward, full.recompute) == (2 * PRODUCT, 4 * PRODUCT, PRODUCT)
+    assert (half.forward, half.backward, half.recompute) == (PRODUCT, 2 * PRODUCT, PRODUCT // 2)
+    assert full.hardware_flops == half.hardware_flops == 7 * (PRODUCT - NOT_RUN)
+
+
+def test_separate_products_do_not_show_the_flag_and_count_full() -> None:
+    half = counted(SDPBackend.MATH, "half")
+    assert (half.forward, half.backward, half.hardware_flops) == (2 * PRODUCT, 4 * PRODUCT, 6 * PRODUCT)
+
+
+@pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def test_a_mask_that_the_caller_made_is_no_flag(backend: SDPBackend) -> None:
+    counts = counted(backend, "half", torch.ones(QUERIES, KEYS, dtype=torch.bool).tril())
+    assert (counts.forward, counts.backward) == (2 * PRODUCT, 4 * PRODUCT)

@@ -1,4 +1,4 @@
-"""Formulas of users: custom operators, autograd functions, kernels."""
+"""Formulas of users, and operators without one: at least what is seen, and what a Python kernel runs is counted."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from lightning_flops import count_flops
+from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.formulas import registry as formula_registry
-from lightning_flops.measure.counting.formulas.contract import Unreadable
 from lightning_flops.measure.counting.formulas.custom import register_flop_formula
-from lightning_flops.measure.counting.formulas.registry import lookup
-from tests.measure.counting.recording import flops_by_operator, leaf, meta, record, work_of
+from lightning_flops.measure.torch_private.needed import depth
+from tests.measure.counting.recording import flops_by_operator, leaf, meta, work_of
 
 
 @torch.library.custom_op("formulatest::pair_product", mutates_args=())
@@ -55,7 +57,7 @@ TARGETS: dict[str, Any] = {
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_custom_operator_counts_by_its_formula(target: str) -> None:
-    assert record(run_pair_product).unknown == ["formulatest.pair_product"]
+    assert list(counted(run_pair_product).uncounted) == ["formulatest.pair_product"]
     assert register_flop_formula(TARGETS[target], pair_product_flops) is pair_product_flops
     assert flops_by_operator(run_pair_product) == {"formulatest.pair_product": 2 * 3 * 4 * 5}
 
@@ -189,15 +191,6 @@ def test_a_triton_kernel_is_heard_of_without_its_launchs_own_arguments() -> None
     assert counts.forward == 6 * 16
 
 
-def test_a_number_stands_for_a_formula_and_0_says_that_an_operator_is_free() -> None:
-    assert register_flop_formula(pair_product, 0) == 0
-    assert flops_by_operator(run_pair_product) == {"formulatest.pair_product": 0}
-    entry = lookup(torch.ops.formulatest.pair_product.default)
-    assert (entry.kind, entry.compute((), {}, None)) == ("formula", 0)
-    register_flop_formula("formulatest::pair_product", 12)
-    assert flops_by_operator(run_pair_product) == {"formulatest.pair_product": 12}
-
-
 @pytest.mark.parametrize("number", [1.5, "0", True, [0]])
 def test_what_is_neither_a_formula_nor_a_whole_number_is_refused(number: Any) -> None:
     with pytest.raises(TypeError, match="a FLOP formula is a function or a whole number"):
@@ -219,5 +212,158 @@ def test_operators_called_by_higher_order_ones_count_as_themselves() -> None:
     }
     for name, run in runs.items():
         assert flops_by_operator(run) == {f"higher_order.{name}": 120}
-    with pytest.raises(Unreadable, match="scaled_up"):
-        record(lambda: run_and_save_rng_state(torch.ops.formulatest.scaled_up.default, torch.ones(3)))
+    counts = counted(lambda: run_and_save_rng_state(torch.ops.formulatest.scaled_up.default, torch.ones(3)))
+    assert list(counts.uncounted) == ["higher_order.run_and_save_rng_state"]
+
+
+PRODUCT = 2 * 3 * 4 * 5
+"""(3, 4) by (4, 5)"""
+
+
+def counted(run: Callable[[], Any], root: nn.Module | None = None) -> FlopCounts:
+    counter = FlopCounter(root)
+    with counter:
+        run()
+    assert depth() == 0
+    return FlopCounts(counter.record())
+
+
+@torch.library.custom_op("fla::chunk_gla_fwd", mutates_args=())
+def opaque(q: Tensor, k: Tensor) -> Tensor:
+    return q.clone()  # the product of a kernel that no dispatcher sees
+
+
+def test_an_opaque_operator_on_tensors_of_one_shape_makes_a_lower_bound_unless_the_user_says_0() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+
+    def run() -> None:
+        opaque(model(torch.ones(3, 4)).detach(), torch.ones(3, 4))
+
+    counts = counted(run, model)
+    listed = counts.uncounted["fla.chunk_gla_fwd"]
+    assert (listed.calls, listed.heavy) == (1, True)
+    assert counts.is_lower_bound
+    assert counts.forward == 2 * 3 * 4 * 4  # the layer's
+    register_flop_formula(opaque, 0)
+    counts = counted(run, model)
+    assert (dict(counts.uncounted), counts.is_lower_bound) == ({}, False)
+
+
+@torch.library.custom_op("opaquetest::product", mutates_args=())
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight
+
+
+@torch.library.custom_op("opaquetest::two_products", mutates_args=())
+def two_products(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return grad @ weight.T, x.T @ grad
+
+
+product.register_autograd(
+    lambda context, grad: two_products(grad, *context.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+class Caller(nn.Module):
+    """Calls an operator with its weight, (4, 5)."""
+
+    def __init__(self, operator: Any) -> None:
+        super().__init__()
+        self.operator = operator
+        self.weight = nn.Parameter(torch.ones(4, 5))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.operator(x, self.weight)
+
+
+def test_what_a_python_kernel_runs_is_counted_in_the_module_that_calls_it() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Caller(product))
+    with torch.no_grad():
+        counts = counted(lambda: model(torch.ones(3, 4)), model)
+    assert counts.by_module()["1"].forward == PRODUCT
+    assert counts.forward == 2 * 3 * 4 * 4 + PRODUCT
+    listed = counts.uncounted["opaquetest.product"]  # what it does beside is not known
+    assert (listed.calls, listed.modules, listed.heavy) == (1, ("1",), True)
+    assert counts.by_operator()["aten.matmul"].forward == PRODUCT
+
+
+@pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd"])
+@pytest.mark.parametrize("inference", [False, True])
+def test_kernels_that_a_library_puts_in_place_are_looked_into(key: str, inference: bool) -> None:
+    library: Any = torch.library.Library("opaquelibrary", "FRAGMENT")  # type: ignore[no-untyped-call]
+    name = f"product_{key}_{inference}"
+    library.define(f"{name}(Tensor x, Tensor weight) -> Tensor")
+    library.impl(name, lambda x, weight: x @ weight, key)
+    operator = getattr(torch.ops.opaquelibrary, name)
+    with torch.inference_mode(inference):
+        counts = counted(lambda: operator(torch.ones(3, 4), torch.ones(4, 5)))
+    assert counts.forward == PRODUCT
+    assert list(counts.uncounted) == ([] if "Implicit" in key else [f"opaquelibrary.{name}"])
+
+
+def test_a_formula_of_the_users_stands_for_all_that_the_kernel_runs() -> None:
+    register_flop_formula(product, lambda args, kwargs, out: 7)
+    counts = counted(lambda: product(torch.ones(3, 4), torch.ones(4, 5)))
+    assert (counts.forward, dict(counts.uncounted)) == (7, {})
+    for number in (12, 0):
+        assert register_flop_formula(product, number) == number
+        counts = counted(lambda: product(torch.ones(3, 4), torch.ones(4, 5)))
+        assert (counts.forward, dict(counts.uncounted)) == (number, {})
+
+
+def test_a_registered_backward_is_counted_as_backward_of_the_module_that_called_the_operator() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Caller(product), nn.Linear(5, 2))
+    counts = counted(lambda: model(torch.ones(3, 4)).sum().backward(), model)
+    caller = counts.by_module()["1"]
+    assert (caller.forward, caller.backward, caller.recompute) == (PRODUCT, 2 * PRODUCT, 0)
+
+
+# The run does not notice
+
+
+@pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered:UserWarning")
+@pytest.mark.parametrize("with_formula", [False, True])
+def test_a_python_kernel_runs_as_it_does_without_a_counter(with_formula: bool) -> None:
+    """Autocast, lazy conjugation and autograd reach into the kernel as far as they do in a plain run."""
+    library: Any = torch.library.Library("opaqueplain", "FRAGMENT")  # type: ignore[no-untyped-call]
+    name = f"product_{with_formula}"
+    library.define(f"{name}(Tensor x, Tensor weight) -> Tensor")
+    library.impl(name, lambda x, weight: x @ weight, "CPU")
+    of_library = getattr(torch.ops.opaqueplain, name)
+
+    @torch.library.custom_op(f"opaqueplain::cast_{with_formula}", mutates_args=())
+    def of_decorator(x: Tensor, weight: Tensor) -> Tensor:
+        made = x @ weight
+        assert made.dtype is torch.bfloat16
+        assert not made.requires_grad
+        return made.float()
+
+    of_decorator.register_autograd(lambda context, grad: (grad @ torch.ones(5, 4), None))
+
+    @torch.library.custom_op(f"opaqueplain::conjugated_{with_formula}", mutates_args=())
+    def conjugated(x: Tensor) -> Tensor:
+        return x.conj() + 0
+
+    if with_formula:
+        for operator in (of_library, of_decorator, conjugated):
+            register_flop_formula(operator, 0)
+
+    torch.manual_seed(0)
+    x, weight, numbers = torch.randn(3, 4), torch.randn(4, 5), torch.randn(3, dtype=torch.complex64)
+
+    def run() -> list[Tensor]:
+        leaf, leaf_weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = of_decorator(leaf, leaf_weight)
+        one = of_library(leaf, leaf_weight)
+        (cast.sum() + one.sum()).backward()
+        assert leaf.grad is not None
+        assert leaf_weight.grad is not None
+        return [cast.detach(), one.detach(), leaf.grad, leaf_weight.grad, conjugated(numbers)]
+
+    plain = run()
+    seen: list[Tensor] = []
+    counts = counted(lambda: seen.extend(run()))
+    assert all(torch.equal(left, right) for left, right in zip(plain, seen, strict=True))
+    assert counts.forward == (0 if with_formula else 2 * PRODUCT)

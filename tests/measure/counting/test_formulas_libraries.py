@@ -10,7 +10,7 @@ import torch
 
 from lightning_flops.measure.counting.formulas.contract import Unreadable, Work
 from lightning_flops.measure.counting.formulas.registry import lookup
-from tests.measure.counting.recording import forward_and_backward, leaf, meta, operator, work_of
+from tests.measure.counting.recording import forward_and_backward, leaf, meta, operator, work_by_name
 
 # What these libraries define, as far as their formulas read it; none of them is needed.
 SCHEMAS = {
@@ -47,6 +47,8 @@ SCHEMAS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def libraries() -> Iterator[None]:
+    import torch.nn.attention.varlen
+
     defined: list[Any] = []
     for namespace, schemas in SCHEMAS.items():
         library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -60,54 +62,76 @@ def libraries() -> Iterator[None]:
         library._destroy()
 
 
-def test_flash_attns_operators_count_like_torchs() -> None:
-    # 2 samples of 5, 4 heads of 8; a causal mask leaves 15 of 25 entries.
-    q = meta(2, 5, 4, 8)
-    entries, skipped = 2 * 4 * 25, 2 * 4 * 10
-    rest = (-1, -1, 0.0, None, False)
-    assert work_of("flash_attn::_flash_attn_forward", q, q, q, 0.0, 1.0, False, *rest) == Work(32 * entries)
-    work = work_of("flash_attn::_flash_attn_forward", q, q, q, 0.0, 1.0, True, *rest)
-    assert work == Work(32 * entries, 0, 32 * skipped, True)
-    call = (q, q, q, q, q, meta(2, 4, 5), None, None, None, 0.0, 1.0, True, *rest)
-    assert work_of("flash_attn::_flash_attn_backward", *call) == Work(64 * entries, 16 * entries, 80 * skipped, True)
+# 2 samples of 5, 4 heads of 8; a causal mask leaves 15 of 25 entries.
+ROWS = meta(2, 5, 4, 8)
+ENTRIES, SKIPPED = 2 * 4 * 25, 2 * 4 * 10
+# Packed: samples of 2 and 3, of which causal masks leave out 1 and 3 entries
+ENDS, PACKED = torch.tensor([0, 2, 5]), meta(5, 4, 8)
+PACKED_ENTRIES, PACKED_SKIPPED = 4 * (4 + 9), 4 * (1 + 3)
+FLASH = {"q": ROWS, "k": ROWS, "v": ROWS}
+VARLEN = {"q": PACKED, "k": PACKED, "v": PACKED, "cu_seqlens_q": ENDS, "cu_seqlens_k": ENDS, "causal": False}
+OF_TORCH = {"query": PACKED, "key": PACKED, "value": PACKED, "cu_seq_q": ENDS}
+# 2 images of 4 to 6 channels, 3 × 3, and 5 boxes of 7 × 7 bins, 2 × 2 points in each
+KERNEL, MADE, POOLED = meta(6, 4, 3, 3), meta(2, 6, 6, 6), meta(5, 6, 7, 7)
+DEFORMED, POINTS = 2 * (2 * 6 * 6 * 6) * 4 * 9, 5 * 6 * 7 * 7 * 2 * 2
+INT8 = {"A": meta(3, 8, dtype=torch.int8), "B": meta(5, 8, dtype=torch.int8)}
+
+CALLS: dict[str, tuple[dict[str, Any], Any, Work]] = {
+    "flash_attn::_flash_attn_forward": ({**FLASH, "causal": False}, None, Work(32 * ENTRIES)),
+    "flash_attn::_flash_attn_forward,causal": (
+        {**FLASH, "causal": True, "window_size_left": -1, "window_size_right": -1},
+        None,
+        Work(32 * ENTRIES, 0, 32 * SKIPPED, True),
+    ),
+    "flash_attn::_flash_attn_backward": (
+        {**FLASH, "causal": True, "window_size_left": -1, "window_size_right": -1},
+        None,
+        Work(64 * ENTRIES, 16 * ENTRIES, 80 * SKIPPED, True),
+    ),
+    "flash_attn::_flash_attn_varlen_forward": (VARLEN, None, Work(32 * PACKED_ENTRIES, by_values=True)),
+    "flash_attn::_flash_attn_varlen_backward": (
+        VARLEN,
+        None,
+        Work(64 * PACKED_ENTRIES, 16 * PACKED_ENTRIES, by_values=True),
+    ),
+    "torch_attn::_varlen_attn": ({**OF_TORCH, "is_causal": False}, None, Work(32 * PACKED_ENTRIES, by_values=True)),
+    "torch_attn::_varlen_attn,causal": (
+        {**OF_TORCH, "is_causal": True},
+        None,
+        Work(32 * PACKED_ENTRIES, 0, 32 * PACKED_SKIPPED, causal=True, by_values=True),
+    ),
+    # Each query sees itself and the one before: 1 + 2 of 4 and 1 + 2 + 2 of 9.
+    "torch_attn::_varlen_attn,window": (
+        {**OF_TORCH, "is_causal": True, "window_size": [1, 0]},
+        None,
+        Work(32 * PACKED_ENTRIES, 0, 32 * 4 * (1 + 4), causal=True, by_values=True),
+    ),
+    "torch_attn::_varlen_attn_backward": (
+        {**OF_TORCH, "cu_seq_k": ENDS, "is_causal": False},
+        None,
+        Work(64 * PACKED_ENTRIES, 16 * PACKED_ENTRIES, by_values=True),
+    ),
+    "torchvision::deform_conv2d": ({"weight": KERNEL}, MADE, Work(DEFORMED)),
+    "torchvision::_deform_conv2d_backward": ({"grad": MADE, "weight": KERNEL}, None, Work(2 * DEFORMED)),
+    "torchvision::roi_align": ({"sampling_ratio": 2}, POOLED, Work(2 * 4 * POINTS)),
+    "torchvision::_roi_align_backward": ({"grad": POOLED, "sampling_ratio": 2}, None, Work(2 * 4 * POINTS)),
+    "bitsandbytes::int8_linear_matmul": (INT8, None, Work(2 * 3 * 8 * 5)),
+    "bitsandbytes::int8_linear_matmul.out": (INT8, None, Work(2 * 3 * 8 * 5)),
+    "bitsandbytes::gemv_4bit": ({"A": meta(1, 8), "shapeB": [5, 8]}, meta(1, 5), Work(80)),
+}
 
 
-def test_flash_attns_packed_operators_count_their_own_lengths() -> None:
-    ends = torch.tensor([0, 2, 5])
-    q = meta(5, 4, 8)
-    entries = 4 * (4 + 9)
-    call = (q, q, q, ends, ends, 3, 3, 0.0, 1.0, False)
-    assert work_of("flash_attn::_flash_attn_varlen_forward", *call) == Work(32 * entries, by_values=True)
-    backward = (q, q, q, q, q, meta(4, 5), None, None, None, ends, ends, 3, 3, 0.0, 1.0, False, -1, -1)
-    work = work_of("flash_attn::_flash_attn_varlen_backward", *backward)
-    assert work == Work(64 * entries, 16 * entries, by_values=True)
+@pytest.mark.parametrize("name", CALLS)
+def test_an_operator_of_a_library_counts_like_torchs(name: str) -> None:
+    given, out, expected = CALLS[name]
+    assert work_by_name(name, out, given) == expected
 
 
-def test_deformable_convolutions_count_their_products_and_say_what_is_left_out() -> None:
-    values, weight, offset, out = meta(2, 4, 8, 8), meta(6, 4, 3, 3), meta(2, 18, 6, 6), meta(2, 6, 6, 6)
-    one = 2 * (2 * 6 * 6 * 6) * 4 * 9
-    assert work_of("torchvision::deform_conv2d", values, weight, offset, offset, meta(6), out=out).flops == one
-    assert work_of("torchvision::_deform_conv2d_backward", out, values, weight, offset).flops == 2 * one
+def test_what_a_formula_leaves_out_is_said_and_what_it_cannot_read_is_refused() -> None:
     assert "sampling" in lookup(operator("torchvision::deform_conv2d")).estimate
-
-
-def test_torchvisions_pooling_of_boxes_counts_four_neighbours_a_point() -> None:
-    values, boxes, pooled = meta(1, 6, 16, 16), meta(5, 5), meta(5, 6, 7, 7)
-    points = 5 * 6 * 7 * 7 * 2 * 2
-    forward = work_of("torchvision::roi_align", values, boxes, 0.5, 7, 7, 2, True, out=pooled)
-    backward = work_of("torchvision::_roi_align_backward", pooled, boxes, 0.5, 7, 7, 1, 6, 16, 16, 2, True)
-    assert forward.flops == backward.flops == 2 * 4 * points
     with pytest.raises(Unreadable, match="follows from the boxes' sizes"):
-        work_of("torchvision::roi_align", values, boxes, 0.5, 7, 7, -1, True, out=pooled)
+        work_by_name("torchvision::roi_align", POOLED, {"sampling_ratio": -1})
     assert lookup(operator("torchvision::nms")).kind == "free"
-
-
-def test_bitsandbytes_products_count_with_and_without_a_result() -> None:
-    values, weight, out = meta(3, 8, dtype=torch.int8), meta(5, 8, dtype=torch.int8), meta(3, 5, dtype=torch.int32)
-    assert work_of("bitsandbytes::int8_linear_matmul", values, weight, out=out).flops == 2 * 3 * 8 * 5
-    assert work_of("bitsandbytes::int8_linear_matmul.out", values, weight, out).flops == 2 * 3 * 8 * 5
-    row, packed = meta(1, 8), meta(20, 1, dtype=torch.uint8)
-    assert work_of("bitsandbytes::gemv_4bit", row, packed, [5, 8], meta(1), meta(16), 64, out=meta(1, 5)).flops == 80
 
 
 def test_an_operator_whose_schema_has_changed_is_unknown_and_heavy() -> None:
@@ -115,25 +139,6 @@ def test_an_operator_whose_schema_has_changed_is_unknown_and_heavy() -> None:
     library.define("_flash_attn_forward.new(Tensor qkv, float softmax_scale) -> Tensor")
     assert lookup(operator("flash_attn::_flash_attn_forward.new")).kind == "unknown"
     library._destroy()
-
-
-def test_torchs_variable_length_attention_counts_its_own_lengths() -> None:
-    import torch.nn.attention.varlen
-
-    assert torch.nn.attention.varlen is not None
-    ends = torch.tensor([0, 2, 5])
-    q = meta(5, 4, 8)
-    entries, skipped = 4 * (4 + 9), 4 * (1 + 3)
-    call = (q, q, q, ends, None, 3, 3)
-    assert work_of("torch_attn::_varlen_attn", *call) == Work(32 * entries, by_values=True)
-    work = work_of("torch_attn::_varlen_attn", *call, True)
-    assert work == Work(32 * entries, 0, 32 * skipped, causal=True, by_values=True)
-    # Each query sees itself and the one before: 1 + 2 of 4 and 1 + 2 + 2 of 9.
-    work = work_of("torch_attn::_varlen_attn", *call, True, None, [1, 0])
-    assert work.skipped == 32 * 4 * (1 + 4)
-    backward = (q, q, q, q, q, meta(4, 5), ends, ends, 3, 3, False, meta(2))
-    work = work_of("torch_attn::_varlen_attn_backward", *backward)
-    assert work == Work(64 * entries, 16 * entries, by_values=True)
 
 
 def test_transformers_grouped_products_cost_their_forward_twice_in_the_backward() -> None:

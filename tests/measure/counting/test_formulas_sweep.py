@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 
+from lightning_flops import count_flops
 from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES, lookup
 
 OF_QUANTIZATION = re.compile(r"quantized_|_?quantized::|sparse::|onednn::")
@@ -109,3 +111,21 @@ def test_what_multiplies_or_samples_is_never_free() -> None:
         packet = getattr(torch.ops.aten, name, None)
         for overload in () if packet is None else packet.overloads():
             assert lookup(getattr(packet, overload)).kind != "free", f"{name}.{overload}"
+
+
+def test_such_an_operator_costs_what_the_one_that_it_replaces_costs() -> None:
+    library: Any = torch.library.Library("_native", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("bmm_triton_90(Tensor self, Tensor mat2) -> Tensor")
+    library.impl("bmm_triton_90", torch.bmm, "CPU")
+    with count_flops(None) as counts:
+        torch.ops._native.bmm_triton_90(torch.ones(7, 3, 4), torch.ones(7, 4, 5))
+    assert (counts.forward, counts.uncounted) == (7 * 2 * 3 * 4 * 5, {})
+    library._destroy()
+
+
+def test_all_of_torch_s_own_are_known() -> None:
+    names = [schema.name.partition("::") for schema in torch._C._jit_get_all_schemas()]
+    own = sorted({name for namespace, _, name in names if namespace == "_native"})
+    if not own:
+        pytest.skip("this torch replaces none")
+    assert [name for name in own if lookup(getattr(torch.ops._native, name).default).kind == "unknown"] == []

@@ -5,45 +5,25 @@ import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import { bytes, duration, percent } from "../model/format";
 import type { CurveData } from "../document";
-import { partColor } from "../model/parts";
 import { useWidth } from "../ui/size";
 import { hush, say } from "../ui/tip";
 
 type MemoryPoint = { us: number; bytes: number };
-type StepSpan = { name: string; start_us: number; end_us: number };
-type Drawn = Omit<CurveData, "points" | "spans"> & { points: readonly MemoryPoint[]; spans: readonly StepSpan[] };
+type Drawn = Omit<CurveData, "points"> & { points: readonly MemoryPoint[] };
 
 const HEIGHT = 220;
-const MARGIN = { left: 78, right: 14, top: 22, bottom: 40 };
-/** How high the phases stand below the curve. */
-const BAND = 11;
+const MARGIN = { left: 78, right: 14, top: 22, bottom: 28 };
 
 export function MemoryOverTime({ curves }: { curves: readonly CurveData[] }): JSX.Element {
   const drawn = useMemo(
-    () =>
-      curves.map((one): Drawn => ({
-        ...one,
-        points: one.points.map(([us, bytes]) => ({ us, bytes })),
-        spans: one.spans.map(([name, start_us, end_us]) => ({ name, start_us, end_us })),
-      })),
+    () => curves.map((one): Drawn => ({ ...one, points: one.points.map(([us, bytes]) => ({ us, bytes })) })),
     [curves],
   );
   return (
     <>
       {drawn.map((one) => (
-        <OfDevice key={one.device} curve={one} />
+        <Curve key={one.device} curve={one} where={one.device < 0 ? "the host" : `device ${one.device}`} />
       ))}
-    </>
-  );
-}
-
-function OfDevice({ curve }: { curve: Drawn }): JSX.Element {
-  const where = curve.device < 0 ? "the host" : `device ${curve.device}`;
-  return (
-    <>
-      <h3>Over time on {where}</h3>
-      <Curve curve={curve} where={where} />
-      <Phases spans={curve.spans} />
     </>
   );
 }
@@ -52,15 +32,15 @@ function Curve({ curve, where }: { curve: Drawn; where: string }): JSX.Element {
   const [box, width] = useWidth<HTMLDivElement>();
   const [pointed, setPointed] = useState<MemoryPoint | null>(null);
   const { points } = curve;
-  const first = Math.min(points[0]?.us ?? 0, ...curve.spans.map((one) => one.start_us));
-  const last = Math.max(points.at(-1)?.us ?? 1, ...curve.spans.map((one) => one.end_us));
+  const first = points[0]?.us ?? 0;
+  const last = points.at(-1)?.us ?? 1;
   const least = Math.min(0, ...points.map((one) => one.bytes));
   const right = Math.max(MARGIN.left + 10, width - MARGIN.right);
   const x = scaleLinear([first, Math.max(last, first + 1e-3)], [MARGIN.left, right]);
   const y = scaleLinear([least, curve.peak_bytes || 1], [HEIGHT - MARGIN.bottom, MARGIN.top]).nice(4);
   const peak = { us: curve.peak_us, bytes: curve.peak_bytes };
   const words = (one: MemoryPoint): string =>
-    `${bytes(one.bytes)}${curve.absolute ? "" : " more than at first"}\n${duration(one.us / 1e6)} after the first event, ${percent(curve.peak_bytes ? one.bytes / curve.peak_bytes : null)} of the peak${meanwhile(curve.spans, one.us)}`;
+    `${bytes(one.bytes)}${curve.absolute ? "" : " more than at first"}\n${duration(one.us / 1e6)} after the first event, ${percent(curve.peak_bytes ? one.bytes / curve.peak_bytes : null)} of the peak`;
   const nearest = (event: MouseEvent): MemoryPoint | null => {
     const left = (event.currentTarget as Element).getBoundingClientRect().left;
     const us = x.invert(event.clientX - left);
@@ -82,6 +62,7 @@ function Curve({ curve, where }: { curve: Drawn; where: string }): JSX.Element {
   };
   return (
     <div ref={box} class="curve">
+      <h3>Over time on {where}</h3>
       <svg
         width="100%"
         height={HEIGHT}
@@ -113,27 +94,6 @@ function Curve({ curve, where }: { curve: Drawn; where: string }): JSX.Element {
             {duration(tick / 1e6)}
           </text>
         ))}
-        {curve.spans.map((one, at) =>
-          isStep(one) ? (
-            <g key={at}>
-              <line class="step-line" x1={x(one.start_us)} x2={x(one.start_us)} y1={6} y2={HEIGHT - MARGIN.bottom} />
-              {x(one.end_us) - x(one.start_us) > 60 ? (
-                <text class="axis" x={x(one.start_us) + 4} y={15}>
-                  {one.name}
-                </text>
-              ) : null}
-            </g>
-          ) : (
-            <rect
-              key={at}
-              x={x(one.start_us)}
-              width={Math.max(0.5, x(one.end_us) - x(one.start_us))}
-              y={HEIGHT - MARGIN.bottom + 2}
-              height={BAND}
-              fill={partColor(one.name)}
-            />
-          ),
-        )}
         <path class="area" d={outline(points, x, y, y(0))} />
         <path class="line" d={outline(points, x, y, null)} />
         {pointed !== null ? (
@@ -168,33 +128,4 @@ function outline(
   return ground === null
     ? `M${begin}${y(first.bytes).toFixed(1)}${drawn}`
     : `M${begin}${ground.toFixed(1)}V${y(first.bytes).toFixed(1)}${drawn}V${ground.toFixed(1)}z`;
-}
-
-function isStep(span: StepSpan): boolean {
-  return span.name.startsWith("step ");
-}
-
-/** What ran at a moment: ", in the forward of step 5". */
-function meanwhile(spans: readonly StepSpan[], us: number): string {
-  const running = spans.filter((one) => one.start_us <= us && us < one.end_us);
-  const step = running.find(isStep)?.name;
-  const phase = running.findLast((one) => !isStep(one))?.name;
-  if (phase === undefined) return step === undefined ? "" : `, in ${step}`;
-  return `, in the ${phase}${step === undefined ? "" : ` of ${step}`}`;
-}
-
-/** The colours of the phases below the curve. */
-function Phases({ spans }: { spans: readonly StepSpan[] }): JSX.Element | null {
-  const names = [...new Set(spans.filter((one) => !isStep(one)).map((one) => one.name))];
-  if (!names.length) return null;
-  return (
-    <ul class="legend">
-      {names.map((name) => (
-        <li key={name}>
-          <span class="swatch" style={{ background: partColor(name) }} aria-hidden="true" />
-          {name}
-        </li>
-      ))}
-    </ul>
-  );
 }

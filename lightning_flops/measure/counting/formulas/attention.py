@@ -28,7 +28,6 @@ from lightning_flops.measure.counting.formulas.contract import (
     Unreadable,
     Work,
     host_integers,
-    named,
     rules,
 )
 from lightning_flops.measure.counting.formulas.products import rows_of, sizes_of
@@ -234,13 +233,9 @@ def encoder_layer(source: Tensor, qkv_weight: Tensor, out_weight: Tensor, *feed_
 def _kernel(
     names: str, read: Callable[..., Call], arguments: str, operands: str = "query key value"
 ) -> dict[str, Rule]:
-    """Rules of a fused kernel's operators, forward and backward, of which *read* says alike what they multiply.
+    """Rules of a fused kernel's operators, of which *read* says alike what query, key and *arguments* multiply.
 
-    Args:
-        names: of the operators; those with ``backward`` in them run it backward.
-        read: takes query, key and *arguments*.
-        arguments: schema names, as a rule has them.
-        operands: schema names of query, key and value.
+    Those with ``backward`` in their names run it backward. *operands* are the schema names of query, key and value.
     """
     found: dict[str, Rule] = {}
     for name in names.split():
@@ -265,10 +260,11 @@ _CACHE = "seqused_k? block_table?"
 
 ATTENTION_RULES: dict[str, Rule] = {
     **_kernel(
-        named(
-            "_scaled_dot_product_",
-            "flash_attention_for_cpu flash_attention efficient_attention cudnn_attention fused_attention_overrideable",
-            "_backward",
+        " ".join(
+            f"_scaled_dot_product_{kernel}{direction}"
+            for kernel in "flash_attention_for_cpu flash_attention efficient_attention cudnn_attention "
+            "fused_attention_overrideable".split()
+            for direction in ("", "_backward")
         ),
         fused,
         "is_causal",

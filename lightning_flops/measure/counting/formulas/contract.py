@@ -78,11 +78,6 @@ def rules(names: str, flops: Callable[..., int | Work], *rest: Any, **others: An
     return {name if "::" in name else f"aten::{name}": rule for name in names.split()}
 
 
-def named(prefix: str, names: str, suffixes: str = "") -> str:
-    """*names*, each behind *prefix*, alone and with each of *suffixes*."""
-    return " ".join(f"{prefix}{name}{suffix}" for name in names.split() for suffix in ("", *suffixes.split()))
-
-
 ARITHMETIC = {
     torch.complex32: torch.float16,
     torch.complex64: torch.float32,

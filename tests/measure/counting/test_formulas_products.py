@@ -1,4 +1,4 @@
-"""Matrix products: every form against 2·M·K·N written out."""
+"""Matrix products and convolutions: every form against its multiply-adds written out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from lightning_flops.measure.counting.formulas.registry import lookup
 from tests.measure.counting.recording import (
@@ -16,36 +17,11 @@ from tests.measure.counting.recording import (
     leaf,
     meta,
     operator,
-    record,
     total_flops,
     work_of,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse (CSR|BSR) tensor support is in beta")
-
-# What the corpus does not have: it runs the others forward and backward, and in inference mode.
-FORWARDS: dict[str, tuple[Callable[[], Any], dict[str, int]]] = {
-    "mm into out": (lambda: torch.mm(torch.ones(3, 4), torch.ones(4, 5), out=torch.empty(3, 5)), {"aten.mm": 120}),
-    "addmm in place": (lambda: torch.ones(3, 5).addmm_(torch.ones(3, 4), torch.ones(4, 5)), {"aten.addmm_": 120}),
-    "vdot": (lambda: torch.vdot(leaf(9), leaf(9)), {"aten.vdot": 18}),
-    "_foreach_mm": (
-        lambda: torch._foreach_mm([leaf(3, 4), leaf(2, 2)], [leaf(4, 5), leaf(2, 9)]),
-        {"aten._foreach_mm": 120 + 2 * 2 * 2 * 9},
-    ),
-    "_addmm_activation": (
-        lambda: torch._addmm_activation(torch.ones(5), torch.ones(3, 4), torch.ones(4, 5)),
-        {"aten._addmm_activation": 120},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FORWARDS)
-def test_products_cost_two_flops_per_multiply_add(name: str) -> None:
-    run, expected = FORWARDS[name]
-    assert flops_by_operator(run) == expected
-    with torch.inference_mode():
-        assert total_flops(run) == sum(expected.values())
-
 
 GROUPED = {
     "rows": ((10, 16), (2, 16, 8), [4, 10], 2 * 10 * 16 * 8),
@@ -134,9 +110,9 @@ def test_nested_batches_multiply_sample_by_sample() -> None:
 
 def test_elementwise_spellings_of_products_are_free() -> None:
     for run in (lambda: torch.outer(leaf(3), leaf(4)), lambda: torch.linalg.vecdot(leaf(2, 3), leaf(2, 3))):
-        assert record(run).work == []
+        assert flops_by_operator(run) == {}
         with torch.inference_mode():
-            assert record(run).work == []
+            assert flops_by_operator(run) == {}
 
 
 def some(*shape: int, dtype: torch.dtype = torch.complex64) -> torch.Tensor:
@@ -190,3 +166,39 @@ def test_products_report_the_dtype_of_their_factors() -> None:
     assert lookup(operator("aten::addmm")).dtype_of((meta(5), left, right), {}, meta(3, 5)) is half
     assert lookup(operator("aten::_foreach_mm")).dtype_of(([left], [right]), {}, None) is half
     assert lookup(operator("aten::mm")).dtype_of((some(3, 4), some(4, 5)), {}, None) is torch.float32
+
+
+def test_a_gradient_penalty_through_a_convolution_counts_every_product() -> None:
+    layer, inputs = nn.Conv2d(4, 6, 3, bias=False), leaf(2, 4, 8, 8)
+    one = 2 * (2 * 6 * 6 * 6) * 4 * 9
+    (gradient,) = torch.autograd.grad(layer(inputs).sum(), inputs, create_graph=True)
+    # torch makes the gradients of both factors the gradient was made from, the weight and the incoming gradient.
+    assert total_flops(gradient.square().sum().backward) == 2 * one
+
+
+@pytest.mark.parametrize(
+    ("mask", "products"),
+    [([True, True, True], 2), ([False, True, True], 1), ([True, False, True], 1), ([False] * 3, 0)],
+)
+def test_a_convolutions_backward_counts_the_gradients_asked_for(mask: list[bool], products: int) -> None:
+    grad, values, weight = meta(2, 6, 6, 6), meta(2, 4, 8, 8), meta(6, 2, 3, 3)
+    one = 2 * grad.numel() * 2 * 9
+    plain = (grad, values, weight, [6], [1, 1], [0, 0], [1, 1], False, [0, 0], 2, mask)
+    assert work_of("aten::convolution_backward", *plain).flops == products * one
+    overrideable = (grad, values, weight, [1, 1], [0, 0], [1, 1], False, [0, 0], 2, mask)
+    assert work_of("aten::convolution_backward_overrideable", *overrideable).flops == products * one
+
+
+@pytest.mark.parametrize("padding", [1, "same"])
+@pytest.mark.parametrize("make", [nn.Conv2d, nn.ConvTranspose2d])
+def test_a_complex_convolution_is_three_real_ones(make: Callable[..., nn.Module], padding: int | str) -> None:
+    """Torch makes three of it: of the real parts, of the imaginary parts, and of the sums of both."""
+    if make is nn.ConvTranspose2d and padding == "same":
+        pytest.skip("torch has no such layer")
+    layer = make(4, 4, 3, padding=padding, dtype=torch.complex64)
+    values = torch.ones(2, 4, 8, 8, dtype=torch.complex64).requires_grad_()
+    one = 2 * (2 * 4 * 8 * 8) * 4 * 9
+    assert total_flops(lambda: layer(values)) == 3 * one
+    with torch.inference_mode():
+        assert total_flops(lambda: layer(values)) == 3 * one
+    assert total_flops(lambda: layer(values).abs().sum().backward()) == 3 * 3 * one
