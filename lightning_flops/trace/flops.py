@@ -201,7 +201,7 @@ def _parts(trace: Trace) -> Ints:
 
 
 def find_work(trace: Trace, formulas: Formulas, peaks: Peaks | None = None) -> Work | None:
-    """The calls of *trace* that count, FLOPs by *formulas*, but those beyond twice the peak; None without shapes."""
+    """The calls that count, FLOPs by *formulas*; what exceeds twice the peak is listed instead. None without shapes."""
     if not (trace.inputs[trace.links.operators] >= 0).any():
         return None
     works, work = works_of(trace, formulas)

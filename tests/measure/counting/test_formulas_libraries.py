@@ -15,27 +15,23 @@ from tests.measure.counting.recording import forward_and_backward, leaf, meta, o
 # What these libraries define, as far as their formulas read it; none of them is needed.
 SCHEMAS = {
     "flash_attn": [
-        "_flash_attn_forward(Tensor q, Tensor k, Tensor v, float dropout_p, float softmax_scale, bool causal, "
-        "int window_size_left, int window_size_right, float softcap, Tensor? slopes, bool return_softmax) -> Tensor",
-        "_flash_attn_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
-        "Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv, float dropout_p, float softmax_scale, bool causal, "
-        "int window_size_left, int window_size_right, float softcap, Tensor? slopes, bool deterministic) -> Tensor",
-        "_flash_attn_varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
-        "int max_seqlen_q, int max_seqlen_k, float dropout_p, float softmax_scale, bool causal, "
-        "int window_size_left=-1, int window_size_right=-1) -> Tensor",
-        "_flash_attn_varlen_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
-        "Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
-        "int max_seqlen_q, int max_seqlen_k, float dropout_p, float softmax_scale, bool causal, int window_size_left, "
-        "int window_size_right) -> Tensor",
+        *(
+            f"_flash_attn_{name}(Tensor q, Tensor k, Tensor v, bool causal, int window_size_left=-1, "
+            "int window_size_right=-1) -> Tensor"
+            for name in ("forward", "backward")
+        ),
+        *(
+            f"_flash_attn_varlen_{name}(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
+            "bool causal, int window_size_left=-1, int window_size_right=-1) -> Tensor"
+            for name in ("forward", "backward")
+        ),
     ],
     "torchvision": [
         "deform_conv2d(Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias) -> Tensor",
         "_deform_conv2d_backward(Tensor grad, Tensor input, Tensor weight, Tensor offset) -> (Tensor, Tensor)",
         "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-        "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
-        "int sampling_ratio, bool aligned) -> Tensor",
-        "_roi_align_backward(Tensor grad, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
-        "SymInt batch_size, SymInt channels, SymInt height, SymInt width, int sampling_ratio, bool aligned) -> Tensor",
+        "roi_align(Tensor input, Tensor rois, int sampling_ratio, bool aligned) -> Tensor",
+        "_roi_align_backward(Tensor grad, Tensor rois, int sampling_ratio, bool aligned) -> Tensor",
     ],
     "bitsandbytes": [
         "int8_linear_matmul(Tensor A, Tensor B) -> Tensor",
