@@ -20,6 +20,7 @@ from typing import Any
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.rank_record import (
     RECORD_LIMIT_BYTES,
+    RankAbsence,
     RankRecord,
     TracedRank,
     make_rank_record,
@@ -31,9 +32,8 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import FlopPhase, FlopRecord, PhaseSeconds
 from lightning_flops.report.layout import VIEW, draw
 from lightning_flops.report.ranks_document import ranks_section
-from lightning_flops.schema.communication import CollectiveCalls, Overlap
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RankAbsence
+from lightning_flops.schema.ranks import CollectiveCalls, Overlap
 from lightning_flops.schema.trace import TracedPart, TracedStep
 from tests.report import windows
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from lightning_flops.adapters.deepspeed_context import make_without_builtin, settings_of
-from lightning_flops.adapters.lightning import IMPORT_ROOTS, LightningRun, block_of, is_deepspeed, is_lightnings
+from lightning_flops.adapters.lightning import IMPORT_ROOTS, LightningRun, block_of, is_deepspeed
 from lightning_flops.adapters.when_imported import when_imported
 from lightning_flops.config import (
     OWN_FOLDER,
@@ -43,11 +43,8 @@ else:
 
 _LOOPS: dict[str | None, Loop] = {"fit": "training", "validate": "validate", "test": "test", "predict": "predict"}
 
-# A Trainer takes microseconds to call each in every batch, also where no class has written it; it passes over None.
-_UNUSED_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-
 # What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback.
-_RUNTIME_ATTRIBUTES = ("_adapter", "run", "_making_engine", "log", "log_dict", *_UNUSED_HOOKS)
+_RUNTIME_ATTRIBUTES = ("_adapter", "run", "_making_engine", "log", "log_dict")
 
 
 class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
@@ -165,9 +162,6 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._adapter = LightningRun(trainer, pl_module, _LOOPS[trainer.state.fn], **to)
         self.run = self._adapter.run
         self._adapter.begin()
-        if any(one is self for one in trainer.callbacks):  # type: ignore[attr-defined]
-            written = {name for kind in type(self).__mro__ if not is_lightnings(kind) for name in vars(kind)}
-            self.__dict__.update(dict.fromkeys(name for name in _UNUSED_HOOKS if name not in written))
 
     on_predict_start = on_test_start = on_train_start
 
@@ -269,8 +263,6 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             adapter.run.close()
             self._throughput = adapter.run.reports.throughput
         self._adapter = self.run = None
-        for name in _UNUSED_HOOKS:
-            self.__dict__.pop(name, None)
 
 
 FlopsProfilerCallback.__doc__ = with_settings_described(

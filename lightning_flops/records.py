@@ -122,8 +122,7 @@ class UncountedOperator:
     modules: tuple[str, ...]
     """Sorted names of the modules it ran in."""
     heavy: bool
-    """Whether it may have FLOPs (it takes or makes floating-point tensors, say), so totals without it are lower bounds.
-    """
+    """Whether it may have FLOPs, as it takes or makes floating tensors, so that totals without it are lower bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,8 +335,7 @@ class MemoryRecord:
     optimizer_bytes: int | None
     """States, and copies of parameters that the optimizer keeps for itself; None if not known."""
     kept_by_forward_bytes: int | None
-    """Held more at the end of a forward than at its start: activations kept for the backward, and the outputs. None on
-    the host, whose resident memory does not show it."""
+    """Activations and outputs that a forward keeps for the backward; None on the host, which does not show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ so it shows the runs of a remote log folder as well. Neither torch nor a trainin
 
 from __future__ import annotations
 
+import functools
+import gzip
 import os
-import zlib
 from collections.abc import Callable, Iterable
 from typing import Final
 from urllib.parse import urlencode
@@ -52,9 +53,10 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def get_plugin_apps(self) -> dict[str, _App]:
         """What is served, by address below the plugin's own."""
-        application = wrappers.Request.application
-        served = {f"/{name}": _serves(name, kind) for name, kind in _FRONTEND.items()}
-        return {**served, "/runs": application(self._runs), "/profile": application(self._profile)}
+        served: dict[str, Callable[[wrappers.Request], wrappers.Response]]
+        served = {f"/{name}": functools.partial(_bundled, name, kind) for name, kind in _FRONTEND.items()}
+        served |= {"/runs": self._runs, "/profile": self._profile}
+        return {path: wrappers.Request.application(answer) for path, answer in served.items()}
 
     def _runs(self, request: wrappers.Request) -> wrappers.Response:
         """Every run with a few figures of each of its windows."""
@@ -96,7 +98,7 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         if not series:
             return _answer(request, "There is no such window any more.", "text/plain", code=404)
         try:
-            profile = Profile.from_json(_unpacked(series[-1].numpy.item()))
+            profile = Profile.from_json(gzip.decompress(series[-1].numpy.item()).decode("utf-8"))
             view = codec.dump(profile_view(profile), indented=False)
         except Exception as error:  # the file may hold anything
             words = str(error) if isinstance(error, (ProfileFormatError, ValueError)) else f"{error!r}"
@@ -104,9 +106,8 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         return _answer(request, view, "application/json")
 
 
-def _serves(name: str, kind: str) -> _App:
-    app: _App = wrappers.Request.application(lambda request: _answer(request, bundled(name), kind))
-    return app
+def _bundled(name: str, kind: str, request: wrappers.Request) -> wrappers.Response:
+    return _answer(request, bundled(name), kind)
 
 
 def _answer(request: wrappers.Request, content: str, kind: str, code: int = 200) -> wrappers.Response:
@@ -123,12 +124,3 @@ def _name_of(run: str, tag: str) -> str:
     prefix = tag.rpartition(f"/{_WINDOW}/")[0]
     whose = prefix.removeprefix(BLOCK).strip("/")
     return f"{run} {whose}".strip() if whose else run
-
-
-def _unpacked(packed: bytes) -> str:
-    """The text that gzip compressed; an error if it is cut off, longer than any profile that is read, or no text."""
-    reader = zlib.decompressobj(wbits=31)
-    content = reader.decompress(packed, codec.LONGEST_PROFILE)
-    if not reader.eof:
-        raise ValueError("the profile in the event file is cut off or too long")
-    return content.decode("utf-8")

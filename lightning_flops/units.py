@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
 from lightning_flops.signals import is_of_signal_handler
@@ -18,9 +18,6 @@ NOT_AVAILABLE = "n/a"  # how a number that is not known prints
 
 _LARGE = ("", "K", "M", "G", "T", "P", "E", "Z")
 _SECONDS = ("s", "ms", "us", "ns")
-_DECIMALS = 2
-_ROUNDS_TO_1 = Decimal("0.995")
-_ROUNDS_TO_1000 = Decimal("999.995")
 _TOO_LONG = Decimal("1e15")  # from here on a number is written with an exponent
 
 
@@ -29,10 +26,9 @@ def si(value: float | None, unit: str = "") -> str:
     number = _known(value)
     if number is None:
         return NOT_AVAILABLE
-    power = 0
-    while power + 1 < len(_LARGE) and abs(number.scaleb(-3 * power)) >= _ROUNDS_TO_1000:
-        power += 1
-    return f"{_short(number.scaleb(-3 * power))} {_LARGE[power]}{unit}".rstrip()
+    scaled = [number.scaleb(-3 * power) for power in range(len(_LARGE))]
+    power = next((power for power, one in enumerate(scaled) if abs(one) < Decimal("999.995")), len(_LARGE) - 1)
+    return f"{_short(scaled[power])} {_LARGE[power]}{unit}".rstrip()
 
 
 def duration(seconds: float | None) -> str:
@@ -40,16 +36,16 @@ def duration(seconds: float | None) -> str:
     number = _known(seconds)
     if number is None:
         return NOT_AVAILABLE
-    power = 0
-    while number and power + 1 < len(_SECONDS) and abs(number.scaleb(3 * power)) < _ROUNDS_TO_1:
-        power += 1
-    return f"{_short(number.scaleb(3 * power))} {_SECONDS[power]}"
+    scaled = [number.scaleb(3 * power) for power in range(len(_SECONDS))]
+    power = next((power for power, one in enumerate(scaled) if abs(one) >= Decimal("0.995")), len(_SECONDS) - 1)
+    power = power if number else 0
+    return f"{_short(scaled[power])} {_SECONDS[power]}"
 
 
 def percent(fraction: float | None) -> str:
     """A fraction of one as a percentage with two decimals: ``percent(0.4125)`` is ``"41.25%"``."""
     number = _known(fraction)
-    return NOT_AVAILABLE if number is None else f"{number.scaleb(2):.{_DECIMALS}f}%"
+    return NOT_AVAILABLE if number is None else f"{number.scaleb(2):.2f}%"
 
 
 def plain(value: float | None) -> str:
@@ -57,7 +53,7 @@ def plain(value: float | None) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     number = _known(value)
-    return NOT_AVAILABLE if number is None else _short(number, group=True)
+    return NOT_AVAILABLE if number is None else _short(number)
 
 
 def plural(noun: str, number: float) -> str:
@@ -84,14 +80,9 @@ def runs_of(numbers: Iterable[int]) -> list[range]:
     return runs
 
 
-def run_text(run: range) -> str:
+def run_text(run: Sequence[int]) -> str:
     """The first and the last of a run: "3-5", or "9" of one that has no other."""
     return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
-
-
-def step_numbers(steps: Iterable[int]) -> str:
-    """Indexes, with runs joined: 3, 4, 5, 9 is "3-5, 9"."""
-    return ", ".join(map(run_text, runs_of(steps)))
 
 
 def _known(value: float | None) -> Decimal | None:
@@ -101,14 +92,13 @@ def _known(value: float | None) -> Decimal | None:
     return Decimal(value)
 
 
-def _short(number: Decimal, *, group: bool = False) -> str:
+def _short(number: Decimal) -> str:
     """At most two decimals, or three digits that count where two decimals would hide the number."""
     if abs(number) >= _TOO_LONG:
         return f"{number:.3g}"
     if abs(number) < Decimal("0.1"):
         return f"{float(number):.3g}"
-    text = f"{number:,.{_DECIMALS}f}" if group else f"{number:.{_DECIMALS}f}"
-    return text.rstrip("0").rstrip(".")
+    return f"{number:,.2f}".rstrip("0").rstrip(".")
 
 
 # ---- names and other words

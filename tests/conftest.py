@@ -19,6 +19,8 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from tests.fake_clock import FakeNow
 
+# Files that take long, the longest first. A file runs in one process: one of these that began last would keep the
+# others waiting for its end.
 _LONG = (
     "tests/corpus/test_corpus.py",
     "tests/deepspeed/test_engine.py",
@@ -28,25 +30,11 @@ _LONG = (
     "tests/ranks/test_strategies.py",
     "tests/loops/test_compiled_steps.py",
     "tests/benchmarks/test_gpu.py",
-    "tests/ranks/test_example.py",
     "tests/lightning/test_seen_from_outside.py",
     "tests/loops/test_run_program.py",
     "tests/ranks/test_faults.py",
-    "tests/page/test_tensorboard_tab.py",
-    "tests/test_examples.py",
-    "tests/lightning/test_exceptions.py",
-    "tests/loops/test_neutral.py",
-    "tests/benchmarks/test_faults.py",
-    "tests/test_docs.py",
-    "tests/lightning/test_launchers.py",
-    "tests/lightning/test_evaluation.py",
-    "tests/test_packaging.py",
     "tests/deepspeed/test_parallel.py",
 )
-"""Files that take long, the longest first.
-
-A file runs in one process: one of these that began last would keep the others waiting for its end.
-"""
 
 # While tests are collected, nearly all that comes into being stays: it is no garbage to look for. And pytest keeps each
 # file as it has rewritten it, also where the environment has Python write none: half of a collection is that.

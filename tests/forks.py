@@ -5,9 +5,8 @@ Torch, Lightning and DeepSpeed take a process two to nine seconds to import, and
 folder, environment, arguments and output, and ends as any program does. This is for programs that only use what they
 import; one that is about importing, or about a launcher, is started as its user starts it.
 
-There is one such process for each tuple of modules, and all processes of one run of the tests share it. It is itself a
-fork of the one that has imported the beginning of its tuple, so nothing is imported twice. It ends when the last who
-may ask has ended, and whoever asked for a fork that still runs takes it along.
+A process of tests has one such process for each tuple of modules, itself a fork of the one that has imported the
+beginning of its tuple. It ends with the process that asks it, and takes along the forks that still run.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import json
 import os
 import random
 import runpy
-import selectors
 import signal
 import socket
 import subprocess
@@ -38,8 +36,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-UNUSED_SEC = 60.0
-"""So long the process waits for the first who asks for a fork."""
 
 
 # ---- who asks for forks
@@ -81,14 +77,8 @@ def start_fork(
 ) -> Fork:
     """Start ``python ARGUMENTS``: a module, a file or a text, with or without ``-W ignore`` before it.
 
-    Args:
-        arguments: of Python.
-        imports: what it finds imported.
-        folder: where it runs.
-        environment: its environment. What is imported was imported in that of the first who asked.
-        place: variables besides, which were not set when anything was imported.
-        output: a file, where both its streams go.
-        errors: another for what goes to stderr.
+    It finds *imports* imported, in the *environment* of the first who asked for these; the variables of its *place*
+    were not set then. Its streams go to the files *output* and *errors*, or both to *output*.
     """
     silent = list(arguments[:2]) == ["-W", "ignore"]
     server = _server(imports, os.getpid(), tuple(environment.items()))
@@ -101,19 +91,14 @@ def start_fork(
     return Fork(server, server.ask(program, output, output if errors is None else errors))
 
 
-TORCH = ("torch", "torch._dynamo")
-"""With what takes as long as torch itself to import, and is imported by the first optimizer that is made."""
-
-BEFORE_LIGHTNING = (*TORCH, "torchmetrics")
-"""What takes Lightning long to import, without anything of Lightning itself."""
-
+TORCH = ("torch", "torch._dynamo")  # the second is imported by the first optimizer that is made
+BEFORE_LIGHTNING = (*TORCH, "torchmetrics")  # what takes Lightning long to import, without anything of Lightning itself
 LIGHTNING = (
     *BEFORE_LIGHTNING,
     *("lightning_flops", "lightning.pytorch", "torch.utils.tensorboard", "lightning_flops.lightning"),
 )
 
-_BEGINNINGS = (TORCH, BEFORE_LIGHTNING, LIGHTNING)
-"""Each has a process that others with more imports are forks of, the longest that a tuple begins with."""
+_BEGINNINGS = (TORCH, BEFORE_LIGHTNING, LIGHTNING)  # each has a process that others with more imports are forks of
 
 
 def run_fork(
@@ -145,58 +130,50 @@ def run_fork(
         return subprocess.CompletedProcess(list(arguments), status, out.read(), err.read())
 
 
-def once_in_a_run(name: str, make: Callable[[], T], *, imports: tuple[str, ...], environment: Mapping[str, str]) -> T:
-    """What *make* returned, which JSON can hold, to the first process of this run of the tests that asked for *name*.
-
-    The process of *imports* keeps it; *environment* as in ``start_fork``.
-    """
-    server = _server(imports, os.getpid(), tuple(environment.items()))
-    while (found := server.ask({"claim": name})) == "in the making":
-        time.sleep(0.1)
-    if found is not None:
-        kept: T = found["made"]
-        return kept
-    try:
-        made = make()
-    except BaseException:
-        server.ask({"keep": name, "made": None})
-        raise
-    server.ask({"keep": name, "made": {"made": made}})
-    return made
+def once_in_a_run(name: str, make: Callable[[], T]) -> T:
+    """What *make* returned, which JSON can hold, to the first of this run of the tests that asked for *name*."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    place = Path(tempfile.gettempdir(), f"once-{hashlib.sha256(f'{run} {name}'.encode()).hexdigest()[:16]}")
+    with Path(f"{place}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            place.write_text(json.dumps(make()), encoding="utf-8")
+        made: T = json.loads(place.read_text(encoding="utf-8"))
+        return made
 
 
 def _server(imports: tuple[str, ...], process: int, environment: tuple[tuple[str, str], ...]) -> _Server:
     key = (imports, process)  # a fork of this process would mix its questions with ours
     if key not in _SERVERS:
-        _SERVERS[key] = _Server(imports, dict(environment))
+        _SERVERS[key] = _Server(imports, environment)
     return _SERVERS[key]
 
 
 class _Server:
-    """The process that has imported something, as one of those sees it that ask; begun if it is not there."""
+    """The process that has imported something, as the one sees it that asks."""
 
-    def __init__(self, imports: tuple[str, ...], environment: dict[str, str]) -> None:
-        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-        name = hashlib.sha256(" ".join((run, *imports)).encode()).hexdigest()[:16]
-        address = Path(tempfile.gettempdir(), f"forks-{name}")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with Path(f"{address}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                self._socket.connect(str(address))
-            except OSError:
-                address.unlink(missing_ok=True)
-                _begin(address, imports, environment)
-                self._socket.connect(str(address))
+    def __init__(self, imports: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> None:
+        self._socket, its = socket.socketpair()
+        with its:
+            if begins := [known for known in _BEGINNINGS if known == imports[: len(known)] and known != imports]:
+                beginning = _server(max(begins, key=len), os.getpid(), environment)
+                beginning.ask({"imports": imports}, its.fileno())
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.forks", str(its.fileno()), *imports],
+                    cwd=REPOSITORY,
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[its.fileno()],
+                    start_new_session=True,
+                )
         self._answers = self._socket.makefile("r")
 
     def ask(self, request: dict[str, Any], *files: int) -> Any:
         """The answer to *request*, which may hand over *files*."""
         line = f"{json.dumps(request)}\n".encode()
-        if files:
-            socket.send_fds(self._socket, [line], files)
-        else:
-            self._socket.sendall(line)
+        sent = socket.send_fds(self._socket, [line], files) if files else 0
+        self._socket.sendall(line[sent:])
         answer = self._answers.readline()
         assert answer, "the process that forks has ended"
         return json.loads(answer)
@@ -205,104 +182,40 @@ class _Server:
 _SERVERS: dict[tuple[tuple[str, ...], int], _Server] = {}
 
 
-def _begin(address: Path, imports: tuple[str, ...], environment: dict[str, str]) -> None:
-    arguments = ["-m", "tests.forks", str(address), *imports]
-    reads, writes = os.pipe()
-    with open(reads, "rb") as said:
-        try:
-            begins = [known for known in _BEGINNINGS if known == imports[: len(known)] and known != imports]
-            if begins:
-                server = _server(max(begins, key=len), os.getpid(), tuple(environment.items()))
-                program = {
-                    "arguments": arguments,
-                    "silent": False,
-                    "folder": str(REPOSITORY),
-                    "environment": environment,
-                }
-                server.ask({**program, "outlives": True}, writes, 2)
-            else:
-                process = subprocess.Popen(
-                    [sys.executable, *arguments],
-                    cwd=REPOSITORY,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=writes,
-                    start_new_session=True,
-                )
-                _BEGUN.append(process)  # so that Python does not warn of a process that is let go
-        finally:
-            os.close(writes)
-        assert said.readline() == b"listens\n"
-
-
-_BEGUN: list[subprocess.Popen[bytes]] = []
-
-
 # ---- the process that forks
 
 
-def serve(address: str, imports: Sequence[str]) -> list[str] | None:
-    """Answer until all who may ask have gone. In a fork: the arguments of the Python that it is to be."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(address)
-    listener.listen(64)
-    os.write(1, b"listens\n")
-    os.dup2(2, 1)  # the pipe is not read any more
+def serve(asking: socket.socket, imports: Sequence[str]) -> list[str] | None:
+    """Answer until the one who asks has gone. In a fork: the arguments of the Python that it is to be."""
     for module in imports:
         with contextlib.suppress(ImportError):  # not every environment has everything
             import_module(module)
     gc.collect()
     gc.freeze()  # no fork copies all this by collecting it
-    forks: dict[socket.socket, set[int]] = {}
-    making: dict[str, socket.socket] = {}
-    made: dict[str, Any] = {}
-    with selectors.DefaultSelector() as waiting:
-        waiting.register(listener, selectors.EVENT_READ)
-        while ready := waiting.select(None if forks else UNUSED_SEC):
-            for key, _ in ready:
-                asking: Any = key.fileobj
-                if asking is listener:
-                    one, _ = listener.accept()
-                    forks[one] = set()
-                    waiting.register(one, selectors.EVENT_READ)
-                    continue
-                line, files, _, _ = socket.recv_fds(asking, 1 << 20, 3)
-                while line and not line.endswith(b"\n"):
-                    line += asking.recv(1 << 20)
-                if not line:
-                    waiting.unregister(asking)
-                    asking.close()
-                    for left in forks.pop(asking):
-                        _end(left)
-                    making = {name: maker for name, maker in making.items() if maker is not asking}
-                    continue
-                request = json.loads(line)
-                answer: Any = None
-                if "status_of" in request:
-                    answer = _status(request["status_of"], forks[asking])
-                elif "claim" in request:
-                    name = request["claim"]
-                    answer = made.get(name) or ("in the making" if name in making else None)
-                    if answer is None:
-                        making[name] = asking
-                elif "keep" in request:
-                    made[request["keep"]] = request["made"]
-                    making.pop(request["keep"], None)
-                else:
-                    answer = os.fork()
-                    if not answer:
-                        for each in (listener, *forks):
-                            each.close()
-                        return _become(request, *files)
-                    if "outlives" not in request:  # one that imports more, which others will ask as well
-                        forks[asking].add(answer)
-                for file in files:
-                    os.close(file)
-                asking.sendall(f"{json.dumps(answer)}\n".encode())
-            if not forks:
-                break
-    os.unlink(address)
-    os.unlink(f"{address}.lock")
+    running: set[int] = set()
+    while True:
+        line, files, _, _ = socket.recv_fds(asking, 1 << 20, 3)
+        while line and not line.endswith(b"\n"):
+            line += asking.recv(1 << 20)
+        if not line:
+            break
+        request = json.loads(line)
+        if "status_of" in request:
+            answer = _status(request["status_of"], running)
+        else:
+            answer = os.fork()
+            if not answer:
+                asking.close()
+                if "imports" in request:
+                    return serve(socket.socket(fileno=files[0]), request["imports"])
+                return _become(request, *files)
+            if "imports" not in request:
+                running.add(answer)
+        for file in files:
+            os.close(file)
+        asking.sendall(f"{json.dumps(answer)}\n".encode())
+    for left in running:
+        _end(left)
     return None
 
 
@@ -346,7 +259,8 @@ def _become(program: dict[str, Any], output: int, errors: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    own_ = serve(sys.argv[1], sys.argv[2:])
+    os.dup2(2, 1)  # nothing is printed where a program's output is read
+    own_ = serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
     if own_ is not None:
         what_, *rest_ = own_
         if what_ == "-m":

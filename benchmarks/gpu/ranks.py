@@ -60,7 +60,7 @@ def _two_ranks(here: Here) -> Iterator[Row]:
     output = here.folder / "two_ranks.json"
     _torchrun(here, output) if here.on_gpu else _forked(here, output)
     profile = yield from _seen(here, json.loads(output.read_text()), ranks=2)
-    yield exactly("two ranks: ranks that did not answer", profile.ranks and list(profile.ranks.absences), [])
+    yield exactly("two ranks: ranks that did not answer", profile.ranks and dict(profile.ranks.absences), {})
     tables = profile.traced and profile.traced.tables
     collectives, overlap = (tables.collectives or (), tables.overlap) if tables else ((), None)
     yield holds(

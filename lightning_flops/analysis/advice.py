@@ -18,9 +18,8 @@ from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.stragglers import straggler_action, straggler_evidence
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.communication import RankComparison, RankRow
-from lightning_flops.schema.ranks import Straggler
+from lightning_flops.schema.ranks import RankComparison, RankRow, Straggler
+from lightning_flops.schema.step import Advice
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.units import duration, percent, plain
 

@@ -31,9 +31,8 @@ from lightning_flops.schema.comparison import (
     ModuleDifference,
     ModuleSide,
 )
-from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import phases_text
+from lightning_flops.schema.step import ModuleProfile, phases_text
 from lightning_flops.units import percent, plural
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.errors import ComparisonError
-from lightning_flops.schema.comparison import Comparison, FigureDifference, SettingDifference
+from lightning_flops.schema.comparison import Comparison, FigureDifference
 from lightning_flops.schema.profile import Profile
 from lightning_flops.units import shown
 
@@ -135,10 +135,10 @@ def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
 _OF_PROFILES = ("micro_steps", "samples", "tokens", "params", "trainable_params")
 
 
-def setting_differences(a: Profile, b: Profile) -> tuple[SettingDifference, ...]:
+def setting_differences(a: Profile, b: Profile) -> dict[str, tuple[str, str]]:
     """What is set up differently: context, model and settings."""
     of_a, of_b = _set_up(a), _set_up(b)
-    return tuple(SettingDifference(name=name, a=of_a[name], b=of_b[name]) for name in of_b if of_a[name] != of_b[name])
+    return {name: (of_a[name], text) for name, text in of_b.items() if of_a[name] != text}
 
 
 def _set_up(profile: Profile) -> dict[str, str]:

@@ -20,7 +20,7 @@ from lightning_flops.analysis.peaks import NO_FLOPS, why_no_flops, why_no_mfu
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import CalledDifference, CausedDifference, ComparedRun, Comparison, TableName
-from lightning_flops.schema.trace_steps import STEP_PARTS
+from lightning_flops.schema.tables import STEP_PARTS
 from lightning_flops.trace.report import AnalyzedTrace
 from lightning_flops.units import plain, plural
 

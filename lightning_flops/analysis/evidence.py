@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import ModuleRecord, OperatorCell, ProcessorLoss, RunFacts, TimePhase, WindowRecord
-from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.step import DtypeFlops, TimingProfile
+from lightning_flops.schema.step import DtypeFlops, ModuleTimes, TimingProfile
 from lightning_flops.schema.trace import TracedStep, TraceReport
 
 _ALIGNMENT_16_BITS = 8

@@ -17,7 +17,7 @@ from lightning_flops.records import (
     PhaseFlops,
     UncountedOperator,
 )
-from lightning_flops.schema import shown
+from lightning_flops.schema import codec
 
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key", str, int)
@@ -70,11 +70,11 @@ class FlopCounts:
 
     def __str__(self) -> str:
         """A table by module, ending in a line break."""
-        return str(shown.above("report.text").render_text(self))
+        return str(codec.above("report.text").render_text(self))
 
     def _repr_html_(self) -> str:
         """For a notebook: the table by module, its upper levels if it is long."""
-        return str(shown.above("report.text").render_html(self))
+        return str(codec.above("report.text").render_html(self))
 
     @property
     def total(self) -> PhaseFlops:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from lightning_flops.analysis.formula import Formula, Sizes
 from lightning_flops.records import BucketFlops
-from lightning_flops.schema import shown
+from lightning_flops.schema import codec
 from lightning_flops.schema.formula import SCHEMA_VERSION, FormulaReport, FormulaSize, FormulaTerm, SizedFlops
 
 _MOST_COUNTS = 40  # batches that are counted in search of a formula
@@ -123,7 +123,7 @@ class FlopsFormula:
 
     def __str__(self) -> str:
         """The formula in words, ending in a line break."""
-        return str(shown.above("report.text").render_text(self))
+        return str(codec.above("report.text").render_text(self))
 
     def _searched(self, example: tuple[int, ...], apart: tuple[int, ...]) -> Formula:
         """The formula of batches near the example, whose sizes are so far *apart*; then some that are much larger."""

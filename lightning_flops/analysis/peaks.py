@@ -12,8 +12,8 @@ from typing import Any
 from lightning_flops.analysis.budget import build_budget
 from lightning_flops.analysis.devices import device_named, why_no_peak
 from lightning_flops.analysis.rates import MOST_OF_PEAK, peak_seconds_of_step, per_second, utilization
-from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import ModuleProfile
 from lightning_flops.schema.trace import TraceReport
 
 COPY = "copy"  # the name of the bandwidth of a copy, in bytes/s, among the FLOP/s of dtypes

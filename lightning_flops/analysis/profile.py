@@ -31,9 +31,8 @@ from lightning_flops.records import (
     StepSignature,
     WindowRecord,
 )
-from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import SCHEMA_VERSION, Origin, Profile, ReportSettings
-from lightning_flops.schema.step import DtypeFlops, OperatorProfile, StepFlops
+from lightning_flops.schema.step import DtypeFlops, ModuleTimes, OperatorProfile, StepFlops
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import plural
 

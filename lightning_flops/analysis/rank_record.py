@@ -6,12 +6,12 @@ import zlib
 from array import array
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
-from lightning_flops.schema.communication import CollectiveCalls, Integers, Overlap
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RankAbsence
+from lightning_flops.schema.ranks import CollectiveCalls, Integers, Overlap
 
 RECORD_LIMIT_BYTES, _INFLATED_LIMIT_BYTES = 65_536, 4 << 20
 """Most bytes of a packed record, and of one before it is compressed."""
@@ -53,12 +53,19 @@ class RankRecord:
         return self.profile.context.rank
 
 
+class RankAbsence(NamedTuple):
+    """A rank whose measurements are missing in the merged report, and why, as the end of a sentence."""
+
+    rank: int
+    reason: str
+
+
 def _plain(value: object) -> bytes | float | str:  # of ``torch.__version__``, whose class is its own, the text
     return value.tobytes() if isinstance(value, array) else float(value) if isinstance(value, float) else str(value)
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-_decoder = msgspec.msgpack.Decoder(RankRecord | tuple[int, str], dec_hook=lambda _, data: array("q", data))
+_decoder = msgspec.msgpack.Decoder(RankRecord | RankAbsence, dec_hook=lambda _, data: array("q", data))
 _shared = lru_cache(maxsize=8)(tuple[str, ...])  # of thousands of ranks, one copy of their modules' names
 
 
@@ -69,7 +76,7 @@ def make_rank_record(profile: Profile) -> RankRecord:
     if traced is not None:
         if traced.tables is not None and (overlap := traced.tables.overlap) is not None:
             of_trace = TracedRank(rank=rank, steps=traced.steps, overlap=overlap, collectives=traced.collectives)
-        traced = replace(traced, tables=None, own_forward_sec=None, filling=None, operators={}, collectives=())
+        traced = replace(traced, tables=None, own_forward_sec=None, filling=None, collectives=())
     none: dict[str, tuple[()]] = dict.fromkeys(("modules", "operators", "advice", "notes"), ())
     return RankRecord(
         profile=replace(profile, traced=traced, ranks=None, budget=None, uncounted={}, **none),  # type: ignore[arg-type]
@@ -82,7 +89,9 @@ def make_rank_record(profile: Profile) -> RankRecord:
 
 def pack(answer: RankRecord | RankAbsence) -> bytes:
     """*answer* in at most ``RECORD_LIMIT_BYTES``, without modules and single calls where it must, or ValueError."""
-    tries = [answer, _shortened(answer)] if isinstance(answer, RankRecord) else [(answer.rank, answer.reason[:500])]
+    if isinstance(answer, RankAbsence):
+        answer = answer._replace(reason=answer.reason[:500])
+    tries = [answer, _shortened(answer)] if isinstance(answer, RankRecord) else [answer]
     for sent in tries:
         encoded = _encoder.encode(sent)
         packed = zlib.compress(encoded, 1)
@@ -93,10 +102,8 @@ def pack(answer: RankRecord | RankAbsence) -> bytes:
 
 def unpack(data: bytes) -> RankRecord | RankAbsence:
     """What ``pack`` made *data* of; raises an error of zlib or msgspec for anything else."""
-    answer: RankRecord | tuple[int, str] = _decoder.decode(zlib.decompressobj().decompress(data, _INFLATED_LIMIT_BYTES))
-    if isinstance(answer, tuple):
-        return RankAbsence(rank=answer[0], reason=answer[1])
-    return replace(answer, module_names=_shared(answer.module_names))
+    answer: RankRecord | RankAbsence = _decoder.decode(zlib.decompressobj().decompress(data, _INFLATED_LIMIT_BYTES))
+    return answer if isinstance(answer, RankAbsence) else replace(answer, module_names=_shared(answer.module_names))
 
 
 def _shortened(record: RankRecord) -> RankRecord:

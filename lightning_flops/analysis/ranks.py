@@ -19,13 +19,13 @@ from lightning_flops.analysis.collectives import compare
 from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.flop_counts import grouped
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.rank_record import RankRecord
+from lightning_flops.analysis.rank_record import RankAbsence, RankRecord
 from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio, sum_if_all_known
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import RunContext
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import DeviceGroup, RankAbsence, RankFigures, RanksProfile, StageProfile
+from lightning_flops.schema.ranks import RankFigures, RanksProfile, StageProfile
 from lightning_flops.schema.step import JobRates, StepFlops
 
 
@@ -38,16 +38,15 @@ def with_ranks(
     absences = sorted((one for one in answers if isinstance(one, RankAbsence)), key=lambda one: one.rank)
     profiles = [record.profile for record in records]
     model, hardware = _flops_by_dtype(profiles, "model"), _flops_by_dtype(profiles, "hardware")
-    devices = Counter((one.context.device_name, _peak(one, model)) for one in profiles)
     rates, unavailable = _job_rates(profiles, model=model, hardware=hardware)
     traced = [record.traced for record in records if record.traced is not None]
     ranks = RanksProfile(
-        absences=tuple(absences),
+        absences={
+            why: tuple(one.rank for one in ranks) for why, ranks in grouped(absences, lambda one: one.reason).items()
+        },
         flops=reduce(add, (one.flops for one in profiles)),
-        devices=tuple(
-            DeviceGroup(device_name=name, ranks=number, peak_flops_per_sec=peak)
-            for (name, peak), number in sorted(devices.items(), key=lambda one: (-one[1], one[0][0], one[0][1] or 0.0))
-        ),
+        devices=dict(Counter(sorted(one.context.device_name for one in profiles)).most_common()),
+        peak_flops_per_sec=sum_if_all_known(_peak(one, model) for one in profiles),
         rates=rates,
         unavailable=unavailable,
         pipeline_stages=profile.context.pp_size,

@@ -17,12 +17,11 @@ from lightning_flops.analysis.module_names import with_those_above, with_those_b
 from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, peak_seconds, per_second, ratio
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.records import OUTSIDE, OperatorCell, TracedStepRecord, WindowRecord
-from lightning_flops.schema.modules import ModuleTimes
-from lightning_flops.schema.trace import PartFilling, TracedOperator, TracedStep
-from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
+from lightning_flops.schema.step import ModuleTimes
+from lightning_flops.schema.tables import ModuleRow, ModuleTable
+from lightning_flops.schema.trace import PartFilling, TracedStep
 
 _US_PER_SEC = 1e6
-_NS_PER_SEC = 1e9
 
 _FAR = 2.0
 """Traced and typical steps whose forward or backward differ by more than so many times are not compared."""
@@ -79,7 +78,6 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         parts=traces.step_parts(trace),
         filling=filling,
         steps=len(tables.step_times.steps),
-        operators=traced_operators(traces.typical_operators(trace), forward_scale, backward_scale),
         forward_scale=forward_scale,
         backward_scale=backward_scale,
         is_apart=is_apart,
@@ -108,18 +106,6 @@ def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> 
         timed, inside_us = (timing.seconds_of("forward", "backward", typical=True),) * 2, (sum(inside_us),) * 2
     scales = [ratio(part=one, whole=us / _US_PER_SEC) or 1.0 for one, us in zip(timed, inside_us, strict=True)]
     return scales[0], scales[1], any(not 1 / _FAR <= one <= _FAR for one in scales)
-
-
-def traced_operators(
-    operators: Iterable[tuple[str, int, float, float]], forward: float = 1.0, backward: float = 1.0
-) -> dict[str, TracedOperator]:
-    """What ``typical_operators`` returns by name, times in forward and backward multiplied by these scales."""
-    found: dict[str, TracedOperator] = {}
-    for name, phase, calls, own_ns in operators:
-        before = found.get(name, TracedOperator(calls=0.0, self_sec=0.0))
-        own_sec = own_ns * (1.0, forward, backward)[phase] / _NS_PER_SEC
-        found[name] = TracedOperator(calls=before.calls + calls, self_sec=before.self_sec + own_sec)
-    return found
 
 
 def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:

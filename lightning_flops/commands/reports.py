@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
 from lightning_flops.commands.terminal import (
@@ -140,7 +140,7 @@ def report(options: argparse.Namespace) -> int:
     problems = [problem for run in runs for problem in run.problems]
     if not any(run.windows for run in runs):
         raise LightningFlopsError("; ".join(problems))
-    shown = [replace(run, windows=tuple(held_against(options, one) for one in run.windows)) for run in runs]
+    shown = [run._replace(windows=tuple(held_against(options, one) for one in run.windows)) for run in runs]
     write_text_file(output, render_page(shown))
     for problem in problems:
         say(problem)

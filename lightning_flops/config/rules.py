@@ -14,18 +14,14 @@ from lightning_flops.config.values import BLOCK, PEAK_DTYPES, AdviceThresholds, 
 from lightning_flops.errors import ConfigError
 from lightning_flops.units import shown
 
-_TOO_LARGE = 10**15
-"""No run has so many steps or samples, and every report can show an integer below it."""
+_TOO_LARGE = 10**15  # no run has so many steps or samples, and every report can show an integer below it
 
 
 class Rule(NamedTuple):
     """Which values a setting may have."""
 
-    words: str
-    """The rule in words, for after "must be" in a message."""
-    kept: Callable[[Any], Any]
-    """Returns the form in which a value is kept: Python's own numbers, and copies that no caller changes. It raises a
-    ValueError for one that breaks the rule."""
+    words: str  # for after "must be" in a message
+    kept: Callable[[Any], Any]  # returns a value as it is kept, a copy that no caller changes, or raises a ValueError
 
 
 def _require(holds: object) -> None:
@@ -91,7 +87,6 @@ def _by_name(value: Any, names: Iterable[str], number: Callable[[Any], Any]) -> 
 
 
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64", "fp8": "float8"}
-"""Other names of dtypes that have peaks."""
 
 
 def _peak(value: Any) -> float | dict[str, float]:

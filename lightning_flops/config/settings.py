@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from lightning_flops.config import rules
-from lightning_flops.config.config_file import read_config
 from lightning_flops.config.rules import refuse_unknown, unknown_setting
 from lightning_flops.config.values import BLOCK, AdviceThresholds, TraceSchedule
 from lightning_flops.errors import ConfigError
@@ -20,23 +21,25 @@ from lightning_flops.units import shown
 _T = TypeVar("_T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_IN_A_BLOCK_ONLY = ("enabled", "tensorboard_dir")
-"""Keys of a DeepSpeed block that are no arguments of the callback."""
+_IN_A_BLOCK_ONLY = ("enabled", "tensorboard_dir")  # keys of a DeepSpeed block that are no arguments of the callback
+# Settings of the traced steps only, whose defaults ask for nothing.
 _OF_THE_TRACE = ("trace_dir", "record_shapes", "profile_memory", "with_stack", "trace_schedule")
-"""Settings of the traced steps only, whose defaults ask for nothing."""
 
 
 class Setting(NamedTuple):
     """What is known of one setting, kept in the metadata of its field."""
 
     rule: rules.Rule
-    help: str
-    """What it does, in whole sentences: for the callback's docstring, LightningCLI's help and the table in the docs."""
+    help: str  # what it does, in sentences: for the callback's docstring, LightningCLI's help and the table in the docs
 
 
 def _setting(default: _T, help: str, rule: rules.Rule = rules.BOOLEAN) -> _T:
     """The field of a setting. For type checkers it is its default, as with ``dataclasses.field``."""
     return field(default=default, metadata={"setting": Setting(rule, help)})
+
+
+def _path(help: str) -> str | None:
+    return _setting(None, help, rules.PATH_OR_NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +70,8 @@ class ProfilerConfig:
         "Append DeepSpeed's summary, every other table and the tree of modules to the report. In a DeepSpeed config it "
         "is true unless the block says otherwise, as there.",
     )
-    output_file: str | None = _setting(
-        None,
-        "A file for the text report, as a path or a URL that fsspec opens. None shows it on the console.",
-        rules.PATH_OR_NONE,
+    output_file: str | None = _path(
+        "A file for the text report, as a path or a URL that fsspec opens. None shows it on the console."
     )
     recompute_fwd_factor: float = _setting(
         0.0,
@@ -82,11 +83,9 @@ class ProfilerConfig:
     trace: bool = _setting(
         True, "Run some more steps under torch.profiler, for the time of each module, operator and kernel."
     )
-    trace_dir: str | None = _setting(
-        None,
+    trace_dir: str | None = _path(
         "A folder, as a path or URL, for the trace file of those steps; with ``all_ranks``, for the files of all "
-        "ranks. None keeps no file.",
-        rules.PATH_OR_NONE,
+        "ranks. None keeps no file."
     )
     record_shapes: bool = _setting(False, "Record the shapes of operators' inputs in the traced steps.")
     profile_memory: bool = _setting(False, "Record what is allocated and freed in the traced steps.")
@@ -154,11 +153,9 @@ class ProfilerConfig:
         "Write the report also as a page to look at, profile.html, beside the profile.json of rank 0, and "
         "for TensorBoard's tab FLOPs.",
     )
-    tensorboard_dir: str | None = _setting(
-        None,
+    tensorboard_dir: str | None = _path(
         "A folder for the TensorBoard files of a DeepSpeed engine whose own monitors are off. Lightning's loggers have "
-        "folders of their own.",
-        rules.PATH_OR_NONE,
+        "folders of their own."
     )
     tag_prefix: str = _setting(BLOCK, "The prefix of the tags of scalars and texts.", rules.TAG_PREFIX)
 
@@ -201,11 +198,7 @@ class ProfilerConfig:
 
     @classmethod
     def from_block(cls, block: object) -> ProfilerConfig:
-        """Settings from a ``"flops_profiler"`` block. As in DeepSpeed, it is not enabled unless it says so.
-
-        Raises:
-            ConfigError: the block is not an object, has an unknown key, or a setting breaks its rule.
-        """
+        """Settings from a ``"flops_profiler"`` block, or a ConfigError. As in DeepSpeed, off unless it says enabled."""
         if not isinstance(block, Mapping):
             raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
         refuse_unknown(block, known=SETTINGS)
@@ -215,13 +208,10 @@ class ProfilerConfig:
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> ProfilerConfig:
         """Settings from the ``"flops_profiler"`` block of a DeepSpeed config; not enabled if it has none.
 
-        *config* is a mapping, or the path or URL (anything fsspec opens) of a JSON file.
-
-        Raises:
-            ConfigError: the file cannot be read or is not a JSON object, or the block is wrong (see ``from_block``).
+        *config* is a mapping, or the path or URL of a JSON file; a ConfigError says what is wrong in it.
         """
         if not isinstance(config, Mapping):
-            config = read_config(config)
+            config = _read_config(config)
         return cls.from_block(config.get(BLOCK, {}))
 
     @classmethod
@@ -251,22 +241,40 @@ class ProfilerConfig:
 class TakenBlock(NamedTuple):
     """The outcome of reading a block that was written for DeepSpeed."""
 
-    settings: ProfilerConfig
-    """The settings; not enabled if a value is wrong."""
-    unknown: tuple[str, ...]
-    """One message for each ignored key. It names the nearest setting."""
-    wrong: str | None
-    """Why this block profiles nothing: the setting, its rule and the value. None if nothing is wrong."""
-    says_enabled: bool
-    """Whether the block has the key ``enabled``."""
+    settings: ProfilerConfig  # not enabled if a value is wrong
+    unknown: tuple[str, ...]  # one message for each ignored key, which names the nearest setting
+    wrong: str | None  # why this block profiles nothing: the setting, its rule and the value; None if nothing is wrong
+    says_enabled: bool  # whether the block has the key ``enabled``
 
 
 SETTINGS: Mapping[str, Setting] = {one.name: one.metadata["setting"] for one in fields(ProfilerConfig)}
 """Every setting by its name, in the order of the fields."""
 OF_DEEPSPEED = tuple(SETTINGS)[:7]
-"""DeepSpeed's settings."""
 ARGUMENTS = tuple(name for name in SETTINGS if name not in _IN_A_BLOCK_ONLY)
 """The names of the settings that are arguments."""
+
+
+def _read_config(path: str | Path) -> Mapping[str, Any]:
+    """The JSON object in the file of a DeepSpeed config at *path*, which is a path or URL."""
+    if not isinstance(path, (str, Path)):
+        raise ConfigError(f"a DeepSpeed config must be an object or the path of a JSON file, got {shown(path)}")
+    place = str(path)
+    try:
+        if "://" in place or "::" in place:  # importing fsspec takes a tenth of a second, and few need it here
+            files, name = importlib.import_module("fsspec").core.url_to_fs(place)
+            content: bytes = files.cat_file(name)
+        else:
+            content = Path(place).expanduser().read_bytes()  # not by fsspec, which cannot read a pipe
+        value = json.loads(content.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}: {error.msg}"
+        raise ConfigError(f"the DeepSpeed config {path} is not valid JSON: {where}") from error
+    except (OSError, ValueError, ImportError, RecursionError) as error:  # ImportError: a URL may need a package
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ConfigError(f"cannot read the DeepSpeed config {path}: {reason}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"the DeepSpeed config {path} must hold a JSON object, got {shown(value, chars=80)}")
+    return value
 
 
 def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:

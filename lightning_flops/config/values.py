@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BLOCK = "flops_profiler"
-"""Name of the block in a DeepSpeed config; every message about a setting begins with it."""
+BLOCK = "flops_profiler"  # the block in a DeepSpeed config; every message about a setting begins with it
+OWN_FOLDER = "lightning_flops"  # of our files: in that of a run's logs, or by itself where a run has none
 
-OWN_FOLDER = "lightning_flops"
-"""The folder of our files: in that of a run's logs, or by itself where a run has none."""
-
+# Dtypes whose peak a profile names whether they ran or not; and all that the counter names, which may have peaks.
 DTYPE_NAMES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8", "int8")
-"""The dtypes whose peak a profile names whether they ran or not."""
-
-PEAK_DTYPES = (
-    *DTYPE_NAMES, "float4", "uint8", "int16", "int32", "int64", "complex32", "complex64", "complex128",
-)  # fmt: skip
-"""The names that ``peak_flops_per_sec`` may have as keys: all that the counter names."""
+_MORE_DTYPES = ("float4", "uint8", "int16", "int32", "int64", "complex32", "complex64", "complex128")
+PEAK_DTYPES = DTYPE_NAMES + _MORE_DTYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +23,9 @@ class AdviceThresholds:
 
     data_wait: float = 0.05  # waiting for data above this share
     exposed_communication: float = 0.10  # communication that no computation hides above this share
-    tensor_core_eligible: float = 0.05
-    """No tensor cores in use, though more than this share of the kernels' time could use them."""
+    tensor_core_eligible: float = 0.05  # no tensor cores, though more than this share of kernels' time could use them
     float32: float = 0.05  # float32 products, TF32 off, above this share of the model FLOPs
-    misaligned: float = 0.05
-    """16-bit products with a dimension that is no multiple of 8 above this share of the FLOPs."""
+    misaligned: float = 0.05  # 16-bit products with a dimension that is no multiple of 8 above this share of FLOPs
     optimizer: float = 0.15  # optimizer that updates tensor by tensor above this share
     idle: float = 0.20  # idle device above this share, the wait for data left out
     straggler: float = 1.1  # the slowest rank's own time above this many times the median
@@ -44,8 +36,7 @@ class AdviceThresholds:
     dropout: float = 0.10  # dropout above this share
     norm: float = 0.10  # norms that are written out in Python above this share
     heat_limited: float = 0.05  # heat held the GPU's clock down above this share of the timed steps
-    starved: float = 0.05
-    """A thread of this process was ready to run and had no processor above this share of the timed steps."""
+    starved: float = 0.05  # a thread of this process was ready and had no processor above this share of the timed steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
     sides = (("A", comparison.a), ("B", comparison.b))
     items: list[Item] = [f"{letter}: {run.source} ({run.about})" for letter, run in sides]
     if comparison.settings:
-        rows = [(one.name.removeprefix("context."), one.a, one.b) for one in comparison.settings]
+        rows = [(name.removeprefix("context."), *values) for name, values in comparison.settings.items()]
         items.append(cells(["set up differently", "A", "B"], rows, left=(0, 1, 2)))
     elif not of_traces:
         items.append("Set up alike: device, ranks, batch, precision, versions, parameters and settings.")

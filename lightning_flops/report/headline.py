@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from lightning_flops.report.document import at, short, some_of
 from lightning_flops.report.layout import VIEW
-from lightning_flops.report.profile_document import top_modules
+from lightning_flops.report.profile_document import devices_of, top_modules
 from lightning_flops.schema.profile import Profile
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, printable, runs_of, si, step_numbers
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, printable, run_text, runs_of, si
 
 _BAR_COLUMNS = 80  # the bar is not to be broken by a narrow terminal
 _CELLS = 40  # of a step's bar, all its parts together
@@ -64,8 +64,8 @@ def _where(profile: Profile) -> str:
         device = f"{context.device_type} ({device})"
     if context.world_size == 1 or ranks is None:
         return device if context.world_size == 1 else f"{device}, rank {context.rank} of {plain(context.world_size)}"
-    devices = some_of([f"{plain(one.ranks)} x {one.device_name or 'unknown device'}" for one in ranks.devices], most=2)
-    missing = f", {plain(len(ranks.absences))} ranks did not answer" if ranks.absences else ""
+    devices = some_of(devices_of(ranks), most=2)
+    missing = f", {plain(ranks.world_size - ranks.answered)} ranks did not answer" if ranks.absences else ""
     return f"{devices}{missing}, times of rank {plain(context.rank)}"
 
 
@@ -80,7 +80,7 @@ def _indexes(word: str, steps: Sequence[int]) -> str:
     runs = runs_of(steps)
     if len(runs) > 2:
         return f"{plain(len(steps))} {plural(word, 2)} of {min(steps)}-{max(steps)}"
-    return f"{plural(word, len(steps)).title()} {step_numbers(steps)}" if runs else ""
+    return f"{plural(word, len(steps)).title()} {', '.join(map(run_text, runs))}" if runs else ""
 
 
 def _step(profile: Profile) -> str:

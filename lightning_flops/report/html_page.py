@@ -30,8 +30,8 @@ from lightning_flops.report.trace_document import answer as answer_of_traces
 from lightning_flops.report.trace_document import common_sections, names_of, trace_sections
 from lightning_flops.schema import codec
 from lightning_flops.schema.comparison import Comparison
-from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile, ProfiledRun
+from lightning_flops.schema.step import ModuleProfile
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.units import plain, plural, printable
 

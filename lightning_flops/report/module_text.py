@@ -17,8 +17,8 @@ from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import at
 from lightning_flops.report.layout import VIEW
 from lightning_flops.report.profile_document import NOT_DESCRIBED, PHASES
-from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import ModuleProfile
 from lightning_flops.units import duration, percent, plural, printable, printable_lines, si
 
 

@@ -10,11 +10,9 @@ from typing import Any
 from lightning_flops.analysis.module_names import pattern_of
 from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
 from lightning_flops.report.document import Column, Section, Table, at, field, figures, quantity, share, some_of
-from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
-from lightning_flops.schema.step import FEW_STEPS, Budget, BudgetKey
+from lightning_flops.schema.step import FEW_STEPS, Advice, Budget, BudgetKey, ModuleProfile
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
 
 NOT_DESCRIBED = "(not described)"
@@ -246,6 +244,11 @@ def missing_rates(unavailable: Mapping[str, str]) -> list[str]:
 def whose(ranks: RanksProfile) -> str:
     """Which ranks a figure is of: "3 of 4 ranks"; nothing where all answered."""
     return f"{plain(ranks.answered)} of {plain(ranks.world_size)} ranks" if ranks.absences else ""
+
+
+def devices_of(ranks: RanksProfile) -> list[str]:
+    """How many ranks have each device."""
+    return [f"{plain(number)} x {name or 'unknown device'}" for name, number in ranks.devices.items()]
 
 
 PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed", "optimizer": "optimizer"}

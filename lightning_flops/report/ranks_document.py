@@ -12,10 +12,9 @@ from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.stragglers import straggler_evidence
 from lightning_flops.report.document import Column, Item, Section, Table, at, cells, field, quantity, some_of, us
-from lightning_flops.report.profile_document import missing_rates, whose
-from lightning_flops.schema.communication import RankCollectiveRow, RankComparison, RankRow
+from lightning_flops.report.profile_document import devices_of, missing_rates, whose
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RanksProfile
+from lightning_flops.schema.ranks import RankCollectiveRow, RankComparison, RankRow, RanksProfile
 from lightning_flops.units import duration, percent, plain, si
 
 _SHOWN = 4
@@ -37,11 +36,10 @@ def ranks_section(profile: Profile) -> Section | None:
     ranks = profile.ranks
     if ranks is None:
         return None
-    devices = [f"{one.ranks} x {one.device_name}: {si(one.peak_flops_per_sec, 'FLOP/s')}" for one in ranks.devices]
     items: list[Item] = [
         *_who(ranks),
         *_stragglers(ranks),
-        f"Peaks, {si(ranks.peak_flops_per_sec, 'FLOP/s')} in all: {some_of(devices, most=_SHOWN)}.",
+        f"Peak of {some_of(devices_of(ranks), most=_SHOWN)}: {si(ranks.peak_flops_per_sec, 'FLOP/s')} in all.",
         *missing_rates(ranks.unavailable),
         _spreads(profile, ranks),
     ]
@@ -55,10 +53,7 @@ def _who(ranks: RanksProfile) -> Iterator[str]:
         yield f"All {plain(ranks.world_size)} ranks answered."
         return
     yield f"{whose(ranks).upper()} ANSWERED, and every figure here is of those."
-    by_reason: defaultdict[str, list[int]] = defaultdict(list)
-    for absence in ranks.absences:
-        by_reason[absence.reason].append(absence.rank)
-    found = sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[1][0]))
+    found = sorted(ranks.absences.items(), key=lambda item: (-len(item[1]), item[1][0]))
     yield from _first([f"{name_ranks(numbers).capitalize()}: {reason}." for reason, numbers in found])
 
 

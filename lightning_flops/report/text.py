@@ -24,10 +24,10 @@ from lightning_flops.report.profile_document import (
 from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.summary_text import summary_section
 from lightning_flops.report.trace_document import MEMORY_TITLES, trace_sections
-from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.formula import FormulaReport
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import Advice
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.units import page, plain, plural
 

@@ -31,11 +31,18 @@ from lightning_flops.report.document import (
 from lightning_flops.report.layout import View, draw_all
 from lightning_flops.report.profile_document import NO_ADVICE, advice_section, saving
 from lightning_flops.report.ranks_document import rank_section
-from lightning_flops.schema.communication import Overlap
+from lightning_flops.schema.ranks import Overlap
+from lightning_flops.schema.tables import (
+    KERNEL_GAP_LIMIT_US,
+    SHORT_KERNEL_LIMIT_US,
+    STEP_PARTS,
+    KernelSummary,
+    MemoryCurve,
+    ModuleTable,
+    StepTime,
+    TraceFlops,
+)
 from lightning_flops.schema.trace import TraceReport, TracesReport
-from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, SHORT_KERNEL_LIMIT_US, KernelSummary, MemoryCurve
-from lightning_flops.schema.trace_flops import TraceFlops
-from lightning_flops.schema.trace_steps import STEP_PARTS, ModuleTable, StepTime
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, si
 
 MEMORY_TITLES = ("Memory over time", "Memory (bytes)")
@@ -91,7 +98,7 @@ def _where(row: Any) -> str:
 
 _BYTES = field("bytes", "bytes", sort="bytes")
 _SIZES = [
-    Column("operator", lambda row: short(row.name or "(outside operators)"), str, "name"),
+    Column("operator", lambda row: "(outside operators)" if row.name is None else short(row.name), str, "name"),
     Column("where", _where, str, left=True),
     CALLS,
     field("size increase", "size_increase_bytes"),
@@ -242,14 +249,14 @@ def _phases(report: TraceReport) -> Section:
 
 
 def _modules(modules: ModuleTable) -> Section:
-    has_backward = any(row.backward_us for row in modules.rows)
     columns = [
         Column("module", lambda row: row.name or "(root)", short, "name"),
         CALLS,
         field("fwd self", "own_forward_us", us, "self"),
         field("fwd total", "forward_us", us, "total"),
     ]
-    columns += [field("bwd self", "own_backward_us", us), field("bwd total", "backward_us", us)] if has_backward else []
+    if any(row.backward_us for row in modules.rows):
+        columns += [field("bwd self", "own_backward_us", us), field("bwd total", "backward_us", us)]
     rows = sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us))
     wholes = {
         "forward": us(modules.forward_us),

@@ -24,12 +24,11 @@ import torch
 from torch import distributed
 
 from lightning_flops import host_clock
-from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
+from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.torch_private.optional import store_getter
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RankAbsence
 from lightning_flops.signals import words_of
 from lightning_flops.units import package_logger
 

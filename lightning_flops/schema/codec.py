@@ -1,12 +1,13 @@
-"""Frozen dataclasses to JSON text and back, by msgspec."""
+"""Frozen dataclasses to JSON text and back, by msgspec, and how reports show themselves."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from array import array
 from collections.abc import Hashable, Mapping
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
 
@@ -19,11 +20,7 @@ LONGEST_PROFILE = 1 << 28
 
 
 def dump(value: object, *, indented: bool = True) -> str:
-    """JSON of the dataclass *value*, the same text for equal values; ends with a line break.
-
-    Args:
-        value: the dataclass.
-        indented: for people; else all of it on one line.
+    """JSON of the dataclass *value*, the same text for equal values, *indented* for people; ends with a line break.
 
     Raises:
         ProfileFormatError: a number in it is not finite.
@@ -44,34 +41,49 @@ class Json:
     __slots__ = ()
 
     def to_json(self) -> str:
-        """Indented JSON, the same text for equal values; the field names are the keys.
-
-        Raises:
-            ProfileFormatError: a number of it is not finite.
-        """
+        """Indented JSON with the fields' names as keys; a ProfileFormatError if a number of it is not finite."""
         return dump(self)
 
 
-def load(cls: type[_T], text: str, *, version: int) -> _T:
-    """The dataclass *cls* that ``dump`` wrote as *text*. Fields that *cls* does not have are passed over.
+class Shown(Json):
+    """A report that shows itself by ``report``, which is found by its name when one is first shown."""
 
-    Args:
-        cls: class to build.
-        text: JSON.
-        version: ``schema_version`` of what ``dump`` writes today, the only one that is read.
+    __slots__ = ()
+    VERSION: ClassVar[int]
 
-    Raises:
-        ProfileFormatError: not JSON, another version, or a field that is missing or of a wrong type.
-    """
-    if len(text) > LONGEST_PROFILE:
-        raise ProfileFormatError(f"the profile is longer than {LONGEST_PROFILE:,} characters")
-    found = _decoded(_Versioned, text).schema_version
-    if found != version:
-        which = "a newer lightning-flops, so update this one" if found > version else "an older lightning-flops"
-        raise ProfileFormatError(
-            f"the profile has schema version {found}, and {version} is read here: it was written by {which}"
-        )
-    return _decoded(cls, text)
+    @classmethod
+    def from_json(cls: type[_T], text: str) -> _T:
+        """What ``to_json`` wrote as *text*. Fields that the class does not have are passed over.
+
+        Raises:
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
+        """
+        if len(text) > LONGEST_PROFILE:
+            raise ProfileFormatError(f"the profile is longer than {LONGEST_PROFILE:,} characters")
+        found, version = _decoded(_Versioned, text).schema_version, cast("type[Shown]", cls).VERSION
+        if found != version:
+            which = "a newer lightning-flops, so update this one" if found > version else "an older lightning-flops"
+            raise ProfileFormatError(
+                f"the profile has schema version {found}, and {version} is read here: it was written by {which}"
+            )
+        return _decoded(cls, text)
+
+    def __repr__(self) -> str:
+        """One line; ``to_json`` has every field."""
+        return str(above("report.text").line(self))
+
+    def __str__(self) -> str:
+        """The report as text, the short one of a profile."""
+        return str(above("report.text").render_text(self, detailed=False))
+
+    def _repr_html_(self) -> str:
+        """For a notebook: tables of the short report."""
+        return str(above("report.text").render_html(self))
+
+
+def above(module: str) -> Any:
+    """The *module* of this package that knows these records, loaded at the first call."""
+    return importlib.import_module(f"lightning_flops.{module}")
 
 
 class _Versioned(msgspec.Struct):

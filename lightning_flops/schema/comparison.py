@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lightning_flops.schema import shown
+from lightning_flops.schema import codec
 
-SCHEMA_VERSION = 3
-"""Version of the JSON that ``Comparison.to_json`` writes; it goes up whenever a field changes."""
+SCHEMA_VERSION = 3  # of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes
 
-CONFIDENCE = 0.99
-"""Of noise. A step has some thirty parts and kernels: at 95% one or two would seem to differ in any runs."""
+CONFIDENCE = 0.99  # of noise: at 95% one or two of a step's thirty parts and kernels would seem to differ in any runs
 
 Cause = Literal["flops", "bytes", "modules", "efficiency", "data", "communication", "idle", "loop"]
 """What a difference comes from. Work: FLOPs changed, bytes changed, modules are new or gone. Efficiency: the same work,
@@ -39,8 +37,7 @@ class TimeDifference:
     b_ns: int
     """Time in a step of B."""
     noise_ns: int | None
-    """How far the difference may be chance; None if single steps are not known or too few. Of a module: four standard
-    errors of its own times over the traced steps; None where these took over twice as long as the timed ones."""
+    """How far the difference may be chance, of a module four standard errors over the traced steps; None: not known."""
 
     @property
     def difference_ns(self) -> int:
@@ -60,12 +57,9 @@ class CausedDifference(TimeDifference):
     causes: Mapping[Cause, int]
     """Nanoseconds by cause, without what is zero; below zero: less work, faster, less waiting. Empty of traces."""
 
-    work_ns = _sum_of(*WORK)
-    """Time for more work."""
-    efficiency_ns = _sum_of("efficiency")
-    """Time by which the same work is slower."""
-    waiting_ns = _sum_of(*WAITING)
-    """Time of more waiting."""
+    work_ns = _sum_of(*WORK)  # time for more work
+    efficiency_ns = _sum_of("efficiency")  # time by which the same work is slower
+    waiting_ns = _sum_of(*WAITING)  # time of more waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +84,7 @@ class ModuleDifference(CausedDifference):
     a: ModuleSide | None
     """The module in A; None if it is new in B."""
     b: ModuleSide | None
-    """The module in B, under the same name, or another with the same tree of classes, settings, parameters and FLOPs;
-    None if it is gone."""
+    """The module in B, by its name, or by an equal tree of classes, settings and FLOPs; None if it is gone."""
 
     @property
     def other_counts(self) -> bool:
@@ -111,18 +104,6 @@ class CalledDifference(TimeDifference):
 
 TableName = Literal["kernels", "operators", "collectives"]
 """What the rows of a table are. ``kernels`` has copies and memsets too; ``operators``: on the host, without callees."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingDifference:
-    """What is set up differently in the two runs, as text."""
-
-    name: str
-    """Where it stands in a profile: ``context.world_size``."""
-    a: str
-    """Value in run A."""
-    b: str
-    """Value in run B."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +144,7 @@ class ComparedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Comparison(shown.Shown):
+class Comparison(codec.Shown):
     """Run B held against run A; immutable."""
 
     VERSION = SCHEMA_VERSION
@@ -175,8 +156,8 @@ class Comparison(shown.Shown):
     """The run that is compared with."""
     b: ComparedRun
     """The run that is compared."""
-    settings: tuple[SettingDifference, ...] = ()
-    """Versions, device, ranks, batch and settings that differ; of profiles."""
+    settings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Versions, device, ranks, batch and settings that differ, with both values as text; of profiles."""
     figures: tuple[FigureDifference, ...]
     """Numbers of both runs, with their ratios."""
     step: CausedDifference
@@ -184,8 +165,7 @@ class Comparison(shown.Shown):
     parts: tuple[CausedDifference, ...]
     """Parts of a step, as in ``PartTiming`` or ``StepTime``; what one run cannot separate stands together."""
     modules: tuple[ModuleDifference, ...] = ()
-    """In B's tree order, the root first, each module that is gone behind those of B; last what no module owns. Of
-    profiles."""
+    """Modules of profiles in B's tree order, each that is gone behind those of B; last what no module owns."""
     tables: Mapping[TableName, tuple[CalledDifference, ...]] = field(default_factory=dict)
     """Rows of each kind that one of the runs shows, the largest difference first; of traces."""
     notes: tuple[str, ...]
@@ -193,4 +173,4 @@ class Comparison(shown.Shown):
 
     def to_html(self) -> str:
         """The comparison as a page: one HTML file with everything in it, which needs no network and opens from disk."""
-        return str(shown.above("report.html_page").render_comparison_page(self))
+        return str(codec.above("report.html_page").render_comparison_page(self))

@@ -9,8 +9,7 @@ from typing import Literal
 from lightning_flops.records import PhaseFlops
 from lightning_flops.schema import codec
 
-SCHEMA_VERSION = 3
-"""Version of the JSON that ``FormulaReport.to_json`` writes; it goes up whenever a field changes."""
+SCHEMA_VERSION = 3  # of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
-from lightning_flops.schema import shown
-from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.modules import ModuleProfile
+from lightning_flops.schema import codec
 from lightning_flops.schema.ranks import RanksProfile
 from lightning_flops.schema.step import (
+    Advice,
     Budget,
     DtypeFlops,
     JobRates,
+    ModuleProfile,
     OperatorProfile,
     Rates,
     StepFlops,
@@ -23,8 +23,7 @@ from lightning_flops.schema.step import (
 )
 from lightning_flops.schema.trace import TracedStep
 
-SCHEMA_VERSION = 8
-"""Version of the JSON that ``Profile.to_json`` writes; it goes up whenever a field of it or of its records changes."""
+SCHEMA_VERSION = 8  # of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes
 
 Origin = Literal["vendor", "given", "measured"]
 
@@ -48,7 +47,7 @@ class ReportSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Profile(shown.Shown):
+class Profile(codec.Shown):
     """One window of one rank, counted, timed and divided; immutable."""
 
     VERSION = SCHEMA_VERSION
@@ -83,13 +82,13 @@ class Profile(shown.Shown):
     flops: StepFlops
     """FLOPs of one step, exact; if several were counted, their mean, rounded to whole FLOPs."""
     bytes_total: PhaseBytes
-    """Read and written by all operators, elementwise ones too, over all counted steps."""
+    """Bytes read and written by all operators, elementwise ones too, over all counted steps."""
     dtypes: tuple[DtypeFlops, ...]
-    """Most hardware FLOPs first."""
+    """FLOPs by dtype, most hardware FLOPs first."""
     peaks_flops_per_sec: Mapping[str, float]
     """Dense peak of this rank's device in every dtype for which it is known, used here or not."""
     timing: TimingProfile | None
-    """None if no step was timed."""
+    """Times of the parts of a step; None if no step was timed."""
     budget: Budget | None = None
     """Where peak x time went: rows that add up to a step's wall time. None if no step was timed."""
     memory_bytes_per_sec: float | None = None
@@ -101,11 +100,11 @@ class Profile(shown.Shown):
     lower_bound: bool
     """Whether FLOPs and their rates are lower bounds: work that may be matmul-like could not be counted."""
     modules: tuple[ModuleProfile, ...]
-    """In tree order, the root first; sums over all counted steps."""
+    """Modules in tree order, the root first; sums over all counted steps."""
     outside: PhaseFlops
     """FLOPs that no module of the model owns (the optimizer's, for one), over all counted steps."""
     operators: tuple[OperatorProfile, ...]
-    """Most FLOPs first."""
+    """Operators in all modules, most FLOPs first."""
     uncounted: Mapping[str, UncountedOperator]
     """Operators that ran and are in no sum, over all counted steps."""
     memory: MemoryRecord | None
@@ -153,8 +152,7 @@ class Profile(shown.Shown):
     def summary(self) -> dict[str, float | dict[str, float | None] | None]:
         """The headline of the profile as a flat dict, for scripts; None is what could not be measured.
 
-        Times, FLOPs and ``data_wait_ratio`` are of a step on this rank, rates and ``params`` of the whole job where its
-        ranks are known; ``advice``: the share of a step that it can save at most, or None, by the rule's name.
+        Rates and ``params`` are of the whole job where its ranks are known, all else of a step on this rank.
         """
         return {
             "global_step_sec": None if self.timing is None else self.timing.global_step_sec,
@@ -167,31 +165,19 @@ class Profile(shown.Shown):
         }
 
     def to_html(self) -> str:
-        """The profile as a page: one HTML file with everything in it, which needs no network and opens from disk.
-
-        Raises:
-            ProfileFormatError: a number of the profile is not finite.
-        """
-        return str(shown.above("report.html_page").render_page([ProfiledRun(name="this run", windows=(self,))]))
+        """The profile as a page: one HTML file with everything in it, which needs no network and opens from disk."""
+        return str(codec.above("report.html_page").render_page([ProfiledRun(name="this run", windows=(self,))]))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
-        """The profile at *path*: a ``profile.json``, or a folder of logs with one; a local path, or a URL.
-
-        Raises:
-            LightningFlopsError: there is none, or it cannot be read; the message names what was looked at.
-        """
-        profile: Profile = shown.above("sinks.profile_files").read_profile(path)[0]
+        """The profile at *path*, a ``profile.json`` or a folder of logs, local or a URL; or a LightningFlopsError."""
+        profile: Profile = codec.above("sinks.profile_files").read_profile(path)[0]
         return profile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfiledRun:
+class ProfiledRun(NamedTuple):
     """The profiles of one run, as its files have them."""
 
-    name: str
-    """The folder of its logs below the one that was searched; with the loop and the rank, if files name them."""
-    windows: tuple[Profile, ...]
-    """In the order in which they were written."""
-    problems: tuple[str, ...] = ()
-    """Files that could not be read, in sentences."""
+    name: str  # the folder of its logs below the one that was searched; with the loop and the rank, if files name them
+    windows: tuple[Profile, ...]  # in the order in which they were written
+    problems: tuple[str, ...] = ()  # files that could not be read, in sentences

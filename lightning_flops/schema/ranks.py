@@ -1,29 +1,118 @@
-"""All ranks of a job together."""
+"""All ranks of a job together, and computation and communication of ranks side by side, as their traces show them."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.step import JobRates, StepFlops
+
+if TYPE_CHECKING:
+    Integers: TypeAlias = array[int]
+else:
+    Integers = array  # before Python 3.12 it takes no type of its items, and JSON is read by the types of fields
 
 _Figure = TypeVar("_Figure", int, StepFlops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceGroup:
-    """Ranks whose devices are alike."""
+class Overlap:
+    """Wall time of the steps, split by computation and communication; overlapping events are merged.
 
-    device_name: str
-    """Name of the device, as the driver has it."""
-    ranks: int
-    """How many there are."""
-    peak_flops_per_sec: float | None
-    """Dense peak of one of them for the dtypes of the job's model FLOPs; None if that of one dtype is not known."""
+    ``computation_us - overlap_us``, ``overlap_us``, ``communication_us - overlap_us`` and ``other_us`` add up to it.
+    """
+
+    wall_us: float
+    """Wall time of all steps together."""
+    computation_us: float
+    """Kernels that do not communicate; without a device, operators on the host that neither start nor await any."""
+    communication_us: float
+    """Collectives and what goes from one rank to another."""
+    overlap_us: float
+    """Both at once."""
+    other_us: float
+    """Neither."""
+    overlap_ratio: float | None
+    """Overlap ÷ communication; None without communication."""
+
+    @property
+    def exposed_us(self) -> float:
+        """Communication that no computation hides."""
+        return self.communication_us - self.overlap_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCalls:
+    """The calls that one rank made of one collective in one process group and step, in the order of their starts."""
+
+    name: str
+    """Name of the collective."""
+    group: str | None
+    """Text that the ranks of the group alone share; None if not known, and for what goes from one rank to another."""
+    group_size: int | None
+    """Ranks that take part; None where the trace does not say."""
+    step: int | None
+    """The profiler's number of the step in which they were started; None in a trace without steps."""
+    calls: int
+    """How often it was called."""
+    bytes: int | None
+    """Bytes of the larger side of each call, all calls together; None where the trace does not say."""
+    total_ns: int
+    """Latency of all calls together, added up by each rank, so that no rank adds up those of thousands."""
+    latency_ns: Integers
+    """From start to end of each call, typecode ``q``; if there are fewer than *calls*, of the first calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCollectiveRow:
+    """All calls of one collective on one rank, matched call by call with the ranks that took part."""
+
+    name: str
+    """Name of the collective."""
+    calls: int
+    """How often this rank called it."""
+    matched_calls: int
+    """Calls whose counterparts are in the other ranks' traces."""
+    bytes: int | None
+    """Bytes of the larger side of each call, summed; None where the trace does not say."""
+    latency_us: float
+    """From start to end, all calls together."""
+    transfer_us: float | None
+    """For each matched call the shortest of the ranks, summed: time in which data can have moved. None unmatched."""
+    wait_us: float | None
+    """The rest of the matched calls: waiting for the other ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """One rank over its steps."""
+
+    rank: int | None
+    """Number of the rank; None where its trace does not say."""
+    steps: int
+    """How many steps its trace has."""
+    overlap: Overlap
+    """Computation and communication of the rank."""
+    transfer_us: float | None
+    """Time of the matched calls in which data can have moved; None without matched calls."""
+    wait_us: float | None
+    """Time of the matched calls in which they wait for other ranks; None without matched calls."""
+    collectives: tuple[RankCollectiveRow, ...]
+    """Each collective that it called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankComparison:
+    """All ranks whose traces are at hand, by rank."""
+
+    ranks: tuple[RankRow, ...]
+    """By number."""
+    notes: tuple[str, ...]
+    """What could not be compared, in sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +146,7 @@ class StageProfile:
     trainable_params: int | None
     """Parameters that need a gradient."""
     flops: StepFlops
-    """FLOPs of one step: summed over the ranks that see the same data, averaged over those that see different data,
-    rounded to whole FLOPs."""
+    """FLOPs of one step: the sum over ranks that see the same data, the mean over those that see different data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,25 +168,17 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankAbsence:
-    """A rank whose measurements are missing in the merged report."""
-
-    rank: int
-    """Number of the rank."""
-    reason: str
-    """Why, as the end of a sentence."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RanksProfile:
     """All ranks of a job together; every figure is of those that answered, and of one global step."""
 
-    absences: tuple[RankAbsence, ...]
-    """Every rank of the job that did not answer, by number."""
+    absences: Mapping[str, tuple[int, ...]]
+    """Ranks that did not answer, by the reason, which ends a sentence."""
     flops: StepFlops
     """FLOPs of all ranks, added up."""
-    devices: tuple[DeviceGroup, ...]
-    """Most ranks first."""
+    devices: Mapping[str, int]
+    """Ranks by the name of their device, the most first."""
+    peak_flops_per_sec: float | None
+    """Dense peak of all these devices together for the dtypes of the job's model FLOPs; None if one is not known."""
     rates: JobRates
     """Ratios of all ranks together."""
     unavailable: Mapping[str, str]
@@ -108,7 +188,7 @@ class RanksProfile:
     stages: tuple[StageProfile, ...]
     """Each stage of which a rank answered, by number; without a pipeline the whole model."""
     communication: RankComparison | None
-    """In the traced steps; None if fewer than two ranks' traces show any."""
+    """Communication in the traced steps; None if fewer than two ranks' traces show any."""
     stragglers: tuple[Straggler, ...]
     """Ranks that the others wait for, the one that they wait for longest first; empty where all keep pace."""
     notes: tuple[str, ...]
@@ -124,14 +204,7 @@ class RanksProfile:
     @property
     def world_size(self) -> int:
         """Ranks of the job."""
-        return len(self.ranks) + len(self.absences)
-
-    @property
-    def peak_flops_per_sec(self) -> float | None:
-        """Sum of the devices' peaks; None if one is not known."""
-        peaks = [(one.ranks, one.peak_flops_per_sec) for one in self.devices]
-        known = [ranks * peak for ranks, peak in peaks if peak is not None]
-        return sum(known) if len(known) == len(peaks) else None
+        return len(self.ranks) + sum(map(len, self.absences.values()))
 
     @property
     def flops_of_model(self) -> StepFlops | None:

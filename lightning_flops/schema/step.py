@@ -1,4 +1,4 @@
-"""One step of one rank: its FLOPs, its times, its rates, and where its time went."""
+"""One step of one rank: its FLOPs, times, rates, operators and modules, where its time went, and what to do."""
 
 from __future__ import annotations
 
@@ -6,21 +6,33 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.records import PhaseFlops, TimePhase
+from lightning_flops.records import PhaseBytes, PhaseFlops, TimePhase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One thing that holds the run back; docs/advice.md has all rules."""
+
+    rule: str
+    """Name of the rule."""
+    fact: str
+    """What was measured, in a sentence: how much, of which rank, module or loader."""
+    remedy: str
+    """What to do, in a sentence."""
+    ceiling: float | None
+    """Share of a typical step that following it can save at most; pieces of advice may share time. None: not known."""
+    unless: str
+    """When not to follow it, after "not": ``where the data overfit``."""
+    threshold: str
+    """Limit that the measured figure was held against, in words."""
+    source: str
+    """Where the rule comes from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFlops(PhaseFlops):
     """FLOPs of one global step on this rank; a multiply-add is two."""
 
-    forward: int
-    """Every forward that runs inside a step."""
-    backward: int
-    """What autograd ran, without what it repeated of the forward."""
-    recompute: int
-    """What the backward repeated of the forward: activation checkpointing, fused attention's score matrix."""
-    optimizer: int
-    """Inside optimizer steps."""
     skipped: int
     """Part of the four phases' FLOPs that fused masked attention does not execute."""
     backward_estimated: int
@@ -66,6 +78,66 @@ class OperatorProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTimes:
+    """Seconds of one module in one step, with the modules below it, unless the name says *own*."""
+
+    clock: Literal["host", "device", "borders"]
+    """``device``: of work launched there; ``host``: without a device; ``borders``: read in the module's hooks."""
+    forward_sec: float
+    """All of its forward calls together."""
+    own_forward_sec: float
+    """Forward without the modules below it."""
+    backward_sec: float | None
+    """Backward and what it repeats of the forward, without gradient accumulation; None without a trace."""
+    own_backward_sec: float | None
+    """Backward without the modules below it; None without a trace."""
+    forward_flops_per_sec: float | None
+    """Forward FLOPs of the counted step / seconds, an estimate where the traced step is not like it; None without."""
+    backward_flops_per_sec: float | None
+    """Backward and recomputed FLOPs / seconds."""
+    forward_utilization: float | None
+    """Share of the device's peak, for the dtypes it computes in; None if one of them has no known peak."""
+    backward_utilization: float | None
+    """Share of the device's peak that the backward reaches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleProfile:
+    """One module of the model; its FLOPs, bytes and calls are sums over all counted steps."""
+
+    name: str
+    """Qualified name; the root is ``""``."""
+    type_name: str
+    """Class of the module; ``""`` if it did work but the model does not list it."""
+    extra_repr: str
+    """What the module says of itself, such as ``in_features=8, out_features=4``."""
+    params: int
+    """Unique logical parameters of the module and all below it."""
+    calls: int
+    """How often its forward was entered, recomputation left out."""
+    own: PhaseFlops
+    """FLOPs without the modules below it."""
+    total: PhaseFlops
+    """FLOPs with the modules below it."""
+    total_bytes: PhaseBytes
+    """Bytes read and written, with the modules below it."""
+    alias_of: str | None = None
+    """Name under which the same module object stands earlier in the tree."""
+    times: ModuleTimes | None = None
+    """Times in the traced step; None if no step was traced, or it was not called there."""
+
+    @property
+    def depth(self) -> int:
+        """Levels below the root, which has 0."""
+        return self.name.count(".") + 1 if self.name else 0
+
+    @property
+    def short_name(self) -> str:
+        """Last part of the name: what its parent calls it."""
+        return self.name.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartTiming:
     """Seconds of one part of a step, over the timed steps."""
 
@@ -106,8 +178,7 @@ def _seconds(*phases: TimePhase) -> property:
     return property(lambda timing: timing.seconds_of(*phases))
 
 
-FEW_STEPS = 8
-"""From fewer timed steps no advice is given: one hiccup would decide it."""
+FEW_STEPS = 8  # from fewer timed steps no advice is given: one hiccup would decide it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +186,7 @@ class TimingProfile:
     """Where the time of a step goes on this rank, over the timed steps."""
 
     stalls: Stalls | None
-    """None if no step took much longer than a typical one."""
+    """Steps that took much longer than a typical one; None if none did."""
     parts: tuple[PartTiming, ...]
     """Parts that tile the step: their means add up to the step's, and so do their typical times."""
     global_step: PartTiming
@@ -156,17 +227,11 @@ class TimingProfile:
         return self.timed_steps < FEW_STEPS
 
     data_wait_sec = _seconds("data_wait")
-    """The training loop waits for its next batch."""
     forward_sec = _seconds("forward")
-    """Forward and loss, all micro-steps of a step together."""
     backward_sec = _seconds("backward")
-    """Autograd's call, all micro-steps of a step together."""
-    optimizer_sec = _seconds("optimizer")
-    """The optimizer's update: DeepSpeed's "step latency"."""
-    forward_backward_sec = _seconds("forward", "backward")
-    """Forward and backward together; known also where the two cannot be separated."""
-    iter_sec = _seconds("forward", "backward", "optimizer")
-    """Forward, backward and optimizer together: DeepSpeed's "iter latency"."""
+    optimizer_sec = _seconds("optimizer")  # DeepSpeed's "step latency"
+    forward_backward_sec = _seconds("forward", "backward")  # known also where the two cannot be separated
+    iter_sec = _seconds("forward", "backward", "optimizer")  # DeepSpeed's "iter latency"
 
     @property
     def global_step_sec(self) -> float:

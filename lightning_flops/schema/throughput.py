@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lightning_flops.schema import shown
+from lightning_flops.schema import codec
 
-SCHEMA_VERSION = 4
-"""Version of the JSON that ``ThroughputSummary.to_json`` writes; it goes up whenever a field changes."""
+SCHEMA_VERSION = 4  # of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +24,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ThroughputSummary(shown.Shown):
+class ThroughputSummary(codec.Shown):
     """Throughput of a run over all its batches, counted and traced ones left out.
 
     The names and the table are those of the benchmark summary of Paddle's profiler; its averages are not, which divide

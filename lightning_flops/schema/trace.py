@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lightning_flops.schema import codec
-from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.communication import CollectiveCalls, Overlap, RankComparison
-from lightning_flops.schema.trace_events import (
+from lightning_flops.schema.ranks import CollectiveCalls, Overlap, RankComparison
+from lightning_flops.schema.step import Advice
+from lightning_flops.schema.tables import (
+    DeviceMetrics,
     IdleTime,
     KernelRow,
     KernelSummary,
     MemoryCurve,
     MemoryRow,
+    ModuleTable,
     OperatorRow,
+    Row,
+    StepTimes,
+    TraceFlops,
 )
-from lightning_flops.schema.trace_flops import TraceFlops
-from lightning_flops.schema.trace_steps import DeviceMetrics, ModuleTable, Row, StepTimes
 from lightning_flops.units import plural, run_text
 
-SCHEMA_VERSION = 8
-"""Version of the JSON that ``TracesReport.to_json`` writes; it goes up whenever a field changes."""
+SCHEMA_VERSION = 8  # of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +33,9 @@ class TraceReport:
     source: str
     """The trace's file or URL."""
     rank: int | None
-    """None where the trace does not say."""
+    """Rank that it is of; None where the trace does not say."""
     events: int
-    """How many there are."""
+    """How many events there are."""
     step_times: StepTimes
     """Every step by what filled it."""
     modules: ModuleTable | None
@@ -42,13 +44,12 @@ class TraceReport:
     """How well each device was used over the steps; None without a device."""
     phases: tuple[Row, ...] | None
     """``step``, then ``data loader``, ``forward``, ``backward`` and ``optimizer`` as far as scopes name them, and
-    ``others``: what of the steps is in none of them. The optimizer's is without what of other phases runs inside it, as
-    in Lightning, whose closure runs there. Ratios are of the steps. None where no scope names a phase."""
+    ``others``, what is in none of them; ratios are of the steps. The optimizer's is without other phases inside it, as
+    in Lightning, whose closure runs there. None where no scope names a phase."""
     overlap: Overlap | None
-    """None when the trace has no collectives, or is of a run of one rank."""
+    """Computation and communication; None when the trace has no collectives, or is of a run of one rank."""
     collectives: tuple[Row, ...] | None
-    """Each collective, on the device if there is one, and the bytes of its larger side; ratios are of all of them. None
-    when the trace has none."""
+    """Each collective, on the device if there is one, and the bytes of its larger side; ratios are of all of them."""
     kernel_summary: KernelSummary | None
     """All kernels together; None without a device."""
     kernels: tuple[KernelRow, ...] | None
@@ -61,8 +62,7 @@ class TraceReport:
     """Copies and memsets by kind, such as ``Memcpy HtoD (Pageable -> Device)``, and on the host the calls that launched
     them; None without a device. Ratios are of the steps' own marks on the host, and of all device work."""
     user_scopes: tuple[Row, ...] | None
-    """Each ``record_function`` scope, and what any thread launched while it was open; None when there is none. Ratios
-    as of *transfers*."""
+    """Each ``record_function`` scope, and what any thread launched while it was open; ratios as of *transfers*."""
     idle: tuple[IdleTime, ...] | None
     """Pauses of each device, by cause; None without a device."""
     notes: tuple[str, ...]
@@ -80,9 +80,9 @@ class TracesReport(codec.Json):
     schema_version: int
     """Of the JSON; another one has other fields."""
     traces: tuple[TraceReport, ...]
-    """By rank."""
+    """Report of each trace, by rank."""
     ranks: RankComparison | None
-    """None for a single trace."""
+    """Ranks side by side; None for a single trace."""
     advice: tuple[Advice, ...]
     """What the traces show that holds the run back, the largest possible saving first."""
 
@@ -92,7 +92,7 @@ class TracedPart:
     """One part of a traced step, mean over the traced steps; the parts add up to the step."""
 
     name: str
-    """As in ``records.TimePhase``; also what the run does in the middle of a step that is none of these."""
+    """Name as in ``records.TimePhase``; also what the run does in the middle of a step that is none of these."""
     wall_sec: float
     """Without the parts inside it. Where a device took part, on the device's clock, up to its last kernel."""
     exposed_sec: float
@@ -120,16 +120,6 @@ class PartFilling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracedOperator:
-    """One operator in a traced step: medians over the traced steps, on the device's clock if there is one."""
-
-    calls: float
-    """How often it ran."""
-    self_sec: float
-    """Without the operators that it called."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep:
     """A step, or several in a row, that ran under torch.profiler, or whose modules a clock timed in its place.
 
@@ -144,7 +134,7 @@ class TracedStep:
     files: tuple[str, ...]
     """Paths or URLs where traces were kept; empty if none was to be."""
     tables: TraceReport | None
-    """None if there is no trace."""
+    """Every table of the trace; None if there is none."""
     own_forward_sec: Mapping[str, float] | None
     """Own seconds of each module's forward by a clock at module hooks, of ``get_model_profile`` alone."""
     parts: tuple[TracedPart, ...] = ()
@@ -152,9 +142,7 @@ class TracedStep:
     filling: Mapping[str, PartFilling] | None = None
     """What filled each of these parts; None if there is no trace, or if the trace does not show the device."""
     steps: int = 1
-    """How many there are."""
-    operators: Mapping[str, TracedOperator] = field(default_factory=dict)
-    """By name; empty if there is no trace."""
+    """How many steps there are."""
     forward_scale: float = 1.0
     """Typical seconds of the forward / the sum of what is in the traced one. Where times are the device's, or no step
     was timed, elements of the counted steps' batches / of the traced ones', which is 1 for traced steps like them."""

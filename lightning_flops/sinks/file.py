@@ -1,4 +1,7 @@
-"""Files that are written whole: at a local path, or at any URL that fsspec opens."""
+"""Files that are written whole: at a local path, or at any URL that fsspec opens.
+
+Every error is an OSError that names the path.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,11 @@ from fsspec.implementations.local import LocalFileSystem
 def write_text_file(path: str | Path, text: str) -> None:
     """Replace the content of the file that the user has named by *text*, as UTF-8; missing folders are created.
 
-    A local file appears whole or not at all: a reader, or a crash, never meets half a report.
-
-    Args:
-        path: local path, or a URL of any file system that fsspec knows; links are followed.
-        text: the new content; a newline is added at its end if it has none.
-
-    Raises:
-        OSError: the file cannot be written, for whatever reason; the message names it.
+    A local file appears whole or not at all: a reader, or a crash, never meets half a report. Links are followed. A
+    newline is added at the end if there is none.
     """
-    with _errors_of(path):
-        local, content = _local(path), (text if text.endswith("\n") else text + "\n").encode()
+    content = (text if text.endswith("\n") else text + "\n").encode()
+    with _opened(path) as local:
         if local is None:
             _write_remote(path, content)
             return
@@ -44,8 +41,8 @@ def write_text_file(path: str | Path, text: str) -> None:
 
 def write_own_file(path: str, content: bytes) -> None:
     """Replace our own file at *path*, as ``write_text_file`` does. A link that lies there is replaced, not followed."""
-    with _errors_of(path):
-        if (local := _local(path)) is None:
+    with _opened(path) as local:
+        if local is None:
             _write_remote(path, content)
         else:
             with _draft(local, [content]) as draft:
@@ -55,19 +52,10 @@ def write_own_file(path: str, content: bytes) -> None:
 def write_new_file(path: str, content: Iterable[bytes], *, beside: Sequence[str] = ()) -> int:
     """Write *content* at the first of *path*, ``name-2.suffix``, ``name-3.suffix`` … that is free; none is replaced.
 
-    Args:
-        path: local path, or a URL of any file system that fsspec knows.
-        content: in pieces.
-        beside: paths that must be free under the same number.
-
-    Returns:
-        The number, for ``numbered``.
-
-    Raises:
-        OSError: the file cannot be written, for whatever reason; the message names it.
+    The paths *beside* must be free under the same number, which is returned for ``numbered``.
     """
-    with _errors_of(path):
-        number, local = _free(path, beside, after=0), _local(path)
+    with _opened(path) as local:
+        number = _free(path, beside, after=0)
         if local is None:
             _write_remote(numbered(path, number), b"".join(content))
             return number
@@ -112,22 +100,17 @@ def _takes_name(draft: Path, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _errors_of(path: str | Path) -> Iterator[None]:
-    """Make every error inside an OSError that names *path*."""
+def _opened(path: str | Path) -> Iterator[Path | None]:
+    """*path* if it is a local one, or a URL of one, else None; every error inside is an OSError that names it."""
     try:
-        yield
+        file_system, name = fsspec.core.url_to_fs(str(path))
+        yield Path(name) if isinstance(file_system, LocalFileSystem) else None
     except OSError as error:
         if error.errno is None:
             raise OSError(f"cannot write {path}: {error}") from error
         raise OSError(error.errno, error.strerror, str(path)) from error
     except Exception as error:  # file systems raise what their client libraries raise
         raise OSError(f"cannot write {path}: {type(error).__name__}: {error}") from error
-
-
-def _local(path: str | Path) -> Path | None:
-    """*path* if it is a local one, or a URL of one; None if it is not."""
-    file_system, name = fsspec.core.url_to_fs(str(path))
-    return Path(name) if isinstance(file_system, LocalFileSystem) else None
 
 
 def _write_remote(path: str | Path, content: bytes) -> None:

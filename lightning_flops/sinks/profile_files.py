@@ -6,8 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -20,38 +19,39 @@ from lightning_flops.schema.profile import Profile, ProfiledRun
 PROFILE_FILE: Final = re.compile(r"profile(?P<whose>(?:\.[a-z0-9]+)*)(?:-(?P<number>[0-9]{1,9}))?\.json")
 """``profile.json``, ``profile-2.json``, ``profile.predict.json``, ``profile.rank3-2.json``."""
 
-_LOOP: Final = re.compile(r"(?:\.(?:predict|test|validate))?")
-"""The middle of a name of rank 0: of a training run, or of another loop."""
-
-_MOST_BYTES: Final = 4 * LONGEST_PROFILE + 1
-"""More would be more characters than are read."""
-
-
-_ENDINGS = (".json", ".json.gz")
-"""Of the names of traces."""
-
-_OF_A_PROFILE: Final = b'"schema_version"'
+_LOOP: Final = re.compile(r"(?:\.(?:predict|test|validate))?")  # the middle of a name of rank 0
+_MOST_BYTES: Final = 4 * LONGEST_PROFILE + 1  # more would be more characters than are read
+_TRACE_ENDINGS: Final = (".json", ".json.gz")
+_OF_A_PROFILE: Final = b'"schema_version"'  # stands at the beginning of every report of this package, and in no trace
 _LOOKED_AT_BYTES: Final = 4096
-"""It stands at the beginning of every report of this package, and in no trace."""
+
+
+class _FoundFile(NamedTuple):
+    """A file whose name is one that runs give to a profile."""
+
+    file: str
+    logs: str  # the folder of the run's logs, which the file's own may lie in
+    whose: str
+    number: int
+    written: float  # when, in seconds; 0 if the file system does not say
 
 
 def read_runs(path: str) -> tuple[ProfiledRun, ...]:
     """Every run whose profiles lie at *path*, by name; runs of which no file could be read are there, with the reasons.
 
-    Args:
-        path: a profile.json, or a folder that has such files anywhere below it; a local path or any URL that fsspec
-            opens.
+    *path* is a profile.json, or a folder that has such files anywhere below it; local, or any URL that fsspec opens.
 
     Raises:
         LightningFlopsError: there is nothing at *path*, it has no profile, or the one file cannot be read.
     """
     place = Place(path)
+    root = place.root.rstrip("/")
+    own_name = root.rpartition("/")[2]
     if not place.is_folder:
-        name = place.root.rstrip("/").rpartition("/")[2]
-        return (ProfiledRun(name=name, windows=(place.read(place.root),), problems=()),)
+        return (ProfiledRun(name=own_name, windows=(place.read(place.root),), problems=()),)
     runs: dict[str, list[tuple[int, str]]] = {}
     for one in place.profiles():
-        below = one.logs[len(place.root.rstrip("/")) :].strip("/") or place.root.rstrip("/").rpartition("/")[2]
+        below = one.logs[len(root) :].strip("/") or own_name
         runs.setdefault(f"{below}{one.whose.replace('.', ' ')}", []).append((one.number, one.file))
     return tuple(_read_run(place, run, [file for _, file in sorted(files)]) for run, files in sorted(runs.items()))
 
@@ -59,10 +59,8 @@ def read_runs(path: str) -> tuple[ProfiledRun, ...]:
 def read_profile(path: str | os.PathLike[str]) -> tuple[Profile, str]:
     """The one profile that *path* stands for, and the file it was read from.
 
-    Args:
-        path: a profile's file; or a folder of logs: its own profile, or, if it has none, the one that was written last
-            in a folder below it. Of several runs with the same logs, the last one's; one of training goes before one
-            of another loop. A local path, or a URL of any file system that fsspec knows.
+    *path* is a profile's file; or a folder of logs: its own profile, or else the one that was written last in a folder
+    below it. Of several runs with the same logs it is the last one's; training goes before other loops.
 
     Raises:
         LightningFlopsError: there is none, or it cannot be read; the message names what was looked at.
@@ -78,19 +76,6 @@ def read_profile(path: str | os.PathLike[str]) -> tuple[Profile, str]:
     return place.read(last.file), place.shown(last.file)
 
 
-@dataclass(frozen=True, slots=True)
-class _FoundFile:
-    """A file whose name is one that runs give to a profile."""
-
-    file: str
-    logs: str
-    """The folder of the run's logs, which the file's own may lie in."""
-    whose: str
-    number: int
-    written: float
-    """When, in seconds; 0 if the file system does not say."""
-
-
 def traces_at(path: str) -> tuple[str, ...] | None:
     """The trace files at *path*; None if there is a profile, or a folder of logs with profiles below it.
 
@@ -103,30 +88,16 @@ def traces_at(path: str) -> tuple[str, ...] | None:
     place = Place(path)
     if not place.is_folder:
         return None if place.holds_profile() else (path,)
-    if place.find():
-        return None
-    if not (files := place.traces()):
-        raise LightningFlopsError(f"{place.has_none}, and no trace (.json, .json.gz) in it")
-    return files
+    return None if place.profiles(required=False) else place.traces(f"{place.has_none}, and")
 
 
 def traces_in(folder: str) -> tuple[str, ...]:
-    """The trace files in *folder*, also where a run has profiles there.
-
-    Raises:
-        LightningFlopsError: there is no such folder, or no trace in it.
-    """
-    if not (files := Place(folder).traces()):
-        raise LightningFlopsError(f"{folder}: no trace (.json, .json.gz) is in this folder")
-    return files
+    """The trace files in *folder*, also where a run has profiles there; a LightningFlopsError if there are none."""
+    return Place(folder).traces(f"{folder}:")
 
 
 class Place:
-    """A file or a folder of some file system.
-
-    Raises:
-        LightningFlopsError: there is nothing, or no reader for it.
-    """
+    """A file or a folder of some file system; a LightningFlopsError if there is nothing, or no reader for it."""
 
     def __init__(self, given: str) -> None:
         self.given = given
@@ -145,39 +116,36 @@ class Place:
 
     def holds_profile(self) -> bool:
         """Whether the file is a profile, and no trace; or one that cannot be read twice."""
-        name = self.root.rpartition("/")[2]
-        if PROFILE_FILE.fullmatch(name) or (self._is_local and not os.path.isfile(self.root)):
+        if PROFILE_FILE.fullmatch(self.root.rpartition("/")[2]) or (self._is_local and not os.path.isfile(self.root)):
             return True
         with _errors_of(self.given), self._system.open(self.root, "rb") as stream:
             return _OF_A_PROFILE in stream.read(_LOOKED_AT_BYTES)
 
-    def traces(self) -> tuple[str, ...]:
-        """The files in the folder, not below it, whose names end as traces' do, and are not those of profiles."""
+    def traces(self, without: str) -> tuple[str, ...]:
+        """The files in the folder, not below it, whose names are traces'; *without* begins the error if none is."""
         with _errors_of(self.given):
             files = sorted(one["name"] for one in self._system.ls(self.root, detail=True) if one["type"] == "file")
-        names = [(file, file.rpartition("/")[2]) for file in files]
-        return tuple(
-            self.shown(file) for file, name in names if name.endswith(_ENDINGS) and not PROFILE_FILE.fullmatch(name)
-        )
+        names = ((file, file.rpartition("/")[2]) for file in files)
+        found = [file for file, name in names if name.endswith(_TRACE_ENDINGS) and not PROFILE_FILE.fullmatch(name)]
+        if not found:
+            raise LightningFlopsError(f"{without} no trace ({', '.join(_TRACE_ENDINGS)}) is in this folder")
+        return tuple(map(self.shown, found))
 
-    def profiles(self) -> Sequence[_FoundFile]:
-        """The profiles anywhere below the folder, at least one."""
-        if not (found := self.find()):
-            raise self.has_none
-        return found
-
-    def find(self) -> Sequence[_FoundFile]:
-        """The profiles anywhere below the folder."""
+    def profiles(self, *, required: bool = True) -> Sequence[_FoundFile]:
+        """The profiles anywhere below the folder; at least one if *required*."""
         with _errors_of(self.given):
             files = self._system.find(self.root, detail=True)
         found = []
         for file, about in sorted(files.items()):
             folder, _, name = file.rpartition("/")
             match = PROFILE_FILE.fullmatch(name)
-            if match is None or (self._is_local and not os.path.isfile(file)):  # reading a pipe would wait for ever
-                continue
-            logs = folder.removesuffix(f"/{OWN_FOLDER}")
-            found.append(_FoundFile(file, logs, match["whose"], int(match["number"] or 1), _written(about)))
+            if match is not None and (
+                not self._is_local or os.path.isfile(file)
+            ):  # a pipe would be waited for for ever
+                logs = folder.removesuffix(f"/{OWN_FOLDER}")
+                found.append(_FoundFile(file, logs, match["whose"], int(match["number"] or 1), _written(about)))
+        if required and not found:
+            raise self.has_none
         return found
 
     def read(self, file: str) -> Profile:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import html
 import importlib
 import math
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -86,9 +84,6 @@ class TrainerLog(Services):
     They get our scalars in a call of their own, behind each log of the Trainer's: so ours are neither on the console
     nor in ``trainer_state.json``. We do not call ``Trainer.log``, which may be more than writing: TRL's averages its
     metrics there and starts anew. Texts go to TensorBoard's callback.
-
-    Args:
-        callbacks: the Trainer's.
     """
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
@@ -114,8 +109,7 @@ class TensorBoardFiles:
 
     @functools.cached_property
     def inner(self) -> Any:
-        """The writer that torch has."""
-        # The one place here that needs torch, for its writer of TensorBoard's files.
+        """The writer that torch has: nothing else here needs torch."""
         return importlib.import_module("torch.utils.tensorboard").SummaryWriter(self.log_dir)
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
@@ -176,10 +170,6 @@ def _write_text(service: Any, tag: str, text: str, step: int) -> bool:
         writer.add_text(tag, text, step)
         if callable(getattr(type(writer), "flush", None)):
             writer.flush()  # so that it shows at once
-        return True
-    wandb = sys.modules.get("wandb")
-    if wandb is not None and _kinds(service)[0] == "WandbMonitor":  # DeepSpeed's, which has imported it
-        service.log({tag: wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step=step)
         return True
     return False
 

@@ -9,21 +9,14 @@ from typing import Final
 
 from lightning_flops import host_clock
 
-PLUGIN: Final = "lightning_flops"
-"""The name that the tab's data has in event files, and its addresses in TensorBoard's server."""
+PLUGIN: Final = "lightning_flops"  # name of the tab's data in event files, and of its addresses in TensorBoard's server
 
 
 def tab_events(*, tag: str, figures: bytes, packed: bytes, step: int) -> bytes:
-    """The content of an event file.
+    """The content of an event file; an ImportError without TensorBoard.
 
-    Args:
-        tag: of this window alone: TensorBoard keeps only some steps of a tag, and all tags.
-        figures: a few of the window's figures, JSON: what TensorBoard knows without reading the profile.
-        packed: the profile, JSON compressed by gzip.
-        step: on TensorBoard's x-axis.
-
-    Raises:
-        ImportError: TensorBoard is not installed.
+    The *tag* is of this window alone: TensorBoard keeps only some steps of a tag, and all tags. *figures* are JSON of
+    a few of the window's, which TensorBoard knows without reading the profile: *packed*, JSON compressed by gzip.
     """
     # The training thread may import the same at this moment, for its writer: two orders of import would deadlock.
     importlib.import_module("torch.utils.tensorboard")

@@ -37,24 +37,15 @@ def keep_trace(
 ) -> str:
     """Copy a trace file that torch wrote, marks turned into annotations, and say where it lies now.
 
-    Args:
-        path: the local file.
-        folder: path or URL of the folder it goes to, under a name that is free there.
-        rank: the rank it is of.
-        step: the step it is of.
-        counters: figures over time, on the file's clock.
-        process: the number of the process, under which viewers show them.
+    The local file at *path* goes to *folder*, a path or URL, under a name that is free there. *counters* are figures
+    over time, on the file's clock, which viewers show under the number of the *process*.
 
     Raises:
         OSError: it cannot be read or written; the message names the file.
     """
     target = f"{folder.rstrip('/')}/rank{rank}_step{step}.pt.trace.json"
-    return numbered(target, write_new_file(target, _with_counters(_kept(path), counters, process)))
-
-
-def _kept(path: str) -> Iterator[bytes]:
     with open(path, "rb") as file:
-        yield from _annotated(file)
+        return numbered(target, write_new_file(target, _with_counters(_annotated(file), counters, process)))
 
 
 def _annotated(lines: Iterable[bytes]) -> Iterator[bytes]:

@@ -10,9 +10,9 @@ from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.read import load_trace
 from lightning_flops.trace.report import analyze_trace
 from lightning_flops.trace.steps import step_filling, step_parts
-from lightning_flops.trace.tables import collective_calls, typical_operators
+from lightning_flops.trace.tables import collective_calls
 
 __all__ = [
     "Peaks", "Trace", "TraceFormatError", "analyze_trace", "collective_calls", "load_trace", "module_table",
-    "step_filling", "step_parts", "typical_operators",
+    "step_filling", "step_parts",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from lightning_flops.analysis.devices import device_like, device_named
 from lightning_flops.analysis.peaks import peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
-from lightning_flops.schema.trace_flops import Flops, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
+from lightning_flops.schema.tables import Flops, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.trace import intervals
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, distinct, group_by, ratio, sums_by, table

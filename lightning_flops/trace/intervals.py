@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.schema.trace_steps import Durations, Row
+from lightning_flops.schema.tables import Durations, Row
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -18,7 +18,7 @@ import numpy as np
 
 from lightning_flops.analysis.module_names import parent_name, with_those_above
 from lightning_flops.records import marked_module, marked_phase
-from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
+from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.trace.intervals import NS_PER_US, Ints, Lanes, distinct, occupied_by, sums_by, table
 from lightning_flops.trace.names import Kind
 from lightning_flops.trace.structure import enclosing, in_nesting_order, nearest, nest, without_inner

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from lightning_flops.records import marked_phase
-from lightning_flops.schema.communication import Overlap
+from lightning_flops.schema.ranks import Overlap
+from lightning_flops.schema.tables import Row, StepTime, StepTimes
 from lightning_flops.schema.trace import PartFilling, TracedPart
-from lightning_flops.schema.trace_steps import Row, StepTime, StepTimes
 from lightning_flops.trace import intervals
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Intervals, Ints, covered_within, inside, merge
 from lightning_flops.trace.names import Kind, computes_on_host, may_use_tensor_cores, multiplies, phase_of, step_number

@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.schema import trace_events
-from lightning_flops.schema.communication import CollectiveCalls
+from lightning_flops.schema import tables as schema_tables
 from lightning_flops.schema.comparison import TableName
-from lightning_flops.schema.trace_events import IdleTime, KernelRow, KernelSummary, MemoryCurve, MemoryRow, OperatorRow
-from lightning_flops.schema.trace_steps import DeviceMetrics, Row
+from lightning_flops.schema.ranks import CollectiveCalls
+from lightning_flops.schema.tables import (
+    DeviceMetrics,
+    IdleTime,
+    KernelRow,
+    KernelSummary,
+    MemoryCurve,
+    MemoryRow,
+    OperatorRow,
+    Row,
+)
 from lightning_flops.trace import intervals
 from lightning_flops.trace.intervals import NS_PER_US, Ints, Lanes, distinct, group_by, ratio, sums_by, table
-from lightning_flops.trace.modules import Phase, called_from
+from lightning_flops.trace.modules import called_from
 from lightning_flops.trace.names import (
     POINT_TO_POINT,
     Kind,
@@ -66,7 +74,7 @@ def kernel_tables(trace: Trace) -> tuple[tuple[KernelRow, ...], KernelSummary] |
     rows = trace.of(Kind.KERNEL)
     lengths, groups, computes = trace.duration_ns[rows], group_by(trace.name[rows]), ~trace.is_collective[rows]
     names, whole_ns = trace.texts(groups.keys), int(lengths.sum())
-    short = lengths < trace_events.SHORT_KERNEL_LIMIT_US * NS_PER_US
+    short = lengths < schema_tables.SHORT_KERNEL_LIMIT_US * NS_PER_US
     operators = trace.links.operator_of_launch[rows]
     eligible = (operators >= 0) & trace.where(may_use_tensor_cores, Kind.OPERATOR)[operators]
     kernels = table(
@@ -124,7 +132,7 @@ def idle_times(trace: Trace) -> tuple[IdleTime, ...] | None:
         reached = np.maximum.accumulate(trace.end_ns[rows])[:-1]
         gaps, launched = np.maximum(trace.start_ns[rows[1:]] - reached, 0), trace.links.launch[rows[1:]] >= 0
         late = launched & (launched_at(trace, rows[1:]) > reached)
-        short = launched & ~late & (gaps < trace_events.KERNEL_GAP_LIMIT_US * NS_PER_US)
+        short = launched & ~late & (gaps < schema_tables.KERNEL_GAP_LIMIT_US * NS_PER_US)
         causes = {"host_wait_us": late, "kernel_gap_us": short, "other_us": ~late & ~short}
         times = {name: int(gaps[chosen].sum()) / NS_PER_US for name, chosen in causes.items()}
         found += [IdleTime(device=device, busy_us=trace.merged(rows).total / NS_PER_US, **times)]
@@ -238,18 +246,6 @@ def _each_step(trace: Trace, keys: Lanes, moments_ns: Ints, *columns: Ints) -> t
     used, which = np.unique(keys[inside], return_inverse=True)
     place, shape = step[inside] * len(used) + which, (count, len(used))
     return used.tolist(), [sums_by(place, one[inside], count * len(used)).reshape(shape) for one in columns]
-
-
-def typical_operators(trace: Trace) -> list[tuple[str, int, float, float]]:
-    """Each operator by name and ``modules.Phase``: calls and self ns (the device's if there), medians over steps."""
-    times, rows = trace.operator_times, trace.operator_times.rows
-    keys, own = trace.name[rows] * np.int64(len(Phase)), times.device_self if trace.has_device else times.host_self
-    if trace.frames is not None:
-        frame = trace.frames.at(trace, trace.lane[rows], trace.start_ns[rows])
-        keys += np.where(frame >= 0, trace.frames.phase[frame], Phase.NONE)
-    used, columns = _each_step(trace, keys, trace.start_ns[rows], np.ones_like(rows), own[rows])
-    medians = (np.median(one, axis=0).tolist() for one in columns)
-    return [(trace.names[key // len(Phase)], key % len(Phase), *row) for key, *row in zip(used, *medians, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -16,10 +16,8 @@ from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.records import ModuleRecord, OptimizerFacts, PhaseSeconds, ProcessorLoss, RunFacts
-from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.step import DtypeFlops
+from lightning_flops.schema.step import Advice, DtypeFlops, ModuleTimes
 from lightning_flops.schema.trace import TracedStep
 from tests.report import windows
 from tests.report.windows import A100, cell

@@ -20,8 +20,8 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops
 from lightning_flops.schema.comparison import WAITING, WORK, Cause, CausedDifference, FigureDifference, ModuleDifference
-from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import ModuleProfile
 from tests.report import compared, windows
 from tests.report.compared import BACKWARD_MS, CELLS, FORWARD_MS, MS, on_device, run, traced_step
 from tests.report.windows import cell
@@ -70,7 +70,7 @@ def totals(every: Sequence[CausedDifference]) -> Counter[str]:
 def test_a_run_differs_from_itself_in_nothing() -> None:
     comparison = against(run(), run())
     assert comparison.step.a_ns == 22 * MS == comparison.step.b_ns
-    assert three(comparison.step) == (0, 0, 0) and comparison.settings == ()
+    assert three(comparison.step) == (0, 0, 0) and comparison.settings == {}
     assert {one.beyond_noise for one in (comparison.step, *comparison.parts)} == {False}
     assert not any(one.beyond_noise for one in comparison.modules)
     assert all(one.ratio in (1.0, None) for one in comparison.figures)
@@ -126,7 +126,7 @@ def test_a_wider_layer_is_work_of_that_layer() -> None:
     # are work, 2.713831 ms, and as much less as the difference is less than that because a FLOP takes less.
     assert three(module(comparison, "fc1")) == three(comparison.step) == (4.713831, -0.713831, 0)
     assert module(comparison, "fc1").causes == {"flops": 4_713_831, "efficiency": -713_831}
-    assert [(one.name, one.a, one.b) for one in comparison.settings] == [
+    assert [(name, *values) for name, values in comparison.settings.items()] == [
         ("params", "3,002,500", "5,004,500"),
         ("trainable_params", "3,002,500", "5,004,500"),
     ]
@@ -238,7 +238,7 @@ def test_parts_that_one_run_cannot_tell_apart_stand_together() -> None:
 def test_what_is_set_up_differently_is_listed() -> None:
     context = replace(run().context, world_size=4, dp_size=4, torch_version="2.14.0", host="b")
     comparison = compare_profiles(run(), replace(run(), context=context, lower_bound=True))
-    assert {one.name.removeprefix("context."): (one.a, one.b) for one in comparison.settings} == {
+    assert {name.removeprefix("context."): values for name, values in comparison.settings.items()} == {
         "world_size": ("1", "4"),
         "torch_version": ("2.13.0", "2.14.0"),
         "host": ("(none)", "b"),

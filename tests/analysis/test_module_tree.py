@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import build_modules, heaviest_types, module_tree
 from lightning_flops.records import FlopPhase, FlopRecord, ModuleRecord, OperatorCell, PhaseFlops
-from lightning_flops.schema.modules import ModuleProfile
+from lightning_flops.schema.step import ModuleProfile
 from tests.analysis.in_memory import known
 
 

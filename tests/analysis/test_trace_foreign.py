@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lightning_flops.measure.counting.recorded_calls import recorded_work
+from lightning_flops.schema.tables import TraceFlops
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.trace import Peaks, Trace, load_trace
 from lightning_flops.trace.report import analyze_one
 from tests.analysis.in_memory import known

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lightning_flops.measure.counting.recorded_calls import recorded_work
+from lightning_flops.schema.tables import DeviceMetrics
 from lightning_flops.schema.trace import TraceReport, TracesReport
-from lightning_flops.schema.trace_steps import DeviceMetrics
 from lightning_flops.trace import analyze_trace, load_trace
 from tests.analysis.in_memory import analyze_traces, known
 from tests.analysis.trace_files import RANKS, RESNET

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
+from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.trace.modules import module_table, place_of
 from lightning_flops.trace.tables import operator_table
 from tests.analysis.in_memory import known

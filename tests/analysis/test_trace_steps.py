@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_flops.schema.trace_steps import StepTime
+from lightning_flops.schema.tables import StepTime
 from lightning_flops.trace import analyze_trace, step_filling, step_parts
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.steps import phase_table, step_times

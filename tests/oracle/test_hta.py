@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.schema.trace_steps import Row
+from lightning_flops.schema.tables import Row
 from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.steps import overlap

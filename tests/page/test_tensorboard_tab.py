@@ -124,7 +124,7 @@ def test_the_server_gives_the_view_of_a_profile(address: str, document: dict[str
         ({"run": "version_0/lightning_flops", "tag": "flops_profiler/window/11"}, 404, "no such window"),
         ({"run": "version_0", "tag": "flops_profiler/window/10"}, 404, "no such window"),
         ({}, 404, "no such window"),
-        ({"run": "version_1/lightning_flops", "tag": "flops_profiler/window/9"}, 422, "cut off"),
+        ({"run": "version_1/lightning_flops", "tag": "flops_profiler/window/9"}, 422, "ended before the end"),
         ({"run": "version_1/lightning_flops", "tag": "flops_profiler/window/4"}, 422, "written by a newer"),
     ],
 )

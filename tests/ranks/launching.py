@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_flops.schema.profile import Profile
 from tests.forks import once_in_a_run
-from tests.ranks import LIGHTNING, environment_of_ranks, run_ranks
+from tests.ranks import LIGHTNING, run_ranks
 
 
 class Launched:
@@ -67,8 +67,7 @@ def launch_worker(
             return [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
     # Several files of tests ask for the same module, and files are run by several processes.
-    everywhere = environment_of_ranks(environment)
-    return Launched(once_in_a_run(f"{module} on {ranks}", run, imports=imports, environment=everywhere))
+    return Launched(once_in_a_run(f"{module} on {ranks}", run))
 
 
 def profile_in(returned: Mapping[str, Any]) -> Profile:
@@ -80,5 +79,5 @@ def profile_in(returned: Mapping[str, Any]) -> Profile:
 def absences(profile: Profile) -> dict[int, str]:
     """Why which rank is not in the report."""
     assert profile.ranks is not None
-    assert profile.ranks.answered + len(profile.ranks.absences) == profile.context.world_size
-    return {one.rank: one.reason for one in profile.ranks.absences}
+    assert profile.ranks.world_size == profile.context.world_size
+    return {rank: reason for reason, ranks in profile.ranks.absences.items() for rank in ranks}

@@ -40,7 +40,8 @@ def exchange(rank: int, victim: int) -> None:
     ranks.send(profile) if rank else ranks.await_reports(profile)
     found = ranks.finish(SOON)
     ranks.close()
-    missing = [(one.rank, one.reason) for merged in found if merged.ranks for one in merged.ranks.absences]
+    absences = [pair for merged in found if merged.ranks for pair in merged.ranks.absences.items()]
+    missing = [(rank, reason) for reason, those in absences for rank in those]
     sys.stdout.write(f"{missing}\n")
     with contextlib.suppress(Exception):
         distributed.destroy_process_group()

@@ -11,11 +11,10 @@ from unittest import mock
 import pytest
 from torch import distributed as torch_distributed
 
-from lightning_flops.analysis.rank_record import pack
+from lightning_flops.analysis.rank_record import RankAbsence, pack
 from lightning_flops.run import ranks as ranks_module
 from lightning_flops.run.ranks import NoStoreError, Ranks
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RankAbsence
 from tests.fake_clock import FakeNow
 from tests.ranks.launching import absences
 from tests.report import jobs

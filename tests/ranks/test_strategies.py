@@ -140,7 +140,7 @@ def test_the_job_is_all_ranks_together(case: Case) -> None:
     truth, (first, *others) = case.truth, case.profiles
     assert all(other.ranks is None for other in others)
     job = known(first.ranks)
-    assert (job.world_size, job.answered, job.absences) == (case.ranks, case.ranks, ())
+    assert (job.world_size, job.answered, job.absences) == (case.ranks, case.ranks, {})
     assert (job.flops.forward, job.flops.backward, job.flops.recompute) == (*case.flops, 0)
     assert (job.params, job.trainable_params) == (truth.params, truth.params)
     # Ranks with different data have a copy of the model each.

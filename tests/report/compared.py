@@ -25,8 +25,8 @@ from lightning_flops.records import (
     WindowRecord,
 )
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.schema.trace import PartFilling, TracedPart, TracedStep
-from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 from lightning_flops.trace import analyze_trace
 from tests.analysis.trace_events import step as step_event
 from tests.analysis.trace_events import trace

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lightning_flops.analysis.rank_record import RankRecord, TracedRank, make_rank_record, pack, unpack
+from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, TracedRank, make_rank_record, pack, unpack
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseFlops, PhaseSeconds, WindowRecord
-from lightning_flops.schema.communication import CollectiveCalls, Overlap
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RankAbsence
+from lightning_flops.schema.ranks import CollectiveCalls, Overlap
 from tests.report import windows
 from tests.report.windows import build_profile
 

@@ -11,8 +11,8 @@ from lightning_flops.records import ModuleRecord
 from lightning_flops.report.headline import answer_lines, figures
 from lightning_flops.report.profile_document import top_modules
 from lightning_flops.report.text import render_text
-from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import Advice
 from tests.golden_files import golden
 from tests.report import windows
 from tests.report.test_ranks_text import CASES as JOBS

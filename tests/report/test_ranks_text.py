@@ -74,7 +74,7 @@ def test_that_nobody_is_late_is_said_only_as_far_as_it_is_known() -> None:
             replace(one, traced=was, stage=stage) for one, was, stage in zip(ranks.ranks, traced, stages, strict=True)
         )
         text = "\n".join(ranks_lines(replace(CASES["uneven"], ranks=replace(ranks, ranks=figures))))
-        return " ".join(text[text.index("Straggler: ") : text.index("Peaks, ")].split())
+        return " ".join(text[text.index("Straggler: ") : text.index("Peak of ")].split())
 
     assert said(True, True, stages=(0, 0)) == "Straggler: none, every rank keeps pace with the others."
     assert said(True, False, stages=(0, 0)).startswith("Straggler: none was found in data wait and transfer; ")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lightning_flops.analysis.traced_step import traced_operators
 from lightning_flops.records import WindowRecord
 from lightning_flops.schema.trace import TracedStep
-from lightning_flops.trace import Trace, analyze_trace, step_filling, typical_operators
+from lightning_flops.trace import Trace, analyze_trace, step_filling
 from tests.analysis.trace_events import (
     Event,
     accumulation,
@@ -32,7 +31,6 @@ def _traced(loaded: Trace, *, source: str = "(events)", files: tuple[str, ...] =
         files=files,
         tables=replace(analyze_trace(loaded), source=source),
         filling=step_filling(loaded),
-        operators=traced_operators(typical_operators(loaded)),
     )
 
 

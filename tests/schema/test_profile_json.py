@@ -50,7 +50,7 @@ def _changed(**changes: object) -> str:
         ("{}", "Object missing required field `schema_version`"),
         (_changed(schema_version=9), "has schema version 9, and 8 is read here: it was written by a newer"),
         (_changed(schema_version=2), "has schema version 2, and 8 is read here: it was written by an older"),
-        (_changed(flops__forward=...), r"missing required field `forward` - at `\$\.flops`"),
+        (_changed(flops__skipped=...), r"missing required field `skipped` - at `\$\.flops`"),
         (_changed(flops__forward=3.5), r"Expected `int`, got `float` - at `\$\.flops\.forward`"),
         (_changed(rates__mfu="high"), r"Expected `float \| null`, got `str` - at `\$\.rates\.mfu`"),
         (_changed(settings__causal_attention="some"), r"Invalid enum value 'some' - at `\$\.settings\."),

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
-from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
+from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.trace import load_trace
 from lightning_flops.trace.modules import module_table
 from tests.left_on_torch import torch_state
