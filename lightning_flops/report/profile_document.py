@@ -95,6 +95,8 @@ _ROWS: Mapping[BudgetKey, str] = {
 def breakdown_section(profile: Profile, budget: Budget) -> Section:
     """What the time of a step went to; the rows add up to the step."""
     labels = dict(_ROWS)
+    if not profile.context.trains:
+        labels["other_flops"] = "less skipped FLOPs at the peak"
     if budget.rows_ns["operators"] is None:  # no trace divides what is in "compute"
         labels["compute"] = "all phases beyond these"
     rows = [(label, budget.rows_ns[key]) for key, label in labels.items()]
@@ -271,7 +273,7 @@ def flops_section(profile: Profile) -> Section:
     words = {"factor": f"{2 + profile.settings.recompute_fwd_factor:g}", "half": ", counted less executed" * half}
     hidden = () if profile.has_backward else ("without_backward", "backward_estimated")
     rows = [
-        (label.format(**words), name)
+        (label.format(**words).split("\n" if profile.has_backward else " = ")[0], name)
         for name, label in _FLOPS.items()
         if name in ("forward", "model", "hardware") or (getattr(flops, name) and name not in hidden)
     ]

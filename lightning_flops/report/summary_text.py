@@ -44,7 +44,7 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
         *_model(profile),
         _latency("fwd latency", timing, "forward_sec"),
         _rate(profile, "fwd FLOPS per GPU = fwd flops per GPU / fwd latency", profile.rates.forward_flops_per_sec),
-        *(_training(profile) if context.trains else ()),
+        *(_training(profile) if context.trains else _without_training(profile)),
         Figure("samples/second", NOT_AVAILABLE if samples is None else f"{samples:.2f}"),
     ]
     return Section("Flops Profiler", "", items)
@@ -71,6 +71,12 @@ def _training(profile: Profile) -> Iterator[Figure]:
     yield _latency("iter latency", timing, "iter_sec")
     yield rate(f"FLOPS per GPU = {fwd_bwd_flops} / iter latency", whole, "estimated")
     yield rate("FLOPS per GPU = hardware flops per GPU / iter latency", rates.iter_flops_per_sec, "measured")
+
+
+def _without_training(profile: Profile) -> Iterator[Figure]:
+    for name, spent in (("bwd", profile.flops.backward), ("recomputed", profile.flops.recompute)):
+        if spent:
+            yield Figure(f"{name} flops per GPU", _marked(si(spent), *_bound(profile), "measured"))
 
 
 def _latency(label: str, timing: TimingProfile | None, name: str) -> Figure:

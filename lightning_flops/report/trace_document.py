@@ -161,9 +161,7 @@ def _devices(report: TraceReport) -> Iterator[Section]:
     note = "Within the steps. Utilization: a kernel ran. SM efficiency and occupancy are estimated from launches."
     yield from _section("Devices", note, report.device_metrics, columns)
     if report.device_metrics is None:
-        yield Section(
-            "Devices", "", [f"GPU utilization, SM efficiency, occupancy: {NOT_AVAILABLE} (no device events)."]
-        )
+        yield Section("Devices", "", [f"{NOT_AVAILABLE}: GPU utilization, SM efficiency, occupancy: no device events."])
 
 
 def _kernels(report: TraceReport, summary: KernelSummary) -> Section:
@@ -300,15 +298,11 @@ def _operators(report: TraceReport) -> Section:
     """Each operator: its times on the host and on the device, and where it was called."""
     rows = report.operators or ()
     clocks = ("host", "device") if any(row.device is not None for row in rows) else ("host",)
-
-    def times(own: str, whole: str) -> Iterator[Column]:
-        """Of each clock, without and with what an operator called; rows are sorted by the last of them."""
-        for clock in clocks:
-            last = clock == clocks[-1]
-            yield from statistics(f"{clock}_self", own, sort="self" if last else "", prefix=f"{clock} self ")
-            yield from statistics(clock, whole, sort=None if last else "", prefix=f"{clock} ")
-
-    columns = [named("operator"), CALLS, *times("total ratio", "total mean max")]
+    columns = [named("operator"), CALLS]
+    for clock in clocks:  # rows are sorted by the last of them
+        last = clock == clocks[-1]
+        columns += statistics(f"{clock}_self", "total ratio", sort="self" if last else "", prefix=f"{clock} self ")
+        columns += statistics(clock, "total mean max", sort=None if last else "", prefix=f"{clock} ")
     if any(row.called_from for row in rows):
         columns.append(field("called from", "called_from", short))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."

@@ -16,8 +16,7 @@ const MARGIN = { left: 78, right: 14, top: 22, bottom: 28 };
 
 export function MemoryOverTime({ curves }: { curves: readonly CurveData[] }): JSX.Element {
   const drawn = useMemo(
-    () =>
-      curves.map((one): Drawn => ({ ...one, points: one.points.map(([us, bytes]) => ({ us, bytes })) })),
+    () => curves.map((one): Drawn => ({ ...one, points: one.points.map(([us, bytes]) => ({ us, bytes })) })),
     [curves],
   );
   return (
