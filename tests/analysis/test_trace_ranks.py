@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_flops.analysis.collectives import RanksError, compare
-from lightning_flops.report.trace_text import render_traces
+from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.ranks import RankComparison
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.report import analyze_one
