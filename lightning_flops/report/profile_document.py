@@ -370,7 +370,7 @@ def memory_section(profile: Profile) -> Section | None:
         values["gradients"] = _or_why_not(memory.gradient_bytes, "on no parameter, as under ZeRO")
         values["optimizer states"] = _or_why_not(memory.optimizer_bytes, "not where torch's optimizers keep them")
         values["activations that a forward keeps, with its outputs"] = _or_why_not(
-            memory.kept_by_forward_bytes, "Memory by module has it, with profile_memory"
+            memory.kept_by_forward_bytes, "measured on a device alone"
         )
     table = Table(list(memory.held_bytes.items()), columns, whole=True)
     return Section(f"Memory of this rank in the counted {word}", about, [table, *figures(values)])

@@ -84,11 +84,10 @@ def test_tokens_and_squared_lengths_are_sizes() -> None:
     seen = [(90, 4100), (128, 16384), (70, 2600), (100, 5050), (128, 9000)]
     for real, squares in seen:
         fit.add(Sizes(((1, 128),), real, squares), {KEY: 7 * real + 3 * squares})
-    formula = fit
-    assert formula.by_tokens
-    assert formula.flops(Sizes(((1, 128),), 80, 3000)) == {KEY: 560 + 9000}
-    assert formula.flops(Sizes(((1, 128),), 800, 30000, steps=10)) == {KEY: 5600 + 90000}
-    assert formula.flops(Sizes(((1, 128),))) is None
+    assert fit.by_tokens
+    assert fit.flops(Sizes(((1, 128),), 80, 3000)) == {KEY: 560 + 9000}
+    assert fit.flops(Sizes(((1, 128),), 800, 30000, steps=10)) == {KEY: 5600 + 90000}
+    assert fit.flops(Sizes(((1, 128),))) is None
 
 
 def test_useful_flops_put_tokens_in_the_place_of_places() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 from dataclasses import fields, is_dataclass, replace
 from typing import cast, get_args
 
@@ -186,10 +185,6 @@ def test_any_window_gives_finite_numbers_that_survive_json(name: str, peak: floa
     assert Profile.from_json(text) == profile
     assert Profile.from_json(text).to_json() == text
     json.loads(text, parse_constant=pytest.fail)
-
-
-def test_a_pickle_finds_profiles_where_they_were_defined_before() -> None:
-    assert pickle.loads(b"clightning_flops.analysis.profile\nProfile\n.") is Profile
 
 
 # ---- the budget of a step; the rows of every one are worked out by hand, in nanoseconds

@@ -189,7 +189,7 @@ def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path, monkeypatch: 
     for table in (report.device_metrics, report.kernels, report.idle, report.collectives, report.overlap):
         assert table is None
     text = render_traces(analyze_traces([live]))
-    assert "GPU utilization, SM efficiency, occupancy:                              n/a (no device events)" in text
+    assert "GPU utilization, SM efficiency, occupancy: n/a (no device events)" in text
 
 
 def sized(correlation: int, start: float, length: float, blocks: float, occupancy: float, **named: Any) -> Event:

@@ -40,8 +40,7 @@ def exchange(rank: int, victim: int) -> None:
     ranks.send(profile) if rank else ranks.await_reports(profile)
     found = ranks.finish(SOON)
     ranks.close()
-    absences = [pair for merged in found if merged.ranks for pair in merged.ranks.absences.items()]
-    missing = [(rank, reason) for reason, those in absences for rank in those]
+    missing = [(of, why) for one in found if one.ranks for why, all_of in one.ranks.absences.items() for of in all_of]
     sys.stdout.write(f"{missing}\n")
     with contextlib.suppress(Exception):
         distributed.destroy_process_group()

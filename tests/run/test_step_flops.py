@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from lightning_flops.analysis.step_flops import StepFlops
 from lightning_flops.measure.batches import HIDDEN_SHAPE
 from lightning_flops.records import BatchTokens, UnprofiledFlops
+from tests.analysis.in_memory import known
 from tests.run.simulated import STEP_SEC, Ran, Step, generator, rows, simulate
 
 FIXED = (((8, 64),),)
@@ -32,8 +33,7 @@ def test_a_short_last_batch_is_exact_from_the_second_log_step_on(cost: float) ->
     run = simulate([Step((((size, 10),),), 77 * size + 5) for size in sizes], cost=cost, each=readings.append)
     assert (run.sums.model_flops, run.sums.error, run.sums.steps_estimated) == (run.truth, 0.0, 0)
     assert run.truth == 3 * 40 * (1_000 * 77 + 8 * 5)
-    assert len(readings) == 6
-    assert all(one is not None and one.estimated_ratio == 0.0 for one in readings)
+    assert [known(one).estimated_ratio for one in readings] == [0.0] * 6
 
 
 @pytest.mark.parametrize("cost", [0.3, 5.0, 100.0])
@@ -45,16 +45,17 @@ def test_two_batch_sizes_at_random_are_exact(cost: float) -> None:
         assert (run.sums.model_flops, run.sums.error, run.sums.steps_counted) == (run.truth, 0.0, 2_000)
 
 
-def lengths(numbers: random.Random, steps: int) -> list[Step]:
-    """Random batch sizes and lengths."""
-    sizes = [(numbers.randint(1, 8), numbers.randint(8, 128)) for _ in range(steps)]
-    return [Step(rows(*one), layer(*one)) for one in sizes]
+def lengths(numbers: random.Random) -> Step:
+    """A random batch size and length."""
+    sizes = numbers.randint(1, 8), numbers.randint(8, 128)
+    return Step(rows(*sizes), layer(*sizes))
 
 
 @pytest.mark.parametrize("cost", [0.3, 5.0, 100.0])
 def test_random_lengths_and_batch_sizes_follow_the_formula(cost: float) -> None:
     for seed in range(20):
-        run = simulate(lengths(generator(seed), 300), seed=seed, cost=cost)
+        numbers = generator(seed)
+        run = simulate([lengths(numbers) for _ in range(300)], seed=seed, cost=cost)
         assert run.sums.model_flops == run.truth and run.sums.error == 0.0
         assert run.sums.steps_by_formula > 50
 
@@ -62,16 +63,13 @@ def test_random_lengths_and_batch_sizes_follow_the_formula(cost: float) -> None:
 def test_packed_sequences_follow_the_formula_of_their_lengths() -> None:
     """Rows of 256 tokens, whose sequences each attend to themselves: 5,000 R + 64 Q, and R is 256 in each of 4 rows."""
 
-    def steps(numbers: random.Random) -> Iterator[Step]:
-        for _ in range(400):
-            parts = [numbers.randint(8, 128) for _ in range(4)]
-            sequences = [length for part in parts for length in (part, 256 - part)]
-            squares = sum(length**2 for length in sequences)
-            tokens = BatchTokens(1024, 1024, squares)
-            yield Step(rows(4, 256), 5_000 * 1024 + 64 * squares, tokens)
+    def step(numbers: random.Random) -> Step:
+        squares = sum(part**2 + (256 - part) ** 2 for part in (numbers.randint(8, 128) for _ in range(4)))
+        return Step(rows(4, 256), 5_000 * 1024 + 64 * squares, BatchTokens(1024, 1024, squares))
 
     for seed in range(5):
-        run = simulate(steps(generator(seed)), seed=seed)
+        numbers = generator(seed)
+        run = simulate([step(numbers) for _ in range(400)], seed=seed)
         assert (run.sums.model_flops, run.sums.error) == (run.truth, 0.0)
         assert run.sums.steps_by_formula > 350
 
@@ -92,9 +90,9 @@ def test_useful_flops_are_those_of_the_lengths_without_padding() -> None:
         counted(flops, step)
     for step in steps:
         flops.ran(step.batches, (step.tokens,), 1, seconds=STEP_SEC)
-    sums = flops.totals()
-    assert sums is not None and sums.unprofiled.useful_by_dtype == {"float32": useful}
-    assert sums.unprofiled.by_dtype == {"float32": 3 * sum(step.forward for step in steps)}
+    unprofiled = known(flops.totals()).unprofiled
+    assert unprofiled.useful_by_dtype == {"float32": useful}
+    assert unprofiled.by_dtype == {"float32": 3 * sum(step.forward for step in steps)}
 
 
 def counted(flops: StepFlops, step: Step, *, drawn: bool = False, seconds: float = STEP_SEC) -> None:
@@ -114,67 +112,57 @@ def counted(flops: StepFlops, step: Step, *, drawn: bool = False, seconds: float
 # ---- estimates, and their error
 
 
-def layer_drop(numbers: random.Random, steps: int) -> Iterator[Step]:
+def layer_drop(numbers: random.Random, number: int) -> Step:
     """Each of twelve layers is left out of one step in five."""
-    for _ in range(steps):
-        yield Step(FIXED, 3_000 + 1_000 * sum(numbers.random() > 0.2 for _ in range(12)))
+    return Step(FIXED, 3_000 + 1_000 * sum(numbers.random() > 0.2 for _ in range(12)))
 
 
-def router(numbers: random.Random, steps: int) -> Iterator[Step]:
+def router(numbers: random.Random, number: int) -> Step:
     """Of 512 tokens some are dropped."""
-    for _ in range(steps):
-        kept = min(512, max(0, int(numbers.gauss(410, 51))))
-        yield Step(FIXED, 100_000 + 300 * kept, data_dependent=True)
+    return Step(FIXED, 100_000 + 300 * min(512, max(0, int(numbers.gauss(410, 51)))), data_dependent=True)
 
 
-def turns(numbers: random.Random, steps: int) -> Iterator[Step]:
+def turns(numbers: random.Random, number: int) -> Step:
     """Two losses in turns."""
-    for number in range(steps):
-        yield Step(FIXED, 10_000 if number % 2 else 16_000)
+    return Step(FIXED, 10_000 if number % 2 else 16_000)
 
 
-def objects(numbers: random.Random, steps: int) -> Iterator[Step]:
+def objects(numbers: random.Random, number: int) -> Step:
     """Batches in which no tensor is seen."""
-    for _ in range(steps):
-        yield Step(HIDDEN, numbers.randint(2_000, 9_000))
+    return Step(HIDDEN, numbers.randint(2_000, 9_000))
 
 
-def frames(numbers: random.Random, steps: int) -> Iterator[Step]:
+def frames(numbers: random.Random, number: int) -> Step:
     """A convolution leaves one of four frames: no polynomial tells how many are left."""
-    for _ in range(steps):
-        batch, length = numbers.randint(1, 8), numbers.randint(20, 200)
-        yield Step(rows(batch, length), batch * (5_000 * (length // 4) + 640 * (length // 4) ** 2))
+    batch, length = numbers.randint(1, 8), numbers.randint(20, 200)
+    return Step(rows(batch, length), batch * (5_000 * (length // 4) + 640 * (length // 4) ** 2))
 
 
-def pictures(numbers: random.Random, steps: int) -> Iterator[Step]:
+def pictures(numbers: random.Random, number: int) -> Step:
     """A picture is drawn at the first step, and at every hundredth after it."""
-    for number in range(steps):
-        yield Step(FIXED, 10_000 + 5_000 * (number % 100 == 0))
+    return Step(FIXED, 10_000 + 5_000 * (number % 100 == 0))
 
 
-def late_pictures(numbers: random.Random, steps: int) -> Iterator[Step]:
+def late_pictures(numbers: random.Random, number: int) -> Step:
     """A picture is drawn at the end of every hundred steps."""
-    for number in range(steps):
-        yield Step(FIXED, 10_000 + 5_000 * (number % 100 == 99))
+    return Step(FIXED, 10_000 + 5_000 * (number % 100 == 99))
 
 
-def buckets(numbers: random.Random, steps: int) -> Iterator[Step]:
+def buckets(numbers: random.Random, number: int) -> Step:
     """Seven lengths, of whose FLOPs no polynomial tells."""
-    for _ in range(steps):
-        length = numbers.choice((64, 96, 128, 192, 256, 384, 512))
-        yield Step(rows(16, length), 16 * (5_000 * (length // 5) + 640 * (length // 5) ** 2))
+    length = numbers.choice((64, 96, 128, 192, 256, 384, 512))
+    return Step(rows(16, length), 16 * (5_000 * (length // 5) + 640 * (length // 5) ** 2))
 
 
-def dropped_lengths(numbers: random.Random, steps: int) -> Iterator[Step]:
+def dropped_lengths(numbers: random.Random, number: int) -> Step:
     """Random lengths and batch sizes, and each of twelve layers is left out of one step in five."""
-    for step in lengths(numbers, steps):
-        yield step._replace(forward=sum(numbers.random() > 0.2 for _ in range(12)) * step.forward)
+    step = lengths(numbers)
+    return step._replace(forward=sum(numbers.random() > 0.2 for _ in range(12)) * step.forward)
 
 
-def drawn_sizes(numbers: random.Random, steps: int) -> Iterator[Step]:
+def drawn_sizes(numbers: random.Random, number: int) -> Step:
     """Every step computes on 8 to 32 of the 32 features that its batch has."""
-    for _ in range(steps):
-        yield Step(FIXED, 1_000 * numbers.randint(8, 32), data_dependent=True)
+    return Step(FIXED, 1_000 * numbers.randint(8, 32), data_dependent=True)
 
 
 KINDS = (layer_drop, router, turns, objects, frames, pictures, late_pictures, buckets, dropped_lengths, drawn_sizes)
@@ -192,10 +180,11 @@ def is_true(run: Ran, steps: list[Step]) -> bool:
 
 @pytest.mark.parametrize("steps", [60, 300, pytest.param(2_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_interval_covers_the_truth(kind: Callable[[random.Random, int], Iterator[Step]], steps: int) -> None:
+def test_the_interval_covers_the_truth(kind: Callable[[random.Random, int], Step], steps: int) -> None:
     true = 0
     for seed in range(SEEDS):
-        run_of = list(kind(generator(seed), steps))
+        numbers = generator(seed)
+        run_of = [kind(numbers, number) for number in range(steps)]
         run = simulate(run_of, seed=seed)
         assert run.sums.error is not None and run.sums.checks >= 3
         true += is_true(run, run_of)
@@ -207,9 +196,8 @@ def test_what_is_logged_follows_a_run_that_changes() -> None:
     readings: list[UnprofiledFlops | None] = []
     steps = [Step(FIXED, 10_000)] * 10_000 + [Step(FIXED, 16_000)] * 10_000
     run = simulate(steps, cost=0.5, each=readings.append)
-    before, after = readings[199], readings[-1]
-    assert before is not None and before.by_dtype["float32"] in (49 * 30_000, 50 * 30_000)
-    assert after is not None and after.by_dtype["float32"] in (49 * 48_000, 50 * 48_000)
+    assert known(readings[199]).by_dtype["float32"] in (49 * 30_000, 50 * 30_000)
+    assert known(readings[-1]).by_dtype["float32"] in (49 * 48_000, 50 * 48_000)
     assert run.covered
 
 
@@ -220,8 +208,7 @@ def test_three_equal_differences_are_no_interval_of_no_width() -> None:
     for size in (8, 16, 32):
         counted(flops, Step((((size, 64),),), 2_500 * size + 1_000), drawn=True)
     flops.ran((((7, 64),),), (None,), 1, seconds=STEP_SEC)
-    sums = flops.totals()
-    assert sums is not None and sums.error is not None and sums.error > 0
+    assert known(known(flops.totals()).error) > 0
 
 
 def test_with_two_checks_the_error_is_not_known() -> None:
@@ -229,23 +216,19 @@ def test_with_two_checks_the_error_is_not_known() -> None:
     for drawn in (False, True, True):
         counted(flops, Step(FIXED, 10_000), drawn=drawn)
     flops.ran(FIXED, (None,), 1, seconds=STEP_SEC)
-    sums = flops.totals()
-    assert sums is not None and (sums.error, sums.checks, sums.model_flops) == (None, 2, 4 * 30_000)
+    sums = known(flops.totals())
+    assert (sums.error, sums.checks, sums.model_flops) == (None, 2, 4 * 30_000)
 
 
 def test_what_was_predicted_before_the_formula_leaves_no_error() -> None:
     """The first checks were predicted by the nearest shape, and wrongly. The formula that came later is exact."""
     flops = StepFlops()
     early = [(2, 8), (3, 100), (7, 30)]
-    for one in early:
-        counted(flops, Step(rows(*one), layer(*one)), drawn=True)
-    before = flops.totals()
-    for one in [(1, 128), (8, 8), (8, 128), (1, 8), (5, 64)]:
-        counted(flops, Step(rows(*one), layer(*one)))
+    for one in (*early, (1, 128), (8, 8), (8, 128), (1, 8), (5, 64)):
+        counted(flops, Step(rows(*one), layer(*one)), drawn=one in early)
     flops.ran(rows(4, 50), (None,), 1, seconds=STEP_SEC)
-    after = flops.totals()
-    assert before is not None and after is not None
-    assert (after.error, after.unprofiled.by_dtype) == (0.0, {"float32": 3 * layer(4, 50)})
+    sums = known(flops.totals())
+    assert (sums.error, sums.unprofiled.by_dtype) == (0.0, {"float32": 3 * layer(4, 50)})
 
 
 def test_data_dependent_steps_are_estimates_even_where_every_check_agrees() -> None:
@@ -259,8 +242,8 @@ def test_before_a_step_was_counted_there_is_nothing_to_say() -> None:
     flops.ran(FIXED, (None,), 1, seconds=STEP_SEC)
     assert flops.reading() is None and flops.totals() is None
     counted(flops, Step(FIXED, 10_000))
-    sums = flops.totals()
-    assert sums is not None and (sums.steps_counted, sums.model_flops) == (2, 2 * 30_000)
+    sums = known(flops.totals())
+    assert (sums.steps_counted, sums.model_flops) == (2, 2 * 30_000)
 
 
 def test_hardware_flops_have_what_is_repeated_and_lack_what_kernels_skip() -> None:
@@ -275,9 +258,8 @@ def test_hardware_flops_have_what_is_repeated_and_lack_what_kernels_skip() -> No
     }
     flops.counted(*key, spent, seconds=1.0, random=False, data_dependent=False, lower_bound=True)
     flops.ran(*key, seconds=1.0)
-    sums = flops.totals()
-    assert sums is not None and sums.lower_bound
-    assert (sums.hardware_flops, sums.model_flops) == (2 * 327, 600)
+    sums = known(flops.totals())
+    assert (sums.hardware_flops, sums.model_flops, sums.lower_bound) == (2 * 327, 600, True)
 
 
 def test_accumulated_batches_add_up() -> None:
@@ -307,8 +289,8 @@ def test_ever_new_shapes_are_kept_as_a_sum() -> None:
     counted(flops, Step((((1, 1),),), 10))
     for size in range(1, 10_001):
         flops.ran((((1, size),),), (None,), 1, seconds=STEP_SEC)
-    sums = flops.totals()
-    assert sums is not None and sums.steps_counted + sums.steps_estimated == 10_001
+    sums = known(flops.totals())
+    assert sums.steps_counted + sums.steps_estimated == 10_001
     assert sums.model_flops == 30 + 30 * sum(range(1, 10_001))
 
 
@@ -325,7 +307,7 @@ def test_profiled_steps_are_in_the_sum_of_the_run_and_in_no_rate() -> None:
         counted(flops, Step(FIXED, forward), drawn=True)
     for profiled in (True, False, False):
         flops.ran(*key, seconds=STEP_SEC, profiled=profiled)
-    sums = flops.totals()
-    assert sums is not None and sums.steps_counted + sums.steps_estimated == 7
+    sums = known(flops.totals())
+    assert sums.steps_counted + sums.steps_estimated == 7
     assert sums.unprofiled.by_dtype == {"float32": 2 * 3 * 13_000}, "as the mean of the checks"
     assert sums.model_flops == 4 * 3 * 13_000 + 3 * 3 * 13_000

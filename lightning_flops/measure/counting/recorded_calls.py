@@ -43,10 +43,6 @@ _DTYPES: Mapping[str, torch.dtype] = {
 }
 """What C++ calls the dtypes, in lower case: several compilers differ in the words, and old files in their case."""
 
-_PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::linear": 0, "aten::addmm": 1, "aten::baddbmm": 1}
-"""Commonest operators, and where their two factors begin: torch's rules let factors pass that do not fit together, and
-import its compiler, which takes seconds."""
-
 _TENSOR_LISTS = ("tensorlist", "tensor[]")
 
 
@@ -218,15 +214,9 @@ def _sizes(dims: Any) -> list[int] | None:
 
 def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What the call returned, as meta tensors, by torch's own rules."""
-    if (first := _PRODUCTS.get(name := schema_of(function).name)) is None:
-        a = b = None
-    else:
-        a, b = args[first], args[first + 1].mT if name == "aten::linear" else args[first + 1]
-        if a.shape[-1] != b.shape[-2] or (b.dim() > 2 and a.shape[:-2] != b.shape[:-2]):
-            raise Unreadable("the sizes of its arguments do not fit together")
+    if isinstance(kwargs.get("out"), torch.Tensor):
+        return kwargs["out"]
     try:
-        if a is not None and b is not None:
-            return a.new_empty((*a.shape[:-1], b.shape[-1]))
         with torch.no_grad():
             return function(*args, **kwargs)
     except Exception:  # an argument is not written, or the operator has no rule for shapes

@@ -71,8 +71,6 @@ class VariedBatch:
                     f"vary has axes of sizes {self.sizes[name]} and {size} that are both named {name}: "
                     f"name them, as in vary={{{key!r}: {{{axis}: 'another name'}}}}"
                 )
-            if size < 1:
-                raise ConfigError(f"axis {axis} of {shown(key)} is empty in the batch")
             found[axis] = name
             self.batch_names |= {name} if axis == 0 else set()
         return found

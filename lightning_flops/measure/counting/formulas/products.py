@@ -74,10 +74,10 @@ def _nested_product(left: Tensor, right: Tensor) -> int:
 
 def _shape_product(left: Sequence[int], right: Sequence[int]) -> int:
     """``matmul`` of two shapes, batch dimensions broadcast, vectors allowed on either side."""
-    if left[-1] != right[-2:][0]:
+    batches = [*zip_longest(reversed(left[:-2]), reversed(right[:-2]), fillvalue=1)]
+    if left[-1] != right[-2:][0] or any(a != b and 1 not in (a, b) for a, b in batches):
         raise Unreadable("the sizes of its arguments do not fit together")
     rows, columns = (left[-2] if len(left) > 1 else 1), (right[-1] if len(right) > 1 else 1)
-    batches = zip_longest(reversed(left[:-2]), reversed(right[:-2]), fillvalue=1)
     return 2 * prod(a if b == 1 else b for a, b in batches) * rows * left[-1] * columns
 
 
@@ -96,6 +96,8 @@ def product(left: Tensor, right: Tensor) -> int:
 
 def linear(values: Tensor, weight: Tensor) -> int:
     """Every row of *values* (…, in) times a weight (out, in) or (in,)."""
+    if sizes_of(values)[0][-1] not in weight.shape:
+        raise Unreadable("the sizes of its arguments do not fit together")
     return 2 * rows_of(values) * non_zeros(weight)
 
 
