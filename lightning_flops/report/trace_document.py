@@ -314,7 +314,7 @@ def _operators(report: TraceReport) -> Section:
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
     tables: list[Item] = [Table(rows, columns)]
     if by_shape := report.operators_by_shape:
-        sizes = Column("sizes", at("inputs"), lambda sizes: short(sizes, 44), left=True)
+        sizes = Column("sizes", at("inputs"), lambda sizes: f"{sizes[:43]}…" if len(sizes) > 44 else sizes, left=True)
         columns = [named("by input shape"), sizes, CALLS, *times("total", "total mean"), *_rates(by_shape)]
         tables.append(Table(by_shape, columns))
     return Section("Operators", note, tables)
