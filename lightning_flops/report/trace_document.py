@@ -295,7 +295,7 @@ def _communication(report: TraceReport, share: Overlap) -> Section:
 
 
 def _operators(report: TraceReport) -> Section:
-    """Each operator: its times on the host and on the device, and where it was called."""
+    """Each operator: its times on the host and on the device, where it was called, and the same by input shape."""
     rows = report.operators or ()
     clocks = ("host", "device") if any(row.device is not None for row in rows) else ("host",)
     columns = [named("operator"), CALLS]
@@ -306,7 +306,12 @@ def _operators(report: TraceReport) -> Section:
     if any(row.called_from for row in rows):
         columns.append(field("called from", "called_from", short))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
-    return Section("Operators", note, [Table(rows, columns)])
+    tables: list[Item] = [Table(rows, columns)]
+    if by_shape := report.operators_by_shape:
+        sizes = Column("sizes", at("inputs"), lambda sizes: f"{sizes[:43]}…" if len(sizes) > 44 else sizes, left=True)
+        columns = [named("by input shape"), sizes, CALLS, *times("total", "total mean"), *_rates(by_shape)]
+        tables.append(Table(by_shape, columns))
+    return Section("Operators", note, tables)
 
 
 def _peak(curve: MemoryCurve) -> Figure:

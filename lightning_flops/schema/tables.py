@@ -208,6 +208,10 @@ class OperatorRow(Row):
     """Whether it is a matrix product, convolution, attention or recurrent layer."""
     called_from: str = ""
     """First line of the user's function that called it first, ``net.py:7``; empty without one, or without stacks."""
+    inputs: str = ""
+    """Sizes of the tensors it got, ``[32, 256, 14, 14], [1024, 256, 1, 1]``; empty in a table by name alone."""
+    flops: Flops | None = None
+    """FLOPs of its calls that count; None without, and in a table by name alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +272,7 @@ class ModuleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTable:
-    """Where the time of forward and backward went, module by module; there when the trace's modules are marked."""
+    """Where the time of forward and backward went, module by module; there when the trace shows modules' calls."""
 
     clock: Literal["host", "device"]
     """``device``: time in which work that was launched there ran, overlaps counted once. ``host``: without a device."""

@@ -39,7 +39,7 @@ class TraceReport:
     step_times: StepTimes
     """Every step by what filled it."""
     modules: ModuleTable | None
-    """Forward and backward of each module; None where the trace's modules are not marked."""
+    """Forward and backward of each module; None where modules are neither marked nor recorded with ``with_stack``."""
     device_metrics: tuple[DeviceMetrics, ...] | None
     """How well each device was used over the steps; None without a device."""
     phases: tuple[Row, ...] | None
@@ -69,6 +69,8 @@ class TraceReport:
     """What is missing or degraded, in sentences."""
     memory_curves: tuple[MemoryCurve, ...] | None = None
     """Memory of each device over time; None where memory was not recorded."""
+    operators_by_shape: tuple[OperatorRow, ...] | None = None
+    """Each operator by the sizes of its inputs, the longest first; None where shapes were not recorded."""
     flops: TraceFlops | None = None
     """FLOPs from the shapes in the trace; None where it has none, and for a step that the run itself counted."""
 

@@ -27,7 +27,7 @@ from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, d
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from lightning_flops.trace.structure import NODE, nearest
-from lightning_flops.trace.tables import with_callees
+from lightning_flops.trace.tables import by_shape, with_callees
 
 Formulas = Callable[[str, RecordedInputs], RecordedWork]
 """FLOPs of one recorded call. ``measure.counting.recorded_calls`` has the one there is; it needs torch."""
@@ -373,6 +373,12 @@ class Work:
             attainable_flops_per_sec=roofs,
             **self._columns(groups.sums),
         )
+
+    def of_shapes(self) -> dict[tuple[str, str], Flops]:
+        """FLOPs of operators by name and sizes of inputs."""
+        known = np.flatnonzero(self.trace.inputs[self.rows] >= 0)
+        keys, groups = by_shape(self.trace, self.rows[known])
+        return dict(zip(keys, table(Flops, **self._columns(lambda values: groups.sums(values[known]))), strict=True))
 
     def of_kernels(self) -> dict[str, Flops]:
         """FLOPs by kernel: an operator's are those of its kernels whose names say that they multiply, by their time."""

@@ -1,8 +1,9 @@
-"""What each module of a model took, forward and backward, in a trace whose modules and phases are marked.
+"""What each module of a model took, forward and backward, in a trace that shows the modules' calls.
 
 Every moment of a thread belongs to the innermost *frame* then open: a module's mark, a phase's mark, or a node that
-autograd runs. A node belongs to the module in whose frame its forward operator ran; both carry the same sequence
-number. A reentrant checkpoint runs nodes inside another node: their time is taken out of the outer one's.
+autograd runs. Where no module is marked, calls that torch recorded with ``with_stack`` stand for the marks. A node
+belongs to the module in whose frame its forward operator ran; both carry the same sequence number. A reentrant
+checkpoint runs nodes inside another node: their time is taken out of the outer one's.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from lightning_flops.analysis.module_names import parent_name, with_those_above
 from lightning_flops.records import marked_module, marked_phase
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.trace.intervals import NS_PER_US, Ints, Lanes, distinct, occupied_by, sums_by, table
-from lightning_flops.trace.names import Kind
+from lightning_flops.trace.names import Kind, phase_of
 from lightning_flops.trace.structure import enclosing, in_nesting_order, nearest, nest, without_inner
 
 if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
 
 _NODE = "autograd::engine::evaluate_function: "
+_CALL = "nn.Module: "
+"""What the event of a module's call begins with; the class and a number follow: ``Linear_0``."""
 _NO_MODULE, _OPTIMIZER, _ACCUMULATION = -1, -2, -3
 """Owners that are no module: of nothing known, of the optimizer, of adding gradients to parameters; in the backward."""
 _FRAME = re.compile(r"(.+?)\((\d+)\): ")
@@ -65,17 +68,23 @@ class Frames:
 
 
 def find_frames(trace: Trace) -> Frames | None:
-    """The frames of *trace*; None if nothing is marked in it."""
-    is_part = trace.where(lambda name: marked_phase(name) is not None, Kind.ANNOTATION)
+    """The frames of *trace*; None if nothing is marked in it, and torch recorded no call of a module either."""
     is_module = trace.where(lambda name: marked_module(name) is not None, Kind.ANNOTATION)
-    if not (is_part | is_module).any():
+    marked = {row: marked_module(trace.name_of(row)) or "" for row in np.flatnonzero(is_module).tolist()}
+    module_of = marked or _called_modules(trace)
+
+    def part_of(name: str) -> str | None:  # of torch's own scopes, only where calls stand for marks
+        return marked_phase(name) or ("optimizer" if not marked and phase_of(name) == "optimizer" else None)
+
+    if not module_of and not trace.where(marked_phase, Kind.ANNOTATION).any():
         return None
-    module_of = {row: marked_module(trace.name_of(row)) or "" for row in np.flatnonzero(is_module).tolist()}
+    is_frame = trace.where(part_of, Kind.ANNOTATION)
+    is_frame[[*module_of]] = True
     # A container whose forward is never called, such as a list of blocks, has the time of what is in it.
     modules = tuple(dict.fromkeys(one for name in ("", *module_of.values()) for one in with_those_above(name)))
     numbers = {name: index for index, name in enumerate(modules)}
     is_node = trace.where(lambda name: name.startswith(_NODE), Kind.OPERATOR)
-    rows = in_nesting_order(trace, np.flatnonzero(is_part | is_module | is_node))
+    rows = in_nesting_order(trace, np.flatnonzero(is_frame | is_node))
     parent, _ = nest(trace, rows)
     maker = _maker_frames(trace, rows[is_node[rows]], Frames(modules, rows, parent, parent, parent))
     # The last of each is outside of every frame, where a module that is called runs forward.
@@ -91,10 +100,23 @@ def find_frames(trace: Trace) -> Frames | None:
             owner[row] = numbers[module_of[row]]
             phase[row] = phase[around] or (Phase.FORWARD if parts.get(around) in _INSIDE_STEP else Phase.NONE)
         else:
-            part = parts[row] = marked_phase(name) or ""
+            part = parts[row] = part_of(name) or ""
             phase[row] = _BOTH.get(part, Phase.NONE)
             owner[row] = {"forward": numbers[""], "optimizer": _OPTIMIZER}.get(part, _NO_MODULE)
     return Frames(modules, rows, parent, owner[:-1], phase[:-1])
+
+
+def _called_modules(trace: Trace) -> dict[int, str]:
+    """Names by row of a module's call, as ``ResNet_0.Bottleneck_3.Conv2d_5``: the classes and numbers that torch wrote.
+
+    A module that is called in several places, such as again in a backward, has the name of its first call.
+    """
+    rows = in_nesting_order(trace, np.flatnonzero(trace.where(lambda name: name.startswith(_CALL), Kind.PYTHON)))
+    around, names, first = nest(trace, rows)[0], dict[int, str](), dict[str, str]()
+    for row in trace.by_start(rows).tolist():
+        own, outer = trace.name_of(row).removeprefix(_CALL).replace(".", "_"), names.get(int(around[row]))
+        names[row] = first.setdefault(own, f"{outer}.{own}" if outer else own)
+    return names
 
 
 def _maker_frames(trace: Trace, nodes: Ints, frames: Frames) -> Ints:

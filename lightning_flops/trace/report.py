@@ -63,6 +63,7 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
         kernel_summary=kernel_summary,
         kernels=kernels,
         operators=tables.operator_table(trace),
+        operators_by_shape=tables.operators_by_shape(trace, work.of_shapes() if work else {}),
         memory=tables.memory_table(trace),
         transfers=tables.transfer_table(trace),
         user_scopes=tables.user_scope_table(trace),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +16,7 @@ from lightning_flops.schema.comparison import TableName
 from lightning_flops.schema.ranks import CollectiveCalls
 from lightning_flops.schema.tables import (
     DeviceMetrics,
+    Flops,
     IdleTime,
     KernelRow,
     KernelSummary,
@@ -25,7 +26,7 @@ from lightning_flops.schema.tables import (
     Row,
 )
 from lightning_flops.trace import intervals
-from lightning_flops.trace.intervals import NS_PER_US, Ints, Lanes, distinct, group_by, ratio, sums_by, table
+from lightning_flops.trace.intervals import NS_PER_US, Groups, Ints, Lanes, distinct, group_by, ratio, sums_by, table
 from lightning_flops.trace.modules import called_from
 from lightning_flops.trace.names import (
     POINT_TO_POINT,
@@ -219,9 +220,31 @@ class OperatorTimes:
 
 def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
     """Every operator by name, the longest self time first (the device's if there is one); None without operators."""
-    times, places = trace.operator_times, called_from(trace)
-    rows, groups = times.rows, group_by(trace.name[times.rows])
-    names, columns = trace.texts(groups.keys), dict[str, Any]()
+    rows, places = trace.operator_times.rows, called_from(trace)
+    groups = group_by(trace.name[rows])
+    return _operators(trace, rows, groups, called_from=[places.get(name, "") for name in groups.keys.tolist()])
+
+
+def operators_by_shape(trace: Trace, flops: Mapping[tuple[str, str], Flops]) -> tuple[OperatorRow, ...] | None:
+    """Every operator by the sizes of its inputs, which *flops* are by, too; None where they were not recorded."""
+    rows = trace.operator_times.rows
+    rows = rows[trace.inputs[rows] >= 0]
+    keys, groups = by_shape(trace, rows)
+    return _operators(trace, rows, groups, inputs=[sizes for _, sizes in keys], flops=map(flops.get, keys))
+
+
+def by_shape(trace: Trace, rows: Ints) -> tuple[list[tuple[str, str]], Groups]:
+    """*rows* of operators whose inputs were recorded, by name and sizes of inputs; and these of each group."""
+    sizes = [", ".join(str(one) for one in recorded.dims if one) for recorded in trace.recorded_inputs]
+    numbers = {one: number for number, one in enumerate(sizes)}
+    number = np.array([numbers[one] for one in sizes], dtype=np.int64)[trace.inputs[rows]]
+    groups = group_by(trace.name[rows] * np.int64(len(sizes)) + number)
+    return [(trace.names[key // len(sizes)], sizes[key % len(sizes)]) for key in groups.keys.tolist()], groups
+
+
+def _operators(trace: Trace, rows: Ints, groups: Groups, **more: Iterable[Any]) -> tuple[OperatorRow, ...] | None:
+    times, columns = trace.operator_times, dict[str, Any](more)
+    names = trace.texts(trace.name[rows[groups.order[groups.firsts]]])
     for clock, whole, own in (("host", times.host, times.host_self), ("device", times.device, times.device_self)):
         for name, values in ((clock, whole), (f"{clock}_self", own)):
             known = clock == "host" or trace.has_device
@@ -229,11 +252,15 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
             columns[name] = of_calls if known else [None] * len(names)
     found = table(
         OperatorRow,
-        lambda row: (-row.device_self.total_us if row.device_self else 0.0, -row.host_self.total_us, row.name),
+        lambda row: (
+            -row.device_self.total_us if row.device_self else 0.0,
+            -row.host_self.total_us,
+            row.name,
+            row.inputs,
+        ),
         name=names,
         calls=groups.calls,
         tensor_cores_eligible=[may_use_tensor_cores(name) is not None for name in names],
-        called_from=[places.get(name, "") for name in groups.keys.tolist()],
         **columns,
     )
     return found or None

@@ -177,3 +177,14 @@ def test_rates_of_resnet_operators_are_over_the_kernels_that_they_launched() -> 
     multiplied = [one.flops.hardware for one in known(resnet().kernels) if one.flops is not None]
     # Divided among kernels and rounded once for each name.
     assert abs(sum(multiplied) - sum(one.forward + one.backward for one in operators)) <= len(multiplied)
+
+
+def test_flops_of_a_resnets_shapes_are_those_of_its_layers() -> None:
+    rows = {(row.name, row.inputs): row for row in known(resnet().operators_by_shape)}
+    # The last convolution of the third stage's blocks, 1 x 1 from 256 to 1024 channels, in 6 blocks of 6 steps.
+    row = rows["aten::cudnn_convolution", "[32, 256, 14, 14], [1024, 256, 1, 1]"]
+    flops = known(row.flops)
+    assert (row.calls, flops.forward, flops.backward) == (36, 36 * 2 * 32 * 14 * 14 * 256 * 1024, 0)
+    counted, operators = [row.flops for row in rows.values() if row.flops is not None], known(resnet().flops).operators
+    for part in ("forward", "backward", "recompute", "optimizer"):
+        assert sum(getattr(one, part) for one in counted) == sum(getattr(one, part) for one in operators)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.trace.modules import module_table, place_of
-from lightning_flops.trace.tables import operator_table
+from lightning_flops.trace.tables import operator_table, operators_by_shape
 from tests.analysis.in_memory import known
 from tests.analysis.trace_events import (
     Event,
@@ -19,6 +21,7 @@ from tests.analysis.trace_events import (
     node,
     operator,
     phase,
+    scope,
     step,
     trace,
 )
@@ -184,3 +187,55 @@ def test_operators_know_the_users_line_that_called_them_first() -> None:
     )  # fmt: skip
     rows = {row.name: row.called_from for row in table or ()}
     assert (rows["aten::addmm"], rows["aten::mm"], rows["aten::zero_"]) == ("net.py:7", "", "train.py:30")
+
+
+def test_operators_have_a_row_for_each_shape_of_their_inputs() -> None:
+    def product(start: float, length: float, rows: int, **more: Any) -> Event:
+        shapes: dict[str, Any] = {"Input Dims": [[rows, 4], [4, 5], []], "Input type": ["float", "float", "Scalar"]}
+        return operator("aten::mm", start, length, **shapes, **more)
+
+    table = operators_by_shape(
+        trace(
+            product(0, 10, 3), launch(1, 1), kernel(1, 2, 100),
+            product(20, 30, 3, **{"Concrete Inputs": ["", "", "7"]}),
+            product(60, 5, 8), launch(2, 61), kernel(2, 200, 50),
+            operator("aten::add", 70, 1),
+        ),
+        {},
+    )  # fmt: skip
+    assert [(row.name, row.inputs, row.calls, row.host.total_us) for row in known(table)] == [
+        ("aten::mm", "[3, 4], [4, 5]", 2, 40),
+        ("aten::mm", "[8, 4], [4, 5]", 1, 5),
+    ]
+    device = known(known(table)[0].device)
+    assert (device.total_us, device.mean_us, device.max_us, device.min_us) == (100, 50, 100, 0)
+    assert operators_by_shape(trace(operator("aten::add", 0, 1)), {}) is None
+
+
+def test_calls_of_modules_that_torch_recorded_are_the_modules_of_the_trace() -> None:
+    table = table_of(
+        call("train.py(30): step", 0, 100),
+        call("nn.Module: Net_0", 10, 50), call("torch/nn/modules/module.py(1): _call_impl", 11, 48),
+        call("net.py(7): forward", 12, 46),
+        call("nn.Module: Linear_0", 15, 20), call("torch/nn/modules/linear.py(99): forward", 16, 18),
+        made(5, 20, 10),
+        call("nn.Module: Linear_1", 40, 10),
+        node(5, 70, 12, thread=2), operator("aten::mm", 72, 4, thread=2),
+        scope("Optimizer.step#SGD.step", 90, 8),
+    )  # fmt: skip
+    found = rows(table)
+    assert list(found) == ["", "Net_0", "Net_0.Linear_0", "Net_0.Linear_1"]
+    assert (found["Net_0"].calls, found["Net_0"].forward_us, found["Net_0"].own_forward_us) == (1, 50, 20)
+    linear = found["Net_0.Linear_0"]
+    assert (linear.forward_us, linear.backward_us) == (20, 12)
+    assert (table.forward_us, table.backward_us, table.optimizer_us) == (50, 12, 8)
+
+
+def test_module_that_is_called_again_in_a_backward_keeps_its_name() -> None:
+    table = table_of(
+        call("nn.Module: Net_0", 10, 50), call("nn.Module: Linear_0", 15, 20), made(5, 20, 10),
+        node(5, 70, 30), call("nn.Module: Linear_0", 75, 20), operator("aten::mm", 97, 2),
+    )  # fmt: skip
+    found = rows(table)
+    assert list(found) == ["", "Net_0", "Net_0.Linear_0"]
+    assert (found["Net_0.Linear_0"].calls, found["Net_0.Linear_0"].backward_us) == (1, 30)

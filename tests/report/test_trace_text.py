@@ -61,7 +61,7 @@ def test_a_gpu_trace_reads_like_its_golden_file() -> None:
 def test_page_on_traces_shows_what_the_command_prints() -> None:
     printed = (Path(__file__).parents[1] / "golden" / "trace" / "resnet50.txt").read_text(encoding="utf-8")
     found = blocks(REPOSITORY / "docs" / "traces.md", "text")
-    assert len(found) == 3
+    assert len(found) == 4
     for block in found:
         assert block.text.strip() in printed, block
 
