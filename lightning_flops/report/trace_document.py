@@ -309,8 +309,11 @@ def _operators(report: TraceReport) -> Section:
     tables: list[Item] = [Table(rows, columns)]
     if by_shape := report.operators_by_shape:
         sizes = Column("sizes", at("inputs"), lambda sizes: f"{sizes[:43]}…" if len(sizes) > 44 else sizes, left=True)
-        columns = [named("by input shape"), sizes, CALLS, *times("total", "total mean"), *_rates(by_shape)]
-        tables.append(Table(by_shape, columns))
+        columns = [named("by input shape"), sizes, CALLS]
+        for clock in clocks:
+            last = clock == clocks[-1]
+            columns += statistics(clock, "total mean", sort=None if last else "", prefix=f"{clock} ")
+        tables.append(Table(by_shape, [*columns, *_rates(by_shape)]))
     return Section("Operators", note, tables)
 
 
