@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import os
 import runpy
@@ -73,9 +74,11 @@ def formula(options: argparse.Namespace) -> int:
 def _example(where: str) -> tuple[Any, Any]:
     """The model and the batch that the function named by *where* returns."""
     source, _, name = where.rpartition(":")
+    if not source:
+        raise LightningFlopsError(f"the example must be FILE.py:FUNCTION or MODULE:FUNCTION, got {shown(where)}")
     try:
         sys.path.insert(0, os.getcwd())
-        found = runpy.run_path(source)
+        found = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
     except Exception as error:  # of the user's program
         raise LightningFlopsError(f"{source} cannot be run: {type(error).__name__}: {error}") from error
     if not callable(function := found.get(name)):

@@ -161,9 +161,9 @@ class _Profiled:
         outcomes = None if reports is None else reports.OUTCOMES
         rank = next((os.environ[name] for name in _RANKS_OF_LAUNCHERS if name in os.environ), "0")
         if rank == "0" and (outcomes is None or not (outcomes.profiles or outcomes.warned)):
-            say(f"nothing was profiled: {self._reason(outcomes)}")
+            say(f"nothing was profiled: {self._reason(outcomes, error)}")
 
-    def _reason(self, outcomes: Any) -> str:
+    def _reason(self, outcomes: Any, error: BaseException | None) -> str:
         """Why nothing was profiled, and what to write."""
         if (switch := os.environ.get("LIGHTNING_FLOPS")) != "1":
             return f"LIGHTNING_FLOPS is {switch} in the environment"
@@ -173,5 +173,7 @@ class _Profiled:
             return "; ".join(dict.fromkeys(outcomes.reasons)) or "training ended before its step was counted to the end"
         if self._finder is None:
             return "the program did not import torch"
+        if isinstance(error, Exception) and not self._finder.updated:
+            return f"{type(error).__name__} ended the program before an optimizer made a step"
         seen = "no module that was called owns what its optimizers update"
         return f"{seen if self._finder.updated else 'no optimizer made a step'} in this process: {_WHAT_TO_WRITE}"
