@@ -102,7 +102,9 @@ def is_named(record: dict[str, Any]) -> bool:
 
 
 def saved(record: dict[str, Any]) -> float | None:
-    """The share of a sample's time that obeying saved."""
+    """The share of a sample's time that obeying saved; None where no program can obey: to load less, or earlier."""
+    if first_rule(record) == "data_wait_full":
+        return None
     before, after = record.get("seconds"), record.get("obeyed")
     return None if not before or not after else 1.0 - after / before
 
