@@ -371,5 +371,3 @@ def close_quietly(undo: ExitStack) -> None:
         undo.close()
     except Exception as error:
         logger.warning("something of the FLOPs profiler could not be removed: %s", words_of(error), exc_info=error)
-    finally:
-        undo.close()  # where a signal's handler raised before it began; else nothing is left in it
