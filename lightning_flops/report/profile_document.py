@@ -271,7 +271,7 @@ def flops_section(profile: Profile) -> Section:
     flops, ranks, moved = profile.flops, profile.ranks, profile.bytes_total
     half = profile.settings.causal_attention == "half"
     words = {"factor": f"{2 + profile.settings.recompute_fwd_factor:g}", "half": ", counted less executed" * half}
-    hidden = () if profile.has_backward else ("without_backward", "backward_estimated")
+    hidden = () if profile.has_backward else ("backward_estimated",)
     rows = [
         (label.format(**words).split("\n" if profile.has_backward else " = ")[0], name)
         for name, label in _FLOPS.items()
