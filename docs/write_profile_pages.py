@@ -1,6 +1,6 @@
 """Writes docs/profile.schema.json and docs/profile.md: the shape and the meaning of every file of numbers.
 
-Both follow from the dataclasses that make the files: shapes from their annotations, meanings from the texts below their
+Both follow from the dataclasses that make the files: shapes from their annotations, meanings from the texts at their
 fields. ``tests/test_profile_pages.py`` fails while a page is not what this program writes.
 
     make docs-profile
@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import IsInstanceSchema
 
+from docs.comment_meanings import CommentMeanings
 from lightning_flops.schema.comparison import SCHEMA_VERSION as COMPARISON_VERSION
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import SCHEMA_VERSION as PROFILE_VERSION
@@ -130,8 +131,11 @@ def _records_in(hint: Any) -> Iterator[type]:
 
 @cache
 def _described() -> dict[str, griffe.Class]:
-    """The classes of the package by their qualified names, with what stands below each field."""
-    package = griffe.load("lightning_flops", search_paths=[FOLDER.parent], allow_inspection=False)
+    """The classes of the package by their qualified names, with what each field means."""
+    extensions = griffe.Extensions(CommentMeanings())
+    package = griffe.load(
+        "lightning_flops", search_paths=[FOLDER.parent], allow_inspection=False, extensions=extensions
+    )
     found: dict[str, griffe.Class] = {}
 
     def visit(module: griffe.Module) -> None:
@@ -149,7 +153,7 @@ def _described() -> dict[str, griffe.Class]:
 
 
 def field_meanings(record: type) -> dict[str, str]:
-    """What stands below each field of *record* in its source, on one line; empty where its name says it all."""
+    """What each field of *record* means, on one line; empty where its source does not say."""
     members: dict[str, Any] = {}
     for base in reversed(record.__mro__):
         if is_dataclass(base):

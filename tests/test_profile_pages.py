@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import griffe
 import jsonschema
 import pytest
+from mkdocs.config import load_config
 
 from docs import write_advice, write_profile_pages, write_settings_tables
 from lightning_flops import compare_profiles, render_text
@@ -21,6 +23,7 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from tests.analysis.test_compare import assert_adds_up
 from tests.golden_files import golden
+from tests.pages import REPOSITORY
 from tests.report import windows
 from tests.report.test_ranks_text import CASES as JOBS
 from tests.report.test_text import TRACED, profile_of
@@ -73,6 +76,31 @@ def test_every_field_says_what_it_means() -> None:
         if not meaning
     ]
     assert silent == []
+
+
+COMMENTED = '''
+class Step:
+    own: dict[str, int] = {}  #: Its ``a: b``.
+    #: Above,
+    #: in two lines.
+    above: tuple[
+        int, ...
+    ] = ()
+    reason: int = 1  # a reason is no meaning
+    below: int = 2
+    """As a string."""
+'''
+
+
+def test_the_site_reads_the_comments_at_fields_as_these_pages_do() -> None:
+    config = load_config(str(REPOSITORY / "mkdocs.yml"))
+    (path,) = config.plugins["mkdocstrings"].config["handlers"]["python"]["options"]["extensions"]
+    extensions = griffe.load_extensions(REPOSITORY / path)
+    with griffe.temporary_visited_package("steps", {"__init__.py": COMMENTED}, extensions=extensions) as module:
+        texts = {name: field.docstring and field.docstring.value for name, field in module["Step"].members.items()}
+    assert texts == {
+        "own": "Its ``a: b``.", "above": "Above,\nin two lines.", "reason": None, "below": "As a string.",
+    }  # fmt: skip
 
 
 def test_every_golden_file_of_numbers_keeps_to_it() -> None:

@@ -15,8 +15,8 @@ from lightning_flops.errors import ProfileFormatError
 
 _T = TypeVar("_T")
 
+#: Most characters of a profile that is read; one of a model with 1,000 modules and a traced step has a million.
 LONGEST_PROFILE = 1 << 28
-"""Most characters of a profile that is read; one of a model with 1,000 modules and a traced step has a million."""
 
 
 def dump(value: object, *, indented: bool = True) -> str:

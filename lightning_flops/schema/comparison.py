@@ -8,14 +8,14 @@ from typing import Literal
 
 from lightning_flops.schema import codec
 
-SCHEMA_VERSION = 3  # of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes
+SCHEMA_VERSION = 3  #: Of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes.
 
 CONFIDENCE = 0.99  # of noise: at 95% one or two of a step's thirty parts and kernels would seem to differ in any runs
 
+#: What a difference comes from. Work: FLOPs changed, bytes changed, modules are new or gone. Efficiency: the same work,
+#: slower. Waiting: for the next batch; for communication that no computation hides, and a pipeline's bubble; of the
+#: device, for the host that prepares; for the loop, which moves batches, logs, and calls callbacks and schedulers.
 Cause = Literal["flops", "bytes", "modules", "efficiency", "data", "communication", "idle", "loop"]
-"""What a difference comes from. Work: FLOPs changed, bytes changed, modules are new or gone. Efficiency: the same work,
-slower. Waiting: for the next batch; for communication that no computation hides, and a pipeline's bubble; of the
-device, for the host that prepares; for the loop, which moves batches, logs, and calls callbacks and schedulers."""
 
 WORK: tuple[Cause, ...] = ("flops", "bytes", "modules")
 WAITING: tuple[Cause, ...] = ("data", "communication", "idle", "loop")
@@ -30,14 +30,11 @@ def _sum_of(*causes: Cause) -> property:
 class TimeDifference:
     """The time of something in one step of A and of B: means over the steps, and over the ranks of traces."""
 
-    name: str
-    """What took the time: a part of the step, a module, a kernel."""
-    a_ns: int
-    """Time in a step of A."""
-    b_ns: int
-    """Time in a step of B."""
+    name: str  #: What took the time: a part of the step, a module, a kernel.
+    a_ns: int  #: Time in a step of A.
+    b_ns: int  #: Time in a step of B.
+    #: How far the difference may be chance, of a module four standard errors over the traced steps; None: not known.
     noise_ns: int | None
-    """How far the difference may be chance, of a module four standard errors over the traced steps; None: not known."""
 
     @property
     def difference_ns(self) -> int:
@@ -54,24 +51,21 @@ class TimeDifference:
 class CausedDifference(TimeDifference):
     """A difference with its causes, which add up to it, to the nanosecond."""
 
+    #: Nanoseconds by cause, without what is zero; below zero: less work, faster, less waiting. Empty of traces.
     causes: Mapping[Cause, int]
-    """Nanoseconds by cause, without what is zero; below zero: less work, faster, less waiting. Empty of traces."""
 
-    work_ns = _sum_of(*WORK)  # time for more work
-    efficiency_ns = _sum_of("efficiency")  # time by which the same work is slower
-    waiting_ns = _sum_of(*WAITING)  # time of more waiting
+    work_ns = _sum_of(*WORK)  #: Time for more work.
+    efficiency_ns = _sum_of("efficiency")  #: Time by which the same work is slower.
+    waiting_ns = _sum_of(*WAITING)  #: Time of more waiting.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSide:
     """One module in one of the runs; counts are of one step, without the modules below it."""
 
-    name: str
-    """Qualified name; the root is ``""``, what no module owns ``(outside)``."""
-    flops: int
-    """Forward, backward and recomputation."""
-    bytes: int
-    """Bytes read and written by its operators."""
+    name: str  #: Qualified name; the root is ``""``, what no module owns ``(outside)``.
+    flops: int  #: Forward, backward and recomputation.
+    bytes: int  #: Bytes read and written by its operators.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +75,9 @@ class ModuleDifference(CausedDifference):
     Its time is forward and backward without the modules below it, zero where times of modules are not known.
     """
 
-    a: ModuleSide | None
-    """The module in A; None if it is new in B."""
+    a: ModuleSide | None  #: The module in A; None if it is new in B.
+    #: The module in B, by its name, or by an equal tree of classes, settings and FLOPs; None if it is gone.
     b: ModuleSide | None
-    """The module in B, by its name, or by an equal tree of classes, settings and FLOPs; None if it is gone."""
 
     @property
     def other_counts(self) -> bool:
@@ -96,32 +89,25 @@ class ModuleDifference(CausedDifference):
 class CalledDifference(TimeDifference):
     """A row of a trace's table in both runs."""
 
-    calls_a: float
-    """How often it runs in a step of A."""
-    calls_b: float
-    """How often it runs in a step of B."""
+    calls_a: float  #: How often it runs in a step of A.
+    calls_b: float  #: How often it runs in a step of B.
 
 
+#: What the rows of a table are. ``kernels`` has copies and memsets too; ``operators``: on the host, without callees.
 TableName = Literal["kernels", "operators", "collectives"]
-"""What the rows of a table are. ``kernels`` has copies and memsets too; ``operators``: on the host, without callees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureDifference:
     """One figure in both runs: of ``Profile.summary()``, or step time, MFU, FLOPs, waiting and memory of traces."""
 
-    name: str
-    """Name of the figure."""
-    a: float | None
-    """Value in run A; None if it is not known there."""
-    b: float | None
-    """Value in run B."""
-    ratio: float | None
-    """B / A; 1 if both are 0. None if it is not known, or only A is 0."""
+    name: str  #: Name of the figure.
+    a: float | None  #: Value in run A; None if it is not known there.
+    b: float | None  #: Value in run B.
+    ratio: float | None  #: B / A; 1 if both are 0. None if it is not known, or only A is 0.
+    #: What the ratio may be multiplied or divided by through chance: 1 for a count. None if it is not known.
     noise_factor: float | None
-    """What the ratio may be multiplied or divided by through chance: 1 for a count. None if it is not known."""
-    reason: str
-    """Why the ratio or its noise is None; empty if neither is."""
+    reason: str  #: Why the ratio or its noise is None; empty if neither is.
 
     @property
     def ends(self) -> tuple[float, float] | None:
@@ -135,12 +121,10 @@ class FigureDifference:
 class ComparedRun:
     """One of the two runs."""
 
-    source: str
-    """File, folder or URL it was read from, or ``A`` and ``B``."""
-    about: str
-    """Its model, device, ranks and steps, in words."""
+    source: str  #: File, folder or URL it was read from, or ``A`` and ``B``.
+    about: str  #: Its model, device, ranks and steps, in words.
+    #: What was measured if it had too little processor time, so that its times say little; empty if it had enough.
     starved: str = ""
-    """What was measured if it had too little processor time, so that its times say little; empty if it had enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -148,28 +132,21 @@ class Comparison(codec.Shown):
     """Run B held against run A; immutable."""
 
     VERSION = SCHEMA_VERSION
-    schema_version: int = SCHEMA_VERSION
-    """Version of the JSON: ``SCHEMA_VERSION``."""
-    kind: Literal["profiles", "traces"]
-    """What of the runs is compared."""
-    a: ComparedRun
-    """The run that is compared with."""
-    b: ComparedRun
-    """The run that is compared."""
+    schema_version: int = SCHEMA_VERSION  #: Version of the JSON: ``SCHEMA_VERSION``.
+    kind: Literal["profiles", "traces"]  #: What of the runs is compared.
+    a: ComparedRun  #: The run that is compared with.
+    b: ComparedRun  #: The run that is compared.
+    #: Versions, device, ranks, batch and settings that differ, with both values as text; of profiles.
     settings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Versions, device, ranks, batch and settings that differ, with both values as text; of profiles."""
-    figures: tuple[FigureDifference, ...]
-    """Numbers of both runs, with their ratios."""
-    step: CausedDifference
-    """The whole step, or the ``whole trace`` if it has no marks of steps: the sum of its parts."""
+    figures: tuple[FigureDifference, ...]  #: Numbers of both runs, with their ratios.
+    step: CausedDifference  #: The whole step, or the ``whole trace`` if it has no marks of steps: the sum of its parts.
+    #: Parts of a step, as in ``PartTiming`` or ``StepTime``; what one run cannot separate stands together.
     parts: tuple[CausedDifference, ...]
-    """Parts of a step, as in ``PartTiming`` or ``StepTime``; what one run cannot separate stands together."""
+    #: Modules of profiles in B's tree order, each that is gone behind those of B; last what no module owns.
     modules: tuple[ModuleDifference, ...] = ()
-    """Modules of profiles in B's tree order, each that is gone behind those of B; last what no module owns."""
+    #: Rows of each kind that one of the runs shows, the largest difference first; of traces.
     tables: Mapping[TableName, tuple[CalledDifference, ...]] = field(default_factory=dict)
-    """Rows of each kind that one of the runs shows, the largest difference first; of traces."""
-    notes: tuple[str, ...]
-    """What is not known, or was joined to something else, in sentences."""
+    notes: tuple[str, ...]  #: What is not known, or was joined to something else, in sentences.
 
     def to_html(self) -> str:
         """The comparison as a page: one HTML file with everything in it, which needs no network and opens from disk."""

@@ -9,49 +9,37 @@ from typing import Literal
 from lightning_flops.records import PhaseFlops
 from lightning_flops.schema import codec
 
-SCHEMA_VERSION = 3  # of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes
+SCHEMA_VERSION = 3  #: Of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormulaSize:
     """A size that the FLOPs depend on."""
 
-    name: str
-    """Such as ``batch`` or ``sequence``."""
-    least: int
-    """The least that was counted."""
-    greatest: int
-    """The greatest that was counted."""
-    apart: int
-    """Greatest common distance of the counted values; sizes between them are not covered by the formula."""
+    name: str  #: Such as ``batch`` or ``sequence``.
+    least: int  #: The least that was counted.
+    greatest: int  #: The greatest that was counted.
+    apart: int  #: Greatest common distance of the counted values; sizes between them are not covered by the formula.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormulaTerm:
     """One product of a bucket's sum: numerator / denominator x each size to its power."""
 
-    bucket: str
-    """A phase, or ``skipped``: what fused masked attention does not execute of the others."""
-    dtype: str
-    """Dtype of the arithmetic."""
-    numerator: int
-    """Numerator of the exact coefficient."""
-    denominator: int
-    """Denominator of the coefficient, mostly 1."""
-    powers: Mapping[str, int]
-    """Power of each size in the product."""
+    bucket: str  #: A phase, or ``skipped``: what fused masked attention does not execute of the others.
+    dtype: str  #: Dtype of the arithmetic.
+    numerator: int  #: Numerator of the exact coefficient.
+    denominator: int  #: Denominator of the coefficient, mostly 1.
+    powers: Mapping[str, int]  #: Power of each size in the product.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedFlops(PhaseFlops):
     """FLOPs of one forward and backward on a batch of these sizes, exact; a multiply-add is two."""
 
-    sizes: Mapping[str, int]
-    """Sizes of the batch by name."""
-    skipped: int
-    """FLOPs of all phases that fused masked attention does not execute."""
-    source: Literal["formula", "counted"]
-    """Whether the formula gave them, or a count of these very sizes."""
+    sizes: Mapping[str, int]  #: Sizes of the batch by name.
+    skipped: int  #: FLOPs of all phases that fused masked attention does not execute.
+    source: Literal["formula", "counted"]  #: Whether the formula gave them, or a count of these very sizes.
 
     @property
     def model_flops(self) -> int:
@@ -68,19 +56,12 @@ class SizedFlops(PhaseFlops):
 class FormulaReport(codec.Json):
     """The formula, what it rests on, and the FLOPs of the sizes that were asked for."""
 
-    schema_version: int
-    """Of the JSON: ``SCHEMA_VERSION``."""
-    reason: str | None
-    """Why there is no formula, and every size is counted by itself; None if there is one."""
-    sizes: tuple[FormulaSize, ...]
-    """Empty without a formula."""
+    schema_version: int  #: Of the JSON: ``SCHEMA_VERSION``.
+    reason: str | None  #: Why there is no formula, and every size is counted by itself; None if there is one.
+    sizes: tuple[FormulaSize, ...]  #: Empty without a formula.
+    #: By bucket and dtype, whose FLOPs are the sum of their terms. Empty without a formula.
     terms: tuple[FormulaTerm, ...]
-    """By bucket and dtype, whose FLOPs are the sum of their terms. Empty without a formula."""
-    counted: int
-    """Batches of different sizes that were counted."""
-    checks: int
-    """Of these, how many more than the formula needs to be determined."""
-    lower_bound: bool
-    """An operator that may have FLOPs could not be counted."""
-    asked: tuple[SizedFlops, ...]
-    """The latest sizes that were asked for, each once."""
+    counted: int  #: Batches of different sizes that were counted.
+    checks: int  #: Of these, how many more than the formula needs to be determined.
+    lower_bound: bool  #: An operator that may have FLOPs could not be counted.
+    asked: tuple[SizedFlops, ...]  #: The latest sizes that were asked for, each once.

@@ -23,7 +23,7 @@ from lightning_flops.schema.step import (
 )
 from lightning_flops.schema.trace import TracedStep
 
-SCHEMA_VERSION = 8  # of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes
+SCHEMA_VERSION = 8  #: Of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes.
 
 Origin = Literal["vendor", "given", "measured"]
 
@@ -32,18 +32,13 @@ Origin = Literal["vendor", "given", "measured"]
 class ReportSettings:
     """The settings that decide what was counted, how it was timed and what a report shows."""
 
-    module_depth: int
-    """Deepest module level in the text report; -1 for all."""
-    top_modules: int
-    """Modules listed at each level of the aggregated profile."""
-    detailed: bool
-    """Whether the text report has the module tree."""
-    recompute_fwd_factor: float
-    """Forwards repeated in the backward, for the estimated backward alone."""
-    causal_attention: Literal["full", "half"]
-    """Whether causal attention counts its whole score matrix or half of it."""
+    module_depth: int  #: Deepest module level in the text report; -1 for all.
+    top_modules: int  #: Modules listed at each level of the aggregated profile.
+    detailed: bool  #: Whether the text report has the module tree.
+    recompute_fwd_factor: float  #: Forwards repeated in the backward, for the estimated backward alone.
+    causal_attention: Literal["full", "half"]  #: Whether causal attention counts its whole score matrix or half of it.
+    #: Whose the peaks are: the user's ``peak_flops_per_sec``, or those that ``lightning-flops peak`` measured.
     peaks_from: Origin = "vendor"
-    """Whose the peaks are: the user's ``peak_flops_per_sec``, or those that ``lightning-flops peak`` measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -51,72 +46,45 @@ class Profile(codec.Shown):
     """One window of one rank, counted, timed and divided; immutable."""
 
     VERSION = SCHEMA_VERSION
-    schema_version: int
-    """Version of the JSON: ``SCHEMA_VERSION``."""
-    profile_step: int
-    """N: the counted step is the one that began after N steps of the fit."""
-    report_step: int
-    """The run's own x-axis value when the report came out."""
-    context: RunContext
-    """Where the profile was taken."""
-    settings: ReportSettings
-    """What was asked for."""
-    counted_steps: tuple[int, ...]
-    """Index of each counted step in the fit, the first step being 0."""
-    timed_steps: tuple[int, ...]
-    """Index of each timed step."""
-    params: int | None
-    """Unique logical parameters of the whole model; None if no model was described."""
-    trainable_params: int | None
-    """Parameters that need a gradient."""
-    local_params: int | None
-    """Parameters that this rank holds in memory."""
+    schema_version: int  #: Version of the JSON: ``SCHEMA_VERSION``.
+    profile_step: int  #: N: the counted step is the one that began after N steps of the fit.
+    report_step: int  #: The run's own x-axis value when the report came out.
+    context: RunContext  #: Where the profile was taken.
+    settings: ReportSettings  #: What was asked for.
+    counted_steps: tuple[int, ...]  #: Index of each counted step in the fit, the first step being 0.
+    timed_steps: tuple[int, ...]  #: Index of each timed step.
+    params: int | None  #: Unique logical parameters of the whole model; None if no model was described.
+    trainable_params: int | None  #: Parameters that need a gradient.
+    local_params: int | None  #: Parameters that this rank holds in memory.
+    #: Bytes of ``params`` by the dtype in which the parameters are kept; empty if no model was described.
     parameter_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of ``params`` by the dtype in which the parameters are kept; empty if no model was described."""
-    micro_steps: float
-    """Batches in one step, mean over the counted steps."""
+    micro_steps: float  #: Batches in one step, mean over the counted steps.
+    #: Samples of this rank in one step, mean over the timed steps (the counted ones if none was timed).
     samples: float | None
-    """Samples of this rank in one step, mean over the timed steps (the counted ones if none was timed)."""
-    tokens: float | None
-    """Tokens of this rank in one step, of the same steps as samples."""
-    flops: StepFlops
-    """FLOPs of one step, exact; if several were counted, their mean, rounded to whole FLOPs."""
-    bytes_total: PhaseBytes
-    """Bytes read and written by all operators, elementwise ones too, over all counted steps."""
-    dtypes: tuple[DtypeFlops, ...]
-    """FLOPs by dtype, most hardware FLOPs first."""
+    tokens: float | None  #: Tokens of this rank in one step, of the same steps as samples.
+    flops: StepFlops  #: FLOPs of one step, exact; if several were counted, their mean, rounded to whole FLOPs.
+    bytes_total: PhaseBytes  #: Bytes read and written by all operators, elementwise ones too, over all counted steps.
+    dtypes: tuple[DtypeFlops, ...]  #: FLOPs by dtype, most hardware FLOPs first.
+    #: Dense peak of this rank's device in every dtype for which it is known, used here or not.
     peaks_flops_per_sec: Mapping[str, float]
-    """Dense peak of this rank's device in every dtype for which it is known, used here or not."""
-    timing: TimingProfile | None
-    """Times of the parts of a step; None if no step was timed."""
+    timing: TimingProfile | None  #: Times of the parts of a step; None if no step was timed.
+    #: Where peak x time went: rows that add up to a step's wall time. None if no step was timed.
     budget: Budget | None = None
-    """Where peak x time went: rows that add up to a step's wall time. None if no step was timed."""
+    #: Bandwidth of the memory of this rank's device, as its vendor publishes it; None if it is not known.
     memory_bytes_per_sec: float | None = None
-    """Bandwidth of the memory of this rank's device, as its vendor publishes it; None if it is not known."""
-    rates: Rates
-    """Every ratio, per step; FLOP/s are this rank's."""
-    unavailable: Mapping[str, str]
-    """Why a rate (by its field's name) is None, in a few words."""
+    rates: Rates  #: Every ratio, per step; FLOP/s are this rank's.
+    unavailable: Mapping[str, str]  #: Why a rate (by its field's name) is None, in a few words.
+    #: Whether FLOPs and their rates are lower bounds: work that may be matmul-like could not be counted.
     lower_bound: bool
-    """Whether FLOPs and their rates are lower bounds: work that may be matmul-like could not be counted."""
-    modules: tuple[ModuleProfile, ...]
-    """Modules in tree order, the root first; sums over all counted steps."""
-    outside: PhaseFlops
-    """FLOPs that no module of the model owns (the optimizer's, for one), over all counted steps."""
-    operators: tuple[OperatorProfile, ...]
-    """Operators in all modules, most FLOPs first."""
-    uncounted: Mapping[str, UncountedOperator]
-    """Operators that ran and are in no sum, over all counted steps."""
-    memory: MemoryRecord | None
-    """Memory of this rank in the counted step; None if it was not looked at."""
-    traced: TracedStep | None
-    """One more step, which ran under torch.profiler; None if there is none."""
-    ranks: RanksProfile | None
-    """All ranks of the job together; None where this rank's is the only profile at hand."""
-    advice: tuple[Advice, ...]
-    """What holds the run back, the largest possible saving first."""
-    notes: tuple[str, ...]
-    """What is missing or degraded, in sentences."""
+    modules: tuple[ModuleProfile, ...]  #: Modules in tree order, the root first; sums over all counted steps.
+    outside: PhaseFlops  #: FLOPs that no module of the model owns (the optimizer's, for one), over all counted steps.
+    operators: tuple[OperatorProfile, ...]  #: Operators in all modules, most FLOPs first.
+    uncounted: Mapping[str, UncountedOperator]  #: Operators that ran and are in no sum, over all counted steps.
+    memory: MemoryRecord | None  #: Memory of this rank in the counted step; None if it was not looked at.
+    traced: TracedStep | None  #: One more step, which ran under torch.profiler; None if there is none.
+    ranks: RanksProfile | None  #: All ranks of the job together; None where this rank's is the only profile at hand.
+    advice: tuple[Advice, ...]  #: What holds the run back, the largest possible saving first.
+    notes: tuple[str, ...]  #: What is missing or degraded, in sentences.
 
     def per_step(self, total: int) -> float:
         """*total* over all counted steps as a mean per step; exact when one step was counted."""
@@ -178,6 +146,7 @@ class Profile(codec.Shown):
 class ProfiledRun(NamedTuple):
     """The profiles of one run, as its files have them."""
 
-    name: str  # the folder of its logs below the one that was searched; with the loop and the rank, if files name them
-    windows: tuple[Profile, ...]  # in the order in which they were written
-    problems: tuple[str, ...] = ()  # files that could not be read, in sentences
+    #: The folder of its logs below the one that was searched; with the loop and the rank, if files name them.
+    name: str
+    windows: tuple[Profile, ...]  #: In the order in which they were written.
+    problems: tuple[str, ...] = ()  #: Files that could not be read, in sentences.

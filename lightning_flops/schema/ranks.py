@@ -26,18 +26,13 @@ class Overlap:
     ``computation_us - overlap_us``, ``overlap_us``, ``communication_us - overlap_us`` and ``other_us`` add up to it.
     """
 
-    wall_us: float
-    """Wall time of all steps together."""
+    wall_us: float  #: Wall time of all steps together.
+    #: Kernels that do not communicate; without a device, operators on the host that neither start nor await any.
     computation_us: float
-    """Kernels that do not communicate; without a device, operators on the host that neither start nor await any."""
-    communication_us: float
-    """Collectives and what goes from one rank to another."""
-    overlap_us: float
-    """Both at once."""
-    other_us: float
-    """Neither."""
-    overlap_ratio: float | None
-    """Overlap ÷ communication; None without communication."""
+    communication_us: float  #: Collectives and what goes from one rank to another.
+    overlap_us: float  #: Both at once.
+    other_us: float  #: Neither.
+    overlap_ratio: float | None  #: Overlap ÷ communication; None without communication.
 
     @property
     def exposed_us(self) -> float:
@@ -49,152 +44,110 @@ class Overlap:
 class CollectiveCalls:
     """The calls that one rank made of one collective in one process group and step, in the order of their starts."""
 
-    name: str
-    """Name of the collective."""
+    name: str  #: Name of the collective.
+    #: Text that the ranks of the group alone share; None if not known, and for what goes from one rank to another.
     group: str | None
-    """Text that the ranks of the group alone share; None if not known, and for what goes from one rank to another."""
-    group_size: int | None
-    """Ranks that take part; None where the trace does not say."""
-    step: int | None
-    """The profiler's number of the step in which they were started; None in a trace without steps."""
-    calls: int
-    """How often it was called."""
-    bytes: int | None
-    """Bytes of the larger side of each call, all calls together; None where the trace does not say."""
-    total_ns: int
-    """Latency of all calls together, added up by each rank, so that no rank adds up those of thousands."""
+    group_size: int | None  #: Ranks that take part; None where the trace does not say.
+    step: int | None  #: The profiler's number of the step in which they were started; None in a trace without steps.
+    calls: int  #: How often it was called.
+    bytes: int | None  #: Bytes of the larger side of each call, all calls together; None where the trace does not say.
+    total_ns: int  #: Latency of all calls together, added up by each rank, so that no rank adds up those of thousands.
+    #: From start to end of each call, typecode ``q``; if there are fewer than *calls*, of the first calls.
     latency_ns: Integers
-    """From start to end of each call, typecode ``q``; if there are fewer than *calls*, of the first calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCollectiveRow:
     """All calls of one collective on one rank, matched call by call with the ranks that took part."""
 
-    name: str
-    """Name of the collective."""
-    calls: int
-    """How often this rank called it."""
-    matched_calls: int
-    """Calls whose counterparts are in the other ranks' traces."""
-    bytes: int | None
-    """Bytes of the larger side of each call, summed; None where the trace does not say."""
-    latency_us: float
-    """From start to end, all calls together."""
+    name: str  #: Name of the collective.
+    calls: int  #: How often this rank called it.
+    matched_calls: int  #: Calls whose counterparts are in the other ranks' traces.
+    bytes: int | None  #: Bytes of the larger side of each call, summed; None where the trace does not say.
+    latency_us: float  #: From start to end, all calls together.
+    #: For each matched call the shortest of the ranks, summed: time in which data can have moved. None unmatched.
     transfer_us: float | None
-    """For each matched call the shortest of the ranks, summed: time in which data can have moved. None unmatched."""
-    wait_us: float | None
-    """The rest of the matched calls: waiting for the other ranks."""
+    wait_us: float | None  #: The rest of the matched calls: waiting for the other ranks.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
     """One rank over its steps."""
 
-    rank: int | None
-    """Number of the rank; None where its trace does not say."""
-    steps: int
-    """How many steps its trace has."""
-    overlap: Overlap
-    """Computation and communication of the rank."""
-    transfer_us: float | None
-    """Time of the matched calls in which data can have moved; None without matched calls."""
-    wait_us: float | None
-    """Time of the matched calls in which they wait for other ranks; None without matched calls."""
-    collectives: tuple[RankCollectiveRow, ...]
-    """Each collective that it called."""
+    rank: int | None  #: Number of the rank; None where its trace does not say.
+    steps: int  #: How many steps its trace has.
+    overlap: Overlap  #: Computation and communication of the rank.
+    transfer_us: float | None  #: Time of the matched calls in which data can have moved; None without matched calls.
+    wait_us: float | None  #: Time of the matched calls in which they wait for other ranks; None without matched calls.
+    collectives: tuple[RankCollectiveRow, ...]  #: Each collective that it called.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankComparison:
     """All ranks whose traces are at hand, by rank."""
 
-    ranks: tuple[RankRow, ...]
-    """By number."""
-    notes: tuple[str, ...]
-    """What could not be compared, in sentences."""
+    ranks: tuple[RankRow, ...]  #: By number.
+    notes: tuple[str, ...]  #: What could not be compared, in sentences.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFigures:
     """One rank in a few figures of one step."""
 
-    rank: int
-    """Number of the rank."""
-    stage: int
-    """Stage of the pipeline, the first being 0."""
-    model_flops: int
-    """Forward + backward of one step on this rank."""
-    parts_sec: Mapping[str, float]
-    """Mean of each part of a step, which add up to it; empty if no step was timed."""
-    local_params: int | None
-    """Parameters that the rank holds in memory."""
+    rank: int  #: Number of the rank.
+    stage: int  #: Stage of the pipeline, the first being 0.
+    model_flops: int  #: Forward + backward of one step on this rank.
+    parts_sec: Mapping[str, float]  #: Mean of each part of a step, which add up to it; empty if no step was timed.
+    local_params: int | None  #: Parameters that the rank holds in memory.
+    #: Peak memory of tensors on its device, or of its process on the host; None if it was not looked at.
     peak_memory_bytes: int | None
-    """Peak memory of tensors on its device, or of its process on the host; None if it was not looked at."""
-    traced: bool
-    """Whether its traced step separates its own work from waiting for other ranks."""
+    traced: bool  #: Whether its traced step separates its own work from waiting for other ranks.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProfile:
     """One stage of a pipeline, of one copy of the model."""
 
-    stage: int
-    """Number of the stage in the pipeline, the first being 0."""
-    params: int | None
-    """Unique logical parameters of the stage; None if not known."""
-    trainable_params: int | None
-    """Parameters that need a gradient."""
+    stage: int  #: Number of the stage in the pipeline, the first being 0.
+    params: int | None  #: Unique logical parameters of the stage; None if not known.
+    trainable_params: int | None  #: Parameters that need a gradient.
+    #: FLOPs of one step: the sum over ranks that see the same data, the mean over those that see different data.
     flops: StepFlops
-    """FLOPs of one step: the sum over ranks that see the same data, the mean over those that see different data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
     """A rank that the others wait for; seconds are of one step."""
 
-    rank: int
-    """Number of the rank."""
-    late_sec: float
-    """Time by which its own work takes longer than the others' median: so long they wait for it."""
-    share: float
-    """``late_sec`` ÷ the other ranks' median step."""
-    part: str | None
-    """The part of a step, as in ``PartTiming``, that has most of it; None if no part has half of it."""
-    part_sec: float | None
-    """How much longer that part takes than on the median of the other ranks."""
+    rank: int  #: Number of the rank.
+    late_sec: float  #: Time by which its own work takes longer than the others' median: so long they wait for it.
+    share: float  #: ``late_sec`` ÷ the other ranks' median step.
+    part: str | None  #: The part of a step, as in ``PartTiming``, that has most of it; None if no part has half of it.
+    part_sec: float | None  #: How much longer that part takes than on the median of the other ranks.
+    #: Qualified name of the module that has at least half of that, children left out; None if there is none.
     module: str | None
-    """Qualified name of the module that has at least half of that, children left out; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksProfile:
     """All ranks of a job together; every figure is of those that answered, and of one global step."""
 
-    absences: Mapping[str, tuple[int, ...]]
-    """Ranks that did not answer, by the reason, which ends a sentence."""
-    flops: StepFlops
-    """FLOPs of all ranks, added up."""
-    devices: Mapping[str, int]
-    """Ranks by the name of their device, the most first."""
+    absences: Mapping[str, tuple[int, ...]]  #: Ranks that did not answer, by the reason, which ends a sentence.
+    flops: StepFlops  #: FLOPs of all ranks, added up.
+    devices: Mapping[str, int]  #: Ranks by the name of their device, the most first.
+    #: Dense peak of all these devices together for the dtypes of the job's model FLOPs; None if one is not known.
     peak_flops_per_sec: float | None
-    """Dense peak of all these devices together for the dtypes of the job's model FLOPs; None if one is not known."""
-    rates: JobRates
-    """Ratios of all ranks together."""
-    unavailable: Mapping[str, str]
-    """Why a rate (by its field's name) is None, in a few words."""
-    pipeline_stages: int
-    """Stages of the pipeline; 1 without one."""
+    rates: JobRates  #: Ratios of all ranks together.
+    unavailable: Mapping[str, str]  #: Why a rate (by its field's name) is None, in a few words.
+    pipeline_stages: int  #: Stages of the pipeline; 1 without one.
+    #: Each stage of which a rank answered, by number; without a pipeline the whole model.
     stages: tuple[StageProfile, ...]
-    """Each stage of which a rank answered, by number; without a pipeline the whole model."""
+    #: Communication in the traced steps; None if fewer than two ranks' traces show any.
     communication: RankComparison | None
-    """Communication in the traced steps; None if fewer than two ranks' traces show any."""
+    #: Ranks that the others wait for, the one that they wait for longest first; empty where all keep pace.
     stragglers: tuple[Straggler, ...]
-    """Ranks that the others wait for, the one that they wait for longest first; empty where all keep pace."""
-    notes: tuple[str, ...]
-    """What did not fit into the records, and whose FLOPs are lower bounds, in sentences."""
-    ranks: tuple[RankFigures, ...]
-    """Each rank that answered, by number."""
+    notes: tuple[str, ...]  #: What did not fit into the records, and whose FLOPs are lower bounds, in sentences.
+    ranks: tuple[RankFigures, ...]  #: Each rank that answered, by number.
 
     @property
     def answered(self) -> int:

@@ -13,30 +13,23 @@ from lightning_flops.records import PhaseBytes, PhaseFlops, TimePhase
 class Advice:
     """One thing that holds the run back; docs/advice.md has all rules."""
 
-    rule: str
-    """Name of the rule."""
-    fact: str
-    """What was measured, in a sentence: how much, of which rank, module or loader."""
-    remedy: str
-    """What to do, in a sentence."""
+    rule: str  #: Name of the rule.
+    fact: str  #: What was measured, in a sentence: how much, of which rank, module or loader.
+    remedy: str  #: What to do, in a sentence.
+    #: Share of a typical step that following it can save at most; pieces of advice may share time. None: not known.
     ceiling: float | None
-    """Share of a typical step that following it can save at most; pieces of advice may share time. None: not known."""
-    unless: str
-    """When not to follow it, after "not": ``where the data overfit``."""
-    threshold: str
-    """Limit that the measured figure was held against, in words."""
-    source: str
-    """Where the rule comes from."""
+    unless: str  #: When not to follow it, after "not": ``where the data overfit``.
+    threshold: str  #: Limit that the measured figure was held against, in words.
+    source: str  #: Where the rule comes from.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFlops(PhaseFlops):
     """FLOPs of one global step on this rank; a multiply-add is two."""
 
-    skipped: int
-    """Part of the four phases' FLOPs that fused masked attention does not execute."""
+    skipped: int  #: Part of the four phases' FLOPs that fused masked attention does not execute.
+    #: (2 + recompute_fwd_factor) x forward in training: stands for backward and recompute together.
     backward_estimated: int
-    """(2 + recompute_fwd_factor) x forward in training: stands for backward and recompute together."""
 
     @property
     def model(self) -> int:
@@ -53,78 +46,56 @@ class StepFlops(PhaseFlops):
 class DtypeFlops:
     """FLOPs in one dtype of arithmetic, over all counted steps."""
 
-    dtype: str
-    """Effective dtype of the arithmetic, such as ``bfloat16`` or ``tf32``."""
-    model: int
-    """Forward + backward."""
-    hardware: int
-    """What the kernels execute."""
+    dtype: str  #: Effective dtype of the arithmetic, such as ``bfloat16`` or ``tf32``.
+    model: int  #: Forward + backward.
+    hardware: int  #: What the kernels execute.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorProfile:
     """One operator in all modules, over all counted steps."""
 
-    operator: str
-    """Name without overload, such as ``aten.mm``."""
-    calls: int
-    """How often it ran."""
-    flops: PhaseFlops
-    """By phase; a multiply-add is two."""
-    dtypes: tuple[str, ...]
-    """Dtypes of its arithmetic, sorted."""
-    bytes: int
-    """Bytes of the inputs and outputs of its calls, each call by itself."""
+    operator: str  #: Name without overload, such as ``aten.mm``.
+    calls: int  #: How often it ran.
+    flops: PhaseFlops  #: By phase; a multiply-add is two.
+    dtypes: tuple[str, ...]  #: Dtypes of its arithmetic, sorted.
+    bytes: int  #: Bytes of the inputs and outputs of its calls, each call by itself.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTimes:
     """Seconds of one module in one step, with the modules below it, unless the name says *own*."""
 
+    #: ``device``: of work launched there; ``host``: without a device; ``borders``: read in the module's hooks.
     clock: Literal["host", "device", "borders"]
-    """``device``: of work launched there; ``host``: without a device; ``borders``: read in the module's hooks."""
-    forward_sec: float
-    """All of its forward calls together."""
-    own_forward_sec: float
-    """Forward without the modules below it."""
+    forward_sec: float  #: All of its forward calls together.
+    own_forward_sec: float  #: Forward without the modules below it.
+    #: Backward and what it repeats of the forward, without gradient accumulation; None without a trace.
     backward_sec: float | None
-    """Backward and what it repeats of the forward, without gradient accumulation; None without a trace."""
-    own_backward_sec: float | None
-    """Backward without the modules below it; None without a trace."""
+    own_backward_sec: float | None  #: Backward without the modules below it; None without a trace.
+    #: Forward FLOPs of the counted step / seconds, an estimate where the traced step is not like it; None without.
     forward_flops_per_sec: float | None
-    """Forward FLOPs of the counted step / seconds, an estimate where the traced step is not like it; None without."""
-    backward_flops_per_sec: float | None
-    """Backward and recomputed FLOPs / seconds."""
+    backward_flops_per_sec: float | None  #: Backward and recomputed FLOPs / seconds.
+    #: Share of the device's peak, for the dtypes it computes in; None if one of them has no known peak.
     forward_utilization: float | None
-    """Share of the device's peak, for the dtypes it computes in; None if one of them has no known peak."""
-    backward_utilization: float | None
-    """Share of the device's peak that the backward reaches."""
+    backward_utilization: float | None  #: Share of the device's peak that the backward reaches.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleProfile:
     """One module of the model; its FLOPs, bytes and calls are sums over all counted steps."""
 
-    name: str
-    """Qualified name; the root is ``""``."""
-    type_name: str
-    """Class of the module; ``""`` if it did work but the model does not list it."""
-    extra_repr: str
-    """What the module says of itself, such as ``in_features=8, out_features=4``."""
-    params: int
-    """Unique logical parameters of the module and all below it."""
-    calls: int
-    """How often its forward was entered, recomputation left out."""
-    own: PhaseFlops
-    """FLOPs without the modules below it."""
-    total: PhaseFlops
-    """FLOPs with the modules below it."""
-    total_bytes: PhaseBytes
-    """Bytes read and written, with the modules below it."""
-    alias_of: str | None = None
-    """Name under which the same module object stands earlier in the tree."""
+    name: str  #: Qualified name; the root is ``""``.
+    type_name: str  #: Class of the module; ``""`` if it did work but the model does not list it.
+    extra_repr: str  #: What the module says of itself, such as ``in_features=8, out_features=4``.
+    params: int  #: Unique logical parameters of the module and all below it.
+    calls: int  #: How often its forward was entered, recomputation left out.
+    own: PhaseFlops  #: FLOPs without the modules below it.
+    total: PhaseFlops  #: FLOPs with the modules below it.
+    total_bytes: PhaseBytes  #: Bytes read and written, with the modules below it.
+    alias_of: str | None = None  #: Name under which the same module object stands earlier in the tree.
+    #: Times in the traced step; None if no step was traced, or it was not called there.
     times: ModuleTimes | None = None
-    """Times in the traced step; None if no step was traced, or it was not called there."""
 
     @property
     def depth(self) -> int:
@@ -141,14 +112,11 @@ class ModuleProfile:
 class PartTiming:
     """Seconds of one part of a step, over the timed steps."""
 
+    #: Phases of this part: several where they cannot be separated, none for the whole step.
     phases: tuple[TimePhase, ...]
-    """Phases of this part: several where they cannot be separated, none for the whole step."""
-    mean_sec: float
-    """Total over the timed steps / their number."""
-    typical_sec: float
-    """Mean over the typical steps: the middle half of the timed ones by their wall time."""
-    steps_sec: tuple[float, ...]
-    """Seconds in each timed step, in the order of ``Profile.timed_steps``."""
+    mean_sec: float  #: Total over the timed steps / their number.
+    typical_sec: float  #: Mean over the typical steps: the middle half of the timed ones by their wall time.
+    steps_sec: tuple[float, ...]  #: Seconds in each timed step, in the order of ``Profile.timed_steps``.
 
     @property
     def name(self) -> str:
@@ -165,12 +133,9 @@ def phases_text(phases: Iterable[TimePhase]) -> str:
 class Stalls:
     """Steps that are no typical ones and took over a tenth longer."""
 
-    steps: int
-    """How many of the timed steps."""
-    seconds: float
-    """By how much they took longer than as many typical ones, together."""
-    part: str
-    """Name of the part with most of that."""
+    steps: int  #: How many of the timed steps.
+    seconds: float  #: By how much they took longer than as many typical ones, together.
+    part: str  #: Name of the part with most of that.
 
 
 def _seconds(*phases: TimePhase) -> property:
@@ -185,24 +150,21 @@ FEW_STEPS = 8  # from fewer timed steps no advice is given: one hiccup would dec
 class TimingProfile:
     """Where the time of a step goes on this rank, over the timed steps."""
 
-    stalls: Stalls | None
-    """Steps that took much longer than a typical one; None if none did."""
+    stalls: Stalls | None  #: Steps that took much longer than a typical one; None if none did.
+    #: Parts that tile the step: their means add up to the step's, and so do their typical times.
     parts: tuple[PartTiming, ...]
-    """Parts that tile the step: their means add up to the step's, and so do their typical times."""
-    global_step: PartTiming
-    """The whole step."""
-    reader_sec: float | None
-    """Host seconds a step inside the data loader, hidden behind device work or not."""
+    global_step: PartTiming  #: The whole step.
+    reader_sec: float | None  #: Host seconds a step inside the data loader, hidden behind device work or not.
+    #: Wall time between the timed steps that belongs to none of them, summed, by cause.
     excluded_sec: Mapping[str, float]
-    """Wall time between the timed steps that belongs to none of them, summed, by cause."""
+    #: Processor time of this process in each timed step, all its threads together; empty if it is not known.
     processor_steps_sec: tuple[float, ...] = ()
-    """Processor time of this process in each timed step, all its threads together; empty if it is not known."""
+    #: Share of these steps in which a thread was ready and had no processor; None if the system does not count it.
     starved_share: float | None = None
-    """Share of these steps in which a thread was ready and had no processor; None if the system does not count it."""
+    #: Share of the machine's processor time that anything on it used during these steps; None if not known.
     cpu_system_ratio: float | None = None
-    """Share of the machine's processor time that anything on it used during these steps; None if not known."""
+    #: Share of these steps in which heat held the GPU's clock down; None without NVML (the extra ``nvidia``).
     heat_limited_share: float | None = None
-    """Share of these steps in which heat held the GPU's clock down; None without NVML (the extra ``nvidia``)."""
 
     @property
     def cpu_time_sec(self) -> float | None:
@@ -229,9 +191,9 @@ class TimingProfile:
     data_wait_sec = _seconds("data_wait")
     forward_sec = _seconds("forward")
     backward_sec = _seconds("backward")
-    optimizer_sec = _seconds("optimizer")  # DeepSpeed's "step latency"
-    forward_backward_sec = _seconds("forward", "backward")  # known also where the two cannot be separated
-    iter_sec = _seconds("forward", "backward", "optimizer")  # DeepSpeed's "iter latency"
+    optimizer_sec = _seconds("optimizer")  #: DeepSpeed's "step latency".
+    forward_backward_sec = _seconds("forward", "backward")  #: Known also where the two cannot be separated.
+    iter_sec = _seconds("forward", "backward", "optimizer")  #: DeepSpeed's "iter latency".
 
     @property
     def global_step_sec(self) -> float:
@@ -243,52 +205,40 @@ class TimingProfile:
 class JobRates:
     """Ratios of a step, of one rank or of all together; None where numerator or denominator is not known."""
 
+    #: Model FLOPs / (peak of their dtypes x global_step_sec), sums over dtypes and ranks; 1 is the peak.
     mfu: float | None
-    """Model FLOPs / (peak of their dtypes x global_step_sec), sums over dtypes and ranks; 1 is the peak."""
-    hfu: float | None
-    """Hardware FLOPs utilization: what the kernels executed, as a share of the peak."""
-    samples_per_sec: float | None
-    """Of all ranks that see different data: samples / global_step_sec"""
-    iter_samples_per_sec: float | None
-    """The same over iter_sec instead: DeepSpeed's figure."""
-    tokens_per_sec: float | None
-    """Of all ranks that see different data: tokens / global_step_sec"""
+    hfu: float | None  #: Hardware FLOPs utilization: what the kernels executed, as a share of the peak.
+    samples_per_sec: float | None  #: Of all ranks that see different data: samples / global_step_sec
+    iter_samples_per_sec: float | None  #: The same over iter_sec instead: DeepSpeed's figure.
+    tokens_per_sec: float | None  #: Of all ranks that see different data: tokens / global_step_sec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates(JobRates):
     """Every ratio of a profile, per step; FLOP/s are this rank's."""
 
-    forward_flops_per_sec: float | None
-    """forward / forward_sec"""
-    backward_flops_per_sec: float | None
-    """(backward + recompute) / backward_sec"""
-    backward_flops_per_sec_estimated: float | None
-    """estimated backward / backward_sec"""
-    forward_backward_flops_per_sec: float | None
-    """(forward + backward + recompute) / (forward_sec + backward_sec)"""
-    iter_flops_per_sec: float | None
-    """hardware FLOPs / iter_sec"""
-    data_wait_ratio: float | None
-    """data_wait_sec / global_step_sec"""
+    forward_flops_per_sec: float | None  #: forward / forward_sec
+    backward_flops_per_sec: float | None  #: (backward + recompute) / backward_sec
+    backward_flops_per_sec_estimated: float | None  #: estimated backward / backward_sec
+    forward_backward_flops_per_sec: float | None  #: (forward + backward + recompute) / (forward_sec + backward_sec)
+    iter_flops_per_sec: float | None  #: hardware FLOPs / iter_sec
+    data_wait_ratio: float | None  #: data_wait_sec / global_step_sec
 
 
+#: The eight rows of the breakdown, in their order.
 BudgetKey = Literal["model", "other_flops", "compute", "operators", "communication", "idle", "data", "other"]
-"""The eight rows of the breakdown, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """One account of a typical step of this rank: its rows add up to ``wall_ns`` exactly."""
 
-    wall_ns: int
-    """Wall time of a typical step: that of its parts, each to the nearest nanosecond."""
+    wall_ns: int  #: Wall time of a typical step: that of its parts, each to the nearest nanosecond.
+    #: Nanoseconds by row; None: the peak, or what filled the phases, is not known. ``model``: model FLOPs at the peak,
+    #: whose share is the step's MFU. ``other_flops``: recomputed FLOPs and the optimizer's at the peak, less skipped
+    #: ones. ``compute``: what matmul-like operators take beyond these; without a trace forward, backward and optimizer
+    #: beyond them. ``operators``: all others. ``communication``: what no computation hides. ``idle``: nothing computes,
+    #: or copies run. ``data``: data wait and transfer. ``other``: callbacks, logging, schedulers, a pipeline's bubble,
+    #: and phases that cannot be separated from these.
     rows_ns: Mapping[BudgetKey, int | None]
-    """Nanoseconds by row; None: the peak, or what filled the phases, is not known. ``model``: model FLOPs at the peak,
-    whose share is the step's MFU. ``other_flops``: recomputed FLOPs and the optimizer's at the peak, less skipped ones.
-    ``compute``: what matmul-like operators take beyond these; without a trace forward, backward and optimizer beyond
-    them. ``operators``: all others. ``communication``: what no computation hides. ``idle``: nothing computes, or copies
-    run. ``data``: data wait and transfer. ``other``: callbacks, logging, schedulers, a pipeline's bubble, and phases
-    that cannot be separated from these."""
-    notes: tuple[str, ...]
-    """Why rows are not known, in sentences."""
+    notes: tuple[str, ...]  #: Why rows are not known, in sentences.

@@ -8,19 +8,16 @@ from typing import Literal
 
 from lightning_flops.schema import codec
 
-SCHEMA_VERSION = 4  # of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes
+SCHEMA_VERSION = 4  #: Of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
     """A mean between the least and the greatest of what it is the mean of."""
 
-    average: float
-    """Total over total."""
-    maximum: float
-    """Of a single batch."""
-    minimum: float
-    """Of a single batch."""
+    average: float  #: Total over total.
+    maximum: float  #: Of a single batch.
+    minimum: float  #: Of a single batch.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -32,49 +29,36 @@ class ThroughputSummary(codec.Shown):
     """
 
     VERSION = SCHEMA_VERSION
-    schema_version: int
-    """Of the JSON: ``SCHEMA_VERSION``."""
-    batches: int
-    """Batches of this rank."""
-    reader_ratio: float | None
-    """Share of the batches' time inside the data loader; None if no wait was seen."""
-    reader_cost_sec: Spread | None
-    """Host seconds of a batch inside the data loader."""
+    schema_version: int  #: Of the JSON: ``SCHEMA_VERSION``.
+    batches: int  #: Batches of this rank.
+    reader_ratio: float | None  #: Share of the batches' time inside the data loader; None if no wait was seen.
+    reader_cost_sec: Spread | None  #: Host seconds of a batch inside the data loader.
+    #: Wall time of a batch, the wait for it included; validation, checkpoints and epoch restarts are not.
     batch_cost_sec: Spread
-    """Wall time of a batch, the wait for it included; validation, checkpoints and epoch restarts are not."""
+    #: Items per second of this rank, times the ranks that see different data; None if no batch took any time.
     ips: Spread | None
-    """Items per second of this rank, times the ranks that see different data; None if no batch took any time."""
-    ips_unit: Literal["samples/s", "batches/s"]
-    """Batches where the number of samples was not known."""
+    ips_unit: Literal["samples/s", "batches/s"]  #: Batches where the number of samples was not known.
+    #: Forward and backward of this rank, of all steps of the run; None if no step was counted.
     model_flops: int | None = None
-    """Forward and backward of this rank, of all steps of the run; None if no step was counted."""
-    hardware_flops: int | None = None
-    """What this rank's kernels executed in all steps of the run."""
+    hardware_flops: int | None = None  #: What this rank's kernels executed in all steps of the run.
+    #: Half of the 95% interval of model FLOPs and MFU, as a share. 0.0: all random checks agreed. None: under three.
     flops_error: float | None = None
-    """Half of the 95% interval of model FLOPs and MFU, as a share. 0.0: all random checks agreed. None: under three."""
-    lower_bound: bool = False
-    """FLOPs and MFU are lower bounds: an operator that may have FLOPs could not be counted."""
+    lower_bound: bool = False  #: FLOPs and MFU are lower bounds: an operator that may have FLOPs could not be counted.
+    #: Sentences on these FLOPs, and what became known of the run when its windows had been reported.
     notes: tuple[str, ...] = ()
-    """Sentences on these FLOPs, and what became known of the run when its windows had been reported."""
-    steps_counted: int = 0
-    """Steps that were counted, and all others of the same shapes where these counts agreed."""
-    steps_by_formula: int = 0
-    """Steps whose FLOPs follow from an exact formula of the batch's sizes."""
-    steps_estimated: int = 0
-    """All other steps: estimated by counted ones."""
-    checks: int = 0
-    """Steps that were counted at random and compared with what was predicted."""
+    steps_counted: int = 0  #: Steps that were counted, and all others of the same shapes where these counts agreed.
+    steps_by_formula: int = 0  #: Steps whose FLOPs follow from an exact formula of the batch's sizes.
+    steps_estimated: int = 0  #: All other steps: estimated by counted ones.
+    checks: int = 0  #: Steps that were counted at random and compared with what was predicted.
+    #: Model FLOPs over the batches' time, over the device's peak, each dtype by its own; without profiled steps.
     mfu: float | None = None
-    """Model FLOPs over the batches' time, over the device's peak, each dtype by its own; without profiled steps."""
+    #: MFU of the model FLOPs that these steps would have without padding, by the formula.
     useful_mfu: float | None = None
-    """MFU of the model FLOPs that these steps would have without padding, by the formula."""
-    tokens: int | None = None
-    """Tokens that this rank processed in all steps of the run, padding included."""
+    tokens: int | None = None  #: Tokens that this rank processed in all steps of the run, padding included.
+    #: Tokens that are no padding, as attention masks and offsets of packed sequences show.
     real_tokens: int | None = None
-    """Tokens that are no padding, as attention masks and offsets of packed sequences show."""
-    padding_ratio: float | None = None
-    """(tokens - real_tokens) / tokens"""
+    padding_ratio: float | None = None  #: (tokens - real_tokens) / tokens
+    #: Real tokens per second (or by tokens_per_sample) of unprofiled steps, times the ranks with different data.
     tokens_per_sec: float | None = None
-    """Real tokens per second (or by tokens_per_sample) of unprofiled steps, times the ranks with different data."""
+    #: Why ``mfu`` or ``useful_mfu`` is None, in a few words.
     unavailable: Mapping[str, str] = field(default_factory=dict)
-    """Why ``mfu`` or ``useful_mfu`` is None, in a few words."""
