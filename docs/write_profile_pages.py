@@ -23,26 +23,23 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import IsInstanceSchema
 
 from docs.comment_meanings import CommentMeanings
-from lightning_flops.schema.comparison import SCHEMA_VERSION as COMPARISON_VERSION
+from lightning_flops.schema.codec import Json
 from lightning_flops.schema.comparison import Comparison
-from lightning_flops.schema.profile import SCHEMA_VERSION as PROFILE_VERSION
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.throughput import SCHEMA_VERSION as THROUGHPUT_VERSION
 from lightning_flops.schema.throughput import ThroughputSummary
-from lightning_flops.schema.trace import SCHEMA_VERSION as TRACES_VERSION
 from lightning_flops.schema.trace import TracesReport
 
 FOLDER = Path(__file__).parent
 SCHEMA = FOLDER / "profile.schema.json"
 PAGE = FOLDER / "profile.md"
 
-FILES: Mapping[type, tuple[str, int]] = {
-    Profile: ("`profile.json`, `Profile.to_json()`", PROFILE_VERSION),
-    ThroughputSummary: ("`throughput.json`, `ThroughputSummary.to_json()`", THROUGHPUT_VERSION),
-    TracesReport: ("`lightning-flops trace --json`", TRACES_VERSION),
-    Comparison: ("`lightning-flops compare --json`, `Comparison.to_json()`", COMPARISON_VERSION),
+FILES: Mapping[type[Json], str] = {
+    Profile: "`profile.json`, `Profile.to_json()`",
+    ThroughputSummary: "`throughput.json`, `ThroughputSummary.to_json()`",
+    TracesReport: "`lightning-flops trace --json`",
+    Comparison: "`lightning-flops compare --json`, `Comparison.to_json()`",
 }
-"""What is written as JSON: the file or command, and the version of its shape."""
+"""What is written as JSON: the file or command."""
 
 UNITS = {
     "_flops_per_sec": "FLOP/s",
@@ -97,8 +94,8 @@ def json_schema() -> dict[str, Any]:
             shape.pop("title", None)
             if meanings[field]:
                 shape["description"] = meanings[field]
-    for record, (_, version) in FILES.items():
-        definitions[record.__name__]["properties"]["schema_version"]["const"] = version
+    for record in FILES:
+        definitions[record.__name__]["properties"]["schema_version"]["const"] = record.VERSION
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "What lightning_flops writes as JSON",
@@ -110,7 +107,7 @@ def json_schema() -> dict[str, Any]:
 def all_records() -> list[type]:
     """Every dataclass in the files, each where it is first met."""
     found: dict[type, None] = {}
-    waiting = list(FILES)
+    waiting: list[type] = list(FILES)
     while waiting:
         record = waiting.pop(0)
         if record in found:
@@ -227,9 +224,8 @@ def page() -> str:
     ]
     for record in all_records():
         lines += ["", f"## {record.__name__}", "", _escaped(_first_paragraph(record))]
-        if record in FILES:
-            where, version = FILES[record]
-            lines += ["", f"In {where}; `schema_version` {version}."]
+        if issubclass(record, Json):
+            lines += ["", f"In {FILES[record]}; `schema_version` {record.VERSION}."]
         lines += ["", "| field | type | unit | meaning |", "|---|---|---|---|"]
         hints, meanings = get_type_hints(record), field_meanings(record)
         for field in fields(record):

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from lightning_flops.analysis.formula import Formula, Sizes
 from lightning_flops.records import BucketFlops
 from lightning_flops.schema import codec
-from lightning_flops.schema.formula import SCHEMA_VERSION, FormulaReport, FormulaSize, FormulaTerm, SizedFlops
+from lightning_flops.schema.formula import FormulaReport, FormulaSize, FormulaTerm, SizedFlops
 
 _MOST_COUNTS = 40  # batches that are counted in search of a formula
 _FAR = (4, 16)  # so many times the given batch is counted when a formula is found, so that it holds for large ones, too
@@ -107,7 +107,6 @@ class FlopsFormula:
                     if numerator:
                         terms.append(FormulaTerm(bucket=bucket, dtype=dtype, powers=used, **whole))
         return FormulaReport(
-            schema_version=SCHEMA_VERSION,
             reason=self.reason,
             sizes=sizes,
             terms=tuple(terms),

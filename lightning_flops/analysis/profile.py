@@ -31,7 +31,7 @@ from lightning_flops.records import (
     StepSignature,
     WindowRecord,
 )
-from lightning_flops.schema.profile import SCHEMA_VERSION, Origin, Profile, ReportSettings
+from lightning_flops.schema.profile import Origin, Profile, ReportSettings
 from lightning_flops.schema.step import DtypeFlops, ModuleTimes, OperatorProfile, StepFlops
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import plural
@@ -78,7 +78,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     root = next((module for module in window.modules if module.name == ""), None)
     operators = _operators(cells)
     return Profile(
-        schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
         report_step=window.profile_step,  # who shows it says when
         context=context,
@@ -92,7 +91,9 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         ),
         counted_steps=tuple(step.index for step in window.counted_steps),
         timed_steps=tuple(step.index for step in timed),
-        **{name: getattr(root, name, None) for name in ("params", "trainable_params", "local_params")},
+        params=None if root is None else root.params,
+        trainable_params=None if root is None else root.trainable_params,
+        local_params=None if root is None else root.local_params,
         parameter_bytes={} if root is None else dict(root.parameter_bytes),
         micro_steps=sum(step.micro_steps for step in window.counted_steps) / steps,
         samples=samples,

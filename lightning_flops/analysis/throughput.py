@@ -6,7 +6,7 @@ from typing import Literal
 
 from lightning_flops.analysis.rates import GIVE_PEAK, padding_ratio, per_second, ratio, utilization
 from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes, StepSums
-from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, ThroughputSummary
+from lightning_flops.schema.throughput import Spread, ThroughputSummary
 
 _NO_PEAK = f"no dense peak of this device is known for every dtype of the run; {GIVE_PEAK}"
 _NO_FORMULA = "no formula gives the cost of its steps without padding"
@@ -54,7 +54,6 @@ def build_throughput(
     peak_sec = {"mfu": model_flops_peak_sec, "useful_mfu": useful_flops_peak_sec}
     shares, impossible = utilization(peak_sec, seconds.total)
     return ThroughputSummary(
-        schema_version=SCHEMA_VERSION,
         batches=totals.batches,
         reader_ratio=None if reader is None else ratio(part=reader.total, whole=seconds.total),
         reader_cost_sec=None if reader is None else _mean(reader),

@@ -36,9 +36,10 @@ def dump(value: object, *, indented: bool = True) -> str:
 
 
 class Json:
-    """A dataclass that has a JSON form."""
+    """A dataclass that has a JSON form, with its own version in ``schema_version``."""
 
     __slots__ = ()
+    VERSION: ClassVar[int]  #: It goes up whenever a field of the class or of its records changes.
 
     def to_json(self) -> str:
         """Indented JSON with the fields' names as keys; a ProfileFormatError if a number of it is not finite."""
@@ -49,7 +50,6 @@ class Shown(Json):
     """A report that shows itself by ``report``, which is found by its name when one is first shown."""
 
     __slots__ = ()
-    VERSION: ClassVar[int]
 
     @classmethod
     def from_json(cls: type[_T], text: str) -> _T:

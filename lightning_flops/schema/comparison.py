@@ -8,17 +8,12 @@ from typing import Literal
 
 from lightning_flops.schema import codec
 
-SCHEMA_VERSION = 3  #: Of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes.
-
 CONFIDENCE = 0.99  # of noise: at 95% one or two of a step's thirty parts and kernels would seem to differ in any runs
 
 #: What a difference comes from. Work: FLOPs changed, bytes changed, modules are new or gone. Efficiency: the same work,
 #: slower. Waiting: for the next batch; for communication that no computation hides, and a pipeline's bubble; of the
 #: device, for the host that prepares; for the loop, which moves batches, logs, and calls callbacks and schedulers.
 Cause = Literal["flops", "bytes", "modules", "efficiency", "data", "communication", "idle", "loop"]
-
-WORK: tuple[Cause, ...] = ("flops", "bytes", "modules")
-WAITING: tuple[Cause, ...] = ("data", "communication", "idle", "loop")
 
 
 def _sum_of(*causes: Cause) -> property:
@@ -54,9 +49,9 @@ class CausedDifference(TimeDifference):
     #: Nanoseconds by cause, without what is zero; below zero: less work, faster, less waiting. Empty of traces.
     causes: Mapping[Cause, int]
 
-    work_ns = _sum_of(*WORK)  #: Time for more work.
+    work_ns = _sum_of("flops", "bytes", "modules")  #: Time for more work.
     efficiency_ns = _sum_of("efficiency")  #: Time by which the same work is slower.
-    waiting_ns = _sum_of(*WAITING)  #: Time of more waiting.
+    waiting_ns = _sum_of("data", "communication", "idle", "loop")  #: Time of more waiting.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +126,8 @@ class ComparedRun:
 class Comparison(codec.Shown):
     """Run B held against run A; immutable."""
 
-    VERSION = SCHEMA_VERSION
-    schema_version: int = SCHEMA_VERSION  #: Version of the JSON: ``SCHEMA_VERSION``.
+    VERSION = 3
+    schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     kind: Literal["profiles", "traces"]  #: What of the runs is compared.
     a: ComparedRun  #: The run that is compared with.
     b: ComparedRun  #: The run that is compared.

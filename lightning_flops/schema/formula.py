@@ -9,8 +9,6 @@ from typing import Literal
 from lightning_flops.records import PhaseFlops
 from lightning_flops.schema import codec
 
-SCHEMA_VERSION = 3  #: Of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormulaSize:
@@ -56,7 +54,8 @@ class SizedFlops(PhaseFlops):
 class FormulaReport(codec.Json):
     """The formula, what it rests on, and the FLOPs of the sizes that were asked for."""
 
-    schema_version: int  #: Of the JSON: ``SCHEMA_VERSION``.
+    VERSION = 3
+    schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     reason: str | None  #: Why there is no formula, and every size is counted by itself; None if there is one.
     sizes: tuple[FormulaSize, ...]  #: Empty without a formula.
     #: By bucket and dtype, whose FLOPs are the sum of their terms. Empty without a formula.

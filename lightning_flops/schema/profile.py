@@ -23,8 +23,6 @@ from lightning_flops.schema.step import (
 )
 from lightning_flops.schema.trace import TracedStep
 
-SCHEMA_VERSION = 8  #: Of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes.
-
 Origin = Literal["vendor", "given", "measured"]
 
 
@@ -45,8 +43,8 @@ class ReportSettings:
 class Profile(codec.Shown):
     """One window of one rank, counted, timed and divided; immutable."""
 
-    VERSION = SCHEMA_VERSION
-    schema_version: int  #: Version of the JSON: ``SCHEMA_VERSION``.
+    VERSION = 8
+    schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     profile_step: int  #: N: the counted step is the one that began after N steps of the fit.
     report_step: int  #: The run's own x-axis value when the report came out.
     context: RunContext  #: Where the profile was taken.

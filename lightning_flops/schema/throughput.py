@@ -8,8 +8,6 @@ from typing import Literal
 
 from lightning_flops.schema import codec
 
-SCHEMA_VERSION = 4  #: Of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
@@ -28,8 +26,8 @@ class ThroughputSummary(codec.Shown):
     sums over some batches by the number of others. Here every average is a total over a total.
     """
 
-    VERSION = SCHEMA_VERSION
-    schema_version: int  #: Of the JSON: ``SCHEMA_VERSION``.
+    VERSION = 4
+    schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     batches: int  #: Batches of this rank.
     reader_ratio: float | None  #: Share of the batches' time inside the data loader; None if no wait was seen.
     reader_cost_sec: Spread | None  #: Host seconds of a batch inside the data loader.

@@ -23,8 +23,6 @@ from lightning_flops.schema.tables import (
 )
 from lightning_flops.units import plural, run_text
 
-SCHEMA_VERSION = 8  #: Of the JSON that ``to_json`` writes; it goes up whenever a field of it or of its records changes.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReport:
@@ -69,7 +67,8 @@ class TraceReport:
 class TracesReport(codec.Json):
     """The reports of one trace for each rank, and the ranks side by side."""
 
-    schema_version: int  #: Of the JSON; another one has other fields.
+    VERSION = 8
+    schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     traces: tuple[TraceReport, ...]  #: Report of each trace, by rank.
     ranks: RankComparison | None  #: Ranks side by side; None for a single trace.
     advice: tuple[Advice, ...]  #: What the traces show that holds the run back, the largest possible saving first.

@@ -14,7 +14,7 @@ from lightning_flops.analysis.rank_record import TracedRank
 from lightning_flops.analysis.stragglers import find_stragglers_in_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.comparison import TableName
-from lightning_flops.schema.trace import SCHEMA_VERSION, TracedPart, TraceReport, TracesReport
+from lightning_flops.schema.trace import TracedPart, TraceReport, TracesReport
 from lightning_flops.trace import tables
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.flops import Formulas, Peaks, find_work
@@ -125,4 +125,4 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
             comparison = replace(comparison, notes=(_UNMARKED, *comparison.notes))
     abilities = [one.abilities for one in ordered]
     advice = advise_on_traces(reports, comparison, straggler=straggler, devices=abilities, thresholds=thresholds)
-    return TracesReport(schema_version=SCHEMA_VERSION, traces=reports, ranks=comparison, advice=advice)
+    return TracesReport(traces=reports, ranks=comparison, advice=advice)
