@@ -127,26 +127,10 @@ def _records_in(hint: Any) -> Iterator[type]:
 
 
 @cache
-def _described() -> dict[str, griffe.Class]:
-    """The classes of the package by their qualified names, with what each field means."""
+def _package() -> griffe.Object | griffe.Alias:
+    """The package's classes, with what each field means."""
     extensions = griffe.Extensions(CommentMeanings())
-    package = griffe.load(
-        "lightning_flops", search_paths=[FOLDER.parent], allow_inspection=False, extensions=extensions
-    )
-    found: dict[str, griffe.Class] = {}
-
-    def visit(module: griffe.Module) -> None:
-        for member in module.members.values():
-            if member.is_alias:
-                continue
-            if isinstance(member, griffe.Class):
-                found[member.canonical_path] = member
-            elif isinstance(member, griffe.Module):
-                visit(member)
-
-    assert isinstance(package, griffe.Module)
-    visit(package)
-    return found
+    return griffe.load("lightning_flops", search_paths=[FOLDER.parent], allow_inspection=False, extensions=extensions)
 
 
 def field_meanings(record: type) -> dict[str, str]:
@@ -154,7 +138,7 @@ def field_meanings(record: type) -> dict[str, str]:
     members: dict[str, Any] = {}
     for base in reversed(record.__mro__):
         if is_dataclass(base):
-            members |= _described()[f"{base.__module__}.{base.__qualname__}"].members
+            members |= _package()[f"{base.__module__}.{base.__qualname__}".partition(".")[2]].members
     docstrings = {field.name: members[field.name].docstring for field in fields(record)}
     return {name: "" if text is None else _one_line(text.value) for name, text in docstrings.items()}
 
