@@ -56,7 +56,9 @@ def torch_state() -> dict[str, Any]:
         "callbacks of the compiler": compiler_callbacks(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "function modes": torch._C._len_torch_function_stack(),
-        "hooks on saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(False),
+        "hooks on saved tensors": getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)(
+            False
+        ),
         "profiler": torch.autograd.profiler._is_profiler_enabled,
         "kineto": torch._C._autograd._profiler_enabled(),
     }

@@ -13,6 +13,9 @@ import torch._dynamo  # adds to the warning filters when it is first imported, w
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lightning_flops.measure.counting.mode import CountingMode
+from lightning_flops.measure.torch_private import before_2_9
+from lightning_flops.measure.torch_private.needed import take
 from lightning_flops.pytorch import count_flops
 from tests.left_on_torch import torch_state_and_warnings
 
@@ -222,6 +225,22 @@ def test_compiled_code_runs_compiled_after_counting() -> None:
         with count_flops(model) if expected == 3 else nullcontext():
             model(x)
         assert len(calls) == expected
+
+
+def test_before_torch_2_9_compiled_code_runs_as_its_python_in_the_counted_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(before_2_9, "IS_HERE", True)
+    torch._dynamo.reset()
+    compilations: list[int] = []
+    model: Any = torch.compile(small_model(), backend=eager_backend_counting_compilations(compilations))
+    before = torch_state_and_warnings()
+    with count_flops(model) as counts:
+        run_step(model)
+        assert compilations == []
+    assert torch_state_and_warnings() == before
+    assert not any(CountingMode in higher.python_key_table for higher in take("torch._ops:_higher_order_ops").values())
+    assert counts.forward == 2 * 2 * 3 * 5 + 2 * 2 * 5 * 7
+    run_step(model)
+    assert compilations
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")

@@ -55,7 +55,7 @@ def put_up_hooks(
         while handles:
             handles.pop().remove()
 
-    def has_compiled(reason: Any) -> None:
+    def has_compiled(*reason: Any) -> None:
         put_up()
         compiled()
 
@@ -63,7 +63,7 @@ def put_up_hooks(
     hide(take_down)
     _silence_hook_warning(undo)
     undo.callback(take_down)
-    around_compilations(undo, lambda reason: take_down(), has_compiled)
+    around_compilations(undo, lambda *reason: take_down(), has_compiled)
     put_up()
 
 
@@ -81,8 +81,11 @@ def _quiet(ours: Callable[..., None], failed: Failed, where: str) -> Callable[..
     return call
 
 
-def around_compilations(undo: ExitStack, begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:
-    """Calls *begins* before torch compiles something and *ends* after it, until *undo* is closed."""
+def around_compilations(undo: ExitStack, begins: Callable[..., None], ends: Callable[..., None]) -> None:
+    """Calls *begins* before torch compiles something and *ends* after it, until *undo* is closed.
+
+    They are called with torch's reason; with nothing before torch 2.8.
+    """
     if (compiler := compiler_callbacks()) is not None:
         for callback in (begins, ends):
             hide(callback)  # torch holds a lock around these calls, and would take it again to compile them
@@ -92,7 +95,7 @@ def around_compilations(undo: ExitStack, begins: Callable[[Any], None], ends: Ca
         compiler.register_end_callback(ends)
 
 
-def _take_out(remove: Callable[[Any], None], callback: Callable[[Any], None]) -> None:
+def _take_out(remove: Callable[[Any], None], callback: Callable[..., None]) -> None:
     with suppress(ValueError):  # it is not there
         remove(callback)
 

@@ -26,6 +26,7 @@ from lightning_flops.measure.counting.traffic import tf32_operators
 from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.optimizer_hooks import OptimizerHooks
+from lightning_flops.measure.torch_private.before_2_9 import run_uncompiled
 from lightning_flops.measure.torch_private.needed import (
     ENGINE_ENTRY,
     NO_GRAPH_TASK,
@@ -139,6 +140,7 @@ class FlopCounter:
         """Puts up the hooks. They are global, because hooks on modules recompile blocks and switch off fused paths."""
         self._mode.runs_in_tf32 = tf32_operators()
         self._mode.counts_fake = _computes_on_fake_tensors(self._root)
+        run_uncompiled(undo, CountingMode)
         undo.callback(self._compiled.close)
         self._compiled.begin(self._mode.count_unseen)
         put_up_hooks(
