@@ -22,10 +22,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 
-from lightning_flops.records import OUTSIDE
 from tests.corpus import Network, all_networks
 
-from .counting_tools import TOOLS, Count, CountingTool, forward_calls, our_wrong_figures
+from .counting_tools import TOOLS, Count, CountingTool, our_wrong_figures
 from .machine import RESULTS, code_in_words
 from .page import described, table, write_page
 from .runner import Answer, answer_of, run_apart, start
@@ -33,9 +32,6 @@ from .runner import Answer, answer_of, run_apart, start
 logger = logging.getLogger("benchmarks.accuracy")
 
 TIMEOUT_SEC = 120.0
-
-GRADIENT_INSIDE_THE_FORWARD = frozenset({"forces_from_an_energy"})
-"""Networks whose model takes a gradient in its own forward: one call of the model is more than the forward bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +84,11 @@ def key_of(network: Network) -> str:
 
 def _row_of(network: Network) -> Row:
     expected = answer_of(lambda: network.expected, timeout_sec=TIMEOUT_SEC).value  # it is made to be asked
-    calls = answer_of(partial(forward_calls, network), timeout_sec=TIMEOUT_SEC)
-    outside = expected.by_module.get(OUTSIDE)
-    forward = expected.forward - (outside.forward if outside is not None else 0)
-    one_call = calls.value == 1 and network.name not in GRADIENT_INSIDE_THE_FORWARD
-    total = expected.phases.total
+    forward, total = expected.forward, expected.phases.total
     return Row(
         name=key_of(network),
-        forward_truth=forward if one_call else None,
-        step_truth=total if total != expected.forward else None,
+        forward_truth=forward if network.one_call else None,
+        step_truth=total if total != forward else None,
     )
 
 
@@ -107,14 +99,7 @@ def _ask_all(tool: CountingTool, networks: Sequence[Network]) -> list[tuple[Answ
 
 
 def _ask(count: Count, network: Network) -> Answer:
-    def measure() -> int:
-        example = network.example()
-        try:
-            return count(example)
-        finally:
-            example.teardown()
-
-    return answer_of(measure, timeout_sec=TIMEOUT_SEC)
+    return answer_of(lambda: count(network.example()), timeout_sec=TIMEOUT_SEC)
 
 
 # ---- the report
@@ -170,9 +155,8 @@ def report(
         *described(__doc__, *packages, code=code),
         f"""## One forward
 
-{len(forward_rows)} of {len(rows)} networks. The others have no such truth: their step is not one call of the model
-(functional transforms, accumulation), or the model takes a gradient in its own forward
-({", ".join(sorted(GRADIENT_INSIDE_THE_FORWARD))}).
+{len(forward_rows)} of {len(rows)} networks. The others have no such truth: their forward is more than one call of the
+model (accumulation, a loss outside of it), or the model takes a gradient in its own forward.
 """,
         *table(columns, [summary_row(n, [(r.forward.get(n), r.forward_truth) for r in forward_rows]) for n in names]),
         f"""

@@ -1,23 +1,19 @@
 """Small programs, each with one cause of slowness planted that its remedy takes away, and clean ones without any.
 
-Each trains under the profiler and then alone: `report` sends what the profiler advised and how long a sample took
+Each trains under the profiler and then alone: `report` says what the profiler advised and how long a sample took
 after its window. The remedy is the one that the advice words, with the workers that it names.
 """
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, redirect_stderr
 from functools import partial
-from io import StringIO
 from itertools import chain, islice, repeat
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,10 +166,17 @@ def dropout(workers: int | None) -> Program:
     return Program(perceptron(partial(nn.Dropout, 0.1 if workers is None else 0.0)), same(256, 384), 256)
 
 
+def keep_busy(cores: int) -> list[Any]:
+    """Processes that keep so many cores busy, until they or this process end."""
+    processes = [FORK.Process(target=deque, args=(repeat(None), 0), daemon=True) for _ in range(cores)]
+    for process in processes:
+        process.start()
+    return processes
+
+
 def starved(workers: int | None) -> Program:
     """As many busy processes as there are cores, twice."""
-    for _ in range(0 if workers is not None else 2 * (os.cpu_count() or 1)):
-        FORK.Process(target=deque, args=(repeat(None), 0), daemon=True).start()
+    keep_busy(0 if workers is not None else 2 * (os.cpu_count() or 1))
     return Program(perceptron(width=512), same(256, 512), 256)
 
 
@@ -251,12 +254,10 @@ def run(program: Program, keep: Path | None) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
 
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        profiler = stack.enter_context(
-            profile_training(program.model, optimizer, profile_step=3, log_dir=folder, html=False)
-        )
-        steps(_WINDOW_STEPS)
+    with tempfile.TemporaryDirectory() as folder:
+        settings: dict[str, Any] = {"profile_step": 3, "log_dir": folder, "html": False}
+        with profile_training(program.model, optimizer, **settings) as profiler:
+            steps(_WINDOW_STEPS)
     profile = profiler.profile
     if keep is not None and profile is not None:
         keep.write_text(profile.to_json())
@@ -268,28 +269,24 @@ def run(program: Program, keep: Path | None) -> dict[str, Any]:
         count += STEPS_AFTER
     seconds = (time.perf_counter() - began) / count / program.samples
     advice = [] if profile is None else [[one.rule, one.fact, one.remedy, one.ceiling] for one in profile.advice]
-    return {"seconds": seconds, "advice": advice, "profiled": profile is not None}
+    return {"seconds": seconds, "advice": advice}
 
 
-def report(pipe: Connection, name: str, obey: int | None, keep: Path | None) -> None:
-    """Run the program *name* and send what it found; with *obey*, under its remedy with so many workers."""
+def report(name: str, obey: int | None, keep: Path | None) -> dict[str, Any]:
+    """What the program *name* found; with *obey*, under its remedy with so many workers."""
     ranks = 2 if name == "late_rank" else 1
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + os.getpid() % 20_000)}
-    others = [FORK.Process(target=_report, args=(None, name, obey, None, rank, ranks)) for rank in range(1, ranks)]
+    others = [FORK.Process(target=_report, args=(name, obey, None, rank, ranks)) for rank in range(1, ranks)]
     for other in others:
         other.start()
-    _report(pipe, name, obey, keep, 0, ranks)
+    found = _report(name, obey, keep, 0, ranks)
     for other in others:
         other.join()
+    return found
 
 
-def _report(pipe: Connection | None, name: str, obey: int | None, keep: Path | None, rank: int, ranks: int) -> None:
+def _report(name: str, obey: int | None, keep: Path | None, rank: int, ranks: int) -> dict[str, Any]:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    multiprocessing.set_start_method("fork", force=True)  # of loaders' workers, as where no server has started us
-    logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    with redirect_stderr(StringIO()):
-        found = run(PLANTED[name][0](obey) if name in PLANTED else CLEAN[name](), keep)
-    if pipe is not None:
-        pipe.send(found)
+    return run(PLANTED[name][0](obey) if name in PLANTED else CLEAN[name](), keep)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -22,8 +21,6 @@ from torch import nn
 from lightning_flops.pytorch import count_flops
 from lightning_flops.records import PhaseFlops
 from tests.corpus.case import Example, Network, forward_in_inference_mode, forward_without_grad, tensors_in
-
-MULTIPLY_ADD = 2  # FLOPs of one multiply-add
 
 Count = Callable[[Example], int]
 
@@ -53,35 +50,15 @@ def _grad_mode(example: Example) -> AbstractContextManager[Any]:
 # ---- this project and torch's counter
 
 
-def forward_calls(network: Network) -> int:
-    """How often the network's step calls the model with the example's inputs.
-
-    A truth for "one forward" exists only where this is 1: a step that accumulates gradients, or calls the model through
-    a functional transform, has no such call.
-    """
-    example = network.example()
-    try:
-        with patch.object(Example, "forward", autospec=True, side_effect=Example.forward) as forward:
-            example.run()
-    finally:
-        example.teardown()
-    return forward.call_count
-
-
 def our_wrong_figures(network: Network) -> int:
     """How many figures of the network this project gets wrong: buckets, what masked attention skips, modules."""
-    example = network.example()
-    expected = network.expected
-    try:
-        with count_flops(example.model) as counts:
-            example.run()
-    finally:
-        example.teardown()
+    example, expected = network.example(), network.expected
+    with count_flops(example.model) as counts:
+        example.run()
     by_module = counts.by_module()
-    phases = ("forward", "backward", "recompute", "optimizer")
-    wrong = int(counts.skipped != expected.skipped)
-    wrong += sum(int(getattr(counts, phase) != getattr(expected.phases, phase)) for phase in phases)
-    return wrong + sum(by_module.get(name, PhaseFlops()) != flops for name, flops in expected.by_module.items())
+    pairs: list[tuple[Any, Any]] = [(counts.total, expected.phases), (counts.skipped, expected.skipped)]
+    pairs += [(by_module.get(name, PhaseFlops()), flops) for name, flops in expected.by_module.items()]
+    return sum(seen != truth for seen, truth in pairs)
 
 
 def _asked(example: Example, counter: Any, *, whole_step: bool) -> Any:
@@ -93,8 +70,7 @@ def _asked(example: Example, counter: Any, *, whole_step: bool) -> Any:
 
 def _ours(example: Example, *, whole_step: bool) -> int:
     counts = _asked(example, count_flops(example.model), whole_step=whole_step)
-    total = counts.forward + counts.backward + counts.recompute + counts.optimizer
-    return int(total if whole_step else counts.forward)
+    return int(counts.total.total if whole_step else counts.forward)
 
 
 def _torch_counter(example: Example, *, whole_step: bool) -> int:
@@ -162,7 +138,7 @@ def _flops(macs_of: Callable[[Example], float], times: int = 1) -> Count:
 
     def count(example: Example) -> int:
         with _grad_mode(example):
-            return times * round(MULTIPLY_ADD * macs_of(example))
+            return times * round(2 * macs_of(example))
 
     return count
 
@@ -224,9 +200,7 @@ def _by_keyword(example: Example) -> tuple[nn.Module, dict[str, Any]]:
 def _tensors_alone(example: Example) -> tuple[nn.Module, Mapping[str, Any]]:
     """The model with every keyword that is no tensor filled in, and the other keywords."""
     fixed, tensors = _apart(example)
-    if not fixed:
-        return example.model, example.kwargs
-    return _PassedOn(example.model, lambda module, *inputs, **more: module(*inputs, **more, **fixed)), tensors
+    return _PassedOn(example.model, partial(nn.Module.__call__, **fixed)) if fixed else example.model, tensors
 
 
 _PTFLOPS_HOW = '`get_model_complexity_info(..., backend="{}")`, MACs × 2'

@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.pytorch import count_flops, count_offline
+from tests.corpus.case import tensors_in
 
 from . import zoo_timm, zoo_transformers
 from .machine import RESULTS, code_in_words, usable_cores
@@ -76,7 +77,7 @@ def _step(model: nn.Module, batch: Mapping[str, Any], *, autocast: bool, oracle:
     model.zero_grad()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         output = model(**batch)
-    roots = [tensor for tensor in zoo_transformers.outputs(output) if tensor.requires_grad]
+    roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
     with oracle.in_backward() if oracle else nullcontext():
         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.corpus.case import tensors_in
+
 BATCH, TOKENS, VOCABULARY = 2, 12, 160
 
 NUMBERS: tuple[tuple[int, str], ...] = (
@@ -121,7 +123,7 @@ def build(architecture: str, *, attention: str) -> tuple[nn.Module, dict[str, An
         except Exception as error:
             errors.append(error)
             continue
-        if any(True for _ in outputs(output)):
+        if any(True for _ in tensors_in(output)):
             return model, batch
     raise errors[0] if errors else ValueError(f"no batch for a model whose input is {model.main_input_name}")
 
@@ -284,15 +286,3 @@ def checkpointing(model: Any, checkpoint: Callable[..., Any]) -> Iterator[None]:
     model._set_gradient_checkpointing(True, checkpoint)
     yield
     model._set_gradient_checkpointing(False)
-
-
-def outputs(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in what a forward returns."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from outputs(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from outputs(item)

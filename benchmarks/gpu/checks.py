@@ -110,16 +110,16 @@ def within(
     return _row(claim, text, abs(found - truth) <= limit, f"± {_number(limit, unit, scale)}")
 
 
-def at_most(claim: str, seen: float | None, limit: float, *, unit: str = "", scale: float = 1) -> Row:
-    """*seen* is to be no more than *limit*; None misses."""
+def at_most(
+    claim: str, seen: float | None, limit: float, *, unit: str = "", scale: float = 1, least: bool = False
+) -> Row:
+    """*seen* is to be no more than *limit*, or with *least* no less; None misses."""
     found = math.nan if seen is None else seen
-    return _row(claim, _number(found, unit, scale), found <= limit, f"≤ {_number(limit, unit, scale)}")
+    met = found >= limit if least else found <= limit
+    return _row(claim, _number(found, unit, scale), met, f"{'≥' if least else '≤'} {_number(limit, unit, scale)}")
 
 
-def at_least(claim: str, seen: float | None, limit: float, *, unit: str = "", scale: float = 1) -> Row:
-    """*seen* is to be no less than *limit*; None misses."""
-    found = math.nan if seen is None else seen
-    return _row(claim, _number(found, unit, scale), found >= limit, f"≥ {_number(limit, unit, scale)}")
+at_least = partial(at_most, least=True)
 
 
 def holds(claim: str, met: bool, seen: str) -> Row:
