@@ -46,10 +46,10 @@ class Row:
     step: dict[str, Answer] = field(default_factory=dict)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, writes the report, and returns 0."""
+def main() -> None:
+    """Measures, writes the report."""
     names = [tool.name for tool in TOOLS]
-    options = start(__file__, __doc__, RESULTS / "accuracy.md", arguments, networks="", tools=names)
+    options = start(__file__, __doc__, RESULTS / "accuracy.md", networks="", tools=names)
     code, began = code_in_words(), time.monotonic()
     networks = [network for network in all_networks() if options.networks in key_of(network)]
     import_module("torch._dynamo")  # which torch imports when the first dispatch mode is entered
@@ -74,7 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 row.step[tool.name] = step
         logger.info("%s, %.0f s", tool.name, time.monotonic() - began)
     write_page(options.output, report(rows, tools, wrong, code=code))
-    return 0
 
 
 def key_of(network: Network) -> str:
@@ -198,4 +197,4 @@ def ratio_table(rows: Sequence[Row], tools: Sequence[str], *, step: bool) -> lis
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -154,10 +154,10 @@ def gates() -> Iterator[str]:
             yield f"- {which}: `{gate}` of two identical runs fails in {failed}, is open in {open_}."
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the passes that the command line asks for, write the page from all records there are, and return 0."""
+def main() -> None:
+    """Run the passes that the command line asks for, write the page from all records there are."""
     options = start(
-        __file__, __doc__, RESULTS / "advice.md", arguments,
+        __file__, __doc__, RESULTS / "advice.md",
         runs=20, only=list(_PASSES), programs=[*PLANTED, *CLEAN], records=str(RECORDS),
     )  # fmt: skip
     import_module("torch._dynamo")  # once, not in each program's process
@@ -170,8 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kept.append(one)
             records.write_text("".join(json.dumps(one) + "\n" for one in kept))
     write_page(options.output, page(kept))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

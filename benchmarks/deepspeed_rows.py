@@ -112,7 +112,7 @@ def lightnings_self() -> None:
     from lightning.pytorch.strategies import DeepSpeedStrategy
     from torch.utils.data import DataLoader, TensorDataset
 
-    from .workloads import quiet_trainer
+    from tests.lightning.nets import ROOT, new_trainer
 
     class Net(LightningModule):
         def __init__(self) -> None:
@@ -141,7 +141,7 @@ def lightnings_self() -> None:
             super(DeepSpeedStrategy, self).setup_environment()
 
     config = {"zero_allow_untested_optimizer": True, "flops_profiler": BLOCK}
-    trainer = quiet_trainer(".", strategy=OnCpu(config=config, process_group_backend="gloo"))
+    trainer = new_trainer(ROOT, ".", strategy=OnCpu(config=config, process_group_backend="gloo"))
     trainer.fit(Net(), DataLoader(TensorDataset(torch.ones(16 * BATCH, WIDTH)), batch_size=BATCH))
     print("trained to the end")
 

@@ -8,7 +8,6 @@ this project reports are compared with those worked out by hand, and a differenc
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -16,6 +15,8 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+
+from tests.ranks import DEEPSPEED_ON_CPU, environment_of_ranks
 
 from .deepspeed_rows import ROWS
 from .machine import ONE_THREAD, ROOT, ran_in_words
@@ -52,17 +53,8 @@ def run_row(name: str, *, ours: bool, folder: Path) -> tuple[int, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        **ONE_THREAD,
-        "PYTHONWARNINGS": "ignore",
-        "CUDA_VISIBLE_DEVICES": "",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(ROWS[name].ranks),
-        "PYTHONPATH": str(ROOT),
-        "TORCH_EXTENSIONS_DIR": str(ROOT / ".cache" / "torch_extensions"),
-    }
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ROWS[name].ranks)}
+    environment = environment_of_ranks({**ONE_THREAD, **DEEPSPEED_ON_CPU, "PYTHONWARNINGS": "ignore", **job})
     processes, command = [], [sys.executable, *command_of(name, ours=ours)]
     for rank in range(ROWS[name].ranks):
         variables = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}

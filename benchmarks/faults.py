@@ -9,6 +9,7 @@ Each trial draws from a generator seeded by its number, which is printed with it
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 import sys
@@ -25,11 +26,12 @@ import torch
 
 import lightning_flops
 from lightning_flops.run.run import close_quietly, safe
+from tests.listening import listening
 from tests.same_training import SEAMED, Kind
 
 from .machine import RESULTS
 from .page import described, table, write_page
-from .runner import Answer, answer_of, heard, start
+from .runner import Answer, answer_of, start
 
 _FOLDER = f"{Path(lightning_flops.__file__).resolve().parent}{os.sep}"
 _TRIAL_SEC = 300.0
@@ -95,8 +97,9 @@ def _is_inside_a_hook(frame: FrameType | None) -> bool:
 def _outcome(kind: Kind, *, profiled: bool, at: int | None) -> dict[str, Any]:
     """All that can be seen of one training, what this package said, and the line of ours at which it failed."""
     torch.set_num_threads(1)
+    logging.getLogger("lightning_flops").setLevel(logging.WARNING)
     wire, raised, seen = Tripwire(at), "", dict[str, Any]()
-    with heard() as said, tempfile.TemporaryDirectory() as folder:
+    with listening("lightning_flops", level=logging.WARNING) as said, tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
             with wire:
@@ -156,11 +159,9 @@ def _rows(name: str, seed: int, faults: Sequence[tuple[int, Fault]]) -> list[lis
     ]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Try the trainings that were asked for, print what came out and write it; 0 whatever came out."""
-    options = start(
-        __file__, __doc__, RESULTS / "faults.md", arguments, trainings=list(TRAININGS), seconds=900.0, seed=1, only=-1
-    )
+def main() -> None:
+    """Try the trainings that were asked for, print what came out and write it."""
+    options = start(__file__, __doc__, RESULTS / "faults.md", trainings=list(TRAININGS), seconds=900.0, seed=1, only=-1)
     figures, lists = list[list[object]](), list[str]()
     for name in options.trainings:
         lines, faults, tried = Lines(TRAININGS[name]), list[tuple[int, Fault]](), 0
@@ -182,8 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(page))
     if options.only < 0:
         write_page(options.output, page)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

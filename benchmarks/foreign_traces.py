@@ -150,9 +150,9 @@ def row_of(path: Path, folder: Path) -> tuple[list[str], bool]:
     return [path.name, "read", *cells, most, str(impossible)], right and not impossible
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """The table of all files below a folder; 1 if something is wrong."""
-    options = start(__file__, __doc__, RESULTS / "foreign_traces.md", arguments, folder="")
+    options = start(__file__, __doc__, RESULTS / "foreign_traces.md", folder="")
     names = sorted(Path(options.folder).rglob("*.json*"))
     files = [one for one in names if one.is_file() and one.name.endswith((".json", ".json.gz"))]
     with tempfile.TemporaryDirectory() as folder:

@@ -34,12 +34,12 @@ from lightning_flops.measure.recorder import Recorder
 from lightning_flops.records import WindowRecord
 from lightning_flops.run import reports as run_reports
 from lightning_flops.run import window as run_window
+from tests.lightning.nets import ROOT, new_trainer
 
 from .machine import RESULTS
 from .page import described, table, write_section
 from .ratios import Estimate, Target, difference
 from .runner import start
-from .workloads import encoder, quiet_trainer, sized
 
 PHASES = ("forward", "backward", "optimizer")
 RELATIVE_LIMIT = 0.02
@@ -49,10 +49,21 @@ FIRST_STEPS = 10
 Phases = tuple[float, float, float]  # Seconds of forward, backward and optimizer
 
 
+def _sized(*sizes: int) -> nn.Module:
+    """Linear layers between *sizes*, with tanh behind each."""
+    return nn.Sequential(*(part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.Tanh())))
+
+
+def _encoder() -> nn.Module:
+    """Two layers of a transformer's encoder."""
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    "large": (lambda: encoder(256, 2), (4, 128, 256), 200),
-    "medium": (lambda: sized(*[256] * 7), (64, 256), 400),
-    "tiny": (lambda: sized(16, 16, 16), (8, 16), 600),
+    "large": (_encoder, (4, 128, 256), 200),
+    "medium": (lambda: _sized(*[256] * 7), (64, 256), 400),
+    "tiny": (lambda: _sized(16, 16, 16), (8, 16), 600),
 }
 """Each model, the shape of its batches, and how many pairs are taken."""
 
@@ -220,9 +231,9 @@ def measured(net: StampedNet, planned: Sequence[bool], window: WindowRecord) -> 
     return pairs, first, [one.total for one in timed.values()]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, writes its section of the results, and returns 0."""
-    options = start(__file__, __doc__, RESULTS / "time.md", arguments, models=list(MODELS), pairs=0)
+def main() -> None:
+    """Measures, writes its section of the results."""
+    options = start(__file__, __doc__, RESULTS / "time.md", models=list(MODELS), pairs=0)
     rows: list[list[object]] = []
     for name in options.models:
         make, shape, number = MODELS[name]
@@ -232,7 +243,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     columns = ["model", "whose", ">pairs", "phase", ">plain, ms", ">difference, µs", ">relative", "target"]
     lines = [*described(__doc__, "torch", "lightning", level="##"), *table(columns, rows)]
     write_section(options.output, "phase_times", lines)
-    return 0
 
 
 def _of_one_fit(model: nn.Module, shape: Sequence[int], number: int) -> Pairs:
@@ -241,7 +251,7 @@ def _of_one_fit(model: nn.Module, shape: Sequence[int], number: int) -> Pairs:
     batches: Any = [torch.randn(*shape)] * (FIRST_STEPS + 10 + len(planned))
     callback = FlopsProfilerCallback(profile_step=FIRST_STEPS, timing_steps=number, trace=False, monitor=False)
     with tempfile.TemporaryDirectory() as folder, recorders(planned) as windows:
-        quiet_trainer(folder, callback).fit(net, DataLoader(batches, batch_size=None))
+        new_trainer(ROOT, folder, callback).fit(net, DataLoader(batches, batch_size=None))
     return measured(net, planned, *windows)[0]
 
 
@@ -257,4 +267,4 @@ def _cells(pairs: Pairs, phase: str, *, plain: bool = False) -> list[object]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -24,27 +24,27 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, profile_training
+from tests.lightning.nets import ROOT, new_trainer
 
 from .machine import RESULTS
 from .page import described, table, write_section
 from .ratios import Target, difference
 from .runner import in_rounds, start
-from .workloads import quiet_trainer
 
 OVER_BARE = Target(limit=60, unit="µs")
 STEPS, UNSEEN_STEPS, LOG_EVERY = 800, 200, 50
 NO_WINDOW = {"profile_step": 1_000_000}
-BARE, BARE_AGAIN, MONITOR = "bare", "bare again", "monitor=True"
+BARE = "bare"
 Settings = dict[str, Any] | None
 ARMS: Mapping[str, Settings] = {
     BARE: None,
-    BARE_AGAIN: None,
-    MONITOR: NO_WINDOW,
+    "bare again": None,
+    "monitor=True": NO_WINDOW,
     "timer_only=True": {**NO_WINDOW, "timer_only": True},
 }
 
@@ -107,22 +107,11 @@ def own_loop(net: SmallNet, settings: Settings, **_: Any) -> None:
             optimizer.zero_grad()
 
 
-class _Unwritten(Logger):
-    """A logger that writes nothing: what is measured is not what writing costs."""
-
-    name = version = ""
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        pass
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-
 def lightning(net: SmallNet, settings: Settings, *, folder: Path) -> None:
     """A fit of Lightning's."""
     callbacks = [] if settings is None else [FlopsProfilerCallback(**settings)]
-    quiet_trainer(folder, *callbacks, logger=_Unwritten(), log_every_n_steps=LOG_EVERY).fit(net, _batches())
+    trainer = new_trainer(ROOT, folder, *callbacks, logger=DummyLogger(), log_every_n_steps=LOG_EVERY)
+    trainer.fit(net, _batches())
 
 
 def transformers(net: SmallNet, settings: Settings, *, folder: Path) -> None:
@@ -169,9 +158,9 @@ def _rows(name: str, rounds: int, folder: Path) -> list[list[object]]:
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, writes its section of the results, and returns 0."""
-    options = start(__file__, __doc__, RESULTS / "time.md", arguments, rounds=20)
+def main() -> None:
+    """Measures, writes its section of the results."""
+    options = start(__file__, __doc__, RESULTS / "time.md", rounds=20)
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in TRAININGS:
@@ -179,8 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     columns = ["training", "arm", ">CPU", ">over bare", ">wall", ">over bare", "target: mean CPU over bare"]
     lines = [*described(__doc__, "torch", "lightning", "transformers", level="##"), *table(columns, rows)]
     write_section(options.output, "step_cost", lines)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

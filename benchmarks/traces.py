@@ -142,11 +142,9 @@ def rival_section(path: Path, python: str, rounds: int) -> list[str]:
     ]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the files, reads them, writes the sections, and returns 0."""
-    options = start(
-        __file__, __doc__, RESULTS / "traces.md", arguments, bytes=1_000_000_000, rounds=5, hta=sys.executable
-    )
+def main() -> None:
+    """Writes the files, reads them, writes the sections."""
+    options = start(__file__, __doc__, RESULTS / "traces.md", bytes=1_000_000_000, rounds=5, hta=sys.executable)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         write_trace(path, options.bytes)
@@ -154,8 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_trace(path, options.bytes // 10)
         lines += ["", *rival_section(path, options.hta, options.rounds)]
     write_page(options.output, lines)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -18,7 +18,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -146,9 +146,9 @@ def row_of(library: str, architecture: str, *, seconds: float) -> Row:
     return row
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Counts, writes the table, and returns 1 if a count is wrong."""
-    options = start(__file__, __doc__, None, arguments, only="", seconds=120.0, jobs=usable_cores(), records="")
+    options = start(__file__, __doc__, None, only="", seconds=120.0, jobs=usable_cores(), records="")
     code, began = code_in_words(), time.monotonic()
     asked = [
         (library, architecture)
