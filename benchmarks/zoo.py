@@ -1,9 +1,12 @@
 """Hundreds of architectures, each counted beside an oracle of its Python calls: forward, backward and recompute.
 
 ``make bench-zoo`` installs transformers and timm beside this project and runs this. Every architecture is a tiny model
-of random weights, nothing is downloaded. Each is counted five ways: with eager attention, with torch's fused attention
-(sdpa), with activation checkpointing, under autocast, and by ``count_offline``, which must say what the eager count
-says. The first four are held to ``zoo_oracle.CallOracle``, which shares no mechanism and no formula with the counter.
+of random weights, in training without dropout, on a batch of two; nothing is downloaded. Each is counted five ways:
+with eager attention, with torch's fused attention (sdpa), with activation checkpointing, under autocast (bfloat16), and
+by ``count_offline``, which computes on shapes and must say what the eager count says. The first four are held to
+``zoo_oracle.CallOracle``, which shares no mechanism and no formula with the counter: it sees the Python calls
+(``torch.matmul``, ``F.linear``, …) instead of the operators, and works out from their shapes what they, their gradients
+and their repetition cost.
 
 It writes ``benchmarks/results/zoo.md``. ``--only llama`` takes the architectures whose name that regular expression
 finds, ``--seconds 30`` gives each architecture less time; then the table is printed, unless there is an ``--output``.
@@ -165,7 +168,7 @@ def main() -> int:
     logger.info("%.0f s", time.monotonic() - began)
     if options.records:
         Path(options.records).write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
-    page = report(rows, code=code, only=options.only)
+    page = report(rows, about=__doc__, code=code, only=options.only)
     output = options.output or (None if options.only else RESULTS / "zoo.md")
     if output is None:
         print("\n".join(page))

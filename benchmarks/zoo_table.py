@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .machine import ran_in_words
-from .page import table
+from .page import described, table
 
 Verdict = Literal["exact", "explained", "wrong", "not run"]
 Figures = tuple[int, int, int]  # Forward, backward and recompute FLOPs
@@ -120,7 +119,7 @@ def why_not(error: str) -> str:
     return error
 
 
-def report(rows: Sequence[Row], *, code: str, only: str = "") -> list[str]:
+def report(rows: Sequence[Row], *, about: str | None, code: str, only: str = "") -> list[str]:
     """The lines of the page; *only* is the part of the zoo that was asked for, where that was not everything."""
     ran = [row for row in rows if row.verdict != "not run"]
     by_way = {way: Counter(row.verdict_of(way)[0] for row in ran) for way in WAYS}
@@ -128,23 +127,13 @@ def report(rows: Sequence[Row], *, code: str, only: str = "") -> list[str]:
     compared = counts.total() - counts["not run"]
     libraries = Counter(row.library for row in ran)
     those = " and ".join(f"{count} of {library}" for library, count in libraries.items())
-    command = f"python -m benchmarks.zoo --only '{only}'` (a part of it)" if only else "make bench-zoo` (all of it)"
     verdicts: tuple[Verdict, ...] = ("exact", "explained", "wrong", "not run")
     return [
-        f"""# The zoo: {len(ran)} architectures beside an oracle of their Python calls
-
-Written by `{command}: {ran_in_words(("torch", "transformers", "timm"), code=code)}
-
-{len(ran)} architectures ran ({those}; {len(rows) - len(ran)} more did not, and say why below): {compared:,} counts,
-**{counts["exact"]:,} exact, {counts["explained"]:,} explained, {counts["wrong"]:,} wrong**. Exact means that forward,
-backward and recompute FLOPs are each the oracle's to the last FLOP, and that the counter does not call them lower
-bounds.
-
-Every architecture is a tiny model of random weights, in training without dropout, on a batch of two. It is counted
-with eager attention, with torch's fused attention (sdpa), with activation checkpointing, and under autocast (bfloat16),
-each beside an oracle that sees the Python calls (`torch.matmul`, `F.linear`, `F.conv2d`, …) instead of the operators,
-and works out from their shapes what they, their gradients and their repetition cost; `benchmarks/zoo_oracle.py` is all
-of it. The last column holds `count_offline`, which computes on shapes, to the count of the step that ran.
+        *described(about, "torch", "transformers", "timm", code=code),
+        f"""{len(ran)} architectures ran ({those}; {len(rows) - len(ran)} more did not, and say why below): {compared:,}
+counts, **{counts["exact"]:,} exact, {counts["explained"]:,} explained, {counts["wrong"]:,} wrong**. Exact means that
+forward, backward and recompute FLOPs are each the oracle's to the last FLOP, and that the counter does not call them
+lower bounds.{f" A part of the zoo: `--only '{only}'`." if only else ""}
 """,
         *table(["", *(f">{v}" for v in verdicts)], [[way, *(of[v] for v in verdicts)] for way, of in by_way.items()]),
         *_reasons("explained", ran),

@@ -13,13 +13,13 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import nn
 
-BATCH = 2
+from .zoo_transformers import BATCH, first_that_runs
 
 _MODELS = """
     beit:beit_base_patch16_224 byoanet:eca_botnext26ts_256 byobnet:test_byobnet cait:cait_xxs24_224
@@ -72,31 +72,19 @@ def build(architecture: str, *, attention: str) -> tuple[nn.Module, dict[str, An
     import timm
 
     timm.layers.set_fused_attn(attention == "sdpa")
-    errors: list[Exception] = []
-    for smaller in SMALLER:
-        torch.manual_seed(0)
-        try:
-            model = timm.create_model(MODELS[architecture], pretrained=False, num_classes=10, **smaller)
-        except Exception as error:
-            errors.append(error)
-            continue
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-            elif type(module).__name__ == "DropPath":
-                module.drop_prob = 0.0
-        model.train()
+
+    def models() -> Iterator[Any]:
+        for smaller in SMALLER:
+            torch.manual_seed(0)
+            with suppress(Exception) if smaller else nullcontext():
+                yield timm.create_model(MODELS[architecture], pretrained=False, num_classes=10, **smaller)
+
+    def batches_of(model: Any) -> Iterator[dict[str, Any]]:
         for side in (*SIDES, model.default_cfg["input_size"][-1]):
             image = torch.randn(BATCH, 3, side, side, generator=torch.Generator().manual_seed(1))
-            batch = {type(model).forward.__code__.co_varnames[1]: image}
-            try:
-                with torch.no_grad():
-                    model(**batch)
-            except Exception as error:
-                errors.append(error)
-            else:
-                return model, batch
-    raise errors[-1]
+            yield {type(model).forward.__code__.co_varnames[1]: image}
+
+    return first_that_runs(models(), batches_of)
 
 
 @contextmanager

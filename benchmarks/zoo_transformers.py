@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -111,21 +111,31 @@ def build(architecture: str, *, attention: str) -> tuple[nn.Module, dict[str, An
     torch.manual_seed(0)
     config._attn_implementation = attention
     model = model_class._from_config(config, attn_implementation=attention)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    model.train()
-    errors = []
-    for batch in batches_for(model, config):
-        try:
-            with torch.no_grad():
-                output = model(**batch)
-        except Exception as error:
-            errors.append(error)
-            continue
-        if any(True for _ in tensors_in(output)):
-            return model, batch
-    raise errors[0] if errors else ValueError(f"no batch for a model whose input is {model.main_input_name}")
+    return first_that_runs([model], lambda model: batches_for(model, config))
+
+
+def first_that_runs(
+    models: Iterable[Any], batches_of: Callable[[Any], Iterable[dict[str, Any]]]
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The first of *models* in training, without dropout, that runs with one of its batches, and that batch."""
+    errors = list[Exception]()
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            elif type(module).__name__ == "DropPath":
+                module.drop_prob = 0.0
+        model.train()
+        for batch in batches_of(model):
+            try:
+                with torch.no_grad():
+                    output = model(**batch)
+            except Exception as error:
+                errors.append(error)
+                continue
+            if any(True for _ in tensors_in(output)):
+                return model, batch
+    raise errors[0] if errors else ValueError("there is no batch for this model")
 
 
 def small_config(architecture: str) -> Any:
