@@ -197,7 +197,6 @@ bench-zoo: $(BENCH_VENV)/.installed-zoo
 		$(if $(RECORDS),--records '$(RECORDS)')
 
 bench-time: $(BENCH_VENV)/.installed-bench
-	$(BENCH_VENV)/bin/python -m benchmarks.phase_times
 	$(BENCH_VENV)/bin/python -m benchmarks.step_cost
 
 # Writes benchmarks/results/advice.md anew; RUNS=6 ONLY=quiet takes up to twenty minutes on two cores.

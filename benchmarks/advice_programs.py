@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_flops.pytorch import profile_training
+from tests.corpus.case import Parts
 
 FORK = multiprocessing.get_context("fork")
 STEPS_AFTER, SECONDS_AFTER = 20, 0.5
@@ -208,16 +209,8 @@ PLANTED: dict[str, tuple[Callable[[int | None], Program], str]] = {
 """Programs with the rule that knows their cause, or the beginning of its name."""
 
 
-class Last(nn.Module):
-    """The output of a recurrent layer."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Without the state."""
-        return self.layer(rows)[0]  # type: ignore[no-any-return]
+def _lstm() -> nn.Module:
+    return Parts(lambda net, rows: net.layer(rows)[0], layer=nn.LSTM(64, 64, batch_first=True))
 
 
 def _encoder() -> nn.Module:
@@ -233,7 +226,7 @@ CLEAN: dict[str, Callable[[], Program]] = {
     "convolutions": lambda: Program(
         nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3)), same(8, 3, 48, 48), 8
     ),
-    "lstm": lambda: Program(Last(nn.LSTM(64, 64, batch_first=True)), same(16, 32, 64), 16),
+    "lstm": lambda: Program(_lstm(), same(16, 32, 64), 16),
     "encoder": lambda: Program(nn.Sequential(_encoder(), _encoder()), same(8, 64, 128), 8, _adamw),
     "wide": lambda: Program(perceptron(width=1024, layers=2), same(64, 1024), 64),
     "small": lambda: Program(perceptron(nn.Tanh, width=96, layers=2), same(512, 96), 512),

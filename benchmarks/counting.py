@@ -18,12 +18,12 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_flops.pytorch import count_flops
 from tests.corpus import Example
-from tests.corpus.case import tensors_in
+from tests.corpus.case import Parts, tensors_in
 
 from .machine import RESULTS, code_in_words
 from .page import described, table, write_page
@@ -90,23 +90,17 @@ def _bert_mini() -> Example:
     return Example(model, torch.randint(0, config.vocab_size, (8, 128)), step=_step)
 
 
-class _TinyBlock(nn.Module):
+def _tiny_block(width: int) -> nn.Module:
     """Linear and tanh on a handful of numbers, with a residual connection."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-        self.activation = nn.Tanh()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.activation(self.linear(x))  # type: ignore[no-any-return]
+    parts = {"linear": nn.Linear(width, width), "activation": nn.Tanh()}
+    return Parts(lambda block, x: x + block.activation(block.linear(x)), **parts)
 
 
 def _tiny_operators() -> Example:
     """Blocks of three modules on 4 × 8 numbers, as many as make about a thousand operators, forward and backward."""
     torch.manual_seed(0)
     blocks, width = 55, 8
-    model = nn.Sequential(*(_TinyBlock(width) for _ in range(blocks)))
+    model = nn.Sequential(*(_tiny_block(width) for _ in range(blocks)))
     return Example(model, torch.randn(4, width), step=_step)
 
 

@@ -1,7 +1,5 @@
 """Whether reported forward, backward and optimizer latencies are those of an unprofiled run.
 
-``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.phase_times`` runs it alone.
-
 The truth is a clock in the model itself, read around its forward, its backward and its optimizer's arithmetic in steps
 without marks. Steps come in groups of three in random order inside one fit on one thread: one with marks, whose
 latencies the profiler reports, and two without. A pair is the marked step's report beside one plain step's truth; the
@@ -36,10 +34,8 @@ from lightning_flops.run import reports as run_reports
 from lightning_flops.run import window as run_window
 from tests.lightning.nets import ROOT, new_trainer
 
-from .machine import RESULTS
-from .page import described, table, write_section
+from .page import described, table
 from .ratios import Estimate, Target, difference
-from .runner import start
 
 PHASES = ("forward", "backward", "optimizer")
 RELATIVE_LIMIT = 0.02
@@ -231,18 +227,16 @@ def measured(net: StampedNet, planned: Sequence[bool], window: WindowRecord) -> 
     return pairs, first, [one.total for one in timed.values()]
 
 
-def main() -> None:
-    """Measures, writes its section of the results."""
-    options = start(__file__, __doc__, RESULTS / "time.md", models=list(MODELS), pairs=0)
+def section(models: Sequence[str], groups: int) -> list[str]:
+    """The section of the page on reported latencies: of *models*, by so many pairs, or as many as each model has."""
     rows: list[list[object]] = []
-    for name in options.models:
+    for name in models:
         make, shape, number = MODELS[name]
-        pairs = _of_one_fit(make(), shape, options.pairs or number)
+        pairs = _of_one_fit(make(), shape, groups or number)
         rows += [[name, "lightning_flops", *_cells(pairs, phase)] for phase in PHASES]
         rows += [[name, "A/A: plain beside plain", *_cells(pairs, phase, plain=True)] for phase in PHASES]
     columns = ["model", "whose", ">pairs", "phase", ">plain, ms", ">difference, µs", ">relative", "target"]
-    lines = [*described(__doc__, "torch", "lightning", level="##"), *table(columns, rows)]
-    write_section(options.output, "phase_times", lines)
+    return [*described(__doc__, "torch", "lightning", level="##"), *table(columns, rows), ""]
 
 
 def _of_one_fit(model: nn.Module, shape: Sequence[int], number: int) -> Pairs:
@@ -264,7 +258,3 @@ def _cells(pairs: Pairs, phase: str, *, plain: bool = False) -> list[object]:
     interval = f"{1e6 * excess.value:+.0f} [{1e6 * excess.low:+.0f} to {1e6 * excess.high:+.0f}]"
     cells = [len(pairs.plain), phase, f"{1e3 * latency:.3f}", interval, f"{excess.value / latency:+.1%}"]
     return [*cells, None if plain else target.verdict(size)]
-
-
-if __name__ == "__main__":
-    main()

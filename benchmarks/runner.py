@@ -53,16 +53,11 @@ def start(file: str, about: str | None, output: Path | None, **defaults: Any) ->
     parser.add_argument("--output", type=Path, default=output, help="%(default)s")
     options = parser.parse_args()
     restart_in_one_thread_environment(module)
-    be_quiet()
-    return options
-
-
-def be_quiet() -> None:
-    """Log what benchmarks say, and of libraries errors alone."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     warnings.simplefilter("ignore")
-    for name in ("lightning.pytorch", "lightning_flops", "DeepSpeed"):
+    for name in ("lightning.pytorch", "lightning_flops", "DeepSpeed"):  # what they say is no part of a benchmark's log
         logging.getLogger(name).setLevel(logging.ERROR)
+    return options
 
 
 def in_rounds(arms: Mapping[str, Callable[[], T]], rounds: int, *, warm_up: int = 1) -> dict[str, list[T]]:

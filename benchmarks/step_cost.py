@@ -1,7 +1,5 @@
 """What a step costs outside of windows under each adapter: host µs over the same training without the profiler.
 
-``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.step_cost`` runs it alone.
-
 The same small network trains in short trainings, one after the other in one process: in a loop of its own, in a
 Lightning ``Trainer`` and in that of transformers, bare and with the profiler, in a new order in every round. Each logs
 every 50 steps, to something that writes nothing, and the profiler's readings go along. The figure of a training is the
@@ -31,8 +29,9 @@ from torch.utils.data import DataLoader
 from lightning_flops import FlopsProfilerCallback, profile_training
 from tests.lightning.nets import ROOT, new_trainer
 
+from . import phase_times
 from .machine import RESULTS
-from .page import described, table, write_section
+from .page import described, table, write_page
 from .ratios import Target, difference
 from .runner import in_rounds, start
 
@@ -159,15 +158,17 @@ def _rows(name: str, rounds: int, folder: Path) -> list[list[object]]:
 
 
 def main() -> None:
-    """Measures, writes its section of the results."""
-    options = start(__file__, __doc__, RESULTS / "time.md", rounds=20)
+    """Measures what steps cost and whether reported latencies are true, and writes the page of both."""
+    options = start(__file__, __doc__, RESULTS / "time.md", rounds=20, models=list(phase_times.MODELS), pairs=0)
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in TRAININGS:
             rows += _rows(name, options.rounds, Path(folder))
     columns = ["training", "arm", ">CPU", ">over bare", ">wall", ">over bare", "target: mean CPU over bare"]
-    lines = [*described(__doc__, "torch", "lightning", "transformers", level="##"), *table(columns, rows)]
-    write_section(options.output, "step_cost", lines)
+    lines = ["# What times come to, and what timing costs", "", "Again: `make bench-time`.", ""]
+    lines += phase_times.section(options.models, options.pairs)
+    lines += [*described(__doc__, "torch", "lightning", "transformers", level="##"), *table(columns, rows)]
+    write_page(options.output, lines)
 
 
 if __name__ == "__main__":
