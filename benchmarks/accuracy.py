@@ -17,14 +17,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 
 from tests.corpus import Network, all_networks
 
-from .counting_tools import TOOLS, Count, CountingTool, our_wrong_figures
+from .counting_tools import TOOLS, Count, CountingTool
 from .machine import RESULTS, code_in_words
 from .page import described, table, write_page
 from .runner import Answer, answer_of, run_apart, start
@@ -42,8 +41,8 @@ class Row:
     forward_truth: int | None  # FLOPs of one call of the model; None where the step is not one call of the model
     step_truth: int | None
     """FLOPs of the whole step: forward, backward, recomputation and optimizer; None where that is the forward alone."""
-    forward: dict[str, Answer] = field(default_factory=dict)  # By tool; a tool that was not asked is left out
-    step: dict[str, Answer] = field(default_factory=dict)
+    forward: dict[str, Answer] = field(default_factory=dict)  # By tool
+    step: dict[str, Answer | None] = field(default_factory=dict)
 
 
 def main() -> None:
@@ -51,15 +50,12 @@ def main() -> None:
     names = [tool.name for tool in TOOLS]
     options = start(__file__, __doc__, RESULTS / "accuracy.md", networks="", tools=names)
     code, began = code_in_words(), time.monotonic()
-    networks = [network for network in all_networks() if options.networks in key_of(network)]
+    networks = [network for network in all_networks() if options.networks in network.key]
     import_module("torch._dynamo")  # which torch imports when the first dispatch mode is entered
     for network in networks:
         if network.family.startswith("transformers"):
             network.example().teardown()  # imports what the forked processes need, once
     rows = [_row_of(network) for network in networks]
-    wrong = {
-        key_of(network): answer_of(partial(our_wrong_figures, network), timeout_sec=TIMEOUT_SEC) for network in networks
-    }
     logger.info("%d networks, %.0f s", len(rows), time.monotonic() - began)
     tools = [tool for tool in TOOLS if tool.name in options.tools]
     for tool in tools:
@@ -67,25 +63,18 @@ def main() -> None:
         if answer.kind != "answered":
             raise RuntimeError(f"{tool.name}: {answer.words}\n{answer.traceback}")
         for row, (forward, step) in zip(rows, answer.value, strict=True):
-            if row.forward_truth is not None:
-                row.forward[tool.name] = forward
-            one_forward = row.forward_truth is not None or not tool.step_from_forward
-            if step is not None and row.step_truth is not None and one_forward:
+            row.forward[tool.name] = forward
+            if row.forward_truth is not None or not tool.step_from_forward:
                 row.step[tool.name] = step
         logger.info("%s, %.0f s", tool.name, time.monotonic() - began)
-    write_page(options.output, report(rows, tools, wrong, code=code))
-
-
-def key_of(network: Network) -> str:
-    """The network's name in reports."""
-    return f"{network.family}.{network.name}"
+    write_page(options.output, report(rows, tools, code=code))
 
 
 def _row_of(network: Network) -> Row:
     expected = answer_of(lambda: network.expected, timeout_sec=TIMEOUT_SEC).value  # it is made to be asked
     forward, total = expected.forward, expected.phases.total
     return Row(
-        name=key_of(network),
+        name=network.key,
         forward_truth=forward if network.one_call else None,
         step_truth=total if total != forward else None,
     )
@@ -134,15 +123,13 @@ def summary_row(tool: str, pairs: Sequence[tuple[Answer | None, int | None]]) ->
 
 def failures(rows: Sequence[Row], tool: str) -> list[list[object]]:
     """A tool's distinct reasons for not answering, and how many networks had each."""
-    answers = [row.forward[tool] for row in rows if tool in row.forward]
     # The first words of a message tell its kind; the rest often names the one network's tensors.
+    answers = [row.forward[tool] for row in rows]
     reasons = Counter(f"{one.kind}: {one.words}"[:110] for one in answers if one.kind != "answered")
     return [[tool, count, reason] for reason, count in reasons.items()]
 
 
-def report(
-    rows: Sequence[Row], tools: Sequence[CountingTool], our_wrong: Mapping[str, Answer], *, code: str
-) -> list[str]:
+def report(rows: Sequence[Row], tools: Sequence[CountingTool], *, code: str) -> list[str]:
     """The lines of the report."""
     names = [tool.name for tool in tools]
     step_names = [tool.name for tool in tools if tool.step is not None]
@@ -165,11 +152,6 @@ model (accumulation, a loss outside of it), or the model takes a gradient in its
 calflops derive the backward from the forward, so they are asked only where the step has one.
 """,
         *table(columns, [summary_row(n, [(r.step.get(n), r.step_truth) for r in step_rows]) for n in step_names]),
-        f"""
-lightning_flops bucket by bucket (forward, backward, recompute, optimizer, skipped by causal attention) and module by
-module: every figure exact on {sum(one.value == 0 for one in our_wrong.values())} of {len(our_wrong)} networks.
-""",
-        *(f"- {name}: {one.value} figures differ; {one.words}" for name, one in our_wrong.items() if one.value != 0),
         f"""
 ## How each tool was asked
 

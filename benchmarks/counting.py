@@ -77,7 +77,7 @@ WATCHERS: Mapping[str, Watch] = {
 
 def _step(example: Example) -> None:
     """One forward, and one backward of the sum of its first output."""
-    next(tensors_in(example.forward())).sum().backward()
+    next(tensors_in(example.forward())).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _bert_mini() -> Example:
@@ -157,23 +157,19 @@ def step_table(rounds: Rounds, *, target: Target, target_base: str) -> list[str]
 
 def main() -> None:
     """Measures, writes the report."""
-    options = start(
-        __file__, __doc__, RESULTS / "counting.md", bert_rounds=31, tiny_rounds=201,
-        watchers=list(WATCHERS),
-    )  # fmt: skip
-    watchers = {name: watch for name, watch in WATCHERS.items() if name in {PLAIN, NO_OP, OURS, *options.watchers}}
+    options = start(__file__, __doc__, RESULTS / "counting.md", bert_rounds=31, tiny_rounds=201)
     code = code_in_words()
     tiny, bert = _tiny_operators(), _bert_mini()
     tiny_count, bert_count = _operators_of(tiny), _operators_of(bert)
     gc.collect()
     gc.freeze()  # what the models and libraries keep is not looked through again by every collection
     steps = [
-        in_rounds({name: partial(watched_step, example, watch) for name, watch in watchers.items()}, rounds)
+        in_rounds({name: partial(watched_step, example, watch) for name, watch in WATCHERS.items()}, rounds)
         for example, rounds in ((bert, options.bert_rounds), (tiny, options.tiny_rounds))
     ]
     logger.info("steps measured")
     micros = {name: [1e6 * one.inside / tiny_count for one in taken] for name, taken in steps[1].items()}
-    added = [f"{name} {difference(micros[name], micros[PLAIN]).text(1)}" for name in watchers if name != PLAIN]
+    added = [f"{name} {difference(micros[name], micros[PLAIN]).text(1)}" for name in WATCHERS if name != PLAIN]
     modules = len(list(tiny.model.modules()))
     page = [
         *described(__doc__, "torch", "transformers", "deepspeed", code=code),

@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 from lightning_flops.pytorch import count_flops
-from lightning_flops.records import PhaseFlops
-from tests.corpus.case import Example, Network, forward_in_inference_mode, forward_without_grad, tensors_in
+from tests.corpus.case import Example, forward_in_inference_mode, forward_without_grad, tensors_in
 
 Count = Callable[[Example], int]
 
@@ -30,7 +29,6 @@ class CountingTool:
     """A tool, and how it is asked."""
 
     name: str
-    package: str  # What to install; its version is printed with the results
     module: str  # What to import, once for all networks
     forward: Count  # FLOPs of one call of the model
     how: str  # The call, in words for the report
@@ -38,6 +36,11 @@ class CountingTool:
     step_how: str = "–"
     step_from_forward: bool = False
     """The step is derived from one forward by a rule, so it is asked only where the step is one forward."""
+
+    @property
+    def package(self) -> str:
+        """What to install; its version is printed with the results."""
+        return self.module.partition(".")[0]
 
 
 def _grad_mode(example: Example) -> AbstractContextManager[Any]:
@@ -48,17 +51,6 @@ def _grad_mode(example: Example) -> AbstractContextManager[Any]:
 
 
 # ---- this project and torch's counter
-
-
-def our_wrong_figures(network: Network) -> int:
-    """How many figures of the network this project gets wrong: buckets, what masked attention skips, modules."""
-    example, expected = network.example(), network.expected
-    with count_flops(example.model) as counts:
-        example.run()
-    by_module = counts.by_module()
-    pairs: list[tuple[Any, Any]] = [(counts.total, expected.phases), (counts.skipped, expected.skipped)]
-    pairs += [(by_module.get(name, PhaseFlops()), flops) for name, flops in expected.by_module.items()]
-    return sum(seen != truth for seen, truth in pairs)
 
 
 def _asked(example: Example, counter: Any, *, whole_step: bool) -> Any:
@@ -209,25 +201,23 @@ count elementwise work, its MACs do not); the network's own mode, where `get_mod
 
 # fmt: off
 TOOLS: tuple[CountingTool, ...] = (
-    CountingTool("lightning_flops", "lightning-flops", "lightning_flops.pytorch", partial(_ours, whole_step=False),
+    CountingTool("lightning_flops", "lightning_flops.pytorch", partial(_ours, whole_step=False),
                  "`with count_flops(model) as counts:` around the model's call; `counts.forward`",
                  partial(_ours, whole_step=True), "`count_flops` around the step; the four buckets added up"),
-    CountingTool("FlopCounterMode", "torch", "torch.utils.flop_counter", partial(_torch_counter, whole_step=False),
+    CountingTool("FlopCounterMode", "torch.utils.flop_counter", partial(_torch_counter, whole_step=False),
                  "`with FlopCounterMode(display=False)` around the model's call; FLOPs as reported",
                  partial(_torch_counter, whole_step=True), "`FlopCounterMode` around the step"),
-    CountingTool("DeepSpeed", "deepspeed", "deepspeed.profiling.flops_profiler", _flops(_deepspeed), _DEEPSPEED_HOW,
+    CountingTool("DeepSpeed", "deepspeed.profiling.flops_profiler", _flops(_deepspeed), _DEEPSPEED_HOW,
                  _flops(_deepspeed, times=3), "forward × 3: the backward it prints is twice the forward", True),
-    CountingTool("fvcore", "fvcore", "fvcore.nn", _flops(_fvcore),
+    CountingTool("fvcore", "fvcore.nn", _flops(_fvcore),
                  "`FlopCountAnalysis(model, inputs).total()` × 2: it counts a multiply-add as one"),
-    CountingTool("thop", "thop", "thop", _flops(_thop), "`profile(model, inputs=inputs)`, MACs × 2"),
-    CountingTool("ptflops (aten)", "ptflops", "ptflops", _flops(partial(_ptflops, backend="aten")),
-                 _PTFLOPS_HOW.format("aten")),
-    CountingTool("ptflops (pytorch)", "ptflops", "ptflops", _flops(partial(_ptflops, backend="pytorch")),
+    CountingTool("thop", "thop", _flops(_thop), "`profile(model, inputs=inputs)`, MACs × 2"),
+    CountingTool("ptflops (aten)", "ptflops", _flops(partial(_ptflops, backend="aten")), _PTFLOPS_HOW.format("aten")),
+    CountingTool("ptflops (pytorch)", "ptflops", _flops(partial(_ptflops, backend="pytorch")),
                  f"{_PTFLOPS_HOW.format('pytorch')}; inputs by keyword, so that the whole batch is one sample to it"),
-    CountingTool("calflops", "calflops", "calflops", _flops(_calflops),
-                 "`calculate_flops(model, args=..., kwargs=...)`, MACs × 2",
+    CountingTool("calflops", "calflops", _flops(_calflops), "`calculate_flops(model, args=..., kwargs=...)`, MACs × 2",
                  _flops(partial(_calflops, with_backward=True)), "`include_backPropagation=True`: forward × 3", True),
-    CountingTool("torchinfo", "torchinfo", "torchinfo", _flops(_torchinfo),
+    CountingTool("torchinfo", "torchinfo", _flops(_torchinfo),
                  "`summary(model, input_data=..., mode=...).total_mult_adds` × 2, in the network's own mode"),
 )
 # fmt: on

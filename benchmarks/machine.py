@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from datetime import date
 from importlib import metadata
@@ -68,12 +67,6 @@ ONE_THREAD = {
     **dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "4294967296"),
 }
 """Environment under which everything computes on one thread and memory is not handed back between steps."""
-
-
-def restart_in_one_thread_environment(module: str) -> None:
-    """Starts *module* again where the environment differs: these variables are read only when a process begins."""
-    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
-        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **ONE_THREAD})
 
 
 def _git(*arguments: str) -> str:

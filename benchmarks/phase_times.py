@@ -34,6 +34,7 @@ from lightning_flops.run import reports as run_reports
 from lightning_flops.run import window as run_window
 from tests.lightning.nets import ROOT, new_trainer
 
+from .advice_programs import perceptron
 from .page import described, table
 from .ratios import Estimate, Target, difference
 
@@ -45,11 +46,6 @@ FIRST_STEPS = 10
 Phases = tuple[float, float, float]  # Seconds of forward, backward and optimizer
 
 
-def _sized(*sizes: int) -> nn.Module:
-    """Linear layers between *sizes*, with tanh behind each."""
-    return nn.Sequential(*(part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.Tanh())))
-
-
 def _encoder() -> nn.Module:
     """Two layers of a transformer's encoder."""
     layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
@@ -58,8 +54,8 @@ def _encoder() -> nn.Module:
 
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "large": (_encoder, (4, 128, 256), 200),
-    "medium": (lambda: _sized(*[256] * 7), (64, 256), 400),
-    "tiny": (lambda: _sized(16, 16, 16), (8, 16), 600),
+    "medium": (lambda: perceptron(nn.Tanh, width=256, layers=6), (64, 256), 400),
+    "tiny": (lambda: perceptron(nn.Tanh, width=16, layers=2), (8, 16), 600),
 }
 """Each model, the shape of its batches, and how many pairs are taken."""
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from .machine import restart_in_one_thread_environment
+from .machine import ONE_THREAD
 
 T = TypeVar("T")
 Send = Callable[[Any], None]
@@ -52,7 +52,8 @@ def start(file: str, about: str | None, output: Path | None, **defaults: Any) ->
         )
     parser.add_argument("--output", type=Path, default=output, help="%(default)s")
     options = parser.parse_args()
-    restart_in_one_thread_environment(module)
+    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):  # read only when a process begins
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **ONE_THREAD})
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     warnings.simplefilter("ignore")
     for name in ("lightning.pytorch", "lightning_flops", "DeepSpeed"):  # what they say is no part of a benchmark's log

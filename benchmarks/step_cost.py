@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -95,12 +95,9 @@ def _batches() -> Any:
 def own_loop(net: SmallNet, settings: Settings, **_: Any) -> None:
     """A loop of one's own."""
     optimizer = net.configure_optimizers()
-    profiler: Any = nullcontext()
-    if settings is not None:
-        profiler = profile_training(net, optimizer, log_every_n_steps=LOG_EVERY, writer=lambda *_: None, **settings)
-    loader = _batches()
-    with profiler:
-        for rows in loader:
+    logs: dict[str, Any] = {"log_every_n_steps": LOG_EVERY, "writer": lambda *_: None}
+    with nullcontext() if settings is None else profile_training(net, optimizer, **logs, **settings):
+        for rows in _batches():
             net(rows)["loss"].backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -129,11 +126,7 @@ def transformers(net: SmallNet, settings: Settings, *, folder: Path) -> None:
     trainer.train()
 
 
-TRAININGS: Mapping[str, Callable[..., None]] = {
-    "own loop": own_loop,
-    "Lightning": lightning,
-    "transformers": transformers,
-}
+TRAININGS = {"own loop": own_loop, "Lightning": lightning, "transformers": transformers}
 
 
 def _rows(name: str, rounds: int, folder: Path) -> list[list[object]]:

@@ -10,13 +10,11 @@ and their repetition cost.
 
 It writes ``benchmarks/results/zoo.md``. ``--only llama`` takes the architectures whose name that regular expression
 finds, ``--seconds 30`` gives each architecture less time; then the table is printed, unless there is an ``--output``.
-``--records`` names a file for all figures, one architecture a line.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import re
 import sys
@@ -24,8 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -102,7 +98,6 @@ def _held(
         **_figures(counts),
         expected=(expected.forward, expected.backward, expected.recompute),
         batch=", ".join(f"{name} {list(value.shape)}" for name, value in tensors.items()),
-        by_call={f"{name} {part}": flops for (name, part), flops in oracle.by_call.items() if flops},
     )
 
 
@@ -151,7 +146,7 @@ def row_of(library: str, architecture: str, *, seconds: float) -> Row:
 
 def main() -> int:
     """Counts, writes the table, and returns 1 if a count is wrong."""
-    options = start(__file__, __doc__, None, only="", seconds=120.0, jobs=usable_cores(), records="")
+    options = start(__file__, __doc__, None, only="", seconds=120.0, jobs=usable_cores())
     code, began = code_in_words(), time.monotonic()
     asked = [
         (library, architecture)
@@ -166,8 +161,6 @@ def main() -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(lambda names: row_of(*names, seconds=options.seconds), asked))
     logger.info("%.0f s", time.monotonic() - began)
-    if options.records:
-        Path(options.records).write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     page = report(rows, about=__doc__, code=code, only=options.only)
     output = options.output or (None if options.only else RESULTS / "zoo.md")
     if output is None:

@@ -54,8 +54,6 @@ class CallOracle(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.expected = Expected()
-        self.by_call: Counter[tuple[str, str]] = Counter()
-        """FLOPs by the name of the call and the part of the step, for people who look for a difference."""
         self._again = 0
         """How many checkpointed functions run that have run before."""
         self._backward = False
@@ -103,11 +101,11 @@ class CallOracle(TorchFunctionMode):
         grad_enabled = torch.is_grad_enabled()
         result = func(*args, **kwargs)
         for product in rule(result, *args, **kwargs):
-            self._book(_name(func), product, result, needs if grad_enabled else {})
+            self._book(product, result, needs if grad_enabled else {})
         return result
 
-    def _book(self, name: str, product: Product, result: Any, needs: dict[int, bool]) -> None:
-        self._add(name, "recompute" if self._again else "backward" if self._backward else "forward", product.flops)
+    def _book(self, product: Product, result: Any, needs: dict[int, bool]) -> None:
+        self._add("recompute" if self._again else "backward" if self._backward else "forward", product.flops)
         gradients = sum(flops for tensor, flops in product.gradients if tensor is not None and needs.get(id(tensor)))
         node = next((_maker(item.grad_fn) for item in tensors_in(result) if item.grad_fn is not None), None)
         if not gradients or node is None:
@@ -119,14 +117,13 @@ class CallOracle(TorchFunctionMode):
 
         def before(incoming: Sequence[Tensor | None]) -> None:
             if any(gradient is not None for gradient in incoming):
-                self._add(name, "backward", gradients)
-                self._add(name, "recompute", again)
+                self._add("backward", gradients)
+                self._add("recompute", again)
 
         node.register_prehook(before)
 
-    def _add(self, name: str, part: str, flops: int) -> None:
+    def _add(self, part: str, flops: int) -> None:
         setattr(self.expected, part, getattr(self.expected, part) + flops)
-        self.by_call[name, part] += flops
 
 
 _SHAPES = ("View", "UnsafeView", "ReshapeAlias", "Permute", "Transpose", "Squeeze", "Unsqueeze", "T", "Alias")
@@ -145,13 +142,9 @@ def _maker(node: Any) -> Any:
 Rule = Callable[..., list[Product]]
 
 
-def _name(func: Any) -> str:
-    return str(getattr(func, "__name__", "") or func)
-
-
 def _rule_of(func: Any) -> Rule | None:
     in_python = isinstance(func, types.FunctionType) and func.__module__ != "torch._tensor"
-    return None if in_python else RULES.get(_name(func).split(".")[0])
+    return None if in_python else RULES.get(str(getattr(func, "__name__", "") or func).split(".")[0])
 
 
 _SEEN_THROUGH = ("torch.functional", "torch.nn.functional", "torch.autograd")
@@ -223,12 +216,6 @@ def _attention(result: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: An
     products = ((query, scores), (key, scores), (value, mixed))
     of_scores = mixed if query.requires_grad or key.requires_grad else 0
     return [Product(scores + mixed, (*products, (query if query.requires_grad else key, of_scores)))]
-
-
-def _grouped(result: Tensor, first: Tensor, second: Tensor, *_: Any, **__: Any) -> list[Product]:
-    if first.dim() == 2 and second.dim() == 2:
-        raise NotImplementedError("two flat operands")
-    return _pair(2 * result.numel() * int(first.shape[-1]), first, second)
 
 
 def _einsum(result: Tensor, equation: str, *operands: Any, path: Any = None, **_: Any) -> list[Product]:
@@ -313,7 +300,7 @@ def _recurrent(result: Any, input: Tensor, *args: Any, **_: Any) -> list[Product
 
 
 _CALLS: dict[Rule, str] = {
-    _linear: "linear",
+    _linear: "linear grouped_mm _grouped_mm grouped_mm_fallback",
     _matmul: "matmul __matmul__ mm bmm mv dot vdot",
     lambda result, other, input: _matmul(result, input, other): "__rmatmul__",
     _add_matmul: "addmm addmm_ addmv baddbmm baddbmm_ addbmm",
@@ -321,7 +308,6 @@ _CALLS: dict[Rule, str] = {
     _convolution: "conv1d conv2d conv3d",
     _transposed: "conv_transpose1d conv_transpose2d conv_transpose3d",
     _attention: "scaled_dot_product_attention",
-    _grouped: "grouped_mm _grouped_mm grouped_mm_fallback",
     _triangular_solve: "linalg_solve_triangular",
     _recurrent: "lstm gru rnn_tanh rnn_relu",
 }

@@ -55,9 +55,7 @@ class Result:
     expected: Figures | None = None
     not_run: str = ""
     batch: str = ""  # What the model was called with
-    by_operator: Mapping[str, Figures] = field(default_factory=dict)
-    """The counter's, for people who look for a difference."""
-    by_call: Mapping[str, int] = field(default_factory=dict)  # The oracle's
+    by_operator: Mapping[str, Figures] = field(default_factory=dict)  # The counter's
     said_at_least: tuple[str, ...] = ()  # What made the counter call its figures lower bounds
 
 

@@ -106,7 +106,7 @@ def build(architecture: str, *, attention: str) -> tuple[nn.Module, dict[str, An
     """A model in training, without dropout, and the arguments of its forward."""
     import transformers
 
-    config = small_config(architecture)
+    config = shrunk(transformers.CONFIG_MAPPING[architecture](), SMALL.get(architecture, {}))
     model_class = getattr(transformers, architectures()[architecture])
     torch.manual_seed(0)
     config._attn_implementation = attention
@@ -136,13 +136,6 @@ def first_that_runs(
             if any(True for _ in tensors_in(output)):
                 return model, batch
     raise errors[0] if errors else ValueError("there is no batch for this model")
-
-
-def small_config(architecture: str) -> Any:
-    """The architecture's configuration, of a size that runs in a moment."""
-    from transformers import CONFIG_MAPPING
-
-    return shrunk(CONFIG_MAPPING[architecture](), SMALL.get(architecture, {}))
 
 
 def shrunk(config: Any, special: Mapping[str, Any]) -> Any:

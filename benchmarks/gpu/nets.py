@@ -209,9 +209,14 @@ def fit(
     return Fit(net, callback, log)
 
 
-def gpt_fit(here: Here, size: Size, steps: int, callback: Any, *callbacks: Callback, **settings: Any) -> Fit:
-    """A fit of a GPT in bfloat16."""
+def gpt_fit(
+    here: Here, size: Size, steps: int, callback: Any, *callbacks: Callback, backend: str = "", **settings: Any
+) -> Fit:
+    """A fit of a GPT in bfloat16, its blocks compiled by *backend* if there is one."""
     net, batches = Net(gpt_on(here, size), next_token_loss), batches_of(size, here, steps)
+    blocks: Any = net.model.blocks
+    for block in blocks if backend else ():  # blocks are alike: one is compiled, and serves them all
+        block.compile(backend=backend)
     return fit(here, net, batches, callback, *callbacks, precision="bf16-mixed", **settings)
 
 

@@ -44,10 +44,6 @@ _SMALL = _Size("small", width=64, layers=2, batch=32, pairs=6)
 _as_close = partial(within, share=RELATIVE_LIMIT, least=ABSOLUTE_LIMIT_SEC, unit="ms", scale=1e3)
 
 
-def _precision(here: Here) -> str:
-    return "bf16-true" if here.on_gpu else "32-true"
-
-
 def _latencies(here: Here) -> Iterator[Row]:
     """Forward, backward, optimizer, and the whole step."""
     for size in (_SMALL,) if here.small else _SIZES:
@@ -62,7 +58,7 @@ def _measured(here: Here, size: _Size) -> Iterator[Row]:
     batches = [size.batch_on(here)] * (_WARM_UP_STEPS + 1 + SETTLES + len(planned) + 1)
     callback = profiler(here, profile_step=_WARM_UP_STEPS, timing_steps=size.pairs)
     with phase_times.recorders(planned) as windows:
-        fit(here, net, batches, callback, precision=_precision(here))
+        fit(here, net, batches, callback, precision="bf16-true" if here.on_gpu else "32-true")
     pairs, first, totals = phase_times.measured(net, planned, *windows)
     walls = net.truth()[1]
     for index, name in enumerate(PHASES):
