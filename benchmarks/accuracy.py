@@ -1,9 +1,8 @@
 """Counts against counts by hand: the corpus through this project and its peers.
 
 ``make bench-accuracy`` installs the peers beside this project and writes this. ``python -m benchmarks.accuracy`` runs
-where they are: ``--networks lstm`` takes only the networks with that word in their names, ``--tools`` only some tools;
-then give an ``--output`` too. A process for each tool, so that no tool sees another's patches of torch, and in it one
-for each network.
+where they are: ``--networks lstm`` takes only the networks with that word in their names; then give an ``--output``
+too. A process for each tool, so that no tool sees another's patches of torch, and in it one for each network.
 
 The FLOPs of each network of ``tests/corpus`` were worked out by hand from its layer sizes: a multiply-add is two, and
 products, convolutions, recurrent layers and attention (over the full score matrix) count. Each cell is what a tool
@@ -47,8 +46,7 @@ class Row:
 
 def main() -> None:
     """Measures, writes the report."""
-    names = [tool.name for tool in TOOLS]
-    options = start(__file__, __doc__, RESULTS / "accuracy.md", networks="", tools=names)
+    options = start(__file__, __doc__, RESULTS / "accuracy.md", networks="")
     code, began = code_in_words(), time.monotonic()
     networks = [network for network in all_networks() if options.networks in network.key]
     import_module("torch._dynamo")  # which torch imports when the first dispatch mode is entered
@@ -57,8 +55,7 @@ def main() -> None:
             network.example().teardown()  # imports what the forked processes need, once
     rows = [_row_of(network) for network in networks]
     logger.info("%d networks, %.0f s", len(rows), time.monotonic() - began)
-    tools = [tool for tool in TOOLS if tool.name in options.tools]
-    for tool in tools:
+    for tool in TOOLS:
         answer = run_apart(lambda send, tool=tool: _ask_all(tool, networks), timeout_sec=3600)  # type: ignore[misc]
         if answer.kind != "answered":
             raise RuntimeError(f"{tool.name}: {answer.words}\n{answer.traceback}")
@@ -67,7 +64,7 @@ def main() -> None:
             if row.forward_truth is not None or not tool.step_from_forward:
                 row.step[tool.name] = step
         logger.info("%s, %.0f s", tool.name, time.monotonic() - began)
-    write_page(options.output, report(rows, tools, code=code))
+    write_page(options.output, report(rows, code=code))
 
 
 def _row_of(network: Network) -> Row:
@@ -82,12 +79,12 @@ def _row_of(network: Network) -> Row:
 
 def _ask_all(tool: CountingTool, networks: Sequence[Network]) -> list[tuple[Answer, Answer | None]]:
     """The tool's answers on each network: on one forward and, where it says something of it, on the step."""
+
+    def ask(count: Count, network: Network) -> Answer:
+        return answer_of(lambda: count(network.example()), timeout_sec=TIMEOUT_SEC)
+
     import_module(tool.module)
-    return [(_ask(tool.forward, one), None if tool.step is None else _ask(tool.step, one)) for one in networks]
-
-
-def _ask(count: Count, network: Network) -> Answer:
-    return answer_of(lambda: count(network.example()), timeout_sec=TIMEOUT_SEC)
+    return [(ask(tool.forward, one), None if tool.step is None else ask(tool.step, one)) for one in networks]
 
 
 # ---- the report
@@ -129,13 +126,13 @@ def failures(rows: Sequence[Row], tool: str) -> list[list[object]]:
     return [[tool, count, reason] for reason, count in reasons.items()]
 
 
-def report(rows: Sequence[Row], tools: Sequence[CountingTool], *, code: str) -> list[str]:
+def report(rows: Sequence[Row], *, code: str) -> list[str]:
     """The lines of the report."""
-    names = [tool.name for tool in tools]
-    step_names = [tool.name for tool in tools if tool.step is not None]
+    names = [tool.name for tool in TOOLS]
+    step_names = [tool.name for tool in TOOLS if tool.step is not None]
     forward_rows = [row for row in rows if row.forward_truth is not None]
     step_rows = [row for row in rows if row.step_truth is not None]
-    packages = list(dict.fromkeys(["torch", "transformers", *(tool.package for tool in tools)]))
+    packages = list(dict.fromkeys(["torch", "transformers", *(tool.package for tool in TOOLS)]))
     columns = ["tool", "exact on", "too low on", "too high on", "raised on", "ratios from … to"]
     return [
         *described(__doc__, *packages, code=code),
@@ -159,7 +156,7 @@ On the network's own inputs, in its own mode and grad mode, unless the tool chan
 take as they are (keywords, arguments that are no tensors) pass through a module that hands them on. Each answer came
 from a process of its own, ended after {TIMEOUT_SEC:g} s.
 """,
-        *table(["tool", "one forward", "the whole step"], [[t.name, t.how, t.step_how] for t in tools]),
+        *table(["tool", "one forward", "the whole step"], [[t.name, t.how, t.step_how] for t in TOOLS]),
         "\n## One forward, network by network\n",
         *ratio_table(forward_rows, names, step=False),
         "\n## The whole step, network by network\n",

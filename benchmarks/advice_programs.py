@@ -32,12 +32,8 @@ _WINDOW_STEPS = 34
 """Counted, left alone, timed, warmed up and traced ones."""
 
 
-def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-4)
-
-
-def _adamw(parameters: Iterable[nn.Parameter], *, fused: bool = True) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-4, fused=fused)
+_sgd = partial(torch.optim.SGD, lr=1e-4)
+_adamw = partial(torch.optim.AdamW, lr=1e-4, fused=True)
 
 
 class Program(NamedTuple):
@@ -53,6 +49,17 @@ def perceptron(*inside: Callable[[], nn.Module], width: int = 384, layers: int =
     """Linear layers, with what *inside* makes after each."""
     made = ((nn.Linear(width, width), *(one() for one in inside)) for _ in range(layers))
     return nn.Sequential(*chain.from_iterable(made))
+
+
+def encoder(width: int, inside: int) -> nn.Module:
+    """Two layers of a transformer's encoder, with four heads and *inside* features in their MLPs."""
+    layer = nn.TransformerEncoderLayer(width, 4, inside, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def recurrent() -> nn.Module:
+    """The output of an LSTM, without its state."""
+    return Parts(lambda net, rows: net.layer(rows)[0], layer=nn.LSTM(64, 64, batch_first=True))
 
 
 def same(*shape: int) -> Iterable[torch.Tensor]:
@@ -81,10 +88,6 @@ class WholeBatches(Samples):
         return self.rows[indices]
 
 
-def _sleep() -> None:
-    time.sleep(0.002)
-
-
 def _decode() -> None:
     sum(number * number for number in range(20_000))
 
@@ -95,7 +98,7 @@ def _loader(load: Callable[[], object], workers: int) -> Iterable[Any]:
 
 def slow_storage(workers: int | None) -> Program:
     """Each sample is waited for, as on a disk or a network."""
-    return Program(perceptron(layers=12), _loader(_sleep, workers or 0), 16)
+    return Program(perceptron(layers=12), _loader(partial(time.sleep, 0.002), workers or 0), 16)
 
 
 def slow_decoding(workers: int | None) -> Program:
@@ -209,14 +212,6 @@ PLANTED: dict[str, tuple[Callable[[int | None], Program], str]] = {
 """Programs with the rule that knows their cause, or the beginning of its name."""
 
 
-def _lstm() -> nn.Module:
-    return Parts(lambda net, rows: net.layer(rows)[0], layer=nn.LSTM(64, 64, batch_first=True))
-
-
-def _encoder() -> nn.Module:
-    return nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
-
-
 CLEAN: dict[str, Callable[[], Program]] = {
     "perceptron": lambda: Program(perceptron(), same(256, 384), 256),
     "relu": lambda: Program(perceptron(nn.ReLU), same(256, 384), 256),
@@ -226,8 +221,8 @@ CLEAN: dict[str, Callable[[], Program]] = {
     "convolutions": lambda: Program(
         nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3)), same(8, 3, 48, 48), 8
     ),
-    "lstm": lambda: Program(_lstm(), same(16, 32, 64), 16),
-    "encoder": lambda: Program(nn.Sequential(_encoder(), _encoder()), same(8, 64, 128), 8, _adamw),
+    "lstm": lambda: Program(recurrent(), same(16, 32, 64), 16),
+    "encoder": lambda: Program(encoder(128, 256), same(8, 64, 128), 8, _adamw),
     "wide": lambda: Program(perceptron(width=1024, layers=2), same(64, 1024), 64),
     "small": lambda: Program(perceptron(nn.Tanh, width=96, layers=2), same(512, 96), 512),
 }

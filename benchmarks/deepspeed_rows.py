@@ -126,9 +126,9 @@ def two_forwards() -> None:
 def lightnings_self() -> None:
     """A LightningModule whose training_step calls ``self(x)``, under DeepSpeedStrategy."""
     from lightning.pytorch import LightningModule
-    from lightning.pytorch.strategies import DeepSpeedStrategy
     from torch.utils.data import DataLoader, TensorDataset
 
+    from tests.deepspeed.on_cpu import strategy
     from tests.lightning.nets import ROOT, new_trainer
 
     class Net(LightningModule):
@@ -146,19 +146,8 @@ def lightnings_self() -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    class OnCpu(DeepSpeedStrategy):
-        """DeepSpeedStrategy refuses to run without a GPU; this differs from it in the device alone."""
-
-        @property
-        def root_device(self) -> torch.device:
-            return torch.device("cpu", self.local_rank)
-
-        def setup_environment(self) -> None:
-            self.parallel_devices = [torch.device("cpu", 0)]
-            super(DeepSpeedStrategy, self).setup_environment()
-
     config = {"zero_allow_untested_optimizer": True, "flops_profiler": BLOCK}
-    trainer = new_trainer(ROOT, ".", strategy=OnCpu(config=config, process_group_backend="gloo"))
+    trainer = new_trainer(ROOT, ".", strategy=strategy(ROOT, config, ranks=1))
     trainer.fit(Net(), DataLoader(TensorDataset(torch.ones(16 * BATCH, WIDTH)), batch_size=BATCH))
     print("trained to the end")
 

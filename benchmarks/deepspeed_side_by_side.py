@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from tests.ranks import DEEPSPEED_ON_CPU, environment_of_ranks
@@ -61,11 +62,10 @@ def run_row(name: str, *, ours: bool, folder: Path) -> tuple[int, str]:
         with (folder / f"output{rank}.txt").open("wb") as output:
             processes.append(subprocess.Popen(command, cwd=folder, env=variables, stdout=output, stderr=output))
     for process in processes:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=240)
-        except subprocess.TimeoutExpired:
-            process.kill()  # which shows in its exit status
-            process.wait()
+        process.kill()  # if it still runs, which shows in its exit status
+        process.wait()
     return processes[0].returncode, (folder / "output0.txt").read_text(errors="replace")
 
 

@@ -16,10 +16,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -34,7 +33,7 @@ from lightning_flops.run import reports as run_reports
 from lightning_flops.run import window as run_window
 from tests.lightning.nets import ROOT, new_trainer
 
-from .advice_programs import perceptron
+from .advice_programs import encoder, perceptron
 from .page import described, table
 from .ratios import Estimate, Target, difference
 
@@ -46,27 +45,20 @@ FIRST_STEPS = 10
 Phases = tuple[float, float, float]  # Seconds of forward, backward and optimizer
 
 
-def _encoder() -> nn.Module:
-    """Two layers of a transformer's encoder."""
-    layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    "large": (_encoder, (4, 128, 256), 200),
+    "large": (lambda: encoder(256, 1024), (4, 128, 256), 200),
     "medium": (lambda: perceptron(nn.Tanh, width=256, layers=6), (64, 256), 400),
     "tiny": (lambda: perceptron(nn.Tanh, width=16, layers=2), (8, 16), 600),
 }
 """Each model, the shape of its batches, and how many pairs are taken."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Pairs:
+class Pairs(NamedTuple):
     """What a tool reported beside the truth, and the truth beside itself."""
 
-    reported: list[Phases] = field(default_factory=list)
-    plain: list[Phases] = field(default_factory=list)
-    plain_again: list[Phases] = field(default_factory=list)
+    reported: Sequence[Phases]
+    plain: Sequence[Phases]
+    plain_again: Sequence[Phases]
 
     def excess(self, phase: int, *, plain: bool = False) -> Any:
         """Seconds that are reported more than they took: median over pairs and its interval; *plain*: of nothing."""
@@ -82,16 +74,14 @@ def plan(groups: int) -> list[bool]:
 
 def paired(planned: Sequence[bool], *, reported: dict[int, Phases], truth: Sequence[Phases]) -> Pairs:
     """Groups of three steps as pairs; a group whose marked step was not reported is left out."""
-    pairs = Pairs()
+    pairs = list[tuple[Phases, Phases, Phases]]()
     generator = random.Random(1)  # which of the two plain steps is beside the marked one: not always the earlier
     for group in range(0, len(planned) - 2, 3):
         marked = next(step for step in range(group, group + 3) if planned[step])
         plain = generator.sample([step for step in range(group, group + 3) if not planned[step]], k=2)
         if marked in reported and max(plain) < len(truth):
-            pairs.reported.append(reported[marked])
-            pairs.plain.append(truth[plain[0]])
-            pairs.plain_again.append(truth[plain[1]])
-    return pairs
+            pairs.append((reported[marked], truth[plain[0]], truth[plain[1]]))
+    return Pairs(*zip(*pairs, strict=True))
 
 
 # ---- a model with a clock of its own

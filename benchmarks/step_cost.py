@@ -141,12 +141,11 @@ def _rows(name: str, rounds: int, folder: Path) -> list[list[object]]:
     samples = in_rounds({arm: partial(taken, settings) for arm, settings in ARMS.items()}, rounds)
     rows: list[list[object]] = []
     for arm, ones in samples.items():
-        cells: list[object] = []
-        clocks = list(zip(zip(*ones, strict=True), zip(*samples[BARE], strict=True), strict=True))
-        over = [difference(mine, bare) for mine, bare in clocks]
-        for (mine, _), more in zip(clocks, over, strict=True):
-            cells += [f"{median(mine):.0f}", None if arm == BARE else more.text(1)]
-        rows.append([name, arm, *cells, None if ARMS[arm] is None else OVER_BARE.verdict(over[0])])
+        rows.append([name, arm])
+        for mine, bare in zip(zip(*ones, strict=True), zip(*samples[BARE], strict=True), strict=True):
+            rows[-1] += [f"{median(mine):.0f}", None if arm == BARE else difference(mine, bare).text(1)]
+        over = difference([one.cpu for one in ones], [one.cpu for one in samples[BARE]])
+        rows[-1].append(None if ARMS[arm] is None else OVER_BARE.verdict(over))
     return rows
 
 

@@ -169,8 +169,8 @@ def _without_override(func: Any) -> Any:
 
 def _pair(flops: int, first: Tensor, second: Tensor) -> list[Product]:
     """A bilinear product: each operand's gradient is a product of the same size."""
-    factor = _real_products(first, second)
-    return [Product(flops * factor, ((first, flops * factor), (second, flops * factor)))]
+    flops *= _real_products(first, second)
+    return [Product(flops, ((first, flops), (second, flops)))]
 
 
 def _real_products(*operands: Tensor) -> int:
@@ -235,7 +235,7 @@ def _einsum(result: Tensor, equation: str, *operands: Any, path: Any = None, **_
         terms = [term for index, term in enumerate(terms) if index not in (first, second)]
         later = set(out).union(*(set(name) for name, _, _ in terms))
         # A letter of one side alone that is asked for no more is summed before; one of size one is no sum.
-        both = {letter for letter in set(a) & set(b) if _extent(a, a_shape, letter) > 1 < _extent(b, b_shape, letter)}
+        both = {letter for letter in set(a) & set(b) if a_shape[a.index(letter)] > 1 < b_shape[b.index(letter)]}
         summed = {letter for letter in both if letter not in later}
         asked = {letter for letter in set(a) | set(b) if letter in later or letter in summed}
         cost = 2 * prod(sizes[letter] for letter in asked)
@@ -247,10 +247,6 @@ def _einsum(result: Tensor, equation: str, *operands: Any, path: Any = None, **_
     anyone = next((tensor for tensor in tensors if tensor.requires_grad), None)
     factor = _real_products(*tensors)
     return [Product(flops * factor, ((anyone, backward * factor),))]
-
-
-def _extent(name: str, shape: Sequence[int], letter: str) -> int:
-    return int(shape[name.index(letter)])
 
 
 def _names_of(equation: str, tensors: Sequence[Tensor]) -> tuple[list[str], str]:

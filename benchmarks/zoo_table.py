@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Literal
 
 from .page import described, table
@@ -142,16 +143,15 @@ lower bounds.{f" A part of the zoo: `--only '{only}'`." if only else ""}
 
 
 def _reasons(verdict: Verdict, ran: Sequence[Row]) -> list[str]:
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for row in ran:
-        ways: defaultdict[str, list[str]] = defaultdict(list)
-        for way in WAYS:
-            said, reason = row.verdict_of(way)
-            if said == verdict:
-                ways[reason].append(way)
-        for reason, names in ways.items():
-            found[reason].append(f"{row.architecture} ({', '.join(names)})")
-    lines = [f"- {reason[0].upper()}{reason[1:]}: {', '.join(names)}." for reason, names in found.items()]
+    found: dict[str, dict[tuple[str, str], list[str]]] = {}
+    for row, way in product(ran, WAYS):
+        said, reason = row.verdict_of(way)
+        if said == verdict:
+            found.setdefault(reason, {}).setdefault((row.library, row.architecture), []).append(way)
+    lines = list[str]()
+    for reason, by_name in found.items():
+        names = ", ".join(f"{name} ({', '.join(ways)})" for (_, name), ways in by_name.items())
+        lines.append(f"- {reason[0].upper()}{reason[1:]}: {names}.")
     return ["", f"## {verdict.capitalize()}", "", *(lines or ["None."])]
 
 

@@ -59,13 +59,13 @@ def _not_exact(here: Here, network: Network) -> str:
 # ---- attention
 
 
-def _attention_module() -> nn.Module:
-    return Parts(lambda _, q, k, v: functional.scaled_dot_product_attention(q, k, v).float().sum())
-
-
 def _two() -> nn.Module:
     """Two attentions of different lengths, so that work under the wrong name shows."""
-    both = {"first": _attention_module(), "second": _attention_module()}
+
+    def attention() -> nn.Module:
+        return Parts(lambda _, q, k, v: functional.scaled_dot_product_attention(q, k, v).float().sum())
+
+    both = {"first": attention(), "second": attention()}
     return Parts(lambda net, short, long: net.first(*short) + net.second(*long), **both)
 
 

@@ -46,10 +46,6 @@ def train_two(here: Here, output: Path) -> None:
         output.write_text(json.dumps(found))
 
 
-def _one_rank(here: Here) -> Iterator[Row]:
-    yield from _seen(here, train(here, devices=1), ranks=1)
-
-
 def _two_ranks(here: Here) -> Iterator[Row]:
     if here.on_gpu and torch.cuda.device_count() < 2:
         yield not_here("two ranks", "there is one device")
@@ -96,5 +92,5 @@ def _seen(here: Here, found: dict[str, Any], *, ranks: int) -> Generator[Row, No
 
 CHECKS = (
     Check("two ranks", _two_ranks),  # first: a process that has trained is not to be forked
-    Check("one rank", _one_rank),
+    Check("one rank", lambda here: _seen(here, train(here, devices=1), ranks=1)),
 )

@@ -12,7 +12,6 @@ from functools import partial
 from statistics import median
 
 import torch
-from torch import Tensor
 
 from .. import phase_times
 from ..phase_times import ABSOLUTE_LIMIT_SEC, PHASES, RELATIVE_LIMIT, StampedNet, Stopwatch
@@ -29,10 +28,6 @@ class _Size:
     layers: int
     batch: int
     pairs: int
-
-    def batch_on(self, here: Here) -> Tensor:
-        dtype = torch.bfloat16 if here.on_gpu else torch.float32
-        return torch.randn(self.batch, self.width, device=here.device, dtype=dtype)
 
 
 _SIZES = (
@@ -55,7 +50,9 @@ def _measured(here: Here, size: _Size) -> Iterator[Row]:
     torch.manual_seed(0)
     planned = phase_times.plan(size.pairs)
     net = StampedNet(layers(here, size.width, size.layers), Stopwatch(on_gpu=here.on_gpu))
-    batches = [size.batch_on(here)] * (_WARM_UP_STEPS + 1 + SETTLES + len(planned) + 1)
+    dtype = torch.bfloat16 if here.on_gpu else torch.float32
+    batch = torch.randn(size.batch, size.width, device=here.device, dtype=dtype)
+    batches = [batch] * (_WARM_UP_STEPS + 1 + SETTLES + len(planned) + 1)
     callback = profiler(here, profile_step=_WARM_UP_STEPS, timing_steps=size.pairs)
     with phase_times.recorders(planned) as windows:
         fit(here, net, batches, callback, precision="bf16-true" if here.on_gpu else "32-true")
