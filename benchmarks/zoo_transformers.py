@@ -80,9 +80,10 @@ _ALIKE: dict[str, dict[str, Any]] = {
     "csm": {"codec_config.upsample_groups": 32},
     "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [3, 4]},
     # Windows that fit into each stage's grid: 16, 8, 4 and 2 wide.
-    "donut-swin swin": {"image_size": 64, "window_size": 2},
+    "donut-swin maskformer-swin swin swinv2": {"image_size": 64, "window_size": 2},
     "efficientnet": {"hidden_dim": 2560},
     "esm": {"pad_token_id": 1, "mask_token_id": 32, "vocab_size": VOCABULARY},
+    "funnel": {"block_sizes": [1, 1], "num_decoder_layers": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "detr table-transformer conditional_detr dab-detr deformable_detr": {
         "backbone_config": _BACKBONE,
