@@ -190,14 +190,12 @@ bench-counting: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.counting
 
 # About ten minutes on two cores that do nothing else; LIMIT=600 gives each architecture as many seconds where they do.
-# ONLY=llama takes some of them, and prints their table. RECORDS=file keeps all figures.
+# ONLY=llama takes some of them, and prints their table.
 bench-zoo: export OMP_NUM_THREADS ?= 1
 bench-zoo: $(BENCH_VENV)/.installed-zoo
-	$(BENCH_VENV)/bin/python -m benchmarks.zoo $(if $(ONLY),--only '$(ONLY)') $(if $(LIMIT),--seconds $(LIMIT)) \
-		$(if $(RECORDS),--records '$(RECORDS)')
+	$(BENCH_VENV)/bin/python -m benchmarks.zoo $(if $(ONLY),--only '$(ONLY)') $(if $(LIMIT),--seconds $(LIMIT))
 
 bench-time: $(BENCH_VENV)/.installed-bench
-	$(BENCH_VENV)/bin/python -m benchmarks.phase_times
 	$(BENCH_VENV)/bin/python -m benchmarks.step_cost
 
 # Writes benchmarks/results/advice.md anew; RUNS=6 ONLY=quiet takes up to twenty minutes on two cores.

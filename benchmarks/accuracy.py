@@ -1,9 +1,8 @@
 """Counts against counts by hand: the corpus through this project and its peers.
 
 ``make bench-accuracy`` installs the peers beside this project and writes this. ``python -m benchmarks.accuracy`` runs
-where they are: ``--networks lstm`` takes only the networks with that word in their names, ``--tools`` only some tools;
-then give an ``--output`` too. A process for each tool, so that no tool sees another's patches of torch, and in it one
-for each network.
+where they are: ``--networks lstm`` takes only the networks with that word in their names; then give an ``--output``
+too. A process for each tool, so that no tool sees another's patches of torch, and in it one for each network.
 
 The FLOPs of each network of ``tests/corpus`` were worked out by hand from its layer sizes: a multiply-add is two, and
 products, convolutions, recurrent layers and attention (over the full score matrix) count. Each cell is what a tool
@@ -17,15 +16,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 
-from lightning_flops.records import OUTSIDE
 from tests.corpus import Network, all_networks
 
-from .counting_tools import TOOLS, Count, CountingTool, forward_calls, our_wrong_figures
+from .counting_tools import TOOLS, Count, CountingTool
 from .machine import RESULTS, code_in_words
 from .page import described, table, write_page
 from .runner import Answer, answer_of, run_apart, start
@@ -33,9 +30,6 @@ from .runner import Answer, answer_of, run_apart, start
 logger = logging.getLogger("benchmarks.accuracy")
 
 TIMEOUT_SEC = 120.0
-
-GRADIENT_INSIDE_THE_FORWARD = frozenset({"forces_from_an_energy"})
-"""Networks whose model takes a gradient in its own forward: one call of the model is more than the forward bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,75 +40,51 @@ class Row:
     forward_truth: int | None  # FLOPs of one call of the model; None where the step is not one call of the model
     step_truth: int | None
     """FLOPs of the whole step: forward, backward, recomputation and optimizer; None where that is the forward alone."""
-    forward: dict[str, Answer] = field(default_factory=dict)  # By tool; a tool that was not asked is left out
-    step: dict[str, Answer] = field(default_factory=dict)
+    forward: dict[str, Answer] = field(default_factory=dict)  # By tool
+    step: dict[str, Answer | None] = field(default_factory=dict)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, writes the report, and returns 0."""
-    names = [tool.name for tool in TOOLS]
-    options = start(__file__, __doc__, RESULTS / "accuracy.md", arguments, networks="", tools=names)
+def main() -> None:
+    """Measures, writes the report."""
+    options = start(__file__, __doc__, RESULTS / "accuracy.md", networks="")
     code, began = code_in_words(), time.monotonic()
-    networks = [network for network in all_networks() if options.networks in key_of(network)]
+    networks = [network for network in all_networks() if options.networks in network.key]
     import_module("torch._dynamo")  # which torch imports when the first dispatch mode is entered
     for network in networks:
         if network.family.startswith("transformers"):
             network.example().teardown()  # imports what the forked processes need, once
     rows = [_row_of(network) for network in networks]
-    wrong = {
-        key_of(network): answer_of(partial(our_wrong_figures, network), timeout_sec=TIMEOUT_SEC) for network in networks
-    }
     logger.info("%d networks, %.0f s", len(rows), time.monotonic() - began)
-    tools = [tool for tool in TOOLS if tool.name in options.tools]
-    for tool in tools:
+    for tool in TOOLS:
         answer = run_apart(lambda send, tool=tool: _ask_all(tool, networks), timeout_sec=3600)  # type: ignore[misc]
         if answer.kind != "answered":
             raise RuntimeError(f"{tool.name}: {answer.words}\n{answer.traceback}")
         for row, (forward, step) in zip(rows, answer.value, strict=True):
-            if row.forward_truth is not None:
-                row.forward[tool.name] = forward
-            one_forward = row.forward_truth is not None or not tool.step_from_forward
-            if step is not None and row.step_truth is not None and one_forward:
+            row.forward[tool.name] = forward
+            if row.forward_truth is not None or not tool.step_from_forward:
                 row.step[tool.name] = step
         logger.info("%s, %.0f s", tool.name, time.monotonic() - began)
-    write_page(options.output, report(rows, tools, wrong, code=code))
-    return 0
-
-
-def key_of(network: Network) -> str:
-    """The network's name in reports."""
-    return f"{network.family}.{network.name}"
+    write_page(options.output, report(rows, code=code))
 
 
 def _row_of(network: Network) -> Row:
     expected = answer_of(lambda: network.expected, timeout_sec=TIMEOUT_SEC).value  # it is made to be asked
-    calls = answer_of(partial(forward_calls, network), timeout_sec=TIMEOUT_SEC)
-    outside = expected.by_module.get(OUTSIDE)
-    forward = expected.forward - (outside.forward if outside is not None else 0)
-    one_call = calls.value == 1 and network.name not in GRADIENT_INSIDE_THE_FORWARD
-    total = expected.phases.total
+    forward, total = expected.forward, expected.phases.total
     return Row(
-        name=key_of(network),
-        forward_truth=forward if one_call else None,
-        step_truth=total if total != expected.forward else None,
+        name=network.key,
+        forward_truth=forward if network.one_call else None,
+        step_truth=total if total != forward else None,
     )
 
 
 def _ask_all(tool: CountingTool, networks: Sequence[Network]) -> list[tuple[Answer, Answer | None]]:
     """The tool's answers on each network: on one forward and, where it says something of it, on the step."""
+
+    def ask(count: Count, network: Network) -> Answer:
+        return answer_of(lambda: count(network.example()), timeout_sec=TIMEOUT_SEC)
+
     import_module(tool.module)
-    return [(_ask(tool.forward, one), None if tool.step is None else _ask(tool.step, one)) for one in networks]
-
-
-def _ask(count: Count, network: Network) -> Answer:
-    def measure() -> int:
-        example = network.example()
-        try:
-            return count(example)
-        finally:
-            example.teardown()
-
-    return answer_of(measure, timeout_sec=TIMEOUT_SEC)
+    return [(ask(tool.forward, one), None if tool.step is None else ask(tool.step, one)) for one in networks]
 
 
 # ---- the report
@@ -150,29 +120,26 @@ def summary_row(tool: str, pairs: Sequence[tuple[Answer | None, int | None]]) ->
 
 def failures(rows: Sequence[Row], tool: str) -> list[list[object]]:
     """A tool's distinct reasons for not answering, and how many networks had each."""
-    answers = [row.forward[tool] for row in rows if tool in row.forward]
     # The first words of a message tell its kind; the rest often names the one network's tensors.
+    answers = [row.forward[tool] for row in rows]
     reasons = Counter(f"{one.kind}: {one.words}"[:110] for one in answers if one.kind != "answered")
     return [[tool, count, reason] for reason, count in reasons.items()]
 
 
-def report(
-    rows: Sequence[Row], tools: Sequence[CountingTool], our_wrong: Mapping[str, Answer], *, code: str
-) -> list[str]:
+def report(rows: Sequence[Row], *, code: str) -> list[str]:
     """The lines of the report."""
-    names = [tool.name for tool in tools]
-    step_names = [tool.name for tool in tools if tool.step is not None]
+    names = [tool.name for tool in TOOLS]
+    step_names = [tool.name for tool in TOOLS if tool.step is not None]
     forward_rows = [row for row in rows if row.forward_truth is not None]
     step_rows = [row for row in rows if row.step_truth is not None]
-    packages = list(dict.fromkeys(["torch", "transformers", *(tool.package for tool in tools)]))
+    packages = list(dict.fromkeys(["torch", "transformers", *(tool.package for tool in TOOLS)]))
     columns = ["tool", "exact on", "too low on", "too high on", "raised on", "ratios from … to"]
     return [
         *described(__doc__, *packages, code=code),
         f"""## One forward
 
-{len(forward_rows)} of {len(rows)} networks. The others have no such truth: their step is not one call of the model
-(functional transforms, accumulation), or the model takes a gradient in its own forward
-({", ".join(sorted(GRADIENT_INSIDE_THE_FORWARD))}).
+{len(forward_rows)} of {len(rows)} networks. The others have no such truth: their forward is more than one call of the
+model (accumulation, a loss outside of it), or the model takes a gradient in its own forward.
 """,
         *table(columns, [summary_row(n, [(r.forward.get(n), r.forward_truth) for r in forward_rows]) for n in names]),
         f"""
@@ -183,18 +150,13 @@ calflops derive the backward from the forward, so they are asked only where the 
 """,
         *table(columns, [summary_row(n, [(r.step.get(n), r.step_truth) for r in step_rows]) for n in step_names]),
         f"""
-lightning_flops bucket by bucket (forward, backward, recompute, optimizer, skipped by causal attention) and module by
-module: every figure exact on {sum(one.value == 0 for one in our_wrong.values())} of {len(our_wrong)} networks.
-""",
-        *(f"- {name}: {one.value} figures differ; {one.words}" for name, one in our_wrong.items() if one.value != 0),
-        f"""
 ## How each tool was asked
 
 On the network's own inputs, in its own mode and grad mode, unless the tool changes them. Inputs that a tool does not
 take as they are (keywords, arguments that are no tensors) pass through a module that hands them on. Each answer came
 from a process of its own, ended after {TIMEOUT_SEC:g} s.
 """,
-        *table(["tool", "one forward", "the whole step"], [[t.name, t.how, t.step_how] for t in tools]),
+        *table(["tool", "one forward", "the whole step"], [[t.name, t.how, t.step_how] for t in TOOLS]),
         "\n## One forward, network by network\n",
         *ratio_table(forward_rows, names, step=False),
         "\n## The whole step, network by network\n",
@@ -214,4 +176,4 @@ def ratio_table(rows: Sequence[Row], tools: Sequence[str], *, step: bool) -> lis
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

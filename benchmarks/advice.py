@@ -11,24 +11,23 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
 import re
 import statistics
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from lightning_flops import Profile, compare_profiles
 from lightning_flops.analysis.compare_figures import judge
 
-from .advice_programs import CLEAN, PLANTED, report
+from .advice_programs import CLEAN, PLANTED, keep_busy, report
 from .machine import RESULTS, ROOT
 from .page import described, table, write_page
-from .runner import start
+from .runner import answer_of, start
 
 logger = logging.getLogger("benchmarks.advice")
 
@@ -36,54 +35,33 @@ RECORDS = ROOT / ".cache/bench_advice.jsonl"
 PROFILES = ROOT / ".cache/bench_advice"
 """Profiles of the clean programs, by pass, round and name: two rounds are two identical runs."""
 GATES = ("hardware_flops > 1", "cpu_time_sec > 1.1", "global_step_sec > 1.05", "samples_per_sec < 0.95")
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["benchmarks.advice_programs", "torch._dynamo"])
 _TIMEOUT_SEC = 120
 _PASSES = ("quiet", "busy")
 
 
 def run(name: str, obey: int | None = None, keep: Path | None = None) -> dict[str, Any]:
     """What the program *name* found, in a process of its own that begins with torch imported; empty if it failed."""
-    ours, its = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=report, args=(its, name, obey, keep))
-    process.start()
-    its.close()
-    try:
-        return ours.recv() if ours.poll(_TIMEOUT_SEC) else {}
-    except EOFError:
-        logger.warning("%s failed", name)
-        return {}
-    finally:
-        process.join(_TIMEOUT_SEC)  # It ends its own processes
-        process.kill()
-
-
-@contextmanager
-def busy(wanted: bool) -> Iterator[None]:
-    """One core is kept busy, if that is *wanted*."""
-    other = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if wanted else None
-    try:
-        yield
-    finally:
-        if other is not None:
-            other.kill()
-            other.wait()
+    answer = answer_of(partial(report, name, obey, keep), timeout_sec=_TIMEOUT_SEC)
+    if answer.words:
+        logger.warning("%s failed: %s", name, answer.words)
+    return answer.value or {}
 
 
 def measure(which: str, runs: int, only: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Records of *runs* rounds over all programs; in each round every program runs once."""
     PROFILES.mkdir(parents=True, exist_ok=True)
-    with busy(which == "busy"):
-        for index in range(runs):
-            for name in only:
-                keep = PROFILES / f"{which}-{index:03}-{name}.json"
-                found = run(name, keep=None if name in PLANTED else keep)
-                record = {"pass": which, "round": index, "name": name, **found}
-                if name in PLANTED:  # with the workers that the remedy names
-                    workers = re.search(r"num_workers=(\d+)", " ".join(one[2] for one in found.get("advice", ())))
-                    record["obeyed"] = run(name, obey=int(workers[1]) if workers else 0).get("seconds")
-                logger.info("%s %d %s: %s", which, index, name, [one[0] for one in found.get("advice", ())])
-                yield record
+    busy = keep_busy(int(which == "busy"))
+    for index, name in product(range(runs), only):
+        keep = PROFILES / f"{which}-{index:03}-{name}.json"
+        found = run(name, keep=None if name in PLANTED else keep)
+        record = {"pass": which, "round": index, "name": name, **found}
+        if name in PLANTED:  # with the workers that the remedy names
+            workers = re.search(r"num_workers=(\d+)", " ".join(one[2] for one in found.get("advice", ())))
+            record["obeyed"] = run(name, obey=int(workers[1]) if workers else 0).get("seconds")
+        logger.info("%s %d %s: %s", which, index, name, [one[0] for one in found.get("advice", ())])
+        yield record
+    for process in busy:
+        process.kill()
 
 
 def first_rule(record: dict[str, Any]) -> str | None:
@@ -176,12 +154,13 @@ def gates() -> Iterator[str]:
             yield f"- {which}: `{gate}` of two identical runs fails in {failed}, is open in {open_}."
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the passes that the command line asks for, write the page from all records there are, and return 0."""
+def main() -> None:
+    """Run the passes that the command line asks for, write the page from all records there are."""
     options = start(
-        __file__, __doc__, RESULTS / "advice.md", arguments,
+        __file__, __doc__, RESULTS / "advice.md",
         runs=20, only=list(_PASSES), programs=[*PLANTED, *CLEAN], records=str(RECORDS),
     )  # fmt: skip
+    import_module("torch._dynamo")  # once, not in each program's process
     records = Path(options.records)
     kept = [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
     kept = [one for one in kept if one["pass"] not in options.only or one["name"] not in options.programs]
@@ -191,8 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kept.append(one)
             records.write_text("".join(json.dumps(one) + "\n" for one in kept))
     write_page(options.output, page(kept))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

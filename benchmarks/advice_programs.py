@@ -1,23 +1,19 @@
 """Small programs, each with one cause of slowness planted that its remedy takes away, and clean ones without any.
 
-Each trains under the profiler and then alone: `report` sends what the profiler advised and how long a sample took
+Each trains under the profiler and then alone: `report` says what the profiler advised and how long a sample took
 after its window. The remedy is the one that the advice words, with the workers that it names.
 """
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, redirect_stderr
 from functools import partial
-from io import StringIO
 from itertools import chain, islice, repeat
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_flops.pytorch import profile_training
+from tests.corpus.case import Parts
 
 FORK = multiprocessing.get_context("fork")
 STEPS_AFTER, SECONDS_AFTER = 20, 0.5
@@ -35,12 +32,8 @@ _WINDOW_STEPS = 34
 """Counted, left alone, timed, warmed up and traced ones."""
 
 
-def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-4)
-
-
-def _adamw(parameters: Iterable[nn.Parameter], *, fused: bool = True) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-4, fused=fused)
+_sgd = partial(torch.optim.SGD, lr=1e-4)
+_adamw = partial(torch.optim.AdamW, lr=1e-4, fused=True)
 
 
 class Program(NamedTuple):
@@ -56,6 +49,17 @@ def perceptron(*inside: Callable[[], nn.Module], width: int = 384, layers: int =
     """Linear layers, with what *inside* makes after each."""
     made = ((nn.Linear(width, width), *(one() for one in inside)) for _ in range(layers))
     return nn.Sequential(*chain.from_iterable(made))
+
+
+def encoder(width: int, inside: int) -> nn.Module:
+    """Two layers of a transformer's encoder, with four heads and *inside* features in their MLPs."""
+    layer = nn.TransformerEncoderLayer(width, 4, inside, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def recurrent() -> nn.Module:
+    """The output of an LSTM, without its state."""
+    return Parts(lambda net, rows: net.layer(rows)[0], layer=nn.LSTM(64, 64, batch_first=True))
 
 
 def same(*shape: int) -> Iterable[torch.Tensor]:
@@ -84,10 +88,6 @@ class WholeBatches(Samples):
         return self.rows[indices]
 
 
-def _sleep() -> None:
-    time.sleep(0.002)
-
-
 def _decode() -> None:
     sum(number * number for number in range(20_000))
 
@@ -98,7 +98,7 @@ def _loader(load: Callable[[], object], workers: int) -> Iterable[Any]:
 
 def slow_storage(workers: int | None) -> Program:
     """Each sample is waited for, as on a disk or a network."""
-    return Program(perceptron(layers=12), _loader(_sleep, workers or 0), 16)
+    return Program(perceptron(layers=12), _loader(partial(time.sleep, 0.002), workers or 0), 16)
 
 
 def slow_decoding(workers: int | None) -> Program:
@@ -170,10 +170,17 @@ def dropout(workers: int | None) -> Program:
     return Program(perceptron(partial(nn.Dropout, 0.1 if workers is None else 0.0)), same(256, 384), 256)
 
 
+def keep_busy(cores: int) -> list[Any]:
+    """Processes that keep so many cores busy, until they or this process end."""
+    processes = [FORK.Process(target=deque, args=(repeat(None), 0), daemon=True) for _ in range(cores)]
+    for process in processes:
+        process.start()
+    return processes
+
+
 def starved(workers: int | None) -> Program:
     """As many busy processes as there are cores, twice."""
-    for _ in range(0 if workers is not None else 2 * (os.cpu_count() or 1)):
-        FORK.Process(target=deque, args=(repeat(None), 0), daemon=True).start()
+    keep_busy(0 if workers is not None else 2 * (os.cpu_count() or 1))
     return Program(perceptron(width=512), same(256, 512), 256)
 
 
@@ -205,22 +212,6 @@ PLANTED: dict[str, tuple[Callable[[int | None], Program], str]] = {
 """Programs with the rule that knows their cause, or the beginning of its name."""
 
 
-class Last(nn.Module):
-    """The output of a recurrent layer."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Without the state."""
-        return self.layer(rows)[0]  # type: ignore[no-any-return]
-
-
-def _encoder() -> nn.Module:
-    return nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
-
-
 CLEAN: dict[str, Callable[[], Program]] = {
     "perceptron": lambda: Program(perceptron(), same(256, 384), 256),
     "relu": lambda: Program(perceptron(nn.ReLU), same(256, 384), 256),
@@ -230,8 +221,8 @@ CLEAN: dict[str, Callable[[], Program]] = {
     "convolutions": lambda: Program(
         nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3)), same(8, 3, 48, 48), 8
     ),
-    "lstm": lambda: Program(Last(nn.LSTM(64, 64, batch_first=True)), same(16, 32, 64), 16),
-    "encoder": lambda: Program(nn.Sequential(_encoder(), _encoder()), same(8, 64, 128), 8, _adamw),
+    "lstm": lambda: Program(recurrent(), same(16, 32, 64), 16),
+    "encoder": lambda: Program(encoder(128, 256), same(8, 64, 128), 8, _adamw),
     "wide": lambda: Program(perceptron(width=1024, layers=2), same(64, 1024), 64),
     "small": lambda: Program(perceptron(nn.Tanh, width=96, layers=2), same(512, 96), 512),
 }
@@ -251,12 +242,10 @@ def run(program: Program, keep: Path | None) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
 
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        profiler = stack.enter_context(
-            profile_training(program.model, optimizer, profile_step=3, log_dir=folder, html=False)
-        )
-        steps(_WINDOW_STEPS)
+    with tempfile.TemporaryDirectory() as folder:
+        settings: dict[str, Any] = {"profile_step": 3, "log_dir": folder, "html": False}
+        with profile_training(program.model, optimizer, **settings) as profiler:
+            steps(_WINDOW_STEPS)
     profile = profiler.profile
     if keep is not None and profile is not None:
         keep.write_text(profile.to_json())
@@ -268,28 +257,24 @@ def run(program: Program, keep: Path | None) -> dict[str, Any]:
         count += STEPS_AFTER
     seconds = (time.perf_counter() - began) / count / program.samples
     advice = [] if profile is None else [[one.rule, one.fact, one.remedy, one.ceiling] for one in profile.advice]
-    return {"seconds": seconds, "advice": advice, "profiled": profile is not None}
+    return {"seconds": seconds, "advice": advice}
 
 
-def report(pipe: Connection, name: str, obey: int | None, keep: Path | None) -> None:
-    """Run the program *name* and send what it found; with *obey*, under its remedy with so many workers."""
+def report(name: str, obey: int | None, keep: Path | None) -> dict[str, Any]:
+    """What the program *name* found; with *obey*, under its remedy with so many workers."""
     ranks = 2 if name == "late_rank" else 1
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + os.getpid() % 20_000)}
-    others = [FORK.Process(target=_report, args=(None, name, obey, None, rank, ranks)) for rank in range(1, ranks)]
+    others = [FORK.Process(target=_report, args=(name, obey, None, rank, ranks)) for rank in range(1, ranks)]
     for other in others:
         other.start()
-    _report(pipe, name, obey, keep, 0, ranks)
+    found = _report(name, obey, keep, 0, ranks)
     for other in others:
         other.join()
+    return found
 
 
-def _report(pipe: Connection | None, name: str, obey: int | None, keep: Path | None, rank: int, ranks: int) -> None:
+def _report(name: str, obey: int | None, keep: Path | None, rank: int, ranks: int) -> dict[str, Any]:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    multiprocessing.set_start_method("fork", force=True)  # of loaders' workers, as where no server has started us
-    logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    with redirect_stderr(StringIO()):
-        found = run(PLANTED[name][0](obey) if name in PLANTED else CLEAN[name](), keep)
-    if pipe is not None:
-        pipe.send(found)
+    return run(PLANTED[name][0](obey) if name in PLANTED else CLEAN[name](), keep)

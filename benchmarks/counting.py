@@ -17,16 +17,18 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_flops.pytorch import count_flops
+from tests.corpus import Example
+from tests.corpus.case import Parts, tensors_in
 
 from .machine import RESULTS, code_in_words
 from .page import described, table, write_page
 from .ratios import Target, difference, median_with_interval, ratio
 from .runner import in_rounds, start
-from .workloads import Workload, bert_mini, tiny_operators
 
 logger = logging.getLogger("benchmarks.counting")
 
@@ -73,6 +75,35 @@ WATCHERS: Mapping[str, Watch] = {
 # ---- what is measured
 
 
+def _step(example: Example) -> None:
+    """One forward, and one backward of the sum of its first output."""
+    next(tensors_in(example.forward())).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _bert_mini() -> Example:
+    """4 layers of 256, 8 samples of 128 tokens."""
+    transformers = import_module("transformers")
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
+    config = transformers.BertConfig(**sizes)
+    model: nn.Module = transformers.BertModel(config).train()
+    return Example(model, torch.randint(0, config.vocab_size, (8, 128)), step=_step)
+
+
+def _tiny_block(width: int) -> nn.Module:
+    """Linear and tanh on a handful of numbers, with a residual connection."""
+    parts = {"linear": nn.Linear(width, width), "activation": nn.Tanh()}
+    return Parts(lambda block, x: x + block.activation(block.linear(x)), **parts)
+
+
+def _tiny_operators() -> Example:
+    """Blocks of three modules on 4 × 8 numbers, as many as make about a thousand operators, forward and backward."""
+    torch.manual_seed(0)
+    blocks, width = 55, 8
+    model = nn.Sequential(*(_tiny_block(width) for _ in range(blocks)))
+    return Example(model, torch.randn(4, width), step=_step)
+
+
 class StepSeconds(NamedTuple):
     """CPU seconds of one watched step."""
 
@@ -83,24 +114,24 @@ class StepSeconds(NamedTuple):
 Rounds = Mapping[str, Sequence[StepSeconds]]  # By watcher, one measurement of each round, in the order of the rounds
 
 
-def watched_step(workload: Workload, watch: Watch) -> StepSeconds:
+def watched_step(example: Example, watch: Watch) -> StepSeconds:
     """One step under one watcher; gradients are dropped outside the measured time."""
     clock = time.process_time
-    context = watch(workload.model)
+    context = watch(example.model)
     begin = clock()
     with context:
         enter = clock()
-        workload.step()
+        example.run()
         leave = clock()
     end = clock()
-    workload.model.zero_grad(set_to_none=True)
+    example.model.zero_grad(set_to_none=True)
     return StepSeconds(inside=leave - enter, whole=end - begin)
 
 
-def _operators_of(workload: Workload) -> int:
+def _operators_of(example: Example) -> int:
     with _NoOpMode() as mode:  # type: ignore[no-untyped-call]
-        workload.step()
-    workload.model.zero_grad(set_to_none=True)
+        example.run()
+    example.model.zero_grad(set_to_none=True)
     return int(mode.calls)
 
 
@@ -124,25 +155,21 @@ def step_table(rounds: Rounds, *, target: Target, target_base: str) -> list[str]
     return table(columns, rows)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, writes the report, and returns 0."""
-    options = start(
-        __file__, __doc__, RESULTS / "counting.md", arguments, bert_rounds=31, tiny_rounds=201,
-        watchers=list(WATCHERS),
-    )  # fmt: skip
-    watchers = {name: watch for name, watch in WATCHERS.items() if name in {PLAIN, NO_OP, OURS, *options.watchers}}
+def main() -> None:
+    """Measures, writes the report."""
+    options = start(__file__, __doc__, RESULTS / "counting.md", bert_rounds=31, tiny_rounds=201)
     code = code_in_words()
-    tiny, bert = tiny_operators(), bert_mini()
+    tiny, bert = _tiny_operators(), _bert_mini()
     tiny_count, bert_count = _operators_of(tiny), _operators_of(bert)
     gc.collect()
     gc.freeze()  # what the models and libraries keep is not looked through again by every collection
     steps = [
-        in_rounds({name: partial(watched_step, workload, watch) for name, watch in watchers.items()}, rounds)
-        for workload, rounds in ((bert, options.bert_rounds), (tiny, options.tiny_rounds))
+        in_rounds({name: partial(watched_step, example, watch) for name, watch in WATCHERS.items()}, rounds)
+        for example, rounds in ((bert, options.bert_rounds), (tiny, options.tiny_rounds))
     ]
     logger.info("steps measured")
     micros = {name: [1e6 * one.inside / tiny_count for one in taken] for name, taken in steps[1].items()}
-    added = [f"{name} {difference(micros[name], micros[PLAIN]).text(1)}" for name in watchers if name != PLAIN]
+    added = [f"{name} {difference(micros[name], micros[PLAIN]).text(1)}" for name in WATCHERS if name != PLAIN]
     modules = len(list(tiny.model.modules()))
     page = [
         *described(__doc__, "torch", "transformers", "deepspeed", code=code),
@@ -155,8 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"\nAdded to each operator, CPU µs: {'; '.join(added)}.\n",
     ]
     write_page(options.output, page)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -14,16 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
 
 from lightning_flops.pytorch import count_flops
-from lightning_flops.records import PhaseFlops
-from tests.corpus.case import Example, Network, forward_in_inference_mode, forward_without_grad, tensors_in
-
-MULTIPLY_ADD = 2  # FLOPs of one multiply-add
+from tests.corpus.case import Example, forward_in_inference_mode, forward_without_grad, tensors_in
 
 Count = Callable[[Example], int]
 
@@ -33,7 +29,6 @@ class CountingTool:
     """A tool, and how it is asked."""
 
     name: str
-    package: str  # What to install; its version is printed with the results
     module: str  # What to import, once for all networks
     forward: Count  # FLOPs of one call of the model
     how: str  # The call, in words for the report
@@ -41,6 +36,11 @@ class CountingTool:
     step_how: str = "–"
     step_from_forward: bool = False
     """The step is derived from one forward by a rule, so it is asked only where the step is one forward."""
+
+    @property
+    def package(self) -> str:
+        """What to install; its version is printed with the results."""
+        return self.module.partition(".")[0]
 
 
 def _grad_mode(example: Example) -> AbstractContextManager[Any]:
@@ -53,37 +53,6 @@ def _grad_mode(example: Example) -> AbstractContextManager[Any]:
 # ---- this project and torch's counter
 
 
-def forward_calls(network: Network) -> int:
-    """How often the network's step calls the model with the example's inputs.
-
-    A truth for "one forward" exists only where this is 1: a step that accumulates gradients, or calls the model through
-    a functional transform, has no such call.
-    """
-    example = network.example()
-    try:
-        with patch.object(Example, "forward", autospec=True, side_effect=Example.forward) as forward:
-            example.run()
-    finally:
-        example.teardown()
-    return forward.call_count
-
-
-def our_wrong_figures(network: Network) -> int:
-    """How many figures of the network this project gets wrong: buckets, what masked attention skips, modules."""
-    example = network.example()
-    expected = network.expected
-    try:
-        with count_flops(example.model) as counts:
-            example.run()
-    finally:
-        example.teardown()
-    by_module = counts.by_module()
-    phases = ("forward", "backward", "recompute", "optimizer")
-    wrong = int(counts.skipped != expected.skipped)
-    wrong += sum(int(getattr(counts, phase) != getattr(expected.phases, phase)) for phase in phases)
-    return wrong + sum(by_module.get(name, PhaseFlops()) != flops for name, flops in expected.by_module.items())
-
-
 def _asked(example: Example, counter: Any, *, whole_step: bool) -> Any:
     """*counter*, after it has watched one call of the model, or the whole step."""
     with counter as counts, nullcontext() if whole_step else _grad_mode(example):
@@ -93,8 +62,7 @@ def _asked(example: Example, counter: Any, *, whole_step: bool) -> Any:
 
 def _ours(example: Example, *, whole_step: bool) -> int:
     counts = _asked(example, count_flops(example.model), whole_step=whole_step)
-    total = counts.forward + counts.backward + counts.recompute + counts.optimizer
-    return int(total if whole_step else counts.forward)
+    return int(counts.total.total if whole_step else counts.forward)
 
 
 def _torch_counter(example: Example, *, whole_step: bool) -> int:
@@ -162,7 +130,7 @@ def _flops(macs_of: Callable[[Example], float], times: int = 1) -> Count:
 
     def count(example: Example) -> int:
         with _grad_mode(example):
-            return times * round(MULTIPLY_ADD * macs_of(example))
+            return times * round(2 * macs_of(example))
 
     return count
 
@@ -224,9 +192,7 @@ def _by_keyword(example: Example) -> tuple[nn.Module, dict[str, Any]]:
 def _tensors_alone(example: Example) -> tuple[nn.Module, Mapping[str, Any]]:
     """The model with every keyword that is no tensor filled in, and the other keywords."""
     fixed, tensors = _apart(example)
-    if not fixed:
-        return example.model, example.kwargs
-    return _PassedOn(example.model, lambda module, *inputs, **more: module(*inputs, **more, **fixed)), tensors
+    return _PassedOn(example.model, partial(nn.Module.__call__, **fixed)) if fixed else example.model, tensors
 
 
 _PTFLOPS_HOW = '`get_model_complexity_info(..., backend="{}")`, MACs × 2'
@@ -235,25 +201,23 @@ count elementwise work, its MACs do not); the network's own mode, where `get_mod
 
 # fmt: off
 TOOLS: tuple[CountingTool, ...] = (
-    CountingTool("lightning_flops", "lightning-flops", "lightning_flops.pytorch", partial(_ours, whole_step=False),
+    CountingTool("lightning_flops", "lightning_flops.pytorch", partial(_ours, whole_step=False),
                  "`with count_flops(model) as counts:` around the model's call; `counts.forward`",
                  partial(_ours, whole_step=True), "`count_flops` around the step; the four buckets added up"),
-    CountingTool("FlopCounterMode", "torch", "torch.utils.flop_counter", partial(_torch_counter, whole_step=False),
+    CountingTool("FlopCounterMode", "torch.utils.flop_counter", partial(_torch_counter, whole_step=False),
                  "`with FlopCounterMode(display=False)` around the model's call; FLOPs as reported",
                  partial(_torch_counter, whole_step=True), "`FlopCounterMode` around the step"),
-    CountingTool("DeepSpeed", "deepspeed", "deepspeed.profiling.flops_profiler", _flops(_deepspeed), _DEEPSPEED_HOW,
+    CountingTool("DeepSpeed", "deepspeed.profiling.flops_profiler", _flops(_deepspeed), _DEEPSPEED_HOW,
                  _flops(_deepspeed, times=3), "forward × 3: the backward it prints is twice the forward", True),
-    CountingTool("fvcore", "fvcore", "fvcore.nn", _flops(_fvcore),
+    CountingTool("fvcore", "fvcore.nn", _flops(_fvcore),
                  "`FlopCountAnalysis(model, inputs).total()` × 2: it counts a multiply-add as one"),
-    CountingTool("thop", "thop", "thop", _flops(_thop), "`profile(model, inputs=inputs)`, MACs × 2"),
-    CountingTool("ptflops (aten)", "ptflops", "ptflops", _flops(partial(_ptflops, backend="aten")),
-                 _PTFLOPS_HOW.format("aten")),
-    CountingTool("ptflops (pytorch)", "ptflops", "ptflops", _flops(partial(_ptflops, backend="pytorch")),
+    CountingTool("thop", "thop", _flops(_thop), "`profile(model, inputs=inputs)`, MACs × 2"),
+    CountingTool("ptflops (aten)", "ptflops", _flops(partial(_ptflops, backend="aten")), _PTFLOPS_HOW.format("aten")),
+    CountingTool("ptflops (pytorch)", "ptflops", _flops(partial(_ptflops, backend="pytorch")),
                  f"{_PTFLOPS_HOW.format('pytorch')}; inputs by keyword, so that the whole batch is one sample to it"),
-    CountingTool("calflops", "calflops", "calflops", _flops(_calflops),
-                 "`calculate_flops(model, args=..., kwargs=...)`, MACs × 2",
+    CountingTool("calflops", "calflops", _flops(_calflops), "`calculate_flops(model, args=..., kwargs=...)`, MACs × 2",
                  _flops(partial(_calflops, with_backward=True)), "`include_backPropagation=True`: forward × 3", True),
-    CountingTool("torchinfo", "torchinfo", "torchinfo", _flops(_torchinfo),
+    CountingTool("torchinfo", "torchinfo", _flops(_torchinfo),
                  "`summary(model, input_data=..., mode=...).total_mult_adds` × 2, in the network's own mode"),
 )
 # fmt: on

@@ -13,8 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +26,28 @@ TRAINED = (*SUMMARY, r"Error", r"^trained")
 BLOCK = {"enabled": True, "profile_step": 2, "timing_steps": 5}
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One way in which DeepSpeed's own profiler fails, and the program that shows it."""
 
     program: Callable[[], None]
     flops: int | None  # Forward FLOPs of the counted step on rank 0; None if the program never finishes one
     keep: tuple[str, ...]  # Patterns of the lines that the row is about, in both outputs
-    block: str | None = None  # Pattern of a line from which all is kept, up to a closing parenthesis alone on its line
-    ranks: int = 1
+    block: str | None  # Pattern of a line from which all is kept, up to a closing parenthesis alone on its line
+    ranks: int
+
+
+ROWS: dict[str, Row] = {}
+"""By the programs' names."""
+
+
+def _row(flops: int | None, *keep: str, block: str | None = None, ranks: int = 1) -> Callable[..., Callable[[], None]]:
+    """Decorates the program of a row."""
+
+    def put(program: Callable[[], None]) -> Callable[[], None]:
+        ROWS[program.__name__] = Row(program, flops, keep, block, ranks)
+        return program
+
+    return put
 
 
 def engine_for(model: nn.Module, *, stage: int = 0, accumulate: int = 1, more: Any = None, **block: Any) -> Any:
@@ -81,21 +93,25 @@ class Net(nn.Module):
         return self._call(self, x)
 
 
+@_row(2 * LAYER, *SUMMARY, r"^fwd MACs per GPU", block=r"^Net\($")
 def root_module() -> None:
     """A product in the root's own forward, and one in a child."""
     train(engine_for(Net(lambda net, x: net.child(x @ net.weight))))
 
 
+@_row(4 * 2 * LAYER, *SUMMARY, r"^batch size per GPU", r"^iter latency", r"^samples/second:")
 def accumulation() -> None:
     """Four micro-steps to a step."""
     train(engine_for(mlp(), accumulate=4), 40)
 
 
+@_row(2 * 4 * LAYER, *SUMMARY, r"^params ", r"^trainable params", ranks=2)
 def zero_3() -> None:
     """Parameters in parts, one on each of two ranks; smaller layers than these, DeepSpeed does not part."""
     train(engine_for(mlp(2 * WIDTH), stage=3), 16, torch.ones(BATCH, 2 * WIDTH))
 
 
+@_row(4 * LAYER, *TRAINED)
 def two_forwards() -> None:
     """Two forwards and one backward in a step."""
     engine = engine_for(mlp())
@@ -106,13 +122,14 @@ def two_forwards() -> None:
     print("trained to the end")
 
 
+@_row(2 * LAYER, *TRAINED)
 def lightnings_self() -> None:
     """A LightningModule whose training_step calls ``self(x)``, under DeepSpeedStrategy."""
     from lightning.pytorch import LightningModule
-    from lightning.pytorch.strategies import DeepSpeedStrategy
     from torch.utils.data import DataLoader, TensorDataset
 
-    from .workloads import quiet_trainer
+    from tests.deepspeed.on_cpu import strategy
+    from tests.lightning.nets import ROOT, new_trainer
 
     class Net(LightningModule):
         def __init__(self) -> None:
@@ -129,23 +146,13 @@ def lightnings_self() -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    class OnCpu(DeepSpeedStrategy):
-        """DeepSpeedStrategy refuses to run without a GPU; this differs from it in the device alone."""
-
-        @property
-        def root_device(self) -> torch.device:
-            return torch.device("cpu", self.local_rank)
-
-        def setup_environment(self) -> None:
-            self.parallel_devices = [torch.device("cpu", 0)]
-            super(DeepSpeedStrategy, self).setup_environment()
-
     config = {"zero_allow_untested_optimizer": True, "flops_profiler": BLOCK}
-    trainer = quiet_trainer(".", strategy=OnCpu(config=config, process_group_backend="gloo"))
+    trainer = new_trainer(ROOT, ".", strategy=strategy(ROOT, config, ranks=1))
     trainer.fit(Net(), DataLoader(TensorDataset(torch.ones(16 * BATCH, WIDTH)), batch_size=BATCH))
     print("trained to the end")
 
 
+@_row(8 * LAYER, *TRAINED, r"^params (per|of)", r"^bubble +\d", r"^(stage|[01]) +(ranks|\d) ", ranks=2)
 def pipeline() -> None:
     """Two stages of a pipeline, on two ranks."""
     from deepspeed.pipe import PipelineModule
@@ -158,6 +165,7 @@ def pipeline() -> None:
     print("trained to the end")
 
 
+@_row(2 * LAYER, *SUMMARY, r"^fwd latency:", r"^steps of more", r"^  step \d")
 def compiled() -> None:
     """A model that torch.compile compiles, whose slow steps are printed."""
     engine = engine_for(mlp(), profile_step=4)
@@ -170,6 +178,7 @@ def compiled() -> None:
     print("steps of more than half a second:", *slow, sep="\n  ")
 
 
+@_row(LAYER + 2 * (2 * 8 * 4 * 16 * 16 * 4), *TRAINED)
 def attention_by_keywords() -> None:
     """Attention that is called by keywords."""
 
@@ -181,6 +190,7 @@ def attention_by_keywords() -> None:
     print("trained to the end")
 
 
+@_row(None, r"^raised", r"^torch\.nn\.functional", r"^hooks", r"^attributes", r"profiled")
 def exception_in_the_step() -> None:
     """A user's step that fails in the profiled step, is caught, and goes on without DeepSpeed."""
     linear, steps = nn.functional.linear, iter(range(5))
@@ -205,6 +215,7 @@ def exception_in_the_step() -> None:
     print("attributes that a layer did not have:", sorted(set(vars(model.child)) - set(vars(nn.Linear(1, 1)))))
 
 
+@_row(2 * LAYER, *SUMMARY, r"wall_clock", r"time \(ms\)")
 def the_block_itself() -> None:
     """Twelve steps, with DeepSpeed's own log."""
     logging.getLogger("DeepSpeed").setLevel(logging.INFO)
@@ -213,6 +224,7 @@ def the_block_itself() -> None:
     train(engine, 12)
 
 
+@_row(2 * LAYER, *SUMMARY, r"^tags", r"^  [A-Za-z_]+/")
 def tensorboard() -> None:
     """TensorBoard switched on in the config."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -224,35 +236,10 @@ def tensorboard() -> None:
         print(f"  {tag}")
 
 
+@_row(4 * LAYER, *SUMMARY, r"^depth", r"^    (params|MACs|fwd latency) ", block=r"^Sequential\($")
 def module_depth() -> None:
     """A report down to depth 1: the root and its children."""
     train(engine_for(nn.Sequential(mlp(), mlp()), module_depth=1))
-
-
-ROWS: dict[str, Row] = {
-    row.program.__name__: row
-    for row in (
-        Row(root_module, 2 * LAYER, (*SUMMARY, r"^fwd MACs per GPU"), block=r"^Net\($"),
-        Row(accumulation, 4 * 2 * LAYER, (*SUMMARY, r"^batch size per GPU", r"^iter latency", r"^samples/second:")),
-        Row(zero_3, 2 * 4 * LAYER, (*SUMMARY, r"^params ", r"^trainable params"), ranks=2),
-        Row(two_forwards, 4 * LAYER, TRAINED),
-        Row(lightnings_self, 2 * LAYER, TRAINED),
-        Row(
-            pipeline, 8 * LAYER, (*TRAINED, r"^params (per|of)", r"^bubble +\d", r"^(stage|[01]) +(ranks|\d) "), ranks=2
-        ),
-        Row(compiled, 2 * LAYER, (*SUMMARY, r"^fwd latency:", r"^steps of more", r"^  step \d")),
-        Row(attention_by_keywords, LAYER + 2 * (2 * 8 * 4 * 16 * 16 * 4), TRAINED),
-        Row(
-            exception_in_the_step, None, (r"^raised", r"^torch\.nn\.functional", r"^hooks", r"^attributes", r"profiled")
-        ),
-        Row(the_block_itself, 2 * LAYER, (*SUMMARY, r"wall_clock", r"time \(ms\)")),
-        Row(tensorboard, 2 * LAYER, (*SUMMARY, r"^tags", r"^  [A-Za-z_]+/")),
-        Row(
-            module_depth, 4 * LAYER, (*SUMMARY, r"^depth", r"^    (params|MACs|fwd latency) "), block=r"^Sequential\($"
-        ),
-    )
-}
-"""By the programs' names."""
 
 
 def main() -> None:

@@ -8,14 +8,16 @@ this project reports are compared with those worked out by hand, and a differenc
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+
+from tests.ranks import DEEPSPEED_ON_CPU, environment_of_ranks
 
 from .deepspeed_rows import ROWS
 from .machine import ONE_THREAD, ROOT, ran_in_words
@@ -52,28 +54,18 @@ def run_row(name: str, *, ours: bool, folder: Path) -> tuple[int, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        **ONE_THREAD,
-        "PYTHONWARNINGS": "ignore",
-        "CUDA_VISIBLE_DEVICES": "",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(ROWS[name].ranks),
-        "PYTHONPATH": str(ROOT),
-        "TORCH_EXTENSIONS_DIR": str(ROOT / ".cache" / "torch_extensions"),
-    }
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ROWS[name].ranks)}
+    environment = environment_of_ranks({**ONE_THREAD, **DEEPSPEED_ON_CPU, "PYTHONWARNINGS": "ignore", **job})
     processes, command = [], [sys.executable, *command_of(name, ours=ours)]
     for rank in range(ROWS[name].ranks):
         variables = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         with (folder / f"output{rank}.txt").open("wb") as output:
             processes.append(subprocess.Popen(command, cwd=folder, env=variables, stdout=output, stderr=output))
     for process in processes:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=240)
-        except subprocess.TimeoutExpired:
-            process.kill()  # which shows in its exit status
-            process.wait()
+        process.kill()  # if it still runs, which shows in its exit status
+        process.wait()
     return processes[0].returncode, (folder / "output0.txt").read_text(errors="replace")
 
 

@@ -150,17 +150,21 @@ def row_of(path: Path, folder: Path) -> tuple[list[str], bool]:
     return [path.name, "read", *cells, most, str(impossible)], right and not impossible
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """The table of all files below a folder; 1 if something is wrong."""
-    options = start(__file__, __doc__, RESULTS / "foreign_traces.md", arguments, folder="")
-    names = sorted(Path(options.folder).rglob("*.json*"))
-    files = [one for one in names if one.is_file() and one.name.endswith((".json", ".json.gz"))]
+    options = start(__file__, __doc__, RESULTS / "foreign_traces.md", folder="")
+    found = (path for ending in ("*.json", "*.json.gz") for path in Path(options.folder).rglob(ending))
+    files = sorted(filter(Path.is_file, found))
     with tempfile.TemporaryDirectory() as folder:
         rows = [row_of(path, Path(folder)) for path in files]
     wrong = sum(not right for _, right in rows)
     columns = ["file", "", "kernels", "their union", "steps", "FLOPs of matrix products"]
     columns += ["greatest MFU or HFU", "impossible"]
-    lines = [*table(columns, [row for row, _ in rows]), "", f"{len(files)} files, {wrong} with something wrong."]
+    lines = [
+        *table(columns, [row for row, _ in rows]),
+        "",
+        f"{len(files)} files, {wrong} with something wrong.",
+    ]
     write_page(options.output, [*described(__doc__), *lines])
     return int(wrong > 0)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from datetime import date
 from importlib import metadata
@@ -19,13 +19,10 @@ MEASURED_FOLDERS = ("lightning_flops", "benchmarks", "tests/corpus", "constraint
 
 def machine_in_words() -> str:
     """Processor, number of cores that this process may use, and operating system; no host name."""
-    model = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{next(filter(None, named), model)} ({platform.machine()}), {usable_cores()} cores, {platform.system()}"
+    described = Path("/proc/cpuinfo")
+    named = re.findall(r"^model name\s*:\s*(.+)", described.read_text(), re.MULTILINE) if described.exists() else []
+    model = next(iter(named), platform.processor() or platform.machine())
+    return f"{model} ({platform.machine()}), {usable_cores()} cores, {platform.system()}"
 
 
 def usable_cores() -> int:
@@ -33,16 +30,15 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def versions(packages: Sequence[str]) -> dict[str, str]:
     """The installed version of each package, ``not installed`` where there is none, and Python's."""
-    return {"python": platform.python_version(), **{package: _version(package) for package in packages}}
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
 
 
 def code_in_words() -> str:
@@ -71,12 +67,6 @@ ONE_THREAD = {
     **dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "4294967296"),
 }
 """Environment under which everything computes on one thread and memory is not handed back between steps."""
-
-
-def restart_in_one_thread_environment(module: str) -> None:
-    """Starts *module* again where the environment differs: these variables are read only when a process begins."""
-    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
-        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **ONE_THREAD})
 
 
 def _git(*arguments: str) -> str:

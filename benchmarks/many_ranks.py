@@ -33,9 +33,8 @@ from lightning_flops.records import FlopPhase, FlopRecord, PhaseSeconds
 from lightning_flops.report.layout import VIEW, draw
 from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import CollectiveCalls, Overlap
-from lightning_flops.schema.trace import TracedPart, TracedStep
-from tests.report import windows
+from lightning_flops.schema.trace import TracedPart
+from tests.report import jobs, windows
 
 from .machine import RESULTS
 from .page import described, met, table, write_page
@@ -44,8 +43,6 @@ from .runner import run_apart, start
 MODULES = 1_000
 CALLS = 3_000
 TIMED_STEPS = 20
-TRACED_STEP = 30
-STEP_SEC = 0.4
 LATE_SEC = 0.1  # How much longer the one late rank waits for data
 
 TARGET_SEC = 2.0
@@ -54,7 +51,7 @@ TARGET_BYTES = 500_000_000
 
 def synthetic_profile(ranks: int) -> Profile:
     """Rank 0 of a job of *ranks*: a thousand modules in blocks of ten, each a product of 2 GFLOP and its backward."""
-    base = windows.mlp_window()
+    base = jobs.in_context(windows.mlp_window(), world_size=ranks, dp_size=ranks, strategy="DDPStrategy")
     names = ["", "layers", *(f"layers.{i // 10}" for i in range(0, MODULES, 10))]
     leaves = [f"layers.{i // 10}.projection_{i % 10}" for i in range(MODULES - len(names))]
     phases: tuple[tuple[FlopPhase, int], ...] = (("forward", 1), ("backward", 2))
@@ -66,7 +63,6 @@ def synthetic_profile(ranks: int) -> Profile:
     seconds = PhaseSeconds(data_wait=0.01, transfer=0.002, forward=0.12, backward=0.24, optimizer=0.02, other=0.008)
     window = replace(
         base,
-        context=replace(base.context, world_size=ranks, dp_size=ranks, strategy="DDPStrategy"),
         modules=tuple(windows.module(name, "Module", 10**6) for name in names + leaves),
         flops=FlopRecord(cells=cells, module_calls=dict.fromkeys(names + leaves, 1)),
         counted_steps=(windows.step(base.profile_step),),
@@ -87,38 +83,24 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
         means = {part.name: part.mean_sec * draw.uniform(0.98, 1.02) for part in timing.parts}
         means["data wait"] += LATE_SEC if late else 0.0
         waited_sec = 0.0 if late else LATE_SEC
-        exposed = {"backward": waited_sec + 0.01}
         latency_ns = _nanoseconds(draw, CALLS)
         latency_ns[-1] += int(1e9 * waited_sec)
-        calls, kinds = CALLS // 3, ("all_gather", "reduce_scatter", "allreduce")
-        shared: dict[str, Any] = {"group": "world", "group_size": ranks, "step": TRACED_STEP, "calls": calls}
-        collectives = tuple(
-            CollectiveCalls(name=name, bytes=calls * 10**6, total_ns=sum(each), latency_ns=each, **shared)
-            for name, each in ((kinds[place], latency_ns[place::3]) for place in range(3))
-        )
-        traced = TracedStep(
-            index=TRACED_STEP,
-            like_counted=True,
-            files=(),
-            tables=None,
-            own_forward_sec=None,
-            parts=tuple(
-                TracedPart(name=name.replace(" ", "_"), wall_sec=seconds, exposed_sec=exposed.get(name, 0.0))
-                for name, seconds in means.items()
-            ),
+        kinds = enumerate(("all_gather", "reduce_scatter", "allreduce"))
+        collectives = [replace(jobs.all_reduces(*latency_ns[at::3], group_size=ranks), name=name) for at, name in kinds]
+        exposed = {"backward": waited_sec + 0.01}
+        parts = tuple(
+            TracedPart(name=name.replace(" ", "_"), wall_sec=seconds, exposed_sec=exposed.get(name, 0.0))
+            for name, seconds in means.items()
         )
         mine = replace(
             base.profile,
             context=replace(base.profile.context, rank=rank, host=f"node-{rank // 8:06}"),
             timing=replace(timing, parts=tuple(replace(part, mean_sec=means[part.name]) for part in timing.parts)),
-            traced=traced,
+            traced=windows.traced(parts=parts),
         )
-        overlap = Overlap(
-            wall_us=1e6 * STEP_SEC, computation_us=draw.uniform(199e3, 201e3), overlap_us=50e3, other_us=90e3,
-            communication_us=draw.uniform(59e3, 61e3) + 1e6 * waited_sec, overlap_ratio=0.5,
-        )  # fmt: skip
+        overlap = jobs.overlap(draw.uniform(2_900, 3_100) + 1e5 * waited_sec)
         own: dict[str, Any] = {key: _nanoseconds(draw, len(names)) for key in ("own_forward_ns", "own_backward_ns")}
-        called = TracedRank(rank=rank, steps=1, overlap=overlap, collectives=collectives)
+        called = TracedRank(rank=rank, steps=1, overlap=overlap, collectives=tuple(collectives))
         yield replace(base, profile=mine, traced=called, module_names=names, **own)
 
 
@@ -145,9 +127,9 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes the records, merges them in processes of their own, writes the result, and returns 0."""
-    options = start(__file__, __doc__, RESULTS / "ranks.md", arguments, ranks=4096, rounds=5)
+def main() -> None:
+    """Makes the records, merges them in processes of their own, writes the result."""
+    options = start(__file__, __doc__, RESULTS / "ranks.md", ranks=4096, rounds=5)
     rows, most = list[list[object]](), dict[str, float]()
     for ranks in (4, options.ranks):
         packed = [pack(record) for record in synthetic_records(synthetic_profile(ranks), ranks)]
@@ -169,8 +151,7 @@ long as that of 4 ranks.
 """,
     ]
     write_page(options.output, lines)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

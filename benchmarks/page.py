@@ -38,14 +38,3 @@ def write_page(path: Path, lines: Iterable[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     logger.info("wrote %s", path)
-
-
-def write_section(path: Path, name: str, lines: Sequence[str]) -> None:
-    """Put *lines* in place of the section *name* of the page at *path*, or at its end if it has none.
-
-    The name stands in the page as a comment.
-    """
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    section = "\n".join([begin, "", *lines, "", end])
-    before, found, rest = (path.read_text() if path.exists() else "").partition(begin)
-    write_page(path, [before + section + rest.partition(end)[2]] if found else [before.rstrip(), "", section])

@@ -1,7 +1,5 @@
 """Whether reported forward, backward and optimizer latencies are those of an unprofiled run.
 
-``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.phase_times`` runs it alone.
-
 The truth is a clock in the model itself, read around its forward, its backward and its optimizer's arithmetic in steps
 without marks. Steps come in groups of three in random order inside one fit on one thread: one with marks, whose
 latencies the profiler reports, and two without. A pair is the marked step's report beside one plain step's truth; the
@@ -18,10 +16,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -34,12 +31,11 @@ from lightning_flops.measure.recorder import Recorder
 from lightning_flops.records import WindowRecord
 from lightning_flops.run import reports as run_reports
 from lightning_flops.run import window as run_window
+from tests.lightning.nets import ROOT, new_trainer
 
-from .machine import RESULTS
-from .page import described, table, write_section
+from .advice_programs import encoder, perceptron
+from .page import described, table
 from .ratios import Estimate, Target, difference
-from .runner import start
-from .workloads import encoder, quiet_trainer, sized
 
 PHASES = ("forward", "backward", "optimizer")
 RELATIVE_LIMIT = 0.02
@@ -50,20 +46,19 @@ Phases = tuple[float, float, float]  # Seconds of forward, backward and optimize
 
 
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    "large": (lambda: encoder(256, 2), (4, 128, 256), 200),
-    "medium": (lambda: sized(*[256] * 7), (64, 256), 400),
-    "tiny": (lambda: sized(16, 16, 16), (8, 16), 600),
+    "large": (lambda: encoder(256, 1024), (4, 128, 256), 200),
+    "medium": (lambda: perceptron(nn.Tanh, width=256, layers=6), (64, 256), 400),
+    "tiny": (lambda: perceptron(nn.Tanh, width=16, layers=2), (8, 16), 600),
 }
 """Each model, the shape of its batches, and how many pairs are taken."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Pairs:
+class Pairs(NamedTuple):
     """What a tool reported beside the truth, and the truth beside itself."""
 
-    reported: list[Phases] = field(default_factory=list)
-    plain: list[Phases] = field(default_factory=list)
-    plain_again: list[Phases] = field(default_factory=list)
+    reported: Sequence[Phases]
+    plain: Sequence[Phases]
+    plain_again: Sequence[Phases]
 
     def excess(self, phase: int, *, plain: bool = False) -> Any:
         """Seconds that are reported more than they took: median over pairs and its interval; *plain*: of nothing."""
@@ -79,16 +74,14 @@ def plan(groups: int) -> list[bool]:
 
 def paired(planned: Sequence[bool], *, reported: dict[int, Phases], truth: Sequence[Phases]) -> Pairs:
     """Groups of three steps as pairs; a group whose marked step was not reported is left out."""
-    pairs = Pairs()
+    pairs = list[tuple[Phases, Phases, Phases]]()
     generator = random.Random(1)  # which of the two plain steps is beside the marked one: not always the earlier
     for group in range(0, len(planned) - 2, 3):
         marked = next(step for step in range(group, group + 3) if planned[step])
         plain = generator.sample([step for step in range(group, group + 3) if not planned[step]], k=2)
         if marked in reported and max(plain) < len(truth):
-            pairs.reported.append(reported[marked])
-            pairs.plain.append(truth[plain[0]])
-            pairs.plain_again.append(truth[plain[1]])
-    return pairs
+            pairs.append((reported[marked], truth[plain[0]], truth[plain[1]]))
+    return Pairs(*zip(*pairs, strict=True))
 
 
 # ---- a model with a clock of its own
@@ -220,19 +213,16 @@ def measured(net: StampedNet, planned: Sequence[bool], window: WindowRecord) -> 
     return pairs, first, [one.total for one in timed.values()]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, writes its section of the results, and returns 0."""
-    options = start(__file__, __doc__, RESULTS / "time.md", arguments, models=list(MODELS), pairs=0)
+def section(models: Sequence[str], groups: int) -> list[str]:
+    """The section of the page on reported latencies: of *models*, by so many pairs, or as many as each model has."""
     rows: list[list[object]] = []
-    for name in options.models:
+    for name in models:
         make, shape, number = MODELS[name]
-        pairs = _of_one_fit(make(), shape, options.pairs or number)
+        pairs = _of_one_fit(make(), shape, groups or number)
         rows += [[name, "lightning_flops", *_cells(pairs, phase)] for phase in PHASES]
         rows += [[name, "A/A: plain beside plain", *_cells(pairs, phase, plain=True)] for phase in PHASES]
     columns = ["model", "whose", ">pairs", "phase", ">plain, ms", ">difference, µs", ">relative", "target"]
-    lines = [*described(__doc__, "torch", "lightning", level="##"), *table(columns, rows)]
-    write_section(options.output, "phase_times", lines)
-    return 0
+    return [*described(__doc__, "torch", "lightning", level="##"), *table(columns, rows), ""]
 
 
 def _of_one_fit(model: nn.Module, shape: Sequence[int], number: int) -> Pairs:
@@ -241,7 +231,7 @@ def _of_one_fit(model: nn.Module, shape: Sequence[int], number: int) -> Pairs:
     batches: Any = [torch.randn(*shape)] * (FIRST_STEPS + 10 + len(planned))
     callback = FlopsProfilerCallback(profile_step=FIRST_STEPS, timing_steps=number, trace=False, monitor=False)
     with tempfile.TemporaryDirectory() as folder, recorders(planned) as windows:
-        quiet_trainer(folder, callback).fit(net, DataLoader(batches, batch_size=None))
+        new_trainer(ROOT, folder, callback).fit(net, DataLoader(batches, batch_size=None))
     return measured(net, planned, *windows)[0]
 
 
@@ -254,7 +244,3 @@ def _cells(pairs: Pairs, phase: str, *, plain: bool = False) -> list[object]:
     interval = f"{1e6 * excess.value:+.0f} [{1e6 * excess.low:+.0f} to {1e6 * excess.high:+.0f}]"
     cells = [len(pairs.plain), phase, f"{1e3 * latency:.3f}", interval, f"{excess.value / latency:+.1%}"]
     return [*cells, None if plain else target.verdict(size)]
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -9,8 +9,7 @@ from statistics import median
 
 from .page import met
 
-CONFIDENCE = 0.95
-RESAMPLES = 2000
+CONFIDENCE, RESAMPLES = 0.95, 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +39,7 @@ class Target:
 
 
 def median_with_interval(values: Sequence[float], *, seed: int = 0) -> Estimate:
-    """The median of *values* and the percentile interval of medians of resampled values; ValueError without any."""
-    if not values:
-        raise ValueError("a median needs at least one value, got none")
+    """The median of *values* and the percentile interval of medians of resampled values."""
     generator = random.Random(seed)
     medians = sorted(median(generator.choices(values, k=len(values))) for _ in range(RESAMPLES))
     tail = (1 - CONFIDENCE) / 2
@@ -52,8 +49,6 @@ def median_with_interval(values: Sequence[float], *, seed: int = 0) -> Estimate:
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
     """The median of round-by-round ratios: what slows the machine down for a while slows both and cancels."""
-    if len(numerators) != len(denominators):
-        raise ValueError(f"ratios need as many numerators as denominators, got {len(numerators)}, {len(denominators)}")
     return median_with_interval([one / other for one, other in zip(numerators, denominators, strict=True)])
 
 

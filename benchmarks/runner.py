@@ -16,12 +16,12 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from .machine import restart_in_one_thread_environment
+from .machine import ONE_THREAD
 
 T = TypeVar("T")
 Send = Callable[[Any], None]
@@ -37,9 +37,7 @@ The new process inherits it as held by its only thread, which may take it again.
 # ---- a benchmark's command line
 
 
-def start(
-    file: str, about: str | None, output: Path | None, arguments: Sequence[str] | None = None, **defaults: Any
-) -> argparse.Namespace:
+def start(file: str, about: str | None, output: Path | None, **defaults: Any) -> argparse.Namespace:
     """Options of the benchmark in *file*, in a process that computes on one thread and logs its own words alone.
 
     Each of *defaults* is an option of its value's type; ``--output`` is the page that is written.
@@ -53,32 +51,14 @@ def start(
             f"--{name.replace('_', '-')}", type=kind, default=default, nargs="*" if many else None, help="%(default)s"
         )
     parser.add_argument("--output", type=Path, default=output, help="%(default)s")
-    options = parser.parse_args(arguments)
-    restart_in_one_thread_environment(module)
-    be_quiet()
-    return options
-
-
-def be_quiet() -> None:
-    """Log what benchmarks say, and of libraries errors alone."""
+    options = parser.parse_args()
+    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):  # read only when a process begins
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **ONE_THREAD})
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     warnings.simplefilter("ignore")
-    for name in ("lightning.pytorch", "lightning_flops", "DeepSpeed"):
+    for name in ("lightning.pytorch", "lightning_flops", "DeepSpeed"):  # what they say is no part of a benchmark's log
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-@contextlib.contextmanager
-def heard() -> Iterator[list[str]]:
-    """Inside, what this project warns of."""
-    log: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: log.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("lightning_flops")
-    logger.addHandler(handler)
-    try:
-        yield log
-    finally:
-        logger.removeHandler(handler)
+    return options
 
 
 def in_rounds(arms: Mapping[str, Callable[[], T]], rounds: int, *, warm_up: int = 1) -> dict[str, list[T]]:

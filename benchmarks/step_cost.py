@@ -1,7 +1,5 @@
 """What a step costs outside of windows under each adapter: host µs over the same training without the profiler.
 
-``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.step_cost`` runs it alone.
-
 The same small network trains in short trainings, one after the other in one process: in a loop of its own, in a
 Lightning ``Trainer`` and in that of transformers, bare and with the profiler, in a new order in every round. Each logs
 every 50 steps, to something that writes nothing, and the profiler's readings go along. The figure of a training is the
@@ -15,7 +13,7 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -24,27 +22,28 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, profile_training
+from tests.lightning.nets import ROOT, new_trainer
 
+from . import phase_times
 from .machine import RESULTS
-from .page import described, table, write_section
+from .page import described, table, write_page
 from .ratios import Target, difference
 from .runner import in_rounds, start
-from .workloads import quiet_trainer
 
 OVER_BARE = Target(limit=60, unit="µs")
 STEPS, UNSEEN_STEPS, LOG_EVERY = 800, 200, 50
 NO_WINDOW = {"profile_step": 1_000_000}
-BARE, BARE_AGAIN, MONITOR = "bare", "bare again", "monitor=True"
+BARE = "bare"
 Settings = dict[str, Any] | None
 ARMS: Mapping[str, Settings] = {
     BARE: None,
-    BARE_AGAIN: None,
-    MONITOR: NO_WINDOW,
+    "bare again": None,
+    "monitor=True": NO_WINDOW,
     "timer_only=True": {**NO_WINDOW, "timer_only": True},
 }
 
@@ -96,33 +95,19 @@ def _batches() -> Any:
 def own_loop(net: SmallNet, settings: Settings, **_: Any) -> None:
     """A loop of one's own."""
     optimizer = net.configure_optimizers()
-    profiler: Any = nullcontext()
-    if settings is not None:
-        profiler = profile_training(net, optimizer, log_every_n_steps=LOG_EVERY, writer=lambda *_: None, **settings)
-    loader = _batches()
-    with profiler:
-        for rows in loader:
+    logs: dict[str, Any] = {"log_every_n_steps": LOG_EVERY, "writer": lambda *_: None}
+    with nullcontext() if settings is None else profile_training(net, optimizer, **logs, **settings):
+        for rows in _batches():
             net(rows)["loss"].backward()
             optimizer.step()
             optimizer.zero_grad()
 
 
-class _Unwritten(Logger):
-    """A logger that writes nothing: what is measured is not what writing costs."""
-
-    name = version = ""
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        pass
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-
 def lightning(net: SmallNet, settings: Settings, *, folder: Path) -> None:
     """A fit of Lightning's."""
     callbacks = [] if settings is None else [FlopsProfilerCallback(**settings)]
-    quiet_trainer(folder, *callbacks, logger=_Unwritten(), log_every_n_steps=LOG_EVERY).fit(net, _batches())
+    trainer = new_trainer(ROOT, folder, *callbacks, logger=DummyLogger(), log_every_n_steps=LOG_EVERY)
+    trainer.fit(net, _batches())
 
 
 def transformers(net: SmallNet, settings: Settings, *, folder: Path) -> None:
@@ -141,11 +126,7 @@ def transformers(net: SmallNet, settings: Settings, *, folder: Path) -> None:
     trainer.train()
 
 
-TRAININGS: Mapping[str, Callable[..., None]] = {
-    "own loop": own_loop,
-    "Lightning": lightning,
-    "transformers": transformers,
-}
+TRAININGS = {"own loop": own_loop, "Lightning": lightning, "transformers": transformers}
 
 
 def _rows(name: str, rounds: int, folder: Path) -> list[list[object]]:
@@ -160,27 +141,27 @@ def _rows(name: str, rounds: int, folder: Path) -> list[list[object]]:
     samples = in_rounds({arm: partial(taken, settings) for arm, settings in ARMS.items()}, rounds)
     rows: list[list[object]] = []
     for arm, ones in samples.items():
-        cells: list[object] = []
-        clocks = list(zip(zip(*ones, strict=True), zip(*samples[BARE], strict=True), strict=True))
-        over = [difference(mine, bare) for mine, bare in clocks]
-        for (mine, _), more in zip(clocks, over, strict=True):
-            cells += [f"{median(mine):.0f}", None if arm == BARE else more.text(1)]
-        rows.append([name, arm, *cells, None if ARMS[arm] is None else OVER_BARE.verdict(over[0])])
+        rows.append([name, arm])
+        for mine, bare in zip(zip(*ones, strict=True), zip(*samples[BARE], strict=True), strict=True):
+            rows[-1] += [f"{median(mine):.0f}", None if arm == BARE else difference(mine, bare).text(1)]
+        over = difference([one.cpu for one in ones], [one.cpu for one in samples[BARE]])
+        rows[-1].append(None if ARMS[arm] is None else OVER_BARE.verdict(over))
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, writes its section of the results, and returns 0."""
-    options = start(__file__, __doc__, RESULTS / "time.md", arguments, rounds=20)
+def main() -> None:
+    """Measures what steps cost and whether reported latencies are true, and writes the page of both."""
+    options = start(__file__, __doc__, RESULTS / "time.md", rounds=20, models=list(phase_times.MODELS), pairs=0)
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in TRAININGS:
             rows += _rows(name, options.rounds, Path(folder))
     columns = ["training", "arm", ">CPU", ">over bare", ">wall", ">over bare", "target: mean CPU over bare"]
-    lines = [*described(__doc__, "torch", "lightning", "transformers", level="##"), *table(columns, rows)]
-    write_section(options.output, "step_cost", lines)
-    return 0
+    lines = ["# What times come to, and what timing costs", "", "Again: `make bench-time`.", ""]
+    lines += phase_times.section(options.models, options.pairs)
+    lines += [*described(__doc__, "torch", "lightning", "transformers", level="##"), *table(columns, rows)]
+    write_page(options.output, lines)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -23,9 +23,8 @@ BLOCK = {"enabled": True, "profile_step": 0, "timing_steps": 1}
 """From the first step on, and soon done: most of these tests train for a few steps."""
 
 _PLAIN, _PROFILED, _REPLACED = ({MODE: mode} for mode in ("plain", "profiled", "replaced"))
-_RUNTIME = (
-    """ds_config_dict ds_config_model ds_initialize multi_output_model no_sync_ctxt data runtime_utils autocast"""
-)
+_RUNTIME = """ds_config_dict ds_config_model ds_initialize multi_output_model no_sync_ctxt data runtime_utils
+    autocast"""
 _ZERO = """ignore_unused_parameters unwrap_model zero_allreduce_fetch_params zero_config zero_context
     zero_context_ancestry zero_context_return zero_dynamic_class zero_hook_attribute_delegation zero_late_module_attach
     zero_leaf_module zero_nesting_init"""

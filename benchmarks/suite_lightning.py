@@ -54,14 +54,10 @@ PROJECT = Project(
 def callbacks_factory() -> list[Any]:
     """No callback; but the profiler that the package's own factory puts in has settings for tiny fits."""
     if os.environ.get(SWITCH) == "1":
+        from lightning_flops.config import ProfilerConfig
+
         record_the_profiler()
-        _shorten_windows()
+        defaults = ProfilerConfig.__init__.__kwdefaults__
+        assert defaults is not None and defaults.keys() >= {"profile_step", *_SHORT}
+        defaults.update(_SHORT, profile_step=zlib.crc32(running_test().encode()) % 2)
     return []
-
-
-def _shorten_windows() -> None:
-    from lightning_flops.config import ProfilerConfig
-
-    defaults = ProfilerConfig.__init__.__kwdefaults__
-    assert defaults is not None and defaults.keys() >= {"profile_step", *_SHORT}
-    defaults.update(_SHORT, profile_step=zlib.crc32(running_test().encode()) % 2)

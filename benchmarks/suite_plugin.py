@@ -39,11 +39,8 @@ def write(**record: Any) -> None:
     """Add a line to the records; of several processes at once, each line stays whole."""
     if not _PATH:
         return
-    descriptor = os.open(_PATH, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(descriptor, (json.dumps(record) + "\n").encode())
-    finally:
-        os.close(descriptor)
+    with open(_PATH, "ab", buffering=0) as records:
+        records.write((json.dumps(record) + "\n").encode())
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -75,8 +72,7 @@ def record_the_profiler() -> None:
     @functools.wraps(build)
     def profile_of_window(*args: Any, **kwargs: Any) -> Any:
         profile = build(*args, **kwargs)
-        timed, traced = len(profile.timed_steps), profile.traced is not None
-        write(kind="profiled", test=running_test(), pid=os.getpid(), timed=timed, traced=traced)
+        write(kind="profiled", test=running_test(), traced=profile.traced is not None)
         return profile
 
     run_reports.profile_of_window = profile_of_window

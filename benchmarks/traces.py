@@ -127,26 +127,17 @@ def rival_section(path: Path, python: str, rounds: int) -> list[str]:
     if not readings[0][1]:
         return ["## Beside HolisticTraceAnalysis", "", "It is not installed."]
     ours, theirs = ([least(parts, 0), least(parts, 1), least(parts, 0, 1)] for parts in zip(*readings, strict=True))
-    times = theirs[-1] / ours[-1]
-    rows = [[f"{seconds:.2f}" for seconds in row] for row in (ours, theirs)]
+    times, size = theirs[-1] / ours[-1], path.stat().st_size / 1e6
     verdict = f"{times:.1f}: {met(times >= TIMES_FASTER)}"
-    names = ("lightning-flops", "HolisticTraceAnalysis 0.5.0")
-    size = path.stat().st_size / 1e6
-    return [
-        f"## Beside HolisticTraceAnalysis: {size:,.0f} MB; goal: {TIMES_FASTER:.0f} times as fast",
-        "",
-        *table(
-            ["", ">read, s", ">tables, s", ">together, s", "times"],
-            [[names[0], *rows[0], None], [names[1], *rows[1], verdict]],
-        ),
-    ]
+    tools = (("lightning-flops", ours, None), ("HolisticTraceAnalysis 0.5.0", theirs, verdict))
+    rows = [[name, *(f"{one:.2f}" for one in seconds), cell] for name, seconds, cell in tools]
+    title = f"## Beside HolisticTraceAnalysis: {size:,.0f} MB; goal: {TIMES_FASTER:.0f} times as fast"
+    return [title, "", *table(["", ">read, s", ">tables, s", ">together, s", "times"], rows)]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the files, reads them, writes the sections, and returns 0."""
-    options = start(
-        __file__, __doc__, RESULTS / "traces.md", arguments, bytes=1_000_000_000, rounds=5, hta=sys.executable
-    )
+def main() -> None:
+    """Writes the files, reads them, writes the sections."""
+    options = start(__file__, __doc__, RESULTS / "traces.md", bytes=1_000_000_000, rounds=5, hta=sys.executable)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         write_trace(path, options.bytes)
@@ -154,8 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_trace(path, options.bytes // 10)
         lines += ["", *rival_section(path, options.hta, options.rounds)]
     write_page(options.output, lines)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

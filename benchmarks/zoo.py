@@ -1,28 +1,27 @@
 """Hundreds of architectures, each counted beside an oracle of its Python calls: forward, backward and recompute.
 
 ``make bench-zoo`` installs transformers and timm beside this project and runs this. Every architecture is a tiny model
-of random weights, nothing is downloaded. Each is counted five ways: with eager attention, with torch's fused attention
-(sdpa), with activation checkpointing, under autocast, and by ``count_offline``, which must say what the eager count
-says. The first four are held to ``zoo_oracle.CallOracle``, which shares no mechanism and no formula with the counter.
+of random weights, in training without dropout, on a batch of two; nothing is downloaded. Each is counted five ways:
+with eager attention, with torch's fused attention (sdpa), with activation checkpointing, under autocast (bfloat16), and
+by ``count_offline``, which computes on shapes and must say what the eager count says. The first four are held to
+``zoo_oracle.CallOracle``, which shares no mechanism and no formula with the counter: it sees the Python calls
+(``torch.matmul``, ``F.linear``, …) instead of the operators, and works out from their shapes what they, their gradients
+and their repetition cost.
 
 It writes ``benchmarks/results/zoo.md``. ``--only llama`` takes the architectures whose name that regular expression
 finds, ``--seconds 30`` gives each architecture less time; then the table is printed, unless there is an ``--output``.
-``--records`` names a file for all figures, one architecture a line.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.pytorch import count_flops, count_offline
+from tests.corpus.case import tensors_in
 
 from . import zoo_timm, zoo_transformers
 from .machine import RESULTS, code_in_words, usable_cores
@@ -76,7 +76,7 @@ def _step(model: nn.Module, batch: Mapping[str, Any], *, autocast: bool, oracle:
     model.zero_grad()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         output = model(**batch)
-    roots = [tensor for tensor in zoo_transformers.outputs(output) if tensor.requires_grad]
+    roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
     with oracle.in_backward() if oracle else nullcontext():
         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
 
@@ -98,7 +98,6 @@ def _held(
         **_figures(counts),
         expected=(expected.forward, expected.backward, expected.recompute),
         batch=", ".join(f"{name} {list(value.shape)}" for name, value in tensors.items()),
-        by_call={f"{name} {part}": flops for (name, part), flops in oracle.by_call.items() if flops},
     )
 
 
@@ -145,9 +144,9 @@ def row_of(library: str, architecture: str, *, seconds: float) -> Row:
     return row
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Counts, writes the table, and returns 1 if a count is wrong."""
-    options = start(__file__, __doc__, None, arguments, only="", seconds=120.0, jobs=usable_cores(), records="")
+    options = start(__file__, __doc__, None, only="", seconds=120.0, jobs=usable_cores())
     code, began = code_in_words(), time.monotonic()
     asked = [
         (library, architecture)
@@ -162,9 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(lambda names: row_of(*names, seconds=options.seconds), asked))
     logger.info("%.0f s", time.monotonic() - began)
-    if options.records:
-        Path(options.records).write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
-    page = report(rows, code=code, only=options.only)
+    page = report(rows, about=__doc__, code=code, only=options.only)
     output = options.output or (None if options.only else RESULTS / "zoo.md")
     if output is None:
         print("\n".join(page))

@@ -23,7 +23,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from tests.corpus.case import tensors_in
 
 
 @dataclass
@@ -39,7 +42,7 @@ class Product(NamedTuple):
     """One product of a call: what it costs, and what each operand's gradient costs if it needs one."""
 
     flops: int
-    gradients: Sequence[tuple[torch.Tensor | None, int]]
+    gradients: Sequence[tuple[Tensor | None, int]]
 
 
 class CallOracle(TorchFunctionMode):
@@ -51,8 +54,6 @@ class CallOracle(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.expected = Expected()
-        self.by_call: Counter[tuple[str, str]] = Counter()
-        """FLOPs by the name of the call and the part of the step, for people who look for a difference."""
         self._again = 0
         """How many checkpointed functions run that have run before."""
         self._backward = False
@@ -96,22 +97,17 @@ class CallOracle(TorchFunctionMode):
             with self:  # a function in Python: what it calls is seen in its turn
                 return inside(*args, **kwargs)
         # Before the call, which may write into its operands.
-        needs = {id(item): item.requires_grad for item in _tensors((args, kwargs))}
+        needs = {id(item): item.requires_grad for item in tensors_in((args, kwargs))}
         grad_enabled = torch.is_grad_enabled()
         result = func(*args, **kwargs)
         for product in rule(result, *args, **kwargs):
-            self._book(_name(func), product, result, needs if grad_enabled else {})
+            self._book(product, result, needs if grad_enabled else {})
         return result
 
-    def _book(self, name: str, product: Product, result: Any, needs: dict[int, bool]) -> None:
-        if self._again:
-            self._add(name, "recompute", product.flops)
-        elif self._backward:
-            self._add(name, "backward", product.flops)
-        else:
-            self._add(name, "forward", product.flops)
+    def _book(self, product: Product, result: Any, needs: dict[int, bool]) -> None:
+        self._add("recompute" if self._again else "backward" if self._backward else "forward", product.flops)
         gradients = sum(flops for tensor, flops in product.gradients if tensor is not None and needs.get(id(tensor)))
-        node = next((_maker(item.grad_fn) for item in _tensors(result) if item.grad_fn is not None), None)
+        node = next((_maker(item.grad_fn) for item in tensors_in(result) if item.grad_fn is not None), None)
         if not gradients or node is None:
             return
         fused = "ScaledDotProduct" in node.name()
@@ -119,16 +115,15 @@ class CallOracle(TorchFunctionMode):
             gradients = 2 * product.flops
         again = product.gradients[0][1] if fused else 0
 
-        def before(incoming: Sequence[torch.Tensor | None]) -> None:
+        def before(incoming: Sequence[Tensor | None]) -> None:
             if any(gradient is not None for gradient in incoming):
-                self._add(name, "backward", gradients)
-                self._add(name, "recompute", again)
+                self._add("backward", gradients)
+                self._add("recompute", again)
 
         node.register_prehook(before)
 
-    def _add(self, name: str, part: str, flops: int) -> None:
+    def _add(self, part: str, flops: int) -> None:
         setattr(self.expected, part, getattr(self.expected, part) + flops)
-        self.by_call[name, part] += flops
 
 
 _SHAPES = ("View", "UnsafeView", "ReshapeAlias", "Permute", "Transpose", "Squeeze", "Unsqueeze", "T", "Alias")
@@ -147,37 +142,15 @@ def _maker(node: Any) -> Any:
 Rule = Callable[..., list[Product]]
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _name(func: Any) -> str:
-    name = getattr(func, "__name__", "")
-    return str(name) if name else str(func)
-
-
 def _rule_of(func: Any) -> Rule | None:
-    if isinstance(func, types.FunctionType) and func.__module__ != "torch._tensor":
-        return None
-    name = _name(func)
-    return RULES.get(name.split(".")[0])
+    in_python = isinstance(func, types.FunctionType) and func.__module__ != "torch._tensor"
+    return None if in_python else RULES.get(str(getattr(func, "__name__", "") or func).split(".")[0])
 
 
 _SEEN_THROUGH = ("torch.functional", "torch.nn.functional", "torch.autograd")
 """Modules of torch whose functions in Python are looked into."""
 
-_OVERRIDES = {
-    "has_torch_function": lambda *_: False,
-    "has_torch_function_unary": lambda *_: False,
-    "has_torch_function_variadic": lambda *_: False,
-}
+_OVERRIDES = {f"has_torch_function{kind}": lambda *_: False for kind in ("", "_unary", "_variadic")}
 
 
 @cache
@@ -186,31 +159,30 @@ def _without_override(func: Any) -> Any:
     if not isinstance(func, types.FunctionType) or not _OVERRIDES.keys() & set(func.__code__.co_names):
         return None
     # Of the methods only this one: others hand themselves to modes again, by super().
-    if func.__module__ not in _SEEN_THROUGH and func is not torch.Tensor.backward:
+    if func.__module__ not in _SEEN_THROUGH and func is not Tensor.backward:
         return None
-    copy = types.FunctionType(
-        func.__code__, {**func.__globals__, **_OVERRIDES}, func.__name__, func.__defaults__, func.__closure__
-    )
+    names = {**func.__globals__, **_OVERRIDES}
+    copy = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
 
 
-def _pair(flops: int, first: torch.Tensor, second: torch.Tensor) -> list[Product]:
+def _pair(flops: int, first: Tensor, second: Tensor) -> list[Product]:
     """A bilinear product: each operand's gradient is a product of the same size."""
-    factor = _real_products(first, second)
-    return [Product(flops * factor, ((first, flops * factor), (second, flops * factor)))]
+    flops *= _real_products(first, second)
+    return [Product(flops, ((first, flops), (second, flops)))]
 
 
-def _real_products(*operands: torch.Tensor) -> int:
+def _real_products(*operands: Tensor) -> int:
     """A complex multiply-add is four real ones."""
     return 4 if any(item.is_complex() for item in operands) else 1
 
 
-def _linear(result: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> list[Product]:
+def _linear(result: Tensor, input: Tensor, weight: Tensor, *_: Any, **__: Any) -> list[Product]:
     return _pair(2 * result.numel() * int(input.shape[-1]), input, weight)
 
 
-def _matmul(result: torch.Tensor, input: torch.Tensor, other: torch.Tensor, **_: Any) -> list[Product]:
+def _matmul(result: Tensor, input: Tensor, other: Tensor, **_: Any) -> list[Product]:
     flops = 2 * result.numel() * int(input.shape[-1])
     if input.dim() == other.dim() == 1:  # both gradients are scaled vectors
         return [Product(flops, ())]
@@ -218,10 +190,6 @@ def _matmul(result: torch.Tensor, input: torch.Tensor, other: torch.Tensor, **_:
         # The matrix's gradient is an outer product: a multiplication for each element, and no sum.
         return [Product(flops, ((input, flops // 2), (other, flops)))]
     return _pair(flops, input, other)
-
-
-def _right_matmul(result: torch.Tensor, other: torch.Tensor, input: torch.Tensor) -> list[Product]:
-    return _matmul(result, input, other)
 
 
 def _add_matmul(result: Any, *operands: Any, **named: Any) -> list[Product]:
@@ -232,17 +200,15 @@ def _add_matmul(result: Any, *operands: Any, **named: Any) -> list[Product]:
     return _pair(2 * first.numel() * columns, first, second)
 
 
-def _convolution(result: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> list[Product]:
+def _convolution(result: Tensor, input: Tensor, weight: Tensor, *_: Any, **__: Any) -> list[Product]:
     return _pair(2 * result.numel() * prod(weight.shape[1:]), input, weight)
 
 
-def _transposed(result: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> list[Product]:
+def _transposed(result: Tensor, input: Tensor, weight: Tensor, *_: Any, **__: Any) -> list[Product]:
     return _pair(2 * input.numel() * prod(weight.shape[1:]), input, weight)
 
 
-def _attention(
-    result: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
-) -> list[Product]:
+def _attention(result: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> list[Product]:
     rows = prod(result.shape[:-1]) * int(key.shape[-2])
     scores = 2 * rows * int(query.shape[-1])
     mixed = 2 * rows * int(value.shape[-1])
@@ -252,13 +218,7 @@ def _attention(
     return [Product(scores + mixed, (*products, (query if query.requires_grad else key, of_scores)))]
 
 
-def _grouped(result: torch.Tensor, first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any) -> list[Product]:
-    if first.dim() == 2 and second.dim() == 2:
-        raise NotImplementedError("two flat operands")
-    return _pair(2 * result.numel() * int(first.shape[-1]), first, second)
-
-
-def _einsum(result: torch.Tensor, equation: str, *operands: Any, path: Any = None, **_: Any) -> list[Product]:
+def _einsum(result: Tensor, equation: str, *operands: Any, path: Any = None, **_: Any) -> list[Product]:
     tensors = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else list(operands)
     names, out = _names_of(equation, tensors)
     sizes: dict[str, int] = {}
@@ -275,7 +235,7 @@ def _einsum(result: torch.Tensor, equation: str, *operands: Any, path: Any = Non
         terms = [term for index, term in enumerate(terms) if index not in (first, second)]
         later = set(out).union(*(set(name) for name, _, _ in terms))
         # A letter of one side alone that is asked for no more is summed before; one of size one is no sum.
-        both = {letter for letter in set(a) & set(b) if _extent(a, a_shape, letter) > 1 < _extent(b, b_shape, letter)}
+        both = {letter for letter in set(a) & set(b) if a_shape[a.index(letter)] > 1 < b_shape[b.index(letter)]}
         summed = {letter for letter in both if letter not in later}
         asked = {letter for letter in set(a) | set(b) if letter in later or letter in summed}
         cost = 2 * prod(sizes[letter] for letter in asked)
@@ -289,11 +249,7 @@ def _einsum(result: torch.Tensor, equation: str, *operands: Any, path: Any = Non
     return [Product(flops * factor, ((anyone, backward * factor),))]
 
 
-def _extent(name: str, shape: Sequence[int], letter: str) -> int:
-    return int(shape[name.index(letter)])
-
-
-def _names_of(equation: str, tensors: Sequence[torch.Tensor]) -> tuple[list[str], str]:
+def _names_of(equation: str, tensors: Sequence[Tensor]) -> tuple[list[str], str]:
     """Each operand's letters and the result's; an ellipsis becomes letters that are not used otherwise."""
     text = equation.replace(" ", "")
     left, arrow, out = text.partition("->")
@@ -311,9 +267,7 @@ def _names_of(equation: str, tensors: Sequence[torch.Tensor]) -> tuple[list[str]
     return names, out.replace("...", "".join(free[len(free) - widest :]) if widest else "")
 
 
-def _triangular_solve(
-    result: torch.Tensor, matrix: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any
-) -> list[Product]:
+def _triangular_solve(result: Tensor, matrix: Tensor, right: Tensor, *_: Any, **__: Any) -> list[Product]:
     # A multiply-add for each element of a triangle of half a square and each column. Any gradient starts with a solve
     # of the same size, and the matrix's is then a product with the solution.
     flops = result.numel() * int(matrix.shape[-1])
@@ -321,17 +275,16 @@ def _triangular_solve(
     return [Product(flops, ((either, flops), (matrix, 2 * flops)))]
 
 
-def _recurrent(result: Any, input: torch.Tensor, *args: Any, **_: Any) -> list[Product]:
+def _recurrent(result: Any, input: Tensor, *args: Any, **_: Any) -> list[Product]:
     # The arguments after the input: (state, weights, biases?, layers, dropout, train, bidirectional, batch_first), or
     # (batch sizes, state, weights, biases?, layers, dropout, train, bidirectional) for a packed sequence.
-    weights, _biases, layers, _dropout, _train, both = (args[2:] if isinstance(args[2], (list, tuple)) else args[1:])[
-        :6
-    ]
+    first = 2 if isinstance(args[2], (list, tuple)) else 1
+    weights, _biases, layers, _dropout, _train, both = args[first : first + 6]
     steps = input.numel() // int(input.shape[-1])
     directions = 2 if both else 1
     each = len(weights) // (layers * directions)
     flops = 0
-    gradients: list[tuple[torch.Tensor, int]] = []
+    gradients: list[tuple[Tensor, int]] = []
     for index in range(layers * directions):
         for place, weight in enumerate(weights[index * each : index * each + 2]):
             product = 2 * steps * weight.numel()
@@ -343,15 +296,14 @@ def _recurrent(result: Any, input: torch.Tensor, *args: Any, **_: Any) -> list[P
 
 
 _CALLS: dict[Rule, str] = {
-    _linear: "linear",
+    _linear: "linear grouped_mm _grouped_mm grouped_mm_fallback",
     _matmul: "matmul __matmul__ mm bmm mv dot vdot",
-    _right_matmul: "__rmatmul__",
+    lambda result, other, input: _matmul(result, input, other): "__rmatmul__",
     _add_matmul: "addmm addmm_ addmv baddbmm baddbmm_ addbmm",
     _einsum: "einsum",
     _convolution: "conv1d conv2d conv3d",
     _transposed: "conv_transpose1d conv_transpose2d conv_transpose3d",
     _attention: "scaled_dot_product_attention",
-    _grouped: "grouped_mm _grouped_mm grouped_mm_fallback",
     _triangular_solve: "linalg_solve_triangular",
     _recurrent: "lstm gru rnn_tanh rnn_relu",
 }

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Literal
 
-from .machine import ran_in_words
-from .page import table
+from .page import described, table
 
 Verdict = Literal["exact", "explained", "wrong", "not run"]
 Figures = tuple[int, int, int]  # Forward, backward and recompute FLOPs
@@ -56,9 +56,7 @@ class Result:
     expected: Figures | None = None
     not_run: str = ""
     batch: str = ""  # What the model was called with
-    by_operator: Mapping[str, Figures] = field(default_factory=dict)
-    """The counter's, for people who look for a difference."""
-    by_call: Mapping[str, int] = field(default_factory=dict)  # The oracle's
+    by_operator: Mapping[str, Figures] = field(default_factory=dict)  # The counter's
     said_at_least: tuple[str, ...] = ()  # What made the counter call its figures lower bounds
 
 
@@ -120,7 +118,7 @@ def why_not(error: str) -> str:
     return error
 
 
-def report(rows: Sequence[Row], *, code: str, only: str = "") -> list[str]:
+def report(rows: Sequence[Row], *, about: str | None, code: str, only: str = "") -> list[str]:
     """The lines of the page; *only* is the part of the zoo that was asked for, where that was not everything."""
     ran = [row for row in rows if row.verdict != "not run"]
     by_way = {way: Counter(row.verdict_of(way)[0] for row in ran) for way in WAYS}
@@ -128,23 +126,13 @@ def report(rows: Sequence[Row], *, code: str, only: str = "") -> list[str]:
     compared = counts.total() - counts["not run"]
     libraries = Counter(row.library for row in ran)
     those = " and ".join(f"{count} of {library}" for library, count in libraries.items())
-    command = f"python -m benchmarks.zoo --only '{only}'` (a part of it)" if only else "make bench-zoo` (all of it)"
     verdicts: tuple[Verdict, ...] = ("exact", "explained", "wrong", "not run")
     return [
-        f"""# The zoo: {len(ran)} architectures beside an oracle of their Python calls
-
-Written by `{command}: {ran_in_words(("torch", "transformers", "timm"), code=code)}
-
-{len(ran)} architectures ran ({those}; {len(rows) - len(ran)} more did not, and say why below): {compared:,} counts,
-**{counts["exact"]:,} exact, {counts["explained"]:,} explained, {counts["wrong"]:,} wrong**. Exact means that forward,
-backward and recompute FLOPs are each the oracle's to the last FLOP, and that the counter does not call them lower
-bounds.
-
-Every architecture is a tiny model of random weights, in training without dropout, on a batch of two. It is counted
-with eager attention, with torch's fused attention (sdpa), with activation checkpointing, and under autocast (bfloat16),
-each beside an oracle that sees the Python calls (`torch.matmul`, `F.linear`, `F.conv2d`, …) instead of the operators,
-and works out from their shapes what they, their gradients and their repetition cost; `benchmarks/zoo_oracle.py` is all
-of it. The last column holds `count_offline`, which computes on shapes, to the count of the step that ran.
+        *described(about, "torch", "transformers", "timm", code=code),
+        f"""{len(ran)} architectures ran ({those}; {len(rows) - len(ran)} more did not, and say why below): {compared:,}
+counts, **{counts["exact"]:,} exact, {counts["explained"]:,} explained, {counts["wrong"]:,} wrong**. Exact means that
+forward, backward and recompute FLOPs are each the oracle's to the last FLOP, and that the counter does not call them
+lower bounds.{f" A part of the zoo: `--only '{only}'`." if only else ""}
 """,
         *table(["", *(f">{v}" for v in verdicts)], [[way, *(of[v] for v in verdicts)] for way, of in by_way.items()]),
         *_reasons("explained", ran),
@@ -155,16 +143,15 @@ of it. The last column holds `count_offline`, which computes on shapes, to the c
 
 
 def _reasons(verdict: Verdict, ran: Sequence[Row]) -> list[str]:
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for row in ran:
-        ways: defaultdict[str, list[str]] = defaultdict(list)
-        for way in WAYS:
-            said, reason = row.verdict_of(way)
-            if said == verdict:
-                ways[reason].append(way)
-        for reason, names in ways.items():
-            found[reason].append(f"{row.architecture} ({', '.join(names)})")
-    lines = [f"- {reason[0].upper()}{reason[1:]}: {', '.join(names)}." for reason, names in found.items()]
+    found: dict[str, dict[tuple[str, str], list[str]]] = {}
+    for row, way in product(ran, WAYS):
+        said, reason = row.verdict_of(way)
+        if said == verdict:
+            found.setdefault(reason, {}).setdefault((row.library, row.architecture), []).append(way)
+    lines = list[str]()
+    for reason, by_name in found.items():
+        names = ", ".join(f"{name} ({', '.join(ways)})" for (_, name), ways in by_name.items())
+        lines.append(f"- {reason[0].upper()}{reason[1:]}: {names}.")
     return ["", f"## {verdict.capitalize()}", "", *(lines or ["None."])]
 
 

@@ -8,18 +8,17 @@ in for it.
 from __future__ import annotations
 
 import enum
-import importlib.machinery
 import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import nn
 
-BATCH = 2
+from .zoo_transformers import BATCH, first_that_runs
 
 _MODELS = """
     beit:beit_base_patch16_224 byoanet:eca_botnext26ts_256 byobnet:test_byobnet cait:cait_xxs24_224
@@ -67,36 +66,24 @@ def architectures() -> list[str]:
 
 def build(architecture: str, *, attention: str) -> tuple[nn.Module, dict[str, Any]]:
     """A model in training, without dropout, and the arguments of its forward."""
-    if importlib.util.find_spec("torchvision") is None:
+    if "torchvision" not in sys.modules and importlib.util.find_spec("torchvision") is None:
         _stand_in_for_torchvision()
     import timm
 
     timm.layers.set_fused_attn(attention == "sdpa")
-    errors: list[Exception] = []
-    for smaller in SMALLER:
-        torch.manual_seed(0)
-        try:
-            model = timm.create_model(MODELS[architecture], pretrained=False, num_classes=10, **smaller)
-        except Exception as error:
-            errors.append(error)
-            continue
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-            elif type(module).__name__ == "DropPath":
-                module.drop_prob = 0.0
-        model.train()
+
+    def models() -> Iterator[Any]:
+        for smaller in SMALLER:
+            torch.manual_seed(0)
+            with suppress(Exception) if smaller else nullcontext():
+                yield timm.create_model(MODELS[architecture], pretrained=False, num_classes=10, **smaller)
+
+    def batches_of(model: Any) -> Iterator[dict[str, Any]]:
         for side in (*SIDES, model.default_cfg["input_size"][-1]):
             image = torch.randn(BATCH, 3, side, side, generator=torch.Generator().manual_seed(1))
-            batch = {type(model).forward.__code__.co_varnames[1]: image}
-            try:
-                with torch.no_grad():
-                    model(**batch)
-            except Exception as error:
-                errors.append(error)
-            else:
-                return model, batch
-    raise errors[-1]
+            yield {type(model).forward.__code__.co_varnames[1]: image}
+
+    return first_that_runs(models(), batches_of)
 
 
 @contextmanager
@@ -114,30 +101,14 @@ def checkpointing(model: Any, checkpoint: Callable[..., Any]) -> Iterator[None]:
 
 
 class _Nothing(types.ModuleType):
-    """A module of torchvision's: each name in it is an empty class."""
-
-    __path__: list[str] = []  # noqa: RUF012 - a module's, by which the importer knows that others may be inside
+    """A module of torchvision's: each name in it is another of them, or an empty class."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         if name == "InterpolationMode":
             return enum.Enum(name, "NEAREST NEAREST_EXACT BILINEAR BICUBIC BOX HAMMING LANCZOS")
-        return type(name, (), {})
-
-
-class _Finder:
-    """Finds torchvision and all that is asked for inside it."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        inside = name.partition(".")[0] == "torchvision"
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if inside else None  # type: ignore[arg-type]
-
-    def create_module(self, spec: Any) -> types.ModuleType:
-        return _Nothing(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        pass
+        return sys.modules.get(f"{self.__name__}.{name}") or type(name, (), {})
 
 
 def _stand_in_for_torchvision() -> None:
@@ -146,4 +117,6 @@ def _stand_in_for_torchvision() -> None:
     # Asked once and remembered: transformers must not take the stand-in for the real one.
     import_utils.is_torchvision_available()
     import_utils.is_torchvision_v2_available()
-    sys.meta_path.append(_Finder())
+    inside = "datasets models models.feature_extraction ops ops.misc transforms transforms.functional utils"
+    for name in ("torchvision", *(f"torchvision.{name}" for name in inside.split())):
+        sys.modules[name] = _Nothing(name)

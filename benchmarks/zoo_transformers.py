@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+
+from tests.corpus.case import tensors_in
 
 BATCH, TOKENS, VOCABULARY = 2, 12, 160
 
@@ -104,33 +106,36 @@ def build(architecture: str, *, attention: str) -> tuple[nn.Module, dict[str, An
     """A model in training, without dropout, and the arguments of its forward."""
     import transformers
 
-    config = small_config(architecture)
+    config = shrunk(transformers.CONFIG_MAPPING[architecture](), SMALL.get(architecture, {}))
     model_class = getattr(transformers, architectures()[architecture])
     torch.manual_seed(0)
     config._attn_implementation = attention
     model = model_class._from_config(config, attn_implementation=attention)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    model.train()
-    errors = []
-    for batch in batches_for(model, config):
-        try:
-            with torch.no_grad():
-                output = model(**batch)
-        except Exception as error:
-            errors.append(error)
-            continue
-        if any(True for _ in outputs(output)):
-            return model, batch
-    raise errors[0] if errors else ValueError(f"no batch for a model whose input is {model.main_input_name}")
+    return first_that_runs([model], lambda model: batches_for(model, config))
 
 
-def small_config(architecture: str) -> Any:
-    """The architecture's configuration, of a size that runs in a moment."""
-    from transformers import CONFIG_MAPPING
-
-    return shrunk(CONFIG_MAPPING[architecture](), SMALL.get(architecture, {}))
+def first_that_runs(
+    models: Iterable[Any], batches_of: Callable[[Any], Iterable[dict[str, Any]]]
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The first of *models* in training, without dropout, that runs with one of its batches, and that batch."""
+    errors = list[Exception]()
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            elif type(module).__name__ == "DropPath":
+                module.drop_prob = 0.0
+        model.train()
+        for batch in batches_of(model):
+            try:
+                with torch.no_grad():
+                    output = model(**batch)
+            except Exception as error:
+                errors.append(error)
+                continue
+            if any(True for _ in tensors_in(output)):
+                return model, batch
+    raise errors[0] if errors else ValueError("there is no batch for this model")
 
 
 def shrunk(config: Any, special: Mapping[str, Any]) -> Any:
@@ -284,15 +289,3 @@ def checkpointing(model: Any, checkpoint: Callable[..., Any]) -> Iterator[None]:
     model._set_gradient_checkpointing(True, checkpoint)
     yield
     model._set_gradient_checkpointing(False)
-
-
-def outputs(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in what a forward returns."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from outputs(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from outputs(item)

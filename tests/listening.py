@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:  # benchmarks listen, too, where there is no pytest
+    import pytest
 
 
 @contextmanager

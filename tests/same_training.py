@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,10 +35,12 @@ def values(tensors: Any) -> list[Any]:
 def lightning(
     folder: Path, settings: Settings | None, *, root: str = nets.ROOT, manual: bool = False, batches: int = 9
 ) -> dict[str, Any]:
-    """A fit of two epochs, a short one of one; with validation unless its optimization is manual."""
+    """A fit of two epochs, a short one of one, logged and saved; with validation unless its optimization is manual."""
     net = nets.new_gan(root) if manual else nets.new_net(root, validates=True)
     callbacks = [] if settings is None else [FlopsProfilerCallback(**settings)]
-    trainer = nets.new_trainer(root, folder, *callbacks, max_epochs=1 + (batches > 3), log_every_n_steps=3)
+    logger = import_module(f"{root}.loggers").CSVLogger(folder)
+    more: dict[str, Any] = {"max_epochs": 1 + (batches > 3), "log_every_n_steps": 3}
+    trainer = nets.new_trainer(root, folder, *callbacks, logger=logger, enable_checkpointing=True, **more)
     torch.manual_seed(11)
     trainer.fit(net, nets.loader(batches), None if manual else nets.loader(2))
     return {

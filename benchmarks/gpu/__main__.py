@@ -68,13 +68,9 @@ def _seen(here: Here, chosen: Sequence[int] | None) -> Iterator[Part]:
             import_module(f"{__package__}.{module.partition(':')[0]}")
     for number, name, module, seconds in parts:
         limit_sec = seconds * (1 if here.on_gpu else _CPU_IS_SLOWER) + spare_sec
-        part = run_part(number, name, f"{__package__}.{module}", limit_sec, here, notify=_say)
+        part = run_part(number, name, f"{__package__}.{module}", limit_sec, here)
         spare_sec = max(0.0, limit_sec - part.seconds)
         yield part
-
-
-def _say(row: Row) -> None:
-    print(f"  {row.verdict:<8} {row.claim}: {row.seen}", file=sys.stderr, flush=True)
 
 
 def _quiet_environment() -> None:

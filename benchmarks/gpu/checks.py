@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -90,14 +91,15 @@ class Part:
 # ---- judgement
 
 
-def _row(claim: str, seen: str, met: bool, limit: str = "") -> Row:
+def holds(claim: str, met: bool, seen: str, limit: str = "") -> Row:
+    """A claim that holds or not, and what it was held to."""
     return Row(claim=claim, seen=seen, verdict="met" if met else "missed", limit=limit)
 
 
 def exactly(claim: str, seen: Any, truth: Any) -> Row:
     """*seen* is to be *truth*, to the last digit."""
     text = _text(seen) if seen == truth else f"{_text(seen)}, where {_text(truth)} is right"
-    return _row(claim, text, seen == truth, "exact")
+    return holds(claim, seen == truth, text, "exact")
 
 
 def within(
@@ -107,24 +109,19 @@ def within(
     limit, found = max(share * abs(truth), least), math.nan if seen is None else seen
     relative = f" ({(found - truth) / truth:+.2%})" if truth else ""
     text = f"{_number(found, '', scale)} beside {_number(truth, unit, scale)}{relative}"
-    return _row(claim, text, abs(found - truth) <= limit, f"± {_number(limit, unit, scale)}")
+    return holds(claim, abs(found - truth) <= limit, text, f"± {_number(limit, unit, scale)}")
 
 
-def at_most(claim: str, seen: float | None, limit: float, *, unit: str = "", scale: float = 1) -> Row:
-    """*seen* is to be no more than *limit*; None misses."""
+def at_most(
+    claim: str, seen: float | None, limit: float, *, unit: str = "", scale: float = 1, least: bool = False
+) -> Row:
+    """*seen* is to be no more than *limit*, or with *least* no less; None misses."""
     found = math.nan if seen is None else seen
-    return _row(claim, _number(found, unit, scale), found <= limit, f"≤ {_number(limit, unit, scale)}")
+    met = found >= limit if least else found <= limit
+    return holds(claim, met, _number(found, unit, scale), f"{'≥' if least else '≤'} {_number(limit, unit, scale)}")
 
 
-def at_least(claim: str, seen: float | None, limit: float, *, unit: str = "", scale: float = 1) -> Row:
-    """*seen* is to be no less than *limit*; None misses."""
-    found = math.nan if seen is None else seen
-    return _row(claim, _number(found, unit, scale), found >= limit, f"≥ {_number(limit, unit, scale)}")
-
-
-def holds(claim: str, met: bool, seen: str) -> Row:
-    """A claim that holds or not."""
-    return _row(claim, seen, met)
+at_least = partial(at_most, least=True)
 
 
 def reported(claim: str, seen: Any) -> Row:
@@ -168,9 +165,7 @@ def rows_of(check: Check, here: Here) -> Iterator[Row]:
         yield Row(claim=check.claim, seen="raised", verdict="failed", note=traceback.format_exc())
 
 
-def run_part(
-    number: int, name: str, module: str, limit_sec: float, here: Here, *, notify: Callable[[Row], None]
-) -> Part:
+def run_part(number: int, name: str, module: str, limit_sec: float, here: Here) -> Part:
     """What the ``CHECKS`` of *module* see, in a process of its own that is ended after *limit_sec*.
 
     ``module:NAME`` has others. It may raise, hang or crash: what it had seen until then is kept. On a CPU the process
@@ -181,7 +176,7 @@ def run_part(
 
     def receive(row: Row) -> None:
         rows.append(row)
-        notify(row)
+        print(f"  {row.verdict:<8} {row.claim}: {row.seen}", file=sys.stderr, flush=True)
 
     began, log = time.monotonic(), here.folder / f"part{number}.log"
     method: Literal["fork", "spawn"] = "spawn" if here.on_gpu else "fork"

@@ -6,10 +6,9 @@ import importlib.util
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -17,9 +16,10 @@ from lightning_flops import Profile
 from lightning_flops.pytorch import count_flops
 from lightning_flops.records import PhaseFlops
 from tests.corpus import Network, on_a_gpu
+from tests.corpus.case import Parts
 
 from .checks import Check, Here, Row, exactly, holds, not_here, reported
-from .nets import FIRST_STEP, SETTLES, Net, batches_of, fit, forget, gpt_on, next_token_loss, profiler, size_for
+from .nets import FIRST_STEP, SETTLES, forget, gpt_fit, profiler, size_for
 
 _SMALL_FAMILIES = ("mlp", "autograd_forms")
 _SHOWN = 5
@@ -59,20 +59,14 @@ def _not_exact(here: Here, network: Network) -> str:
 # ---- attention
 
 
-class _Attention(nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return functional.scaled_dot_product_attention(q, k, v).float().sum()
-
-
-class _Two(nn.Module):
+def _two() -> nn.Module:
     """Two attentions of different lengths, so that work under the wrong name shows."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = _Attention(), _Attention()
+    def attention() -> nn.Module:
+        return Parts(lambda _, q, k, v: functional.scaled_dot_product_attention(q, k, v).float().sum())
 
-    def forward(self, short: list[Tensor], long: list[Tensor]) -> Tensor:
-        return self.first(*short) + self.second(*long)  # type: ignore[no-any-return]
+    both = {"first": attention(), "second": attention()}
+    return Parts(lambda net, short, long: net.first(*short) + net.second(*long), **both)
 
 
 _BATCH, _HEADS, _WIDTH = 2, 4, 64
@@ -106,7 +100,7 @@ def _attention(here: Here) -> Iterator[Row]:
 
 
 def _attention_counted(here: Here, backend: SDPBackend, lengths: dict[str, int]) -> dict[str, tuple[int, int, int]]:
-    model, how = _Two(), {"device": here.device, "dtype": torch.bfloat16, "requires_grad": True}
+    model, how = _two(), {"device": here.device, "dtype": torch.bfloat16, "requires_grad": True}
     shapes = [(_BATCH, _HEADS, length, _WIDTH) for length in lengths.values()]
     inputs = [[torch.randn(shape, **how) for _ in range(3)] for shape in shapes]  # type: ignore[call-overload]
     with sdpa_kernel(backend), count_flops(model) as counts:
@@ -122,7 +116,7 @@ def _attention_counted(here: Here, backend: SDPBackend, lengths: dict[str, int])
 
 def _gpt(here: Here) -> Iterator[Row]:
     """Eager: exact, with nothing uncounted."""
-    profile = _gpt_fit(here, compiled=False)
+    profile = _gpt_fit(here)
     size = size_for(here)
     yield reported("the GPT: parameters of its matrices", size.parameters)
     claim = "eager GPT through Lightning, bf16: forward FLOPs of a step"
@@ -137,7 +131,7 @@ def _gpt(here: Here) -> Iterator[Row]:
 
 def _compiled_gpt(here: Here) -> Iterator[Row]:
     """Compiled: what is inside of what the compiler made is counted, or listed as not counted."""
-    profile = _gpt_fit(here, compiled=True)
+    profile = _gpt_fit(here, backend="inductor" if here.on_gpu else "aot_eager")
     size = size_for(here)
     how = "inductor" if here.on_gpu else "aot_eager, as inductor's compiler would take too long here"
     same = profile.flops.model == size.model_flops
@@ -149,16 +143,10 @@ def _compiled_gpt(here: Here) -> Iterator[Row]:
     )
 
 
-def _gpt_fit(here: Here, *, compiled: bool) -> Profile:
-    size = size_for(here)
+def _gpt_fit(here: Here, **compiled: str) -> Profile:
     torch.manual_seed(0)
-    net = Net(gpt_on(here, size), next_token_loss)
-    if compiled:
-        blocks: Any = net.model.blocks
-        for block in blocks:  # blocks are alike: one is compiled, and serves them all
-            block.compile(backend="inductor" if here.on_gpu else "aot_eager")
-    batches = batches_of(size, here, FIRST_STEP + 1 + SETTLES + 2)
-    done = fit(here, net, batches, profiler(here, timing_steps=2), precision="bf16-mixed")
+    steps = FIRST_STEP + 1 + SETTLES + 2
+    done = gpt_fit(here, size_for(here), steps, profiler(here, timing_steps=2), **compiled)
     forget(here)
     return done.profile
 

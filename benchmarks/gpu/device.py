@@ -7,7 +7,7 @@ totals say of an unprofiled run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -22,17 +22,6 @@ from .checks import Check, Here, Row, at_least, at_most, exactly, holds, not_her
 from .nets import FIRST_STEP, SETTLES, Net, batches_of, fit, forget, gpt_on, layers, next_token_loss, profiler, size_for
 
 # ---- what all the rest was seen on
-
-
-@contextmanager
-def _nvml() -> Iterator[Any]:
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _host(here: Here) -> Iterator[Row]:
@@ -55,10 +44,13 @@ def _gpu(here: Here) -> Iterator[Row]:
 
 def _driver(here: Here) -> Iterator[Row]:
     try:
-        with _nvml() as nvml:
-            yield reported("driver", nvml.nvmlSystemGetDriverVersion())
+        import pynvml
     except ImportError:
         yield reported("driver", "not known: nvidia-ml-py is not installed")
+        return
+    pynvml.nvmlInit()
+    yield reported("driver", pynvml.nvmlSystemGetDriverVersion())
+    pynvml.nvmlShutdown()
 
 
 FACTS = (Check("host", _host), Check("device", _gpu, "it is the host"), Check("driver", _driver, "it has none"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
+from tests.lightning.nets import ROOT, new_trainer
+from tests.listening import listening
 
-from ..runner import heard
-from ..workloads import quiet_trainer
 from .checks import Here
 
 FIRST_STEP = 3  # The step that is counted: what a first step sets up is over then
@@ -196,9 +197,9 @@ def fit(
 ) -> Fit:  # fmt: skip
     """One epoch over *batches*, with the profiler or without; *hear* gets every warning, without it there are none."""
     settings = {"accelerator": "gpu" if here.on_gpu else "cpu", **settings}
-    trainer = quiet_trainer(here.folder, *([] if callback is None else [callback]), *callbacks, **settings)
+    trainer = new_trainer(ROOT, here.folder, *([] if callback is None else [callback]), *callbacks, **settings)
     loader = batches if isinstance(batches, DataLoader) else DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
-    with heard() as log, warnings.catch_warnings():
+    with listening("lightning_flops", level=logging.WARNING) as log, warnings.catch_warnings():
         warnings.simplefilter("ignore" if hear is None else "always")
         if hear is not None:
             listener = hear
@@ -208,9 +209,14 @@ def fit(
     return Fit(net, callback, log)
 
 
-def gpt_fit(here: Here, size: Size, steps: int, callback: Any, *callbacks: Callback, **settings: Any) -> Fit:
-    """A fit of a GPT in bfloat16."""
+def gpt_fit(
+    here: Here, size: Size, steps: int, callback: Any, *callbacks: Callback, backend: str = "", **settings: Any
+) -> Fit:
+    """A fit of a GPT in bfloat16, its blocks compiled by *backend* if there is one."""
     net, batches = Net(gpt_on(here, size), next_token_loss), batches_of(size, here, steps)
+    blocks: Any = net.model.blocks
+    for block in blocks if backend else ():  # blocks are alike: one is compiled, and serves them all
+        block.compile(backend=backend)
     return fit(here, net, batches, callback, *callbacks, precision="bf16-mixed", **settings)
 
 

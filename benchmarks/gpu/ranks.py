@@ -1,31 +1,25 @@
-"""Part 7: NCCL with one rank, and with two where there are two devices; on a CPU the same with gloo.
-
-``python -m benchmarks.gpu.ranks DEVICE FOLDER OUTPUT`` is one of two ranks, started by torchrun.
-"""
+"""Part 7: NCCL with one rank, and with two where there are two devices; on a CPU the same with gloo."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from lightning_flops import Profile
 
-from ..machine import ROOT
 from .checks import Check, Here, Row, exactly, holds, not_here, reported
 from .nets import FIRST_STEP, SETTLES, Net, fit, layers, profiler
 
 _STEPS = FIRST_STEP + 1 + SETTLES + 2 + 2 + 2
 WIDTH, LAYERS, BATCH = 256, 2, 32
-_LIMIT_SEC = 100
 
 BY_HAND = 2 * BATCH * WIDTH**2 * (LAYERS + 2 * LAYERS - 1)
 """Forward: a product a layer; backward: two, but the first layer's, whose input needs no gradient, has one."""
@@ -42,15 +36,14 @@ def train(here: Here, *, devices: int) -> dict[str, Any]:
     return {"backend": backend, "log": done.log, "profile": profile}
 
 
+@record  # so that what a rank raises is in the words of the launcher's error
 def train_two(here: Here, output: Path) -> None:
     """One of two ranks; rank 0 writes what its profile says."""
+    if here.on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     found = train(here, devices=2)
     if int(os.environ["RANK"]) == 0:
         output.write_text(json.dumps(found))
-
-
-def _one_rank(here: Here) -> Iterator[Row]:
-    yield from _seen(here, train(here, devices=1), ranks=1)
 
 
 def _two_ranks(here: Here) -> Iterator[Row]:
@@ -58,7 +51,7 @@ def _two_ranks(here: Here) -> Iterator[Row]:
         yield not_here("two ranks", "there is one device")
         return
     output = here.folder / "two_ranks.json"
-    _torchrun(here, output) if here.on_gpu else _forked(here, output)
+    _launched(here, output)
     profile = yield from _seen(here, json.loads(output.read_text()), ranks=2)
     yield exactly("two ranks: ranks that did not answer", profile.ranks and dict(profile.ranks.absences), {})
     tables = profile.traced and profile.traced.tables
@@ -70,19 +63,14 @@ def _two_ranks(here: Here) -> Iterator[Row]:
     )
 
 
-def _torchrun(here: Here, output: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", f"{__package__}.ranks", here.device_type, str(here.folder), str(output)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_SEC, check=False)
-    if run.returncode:
-        raise RuntimeError(f"the ranks ended with {run.returncode}:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}")
+def _launched(here: Here, output: Path) -> None:
+    """What torchrun does. On a CPU with forks of this process, which has imported everything and has computed nothing.
 
-
-def _forked(here: Here, output: Path) -> None:
-    """What torchrun does, with forks of this process, which has imported everything and has computed nothing yet."""
+    CUDA cannot be used in a fork of a process that has used it.
+    """
     meeting: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": uuid.uuid4().hex}
-    launch = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=0, start_method="fork", **meeting)
-    elastic_launch(launch, train_two)(here, output)
+    how: dict[str, Any] = {"start_method": "spawn" if here.on_gpu else "fork", "max_restarts": 0, **meeting}
+    elastic_launch(LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, **how), train_two)(here, output)
 
 
 def _seen(here: Here, found: dict[str, Any], *, ranks: int) -> Generator[Row, None, Profile]:
@@ -104,18 +92,5 @@ def _seen(here: Here, found: dict[str, Any], *, ranks: int) -> Generator[Row, No
 
 CHECKS = (
     Check("two ranks", _two_ranks),  # first: a process that has trained is not to be forked
-    Check("one rank", _one_rank),
+    Check("one rank", lambda here: _seen(here, train(here, devices=1), ranks=1)),
 )
-
-
-def main() -> int:
-    """Trains on this rank's device."""
-    device_type, folder, output = sys.argv[1:]
-    if device_type == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    train_two(Here(device_type=device_type, small=False, folder=Path(folder)), Path(output))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -12,7 +12,6 @@ from functools import partial
 from statistics import median
 
 import torch
-from torch import Tensor
 
 from .. import phase_times
 from ..phase_times import ABSOLUTE_LIMIT_SEC, PHASES, RELATIVE_LIMIT, StampedNet, Stopwatch
@@ -30,10 +29,6 @@ class _Size:
     batch: int
     pairs: int
 
-    def batch_on(self, here: Here) -> Tensor:
-        dtype = torch.bfloat16 if here.on_gpu else torch.float32
-        return torch.randn(self.batch, self.width, device=here.device, dtype=dtype)
-
 
 _SIZES = (
     _Size("1 ms", width=1024, layers=4, batch=2048, pairs=150),
@@ -42,10 +37,6 @@ _SIZES = (
 )
 _SMALL = _Size("small", width=64, layers=2, batch=32, pairs=6)
 _as_close = partial(within, share=RELATIVE_LIMIT, least=ABSOLUTE_LIMIT_SEC, unit="ms", scale=1e3)
-
-
-def _precision(here: Here) -> str:
-    return "bf16-true" if here.on_gpu else "32-true"
 
 
 def _latencies(here: Here) -> Iterator[Row]:
@@ -59,10 +50,12 @@ def _measured(here: Here, size: _Size) -> Iterator[Row]:
     torch.manual_seed(0)
     planned = phase_times.plan(size.pairs)
     net = StampedNet(layers(here, size.width, size.layers), Stopwatch(on_gpu=here.on_gpu))
-    batches = [size.batch_on(here)] * (_WARM_UP_STEPS + 1 + SETTLES + len(planned) + 1)
+    dtype = torch.bfloat16 if here.on_gpu else torch.float32
+    batch = torch.randn(size.batch, size.width, device=here.device, dtype=dtype)
+    batches = [batch] * (_WARM_UP_STEPS + 1 + SETTLES + len(planned) + 1)
     callback = profiler(here, profile_step=_WARM_UP_STEPS, timing_steps=size.pairs)
     with phase_times.recorders(planned) as windows:
-        fit(here, net, batches, callback, precision=_precision(here))
+        fit(here, net, batches, callback, precision="bf16-true" if here.on_gpu else "32-true")
     pairs, first, totals = phase_times.measured(net, planned, *windows)
     walls = net.truth()[1]
     for index, name in enumerate(PHASES):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from lightning_flops.schema.trace import TraceReport
 
 from . import nets
 from .checks import Check, Here, Row, at_least, at_most, exactly, holds, reported, unjudged, within
-from .nets import Fit, forget, profiler
+from .nets import forget, profiler
 
 _STEPS = nets.FIRST_STEP + 1 + nets.SETTLES + 2 + 2 + 1
 LOST_FORWARD, LOST_BACKWARD = 0.02, 0.03
@@ -21,28 +20,16 @@ _at_most_share = partial(at_most, unit="%", scale=100)
 _sum = partial(within, share=1e-3, unit="µs")
 
 
-def gpt_traced(here: Here, size: nets.Size, **settings: Any) -> Fit:
-    """A fit of a GPT of which one step is traced."""
-    torch.manual_seed(0)
-    one_step = {"wait": 0, "warmup": 1, "active": 1, "repeat": 1}  # medians over several steps do not add up
-    callback = profiler(here, timing_steps=2, trace=True, trace_schedule=one_step, **settings)
-    done = nets.gpt_fit(here, size, _STEPS, callback)
-    forget(here)
-    return done
-
-
-def _tables_of(done: Fit) -> TraceReport:
-    """The tables of the traced step; raises RuntimeError if none was traced."""
-    found = done.profile
-    if found.traced is None or found.traced.tables is None:
-        raise RuntimeError(f"no step was traced: {found.notes}")
-    return found.traced.tables
-
-
 def _by_module(here: Here) -> Iterator[Row]:
     """Nothing of forward and backward is lost between modules, and they add up."""
-    done = gpt_traced(here, nets.size_for(here))
-    tables = _tables_of(done)
+    torch.manual_seed(0)
+    one_step = {"wait": 0, "warmup": 1, "active": 1, "repeat": 1}  # medians over several steps do not add up
+    callback = profiler(here, timing_steps=2, trace=True, trace_schedule=one_step)
+    found = nets.gpt_fit(here, nets.size_for(here), _STEPS, callback).profile
+    forget(here)
+    if found.traced is None or found.traced.tables is None:
+        raise RuntimeError(f"no step was traced: {found.notes}")
+    tables = found.traced.tables
     modules = tables.modules
     if modules is None:
         raise RuntimeError(f"the trace has no times of modules: {tables.notes}")
@@ -62,7 +49,7 @@ def _by_module(here: Here) -> Iterator[Row]:
     backward = sum(row.own_backward_us for row in modules.rows) + lost_backward
     backward += modules.gradient_accumulation_us
     yield _sum("the same of the backward", backward, modules.backward_us)
-    budget = done.profile.budget
+    budget = found.budget
     if budget is None:
         raise RuntimeError("there is no step time breakdown")
     summed = sum(time_ns or 0 for time_ns in budget.rows_ns.values())

@@ -36,24 +36,17 @@ def _gpt_fit(here: Here, callback: FlopsProfilerCallback | None, *callbacks: Cal
 # ---- the same numbers
 
 
-class _Dropped(nn.Module):
-    """Dropout behind a model: random numbers that one more or one fewer would change."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.dropout = model, nn.Dropout(0.1)
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.model(batch))  # type: ignore[no-any-return]
-
-
 def _same_training(here: Here) -> Iterator[Row]:
-    """With deterministic algorithms, every loss and every weight is the same to the last bit."""
+    """With deterministic algorithms, every loss and every weight is the same to the last bit.
+
+    One random number more or one fewer would change the dropout.
+    """
     size = nets.size_for(here, nets.MEDIUM)
-    batches = nets.batches_of(size, here, _STEPS)
-    yield from _compared(
-        here, "GPT", lambda: Net(_Dropped(nets.gpt_on(here, size)), nets.next_token_loss), batches, "bf16-mixed"
-    )
+
+    def make() -> Net:
+        return Net(nn.Sequential(nets.gpt_on(here, size), nn.Dropout(0.1)), nets.next_token_loss)
+
+    yield from _compared(here, "GPT", make, nets.batches_of(size, here, _STEPS), "bf16-mixed")
 
 
 def _compared(

@@ -6,6 +6,8 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from benchmarks.faults import Lines
 from lightning_flops.run import run
 from lightning_flops.run.run import safe
 from lightning_flops.units import percent
+from tests.same_training import Kind, Settings, values
 
 
 class Half(float):
@@ -25,20 +28,20 @@ class Half(float):
     run = None
 
 
-def training(failed: Callable[[nn.Module], object]) -> Callable[[bool], nn.Module]:
+def training(failed: Callable[[nn.Module], object]) -> Kind:
     """Training with one hook of ours; *failed* is what the boundary does with an exception."""
 
-    def train(profiled: bool) -> nn.Module:
+    def train(folder: Path, settings: Settings | None) -> dict[str, Any]:
         model = nn.Linear(1, 1)
         nn.init.ones_(model.weight)
         nn.init.ones_(model.bias)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(run, "failed", lambda run, error: failed(model))
-            if profiled:
+            if settings is not None:
                 safe(percent)(Half(0.5))
-        return model
+        return {"weights": values(model.parameters())}
 
-    return train
+    return Kind(train, ())
 
 
 def disturbs(model: nn.Module) -> None:
@@ -69,7 +72,7 @@ def speaks(model: nn.Module) -> None:
 def test_a_planted_fault_is_seen_and_no_other(
     failed: Callable[[nn.Module], object], kinds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = Lines("planted", training(failed))
+    lines = Lines(training(failed))
     assert lines.lines > 0
     monkeypatch.setattr(faults, "_TRIAL_SEC", 5.0)
     assert [fault.kind for fault in lines.trial(random.Random(1))] == kinds

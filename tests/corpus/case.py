@@ -131,6 +131,11 @@ class Network:
 
     _expected: Expected | None = None
 
+    @property
+    def key(self) -> str:
+        """Its name among all."""
+        return f"{self.family}.{self.name}"
+
     def example(self) -> Example:
         """Builds the model and its inputs, the same ones every time."""
         torch.manual_seed(SEED)

@@ -1,13 +1,9 @@
-"""Lightning's DeepSpeedStrategy on two ranks, gloo, real engines: its config's block, its steps, its parameters.
-
-DeepSpeedStrategy refuses to run without a GPU; the double here differs from it in the device alone.
-"""
+"""Lightning's DeepSpeedStrategy on two ranks, gloo, real engines: its config's block, its steps, its parameters."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import logging
 import os
 from functools import cache
@@ -21,6 +17,7 @@ from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.records import TimePhase
+from tests.deepspeed.on_cpu import strategy
 from tests.deepspeed.scenario import scenario
 from tests.left_on_objects import left_on_object
 from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, ROOT, batch_flops, loader, net_class, new_trainer, nothing
@@ -33,22 +30,6 @@ BATCHES, RANKS = 18, 2
 """Batches on each rank and in each epoch: four and a half steps of four."""
 PARAMS = (IN * HIDDEN + HIDDEN) + (HIDDEN * OUT + OUT)
 STEP = batch_flops(times=4)
-
-
-def strategy(root: str, config: dict[str, Any]) -> Any:
-    """DeepSpeedStrategy of *root*, on the CPU."""
-    base: Any = importlib.import_module(f"{root}.strategies").DeepSpeedStrategy
-
-    class DeepSpeedOnCpu(base):  # type: ignore[misc]
-        @property
-        def root_device(self) -> torch.device:
-            return torch.device("cpu", self.local_rank)
-
-        def setup_environment(self) -> None:
-            self.parallel_devices = [torch.device("cpu", rank) for rank in range(RANKS)]
-            super(base, self).setup_environment()
-
-    return DeepSpeedOnCpu(config=config, process_group_backend="gloo")
 
 
 def net(root: str, *, fails_at: int | None, manual: bool) -> Any:
@@ -90,7 +71,7 @@ def fit(
     config |= {} if block is None else {"flops_profiler": block}
     module, raised = net(root, fails_at=fails_at, manual=manual), ""
     settings = {"accumulate_grad_batches": 1 if manual else 4, "max_epochs": 3, "limit_val_batches": 1, **kwargs}
-    settings |= {"strategy": strategy(root, config), "devices": RANKS, "num_sanity_val_steps": 0}
+    settings |= {"strategy": strategy(root, config, ranks=RANKS), "devices": RANKS, "num_sanity_val_steps": 0}
     trainer = new_trainer(root, ".", *callbacks, **settings)
     with listening("lightning_flops", form="%(levelname)s: %(message)s") as messages:
         try:

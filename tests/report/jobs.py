@@ -142,7 +142,7 @@ def thousands(ranks: int = WORLD) -> tuple[Profile, list[RankRecord | RankAbsenc
         traced = TracedRank(
             rank=rank,
             steps=1,
-            overlap=_overlap(3_000 if is_late else 13_000),
+            overlap=overlap(3_000 if is_late else 13_000),
             collectives=(all_reduces(2_000_000, 3_000_000 if is_late else 11_000_000, group_size=ranks),),
         )
         mine = replace(record.profile, context=context, traced=windows.traced())
@@ -150,7 +150,8 @@ def thousands(ranks: int = WORLD) -> tuple[Profile, list[RankRecord | RankAbsenc
     return profile, found
 
 
-def _overlap(communication_us: float) -> Overlap:
+def overlap(communication_us: float) -> Overlap:
+    """Of a step of 24 ms."""
     return Overlap(
         wall_us=24_000.0,
         computation_us=10_000.0,
