@@ -28,25 +28,21 @@ def unsafe_in(text: str) -> str:
 
 
 def mutated(draw: random.Random, data: bytes) -> bytes:
-    """*data* with a few things done to it."""
+    """*data* with a few things done to it: cut off, left out, repeated, flipped, put between, or random."""
     for _ in range(draw.randint(1, 4)):
         start = draw.randrange(len(data) + 1)
-        end = min(len(data), start + draw.choice([1, 2, 8, 100, 5000]))
-        match draw.randrange(7):
-            case 0:
-                data = data[:start]
-            case 1:
-                data = data[:start] + data[end:]
-            case 2:
-                data = data[:start] + draw.randbytes(end - start) + data[end:]
-            case 3:
-                data = data[:end] + data[start:end] * draw.choice([1, 2, 50]) + data[end:]
-            case 4 if start < len(data):
-                data = data[:start] + bytes([data[start] ^ 1 << draw.randrange(8)]) + data[start + 1 :]
-            case 5:
-                data = data[:start] + draw.choice(_PIECES) + data[start:]
-            case _:
-                data = data[:start] + draw.choice(_PIECES) + data[end:]
+        end = draw.choice([len(data), *(min(len(data), start + size) for size in (0, 1, 2, 8, 100, 5000))])
+        old = data[start:end]
+        new = draw.choice(
+            [
+                b"",
+                old[:5000] * draw.choice([2, 3, 51]),
+                bytes(byte ^ 1 << draw.randrange(8) for byte in old[:5000]),
+                draw.randbytes(min(len(old), 5000)),
+                draw.choice(_PIECES),
+            ]
+        )
+        data = data[:start] + new + data[end:]
     return data
 
 

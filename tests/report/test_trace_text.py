@@ -21,6 +21,7 @@ from tests.analysis.trace_events import (
     operator,
     product,
     scope,
+    shapes,
     step,
     trace,
 )
@@ -83,7 +84,6 @@ A100 = "NVIDIA A100-SXM4-40GB"
 
 # An A100 does 19.5 TFLOP/s in float32: 1.95 GFLOPs in a step of 100 us.
 STEP = (step(1, 0, 100), data_loader(0, 8), *product(1, 10, rows=3_900_000, kernel_us=50))
-LATER = (step(2, 100, 100), *product(2, 110, rows=1_950_000, kernel_us=50))
 
 
 def of(*events: Event, device: str | None = A100, rank: int | None = None, world_size: int = 2) -> Trace:
@@ -112,8 +112,7 @@ def test_one_step() -> None:
 
 
 def test_what_was_not_counted_makes_it_a_lower_bound() -> None:
-    inputs: dict[str, Any] = {"Input Dims": [[4, 4]], "Input type": ["float"]}
-    uncounted = operator("mine::matmul_of_mine", 80, 5, **inputs)
+    uncounted = operator("mine::matmul_of_mine", 80, 5, **shapes([4, 4]))
     assert answer(of(*STEP, uncounted))[1].startswith("MFU is at least 40.00%, HFU at least 40.00% of the ")
 
 
