@@ -1,12 +1,8 @@
-"""Every block of code in the README and docs/ is run, read as the command that it is, or known as a command's output.
-
-``REWRITE_GOLDEN_FILES=1`` writes what a page's programs print into the page anew.
-"""
+"""Every block of code in the README and docs/ is run, read as the command that it is, or known as a command's output."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
 from itertools import dropwhile
@@ -14,12 +10,22 @@ from pathlib import Path
 
 import pytest
 
+import lightning_flops
 from lightning_flops import cli, entry_points
-from tests.forks import run_fork
-from tests.golden_files import REWRITE_VARIABLE
+from tests.golden_files import FOLDER as GOLDEN
 from tests.page.samples import many_ranks
-from tests.pages import PAGES, README, REPOSITORY, Block, blocks, programs_with_output, shown, without_times
-from tests.ranks import DEEPSPEED_ON_CPU, LIGHTNING
+from tests.pages import (
+    PAGES,
+    README,
+    REPOSITORY,
+    Block,
+    blocks,
+    on_page,
+    programs_with_output,
+    run_program,
+    shown,
+    without_times,
+)
 from tests.report import compared, jobs, windows
 
 # ---- Python
@@ -124,17 +130,20 @@ def program_of(page: Path) -> str:
 )
 def test_the_programs_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path: Path) -> None:
     files_for_programs(tmp_path)
-    (tmp_path / "program.py").write_text(program_of(page))
-    environment = {**DEEPSPEED_ON_CPU, "COLUMNS": "120"}
-    run = run_fork(["-W", "ignore", "program.py"], folder=tmp_path, imports=LIGHTNING, environment=environment)
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
-    printed = dict(zip(map(str, blocks(page, "python")), run.stdout.split(ENDS), strict=False))
-    pairs = list(programs_with_output(page))
-    for program, output in pairs:
+    parts = run_program(program_of(page), tmp_path).split(ENDS)
+    printed = dict(zip(map(str, blocks(page, "python")), parts, strict=False))
+    for program, output in list(programs_with_output(page)):
         now = shown(printed[str(program)], output.text)
-        if os.environ.get(REWRITE_VARIABLE) == "1":
-            page.write_text(page.read_text().replace(f"```text\n{output.text}```", f"```text\n{now}```", 1))
-        assert without_times(output.text) == without_times(now), str(output)
+        assert without_times(on_page(output, now)) == without_times(now), str(output)
+
+
+@pytest.mark.parametrize(
+    ("name", "after", "golden"), [("traces", 0, "resnet50"), ("compare", 1, "compare_slow_kernel")]
+)
+def test_what_a_page_shows_of_real_traces_is_in_the_golden_file(name: str, after: int, golden: str) -> None:
+    printed = (GOLDEN / "trace" / f"{golden}.txt").read_text(encoding="utf-8")
+    found = blocks(REPOSITORY / "docs" / f"{name}.md", "text")[after:]
+    assert found and [str(block) for block in found if block.text.strip() not in printed] == []
 
 
 # ---- commands
@@ -212,34 +221,26 @@ def test_links_and_pictures_of_a_page_exist(page: Path) -> None:
 
 
 def test_every_public_name_is_on_the_page_of_functions() -> None:
-    import lightning_flops
-
-    listed = set(
-        re.findall(r"^::: lightning_flops\.(\w+)$", (REPOSITORY / "docs" / "api.md").read_text(), re.MULTILINE)
-    )
-    assert listed == set(lightning_flops.__all__) - {"__version__"}
+    page = (REPOSITORY / "docs" / "api.md").read_text()
+    listed = re.findall(r"^::: lightning_flops\.(\w+)$", page, re.MULTILINE)
+    assert set(listed) == set(lightning_flops.__all__) - {"__version__"}
 
 
 # ---- docs/architecture.md names what is there
 
-ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+PACKAGE = REPOSITORY / "lightning_flops"
 
 
 def test_every_file_and_folder_that_the_page_names_is_there() -> None:
     named = re.findall(r"`([\w./]+(?:\.py|/))`", PAGE)
     assert len(named) > 40
-    missing = [
-        name
-        for name in named
-        if not any((place / name).exists() for place in (ROOT, ROOT / "lightning_flops"))
-        # A file that is named beside another one of its folder.
-        and not list((ROOT / "lightning_flops").glob(f"*/{name}"))
-    ]
-    assert missing == []
+    # A file may be named beside another one of its folder.
+    there = {name for name in named if (REPOSITORY / name).exists() or (PACKAGE / name).exists()}
+    assert [name for name in named if name not in there and not list(PACKAGE.glob(f"*/{name}"))] == []
 
 
 def test_every_folder_of_the_package_has_its_place_on_the_page_which_is_short() -> None:
-    folders = {path.parent.name for path in (ROOT / "lightning_flops").glob("*/__init__.py")}
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert {folder for folder in folders if f"`{folder}/`" not in PAGE} == set()
     assert len(PAGE.splitlines()) <= 150

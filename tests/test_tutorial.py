@@ -1,11 +1,7 @@
-"""The tutorial: its program runs, and its commands say what the page says of them.
-
-``REWRITE_GOLDEN_FILES=1`` writes what they print into the page, as many lines as it has; read it before you commit it.
-"""
+"""The tutorial: its program runs, and its commands say what the page says of them, as many lines as it has."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -14,8 +10,7 @@ import pytest
 
 from lightning_flops.cli import main
 from tests.forks import run_fork
-from tests.golden_files import REWRITE_VARIABLE
-from tests.pages import LEFT_OUT, REPOSITORY, blocks
+from tests.pages import LEFT_OUT, REPOSITORY, blocks, on_page
 
 PAGE = REPOSITORY / "docs" / "tutorial.md"
 
@@ -40,12 +35,9 @@ def test_the_tutorial_is_what_happens(
     said = []
     for command, output in zip(blocks(PAGE, "bash"), blocks(PAGE, "text"), strict=True):
         said.append(printed(command.text, tmp_path, capsys))
-        if os.environ.get(REWRITE_VARIABLE) == "1":
-            cut = output.text.rstrip().endswith(LEFT_OUT)
-            lines = said[-1].splitlines()[: len(output.text.splitlines()) - cut]
-            shown = "\n".join([*lines, *([LEFT_OUT] if cut else [])])
-            before = f"{command.text}```\n\n```text\n"
-            PAGE.write_text(PAGE.read_text().replace(f"{before}{output.text}```", f"{before}{shown}\n```", 1))
+        cut = output.text.rstrip().endswith(LEFT_OUT)
+        lines = said[-1].splitlines()[: len(output.text.splitlines()) - cut]
+        on_page(output, "\n".join([*lines, *([LEFT_OUT] * cut), ""]))
     slow, report, fixed, compared, verdicts = said
     for line, folder in ((slow, "slow"), (fixed, "fixed")):
         # Forward 2 x 32 x 1024 x (64 + 8), backward 2 x 32 x 1024 x (64 + 2 x 8).
