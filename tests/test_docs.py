@@ -1,4 +1,4 @@
-"""Every block of code in the README and docs/ is run, read as the command that it is, or known as a command's output."""
+"""Every block of code in the README and docs/ is run, read as the command that it is, or known as its output."""
 
 from __future__ import annotations
 

@@ -11,20 +11,12 @@ from lightning_flops.records import ModuleRecord
 from lightning_flops.report.headline import answer_lines, figures
 from lightning_flops.report.profile_document import top_modules
 from lightning_flops.report.text import render_text
-from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Advice
 from tests.golden_files import golden
 from tests.report import windows
 from tests.report.test_ranks_text import CASES as JOBS
 from tests.report.test_text import profile_of
 from tests.report.windows import build_profile
-
-
-def _deepspeed() -> Profile:
-    window = windows.mlp_window()
-    context = replace(window.context, framework="deepspeed", framework_version="0.19.8", strategy="ZeRO-1")
-    return build_profile(replace(window, context=context), config=ProfilerConfig())
-
 
 PROFILES = {
     "cpu": profile_of("traced"),
@@ -34,7 +26,6 @@ PROFILES = {
     "variable_shapes": profile_of("variable"),
     "no_trace": profile_of("mlp"),
     "no_peak": build_profile(windows.mlp_window(), config=ProfilerConfig()),
-    "deepspeed": _deepspeed(),
     "lower_bound": profile_of("lower_bound"),
     "untimed": profile_of("untimed"),
     "predict": profile_of("predict"),

@@ -7,11 +7,18 @@ import pytest
 from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.report.layout import VIEW, draw
+from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.profile import Profile
 from tests.golden_files import golden
 from tests.report import jobs
-from tests.report.drawn import ranks_lines
+
+
+def ranks_lines(profile: Profile) -> list[str]:
+    """The section of all ranks, its title first; none if there is none."""
+    section = ranks_section(profile)
+    return [] if section is None else list(draw(section, VIEW))[1:]
 
 
 def _merged(name: str) -> Profile:
