@@ -22,15 +22,6 @@ def refusal(**settings: Any) -> str:
     return str(caught.value)
 
 
-def test_defaults_are_deepspeeds_but_enabled() -> None:
-    config = ProfilerConfig()
-    assert config.enabled is True
-    block = (config.profile_step, config.module_depth, config.top_modules, config.output_file)
-    assert block == (1, -1, 1, None)
-    assert not config.detailed and ProfilerConfig.from_block({}).detailed  # as DeepSpeed has it
-    assert config.recompute_fwd_factor == 0.0
-
-
 _NO_PEAK = [0, -1.0, math.inf, math.nan, True, "1e12", 10**400]
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from itertools import dropwhile
 from pathlib import Path
 
 import pytest
 
 import lightning_flops
 from lightning_flops import cli, entry_points
+from tests.forks import run_fork
 from tests.golden_files import FOLDER as GOLDEN
 from tests.page.samples import many_ranks
 from tests.pages import (
+    LEFT_OUT,
     PAGES,
     README,
     REPOSITORY,
@@ -146,6 +147,49 @@ def test_what_a_page_shows_of_real_traces_is_in_the_golden_file(name: str, after
     assert found and [str(block) for block in found if block.text.strip() not in printed] == []
 
 
+# ---- the tutorial: its program runs, and its commands say what the page says of them, as many lines as it has
+
+TUTORIAL = REPOSITORY / "docs" / "tutorial.md"
+
+
+def printed(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command of the page prints, which must end well."""
+    program, *arguments = shlex.split(command)
+    if program == "python":
+        run = run_fork(["-W", "ignore", *arguments], folder=folder, imports=("torch", "numpy"), environment={})
+        assert run.returncode == 0, run.stderr
+        return "".join(line for line in run.stderr.splitlines(True) if line.startswith("lightning-flops: "))
+    assert cli.main(arguments) == 0
+    return "".join(capsys.readouterr())
+
+
+def test_the_tutorial_is_what_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (program,) = blocks(TUTORIAL, "python")
+    (tmp_path / "train.py").write_text(program.text)
+    said = []
+    for command, output in zip(blocks(TUTORIAL, "bash"), blocks(TUTORIAL, "text"), strict=True):
+        said.append(printed(command.text, tmp_path, capsys))
+        cut = output.text.rstrip().endswith(LEFT_OUT)
+        lines = said[-1].splitlines()[: len(output.text.splitlines()) - cut]
+        on_page(output, "\n".join([*lines, *([LEFT_OUT] * cut), ""]))
+    slow, report, fixed, difference, verdicts = said
+    for line, folder in ((slow, "slow"), (fixed, "fixed")):
+        # Forward 2 x 32 x 1024 x (64 + 8), backward 2 x 32 x 1024 x (64 + 2 x 8).
+        figures = r"lightning-flops: FLOPs of step 5: 9\.96 MFLOPs and .* a step, .* samples/s \(wall clock\)\."
+        assert re.fullmatch(rf"{figures} Page: {folder}/lightning_flops/profile\.html\n", line)
+    assert re.search(r"^data wait [5-9]\d\.\d% █", report, re.MULTILINE)
+    assert (
+        re.search(r"^By cause: .*less waiting -", difference, re.MULTILINE) and "Most of it: data wait -" in difference
+    )
+    assert [re.sub(r" B/A is .*", "", line) for line in verdicts.splitlines()] == [
+        "lightning-flops compare: --fail-if 'hardware_flops > 1' does not hold: hardware_flops",
+        "lightning-flops compare: --fail-if 'cpu_time_sec > 1.5' does not hold: cpu_time_sec",
+    ]
+
+
 # ---- commands
 
 
@@ -168,10 +212,11 @@ def test_a_command_is_one_that_would_run(block: Block, command: str) -> None:
 def problem_of(command: str) -> str | None:
     """Why *command* would not run, or None."""
     words = shlex.split(command, comments=True)
-    variables = [word.partition("=")[0] for word in words[: len(words) - len(after_variables(words))]]
-    if unknown := set(variables) - {entry_points.SWITCH, entry_points.SETTINGS, entry_points.LOG_DIR}:
-        return f"no variable of ours: {unknown}"
-    match after_variables(words):
+    while words and (variable := re.match(r"([A-Z_]+)=", words[0])):
+        words = words[1:]
+        if variable[1] not in (entry_points.SWITCH, entry_points.SETTINGS, entry_points.LOG_DIR):
+            return f"no variable of ours: {variable[1]}"
+    match words:
         case ["make", target]:
             rules = re.findall(r"^([\w.-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
             return None if target in rules else f"no target {target}"
@@ -182,10 +227,6 @@ def problem_of(command: str) -> str | None:
         case ["python" | "torchrun" | "deepspeed", *launched]:
             return problem_of_launch(launched)
     return "unknown to this test"
-
-
-def after_variables(words: list[str]) -> list[str]:
-    return list(dropwhile(lambda word: re.match(r"[A-Z_]+=", word), words))
 
 
 def problem_of_launch(words: list[str]) -> str | None:

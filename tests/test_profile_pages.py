@@ -56,12 +56,6 @@ def test_the_schema_is_what_the_dataclasses_say() -> None:
     assert json.dumps(SCHEMA) == json.dumps(write_profile_pages.json_schema()), "make docs-profile writes it anew"
 
 
-def test_a_rule_of_advice_is_on_its_page_with_its_threshold() -> None:
-    text = write_advice.PAGE.read_text(encoding="utf-8")
-    assert "The step waits ⟨wait⟩ a batch for data (⟨measured⟩)" in text
-    assert "| when | more than 5.00% |" in text
-
-
 def test_every_field_says_what_it_means() -> None:
     silent = [
         f"{record.__name__}.{field}"

@@ -76,7 +76,5 @@ def test_the_estimated_backward_is_twice_the_forward_and_what_is_said_to_be_repe
     assert counts.estimated_backward() == 2 * 13
     assert counts.estimated_backward(1.0) == 3 * 13
     assert counts.estimated_backward(0.5) == 32  # 32.5, and Python rounds a half to the even number
-
-
-def test_the_estimate_is_exact_for_counts_that_a_float_cannot_hold() -> None:
+    # Exact for counts that a float cannot hold.
     assert FlopCounts(FlopRecord(cells=(cell("", "forward", 2**60 + 1),))).estimated_backward() == 2**61 + 2

@@ -81,10 +81,7 @@ def test_how_busy_processors_were_while_steps_were_timed() -> None:
     assert "CPU (process) 150.00%" in text and "CPU (system) 87.50%" in text
 
 
-Batch = tuple[float, float, int | None]
-
-
-def run(batches: list[Batch], *, ranks: int = 1) -> ThroughputSummary | None:
+def run(batches: list[tuple[float, float, int | None]], *, ranks: int = 1) -> ThroughputSummary | None:
     """A run of batches, each of so many seconds of waiting and working, and so many samples."""
     now = FakeNow()
     monitor = Monitor(now)

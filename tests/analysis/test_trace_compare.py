@@ -16,7 +16,14 @@ import pytest
 from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.errors import ComparisonError
 from lightning_flops.measure.counting.recorded_calls import recorded_work
-from lightning_flops.schema.comparison import CalledDifference, Comparison, FigureDifference, TableName, TimeDifference
+from lightning_flops.schema.comparison import (
+    CalledDifference,
+    CausedDifference,
+    Comparison,
+    FigureDifference,
+    TableName,
+    TimeDifference,
+)
 from lightning_flops.trace.report import AnalyzedTrace, analyze_one
 from tests.analysis.trace_events import (
     A100,
@@ -32,7 +39,7 @@ from tests.analysis.trace_events import (
     trace,
 )
 
-D = TypeVar("D", bound=TimeDifference | FigureDifference)
+D = TypeVar("D", bound=TimeDifference | FigureDifference | CausedDifference)
 US = 1000
 """Nanoseconds."""
 

@@ -17,12 +17,10 @@ from lightning_flops.trace.report import analyze_one
 from tests.analysis.in_memory import known
 from tests.analysis.trace_events import A100, Event, kernel, launch, operator, product, shapes, span, step, trace
 
-MM = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":12,"dur":20,"args":ARGS}'
-
 
 def mm_with(arguments: str) -> str:
     """The text of a product with these arguments."""
-    return MM.replace("ARGS", arguments)
+    return f'{{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":12,"dur":20,"args":{arguments}}}'
 
 
 def loaded(text: str, folder: Path) -> Trace:

@@ -18,8 +18,7 @@ from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.steps import overlap
 from lightning_flops.trace.tables import idle_times, kernel_tables, transfer_table
-from tests.analysis.trace_events import Event, kernel, launch, on_device, operator, step
-from tests.analysis.trace_files import RANKS, RESNET
+from tests.analysis.trace_events import RANKS, RESNET, Event, kernel, launch, on_device, operator, step
 
 hta = pytest.importorskip("hta.trace_analysis", reason="make test-hta installs HolisticTraceAnalysis")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of that package and pandas

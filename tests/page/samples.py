@@ -58,8 +58,7 @@ def decoder(profile_step: int = 10) -> Profile:
 
 def many_ranks() -> Profile:
     """Four ranks, of which rank 2 waits for its data while the others wait for it."""
-    profile, answers = jobs.job(jobs.slow_loader())
-    return with_ranks(profile, answers)
+    return with_ranks(*jobs.job(jobs.slow_loader()))
 
 
 def of_modules(number: int) -> Profile:

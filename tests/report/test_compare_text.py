@@ -15,8 +15,7 @@ from lightning_flops.records import ModuleRecord
 from lightning_flops.trace.report import analyze_file
 from tests.analysis.test_trace_compare import A
 from tests.analysis.test_trace_compare import run as traced_run
-from tests.analysis.trace_events import launched
-from tests.analysis.trace_files import RESNET, slowed
+from tests.analysis.trace_events import RESNET, launched, slowed
 from tests.golden_files import golden
 from tests.report import compared, windows
 from tests.report.compared import CELLS, run

@@ -16,7 +16,7 @@ from torch import nn
 from lightning_flops.adapters.standalone import get_model_profile
 from lightning_flops.report.text import render_advice, render_text
 from lightning_flops.report.trace_document import render_traces
-from tests.analysis.trace_files import RANKS
+from tests.analysis.trace_events import RANKS
 from tests.golden_files import golden
 from tests.report.renamed import renamed, with_suffix
 from tests.report.test_ranks_text import CASES as JOBS

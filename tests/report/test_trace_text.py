@@ -13,6 +13,8 @@ from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import (
+    RANKS,
+    RESNET,
     Event,
     data_loader,
     kernel,
@@ -25,7 +27,6 @@ from tests.analysis.trace_events import (
     step,
     trace,
 )
-from tests.analysis.trace_files import RANKS, RESNET
 from tests.golden_files import golden
 
 

@@ -40,6 +40,20 @@ class Ran(NamedTuple):
         return abs(self.sums.model_flops - self.truth) <= self.sums.error * self.sums.model_flops + 1
 
 
+def counted(flops: StepFlops, step: Step, *, drawn: bool = False, seconds: float = STEP_SEC) -> None:
+    """*step* was counted."""
+    flops.counted(
+        step.batches,
+        (step.tokens,) * len(step.batches),
+        1,
+        {("forward", "float32"): step.forward, ("backward", "float32"): 2 * step.forward},
+        seconds=seconds,
+        random=drawn,
+        data_dependent=step.data_dependent,
+        lower_bound=False,
+    )
+
+
 def simulate(
     steps: Iterable[Step],
     *,
@@ -52,30 +66,21 @@ def simulate(
     The *seed* is that of the checks; *each* gets a reading after every fiftieth step.
     """
     flops = StepFlops(seed=seed)
-    truth = counted = 0
+    truth = number_counted = 0
     for number, step in enumerate(steps, 1):
         tokens = (step.tokens,) * len(step.batches)
         drawn = flops.schedule.draws_check()
-        cost_of_step = {("forward", "float32"): step.forward, ("backward", "float32"): 2 * step.forward}
         truth += 3 * step.forward
-        key = step.batches, tokens, 1
         if drawn or flops.wants(step.batches[0], tokens[0]):
-            counted += 1
-            flops.counted(
-                *key,
-                cost_of_step,
-                seconds=STEP_SEC * (1 + cost),
-                random=drawn,
-                data_dependent=step.data_dependent,
-                lower_bound=False,
-            )
+            number_counted += 1
+            counted(flops, step, drawn=drawn, seconds=STEP_SEC * (1 + cost))
         else:
-            flops.ran(*key, seconds=STEP_SEC)
+            flops.ran(step.batches, tokens, 1, seconds=STEP_SEC)
         if each is not None and number % 50 == 0:
             each(flops.reading())
     sums = flops.totals()
     assert sums is not None
-    return Ran(sums, truth, counted, max(0, counted - 8) * cost * STEP_SEC)
+    return Ran(sums, truth, number_counted, max(0, number_counted - 8) * cost * STEP_SEC)
 
 
 def rows(batch: int, length: int) -> tuple[Shapes, ...]:
@@ -168,20 +173,6 @@ def test_useful_flops_are_those_of_the_lengths_without_padding() -> None:
     unprofiled = known(flops.totals()).unprofiled
     assert unprofiled.useful_by_dtype == {"float32": useful}
     assert unprofiled.by_dtype == {"float32": 3 * sum(step.forward for step in steps)}
-
-
-def counted(flops: StepFlops, step: Step, *, drawn: bool = False, seconds: float = STEP_SEC) -> None:
-    """*step* was counted."""
-    flops.counted(
-        step.batches,
-        (step.tokens,) * len(step.batches),
-        1,
-        {("forward", "float32"): step.forward, ("backward", "float32"): 2 * step.forward},
-        seconds=seconds,
-        random=drawn,
-        data_dependent=step.data_dependent,
-        lower_bound=False,
-    )
 
 
 # ---- estimates, and their error
