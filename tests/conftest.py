@@ -52,7 +52,7 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
 
 # Lightning asks for the entry points of all that is installed each time that a Trainer is made: more than a hundred
 # files, and no test installs anything for the process that it runs in.
-importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
+importlib.metadata.entry_points = cache(importlib.metadata.entry_points)  # type: ignore[assignment]
 
 
 # Where there is no such device, torch keeps each seed for the day that it comes, with the stack of who has set it: that

@@ -85,7 +85,8 @@ HOSTILE = (
 
 def hostile() -> Profile:
     """The decoder with markup in every name, but for dots, which part those of modules."""
-    return replace(renamed(decoder(), with_suffix(*(one.replace(".", "") for one in HOSTILE))), notes=HOSTILE)
+    evil: Profile = renamed(decoder(), with_suffix(*(one.replace(".", "") for one in HOSTILE)))
+    return replace(evil, notes=HOSTILE)
 
 
 def traced() -> TracesReport:
