@@ -51,28 +51,8 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
 
 
 # Lightning asks for the entry points of all that is installed each time that a Trainer is made: more than a hundred
-# files. They stay what they are as long as nothing is installed in the folders in which Python looks.
-_entry_points: Any = importlib.metadata.entry_points
-
-
-@cache
-def _entry_points_of(folders: tuple[tuple[str, int], ...], wanted: tuple[tuple[str, str], ...]) -> Any:
-    return _entry_points(**dict(wanted))
-
-
-def _changed_ns(folder: str) -> int:
-    try:
-        return os.stat(folder or os.curdir).st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _kept_entry_points(**wanted: str) -> Any:
-    folders = tuple((folder or os.getcwd(), _changed_ns(folder)) for folder in sys.path)
-    return _entry_points_of(folders, tuple(sorted(wanted.items())))
-
-
-importlib.metadata.entry_points = _kept_entry_points  # type: ignore[assignment]
+# files, and no test installs anything for the process that it runs in.
+importlib.metadata.entry_points = cache(importlib.metadata.entry_points)  # type: ignore[assignment]
 
 
 # Where there is no such device, torch keeps each seed for the day that it comes, with the stack of who has set it: that

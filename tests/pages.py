@@ -2,14 +2,20 @@
 
 A block of ``text`` that follows a program of ``python`` holds what that program prints, with ``[...]`` for lines that
 the page leaves out. Figures of time are another machine's, and are masked; everything else is compared.
+``REWRITE_GOLDEN_FILES=1`` writes what is printed into the page anew; read what changed before you commit it.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.forks import LIGHTNING, run_fork
+from tests.golden_files import REWRITE_VARIABLE
+from tests.ranks import DEEPSPEED_ON_CPU
 
 REPOSITORY = Path(__file__).parent.parent
 README = REPOSITORY / "README.md"
@@ -57,6 +63,24 @@ def programs_with_output(page: Path) -> Iterator[tuple[Block, Block]]:
     for program, output in zip(found, found[1:], strict=False):
         if (program.language, output.language) == ("python", "text"):
             yield program, output
+
+
+def run_program(text: str, folder: Path) -> str:
+    """What a program of a page prints in *folder*."""
+    (folder / "program.py").write_text(text)
+    environment = {**DEEPSPEED_ON_CPU, "COLUMNS": "120"}
+    run = run_fork(["-W", "ignore", "program.py"], folder=folder, imports=LIGHTNING, environment=environment)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+    return run.stdout
+
+
+def on_page(output: Block, now: str) -> str:
+    """The text of *output*: what stands on its page, or *now*, if golden files are to be written anew."""
+    if os.environ.get(REWRITE_VARIABLE) != "1":
+        return output.text
+    text = output.page.read_text(encoding="utf-8")
+    output.page.write_text(text.replace(f"```text\n{output.text}```", f"```text\n{now}```", 1), encoding="utf-8")
+    return now
 
 
 def without_times(text: str) -> str:

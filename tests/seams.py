@@ -13,7 +13,7 @@ from lightning_flops.analysis.step_flops import CountSchedule, StepFlops
 from lightning_flops.measure.tokens import TokenReader
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.reports import Reports
-from lightning_flops.run.run import Run
+from lightning_flops.run.run import Run, safe
 from lightning_flops.run.window import Window
 
 WORDS = "broken on purpose"
@@ -65,14 +65,8 @@ def broken_at(seam: str, *adapters: type, after: int = 0) -> Iterator[Broken]:
             raise RuntimeError(WORDS)
         return inner(self, *args, **kwargs)
 
-    if inner is original:
-        replaced: Callable[..., Any] = raising
-    else:
-        from lightning_flops.run.run import safe
-
-        del raising.__wrapped__
-        replaced = safe(raising)
-    setattr(kind, name, replaced)
+    del raising.__wrapped__
+    setattr(kind, name, raising if inner is original else safe(raising))
     try:
         yield broken
     finally:

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from lightning_flops import Comparison, LightningFlopsError, Profile, compare_profiles, render_text
+from lightning_flops import Comparison, Profile, compare_profiles, render_text
 from lightning_flops.analysis.peaks import COPY, measured_file, measured_peaks
 from lightning_flops.cli import main
 from lightning_flops.measure.counting.recorded_calls import recorded_work
@@ -21,9 +21,9 @@ from lightning_flops.report.compare_text import render_comparison
 from lightning_flops.report.trace_document import render_traces
 from lightning_flops.trace import load_trace
 from tests.analysis.in_memory import analyze_traces
-from tests.analysis.trace_files import RANKS, RESNET, slowed
+from tests.analysis.trace_events import RANKS, RESNET, slowed
 from tests.forks import run_fork
-from tests.golden_files import REWRITE_VARIABLE
+from tests.pages import REPOSITORY, blocks, on_page
 from tests.report import compared
 
 FILES = [str(file) for file in RANKS]
@@ -50,17 +50,6 @@ def test_json_holds_every_table_and_text_as_many_rows_as_asked_for(capsys: pytes
     for rows, cut in (("1", True), ("0", False)):
         assert main(["trace", "--rows", rows, FILES[0]]) == 0
         assert ("(and 2 more)" in capsys.readouterr().out) == cut
-
-
-def test_a_file_that_cannot_be_read_is_named_on_standard_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text('{"traceEvents": [{"ph": "X"')
-    assert main(["trace", FILES[0], str(path)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith(f"lightning-flops: {path}: ") and err.count("\n") == 1
-    assert "the file ends in the middle" in err
 
 
 def test_two_files_of_one_rank_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,8 +150,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-PAGE = Path(__file__).parent.parent / "docs" / "compare.md"
-
 SOURCES = ("before/profile.json", "after/profile.json")
 
 
@@ -180,12 +167,7 @@ def test_the_page_shows_what_the_command_prints(folder: Path, capsys: pytest.Cap
     (folder / "after" / "profile.json").write_text(wider.to_json())
     assert main(["compare", "before", "after"]) == 0
     printed = capsys.readouterr().out
-    text = PAGE.read_text()
-    shown = text.split("```text\n", 1)[1].split("```", 1)[0]
-    if os.environ.get(REWRITE_VARIABLE) == "1":
-        PAGE.write_text(text.replace(f"```text\n{shown}```", f"```text\n{printed}```", 1))
-        shown = printed
-    assert shown == printed
+    assert on_page(blocks(REPOSITORY / "docs" / "compare.md", "text")[0], printed) == printed
 
 
 def test_conditions_end_with_1_if_one_holds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,20 +223,14 @@ def test_what_cannot_be_compared_ends_with_2_and_the_reason(
     assert message in capsys.readouterr().err
 
 
-@pytest.fixture
-def traces(folder: Path) -> Path:
-    """Beside the logs: a folder with the traces of two ranks, and one in which a kernel is slower."""
+def test_two_folders_of_ranks_traces_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, times in (("ranks", 1), ("slow", 2)):
         (folder / name).mkdir()
         (folder / name / "notes.txt").write_text("of the user")
         for rank, source in enumerate(RANKS):
             slowed(source, folder / name / f"rank{rank}.pt.trace.json.gz", kernel="ampere_sgemm", times=times)
-    return folder
-
-
-def test_two_folders_of_ranks_traces_are_compared(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--json", "ranks", "slow", "--html", "new/difference.html"]) == 0
-    page = (traces / "new" / "difference.html").read_text(encoding="utf-8")
+    page = (folder / "new" / "difference.html").read_text(encoding="utf-8")
     assert "<title>ranks and slow compared</title>" in page
     comparison = Comparison.from_json(capsys.readouterr().out)
     assert (comparison.a.source, comparison.b.source) == ("ranks", "slow")
@@ -273,10 +249,3 @@ def test_a_file_or_a_folder_of_logs_is_shown(path: str, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == render_text(A, detailed=True)
     assert main(["show", "--peak", "1400e9", path]) == 0
     assert "of 1.4 TFLOP/s (float32), as given." in capsys.readouterr().out.replace("\n  ", " ")
-
-
-def test_what_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(LightningFlopsError, match="nowhere: there is no such file or folder"):
-        Profile.load("nowhere")
-    assert main(["show", "nowhere"]) == 2
-    assert capsys.readouterr() == ("", "lightning-flops: nowhere: there is no such file or folder\n")

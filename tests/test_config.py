@@ -22,15 +22,6 @@ def refusal(**settings: Any) -> str:
     return str(caught.value)
 
 
-def test_defaults_are_deepspeeds_but_enabled() -> None:
-    config = ProfilerConfig()
-    assert config.enabled is True
-    block = (config.profile_step, config.module_depth, config.top_modules, config.output_file)
-    assert block == (1, -1, 1, None)
-    assert not config.detailed and ProfilerConfig.from_block({}).detailed  # as DeepSpeed has it
-    assert config.recompute_fwd_factor == 0.0
-
-
 _NO_PEAK = [0, -1.0, math.inf, math.nan, True, "1e12", 10**400]
 
 
@@ -58,6 +49,7 @@ _NO_PEAK = [0, -1.0, math.inf, math.nan, True, "1e12", 10**400]
         ("peak_flops_per_sec", [None, 1, 312e12, {"bfloat16": 989e12, "float32": 67e12}], _NO_PEAK),
         ("peak_flops_per_sec", [], [{}, {"bfloat": 1e12}, {"bfloat16": 0}, {"bfloat16": "fast"}, {3: 1e12}]),
         ("memory_bytes_per_sec", [None, 1, 3.35e12], [*_NO_PEAK, {"float32": 1e12}]),
+        ("advice_thresholds", [], [{"data_wait": "0.1"}, {"unknown": 1}, {"data_wait": -1}, 0.1, {1: 1}]),
         ("tensorboard_dir", [None, "logs"], ["", " ", 3]),
         (
             "tag_prefix",

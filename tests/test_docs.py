@@ -1,25 +1,32 @@
-"""Every block of code in the README and docs/ is run, read as the command that it is, or known as a command's output.
-
-``REWRITE_GOLDEN_FILES=1`` writes what a page's programs print into the page anew.
-"""
+"""Every block of code in the README and docs/ is run, read as the command that it is, or known as its output."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
-from itertools import dropwhile
 from pathlib import Path
 
 import pytest
 
+import lightning_flops
 from lightning_flops import cli, entry_points
 from tests.forks import run_fork
-from tests.golden_files import REWRITE_VARIABLE
+from tests.golden_files import FOLDER as GOLDEN
 from tests.page.samples import many_ranks
-from tests.pages import PAGES, README, REPOSITORY, Block, blocks, programs_with_output, shown, without_times
-from tests.ranks import DEEPSPEED_ON_CPU, LIGHTNING
+from tests.pages import (
+    LEFT_OUT,
+    PAGES,
+    README,
+    REPOSITORY,
+    Block,
+    blocks,
+    on_page,
+    programs_with_output,
+    run_program,
+    shown,
+    without_times,
+)
 from tests.report import compared, jobs, windows
 
 # ---- Python
@@ -124,17 +131,63 @@ def program_of(page: Path) -> str:
 )
 def test_the_programs_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path: Path) -> None:
     files_for_programs(tmp_path)
-    (tmp_path / "program.py").write_text(program_of(page))
-    environment = {**DEEPSPEED_ON_CPU, "COLUMNS": "120"}
-    run = run_fork(["-W", "ignore", "program.py"], folder=tmp_path, imports=LIGHTNING, environment=environment)
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
-    printed = dict(zip(map(str, blocks(page, "python")), run.stdout.split(ENDS), strict=False))
-    pairs = list(programs_with_output(page))
-    for program, output in pairs:
+    parts = run_program(program_of(page), tmp_path).split(ENDS)
+    printed = dict(zip(map(str, blocks(page, "python")), parts, strict=False))
+    for program, output in list(programs_with_output(page)):
         now = shown(printed[str(program)], output.text)
-        if os.environ.get(REWRITE_VARIABLE) == "1":
-            page.write_text(page.read_text().replace(f"```text\n{output.text}```", f"```text\n{now}```", 1))
-        assert without_times(output.text) == without_times(now), str(output)
+        assert without_times(on_page(output, now)) == without_times(now), str(output)
+
+
+@pytest.mark.parametrize(
+    ("name", "after", "golden"), [("traces", 0, "resnet50"), ("compare", 1, "compare_slow_kernel")]
+)
+def test_what_a_page_shows_of_real_traces_is_in_the_golden_file(name: str, after: int, golden: str) -> None:
+    printed = (GOLDEN / "trace" / f"{golden}.txt").read_text(encoding="utf-8")
+    found = blocks(REPOSITORY / "docs" / f"{name}.md", "text")[after:]
+    assert found and [str(block) for block in found if block.text.strip() not in printed] == []
+
+
+# ---- the tutorial: its program runs, and its commands say what the page says of them, as many lines as it has
+
+TUTORIAL = REPOSITORY / "docs" / "tutorial.md"
+
+
+def printed(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command of the page prints, which must end well."""
+    program, *arguments = shlex.split(command)
+    if program == "python":
+        run = run_fork(["-W", "ignore", *arguments], folder=folder, imports=("torch", "numpy"), environment={})
+        assert run.returncode == 0, run.stderr
+        return "".join(line for line in run.stderr.splitlines(True) if line.startswith("lightning-flops: "))
+    assert cli.main(arguments) == 0
+    return "".join(capsys.readouterr())
+
+
+def test_the_tutorial_is_what_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (program,) = blocks(TUTORIAL, "python")
+    (tmp_path / "train.py").write_text(program.text)
+    said = []
+    for command, output in zip(blocks(TUTORIAL, "bash"), blocks(TUTORIAL, "text"), strict=True):
+        said.append(printed(command.text, tmp_path, capsys))
+        cut = output.text.rstrip().endswith(LEFT_OUT)
+        lines = said[-1].splitlines()[: len(output.text.splitlines()) - cut]
+        on_page(output, "\n".join([*lines, *([LEFT_OUT] * cut), ""]))
+    slow, report, fixed, difference, verdicts = said
+    for line, folder in ((slow, "slow"), (fixed, "fixed")):
+        # Forward 2 x 32 x 1024 x (64 + 8), backward 2 x 32 x 1024 x (64 + 2 x 8).
+        figures = r"lightning-flops: FLOPs of step 5: 9\.96 MFLOPs and .* a step, .* samples/s \(wall clock\)\."
+        assert re.fullmatch(rf"{figures} Page: {folder}/lightning_flops/profile\.html\n", line)
+    assert re.search(r"^data wait [5-9]\d\.\d% █", report, re.MULTILINE)
+    assert (
+        re.search(r"^By cause: .*less waiting -", difference, re.MULTILINE) and "Most of it: data wait -" in difference
+    )
+    assert [re.sub(r" B/A is .*", "", line) for line in verdicts.splitlines()] == [
+        "lightning-flops compare: --fail-if 'hardware_flops > 1' does not hold: hardware_flops",
+        "lightning-flops compare: --fail-if 'cpu_time_sec > 1.5' does not hold: cpu_time_sec",
+    ]
 
 
 # ---- commands
@@ -159,10 +212,11 @@ def test_a_command_is_one_that_would_run(block: Block, command: str) -> None:
 def problem_of(command: str) -> str | None:
     """Why *command* would not run, or None."""
     words = shlex.split(command, comments=True)
-    variables = [word.partition("=")[0] for word in words[: len(words) - len(after_variables(words))]]
-    if unknown := set(variables) - {entry_points.SWITCH, entry_points.SETTINGS, entry_points.LOG_DIR}:
-        return f"no variable of ours: {unknown}"
-    match after_variables(words):
+    while words and (variable := re.match(r"([A-Z_]+)=", words[0])):
+        words = words[1:]
+        if variable[1] not in (entry_points.SWITCH, entry_points.SETTINGS, entry_points.LOG_DIR):
+            return f"no variable of ours: {variable[1]}"
+    match words:
         case ["make", target]:
             rules = re.findall(r"^([\w.-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
             return None if target in rules else f"no target {target}"
@@ -173,10 +227,6 @@ def problem_of(command: str) -> str | None:
         case ["python" | "torchrun" | "deepspeed", *launched]:
             return problem_of_launch(launched)
     return "unknown to this test"
-
-
-def after_variables(words: list[str]) -> list[str]:
-    return list(dropwhile(lambda word: re.match(r"[A-Z_]+=", word), words))
 
 
 def problem_of_launch(words: list[str]) -> str | None:
@@ -212,34 +262,26 @@ def test_links_and_pictures_of_a_page_exist(page: Path) -> None:
 
 
 def test_every_public_name_is_on_the_page_of_functions() -> None:
-    import lightning_flops
-
-    listed = set(
-        re.findall(r"^::: lightning_flops\.(\w+)$", (REPOSITORY / "docs" / "api.md").read_text(), re.MULTILINE)
-    )
-    assert listed == set(lightning_flops.__all__) - {"__version__"}
+    page = (REPOSITORY / "docs" / "api.md").read_text()
+    listed = re.findall(r"^::: lightning_flops\.(\w+)$", page, re.MULTILINE)
+    assert set(listed) == set(lightning_flops.__all__) - {"__version__"}
 
 
 # ---- docs/architecture.md names what is there
 
-ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+PACKAGE = REPOSITORY / "lightning_flops"
 
 
 def test_every_file_and_folder_that_the_page_names_is_there() -> None:
     named = re.findall(r"`([\w./]+(?:\.py|/))`", PAGE)
     assert len(named) > 40
-    missing = [
-        name
-        for name in named
-        if not any((place / name).exists() for place in (ROOT, ROOT / "lightning_flops"))
-        # A file that is named beside another one of its folder.
-        and not list((ROOT / "lightning_flops").glob(f"*/{name}"))
-    ]
-    assert missing == []
+    # A file may be named beside another one of its folder.
+    there = {name for name in named if (REPOSITORY / name).exists() or (PACKAGE / name).exists()}
+    assert [name for name in named if name not in there and not list(PACKAGE.glob(f"*/{name}"))] == []
 
 
 def test_every_folder_of_the_package_has_its_place_on_the_page_which_is_short() -> None:
-    folders = {path.parent.name for path in (ROOT / "lightning_flops").glob("*/__init__.py")}
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert {folder for folder in folders if f"`{folder}/`" not in PAGE} == set()
     assert len(PAGE.splitlines()) <= 150

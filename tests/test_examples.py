@@ -8,10 +8,7 @@ from pathlib import Path
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_flops import Profile
-from tests.forks import run_fork
-from tests.ranks import LIGHTNING
-
-REPOSITORY = Path(__file__).parent.parent
+from tests.forks import LIGHTNING, REPOSITORY, run_fork
 
 BATCH = 32
 
@@ -23,19 +20,8 @@ def print_of(example: str, folder: Path, *flags: str) -> str:
     return run.stdout
 
 
-def train_digits(folder: Path, *flags: str) -> str:
-    """What the demo prints when it is run in *folder*."""
-    return print_of("train_digits.py", folder, *flags)
-
-
-def profile_of(folder: Path) -> Profile:
-    """The profile of the one run in *folder*."""
-    (path,) = folder.glob("logs/*/version_0/lightning_flops/profile.json")
-    return Profile.from_json(path.read_text())
-
-
 def test_the_convolutional_demo_learns_and_reports(tmp_path: Path) -> None:
-    printed = train_digits(tmp_path, "--model", "conv", "--max-steps", "132")
+    printed = print_of("train_digits.py", tmp_path, "--model", "conv", "--max-steps", "132")
     accuracies = [float(value) for value in re.findall(r"step +\d+: +([\d.]+)%", printed)]
     assert accuracies[-1] > 80 > 30 > accuracies[0]
     assert "Step time breakdown" in printed and "Flops Profiler" not in printed
@@ -46,7 +32,7 @@ def test_the_convolutional_demo_learns_and_reports(tmp_path: Path) -> None:
     second = 2 * BATCH * 4 * 4 * 64 * 32 * 9
     third = 2 * BATCH * 4 * 4 * 64 * 64 * 9
     last = 2 * BATCH * 64 * 10
-    flops = profile_of(tmp_path).flops
+    flops = Profile.load(tmp_path).flops
     assert flops.forward == first + second + third + last
     assert flops.backward == 2 * flops.forward - first  # images need no gradient
 
@@ -58,7 +44,7 @@ def test_the_convolutional_demo_learns_and_reports(tmp_path: Path) -> None:
 
 def test_the_demo_of_transformers_reports(tmp_path: Path) -> None:
     printed = print_of("train_hf.py", tmp_path, "--max-steps", "40", "--profile-step", "3")
-    profile = Profile.from_json((tmp_path / "out" / "lightning_flops" / "profile.json").read_text())
+    profile = Profile.load(tmp_path / "out")
     assert (profile.profile_step, profile.micro_steps, profile.samples) == (3, 3, 48)
     tokens, width, layers, symbols = 48 * 7, 32, 2, 14  # the longest sentence is "9+9=18."
     projections = 2 * tokens * width * (3 * width + width)
@@ -74,7 +60,7 @@ def test_the_demo_of_transformers_reports(tmp_path: Path) -> None:
 
 def test_the_demo_of_a_loop_of_ones_own_reports(tmp_path: Path) -> None:
     printed = print_of("train_plain.py", tmp_path, "--epochs", "1")
-    profile = Profile.from_json((tmp_path / "logs" / "plain" / "lightning_flops" / "profile.json").read_text())
+    profile = Profile.load(tmp_path / "logs" / "plain")
     first, second = 2 * BATCH * 64 * 32 * 9, 2 * BATCH * 64 * 64 * 32 * 9
     last = 2 * BATCH * 64 * 64 * 10
     assert profile.flops.forward == first + second + last

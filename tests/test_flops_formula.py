@@ -75,13 +75,10 @@ def test_what_causal_attention_skips_is_in_the_formula_too() -> None:
         assert answer.hardware_flops == answer.model_flops + answer.recompute - answer.skipped
 
 
-def strided() -> nn.Module:
-    """As the front of a Conformer: of every two positions one is left, twice."""
-    return nn.Sequential(nn.Conv1d(3, 4, 3, stride=2), nn.Conv1d(4, 5, 3, stride=2))
-
-
 def test_strided_convolutions_have_no_formula_and_are_counted() -> None:
-    formula = flops_formula(strided(), torch.randn(2, 3, 41), vary={0: {0: "batch", 2: "frames"}})
+    # As the front of a Conformer: of every two positions one is left, twice.
+    strided = nn.Sequential(nn.Conv1d(3, 4, 3, stride=2), nn.Conv1d(4, 5, 3, stride=2))
+    formula = flops_formula(strided, torch.randn(2, 3, 41), vary={0: {0: "batch", 2: "frames"}})
     assert not formula.holds
     assert "no polynomial" in str(formula.reason)
     for samples, frames in [(2, 50), (3, 51), (1, 90)]:

@@ -1,4 +1,4 @@
-"""Counting leaves no trace: not on torch, not on the model, not in the numbers a training step computes."""
+"""Counting leaves no trace on torch, on the model or in compiled code; ``tests/corpus`` holds the numbers to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch._dynamo  # adds to the warning filters when it is first imported, which is not ours to undo
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.measure.counting.mode import CountingMode
 from lightning_flops.measure.torch_private import before_2_9
@@ -25,8 +24,9 @@ def small_model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Tanh(), nn.Linear(5, 7))
 
 
-def model_state(model: nn.Module) -> list[tuple[int, dict[str, Any]]]:
-    return [(id(module), {**vars(module), "hooks": dict(module._forward_hooks)}) for module in model.modules()]
+def model_state(model: nn.Module) -> list[tuple[int, list[str], list[int]]]:
+    """Each module, the names of its attributes, and its hooks."""
+    return [(id(module), sorted(vars(module)), list(module._forward_hooks)) for module in model.modules()]
 
 
 def run_step(model: nn.Module, *, seed: int = 1) -> None:
@@ -42,9 +42,7 @@ def test_nothing_is_left_on_torch_or_on_the_model_also_when_the_block_raises() -
         raise KeyError("mine")
     assert counts.forward > 0
     assert torch_state_and_warnings() == before
-    assert [(key, sorted(values)) for key, values in model_state(model)] == [
-        (key, sorted(values)) for key, values in model_before
-    ]
+    assert model_state(model) == model_before
 
 
 def test_a_users_hook_that_raises_raises_as_it_would_without_counting() -> None:
@@ -60,29 +58,6 @@ def test_a_users_hook_that_raises_raises_as_it_would_without_counting() -> None:
         counted = counts.by_module()
     assert counted["0"].forward == 2 * 2 * 3 * 5
     assert torch_state_and_warnings() == before
-
-
-@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.AdamW])
-def test_losses_weights_and_random_state_are_bit_identical(optimizer_class: Any) -> None:
-    def train(*, counted: bool) -> tuple[list[float], list[Tensor], Tensor]:
-        model = small_model()
-        optimizer = optimizer_class(model.parameters(), lr=0.1)
-        losses = []
-        torch.manual_seed(3)
-        for step in range(4):
-            optimizer.zero_grad()
-            with count_flops(model) if counted and step == 1 else nullcontext():
-                loss = model(torch.randn(2, 3)).square().sum()
-                loss.backward()
-                optimizer.step()
-            losses.append(loss.item())
-        return losses, [parameter.detach().clone() for parameter in model.parameters()], torch.get_rng_state()
-
-    plain_losses, plain_weights, plain_random = train(counted=False)
-    losses, weights, random = train(counted=True)
-    assert losses == plain_losses
-    assert all(torch.equal(mine, plain) for mine, plain in zip(weights, plain_weights, strict=True))
-    assert torch.equal(random, plain_random)
 
 
 def test_a_formula_that_raises_lists_its_operator_and_training_goes_on(
@@ -254,16 +229,3 @@ def test_a_model_first_compiled_in_the_counted_step_is_not_compiled_again_later(
     run_step(model)
     assert first == len(compilations) > 0
     assert counts.forward == 2 * 2 * 3 * 5 + 2 * 2 * 5 * 7
-
-
-def test_reentrant_checkpointing_gives_the_same_gradients() -> None:
-    def gradient(*, counted: bool) -> Tensor:
-        model = small_model()
-        torch.manual_seed(5)
-        x = torch.randn(2, 3, requires_grad=True)
-        with count_flops(model) if counted else nullcontext():
-            checkpoint(model, x, use_reentrant=True).sum().backward()
-        assert x.grad is not None
-        return x.grad
-
-    assert torch.equal(gradient(counted=True), gradient(counted=False))

@@ -1,20 +1,14 @@
-"""The README: its program runs and prints what the README says, and its figures are those of the pages it names.
-
-``REWRITE_GOLDEN_FILES=1`` writes the output into the README anew; read what changed before you commit it.
-"""
+"""The README: its program runs and prints what the README says, and its figures are those of the pages it names."""
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 
 import pytest
 
-from tests.forks import run_fork
-from tests.golden_files import REWRITE_VARIABLE
-from tests.pages import PAGES, README, REPOSITORY, programs_with_output
-from tests.ranks import LIGHTNING
+from lightning_flops.report import scalars
+from tests.pages import PAGES, README, REPOSITORY, on_page, programs_with_output, run_program
 
 PARTS_OF_A_STEP = {"data wait", "transfer", "forward", "backward", "optimizer", "other"}
 
@@ -23,12 +17,8 @@ PARTS_OF_A_STEP = {"data wait", "transfer", "forward", "backward", "optimizer", 
 def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The first lines that the README's program prints of its report."""
     ((program, _),) = programs_with_output(README)
-    folder = tmp_path_factory.mktemp("readme")
-    (folder / "program.py").write_text(program.text)
-    run = run_fork(["program.py"], folder=folder, imports=LIGHTNING, environment={"COLUMNS": "120"})
-    assert run.returncode == 0, run.stderr
-    report = run.stdout[run.stdout.index("BoringModel on ") :]
-    return report.split("\n\n")[0] + "\n"
+    printed = run_program(program.text, tmp_path_factory.mktemp("readme"))
+    return printed[printed.index("BoringModel on ") :].split("\n\n")[0] + "\n"
 
 
 def of_any_machine(answer: str) -> tuple[list[str], list[float], set[str]]:
@@ -44,10 +34,7 @@ def of_any_machine(answer: str) -> tuple[list[str], list[float], set[str]]:
 
 def test_the_program_prints_what_the_readme_shows(printed: str) -> None:
     ((_, output),) = programs_with_output(README)
-    if os.environ.get(REWRITE_VARIABLE) == "1":
-        README.write_text(README.read_text().replace(f"```text\n{output.text}```", f"```text\n{printed}```", 1))
-        ((_, output),) = programs_with_output(README)
-    exact, shares, names = of_any_machine(output.text)
+    exact, shares, names = of_any_machine(on_page(output, printed))
     now, shares_now, names_now = of_any_machine(printed)
     assert exact == now
     for of_the_parts, named in ((shares, names), (shares_now, names_now)):
@@ -105,13 +92,10 @@ def test_the_failures_it_speaks_of_are_those_of_the_campaigns() -> None:
 
 
 def test_every_tag_that_is_named_is_written_and_every_written_tag_is_named() -> None:
-    from lightning_flops.report import scalars
-
-    written = set(scalars.PATHS)
     page = (REPOSITORY / "docs" / "reading.md").read_text()
     table = page.split("## What is measured")[1].split("## ")[0]
     named = {tag for row in table.splitlines() for tag in re.findall(r"`([a-z_]+)`", row.rpartition(" | ")[2])}
-    assert named == written
+    assert named == set(scalars.PATHS)
 
 
 def test_the_readme_names_every_page_of_its_table() -> None:

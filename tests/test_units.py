@@ -1,10 +1,25 @@
+"""Numbers as text, and names as printable text on one line, also where they are no report, log line or error."""
+
 from __future__ import annotations
 
+import logging
 import math
 
 import pytest
 
-from lightning_flops.units import duration, percent, plain, run_text, runs_of, si
+from lightning_flops import ConfigError, Profile, ProfilerConfig
+from lightning_flops.units import (
+    duration,
+    package_logger,
+    percent,
+    plain,
+    printable,
+    printable_lines,
+    run_text,
+    runs_of,
+    shown,
+    si,
+)
 
 
 @pytest.mark.parametrize(
@@ -72,3 +87,84 @@ def test_numbers_that_follow_one_another_are_drawn_together() -> None:
     assert [run_text(run) for run in runs_of([9, 3, 5, 4])] == ["3-5", "9"]
     assert [len(run) for run in runs_of([9, 3, 5, 4])] == [3, 1]
     assert runs_of([]) == []
+
+
+# ---- what does not print
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07\u202e\n"
+ESCAPED = r"\x1b[2J\x1b]0;title\x07\u202e\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("encoder.layers.0", "encoder.layers.0"),
+        ("größer 層 é 🙂", "größer 層 é 🙂"),
+        ("a\nb\r\tc", r"a\nb\r\tc"),
+        (HOSTILE, ESCAPED),
+        ("\x85\u2028\u2029\u200b\ufeff", r"\x85\u2028\u2029\u200b\ufeff"),
+        ("\ud800\udcff", r"\ud800\udcff"),
+        (r"C:\new", r"C:\new"),
+        ("", ""),
+    ],
+)
+def test_what_does_not_print_is_escaped_as_python_writes_it(text: str, escaped: str) -> None:
+    assert printable(text) == escaped
+    assert printable(escaped) == escaped
+
+
+def test_a_text_of_several_lines_keeps_its_line_breaks_and_no_other() -> None:
+    assert printable_lines("one\ntwo\r\x1b") == "one\ntwo\\r\\x1b"
+
+
+def test_a_record_of_the_packages_log_is_one_printable_line(caplog: pytest.LogCaptureFixture) -> None:
+    logger = package_logger("lightning_flops.anything")
+    with caplog.at_level(logging.INFO, logger="lightning_flops"):
+        logger.info("wrote %s after %d step(s)", HOSTILE, 3)
+        logger.info("an ordinary line: %s", "encoder")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"wrote {ESCAPED} after 3 step(s)",
+        "an ordinary line: encoder",
+    ]
+
+
+def test_a_handler_that_raises_is_no_matter_and_records_name_the_line_that_logged() -> None:
+    class Raises(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(f"{record.funcName}: {record.getMessage()}")
+            raise OSError("the disk is full")
+
+    seen: list[str] = []
+    handler, log = Raises(), logging.getLogger("lightning_flops")
+    log.addHandler(handler)
+    try:
+        for _ in range(2):  # each module that is imported again asks again
+            logger = package_logger("lightning_flops.anything")
+        logger.warning("the training goes on")
+        logger.log(logging.ERROR, "%d of %d", 1, 2)
+    finally:
+        log.removeHandler(handler)
+    here = "test_a_handler_that_raises_is_no_matter_and_records_name_the_line_that_logged"
+    assert seen == [f"{here}: the training goes on", f"{here}: 1 of 2"]
+
+
+def test_what_cannot_be_written_is_named_by_its_type() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    assert shown(Broken()) == "a value of type Broken"
+    assert shown(10**5_000) == "a value of type int"
+    assert shown("x" * 20, chars=10) == "'xxxxxxxx…"
+    assert shown("\x1b[2J\u202e") == "'\\x1b[2J\\u202e'"
+
+
+def test_an_error_quotes_on_one_printable_line_and_keeps_what_it_was_given() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ProfilerConfig.from_block({f"top{HOSTILE}": 1})
+    assert str(caught.value).isprintable()
+    error = ConfigError(f"no such file: {HOSTILE}")
+    assert (str(error), error.args) == (f"no such file: {ESCAPED}", (f"no such file: {HOSTILE}",))
+    with pytest.raises(Exception, match="profile") as unread:
+        Profile.from_json(f'{{"schema{HOSTILE!r}": 1}}')
+    assert str(unread.value).isprintable()

@@ -14,7 +14,6 @@ from lightning_flops.analysis.devices import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, gather_evidence
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
-from lightning_flops.errors import ConfigError
 from lightning_flops.records import ModuleRecord, OptimizerFacts, PhaseSeconds, ProcessorLoss, RunFacts
 from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.step import Advice, DtypeFlops, ModuleTimes
@@ -181,12 +180,6 @@ def test_a_device_without_tensor_cores_or_tf32_is_not_told_of_them() -> None:
 def test_thresholds_are_settings() -> None:
     config = ProfilerConfig(advice_thresholds={"data_wait": 0.2})
     assert [rules(waits(sec, cores=2), config.thresholds) for sec in (0.015, 0.021)] == [[], ["data_wait"]]
-
-
-@pytest.mark.parametrize("wrong", [{"data_wait": "0.1"}, {"unknown": 1}, {"data_wait": -1}, 0.1, {1: 1}])
-def test_a_wrong_threshold_is_refused(wrong: object) -> None:
-    with pytest.raises(ConfigError, match=r"flops_profiler\.advice_thresholds must be a mapping from names"):
-        ProfilerConfig(advice_thresholds=wrong)  # type: ignore[arg-type]
 
 
 # ---- what a window knows

@@ -19,24 +19,13 @@ from lightning_flops.analysis.compare_split import Work, split
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops
-from lightning_flops.schema.comparison import Cause, CausedDifference, FigureDifference, ModuleDifference
+from lightning_flops.schema.comparison import Cause, CausedDifference
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile
+from tests.analysis.test_trace_compare import named
 from tests.report import compared, windows
 from tests.report.compared import BACKWARD_MS, CELLS, FORWARD_MS, MS, on_device, run, traced_step
 from tests.report.windows import cell
-
-
-def part(comparison: Comparison, name: str) -> CausedDifference:
-    return {one.name: one for one in comparison.parts}[name]
-
-
-def module(comparison: Comparison, name: str) -> ModuleDifference:
-    return {one.name: one for one in comparison.modules}[name]
-
-
-def figure(comparison: Comparison, name: str) -> FigureDifference:
-    return {one.name: one for one in comparison.figures}[name]
 
 
 def against(a: Profile, b: Profile) -> Comparison:
@@ -78,8 +67,8 @@ def test_a_run_differs_from_itself_in_nothing() -> None:
 
 def test_a_slower_module_is_efficiency_of_that_module() -> None:
     comparison = against(run(), compared.slow_module())
-    assert three(comparison.step) == three(part(comparison, "forward")) == (0, 3, 0)
-    assert three(part(comparison, "backward")) == (0, 0, 0)
+    assert three(comparison.step) == three(named(comparison.parts)["forward"]) == (0, 3, 0)
+    assert three(named(comparison.parts)["backward"]) == (0, 0, 0)
     assert {one.name: three(one) for one in comparison.modules} == {
         "": (0, 0, 0), "fc1": (0, 0, 0), "act": (0, 3, 0), "fc2": (0, 0, 0), OUTSIDE: (0, 0, 0),
     }  # fmt: skip
@@ -94,15 +83,15 @@ def test_a_module_is_held_against_its_own_spread_over_the_traced_steps(
     slow = {**FORWARD_MS, "act": 3.5}
     a = run(traced=traced_step(FORWARD_MS, BACKWARD_MS, error=error))
     b = run(mean_ms={"forward": 8}, traced=traced_step(slow, BACKWARD_MS, error=error))
-    act = module(compare_profiles(a, b), "act")
+    act = named(compare_profiles(a, b).modules)["act"]
     assert (act.difference_ns, act.beyond_noise) == (3 * MS, beyond)
     assert act.noise_ns is None if error is None else act.noise_ns == pytest.approx(18.97367 * error * MS, rel=1e-6)
     # The part of the step is named where no module is beyond its noise.
-    named = {True: "act", False: "forward", None: "forward"}[beyond]
-    assert f"Most of it: {named} +3 ms (worse efficiency).\n" in str(compare_profiles(a, b))
+    most = {True: "act", False: "forward", None: "forward"}[beyond]
+    assert f"Most of it: {most} +3 ms (worse efficiency).\n" in str(compare_profiles(a, b))
     apart = replace(traced_step(slow, BACKWARD_MS), is_apart=True)
     uncertain = compare_profiles(run(), run(mean_ms={"forward": 8}, traced=apart))
-    assert module(uncertain, "act").beyond_noise is None
+    assert named(uncertain.modules)["act"].beyond_noise is None
     assert any("traced steps of B took over twice" in note for note in uncertain.notes)
 
 
@@ -124,13 +113,13 @@ def test_a_wider_layer_is_work_of_that_layer() -> None:
     comparison = against(run(), compared.wider())
     # Forward: twice the work in twice the time, 2 ms. Backward: twice the work in 5 / 3 of it: 2 ms / ln(5 / 3) x ln 2
     # are work, 2.713831 ms, and as much less as the difference is less than that because a FLOP takes less.
-    assert three(module(comparison, "fc1")) == three(comparison.step) == (4.713831, -0.713831, 0)
-    assert module(comparison, "fc1").causes == {"flops": 4_713_831, "efficiency": -713_831}
+    assert three(named(comparison.modules)["fc1"]) == three(comparison.step) == (4.713831, -0.713831, 0)
+    assert named(comparison.modules)["fc1"].causes == {"flops": 4_713_831, "efficiency": -713_831}
     assert [(name, *values) for name, values in comparison.settings.items()] == [
         ("params", "3,002,500", "5,004,500"),
         ("trainable_params", "3,002,500", "5,004,500"),
     ]
-    side = module(comparison, "fc1").b
+    side = named(comparison.modules)["fc1"].b
     assert side is not None and side.flops == 1_600_000_000
 
 
@@ -146,7 +135,7 @@ def test_a_part_of_the_loop_that_takes_longer_has_its_cause(
     name: str, mean_ms: dict[str, float], three_ms: tuple[float, float, float], causes: dict[str, int]
 ) -> None:
     comparison = against(run(), run(mean_ms=mean_ms))
-    assert three(part(comparison, name)) == three_ms == three(module(comparison, OUTSIDE))
+    assert three(named(comparison.parts)[name]) == three_ms == three(named(comparison.modules)[OUTSIDE])
     assert comparison.step.causes == causes
 
 
@@ -157,8 +146,8 @@ def test_the_bytes_of_a_module_are_without_those_below_it() -> None:
         return run(cells=[*CELLS, mine, cell("fc1", "forward", 0, operator="aten.cat", bytes_read=5_000_000)], **times)
 
     comparison = against(with_bytes(1_000_000), with_bytes(3_000_000, mean_ms={"forward": 8}, forward_ms={"": 4.5}))
-    assert three(module(comparison, "")) == (3, 0, 0)
-    assert three(module(comparison, "fc1")) == (0, 0, 0)
+    assert three(named(comparison.modules)[""]) == (3, 0, 0)
+    assert three(named(comparison.modules)["fc1"]) == (0, 0, 0)
 
 
 TAIL = ModuleRecord(name="tail", type_name="Linear", params=7, trainable_params=7, local_params=7)
@@ -178,13 +167,13 @@ def run_with(last: ModuleRecord) -> Profile:
 
 def test_new_gone_and_renamed_modules() -> None:
     comparison = against(run(), run_with(TAIL))
-    new = module(comparison, "tail")
+    new = named(comparison.modules)["tail"]
     assert new.a is None and new.beyond_noise and new.causes == {"modules": 3 * MS}
     assert three(new) == three(comparison.step) == (3, 0, 0)
-    gone = module(compare_profiles(run_with(TAIL), run()), "tail")
+    gone = named(compare_profiles(run_with(TAIL), run()).modules)["tail"]
     assert gone.b is None and three(gone) == (-3, 0, 0)
     renamed = compare_profiles(run_with(TAIL), run_with(replace(TAIL, name="head")))
-    head = module(renamed, "head")
+    head = named(renamed.modules)["head"]
     assert head.a is not None and head.a.name == "tail"
     assert three(renamed.step) == (0, 0, 0)
 
@@ -193,23 +182,23 @@ def test_on_a_device_waiting_for_ranks_and_for_the_host_are_told_from_work() -> 
     # Of 5 ms 3 are work, 0.5 communication, 1.5 idle; of 9 ms 3, 2, 3 idle and 1 of copies that no module has.
     a = on_device(forward_ms=5, busy_ms=3, exposed_ms=0.5, idle_ms=1.5)
     comparison = against(a, on_device(forward_ms=9, busy_ms=3, exposed_ms=2, idle_ms=3))
-    forward = part(comparison, "forward")
+    forward = named(comparison.parts)["forward"]
     assert three(forward) == (0, 1, 3)
     assert forward.causes == {"communication": 1.5 * MS, "idle": 1.5 * MS, "efficiency": MS}
-    assert three(module(comparison, "fc1")) == (0, 0, 0)
+    assert three(named(comparison.modules)["fc1"]) == (0, 0, 0)
     # fc1's own 5 ms hold 2 ms of communication that nothing hides: of a wall of 5 ms 3 are left to compute.
     same, waits = (on_device(forward_ms=5, busy_ms=busy, exposed_ms=2, idle_ms=0) for busy in (3, 5))
     comparison = against(same, waits)
-    assert module(comparison, "fc1").b_ns == (3 + 3) * MS == module(comparison, "fc1").a_ns
-    assert three(part(comparison, "forward")) == (0, 0, 0)
+    assert named(comparison.modules)["fc1"].b_ns == (3 + 3) * MS == named(comparison.modules)["fc1"].a_ns
+    assert three(named(comparison.parts)["forward"]) == (0, 0, 0)
 
 
 def test_processor_time_of_a_step_is_a_figure_that_load_hardly_moves() -> None:
     starved = run(processor=compared.processor(8, lost=0.5))
     comparison = compare_profiles(run(), starved)
-    found = figure(comparison, "cpu_time_sec")
+    found = named(comparison.figures)["cpu_time_sec"]
     assert found.a == pytest.approx(0.02) and (found.ratio, found.noise_factor) == (1.0, 1.0)
-    unknown = figure(compare_profiles(run(processor=None), run()), "cpu_time_sec")
+    unknown = named(compare_profiles(run(processor=None), run()).figures)["cpu_time_sec"]
     assert (unknown.ratio, unknown.reason) == (None, "not known in A")
     assert "\nB was starved: for 50.00% of the time in which its steps were timed it was ready" in str(comparison)
     conditions = ("global_step_sec > 0.5", "cpu_time_sec > 1.02", "hardware_flops >= 1")
@@ -221,7 +210,7 @@ def test_without_a_comparable_trace_the_parts_are_split_as_a_whole() -> None:
     wider = replace(wider, traced=None, modules=tuple(replace(one, times=None) for one in wider.modules))
     comparison = against(run(traced=None), wider)
     # Forward: 600 M to 1000 M in 5 to 7 ms: 2 ms / ln(7 / 5) x ln(10 / 6) = 3.036361 ms; the rest is efficiency.
-    assert three(part(comparison, "forward")) == (3.036361, -1.036361, 0)
+    assert three(named(comparison.parts)["forward"]) == (3.036361, -1.036361, 0)
     assert not any(one.a_ns or one.b_ns or one.causes for one in comparison.modules[:-1])
     assert "are not known without times of modules in A and B." in comparison.notes[0]
 
@@ -230,7 +219,7 @@ def test_parts_that_one_run_cannot_tell_apart_stand_together() -> None:
     comparison = against(run(), run(mixed_phases=("transfer", "other"), mean_ms={"other": 3}))
     names = ["data wait", "transfer + other", "forward", "backward", "optimizer"]
     assert [one.name for one in comparison.parts] == names
-    assert three(part(comparison, "transfer + other")) == (0, 0, 1)
+    assert three(named(comparison.parts)["transfer + other"]) == (0, 0, 1)
     both = against(run(mixed_phases=("forward", "backward")), run(mixed_phases=("backward", "optimizer")))
     assert [one.name for one in both.parts] == ["data wait", "transfer", "forward + backward + optimizer", "other"]
 
@@ -250,25 +239,25 @@ def test_what_is_set_up_differently_is_listed() -> None:
 
 def test_figures_are_ratios_with_the_noise_of_their_times() -> None:
     comparison = compare_profiles(run(), compared.slow_loader())
-    step = figure(comparison, "global_step_sec")
+    step = named(comparison.figures)["global_step_sec"]
     assert step.ratio == pytest.approx(26 / 22) and step.reason == ""
     assert step.ends is not None and 26 / 22 - 0.1 < step.ends[0] < 26 / 22 < step.ends[1] < 26 / 22 + 0.1
     for name in ("samples_per_sec", "mfu"):
-        rate = figure(comparison, name)
+        rate = named(comparison.figures)[name]
         assert rate.ratio == pytest.approx(22 / 26) and rate.ends is not None
         assert rate.ends[0] == pytest.approx(1 / step.ends[1], rel=1e-6)
-    flops = figure(comparison, "hardware_flops")
+    flops = named(comparison.figures)["hardware_flops"]
     assert (flops.ratio, flops.ends) == (1.0, (1.0, 1.0))
-    assert figure(comparison, "data_wait_ratio").ratio == pytest.approx((6 / 26) / (2 / 22))
-    tokens = figure(comparison, "tokens_per_sec")
+    assert named(comparison.figures)["data_wait_ratio"].ratio == pytest.approx((6 / 26) / (2 / 22))
+    tokens = named(comparison.figures)["tokens_per_sec"]
     assert tokens.ratio is None
     assert tokens.reason == "not known in A: how to count tokens was not said; set tokens_per_sample"
     assert [one.name for one in comparison.figures] == [name for name in run().summary() if name != "advice"]
     none = run(mean_ms={"data_wait": 0})
-    was_zero, is_zero = (figure(compare_profiles(none, one), "data_wait_ratio") for one in (run(), none))
+    was_zero, is_zero = (named(compare_profiles(none, one).figures)["data_wait_ratio"] for one in (run(), none))
     assert (was_zero.ratio, was_zero.reason) == (None, "0 in A")
     assert (is_zero.ratio, is_zero.ends) == (1.0, (1.0, 1.0))
-    gone = figure(compare_profiles(run(), none), "data_wait_ratio")
+    gone = named(compare_profiles(run(), none).figures)["data_wait_ratio"]
     assert (gone.ratio, gone.ends) == (0.0, (0.0, 0.0))
 
 

@@ -71,25 +71,6 @@ def test_a_size_that_never_varied_is_part_of_what_is_known() -> None:
     assert formula.flops(Sizes(((4, 6, 2),))) is None
 
 
-def test_several_batches_add_up() -> None:
-    fit = Formula()
-    for batches in [((2, 8), (2, 9)), ((2, 3),), ((2, 4), (2, 4), (2, 11)), ((2, 12), (2, 1)), ((2, 7), (2, 20))]:
-        fit.add(Sizes(batches), {KEY: sum(5 * s * s + s for _, s in batches)})
-    assert fit.flops(Sizes(((2, 5), (2, 6)))) == {KEY: 5 * 61 + 11}
-
-
-def test_tokens_and_squared_lengths_are_sizes() -> None:
-    """7 R + 3 Q, in rows of one shape."""
-    fit = Formula()
-    seen = [(90, 4100), (128, 16384), (70, 2600), (100, 5050), (128, 9000)]
-    for real, squares in seen:
-        fit.add(Sizes(((1, 128),), real, squares), {KEY: 7 * real + 3 * squares})
-    assert fit.by_tokens
-    assert fit.flops(Sizes(((1, 128),), 80, 3000)) == {KEY: 560 + 9000}
-    assert fit.flops(Sizes(((1, 128),), 800, 30000, steps=10)) == {KEY: 5600 + 90000}
-    assert fit.flops(Sizes(((1, 128),))) is None
-
-
 def test_useful_flops_put_tokens_in_the_place_of_places() -> None:
     """B x (5 S + S^2 + 11): without padding 5 R + Q + 11 B."""
     sizes = [(2, 8), (3, 16), (1, 12), (4, 20), (5, 9), (6, 7)]

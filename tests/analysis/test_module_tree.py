@@ -5,13 +5,10 @@ from hypothesis import strategies as st
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import build_modules, heaviest_types, module_tree
-from lightning_flops.records import FlopPhase, FlopRecord, ModuleRecord, OperatorCell, PhaseFlops
+from lightning_flops.records import FlopRecord, ModuleRecord, OperatorCell, PhaseFlops
 from lightning_flops.schema.step import ModuleProfile
 from tests.analysis.in_memory import known
-
-
-def _cell(module: str, flops: int, phase: FlopPhase = "forward") -> OperatorCell:
-    return OperatorCell(module=module, phase=phase, operator="aten.mm", dtype="float32", calls=1, flops=flops)
+from tests.report.windows import cell
 
 
 def _modules(names: list[str], cells: tuple[OperatorCell, ...] = ()) -> tuple[ModuleProfile, ...]:
@@ -20,7 +17,7 @@ def _modules(names: list[str], cells: tuple[OperatorCell, ...] = ()) -> tuple[Mo
 
 
 def test_module_that_the_model_does_not_list_keeps_its_work_in_the_tree() -> None:
-    modules = _modules(["", "a"], (_cell("a.late.inner", 5),))
+    modules = _modules(["", "a"], (cell("a.late.inner", "forward", 5),))
     assert [module.name for module in modules] == ["", "a", "a.late", "a.late.inner"]
     assert [module.type_name for module in modules] == ["Net", "Block", "", ""]
     assert [module.total.forward for module in modules] == [5, 5, 5, 5]
@@ -32,29 +29,17 @@ def test_module_that_the_model_does_not_list_keeps_its_work_in_the_tree() -> Non
     st.lists(st.tuples(st.from_regex(r"([a-c](\.[a-c]){0,3})?", fullmatch=True), st.integers(0, 9)), max_size=8),
 )
 def test_tree_loses_no_flops_and_no_module(names: list[str], work: list[tuple[str, int]]) -> None:
-    modules = _modules(["", *names], tuple(_cell(name, flops) for name, flops in work))
+    modules = _modules(["", *names], tuple(cell(name, "forward", flops) for name, flops in work))
     by_name = {module.name: module for module in modules}
     assert len(by_name) == len(modules)
     assert {"", *names} <= by_name.keys()
     assert sum(module.own.forward for module in modules) == sum(flops for _, flops in work)
-    totals = FlopCounts(FlopRecord(cells=tuple(_cell(name, flops) for name, flops in work))).by_module()
+    totals = FlopCounts(FlopRecord(cells=tuple(cell(name, "forward", flops) for name, flops in work))).by_module()
     assert {name for name, total in totals.items() if total.total} <= by_name.keys()
     assert all(module.total == totals.get(module.name, PhaseFlops()) for module in modules)
     for module in modules:
         below = [one for one in modules if one.name and one.name.rpartition(".")[0] == module.name]
         assert module.total.forward == module.own.forward + sum(one.total.forward for one in below)
-
-
-def test_equal_neighbours_fold_into_the_first() -> None:
-    cells = tuple(_cell(f"blocks.{i}.fc", 7) for i in range(3))
-    root = known(
-        module_tree(_modules(["", "blocks", *(f"blocks.{i}{end}" for i in range(3) for end in ("", ".fc"))], cells))
-    )
-    (blocks,) = root.children
-    (block,) = blocks.children
-    assert (block.module.name, known(block.last).name) == ("blocks.0", "blocks.2")
-    assert [child.module.name for child in block.children] == ["blocks.0.fc"]
-    assert root.size == 1 + 1 + 3 * 2
 
 
 def test_modules_fold_only_when_they_are_numbered_in_a_row() -> None:
@@ -66,7 +51,7 @@ def test_modules_fold_only_when_they_are_numbered_in_a_row() -> None:
 def test_classes_of_one_level_are_added_up_and_the_heaviest_come_first() -> None:
     types = {"": "Net", "a": "Linear", "b": "Norm", "c": "Linear", "d": "Empty", "c.x": "Linear"}
     records = [ModuleRecord(name=name, type_name=of) for name, of in types.items()]
-    cells = (_cell("a", 3), _cell("b", 5), _cell("c", 1), _cell("c.x", 4))
+    cells = (cell("a", "forward", 3), cell("b", "forward", 5), cell("c", "forward", 1), cell("c.x", "forward", 4))
     modules = build_modules(records, FlopCounts(FlopRecord(cells=cells)))
 
     def heaviest(depth: int) -> list[tuple[str, float]]:
@@ -81,17 +66,15 @@ def test_classes_of_one_level_are_added_up_and_the_heaviest_come_first() -> None
 
 
 def test_a_name_that_begins_with_anothers_is_not_below_it() -> None:
-    by_module = FlopCounts(FlopRecord(cells=(_cell("layer10", 5),), module_calls={"layer1": 1})).by_module()
+    by_module = FlopCounts(FlopRecord(cells=(cell("layer10", "forward", 5),), module_calls={"layer1": 1})).by_module()
     assert by_module["layer1"].total == 0
     assert by_module["layer10"].total == 5
 
 
 def test_the_estimated_backward_is_twice_the_forward_and_what_is_said_to_be_repeated() -> None:
-    counts = FlopCounts(FlopRecord(cells=(_cell("", 1), _cell("a.b", 12))))
+    counts = FlopCounts(FlopRecord(cells=(cell("", "forward", 1), cell("a.b", "forward", 12))))
     assert counts.estimated_backward() == 2 * 13
     assert counts.estimated_backward(1.0) == 3 * 13
     assert counts.estimated_backward(0.5) == 32  # 32.5, and Python rounds a half to the even number
-
-
-def test_the_estimate_is_exact_for_counts_that_a_float_cannot_hold() -> None:
-    assert FlopCounts(FlopRecord(cells=(_cell("", 2**60 + 1),))).estimated_backward() == 2**61 + 2
+    # Exact for counts that a float cannot hold.
+    assert FlopCounts(FlopRecord(cells=(cell("", "forward", 2**60 + 1),))).estimated_backward() == 2**61 + 2

@@ -200,4 +200,3 @@ def test_the_commands_take_the_device_figures(tmp_path: Path, capsys: pytest.Cap
     assert main(["compare", "--json", "--peak", "89.6e9", str(path), str(path)]) == 0
     figures = {one["name"]: one["a"] for one in json.loads(capsys.readouterr().out)["figures"]}
     assert figures["mfu"] == pytest.approx(0.8)
-    assert main(["report", str(tmp_path / "none.json")]) == 2

@@ -3,16 +3,15 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import fields, is_dataclass, replace
-from typing import cast, get_args
+from typing import get_args
 
 import pytest
 
-from lightning_flops.analysis.budget import build_budget
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import FlopRecord, PhaseBytes, PhaseSeconds, TimePhase, WindowRecord
 from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, Rates, TimingProfile
+from lightning_flops.schema.step import Budget, BudgetKey, Rates
 from lightning_flops.schema.trace import PartFilling
 from tests.analysis.in_memory import known
 from tests.report import windows
@@ -244,32 +243,19 @@ def test_row_of_useful_flops_is_the_mfu_and_attention_that_is_not_executed_is_ta
     assert found["model"] == round(known(profile.rates.mfu) * 100_000_000)
 
 
-def part(name: str, seconds: float) -> PartTiming:
-    phases = cast("tuple[TimePhase, ...]", tuple(one.replace(" ", "_") for one in name.split(" + ") if one))
-    return PartTiming(phases=phases, mean_sec=seconds, typical_sec=seconds, steps_sec=(seconds,))
-
-
-def timing(*parts: PartTiming) -> TimingProfile:
-    whole = part("", sum(one.mean_sec for one in parts))
-    return TimingProfile(stalls=None, parts=parts, global_step=whole, reader_sec=None, excluded_sec={})
-
-
-def budget(*parts: PartTiming, filling: dict[str, PartFilling], model: float | None) -> Budget:
-    traced = windows.traced(filling=filling)
-    peaks = (model, model)
-    return known(build_budget(timing=timing(*parts), traced=traced, peak_sec=peaks, lower_bound=False))
-
-
 def test_flops_that_took_less_time_than_at_the_peak_give_no_row() -> None:
-    # 1 s of forward: the trace gives products 0.1 s, but at the peak they need 0.5.
-    filling = {"forward": PartFilling(matmul_ns=10, operators_ns=50, idle_ns=40)}
-    made = budget(part("forward", 1.0), filling=filling, model=0.5)
+    # A tenth of 6 + 8 + 2 ms are products, 1.6 ms, but at the peak they need 2.
+    tenth = PartFilling(matmul_ns=10, operators_ns=50, idle_ns=40)
+    traced = windows.traced(filling=dict.fromkeys(("forward", "backward", "optimizer"), tenth))
+    made = known(build_profile(windows.mlp_window(), config=PEAK, traced=traced).budget)
     assert rows(made) == {
         "model": None,
         "other_flops": None,
-        "compute": 100_000_000,
-        "operators": 500_000_000,
-        "idle": 400_000_000,
+        "compute": 1_600_000,
+        "operators": 8_000_000,
+        "idle": 6_400_000,
+        "data": 2_000_000,
+        "other": 2_000_000,
     }
     assert made.notes == ("FLOPs at the peak are n/a: matmul-like operators took less time than that.",)
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import pytest
 
@@ -20,7 +19,7 @@ from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.analysis.stragglers import find_stragglers, straggler_evidence
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
-from lightning_flops.records import PhaseSeconds, StepRecord
+from lightning_flops.records import PhaseSeconds
 from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile, Straggler
@@ -31,10 +30,8 @@ from tests.report import jobs, windows
 from tests.report.traced_windows import mlp_traced
 from tests.report.windows import build_profile
 
-Answers = list[RankRecord | RankAbsence]
 
-
-def merged(profile: Profile, answers: Answers) -> RanksProfile:
+def merged(profile: Profile, answers: Sequence[RankRecord | RankAbsence]) -> RanksProfile:
     return known(with_ranks(profile, answers).ranks)
 
 
@@ -284,15 +281,6 @@ MODULES = ("", "first", "second")
 TIMED = 20
 
 
-@lru_cache(maxsize=1)
-def _blank() -> RankRecord:
-    return make_rank_record(build_profile(windows.mlp_window(), config=ProfilerConfig()))
-
-
-def timed_step(milliseconds: Mapping[str, float]) -> StepRecord:
-    return windows.step(0, seconds=PhaseSeconds(**{name: value * MS for name, value in milliseconds.items()}))
-
-
 def record(
     rank: int,
     timed: Mapping[str, float] | Sequence[Mapping[str, float]],
@@ -304,19 +292,19 @@ def record(
     own_backward: Sequence[float] = (),
 ) -> RankRecord:
     """A rank's record, in milliseconds; its timed steps are alike or given one by one, *exposed* None is no trace."""
-    blank = _blank()
     steps = [timed] * TIMED if isinstance(timed, Mapping) else list(timed)
+    seconds = [PhaseSeconds(**{name: ms * MS for name, ms in one.items()}) for one in steps]
     waits = {name: ms * MS for name, ms in (exposed or {}).items()}
     parts = tuple(
         TracedPart(name=name, wall_sec=ms * MS, exposed_sec=waits.get(name, 0.0))
         for name, ms in (traced or steps[0]).items()
     )
     return replace(
-        blank,
+        RECORD,
         profile=replace(
-            blank.profile,
-            context=replace(blank.profile.context, rank=rank, world_size=8, pp_rank=stage),
-            timing=build_timing([timed_step(one) for one in steps], mixed_phases=()),
+            RECORD.profile,
+            context=replace(RECORD.profile.context, rank=rank, world_size=8, pp_rank=stage),
+            timing=build_timing([windows.step(0, seconds=one) for one in seconds], mixed_phases=()),
             traced=None if exposed is None else windows.traced(parts=parts),
         ),
         module_names=MODULES if own_forward else (),

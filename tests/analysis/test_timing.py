@@ -18,14 +18,12 @@ from lightning_flops.records import (
     StepSums,
     UnprofiledFlops,
 )
-from lightning_flops.report.profile_document import times_section
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.schema.step import Stalls, TimingProfile
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.analysis.in_memory import known
 from tests.fake_clock import FakeNow
 from tests.report import windows
-from tests.report.drawn import drawn
 
 
 def timing(*steps: PhaseSeconds) -> TimingProfile:
@@ -79,14 +77,11 @@ def test_how_busy_processors_were_while_steps_were_timed() -> None:
     found = build_timing(steps, mixed_phases=(), processor=used)
     assert found is not None and found.cpu_system_ratio == 0.875
     profile = replace(windows.build_profile(windows.mlp_window(), config=ProfilerConfig()), timing=found)
-    text = " ".join(drawn(times_section(profile)))
+    text = str(profile)
     assert "CPU (process) 150.00%" in text and "CPU (system) 87.50%" in text
 
 
-Batch = tuple[float, float, int | None]
-
-
-def run(batches: list[Batch], *, ranks: int = 1) -> ThroughputSummary | None:
+def run(batches: list[tuple[float, float, int | None]], *, ranks: int = 1) -> ThroughputSummary | None:
     """A run of batches, each of so many seconds of waiting and working, and so many samples."""
     now = FakeNow()
     monitor = Monitor(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,12 @@ from lightning_flops.schema.trace import TraceReport
 from lightning_flops.trace import Peaks, Trace, load_trace
 from lightning_flops.trace.report import analyze_one
 from tests.analysis.in_memory import known
-from tests.analysis.trace_events import Event, kernel, launch, operator, product, span, step, trace
-
-MM = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":12,"dur":20,"args":ARGS}'
-A100: dict[str, Any] = {
-    "id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "numSms": 108,
-    "maxThreadsPerMultiprocessor": 2048, "sharedMemPerMultiprocessor": 164 << 10,
-}  # fmt: skip
+from tests.analysis.trace_events import A100, Event, kernel, launch, operator, product, shapes, span, step, trace
 
 
 def mm_with(arguments: str) -> str:
     """The text of a product with these arguments."""
-    return MM.replace("ARGS", arguments)
+    return f'{{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":12,"dur":20,"args":{arguments}}}'
 
 
 def loaded(text: str, folder: Path) -> Trace:
@@ -40,13 +35,6 @@ def report_of(found: Trace, peaks: Peaks | None = None) -> TraceReport:
 
 def flops_of(*events: Event, peaks: Peaks | None = None, **head: Any) -> TraceFlops:
     return known(report_of(trace(*events, **head), peaks).flops)
-
-
-def shapes(*dims: Any, dtype: str = "float", types: list[str] | None = None) -> dict[str, Any]:
-    return {
-        "Input Dims": list(dims), "Input type": types or [dtype if one else "" for one in dims],
-        "Concrete Inputs": [""] * len(dims),
-    }  # fmt: skip
 
 
 def test_arguments_of_a_call_by_torchscript_are_the_last_of_its_stack() -> None:
@@ -168,7 +156,7 @@ def test_an_occupancy_of_zero_is_worked_out_from_the_launch() -> None:
     }  # fmt: skip
     mm = operator("aten::mm", 0, 20)
 
-    def occupancy(*devices: dict[str, Any], **changed: Any) -> float | None:
+    def occupancy(*devices: Mapping[str, Any], **changed: Any) -> float | None:
         report = report_of(trace(mm, kernel(1, 30, 100, **{**launched, **changed}), deviceProperties=list(devices)))
         return known(report.kernels)[0].occupancy_percent
 

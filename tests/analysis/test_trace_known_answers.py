@@ -14,7 +14,7 @@ from lightning_flops.schema.tables import DeviceMetrics
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.trace import analyze_trace, load_trace
 from tests.analysis.in_memory import analyze_traces, known
-from tests.analysis.trace_files import RANKS, RESNET
+from tests.analysis.trace_events import RANKS, RESNET
 
 
 @lru_cache(maxsize=1)

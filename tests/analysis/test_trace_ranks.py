@@ -200,7 +200,6 @@ def test_ranks_whose_steps_are_not_marked_accuse_nobody() -> None:
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        ((1, 1), "are both of rank 1: give one trace for each rank"),
         ((1, None), "does not say which rank it is of"),
         ((), "no trace to compare"),
     ],

@@ -18,9 +18,7 @@ from lightning_flops.cli import main
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace, TraceFormatError
-from tests.analysis.trace_events import operator, scope, span, trace
-from tests.analysis.trace_files import RANKS, RESNET
-from tests.mutations import mutated, mutated_tree, unsafe_in
+from tests.analysis.trace_events import RANKS, RESNET, operator, span, trace
 
 
 def columns(loaded: Trace) -> dict[str, Any]:
@@ -38,14 +36,6 @@ def test_gzipped_and_remote_files_hold_the_same_trace(tmp_path: Path) -> None:
     with fsspec.open("memory://traces/rank0.json.gz", "wb") as file:
         file.write(zipped.read_bytes())
     assert columns(load_trace("memory://traces/rank0.json.gz")) == plain
-
-
-def test_head_of_a_file_says_devices_and_ranks() -> None:
-    loaded = load_trace(str(RANKS[0]))
-    assert (loaded.rank, loaded.only_group) == (0, (0, 1))
-    assert [device.index for device in loaded.devices] == [0, 1]
-    first = loaded.devices[0]
-    assert (first.name, first.sm_count, first.compute_capability) == ("NVIDIA H100 80GB HBM3", 132, (9, 0))
 
 
 def test_events_of_other_tools_are_left_out_and_said() -> None:
@@ -100,13 +90,6 @@ def test_a_file_that_cannot_be_opened_is_named(path: str, words: str, tmp_path: 
         load_trace(path)
 
 
-def test_a_scope_that_old_traces_call_an_operator_is_a_scope() -> None:
-    loaded = trace(span("Operator", "ProfilerStep#3", 0, 9), span("Operator", "aten::mm", 1, 2))
-    assert loaded.steps.numbers == (3,)
-    assert loaded.links.operators.tolist() == [1]
-    assert trace(scope("ProfilerStep#3", 0, 9)).kind.tolist() == [loaded.kind.tolist()[0]]
-
-
 @pytest.mark.parametrize("nested", [{"a": [{"b": 1}, {"c": 2}]}, {"a": '"}, {"'}, {"a": "}],"}])
 def test_braces_within_an_event_do_not_end_it(nested: dict[str, Any], tmp_path: Path) -> None:
     events = [operator("aten::mm", at, 1, **nested) for at in range(40)]
@@ -116,6 +99,74 @@ def test_braces_within_an_event_do_not_end_it(nested: dict[str, Any], tmp_path: 
 
 
 # ---- damaged traces: each gives a report or one line and status 2, in bounded time and memory
+
+# fmt: off
+HOSTILE = (
+    "\x1b[2J\x1b]0;owned\x07", "name\nFORGED: 1 TFLOPS", "name\rFORGED", "\u202egnp.exe", "\u2066x\u2069", "\x00",
+    "\x9b31m", "a\u2028FORGED", "\x7f", "\ud800", "\ufeff", "\t" * 3, "%s%n{0}{name}", "|`*_<script>", "ü" * 300, "",
+)
+# fmt: on
+"""Names that write to a terminal, forge lines, turn text around, or are no text at all."""
+
+
+def unsafe_in(text: str) -> list[str]:
+    """Lines of *text* that hold what a terminal obeys, or that a name forges."""
+    return [line for line in text.split("\n") if not line.isprintable() or line.lstrip().startswith("FORGED")]
+
+
+def mutated(draw: random.Random, data: bytes) -> bytes:
+    """*data* with a few things done to it: cut off, left out, repeated, flipped, put between, or random."""
+    for _ in range(draw.randint(1, 4)):
+        start = draw.randrange(len(data) + 1)
+        end = draw.choice([len(data), *(min(len(data), start + size) for size in (0, 1, 2, 8, 100, 5000))])
+        old = data[start:end]
+        new = draw.choice(
+            [
+                b"",
+                old[:5000] * draw.choice([2, 3, 51]),
+                bytes(byte ^ 1 << draw.randrange(8) for byte in old[:5000]),
+                draw.randbytes(min(len(old), 5000)),
+                draw.choice(_PIECES),
+            ]
+        )
+        data = data[:start] + new + data[end:]
+    return data
+
+
+# fmt: off
+_PIECES = (
+    b"9" * 5_000, b"[" * 100_000, b'{"a":' * 50_000, b"null", b"NaN", b"-Infinity", b"1e999",
+    b'"' + b"x" * 1_000_000 + b'"', b"[]," * 200_000, b"\x00" * 100, b"\xff\xfe", b"\\ud800", b"\xef\xbb\xbf",
+    b'"ph":"X",',
+)
+# fmt: on
+_TREES: tuple[Any, ...] = (None, True, -1, 0, 1e308, -1e308, 2**70, "x", "1", "-1", [], {}, [[]], {"a": 1}, *HOSTILE)
+
+
+def mutated_tree(draw: random.Random, tree: Any) -> Any:
+    """JSON with values replaced, left out or repeated at a few random places."""
+    for _ in range(draw.randint(1, 6)):
+        parent: Any = tree
+        for _ in range(draw.randint(0, 5)):
+            children = list(parent.values() if isinstance(parent, dict) else parent)
+            inner = [child for child in children if isinstance(child, (dict, list)) and child]
+            if not inner:
+                break
+            parent = draw.choice(inner)
+        if not parent:
+            continue
+        key = draw.choice(list(parent) if isinstance(parent, dict) else range(len(parent)))
+        match draw.randrange(4):
+            case 0:
+                del parent[key]
+            case 1 if isinstance(parent, list):
+                parent.extend([parent[key]] * draw.choice([1, 3, 200]))
+            case 2 if isinstance(parent, dict):
+                parent[draw.choice(HOSTILE)] = parent.pop(key)
+            case _:
+                parent[key] = draw.choice(_TREES)
+    return tree
+
 
 SECONDS = 20.0  # of the processor, for one file of at most some megabytes
 GROWN_BYTES = 400 << 20  # of this process, by a hundred files together

@@ -12,21 +12,20 @@ import pytest
 
 from lightning_flops.analysis.traced_step import build_traced_step, module_times
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.records import PhaseSeconds, TracedStepRecord, module_mark, phase_mark
+from lightning_flops.records import PhaseSeconds, TracedStepRecord
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleTimes
 from tests.analysis.in_memory import known
-from tests.analysis.trace_events import Event, kernel, launch, operator, scope, step
+from tests.analysis.trace_events import Event, kernel, launch, made, module, node, operator, phase, scope, step
 from tests.report.traced_windows import mlp_traced, transformer_traced
 from tests.report.windows import A100, build_profile
 
-_NODE = "autograd::engine::evaluate_function: MmBackward0"
 PEAK = ProfilerConfig(peak_flops_per_sec=800e9)
 
 
 def times_of(profile: Profile, name: str) -> ModuleTimes:
-    (module,) = [module for module in profile.modules if module.name == name]
-    return known(module.times)
+    (found,) = [one for one in profile.modules if one.name == name]
+    return known(found.times)
 
 
 def test_a_modules_rates_are_the_counted_flops_over_the_traced_seconds() -> None:
@@ -47,8 +46,8 @@ def test_seconds_of_a_device_are_scaled_to_the_elements_of_the_counted_steps_bat
     # fc's kernels take 40 us of two steps with 8 x 3 and 4 x 3 elements, 18 on average; the counted one has 9 x 3.
     events: list[Event] = []
     for place, length_us in enumerate((50, 30)):
-        at, mark = 200 * place, operator(module_mark("fc"), 200 * place + 1, 50)
-        events += [step(place, at, 100), operator(phase_mark("forward"), at, 60), mark]
+        at = 200 * place
+        events += [step(place, at, 100), phase("forward", at, 60), module("fc", at + 1, 50)]
         events += [launch(place, at + 5, 2), kernel(place, at + 10, length_us)]
     window = mlp_traced()[0]
     like = window.counted_steps[0].signature
@@ -73,14 +72,13 @@ def test_modules_and_operators_have_medians_over_the_traced_steps_scaled_to_a_ty
     events = []
     for place, fc_us in enumerate((10, 20, 60)):
         at = 200 * place
-        made = {"Sequence number": place, "Fwd thread id": 0}
         events += [
             step(place, at, 180),
-            operator(phase_mark("forward"), at, fc_us + 30 - 10 * (place == 1)),
-            operator(module_mark("fc"), at + 5, fc_us),
-            operator("aten::mm", at + 5, fc_us - 5, **made),
-            operator(phase_mark("backward"), at + 110, 40),
-            operator(_NODE, at + 120, 20, **{**made, "Fwd thread id": 1}),
+            phase("forward", at, fc_us + 30 - 10 * (place == 1)),
+            module("fc", at + 5, fc_us),
+            made(place, at + 5, fc_us - 5, name="aten::mm"),
+            phase("backward", at + 110, 40),
+            node(place, at + 120, 20),
         ]
     path = written(tmp_path / "trace.json", *events)
     window = mlp_traced()[0]
@@ -121,7 +119,7 @@ def written(path: Path, *events: Event, **beside: Any) -> str:
 
 
 def test_what_the_host_spent_on_launching_is_no_modules_time(tmp_path: Path) -> None:
-    path = written(tmp_path / "trace.json", operator(module_mark("fc1"), 0, 0.1), operator("aten::addmm", 0.01, 0.02))
+    path = written(tmp_path / "trace.json", module("fc1", 0, 0.1), operator("aten::addmm", 0.01, 0.02))
     window = replace(mlp_traced()[0], traces=(record(8, path),))
     on_host = known(build_traced_step(window))
     assert on_host.tables is not None and on_host.tables.modules is not None

@@ -1,9 +1,12 @@
-"""Events of a trace, written by hand: times in microseconds from the trace's beginning."""
+"""Events of a trace, written by hand: times in microseconds from the trace's beginning. And files of known answers."""
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +16,12 @@ from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.read import DECODER, Columns
 
 Event = dict[str, Any]
+
+A100: Mapping[str, Any] = {
+    "id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "numSms": 108,
+    "maxThreadsPerMultiprocessor": 2048, "sharedMemPerMultiprocessor": 164 << 10,
+}  # fmt: skip
+"""As it stands in a file's ``deviceProperties``: 19.5 TFLOP/s in float32, 2.039 TB/s."""
 
 
 def trace_from_events(
@@ -72,13 +81,18 @@ def kernel(correlation: int, start: float, length: float, *, name: str = "gemm",
     return on_device("kernel", correlation, start, length, name=name, **more)
 
 
+def shapes(*dims: Any, dtype: str = "float", types: list[str] | None = None) -> dict[str, Any]:
+    """The inputs of an operator as ``record_shapes=True`` has them; one without dims has no type."""
+    return {
+        "Input Dims": list(dims), "Input type": types or [dtype if one else "" for one in dims],
+        "Concrete Inputs": [""] * len(dims),
+    }  # fmt: skip
+
+
 def product(number: int, start: float, *, rows: int, kernel_us: float = 10) -> tuple[Event, ...]:
     """A product of [rows, 10] and [10, 10] in float32, 200 FLOPs a row, and its kernel."""
-    shapes: dict[str, Any] = {
-        "Input Dims": [[rows, 10], [10, 10]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""],
-        "Input Strides": [[10, 1], [10, 1]],
-    }  # fmt: skip
-    return operator("aten::mm", start, 5, **shapes), launch(number, start + 1), kernel(number, start + 10, kernel_us)
+    inputs = shapes([rows, 10], [10, 10]) | {"Input Strides": [[10, 1], [10, 1]]}
+    return operator("aten::mm", start, 5, **inputs), launch(number, start + 1), kernel(number, start + 10, kernel_us)
 
 
 def module(name: str, start: float, length: float, *, thread: int = 1) -> Event:
@@ -110,13 +124,36 @@ def accumulation(start: float, length: float, *, thread: int = 1) -> Event:
     return operator(name, start, length, thread=thread)
 
 
-def memory(start: float, size: int, *, thread: int = 1, device: int | None = None, **more: int) -> Event:
-    """An allocation, or a free of a negative *size*; without a device on the host."""
+def memory(start: float, size: int, *, device: int | None = None, total: int | None = None, **more: int) -> Event:
+    """An allocation, or a free of a negative *size*, after which *total* is allocated; without a device on the host."""
+    more |= {} if total is None else {"Total Allocated": total}
     where = {"Device Type": 0, "Device Id": -1} if device is None else {"Device Type": 1, "Device Id": device}
-    event = span("cpu_instant_event", "[memory]", start, 0, thread=thread, Bytes=size, **where, **more)
+    event = span("cpu_instant_event", "[memory]", start, 0, Bytes=size, **where, **more)
     return event | {"ph": "i", "s": "t"}
 
 
 def trace(*events: Event, **metadata: Any) -> Trace:
     """The trace of *events*."""
     return trace_from_events(events, metadata=metadata)
+
+
+# ---- files whose answers are known, and copies of them in which a kernel takes longer
+
+TRACES = Path(__file__).parents[1] / "data" / "traces"
+RESNET = TRACES / "resnet50_num_workers_0.pt.trace.json.gz"
+RANKS = [TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json" for rank in (0, 1)]
+
+_ON_DEVICE = ("kernel", "memcpy", "memset", "gpu_memcpy", "gpu_memset")
+
+
+def slowed(source: Path, target: Path, *, kernel: str, times: int) -> None:
+    """Copy a trace of one stream, gzipped, with every run of *kernel* so many times as long; what follows waits."""
+    content = source.read_bytes()
+    trace = json.loads(gzip.decompress(content) if source.suffix == ".gz" else content)
+    events = [event for event in trace["traceEvents"] if event.get("cat", "").lower() in _ON_DEVICE]
+    free = float("-inf")
+    for event in sorted(events, key=lambda event: event["ts"]):
+        event["ts"] = max(event["ts"], free)
+        event["dur"] *= times if event["name"].startswith(kernel) else 1
+        free = event["ts"] + event["dur"]
+    target.write_bytes(gzip.compress(json.dumps(trace).encode(), compresslevel=1))

@@ -23,8 +23,7 @@ def test_a_gpts_formula_is_the_sum_over_its_products() -> None:
     assert size.parameters == 3 * 4 + 4 + 2 * 16 + 10
 
 
-def some_parts() -> list[Part]:
-    """A part that holds, one that does not, and one that broke off."""
+def test_the_page_of_a_part_that_holds_one_that_does_not_and_one_that_broke_off_is_the_file_people_read() -> None:
     rows = (
         exactly("counts", 12, 12),
         within("forward", 0.021, 0.020, share=0.02, least=60e-6, unit="ms", scale=1e3),
@@ -37,15 +36,12 @@ def some_parts() -> list[Part]:
         reported("a figure", 1234),
         not_here("two ranks", "there is one device"),
     )
-    return [
+    parts = [
         Part(number=1, name="Counts", rows=rows[:1], seconds=1.5),
         Part(number=2, name="Times", rows=rows[1:], seconds=2.5),
         Part(number=3, name="Trace", rows=(), seconds=9.0, broken="no answer in 9 s\n"),
     ]
-
-
-def test_the_page_is_the_file_people_read() -> None:
-    golden("text/gpu_page.md", "\n".join(page(some_parts(), date="2026-01-01")) + "\n")
+    golden("text/gpu_page.md", "\n".join(page(parts, date="2026-01-01")) + "\n")
 
 
 @pytest.mark.slow

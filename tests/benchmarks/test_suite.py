@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.suite import FAULTS, KNOWN, NONE, Known, Outcome, Suite, compare, outcomes
+import pytest
+
+from benchmarks.suite import (
+    FAULTS,
+    KNOWN,
+    NONE,
+    Known,
+    Outcome,
+    Project,
+    Suite,
+    compare,
+    known_differences,
+    main,
+    outcomes,
+)
 from tests.forks import BEFORE_LIGHTNING, Fork, start_fork
 from tests.ranks import environment_of_ranks
 
@@ -82,3 +98,27 @@ def test_every_test_of_a_run_has_an_outcome_also_behind_one_that_ends_the_proces
     before = (tmp_path / "plain").read_text()
     suite.run(["test_them.py"], tmp_path / "plain")
     assert (tmp_path / "plain").read_text() == before
+
+
+# ---- the suites of other projects; running them is ``make test-lightning``
+
+
+@pytest.mark.parametrize(
+    ("project", "repository"),
+    [("lightning", "Lightning-AI/pytorch-lightning"), ("deepspeed", "deepspeedai/DeepSpeed")],
+)
+def test_a_folder_without_the_source_is_refused_in_words(
+    project: str, repository: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if find_spec(project) is None:
+        pytest.skip(f"{project} is not installed")
+    assert main([project, str(tmp_path), "--work", str(tmp_path / "work")]) == 2
+    said = capsys.readouterr().err
+    assert f"There is no {project} in {tmp_path}: give a folder that holds {repository} at the tag of" in said
+
+
+@pytest.mark.parametrize("name", ["lightning", "deepspeed"])
+def test_every_listed_difference_is_a_test_with_a_reason_and_what_it_says(name: str) -> None:
+    project: Project = import_module(f"benchmarks.suite_{name}").PROJECT
+    known = known_differences(project.known)
+    assert known and all("::" in test and one.reason and one.says for test, one in known.items())

@@ -18,14 +18,11 @@ from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.steps import overlap
 from lightning_flops.trace.tables import idle_times, kernel_tables, transfer_table
-from tests.analysis.trace_events import Event, kernel, launch, on_device, operator, step
+from tests.analysis.trace_events import RANKS, RESNET, Event, kernel, launch, on_device, operator, step
 
 hta = pytest.importorskip("hta.trace_analysis", reason="make test-hta installs HolisticTraceAnalysis")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of that package and pandas
 
-TRACES = Path(__file__).parents[1] / "data" / "traces"
-RESNET = (TRACES / "resnet50_num_workers_0.pt.trace.json.gz",)
-TWO_RANKS = tuple(TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json" for rank in (0, 1))
 DRAWN = 12
 
 
@@ -37,13 +34,9 @@ class Job:
     theirs: Any
 
 
-def job(paths: tuple[Path, ...]) -> Job:
-    return Job(
-        tuple(load_trace(path) for path in paths),
-        hta.TraceAnalysis(
-            trace_files={rank: str(path) for rank, path in enumerate(paths)}, include_last_profiler_step=True
-        ),
-    )
+def job(*paths: Path) -> Job:
+    files = {rank: str(path) for rank, path in enumerate(paths)}
+    return Job(tuple(map(load_trace, paths)), hta.TraceAnalysis(trace_files=files, include_last_profiler_step=True))
 
 
 def drawn_events(seed: int) -> list[Event]:
@@ -83,12 +76,12 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "resnet":
         return job(RESNET)
     if request.param == "two ranks":
-        return job(TWO_RANKS)
+        return job(*RANKS)
     path = tmp_path_factory.mktemp("drawn") / "drawn.pt.trace.json"
     seed = int(request.param.split()[1])
     document = {"schemaVersion": 1, "distributedInfo": {"rank": 0}, "traceEvents": drawn_events(seed)}
     path.write_text(json.dumps(document))
-    return job((path,))
+    return job(path)
 
 
 def test_time_in_which_the_device_does_nothing(both: Job) -> None:

@@ -42,16 +42,9 @@ class Watched:
         self.context = started.new_context(**{"viewport": {"width": 1440, "height": 1000}, **context})
         self.page = self.context.new_page()
         self.page.set_default_timeout(20_000)
-        self.page.on("console", lambda said: self._note(said.type, said.text))
+        self.page.on("console", lambda said: self.complaints.extend([said.text] * (said.type in ("error", "warning"))))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: None if request.url.startswith(own) else self._ask(request.url))
-
-    def _note(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning"):
-            self.complaints.append(text)
-
-    def _ask(self, address: str) -> None:
-        self.requests.append(address)
+        self.page.on("request", lambda asked: self.requests.extend([asked.url] * (not asked.url.startswith(own))))
 
     def assert_quiet(self) -> None:
         """Nothing was complained of, and the network was left alone."""

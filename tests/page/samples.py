@@ -1,4 +1,4 @@
-"""Profiles for the page: of a decoder on a GPU, of ten thousand modules, of many ranks, and with hostile names.
+"""What the page shows: a decoder on a GPU, ten thousand modules, many ranks, hostile names, and a trace.
 
 The times of modules, operators and kernels are made here by simple rules, so that the page has something to draw; how
 they are measured is tested elsewhere.
@@ -10,9 +10,24 @@ from dataclasses import replace
 
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import PartTiming, TimingProfile
+from lightning_flops.schema.trace import TracesReport
+from tests.analysis.in_memory import analyze_traces
+from tests.analysis.trace_events import (
+    A100,
+    Event,
+    data_loader,
+    memory,
+    module,
+    phase,
+    product,
+    step,
+    trace_from_events,
+)
 from tests.report import jobs, windows
+from tests.report.renamed import renamed, with_suffix
 from tests.report.traced_windows import transformer_traced
 from tests.report.windows import build_profile
 
@@ -43,8 +58,7 @@ def decoder(profile_step: int = 10) -> Profile:
 
 def many_ranks() -> Profile:
     """Four ranks, of which rank 2 waits for its data while the others wait for it."""
-    profile, answers = jobs.job(jobs.slow_loader())
-    return with_ranks(profile, answers)
+    return with_ranks(*jobs.job(jobs.slow_loader()))
 
 
 def of_modules(number: int) -> Profile:
@@ -70,23 +84,26 @@ HOSTILE = (
 
 
 def hostile() -> Profile:
-    """The decoder with markup in every name."""
-    profile = decoder()
-    renamed = []
-    for place, module in enumerate(profile.modules):
-        name = HOSTILE[place % len(HOSTILE)]
-        renamed.append(replace(module, type_name=name, extra_repr=name))
-    top = profile.modules[0]
-    name = HOSTILE[1].replace(".", "")  # torch takes any name for a module that has no dot
-    child = replace(profile.modules[1], name=name, type_name=HOSTILE[1], alias_of=HOSTILE[2])
-    operators = tuple(replace(one, operator=HOSTILE[at % 8] + str(at)) for at, one in enumerate(profile.operators))
-    context = replace(profile.context, device_name=HOSTILE[0], host=HOSTILE[1], strategy=HOSTILE[2])
-    advice = tuple(replace(one, fact=HOSTILE[0], remedy=HOSTILE[1]) for one in profile.advice)
-    return replace(
-        profile,
-        modules=(replace(top, type_name=HOSTILE[0]), *renamed[1:], child),
-        operators=operators,
-        context=context,
-        advice=advice,
-        notes=HOSTILE,
-    )
+    """The decoder with markup in every name, but for dots, which part those of modules."""
+    evil: Profile = renamed(decoder(), with_suffix(*(one.replace(".", "") for one in HOSTILE)))
+    return replace(evil, notes=HOSTILE)
+
+
+def traced() -> TracesReport:
+    """Step 3 of 1000 us, step 4 of 2000, each with a product in the module ``first.linear``, after 50 us of data."""
+    events: list[Event] = []
+    for number, begin, length in ((3, 0, 1000), (4, 1000, 2000)):
+        events += [
+            step(number, begin, length),
+            data_loader(begin, 50),
+            phase("forward", begin + 90, 60),
+            module("", begin + 92, 50),
+            module("first", begin + 94, 40),
+            module("first.linear", begin + 96, 30),
+            *product(number, begin + 100, rows=1_000_000, kernel_us=500),
+            # 4 GB are there before the trace; at the peak a product's 2 GB are added to them.
+            memory(begin + 101, 2_000_000_000, device=0, total=6_000_000_000),
+            memory(begin + 700, -2_000_000_000, device=0, total=4_000_000_000),
+        ]
+    loaded = trace_from_events(events, metadata={"deviceProperties": [A100]}, source="/runs/0/step.pt.trace.json")
+    return analyze_traces([loaded], formulas=recorded_work)

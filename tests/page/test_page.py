@@ -13,7 +13,7 @@ import pytest
 from lightning_flops import compare_profiles
 from lightning_flops.report.html_page import render_latest, render_page, render_traces_page
 from lightning_flops.schema.profile import ProfiledRun
-from tests.page import samples, traces
+from tests.page import samples
 from tests.page.browser import Opened, browser, needs_browser
 from tests.report import compared
 
@@ -39,7 +39,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "wide": samples.of_modules(10_000).to_html(),
         "later": [render_latest(samples.decoder(step), latest) for step in (10, 60, 110, 160)][-1],
         "compared": compare_profiles(compared.run(), compared.wider(data_wait_ms=3.5)).to_html(),
-        "trace": render_traces_page(traces.report()),
+        "trace": render_traces_page(samples.traced()),
     }
     folder = tmp_path_factory.mktemp("pages")
     for name, text in made.items():

@@ -178,8 +178,3 @@ def slow_module() -> Profile:
 def slow_loader() -> Profile:
     """Each batch comes 4 ms later."""
     return run(mean_ms={"data_wait": 6})
-
-
-def slow_optimizer() -> Profile:
-    """The update takes 2 ms longer."""
-    return run(mean_ms={"optimizer": 5})

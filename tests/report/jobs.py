@@ -119,10 +119,7 @@ def missing() -> tuple[Profile, list[RankRecord | RankAbsence]]:
     return profile, answers
 
 
-WORLD = 4096
-
-
-def thousands(ranks: int = WORLD) -> tuple[Profile, list[RankRecord | RankAbsence]]:
+def thousands(ranks: int = 4096) -> tuple[Profile, list[RankRecord | RankAbsence]]:
     """DDP on *ranks* ranks that all take 24 ms a step; the last but one is late as in ``slow_loader``.
 
     Each traced one all-reduce of 2 ms and one of 3 ms, but the late rank, for which the others wait 8 ms in the second.

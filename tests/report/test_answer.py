@@ -11,20 +11,12 @@ from lightning_flops.records import ModuleRecord
 from lightning_flops.report.headline import answer_lines, figures
 from lightning_flops.report.profile_document import top_modules
 from lightning_flops.report.text import render_text
-from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Advice
 from tests.golden_files import golden
 from tests.report import windows
 from tests.report.test_ranks_text import CASES as JOBS
 from tests.report.test_text import profile_of
 from tests.report.windows import build_profile
-
-
-def _deepspeed() -> Profile:
-    window = windows.mlp_window()
-    context = replace(window.context, framework="deepspeed", framework_version="0.19.8", strategy="ZeRO-1")
-    return build_profile(replace(window, context=context), config=ProfilerConfig())
-
 
 PROFILES = {
     "cpu": profile_of("traced"),
@@ -34,7 +26,6 @@ PROFILES = {
     "variable_shapes": profile_of("variable"),
     "no_trace": profile_of("mlp"),
     "no_peak": build_profile(windows.mlp_window(), config=ProfilerConfig()),
-    "deepspeed": _deepspeed(),
     "lower_bound": profile_of("lower_bound"),
     "untimed": profile_of("untimed"),
     "predict": profile_of("predict"),
@@ -72,10 +63,6 @@ def test_summary_of_a_job_is_of_all_its_ranks_but_for_its_times() -> None:
     assert found["samples_per_sec"] == pytest.approx(15_362_500)
 
 
-def advice_of(fact: str, remedy: str) -> tuple[Advice, ...]:
-    return (Advice(rule="r", fact=fact, threshold="", remedy=remedy, source="", unless="", ceiling=0.25),)
-
-
 def test_names_of_any_length_and_any_amount_of_advice_stay_within_twelve_lines() -> None:
     window = windows.mlp_window()
     name = f"{'layer_with_a_name_that_nobody_wants_to_type.' * 9}last"
@@ -87,8 +74,9 @@ def test_names_of_any_length_and_any_amount_of_advice_stay_within_twelve_lines()
     cells = tuple(replace(one, module=name) for one in window.flops.cells)
     window = replace(window, modules=modules, flops=replace(window.flops, cells=cells))
     profile = build_profile(window, config=ProfilerConfig())
-    advice = advice_of("Words " * 80, "Do this. " * 40) * 9
-    assert str(replace(profile, advice=advice, notes=("Note " * 90,) * 9)).count("\n") <= 60
+    long = {"fact": "Words " * 80, "remedy": "Do this. " * 40}
+    advice = Advice(rule="r", **long, threshold="", source="", unless="", ceiling=0.25)
+    assert str(replace(profile, advice=(advice,) * 9, notes=("Note " * 90,) * 9)).count("\n") <= 60
     lines = answer_lines(profile)
     assert len(lines) <= 12 and max(map(len, lines[1:])) <= 100
     assert any(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,10 +15,8 @@ from lightning_flops.records import ModuleRecord
 from lightning_flops.trace.report import analyze_file
 from tests.analysis.test_trace_compare import A
 from tests.analysis.test_trace_compare import run as traced_run
-from tests.analysis.trace_events import launched
-from tests.analysis.trace_files import RESNET, slowed
+from tests.analysis.trace_events import RESNET, launched, slowed
 from tests.golden_files import golden
-from tests.pages import REPOSITORY, blocks
 from tests.report import compared, windows
 from tests.report.compared import CELLS, run
 from tests.report.windows import cell
@@ -93,8 +90,6 @@ def test_a_comparison_shows_itself() -> None:
 
 # ---- traces
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "trace" / "compare_slow_kernel.txt"
-
 
 @pytest.fixture(scope="module")
 def slow_kernel(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
@@ -111,12 +106,6 @@ def slow_kernel(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 def test_a_slow_kernel_reads_like_its_golden_file(slow_kernel: Comparison) -> None:
     golden("trace/compare_slow_kernel.txt", render_text(slow_kernel))
-
-
-def test_page_on_comparing_shows_what_the_command_prints() -> None:
-    found = blocks(REPOSITORY / "docs" / "compare.md", "text")
-    assert len(found) == 2
-    assert found[1].text.strip() in GOLDEN.read_text(encoding="utf-8")
 
 
 def lines_of(comparison: Comparison) -> list[str]:

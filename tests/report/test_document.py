@@ -23,15 +23,6 @@ def lines(*items: Any, width: int | None = None, rows: int | None = None) -> lis
     return list(draw(Section("Title", "", items), View(rows=rows, width=width)))[2:]
 
 
-def test_a_column_has_one_unit_and_three_significant_digits() -> None:
-    assert lines(Table(ROWS, COLUMNS, True)) == [
-        "name  mean, ms  share",
-        "a         20.0  50.0%",
-        "b        0.123    n/a",
-        "c          n/a   0.0%",
-    ]
-
-
 @pytest.mark.parametrize(
     ("values", "unit", "drawn"),
     [
@@ -47,16 +38,6 @@ def test_the_prefix_is_that_of_the_largest_number(
 ) -> None:
     column = quantity("", lambda value: value, unit)
     assert [line.strip() for line in lines(Table(values, [column], True))] == drawn
-
-
-def test_columns_of_one_unit_share_their_prefix() -> None:
-    columns = [quantity("x", lambda row: row[0], "s"), quantity("y", lambda row: row[1], "s")]
-    assert lines(Table([(2.0, 0.004)], columns, True)) == ["x, s   y, s", "2.00  0.004"]
-
-
-def test_points_of_a_list_hang_and_figures_stand_in_one_column() -> None:
-    drawn = lines(f"1. {12 * 'word '}", "- four", Figure("label", "value"), width=60)
-    assert drawn == [f"1. {11 * 'word '}".rstrip(), "   word", "- four", f"{'label:':<30}  value"]
 
 
 def test_the_page_gets_every_text_with_the_number_that_it_is_sorted_by() -> None:

@@ -6,8 +6,6 @@ import contextlib
 import html
 import io
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,25 +16,12 @@ from torch import nn
 from lightning_flops.adapters.standalone import get_model_profile
 from lightning_flops.report.text import render_advice, render_text
 from lightning_flops.report.trace_document import render_traces
-from tests.analysis.trace_files import RANKS
+from tests.analysis.trace_events import RANKS
 from tests.golden_files import golden
+from tests.report.renamed import renamed, with_suffix
 from tests.report.test_ranks_text import CASES as JOBS
 from tests.report.test_text import OF_TEN_STEPS, TRACED, profile_of
 from tests.report.test_trace_text import cpu_only, loaded
-
-NAMES = {
-    "ModuleProfile": "name type_name extra_repr alias_of",
-    "OperatorProfile": "operator dtypes",
-    "Profile": "notes uncounted",
-    "RunContext": "framework framework_version torch_version device_name precision host strategy",
-    "RanksProfile": "left_out",
-    "Straggler": "module host",
-    "KernelRow": "name",
-    "OperatorRow": "name",
-    "TraceReport": "source notes",
-    "Advice": "evidence threshold action source",
-}
-"""Which fields of which records hold words from outside."""
 
 PROFILES = {
     **{name: profile_of(name) for name in ("lower_bound", "unknown", *TRACED)},
@@ -60,30 +45,6 @@ hostile = st.text(
 def harmless(text: str) -> str:
     """A word of the length that *text* has where it is escaped: ``\\n`` is two characters, ``\\x1b`` four."""
     return "".join(one if one.isprintable() else "x" * len(one.encode("unicode_escape")) for one in text)
-
-
-def renamed(record: Any, rename: Callable[[str], str], *, here: bool = False) -> Any:
-    """*record* in which every word from outside is another one."""
-    if isinstance(record, str):
-        return rename(record) if here else record
-    if isinstance(record, Mapping):
-        return {renamed(key, rename, here=here): renamed(value, rename) for key, value in record.items()}
-    if isinstance(record, tuple):
-        return tuple(renamed(one, rename, here=here) for one in record)
-    if is_dataclass(record):
-        ours = NAMES.get(type(record).__name__, "").split()
-        changes = {
-            field.name: renamed(getattr(record, field.name), rename, here=field.name in ours)
-            for field in fields(record)
-            if field.init
-        }
-        return replace(record, **changes)  # type: ignore[type-var]
-    return record
-
-
-def with_suffix(suffix: str) -> Callable[[str], str]:
-    """Ends each part of a dotted name with *suffix*; numbers stay, which stand for places in a list."""
-    return lambda name: ".".join(part if part.isdigit() or not part else part + suffix for part in name.split("."))
 
 
 def lines_of(text: str) -> list[str]:

@@ -7,24 +7,27 @@ import pytest
 from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.report.layout import VIEW, draw
+from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.profile import Profile
 from tests.golden_files import golden
 from tests.report import jobs
-from tests.report.drawn import ranks_lines
 
 
-def _merged(name: str) -> Profile:
-    if name == "mixed_devices":
-        profile, answers = jobs.job(jobs.mixed_devices(), config=ProfilerConfig(detailed=False))
-    elif name in ("missing", "thousands"):
-        profile, answers = getattr(jobs, name)()
-    else:
-        profile, answers = jobs.job(getattr(jobs, name)())
-    return with_ranks(profile, answers)
+def ranks_lines(profile: Profile) -> list[str]:
+    """The section of all ranks, its title first; none if there is none."""
+    section = ranks_section(profile)
+    return [] if section is None else list(draw(section, VIEW))[1:]
 
 
-CASES = {name: _merged(name) for name in ("uneven", "slow_loader", "mixed_devices", "pipeline", "missing", "thousands")}
+JOBS = {
+    **{name: jobs.job(getattr(jobs, name)()) for name in ("uneven", "slow_loader", "pipeline")},
+    "mixed_devices": jobs.job(jobs.mixed_devices(), config=ProfilerConfig(detailed=False)),
+    "missing": jobs.missing(),
+    "thousands": jobs.thousands(),
+}
+CASES = {name: with_ranks(*job) for name, job in JOBS.items()}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -34,12 +37,6 @@ def test_section_of_all_ranks_is_the_file_people_read(name: str) -> None:
 
 def test_whole_report_of_a_pipeline_is_the_file_people_read() -> None:
     golden("text/pipeline.txt", render_text(CASES["pipeline"], detailed=True))
-
-
-def test_report_of_one_rank_alone_has_no_section_of_all() -> None:
-    profile, _ = jobs.job(jobs.uneven())
-    assert ranks_lines(profile) == []
-    assert "All ranks" not in render_text(profile, detailed=True)
 
 
 def test_report_of_thousands_of_ranks_is_as_long_as_that_of_four() -> None:

@@ -13,6 +13,8 @@ from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import (
+    RANKS,
+    RESNET,
     Event,
     data_loader,
     kernel,
@@ -21,12 +23,11 @@ from tests.analysis.trace_events import (
     operator,
     product,
     scope,
+    shapes,
     step,
     trace,
 )
-from tests.analysis.trace_files import RANKS, RESNET
 from tests.golden_files import golden
-from tests.pages import REPOSITORY, blocks
 
 
 def loaded(*files: Path) -> TracesReport:
@@ -58,14 +59,6 @@ def test_a_gpu_trace_reads_like_its_golden_file() -> None:
     golden("trace/resnet50.txt", render_traces(report, top_rows=5))
 
 
-def test_page_on_traces_shows_what_the_command_prints() -> None:
-    printed = (Path(__file__).parents[1] / "golden" / "trace" / "resnet50.txt").read_text(encoding="utf-8")
-    found = blocks(REPOSITORY / "docs" / "traces.md", "text")
-    assert len(found) == 4
-    for block in found:
-        assert block.text.strip() in printed, block
-
-
 def test_two_ranks_read_like_their_golden_file() -> None:
     report = loaded(*RANKS)
     golden("trace/two_ranks.txt", render_traces(report))
@@ -83,7 +76,6 @@ A100 = "NVIDIA A100-SXM4-40GB"
 
 # An A100 does 19.5 TFLOP/s in float32: 1.95 GFLOPs in a step of 100 us.
 STEP = (step(1, 0, 100), data_loader(0, 8), *product(1, 10, rows=3_900_000, kernel_us=50))
-LATER = (step(2, 100, 100), *product(2, 110, rows=1_950_000, kernel_us=50))
 
 
 def of(*events: Event, device: str | None = A100, rank: int | None = None, world_size: int = 2) -> Trace:
@@ -112,8 +104,7 @@ def test_one_step() -> None:
 
 
 def test_what_was_not_counted_makes_it_a_lower_bound() -> None:
-    inputs: dict[str, Any] = {"Input Dims": [[4, 4]], "Input type": ["float"]}
-    uncounted = operator("mine::matmul_of_mine", 80, 5, **inputs)
+    uncounted = operator("mine::matmul_of_mine", 80, 5, **shapes([4, 4]))
     assert answer(of(*STEP, uncounted))[1].startswith("MFU is at least 40.00%, HFU at least 40.00% of the ")
 
 

@@ -148,8 +148,6 @@ def _block(prefix: str, *, params: int) -> Sequence[ModuleRecord]:
 
 
 BLOCKS = 12
-TOKENS = 4 * 500
-"""Tokens of one micro-batch: 4 sequences of 500."""
 
 
 def memory(kind: Literal["allocated", "resident"], held: Mapping[str, int], **sizes: int) -> MemoryRecord:

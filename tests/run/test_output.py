@@ -16,22 +16,33 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.console import to_standard_output
-from tests.memory_sink import MemorySink
+from lightning_flops.sinks.services import Services
 from tests.report.windows import build_profile, mlp_window
 
 PROFILE = build_profile(mlp_window(), config=ProfilerConfig())
 
 
-def output(folder: Path, *, loggers: MemorySink | None = None, part: str = "") -> LoggedOutput:
+class Board:
+    """A writer of TensorBoard's that keeps what it is given, by tag."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+
+    def add_scalar(self, tag: str, value: Any, step: int) -> None:
+        self.kept[tag] = value
+
+    add_text = add_scalar
+
+
+def output(folder: Path, *loggers: Board) -> LoggedOutput:
     return LoggedOutput(
         ProfilerConfig(),
-        loggers=loggers or MemorySink(has_board=False),
+        loggers=Services(loggers),
         console=to_standard_output,
         folder=lambda: str(folder),
         text_file=True,
         announce=lambda sentence: None,
         nowhere="",
-        part=part,
     )
 
 
@@ -46,7 +57,7 @@ def names(folder: Path) -> list[str]:
 def test_a_runs_files_lie_in_a_folder_of_ours_and_nothing_of_the_users_is_touched(tmp_path: Path) -> None:
     for name in ("profile.html", "profile.txt", "profile.json", "events.out.tfevents.1"):
         (tmp_path / name).write_text("mine")
-    show(output(tmp_path, loggers=MemorySink()))
+    show(output(tmp_path, Board()))
     ours = tmp_path / "lightning_flops"
     assert names(ours) == ["events.out.tfevents", "profile.html", "profile.json"]
     assert (ours / "profile.json").read_text() == PROFILE.to_json()
@@ -75,7 +86,7 @@ def windows_in(page: Path) -> tuple[list[int], int]:
 
 
 def test_neither_the_page_nor_the_tabs_files_grow_with_the_windows(tmp_path: Path) -> None:
-    shown, ours = output(tmp_path, loggers=MemorySink()), tmp_path / "lightning_flops"
+    shown, ours = output(tmp_path, Board()), tmp_path / "lightning_flops"
     for step in range(12):
         show(shown, replace(PROFILE, profile_step=step))
     latest = list(range(4, 12))
@@ -91,7 +102,7 @@ def test_neither_the_page_nor_the_tabs_files_grow_with_the_windows(tmp_path: Pat
 def test_a_full_disk_costs_one_warning_and_the_loggers_still_get_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept, real = MemorySink(), Path.open
+    board, real = Board(), Path.open
 
     def no_space(path: Path, mode: str = "r", *more: Any, **others: Any) -> Any:
         if "x" in mode:
@@ -100,9 +111,9 @@ def test_a_full_disk_costs_one_warning_and_the_loggers_still_get_the_report(
 
     with monkeypatch.context() as full:
         full.setattr(Path, "open", no_space)
-        show(output(tmp_path, loggers=kept))
+        show(output(tmp_path, board))
     assert names(tmp_path) == []
-    assert kept.texts["flops_profiler/profile"] and kept.scalars["flops_profiler/fwd_flops"]
+    assert board.kept["flops_profiler/profile"] and board.kept["flops_profiler/fwd_flops"]
     (record,) = caplog.records  # of profile.json, profile.html and the tab's
     assert "the FLOPs report was not written: [Errno 28]" in record.getMessage()
     show(output(tmp_path))

@@ -55,24 +55,21 @@ class ByName:
         """Lightning asks for it after each call."""
 
 
+def down(*given: Any, **named: Any) -> Any:
+    """A service that cannot be reached."""
+    raise ConnectionError("no route to host")
+
+
 class Broken:
-    """A logger, and a monitor, whose service is down."""
+    """A logger whose service is down."""
 
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        raise ConnectionError("no route to host")
-
-    @property
-    def experiment(self) -> Any:
-        raise ConnectionError("no route to host")
+    log_metrics, experiment = down, property(down)
 
 
 class BrokenMonitor:
-    def write_events(self, events: list[Any]) -> None:
-        raise ConnectionError("no route to host")
+    """A monitor whose service is down."""
 
-    @property
-    def summary_writer(self) -> Any:
-        raise ConnectionError("no route to host")
+    write_events, summary_writer = down, property(down)
 
 
 class Monitor:

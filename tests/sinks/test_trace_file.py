@@ -60,16 +60,13 @@ def test_counters_are_events_of_their_own_and_change_no_other(tmp_path: Path) ->
     text = Path(path).read_text(encoding="utf-8")
     found = json.loads(text)["traceEvents"]
     assert found[:-3] == others  # where they were: some readers know events by their places
+    added = [
+        ("memory allocated, host", 10.001, {"bytes": 7}),
+        ("memory allocated, host", 2000000.5, {"bytes": 0}),
+        ("FLOP/s by operator", 10, {"FLOP/s": 1.23457e12}),
+    ]
     assert found[-3:] == [
-        {"ph": "C", "name": "lightning_flops: memory allocated, host", "pid": 12, "ts": 10.001, "args": {"bytes": 7}},
-        {
-            "ph": "C",
-            "name": "lightning_flops: memory allocated, host",
-            "pid": 12,
-            "ts": 2000000.5,
-            "args": {"bytes": 0},
-        },
-        {"ph": "C", "name": "lightning_flops: FLOP/s by operator", "pid": 12, "ts": 10, "args": {"FLOP/s": 1.23457e12}},
+        {"ph": "C", "name": f"lightning_flops: {name}", "pid": 12, "ts": at, "args": args} for name, at, args in added
     ]
     lines = [line for line in text.splitlines() if '"ph": "C"' not in line]
     assert [line for line in lines if line != ","] == plain.splitlines()
