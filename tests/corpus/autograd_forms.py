@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, Example, Family, Parts
+from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, TWO_LAYERS, Example, Family, Parts, by_layer
 
 FAMILY = Family("autograd_forms")
 
@@ -136,7 +136,7 @@ def forces_from_an_energy() -> Example:
     )
 
 
-@FAMILY.of_two_layers(FIRST + SECOND, FIRST + 2 * SECOND)
+@FAMILY.of_two_layers(*TWO_LAYERS)
 def functional_gradient(example: Example) -> None:
     """torch.func.grad of a functional call: weights' gradients, and the inner layer's input."""
     parameters = {name: parameter.detach() for name, parameter in example.model.named_parameters()}
@@ -148,7 +148,7 @@ def functional_gradient(example: Example) -> None:
     torch.func.grad(loss)(parameters)
 
 
-@FAMILY.of_two_layers(FIRST + SECOND, FIRST + 2 * SECOND)
+@FAMILY.of_two_layers(*TWO_LAYERS)
 def per_sample_gradients(example: Example) -> None:
     """vmap over grad: every sample has its own weight gradient, a product of a column with a row."""
     parameters = {name: parameter.detach() for name, parameter in example.model.named_parameters()}
@@ -187,7 +187,7 @@ def jacobian() -> Example:
     )
 
 
-@FAMILY.of_two_layers(FIRST + SECOND, FIRST + 2 * SECOND, by_module={"0": (FIRST, FIRST), "2": (SECOND, 2 * SECOND)})
+@FAMILY.of_two_layers(*TWO_LAYERS, by_module=by_layer("0", "2"))
 def backward_on_another_thread(example: Example) -> None:
     """The thread that calls backward runs the graph that another one built."""
     loss = example.forward().sum()

@@ -120,16 +120,9 @@ def method_that_is_not_forward() -> Example:
     def forward(self: Any, x: Tensor) -> Tensor:
         return self.encoder.encode(x)
 
-    layer, product = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * OUTPUTS
-    model = Parts(forward, encoder=Encoder())
-    return Example(model, torch.randn(BATCH, INPUTS)).costs(
-        layer + product,
-        layer + 2 * product,
-        by_module={
-            "": (layer + product, layer + 2 * product),
-            "encoder": (layer, layer),
-            "encoder.layer": (layer, layer),
-        },
+    whole, of_layer = (FIRST + SECOND, FIRST + 2 * SECOND), (FIRST, FIRST)
+    return Example(Parts(forward, encoder=Encoder()), torch.randn(BATCH, INPUTS)).costs(
+        *whole, by_module={"": whole, "encoder": of_layer, "encoder.layer": of_layer}
     )
 
 
@@ -151,12 +144,8 @@ def spectral_norm() -> Example:
 @FAMILY.network
 def lazy_layer() -> Example:
     """A layer that learns its input's size, and becomes another class, in the forward that is counted."""
-    batch, inputs, outputs, classes = 3, 5, 7, 11
-    first, second = 2 * batch * inputs * outputs, 2 * batch * outputs * classes
-    model = nn.Sequential(nn.LazyLinear(outputs), nn.ReLU(), nn.LazyLinear(classes))
-    return Example(model, torch.randn(batch, inputs)).costs(
-        first + second, first + 2 * second, by_module={"0": (first, first), "2": (second, 2 * second)}
-    )
+    model = nn.Sequential(nn.LazyLinear(HIDDEN), nn.ReLU(), nn.LazyLinear(OUTPUTS))
+    return Example(model, torch.randn(BATCH, INPUTS)).costs_two_layers("0", "2")
 
 
 @FAMILY.network
@@ -220,11 +209,8 @@ def layer_made_in_the_forward() -> Example:
         self.grown.append(nn.Linear(HIDDEN, OUTPUTS))
         return self.grown[0](self.first(x))
 
-    first, grown = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * OUTPUTS
     model = Parts(forward, first=nn.Linear(INPUTS, HIDDEN), grown=nn.ModuleList())
-    return Example(model, torch.randn(BATCH, INPUTS)).costs(
-        first + grown, first + 2 * grown, by_module={"first": (first, first), "grown.0": (grown, 2 * grown)}
-    )
+    return Example(model, torch.randn(BATCH, INPUTS)).costs_two_layers("first", "grown.0")
 
 
 @FAMILY.network

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_flops.records import OUTSIDE, PhaseFlops
 
-from .case import Example, Family, Parts
+from .case import BATCH, HIDDEN, INPUTS, OUTPUTS, Example, Family, Parts
 
 FAMILY = Family("training")
 
@@ -207,7 +207,6 @@ class OpaqueOutput:
 @FAMILY.network
 def opaque_output() -> Example:
     """The tensors are hidden in an object; the backward still belongs to the layers."""
-    batch, inputs, hidden, classes = 3, 5, 7, 11
 
     def forward(self: Any, x: Tensor) -> OpaqueOutput:
         scores = self.head(torch.relu(self.body(x)))
@@ -216,11 +215,8 @@ def opaque_output() -> Example:
     def step(example: Example) -> None:
         example.forward().loss().backward()
 
-    body, head = 2 * batch * inputs * hidden, 2 * batch * hidden * classes
-    model = Parts(forward, body=nn.Linear(inputs, hidden), head=nn.Linear(hidden, classes))
-    return Example(model, torch.randn(batch, inputs), step=step).costs(
-        body + head, body + 2 * head, by_module={"body": (body, body), "head": (head, 2 * head)}
-    )
+    model = Parts(forward, body=nn.Linear(INPUTS, HIDDEN), head=nn.Linear(HIDDEN, OUTPUTS))
+    return Example(model, torch.randn(BATCH, INPUTS), step=step).costs_two_layers("body", "head")
 
 
 @FAMILY.network

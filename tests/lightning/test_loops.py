@@ -14,11 +14,9 @@ from torch.utils.data import DataLoader
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.records import PhaseFlops, PhaseSeconds
 from tests.fake_clock import FakeNow
-from tests.lightning.nets import BATCH, IN, OUT, ROOT, Rows, batch_flops, loader, new_gan, new_net
+from tests.lightning.nets import BATCH, IN, OUT, ROOT, MakeTrainer, Rows, batch_flops, loader, new_gan, new_net
 from tests.listening import warnings_in
 from tests.results import profile_of, throughput_of
-
-MakeTrainer = Callable[..., Any]
 
 
 def flops(window: Any) -> PhaseFlops:
