@@ -266,16 +266,12 @@ def checkpoint_that_does_not_stop_early() -> Example:
 @FAMILY.network
 def checkpoint_with_a_frozen_body() -> Example:
     """Nothing in the block needs a gradient and neither does its input: the backward never reaches it."""
-    batch, inputs, hidden, classes = 3, 5, 7, 2
-    first = 2 * batch * inputs * hidden
-    second = 2 * batch * hidden * inputs
-    head = 2 * batch * inputs * classes
-    block = block_of(inputs, hidden, inputs).requires_grad_(False)
-    model = Checkpointed(nn.Identity(), [block], nn.Linear(inputs, classes), reentrant=False)
-    return Example(model, torch.randn(batch, inputs)).costs(
-        first + second + head,
-        head,
-        by_module={"blocks.0": (first + second,), "head": (head, head)},
+    classes = 2
+    head = 2 * BATCH * INPUTS * classes
+    block = block_of(INPUTS, HIDDEN, INPUTS).requires_grad_(False)
+    model = Checkpointed(nn.Identity(), [block], nn.Linear(INPUTS, classes), reentrant=False)
+    return Example(model, torch.randn(BATCH, INPUTS)).costs(
+        2 * FIRST + head, head, by_module={"blocks.0": (2 * FIRST,), "head": (head, head)}
     )
 
 

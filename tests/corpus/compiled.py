@@ -120,15 +120,12 @@ def compiled_function_in_a_forward() -> Example:
 @FAMILY.network
 def compiled_common_subexpression() -> Example:
     """The compiler runs lin(x) once where the program says it twice, and what runs is what counts."""
-    batch, inputs, outputs = 3, 5, 7
 
     def forward(self: Any, x: Tensor) -> Tensor:
         return self.layer(x) + self.layer(x)
 
-    product = 2 * batch * inputs * outputs
-    return compiled(
-        Parts(forward, layer=nn.Linear(inputs, outputs)), torch.randn(batch, inputs), backend="aot_eager"
-    ).costs(product, product)
+    model = Parts(forward, layer=nn.Linear(INPUTS, HIDDEN))
+    return compiled(model, torch.randn(BATCH, INPUTS), backend="aot_eager").costs(FIRST, FIRST)
 
 
 @FAMILY.network

@@ -132,12 +132,10 @@ def spectral_norm() -> Example:
 
     Their gradients are outer products and scaled vectors, which are elementwise.
     """
-    batch, inputs, outputs = 3, 5, 7
-    product = 2 * batch * inputs * outputs
-    norm = 3 * (2 * outputs * inputs) + 2 * outputs
-    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(inputs, outputs))
-    return Example(nn.Sequential(layer, nn.ReLU()), torch.randn(batch, inputs)).costs(
-        product + norm, product, by_module={"0": (product + norm, product), "0.parametrizations.weight.0": (norm,)}
+    norm = 3 * (2 * HIDDEN * INPUTS) + 2 * HIDDEN
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(INPUTS, HIDDEN))
+    return Example(nn.Sequential(layer, nn.ReLU()), torch.randn(BATCH, INPUTS)).costs(
+        FIRST + norm, FIRST, by_module={"0": (FIRST + norm, FIRST), "0.parametrizations.weight.0": (norm,)}
     )
 
 
@@ -151,14 +149,12 @@ def lazy_layer() -> Example:
 @FAMILY.network
 def ensemble_under_vmap() -> Example:
     """Four models at once, their weights stacked: batched products, that the module that calls vmap owns."""
-    batch, members, inputs, hidden, outputs = 3, 4, 5, 7, 11
+    members = 4
 
     class Ensemble(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            models = [
-                nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)) for _ in range(members)
-            ]
+            models = [two_layers(nn.Tanh()) for _ in range(members)]
             weights, _ = stack_module_state(models)
             self.names = list(weights)
             self.weights = nn.ParameterList(nn.Parameter(weights[name].detach()) for name in self.names)
@@ -172,9 +168,8 @@ def ensemble_under_vmap() -> Example:
             stacked = dict(zip(self.names, self.weights, strict=True))
             return vmap(one, in_dims=(0, None))(stacked, x)
 
-    first, second = 2 * members * batch * inputs * hidden, 2 * members * batch * hidden * outputs
-    whole = PhaseFlops(forward=first + second, backward=first + 2 * second)
-    return Example(Ensemble(), torch.randn(batch, inputs)).costs(whole.forward, whole.backward, by_module={"": whole})
+    whole = members * (FIRST + SECOND), members * (FIRST + 2 * SECOND)
+    return Example(Ensemble(), torch.randn(BATCH, INPUTS)).costs(*whole, by_module={"": whole})
 
 
 @FAMILY.network
@@ -246,9 +241,7 @@ def as_scripted_block(script: Callable[[nn.Module, Tensor], Any]) -> Example:
 
     x = torch.randn(BATCH, INPUTS)
     block = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU())
-    return Example(nn.Sequential(script(block, x), nn.Linear(HIDDEN, OUTPUTS)), x).costs(
-        FIRST + SECOND, FIRST + 2 * SECOND, by_module={"0": (FIRST, FIRST), "1": (SECOND, 2 * SECOND)}
-    )
+    return Example(nn.Sequential(script(block, x), nn.Linear(HIDDEN, OUTPUTS)), x).costs_two_layers("0", "1")
 
 
 # Compiled from its source.

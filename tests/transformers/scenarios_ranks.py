@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from lightning_flops import FlopsProfilerTrainerCallback
 from tests.left_on_objects import left_on_classes, left_on_object
-from tests.transformers.tiny import new_trainer
+from tests.transformers.tiny import new_trainer, profiler
 
 
 def train(folder: Path, stage: int | None, *callbacks: Any) -> dict[str, Any]:
@@ -47,12 +46,12 @@ def train(folder: Path, stage: int | None, *callbacks: Any) -> dict[str, Any]:
 def twice(stage: int | None) -> dict[str, Any]:
     """Both trainings, the profile, and the files of ours."""
     first = 1 if stage is None else None  # None: the block's
-    profiler = FlopsProfilerTrainerCallback(profile_step=first, timing_steps=2, trace=False)
-    plain, profiled = train(Path("plain"), stage), train(Path("profiled"), stage, profiler)
+    callback = profiler(profile_step=first)
+    plain, profiled = train(Path("plain"), stage), train(Path("profiled"), stage, callback)
     return {
         "plain": plain,
         "profiled": profiled,
-        "profile": profiler.profile and profiler.profile.to_json(),
+        "profile": callback.profile and callback.profile.to_json(),
         "files": sorted(path.name for path in Path().rglob("lightning_flops/*")),
     }
 
