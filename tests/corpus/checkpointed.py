@@ -190,7 +190,7 @@ def keeping_products() -> Any:
     def policy(context: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
 @FAMILY.network

@@ -65,7 +65,7 @@ def compiled_perceptron(
     FAMILY.put(name, build)
 
 
-traced = partial(torch.compile, backend="aot_eager")
+traced: Callable[[nn.Module], Any] = partial(torch.compile, backend="aot_eager")
 
 # The default compiler: products become calls that write into given memory.
 compiled_perceptron("compiled_to_kernels", torch.compile)

@@ -18,13 +18,13 @@ def tiny(model: str, *, attn_implementation: str = "eager", **settings: Any) -> 
     return built
 
 
-def stack(hidden: int, layers: int, heads: int, intermediate: int) -> dict[str, int]:
+def stack(hidden: int, layers: int, heads: int, intermediate: int) -> dict[str, Any]:
     """Settings of so many layers, as most configs call them."""
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     return dict(zip(names, (hidden, layers, heads, intermediate), strict=True))
 
 
-def side(name: str, layers: int, heads: int, width: int) -> dict[str, int]:
+def side(name: str, layers: int, heads: int, width: int) -> dict[str, Any]:
     """Settings of an ``encoder`` or a ``decoder``, with so much between the two products of each layer."""
     return {f"{name}_layers": layers, f"{name}_attention_heads": heads, f"{name}_ffn_dim": width}
 
