@@ -348,16 +348,8 @@ def profiler() -> FlopsProfilerCallback:
 
 def hooked(net: Any, now: FakeNow) -> Any:
     """*net*, each of whose hooks takes its time."""
-
-    def slow(original: Any, seconds: float) -> Any:
-        def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
-            now.sleep(seconds)
-            return original(*args, **kwargs)
-
-        return hook
-
     for name, (seconds, _) in HOOKS.items():  # Lightning looks for overridden hooks in the class
-        setattr(type(net), name, slow(getattr(net, name), seconds))
+        setattr(type(net), name, now.slowed(getattr(type(net), name), seconds))
     configure = net.configure_optimizers
 
     def configure_optimizers() -> Any:

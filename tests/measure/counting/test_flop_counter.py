@@ -19,18 +19,16 @@ from lightning_flops.measure.counting.formulas import custom, registry
 from lightning_flops.measure.counting.formulas.custom import register_flop_formula
 from lightning_flops.pytorch import count_flops
 from lightning_flops.records import OUTSIDE, PhaseBytes, PhaseFlops
-
-BATCH = 2
-FIRST = 2 * BATCH * 3 * 5  # Linear(3, 5)
-SECOND = 2 * BATCH * 5 * 7  # Linear(5, 7)
+from tests.corpus import case
+from tests.corpus.case import BATCH, FIRST, INPUTS, OUTPUTS, SECOND
 
 
 def two_layers() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 7))
+    return case.two_layers(nn.Tanh())
 
 
 def batch() -> Tensor:
-    return torch.randn(BATCH, 3)
+    return torch.randn(BATCH, INPUTS)
 
 
 def on_a_thread(work: Callable[..., None], *args: Any) -> None:
@@ -56,7 +54,7 @@ def test_work_in_root_that_no_module_call_owns_is_the_roots_own() -> None:
             loss = task.training_step(batch())
         loss.backward()  # type: ignore[no-untyped-call]
     own = FlopCounts(counter.record()).own_by_module()
-    gram = 2 * BATCH * 7 * BATCH
+    gram = 2 * BATCH * OUTPUTS * BATCH
     assert own[""] == PhaseFlops(forward=gram, backward=2 * gram)
     assert own["net.2"] == PhaseFlops(forward=SECOND, backward=2 * SECOND)
     assert OUTSIDE not in own
@@ -183,6 +181,17 @@ def test_a_formula_for_an_operator_that_does_not_exist_is_named_until_it_does(mo
 
     assert named() == ["aten::mm.outt"]
     registry.forget_entries()
+
+
+def test_a_counter_entered_while_it_is_entered_counts_once() -> None:
+    model = two_layers()
+    counter, other = FlopCounter(model), FlopCounter(model)
+    with counter, other:
+        with counter:
+            model(batch())
+        model(batch())
+    for each in (counter, other):
+        assert FlopCounts(each.record()).forward == 2 * (FIRST + SECOND)
 
 
 def test_threads_that_follow_each_other_do_not_get_each_others_backwards() -> None:
