@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 
 class FakeNow:
     """Stands still until a test lets time go by."""
@@ -15,6 +18,15 @@ class FakeNow:
     def sleep(self, seconds: float) -> None:
         """Let *seconds* go by."""
         self.seconds += seconds
+
+    def slowed(self, function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+        """*function*, which takes so many seconds more."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.sleep(seconds)
+            return function(*args, **kwargs)
+
+        return call
 
 
 class FakeEvent:

@@ -14,8 +14,10 @@ from tests.corpus.transformers_parts import (
     above_the_diagonal,
     attention_scores,
     convolution,
+    decoder_layer,
     encoder_layer,
     linear,
+    stack,
     tiny,
     tokens,
 )
@@ -90,10 +92,7 @@ def padded(batch: int, sequence: int) -> Batch:
 
 def bert() -> nn.Module:
     """One layer, whose attention is written out."""
-    return tiny(
-        "BertForMaskedLM", vocab_size=VOCABULARY, hidden_size=12, num_hidden_layers=1,
-        num_attention_heads=3, intermediate_size=20, max_position_embeddings=64, attn_implementation="eager",
-    )  # fmt: skip
+    return tiny("BertForMaskedLM", vocab_size=VOCABULARY, max_position_embeddings=64, **stack(12, 1, 3, 20))
 
 
 def bert_cost(batch: int, sequence: int) -> StepCost:
@@ -123,15 +122,8 @@ def gpt2_cost(batch: int, sequence: int, padded: int = 0) -> StepCost:
     A kernel with the causal flag skips what is above the diagonal: in both products of the forward, in the four of the
     backward, and in the repeated one. With padding transformers gives it a mask in place of that: it skips nothing.
     """
-    rows = batch * sequence
     scores = attention_scores(batch, 2, sequence, sequence, 6)
-    forward = (
-        linear(rows, 12, 36)
-        + 2 * scores
-        + linear(rows, 12, 12)
-        + 2 * linear(rows, 12, 20)
-        + linear(rows, 12, VOCABULARY)
-    )
+    forward = encoder_layer(batch, sequence, 12, 2, 20) + linear(batch * sequence, 12, VOCABULARY)
     skipped = 0 if padded else (2 + 4 + 1) * 2 * batch * 2 * above_the_diagonal(sequence) * 6
     return StepCost(forward, 2 * forward, recompute=scores, skipped=skipped)
 
@@ -146,7 +138,7 @@ def t5() -> nn.Module:
     """One layer on each side."""
     return tiny(
         "T5ForConditionalGeneration", vocab_size=VOCABULARY, d_model=12, d_kv=5, d_ff=20, num_layers=1,
-        num_decoder_layers=1, num_heads=3, decoder_start_token_id=0, use_cache=False, attn_implementation="eager",
+        num_decoder_layers=1, num_heads=3, decoder_start_token_id=0, use_cache=False,
     )  # fmt: skip
 
 
@@ -162,19 +154,9 @@ def pairs(batch: int, source: int, target: int) -> Batch:
 
 def t5_cost(batch: int, source: int, target: int) -> StepCost:
     """The encoder's layer; the decoder's attention to itself and to the encoder, its perceptron; the head."""
-    source_rows, target_rows = batch * source, batch * target
-    forward = (
-        4 * linear(source_rows, 12, 15)
-        + 2 * attention_scores(batch, 3, source, source, 5)
-        + 2 * linear(source_rows, 12, 20)
-        + 4 * linear(target_rows, 12, 15)
-        + 2 * attention_scores(batch, 3, target, target, 5)
-        + 2 * linear(target_rows, 12, 15)
-        + 2 * linear(source_rows, 12, 15)
-        + 2 * attention_scores(batch, 3, target, source, 5)
-        + 2 * linear(target_rows, 12, 20)
-        + linear(target_rows, 12, VOCABULARY)
-    )
+    encoder = encoder_layer(batch, source, 12, 3, 20, inner=15)
+    decoder = decoder_layer(batch, target, source, 12, 3, 20, inner=15)
+    forward = encoder + decoder + linear(batch * target, 12, VOCABULARY)
     return StepCost(forward, 2 * forward)
 
 
@@ -192,10 +174,9 @@ def grouped_query_attention(batch: int, sequence: int) -> int:
 def mixtral() -> nn.Module:
     """One layer, which sends every token to two of four experts."""
     return tiny(
-        "MixtralForCausalLM", vocab_size=VOCABULARY, hidden_size=12, intermediate_size=20,
-        num_hidden_layers=1, num_attention_heads=6, num_key_value_heads=2, head_dim=4, num_local_experts=4,
-        num_experts_per_tok=2, max_position_embeddings=64, use_cache=False, attn_implementation="eager",
-        experts_implementation="batched_mm",
+        "MixtralForCausalLM", vocab_size=VOCABULARY, num_key_value_heads=2, head_dim=4, num_local_experts=4,
+        num_experts_per_tok=2, max_position_embeddings=64, use_cache=False, experts_implementation="batched_mm",
+        **stack(12, 1, 6, 20),
     )  # fmt: skip
 
 
@@ -214,9 +195,8 @@ class Images(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.vit = tiny(
-            "ViTForImageClassification", hidden_size=12, num_hidden_layers=1, num_attention_heads=2,
-            intermediate_size=20, image_size=(8, 8), patch_size=4, num_channels=2, num_labels=5,
-            attn_implementation="eager",
+            "ViTForImageClassification", image_size=(8, 8), patch_size=4, num_channels=2, num_labels=5,
+            **stack(12, 1, 2, 20),
         )  # fmt: skip
 
     def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> Any:
@@ -259,15 +239,11 @@ def conformer_cost(batch: int, frames: int) -> StepCost:
     """
     halved = (frames - 3) // 2 + 1
     left = (halved - 3) // 2 + 1
-    rows = batch * left
     first = convolution(batch, 8, halved, 6, 3)
     scores = attention_scores(batch, 2, left, left, 6)
     rest = (
         convolution(batch, 12, left, 8, 3)
-        + linear(rows, 12, 36)
-        + 2 * scores
-        + linear(rows, 12, 12)
-        + 2 * linear(rows, 12, 20)
+        + encoder_layer(batch, left, 12, 2, 20)
         + convolution(batch, 12, left, 1, 3)
         + linear(batch, 12, 7)
     )

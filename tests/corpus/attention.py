@@ -8,6 +8,7 @@ mask is causal it leaves out the scores above the diagonal, in all seven product
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -87,24 +88,27 @@ def linear_attention() -> Example:
     return example_of(attend, shape, shape, (batch, heads, sequence, value_dim)).costs(2 * state, 4 * state)
 
 
+SELF = (2, 3, 7, 5)  # samples, heads, positions, head size
+
+
 def kernel(
     name: str,
     attend: Attend,
-    query: tuple[int, ...],
-    key: tuple[int, ...],
-    value: tuple[int, ...],
-    scores: int,
+    query: tuple[int, ...] = SELF,
+    key: tuple[int, ...] = SELF,
+    value: tuple[int, ...] | None = None,
     *,
-    fused: bool,
+    fused: bool = True,
     skipped: int = 0,
 ) -> None:
-    """Adds attention whose scores cost *scores* forward, and its values as many where they are of the keys' size."""
-    values = scores * value[-1] // key[-1]
+    """Adds attention; *value* is of the keys' shape unless it is given, and of *skipped* scores none is computed."""
+    value = value or key
+    scores, values = (2 * math.prod(query[:3]) * key[-2] * size for size in (key[-1], value[-1]))
     spent = (scores + values, 2 * (scores + values), scores if fused else 0)
     FAMILY.put(
         name,
         lambda: example_of(attend, query, key, value).costs(
-            *spent, skipped=(2 + 4 + 1) * skipped, by_module={"": spent}
+            *spent, skipped=(2 + 4 + 1) * 2 * skipped * key[-1], by_module={"": spent}
         ),
     )
 
@@ -118,49 +122,30 @@ def masked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 causal_math, causal_flash = partial(with_math_backend, is_causal=True), partial(with_flash_backend, is_causal=True)
 grouped_math, grouped_flash = partial(with_math_backend, enable_gqa=True), partial(with_flash_backend, enable_gqa=True)
 
-SELF = (2, 3, 7, 5)  # samples, heads, positions, head size
-SCORES = 2 * 2 * 3 * 7 * 7 * 5
 # Separate products keep the scores, so nothing is computed twice; and compute the masked half too: nothing is skipped.
-kernel("math_attention", with_math_backend, SELF, SELF, SELF, SCORES, fused=False)
-kernel("causal_math_attention", causal_math, SELF, SELF, SELF, SCORES, fused=False)
+kernel("math_attention", with_math_backend, fused=False)
+kernel("causal_math_attention", causal_math, fused=False)
 # The fused kernel repeats Q K^T in its backward.
-kernel("flash_attention", with_flash_backend, SELF, SELF, SELF, SCORES, fused=True)
+kernel("flash_attention", with_flash_backend)
 # Of 7 x 7 scores, 6 + 5 + 4 + 3 + 2 + 1 = 21 lie above the diagonal and are skipped in all seven products.
-kernel(
-    "causal_flash_attention",
-    causal_flash,
-    SELF,
-    SELF,
-    SELF,
-    SCORES,
-    fused=True,
-    skipped=2 * 2 * 3 * (6 + 5 + 4 + 3 + 2 + 1) * 5,
-)
+kernel("causal_flash_attention", causal_flash, skipped=2 * 3 * (6 + 5 + 4 + 3 + 2 + 1))
 # Query i sees keys 0 to i, counted from the first key: 5 queries see 1 + 2 + 3 + 4 + 5 of their 8 keys each.
 kernel(
     "causal_flash_cross_attention",
     causal_flash,
     (2, 3, 5, 7),
     (2, 3, 8, 7),
-    (2, 3, 8, 7),
-    2 * 2 * 3 * (5 * 8) * 7,
-    fused=True,
-    skipped=2 * 2 * 3 * (5 * 8 - (1 + 2 + 3 + 4 + 5)) * 7,
+    skipped=2 * 3 * (5 * 8 - (1 + 2 + 3 + 4 + 5)),
 )
 # A mask that is a tensor is added to scores that are all computed, also when it happens to be causal.
-kernel("flash_attention_with_a_mask_tensor", masked, SELF, SELF, SELF, SCORES, fused=True)
+kernel("flash_attention_with_a_mask_tensor", masked)
 # Queries and keys of different lengths.
-kernel(
-    "flash_cross_attention", with_flash_backend, SELF, (2, 3, 11, 5), (2, 3, 11, 5), 2 * 2 * 3 * 7 * 11 * 5, fused=True
-)
+kernel("flash_cross_attention", with_flash_backend, SELF, (2, 3, 11, 5))
 # Six query heads share two key heads; every query head has its own scores, under either backend.
-for _name, _attend, _fused in (
-    ("grouped_query_flash_attention", grouped_flash, True),
-    ("grouped_query_math_attention", grouped_math, False),
-):
-    kernel(_name, _attend, (3, 6, 7, 5), (3, 2, 7, 5), (3, 2, 7, 5), 2 * 3 * 6 * 7 * 7 * 5, fused=_fused)
+kernel("grouped_query_flash_attention", grouped_flash, (3, 6, 7, 5), (3, 2, 7, 5))
+kernel("grouped_query_math_attention", grouped_math, (3, 6, 7, 5), (3, 2, 7, 5), fused=False)
 # Values of another size than the keys run as separate products.
-kernel("attention_with_a_narrower_value", with_math_backend, SELF, SELF, (2, 3, 7, 4), SCORES, fused=False)
+kernel("attention_with_a_narrower_value", with_math_backend, value=(2, 3, 7, 4), fused=False)
 
 
 @FAMILY.network

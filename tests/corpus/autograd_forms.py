@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, Example, Family, Parts
+from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, TWO_LAYERS, Example, Family, Parts, two_layers
 
 FAMILY = Family("autograd_forms")
 
@@ -68,12 +68,9 @@ class RepeatedProduct(torch.autograd.Function):
 @FAMILY.network
 def custom_function_that_recomputes() -> Example:
     """The product in the backward that repeats the forward is recompute, the two gradients are backward."""
-    batch, inputs, outputs = 3, 5, 7
-    product = 2 * batch * inputs * outputs
-    model = nn.Sequential(nn.Tanh(), Own(RepeatedProduct, inputs, outputs))
-    return Example(model, torch.randn(batch, inputs)).costs(
-        product, 2 * product, product, by_module={"1": (product, 2 * product, product)}
-    )
+    costs = (FIRST, 2 * FIRST, FIRST)
+    model = nn.Sequential(nn.Tanh(), Own(RepeatedProduct, INPUTS, HIDDEN))
+    return Example(model, torch.randn(BATCH, INPUTS)).costs(*costs, by_module={"1": costs})
 
 
 @FAMILY.of_two_layers(
@@ -136,7 +133,7 @@ def forces_from_an_energy() -> Example:
     )
 
 
-@FAMILY.of_two_layers(FIRST + SECOND, FIRST + 2 * SECOND)
+@FAMILY.of_two_layers(*TWO_LAYERS)
 def functional_gradient(example: Example) -> None:
     """torch.func.grad of a functional call: weights' gradients, and the inner layer's input."""
     parameters = {name: parameter.detach() for name, parameter in example.model.named_parameters()}
@@ -148,7 +145,7 @@ def functional_gradient(example: Example) -> None:
     torch.func.grad(loss)(parameters)
 
 
-@FAMILY.of_two_layers(FIRST + SECOND, FIRST + 2 * SECOND)
+@FAMILY.of_two_layers(*TWO_LAYERS)
 def per_sample_gradients(example: Example) -> None:
     """vmap over grad: every sample has its own weight gradient, a product of a column with a row."""
     parameters = {name: parameter.detach() for name, parameter in example.model.named_parameters()}
@@ -176,18 +173,16 @@ def forward_mode_tangent(example: Example) -> None:
 @FAMILY.network
 def jacobian() -> Example:
     """torch.func.jacrev: one backward for each of the outputs at once, down to the input, no weight gradients."""
-    inputs, hidden, outputs = 5, 7, 11
 
     def step(example: Example) -> None:
         torch.func.jacrev(example.model)(*example.args)
 
-    model = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
-    return Example(model, torch.randn(inputs), step=step).costs(
-        2 * inputs * hidden + 2 * hidden * outputs, 2 * outputs * outputs * hidden + 2 * outputs * hidden * inputs
+    return Example(two_layers(nn.Tanh()), torch.randn(INPUTS), step=step).costs(
+        2 * INPUTS * HIDDEN + 2 * HIDDEN * OUTPUTS, 2 * OUTPUTS * OUTPUTS * HIDDEN + 2 * OUTPUTS * HIDDEN * INPUTS
     )
 
 
-@FAMILY.of_two_layers(FIRST + SECOND, FIRST + 2 * SECOND, by_module={"0": (FIRST, FIRST), "2": (SECOND, 2 * SECOND)})
+@FAMILY.of_two_layers(*TWO_LAYERS, by_module={"0": (FIRST, FIRST), "2": (SECOND, 2 * SECOND)})
 def backward_on_another_thread(example: Example) -> None:
     """The thread that calls backward runs the graph that another one built."""
     loss = example.forward().sum()
@@ -199,7 +194,6 @@ def backward_on_another_thread(example: Example) -> None:
 @FAMILY.network
 def towers_in_their_own_threads() -> Example:
     """A forward that runs its parts in threads, as replicas on several devices do."""
-    batch, inputs, outputs = 3, 5, 7
 
     def forward(self: Any, x: Tensor, y: Tensor) -> Tensor:
         results: dict[str, Tensor] = {}
@@ -214,10 +208,6 @@ def towers_in_their_own_threads() -> Example:
             thread.join()
         return results["left"] + results["right"]
 
-    left, right = 2 * batch * inputs * outputs, 2 * batch * (2 * inputs) * outputs
-    model = Parts(forward, left=nn.Linear(inputs, outputs), right=nn.Linear(2 * inputs, outputs))
-    return Example(model, torch.randn(batch, inputs), torch.randn(batch, 2 * inputs)).costs(
-        # Each thread numbers its nodes from the same start: whose a node is, a backward elsewhere cannot tell.
-        left + right,
-        left + right,
-    )
+    model = Parts(forward, left=nn.Linear(INPUTS, HIDDEN), right=nn.Linear(2 * INPUTS, HIDDEN))
+    # Each thread numbers its nodes from the same start: whose a node is, a backward elsewhere cannot tell.
+    return Example(model, torch.randn(BATCH, INPUTS), torch.randn(BATCH, 2 * INPUTS)).costs(3 * FIRST, 3 * FIRST)

@@ -27,11 +27,18 @@ SEED = 20_240_229
 BATCH, INPUTS, HIDDEN, OUTPUTS = 3, 5, 7, 11
 FIRST, SECOND = 2 * 3 * 5 * 7, 2 * 3 * 7 * 11
 """The layers of ``two_layers``, forward."""
+TWO_LAYERS = (FIRST + SECOND, FIRST + 2 * SECOND)
+"""Both, forward and backward; their input needs no gradient."""
 
 
 def two_layers(between: nn.Module) -> nn.Sequential:
     """Two linear layers, "0" and "2"."""
     return nn.Sequential(nn.Linear(INPUTS, HIDDEN), between, nn.Linear(HIDDEN, OUTPUTS))
+
+
+def by_layer(first: str, second: str, recompute: int = 0) -> dict[str, tuple[int, ...]]:
+    """What each of the two layers costs, by their names; *recompute* is the first one's."""
+    return {first: (FIRST, FIRST, recompute), second: (SECOND, 2 * SECOND)}
 
 
 class Expected:
@@ -95,6 +102,10 @@ class Example:
         """Says what its run costs; *expected* and *more* are those of ``Expected``."""
         self.expected = Expected(*expected, **more)
         return self
+
+    def costs_two_layers(self, first: str, second: str) -> Example:
+        """Says that it costs what ``two_layers`` do, whose names here are these."""
+        return self.costs(*TWO_LAYERS, by_module=by_layer(first, second))
 
     def forward(self) -> Any:
         """The model's output on the example's inputs."""

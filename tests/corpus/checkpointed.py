@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from lightning_flops import register_flop_formula
 from lightning_flops.records import PhaseFlops
 
 from .autograd_forms import Own, OwnProduct
-from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, Example, Family, Parts
+from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, TWO_LAYERS, Example, Family, Parts
 
 FAMILY = Family("checkpointed")
 
@@ -128,7 +127,7 @@ def checkpointed_function() -> Example:
 
     first, second = (nn.Parameter(torch.randn(shape)) for shape in ((INPUTS, HIDDEN), (HIDDEN, OUTPUTS)))
     return Example(Parts(forward, first=first, second=second), torch.randn(BATCH, INPUTS)).costs(
-        FIRST + SECOND, FIRST + 2 * SECOND, FIRST, by_module={"": (FIRST + SECOND, FIRST + 2 * SECOND, FIRST)}
+        *TWO_LAYERS, FIRST, by_module={"": (*TWO_LAYERS, FIRST)}
     )
 
 
@@ -184,6 +183,16 @@ FAMILY.put("other_in_reentrant", lambda: nested(outer=True, inner=False))
 FAMILY.put("other_in_other", lambda: nested(outer=False, inner=False))
 
 
+def keeping_products() -> Any:
+    """The contexts of a selective checkpoint that repeats no product of two matrices."""
+    kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+
+    def policy(context: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+
+
 @FAMILY.network
 def selective_checkpoint() -> Example:
     """The linear layers' products are kept and only the attention's two are repeated, as far as they are needed."""
@@ -196,17 +205,7 @@ def selective_checkpoint() -> Example:
         return torch.tanh(self.out(torch.bmm(weights, x)))
 
     def selective_forward(self: Any, x: Tensor) -> Tensor:
-        kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
-
-        def policy(context: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
-            return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-        return checkpoint(
-            self.block,
-            self.stem(x),
-            use_reentrant=False,
-            context_fn=partial(create_selective_checkpoint_contexts, policy),
-        )
+        return checkpoint(self.block, self.stem(x), use_reentrant=False, context_fn=keeping_products)
 
     model = Parts(
         selective_forward,
@@ -260,23 +259,19 @@ def checkpoint_that_does_not_stop_early() -> Example:
 
     model = Parts(forward, block=block_of(INPUTS, HIDDEN, OUTPUTS))
     return Example(model, torch.randn(BATCH, INPUTS)).costs(
-        FIRST + SECOND, FIRST + 2 * SECOND, FIRST + SECOND, by_module={"block.2": (SECOND, 2 * SECOND, SECOND)}
+        *TWO_LAYERS, FIRST + SECOND, by_module={"block.2": (SECOND, 2 * SECOND, SECOND)}
     )
 
 
 @FAMILY.network
 def checkpoint_with_a_frozen_body() -> Example:
     """Nothing in the block needs a gradient and neither does its input: the backward never reaches it."""
-    batch, inputs, hidden, classes = 3, 5, 7, 2
-    first = 2 * batch * inputs * hidden
-    second = 2 * batch * hidden * inputs
-    head = 2 * batch * inputs * classes
-    block = block_of(inputs, hidden, inputs).requires_grad_(False)
-    model = Checkpointed(nn.Identity(), [block], nn.Linear(inputs, classes), reentrant=False)
-    return Example(model, torch.randn(batch, inputs)).costs(
-        first + second + head,
-        head,
-        by_module={"blocks.0": (first + second,), "head": (head, head)},
+    classes = 2
+    head = 2 * BATCH * INPUTS * classes
+    block = block_of(INPUTS, HIDDEN, INPUTS).requires_grad_(False)
+    model = Checkpointed(nn.Identity(), [block], nn.Linear(INPUTS, classes), reentrant=False)
+    return Example(model, torch.randn(BATCH, INPUTS)).costs(
+        2 * FIRST + head, head, by_module={"blocks.0": (2 * FIRST,), "head": (head, head)}
     )
 
 
@@ -324,5 +319,5 @@ def block_that_ends_in_a_function_with_formulas() -> Example:
 
     model = Parts(forward, first=nn.Linear(INPUTS, HIDDEN), weight=nn.Parameter(torch.randn(HIDDEN, OUTPUTS)))
     return Example(model, torch.randn(BATCH, INPUTS)).costs(
-        FIRST + SECOND, FIRST + 2 * SECOND, FIRST + SECOND, by_module={"first": (FIRST, FIRST, FIRST)}
+        *TWO_LAYERS, FIRST + SECOND, by_module={"first": (FIRST, FIRST, FIRST)}
     )

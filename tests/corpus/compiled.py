@@ -10,6 +10,7 @@ that are compiled to kernels as well are ``SLOW``, but two.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -25,6 +26,7 @@ from .case import (
     INPUTS,
     OUTPUTS,
     SECOND,
+    TWO_LAYERS,
     Example,
     Family,
     Parts,
@@ -49,42 +51,39 @@ def compiled(model: nn.Module, *args: Tensor, **options: Any) -> Example:
     return warmed_up(Example(cast("nn.Module", torch.compile(model, **options)), *args))
 
 
-def compiled_perceptron(compiled: Callable[[nn.Module], Any], step: Callable[[Example], None]) -> Example:
-    """A perceptron after *compiled* has been applied to it, or returned something in its place."""
-    whole = PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND if step is forward_and_backward else 0)
-    model = two_layers(nn.GELU())
-    return warmed_up(Example(compiled(model) or model, torch.randn(BATCH, INPUTS), step=step)).costs(
-        whole.forward, whole.backward, by_module={"": whole}
-    )
+def compiled_perceptron(
+    name: str, compiled: Callable[[nn.Module], Any], step: Callable[[Example], None] = forward_and_backward
+) -> None:
+    """Adds a perceptron after *compiled* has been applied to it, or returned something in its place."""
 
+    def build() -> Example:
+        model = two_layers(nn.GELU())
+        costs = TWO_LAYERS if step is forward_and_backward else (FIRST + SECOND,)
+        example = Example(compiled(model) or model, torch.randn(BATCH, INPUTS), step=step)
+        return warmed_up(example).costs(*costs, by_module={"": costs})
+
+    FAMILY.put(name, build)
+
+
+traced: Callable[[nn.Module], Any] = partial(torch.compile, backend="aot_eager")
 
 # The default compiler: products become calls that write into given memory.
-FAMILY.put("compiled_to_kernels", lambda: compiled_perceptron(torch.compile, forward_and_backward))
+compiled_perceptron("compiled_to_kernels", torch.compile)
 # Traced forward and backward, run operator by operator.
-FAMILY.put(
-    "compiled_by_autograd_alone",
-    lambda: compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_and_backward),
-)
+compiled_perceptron("compiled_by_autograd_alone", traced)
 # module.compile() leaves the module what it was.
-FAMILY.put(
-    "compiled_in_place",
-    lambda: compiled_perceptron(lambda model: model.compile(backend="aot_eager"), forward_and_backward),
-)
+compiled_perceptron("compiled_in_place", lambda model: model.compile(backend="aot_eager"))
 # No backward is traced.
-FAMILY.put(
-    "compiled_without_grad",
-    lambda: compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_without_grad),
-)
+compiled_perceptron("compiled_without_grad", traced, forward_without_grad)
 
 
 @FAMILY.network
 def compiled_while_it_is_counted() -> Example:
     """The first call traces and compiles: what is only traced is not work, what runs then is."""
-    whole = PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND)
     model = two_layers(nn.GELU())
     model.compile(backend="aot_eager")
     return Example(model, torch.randn(BATCH, INPUTS), teardown=torch._dynamo.reset).costs(
-        whole.forward, whole.backward, by_module={"": whole}
+        *TWO_LAYERS, by_module={"": TWO_LAYERS}
     )
 
 
@@ -95,13 +94,8 @@ def compiled_block_in_an_eager_model() -> Example:
     stem = 2 * BATCH * INPUTS * INPUTS
     head = 2 * BATCH * OUTPUTS * classes
     block = PhaseFlops(forward=FIRST + SECOND, backward=2 * (FIRST + SECOND))
-    compiled = torch.compile(two_layers(nn.GELU()), backend="aot_eager")
-    assert isinstance(compiled, nn.Module)
-    return warmed_up(
-        Example(
-            nn.Sequential(nn.Linear(INPUTS, INPUTS), compiled, nn.Linear(OUTPUTS, classes)), torch.randn(BATCH, INPUTS)
-        )
-    ).costs(
+    model = nn.Sequential(nn.Linear(INPUTS, INPUTS), traced(two_layers(nn.GELU())), nn.Linear(OUTPUTS, classes))
+    return warmed_up(Example(model, torch.randn(BATCH, INPUTS))).costs(
         stem + block.forward + head,
         stem + block.backward + 2 * head,
         by_module={"0": (stem, stem), "1": block, "2": (head, 2 * head)},
@@ -119,25 +113,19 @@ def compiled_function_in_a_forward() -> Example:
     def forward(self: Any, x: Tensor) -> Tensor:
         return function(self.enter(x), self.weight)
 
-    enter, product = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * OUTPUTS
     model = Parts(forward, enter=nn.Linear(INPUTS, HIDDEN), weight=nn.Parameter(torch.randn(HIDDEN, OUTPUTS)))
-    return warmed_up(Example(model, torch.randn(BATCH, INPUTS))).costs(
-        enter + product, enter + 2 * product, by_module={"enter": (enter, enter)}
-    )
+    return warmed_up(Example(model, torch.randn(BATCH, INPUTS))).costs(*TWO_LAYERS, by_module={"enter": (FIRST, FIRST)})
 
 
 @FAMILY.network
 def compiled_common_subexpression() -> Example:
     """The compiler runs lin(x) once where the program says it twice, and what runs is what counts."""
-    batch, inputs, outputs = 3, 5, 7
 
     def forward(self: Any, x: Tensor) -> Tensor:
         return self.layer(x) + self.layer(x)
 
-    product = 2 * batch * inputs * outputs
-    return compiled(
-        Parts(forward, layer=nn.Linear(inputs, outputs)), torch.randn(batch, inputs), backend="aot_eager"
-    ).costs(product, product)
+    model = Parts(forward, layer=nn.Linear(INPUTS, HIDDEN))
+    return compiled(model, torch.randn(BATCH, INPUTS), backend="aot_eager").costs(FIRST, FIRST)
 
 
 @FAMILY.network
@@ -153,7 +141,7 @@ def compiled_around_a_graph_break() -> Example:
         Parts(forward, first=nn.Linear(INPUTS, HIDDEN), second=nn.Linear(HIDDEN, OUTPUTS)),
         torch.randn(BATCH, INPUTS),
         backend="aot_eager",
-    ).costs(FIRST + SECOND, FIRST + 2 * SECOND)
+    ).costs(*TWO_LAYERS)
 
 
 def compiled_checkpoint_of(
@@ -284,39 +272,32 @@ FAMILY.put("compiled_transformer_layer", lambda: transformer_layer(backend="indu
 FAMILY.put("traced_transformer_layer", lambda: transformer_layer(backend="aot_eager"))
 
 
-def compiled_block_under_a_checkpoint(*, backend: str, reentrant: bool) -> Example:
-    """The checkpoint is outside of the region, so what the backward repeats is a compiled forward of its own."""
+def compiled_block_under_a_checkpoint(name: str, *, backend: str, reentrant: bool) -> None:
+    """Adds a checkpoint outside of the region: what the backward repeats is a compiled forward of its own."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         return checkpoint(self.block, self.enter(x), use_reentrant=reentrant)
 
-    first = nn.Linear(INPUTS, HIDDEN)
-    inner = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Sigmoid(), nn.Linear(HIDDEN, OUTPUTS), nn.Sigmoid())
-    model = Parts(forward, enter=first, block=torch.compile(inner, backend=backend))
-    enter, block = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * HIDDEN + 2 * BATCH * HIDDEN * OUTPUTS
-    return warmed_up(Example(model, torch.randn(BATCH, INPUTS))).costs(
-        enter + block, enter + 2 * block, block, by_module={"enter": (enter, enter), "block": (block, 2 * block, block)}
-    )
+    def build() -> Example:
+        first = nn.Linear(INPUTS, HIDDEN)
+        inner = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Sigmoid(), nn.Linear(HIDDEN, OUTPUTS), nn.Sigmoid())
+        model = Parts(forward, enter=first, block=torch.compile(inner, backend=backend))
+        block = 2 * BATCH * HIDDEN * HIDDEN + SECOND
+        return warmed_up(Example(model, torch.randn(BATCH, INPUTS))).costs(
+            FIRST + block,
+            FIRST + 2 * block,
+            block,
+            by_module={"enter": (FIRST, FIRST), "block": (block, 2 * block, block)},
+        )
+
+    FAMILY.put(name, build)
 
 
-# Compiled to kernels, as long models are trained.
-FAMILY.put(
-    "compiled_block_in_a_reentrant_checkpoint",
-    lambda: compiled_block_under_a_checkpoint(backend="inductor", reentrant=True),
-)
-# The same where a saved tensor asks for the repetition.
-FAMILY.put(
-    "compiled_block_in_a_checkpoint", lambda: compiled_block_under_a_checkpoint(backend="inductor", reentrant=False)
-)
-# The first run operator by operator, by a module of the compiler's own.
-FAMILY.put(
-    "traced_block_in_a_reentrant_checkpoint",
-    lambda: compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=True),
-)
-# The second run operator by operator.
-FAMILY.put(
-    "traced_block_in_a_checkpoint", lambda: compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=False)
-)
+# To kernels, as long models are trained, and run operator by operator; repeated by a node of the checkpoint's own, and
+# where a saved tensor asks for it.
+for _name, _backend in (("compiled", "inductor"), ("traced", "aot_eager")):
+    compiled_block_under_a_checkpoint(f"{_name}_block_in_a_reentrant_checkpoint", backend=_backend, reentrant=True)
+    compiled_block_under_a_checkpoint(f"{_name}_block_in_a_checkpoint", backend=_backend, reentrant=False)
 
 
 SLOW = frozenset(

@@ -120,16 +120,9 @@ def method_that_is_not_forward() -> Example:
     def forward(self: Any, x: Tensor) -> Tensor:
         return self.encoder.encode(x)
 
-    layer, product = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * OUTPUTS
-    model = Parts(forward, encoder=Encoder())
-    return Example(model, torch.randn(BATCH, INPUTS)).costs(
-        layer + product,
-        layer + 2 * product,
-        by_module={
-            "": (layer + product, layer + 2 * product),
-            "encoder": (layer, layer),
-            "encoder.layer": (layer, layer),
-        },
+    whole, of_layer = (FIRST + SECOND, FIRST + 2 * SECOND), (FIRST, FIRST)
+    return Example(Parts(forward, encoder=Encoder()), torch.randn(BATCH, INPUTS)).costs(
+        *whole, by_module={"": whole, "encoder": of_layer, "encoder.layer": of_layer}
     )
 
 
@@ -139,37 +132,29 @@ def spectral_norm() -> Example:
 
     Their gradients are outer products and scaled vectors, which are elementwise.
     """
-    batch, inputs, outputs = 3, 5, 7
-    product = 2 * batch * inputs * outputs
-    norm = 3 * (2 * outputs * inputs) + 2 * outputs
-    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(inputs, outputs))
-    return Example(nn.Sequential(layer, nn.ReLU()), torch.randn(batch, inputs)).costs(
-        product + norm, product, by_module={"0": (product + norm, product), "0.parametrizations.weight.0": (norm,)}
+    norm = 3 * (2 * HIDDEN * INPUTS) + 2 * HIDDEN
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(INPUTS, HIDDEN))
+    return Example(nn.Sequential(layer, nn.ReLU()), torch.randn(BATCH, INPUTS)).costs(
+        FIRST + norm, FIRST, by_module={"0": (FIRST + norm, FIRST), "0.parametrizations.weight.0": (norm,)}
     )
 
 
 @FAMILY.network
 def lazy_layer() -> Example:
     """A layer that learns its input's size, and becomes another class, in the forward that is counted."""
-    batch, inputs, outputs, classes = 3, 5, 7, 11
-    first, second = 2 * batch * inputs * outputs, 2 * batch * outputs * classes
-    model = nn.Sequential(nn.LazyLinear(outputs), nn.ReLU(), nn.LazyLinear(classes))
-    return Example(model, torch.randn(batch, inputs)).costs(
-        first + second, first + 2 * second, by_module={"0": (first, first), "2": (second, 2 * second)}
-    )
+    model = nn.Sequential(nn.LazyLinear(HIDDEN), nn.ReLU(), nn.LazyLinear(OUTPUTS))
+    return Example(model, torch.randn(BATCH, INPUTS)).costs_two_layers("0", "2")
 
 
 @FAMILY.network
 def ensemble_under_vmap() -> Example:
     """Four models at once, their weights stacked: batched products, that the module that calls vmap owns."""
-    batch, members, inputs, hidden, outputs = 3, 4, 5, 7, 11
+    members = 4
 
     class Ensemble(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            models = [
-                nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)) for _ in range(members)
-            ]
+            models = [two_layers(nn.Tanh()) for _ in range(members)]
             weights, _ = stack_module_state(models)
             self.names = list(weights)
             self.weights = nn.ParameterList(nn.Parameter(weights[name].detach()) for name in self.names)
@@ -183,9 +168,8 @@ def ensemble_under_vmap() -> Example:
             stacked = dict(zip(self.names, self.weights, strict=True))
             return vmap(one, in_dims=(0, None))(stacked, x)
 
-    first, second = 2 * members * batch * inputs * hidden, 2 * members * batch * hidden * outputs
-    whole = PhaseFlops(forward=first + second, backward=first + 2 * second)
-    return Example(Ensemble(), torch.randn(batch, inputs)).costs(whole.forward, whole.backward, by_module={"": whole})
+    whole = members * (FIRST + SECOND), members * (FIRST + 2 * SECOND)
+    return Example(Ensemble(), torch.randn(BATCH, INPUTS)).costs(*whole, by_module={"": whole})
 
 
 @FAMILY.network
@@ -220,11 +204,8 @@ def layer_made_in_the_forward() -> Example:
         self.grown.append(nn.Linear(HIDDEN, OUTPUTS))
         return self.grown[0](self.first(x))
 
-    first, grown = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * OUTPUTS
     model = Parts(forward, first=nn.Linear(INPUTS, HIDDEN), grown=nn.ModuleList())
-    return Example(model, torch.randn(BATCH, INPUTS)).costs(
-        first + grown, first + 2 * grown, by_module={"first": (first, first), "grown.0": (grown, 2 * grown)}
-    )
+    return Example(model, torch.randn(BATCH, INPUTS)).costs_two_layers("first", "grown.0")
 
 
 @FAMILY.network
@@ -260,9 +241,7 @@ def as_scripted_block(script: Callable[[nn.Module, Tensor], Any]) -> Example:
 
     x = torch.randn(BATCH, INPUTS)
     block = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU())
-    return Example(nn.Sequential(script(block, x), nn.Linear(HIDDEN, OUTPUTS)), x).costs(
-        FIRST + SECOND, FIRST + 2 * SECOND, by_module={"0": (FIRST, FIRST), "1": (SECOND, 2 * SECOND)}
-    )
+    return Example(nn.Sequential(script(block, x), nn.Linear(HIDDEN, OUTPUTS)), x).costs_two_layers("0", "1")
 
 
 # Compiled from its source.

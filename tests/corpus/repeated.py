@@ -8,22 +8,18 @@ block saves its result, so that no checkpoint stops before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-    set_checkpoint_early_stop,
-)
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from lightning_flops.records import PhaseFlops
 
 from .case import Example, Family, Parts, forward_and_backward
+from .checkpointed import keeping_products
 
 FAMILY = Family("repeated")
 
@@ -79,53 +75,43 @@ def repeated_block(
     )
 
 
+def network(how: Checkpoint) -> Checkpoint:
+    """Decorates what checkpoints the block; the function's name becomes the network's."""
+    FAMILY.put(how.__name__, lambda: repeated_block(how))
+    return how
+
+
 # The node that runs the block again is the checkpoint's own.
 FAMILY.put("index_in_a_reentrant_checkpoint", lambda: repeated_block(REENTRANT))
 # A saved tensor that is asked for runs the block again, inside some node of the block's.
 FAMILY.put("index_in_a_checkpoint", lambda: repeated_block(OTHER))
 # What is checkpointed is no module.
 FAMILY.put("index_in_a_reentrant_checkpoint_of_a_function", lambda: repeated_block(REENTRANT, as_module=False))
-# What is checkpointed is no module.
 FAMILY.put("index_in_a_checkpoint_of_a_function", lambda: repeated_block(OTHER, as_module=False))
 # Nothing compares what was repeated with what was saved.
 FAMILY.put(
     "index_in_a_checkpoint_without_determinism_check",
-    lambda: repeated_block(
-        partial(checkpoint, use_reentrant=False, determinism_check="none", preserve_rng_state=False)
-    ),
+    lambda: repeated_block(partial(OTHER, determinism_check="none", preserve_rng_state=False)),
+)
+# The forward and its repetition each run in a context that the user gives; grad is off in neither.
+FAMILY.put(
+    "index_in_a_checkpoint_in_contexts_of_its_own",
+    lambda: repeated_block(partial(OTHER, context_fn=lambda: (nullcontext(), nullcontext()))),
 )
 
 
-@FAMILY.network
-def index_in_a_checkpoint_that_goes_on_to_the_end() -> Example:
+@network
+def index_in_a_checkpoint_that_goes_on_to_the_end(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
     """As in every other kind: all three layers."""
-
-    def to_the_end(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
-        with set_checkpoint_early_stop(False):
-            return checkpoint(function, x, use_reentrant=False)
-
-    return repeated_block(to_the_end)
+    with set_checkpoint_early_stop(False):
+        return OTHER(function, x)
 
 
-@FAMILY.network
-def index_in_a_checkpoint_in_contexts_of_its_own() -> Example:
-    """The forward and its repetition each run in a context that the user gives; grad is off in neither."""
-
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), nullcontext()
-
-    return repeated_block(partial(checkpoint, use_reentrant=False, context_fn=contexts))
-
-
-@FAMILY.network
-def index_in_a_checkpoint_whose_input_is_offloaded() -> Example:
+@network
+def index_in_a_checkpoint_whose_input_is_offloaded(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
     """What the checkpoint keeps is packed and unpacked by hooks on saved tensors."""
-
-    def offloaded(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
-        with torch.autograd.graph.save_on_cpu():
-            return checkpoint(function, x, use_reentrant=True)
-
-    return repeated_block(offloaded)
+    with torch.autograd.graph.save_on_cpu():
+        return REENTRANT(function, x)
 
 
 @FAMILY.network
@@ -137,7 +123,7 @@ def index_in_a_checkpoint_under_offloading() -> Example:
             with torch.autograd.graph.save_on_cpu():
                 return function(x)
 
-        return checkpoint(inside, x, use_reentrant=False)
+        return OTHER(inside, x)
 
     # The inner hooks keep every tensor: the checkpoint is never asked to repeat anything.
     return repeated_block(offloading).costs(3 * LAYER, 4 * LAYER)
@@ -146,13 +132,7 @@ def index_in_a_checkpoint_under_offloading() -> Example:
 @FAMILY.network
 def index_in_a_selective_checkpoint() -> Example:
     """Products are kept: the repetition finds all three, the one without a gradient too, and runs none."""
-    kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
-
-    def policy(context: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-    how = partial(checkpoint, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, policy))
-    return repeated_block(how).costs(3 * LAYER, 4 * LAYER)
+    return repeated_block(partial(OTHER, context_fn=keeping_products)).costs(3 * LAYER, 4 * LAYER)
 
 
 class OwnCheckpoint(torch.autograd.Function):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_flops.records import OUTSIDE, PhaseFlops
 
-from .case import Example, Family, Parts
+from .case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND, Example, Family, Parts
 
 FAMILY = Family("training")
 
@@ -132,7 +132,6 @@ def repeated_module() -> Example:
 @FAMILY.network
 def module_under_two_names() -> Example:
     """A layer that two towers share is counted once a call, under the name of the tower that called it."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
 
     def tower(self: Any, x: Tensor) -> Tensor:
         return self.shared(torch.relu(self.own(x)))
@@ -140,19 +139,17 @@ def module_under_two_names() -> Example:
     def forward(self: Any, x: Tensor, y: Tensor) -> Tensor:
         return self.left(x) + self.right(y)
 
-    layer = nn.Linear(hidden, outputs)
-    towers = (Parts(tower, own=nn.Linear(size, hidden), shared=layer) for size in (inputs, 2 * inputs))
+    layer = nn.Linear(HIDDEN, OUTPUTS)
+    towers = (Parts(tower, own=nn.Linear(size, HIDDEN), shared=layer) for size in (INPUTS, 2 * INPUTS))
     model = Parts(forward, **dict(zip(("left", "right"), towers, strict=True)))
-    left, right = 2 * batch * inputs * hidden, 2 * batch * (2 * inputs) * hidden
-    shared = 2 * batch * hidden * outputs
-    return Example(model, torch.randn(batch, inputs), torch.randn(batch, 2 * inputs)).costs(
-        left + right + 2 * shared,
-        left + right + 2 * (2 * shared),
+    return Example(model, torch.randn(BATCH, INPUTS), torch.randn(BATCH, 2 * INPUTS)).costs(
+        (1 + 2) * FIRST + 2 * SECOND,
+        (1 + 2) * FIRST + 2 * (2 * SECOND),
         by_module={
-            "left": (left + shared, left + 2 * shared),
-            "left.shared": (shared, 2 * shared),
-            "right": (right + shared, right + 2 * shared),
-            "right.shared": (shared, 2 * shared),
+            "left": (FIRST + SECOND, FIRST + 2 * SECOND),
+            "left.shared": (SECOND, 2 * SECOND),
+            "right": (2 * FIRST + SECOND, 2 * FIRST + 2 * SECOND),
+            "right.shared": (SECOND, 2 * SECOND),
         },
     )
 
@@ -207,7 +204,6 @@ class OpaqueOutput:
 @FAMILY.network
 def opaque_output() -> Example:
     """The tensors are hidden in an object; the backward still belongs to the layers."""
-    batch, inputs, hidden, classes = 3, 5, 7, 11
 
     def forward(self: Any, x: Tensor) -> OpaqueOutput:
         scores = self.head(torch.relu(self.body(x)))
@@ -216,11 +212,8 @@ def opaque_output() -> Example:
     def step(example: Example) -> None:
         example.forward().loss().backward()
 
-    body, head = 2 * batch * inputs * hidden, 2 * batch * hidden * classes
-    model = Parts(forward, body=nn.Linear(inputs, hidden), head=nn.Linear(hidden, classes))
-    return Example(model, torch.randn(batch, inputs), step=step).costs(
-        body + head, body + 2 * head, by_module={"body": (body, body), "head": (head, 2 * head)}
-    )
+    model = Parts(forward, body=nn.Linear(INPUTS, HIDDEN), head=nn.Linear(HIDDEN, OUTPUTS))
+    return Example(model, torch.randn(BATCH, INPUTS), step=step).costs_two_layers("body", "head")
 
 
 @FAMILY.network
@@ -268,33 +261,29 @@ def teacher_inside_the_model() -> Example:
 @FAMILY.part_by_part
 def teacher_outside_the_model() -> Example:
     """A teacher that is no part of the model still runs in the step: it is listed outside."""
-    batch, inputs, outputs = 3, 5, 7
-    product = 2 * batch * inputs * outputs
-    teacher = nn.Linear(inputs, outputs)
+    teacher = nn.Linear(INPUTS, HIDDEN)
 
     def step(example: Example) -> None:
         with torch.no_grad():
             target = teacher(example.args[0])
         nn.functional.mse_loss(example.forward(), target).backward()  # type: ignore[no-untyped-call]
 
-    return Example(nn.Linear(inputs, outputs), torch.randn(batch, inputs), step=step).costs(
-        2 * product, product, by_module={"": (product, product), OUTSIDE: (product,)}
+    return Example(nn.Linear(INPUTS, HIDDEN), torch.randn(BATCH, INPUTS), step=step).costs(
+        2 * FIRST, FIRST, by_module={"": (FIRST, FIRST), OUTSIDE: (FIRST,)}
     )
 
 
 @FAMILY.part_by_part
 def contrastive_loss_outside_the_model() -> Example:
     """A product in the loss, forward and backward, belongs to no module."""
-    batch, inputs, hidden = 3, 5, 7
 
     def step(example: Example) -> None:
         features = nn.functional.normalize(example.forward())
         (features @ features.T).exp().sum().backward()  # type: ignore[no-untyped-call]
 
-    encoder = 2 * batch * inputs * hidden
-    similarity = 2 * batch * hidden * batch
-    return Example(nn.Linear(inputs, hidden), torch.randn(batch, inputs), step=step).costs(
-        encoder + similarity,
-        encoder + 2 * similarity,
-        by_module={"": (encoder, encoder), OUTSIDE: (similarity, 2 * similarity)},
+    similarity = 2 * BATCH * HIDDEN * BATCH
+    return Example(nn.Linear(INPUTS, HIDDEN), torch.randn(BATCH, INPUTS), step=step).costs(
+        FIRST + similarity,
+        FIRST + 2 * similarity,
+        by_module={"": (FIRST, FIRST), OUTSIDE: (similarity, 2 * similarity)},
     )

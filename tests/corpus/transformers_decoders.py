@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .case import Example, Family
-from .transformers_parts import above_the_diagonal, attention_scores, linear, tiny, tokens, trained
+from .transformers_parts import above_the_diagonal, attention_scores, linear, stack, tiny, tokens, trained
 
 FAMILY = Family("transformers_decoders")
 
@@ -83,10 +83,7 @@ class Llama:
         made = tiny(
             model,
             vocab_size=cls.vocabulary,
-            hidden_size=cls.hidden,
-            intermediate_size=cls.intermediate,
-            num_hidden_layers=layers,
-            num_attention_heads=cls.heads,
+            **stack(cls.hidden, layers, cls.heads, cls.intermediate),
             num_key_value_heads=cls.key_heads,
             head_dim=cls.head_dim,
             max_position_embeddings=16,

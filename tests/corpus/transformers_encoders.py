@@ -18,6 +18,7 @@ from .transformers_parts import (
     encoder_layer,
     linear,
     reads_the_input,
+    stack,
     tiny,
     tokens,
     trained,
@@ -31,11 +32,8 @@ def bert_example(model: str, attention: str, *, batch: int, sequence: int, heads
     made = tiny(
         model,
         vocab_size=37,
-        hidden_size=12,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        intermediate_size=20,
         max_position_embeddings=16,
+        **stack(12, 2, heads, 20),
         attn_implementation=attention,
     )
     return Example(made, kwargs={"input_ids": tokens(37, batch, sequence)}, **more)
@@ -76,12 +74,7 @@ FAMILY.put("bert_with_fused_attention", lambda: bert("sdpa"))
 def bert_without_grad() -> Example:
     """The encoder and its pooler, which reads the first position alone."""
     batch, sequence, hidden, heads, intermediate, layers = 3, 5, 12, 2, 20, 2
-    rows = batch * sequence
-    layer = (
-        4 * linear(rows, hidden, hidden)
-        + 2 * attention_scores(batch, heads, sequence, sequence, hidden // heads)
-        + 2 * linear(rows, hidden, intermediate)
-    )
+    layer = encoder_layer(batch, sequence, hidden, heads, intermediate)
     pooler = linear(batch, hidden, hidden)
     return bert_example(
         "BertModel", "sdpa", batch=batch, sequence=sequence, heads=heads, step=forward_without_grad
@@ -98,15 +91,11 @@ def vit() -> Example:
     classifier = linear(batch, hidden, classes)
     model = tiny(
         "ViTForImageClassification",
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=intermediate,
         image_size=(8, 12),
         patch_size=4,
         num_channels=channels,
         num_labels=classes,
-        attn_implementation="eager",
+        **stack(hidden, layers, heads, intermediate),
     )
     return Example(model, kwargs={"pixel_values": torch.randn(batch, channels, 8, 12)}).costs(
         patching + layers * layer + classifier,
@@ -132,27 +121,20 @@ def clip() -> Example:
     model = tiny(
         "CLIPModel",
         text_config={
+            **stack(text_hidden, layers, text_heads, text_width),
             "vocab_size": vocabulary,
-            "hidden_size": text_hidden,
-            "intermediate_size": text_width,
-            "num_hidden_layers": layers,
-            "num_attention_heads": text_heads,
             "max_position_embeddings": 16,
             "bos_token_id": 0,
             "eos_token_id": 1,
             "pad_token_id": 2,
         },
         vision_config={
-            "hidden_size": image_hidden,
-            "intermediate_size": image_width,
-            "num_hidden_layers": layers,
-            "num_attention_heads": image_heads,
+            **stack(image_hidden, layers, image_heads, image_width),
             "num_channels": channels,
             "image_size": 8,
             "patch_size": 4,
         },
         projection_dim=projected,
-        attn_implementation="eager",
     )
     return Example(
         model,

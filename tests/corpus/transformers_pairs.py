@@ -12,12 +12,13 @@ from torch import Tensor
 
 from .case import Example, Family
 from .transformers_parts import (
-    attention_scores,
+    attention,
     convolution,
     decoder_layer,
     encoder_layer,
     linear,
     reads_the_input,
+    side,
     tiny,
     tokens,
     trained,
@@ -32,22 +33,12 @@ def t5() -> Example:
     batch, source, target, hidden, heads, head_dim = 2, 7, 5, 12, 3, 5
     intermediate, encoder_layers, decoder_layers, vocabulary = 20, 2, 3, 37
     inner = heads * head_dim
-    source_rows, target_rows = batch * source, batch * target
-    encoder_attention = 4 * linear(source_rows, hidden, inner) + 2 * attention_scores(
-        batch, heads, source, source, head_dim
-    )
-    encoder_layer = encoder_attention + 2 * linear(source_rows, hidden, intermediate)
-    own_attention = 4 * linear(target_rows, hidden, inner) + 2 * attention_scores(
-        batch, heads, target, target, head_dim
-    )
-    cross_attention = (
-        2 * linear(target_rows, hidden, inner)
-        + 2 * linear(source_rows, hidden, inner)
-        + 2 * attention_scores(batch, heads, target, source, head_dim)
-    )
-    decoder_layer = own_attention + cross_attention + 2 * linear(target_rows, hidden, intermediate)
-    head = linear(target_rows, hidden, vocabulary)
-    forward = encoder_layers * encoder_layer + decoder_layers * decoder_layer + head
+    encoding = encoder_layer(batch, source, hidden, heads, intermediate, inner)
+    own_attention = attention(batch, target, target, hidden, heads, inner)
+    cross_attention = attention(batch, target, source, hidden, heads, inner)
+    decoding = own_attention + cross_attention + 2 * linear(batch * target, hidden, intermediate)
+    head = linear(batch * target, hidden, vocabulary)
+    forward = encoder_layers * encoding + decoder_layers * decoding + head
     model = tiny(
         "T5ForConditionalGeneration",
         vocab_size=vocabulary,
@@ -58,7 +49,6 @@ def t5() -> Example:
         num_decoder_layers=decoder_layers,
         num_heads=heads,
         decoder_start_token_id=0,
-        attn_implementation="eager",
     )
     return Example(
         model,
@@ -71,11 +61,11 @@ def t5() -> Example:
         forward,
         2 * forward,
         by_module={
-            "encoder": trained(encoder_layers * encoder_layer),
-            "encoder.block.1": trained(encoder_layer),
+            "encoder": trained(encoder_layers * encoding),
+            "encoder.block.1": trained(encoding),
             "decoder.block.0.layer.0": trained(own_attention),
             "decoder.block.0.layer.1": trained(cross_attention),
-            "decoder.block.2": trained(decoder_layer),
+            "decoder.block.2": trained(decoding),
             "lm_head": trained(head),
         },
     )
@@ -98,19 +88,14 @@ def whisper() -> Example:
         vocab_size=vocabulary,
         num_mel_bins=mels,
         d_model=hidden,
-        encoder_layers=encoder_layers,
-        encoder_attention_heads=heads,
-        encoder_ffn_dim=encoder_width,
-        decoder_layers=decoder_layers,
-        decoder_attention_heads=heads,
-        decoder_ffn_dim=decoder_width,
+        **side("encoder", encoder_layers, heads, encoder_width),
+        **side("decoder", decoder_layers, heads, decoder_width),
         max_source_positions=source,
         max_target_positions=16,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
         decoder_start_token_id=1,
-        attn_implementation="eager",
     )
     return Example(
         model,
@@ -142,18 +127,13 @@ def detr() -> Example:
     batch, hidden, heads, queries, classes = 2, 12, 3, 5, 7
     encoder_width, decoder_width, encoder_layers = 20, 28, 2
     features = 4 * 6
-    stem = convolution(batch, 4, 16 * 24, 3, 7 * 7)
-    stage0 = (
-        convolution(batch, 6, 8 * 12, 4, 3 * 3)
-        + convolution(batch, 6, 8 * 12, 6, 3 * 3)
-        + convolution(batch, 6, 8 * 12, 4, 1)
-    )
-    stage1 = (
-        convolution(batch, 10, features, 6, 3 * 3)
-        + convolution(batch, 10, features, 10, 3 * 3)
-        + convolution(batch, 10, features, 6, 1)
-    )
-    body = stem + stage0 + stage1
+
+    def stage(filters: int, positions: int, channels: int) -> int:
+        """Two convolutions, and a shortcut around them."""
+        first, shortcut = (convolution(batch, filters, positions, channels, taps) for taps in (3 * 3, 1))
+        return first + convolution(batch, filters, positions, filters, 3 * 3) + shortcut
+
+    body = convolution(batch, 4, 16 * 24, 3, 7 * 7) + stage(6, 8 * 12, 4) + stage(10, features, 6)
     projection = convolution(batch, hidden, features, 10, 1)
     encoding = encoder_layer(batch, features, hidden, heads, encoder_width)
     decoding = decoder_layer(batch, queries, features, hidden, heads, decoder_width)
@@ -175,16 +155,11 @@ def detr() -> Example:
             "layer_type": "basic",
             "out_features": ["stage2"],
         },
-        d_model=hidden,
         num_queries=queries,
         num_labels=classes,
-        encoder_layers=encoder_layers,
-        encoder_attention_heads=heads,
-        encoder_ffn_dim=encoder_width,
-        decoder_layers=1,
-        decoder_attention_heads=heads,
-        decoder_ffn_dim=decoder_width,
-        attn_implementation="eager",
+        d_model=hidden,
+        **side("encoder", encoder_layers, heads, encoder_width),
+        **side("decoder", 1, heads, decoder_width),
     )
     model.model.freeze_backbone()  # type: ignore[operator, union-attr]
     return Example(model, kwargs={"pixel_values": torch.randn(batch, 3, 32, 48)}, step=boxes_and_classes).costs(

@@ -11,11 +11,22 @@ from torch import nn
 from lightning_flops.records import PhaseFlops
 
 
-def tiny(model: str, **settings: Any) -> nn.Module:
+def tiny(model: str, *, attn_implementation: str = "eager", **settings: Any) -> nn.Module:
     """The library's class *model* with random weights, in eval mode, from a config with these settings."""
     made: Any = getattr(import_module("transformers"), model)
-    built: nn.Module = made(made.config_class(**settings)).eval()
+    built: nn.Module = made(made.config_class(attn_implementation=attn_implementation, **settings)).eval()
     return built
+
+
+def stack(hidden: int, layers: int, heads: int, intermediate: int) -> dict[str, Any]:
+    """Settings of so many layers, as most configs call them."""
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    return dict(zip(names, (hidden, layers, heads, intermediate), strict=True))
+
+
+def side(name: str, layers: int, heads: int, width: int) -> dict[str, Any]:
+    """Settings of an ``encoder`` or a ``decoder``, with so much between the two products of each layer."""
+    return {f"{name}_layers": layers, f"{name}_attention_heads": heads, f"{name}_ffn_dim": width}
 
 
 def linear(rows: int, inputs: int, outputs: int) -> int:
@@ -53,21 +64,24 @@ def reads_the_input(forward: int) -> PhaseFlops:
     return PhaseFlops(forward=forward, backward=forward)
 
 
-def encoder_layer(batch: int, sequence: int, hidden: int, heads: int, intermediate: int) -> int:
-    """Self-attention with four square projections, and a two-layer perceptron."""
-    rows = batch * sequence
-    attention = 4 * linear(rows, hidden, hidden) + 2 * attention_scores(
-        batch, heads, sequence, sequence, hidden // heads
-    )
-    return attention + 2 * linear(rows, hidden, intermediate)
+def attention(batch: int, queries: int, keys: int, hidden: int, heads: int, inner: int | None = None) -> int:
+    """Two projections of either side's rows to all heads' *inner* channels, *hidden* if not given; both products."""
+    inner = inner or hidden
+    projections = 2 * linear(batch * queries, hidden, inner) + 2 * linear(batch * keys, hidden, inner)
+    return projections + 2 * attention_scores(batch, heads, queries, keys, inner // heads)
 
 
-def decoder_layer(batch: int, target: int, source: int, hidden: int, heads: int, intermediate: int) -> int:
+def encoder_layer(
+    batch: int, sequence: int, hidden: int, heads: int, intermediate: int, inner: int | None = None
+) -> int:
+    """Self-attention, and a two-layer perceptron."""
+    own = attention(batch, sequence, sequence, hidden, heads, inner)
+    return own + 2 * linear(batch * sequence, hidden, intermediate)
+
+
+def decoder_layer(
+    batch: int, target: int, source: int, hidden: int, heads: int, intermediate: int, inner: int | None = None
+) -> int:
     """Self-attention, attention to a source, and a two-layer perceptron."""
-    target_rows, source_rows = batch * target, batch * source
-    cross = (
-        2 * linear(target_rows, hidden, hidden)
-        + 2 * linear(source_rows, hidden, hidden)
-        + 2 * attention_scores(batch, heads, target, source, hidden // heads)
-    )
-    return encoder_layer(batch, target, hidden, heads, intermediate) + cross
+    cross = attention(batch, target, source, hidden, heads, inner)
+    return encoder_layer(batch, target, hidden, heads, intermediate, inner) + cross

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -13,28 +12,15 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from .case import BATCH, FIRST, INPUTS, SECOND, Example, Family, Parts, two_layers
+from .case import BATCH, FIRST, INPUTS, TWO_LAYERS, Example, Family, Parts, by_layer, two_layers
 
 FAMILY = Family("wrapped")
 
 
 def perceptron(build: Callable[[], Example], recompute: int = 0) -> Example:
     """What the perceptron costs, wrapped or not; *recompute* is the first layer's."""
-    return build().costs(
-        FIRST + SECOND,
-        FIRST + 2 * SECOND,
-        recompute,
-        by_module={
-            "": (FIRST + SECOND, FIRST + 2 * SECOND, recompute),
-            "0": (FIRST, FIRST, recompute),
-            "2": (SECOND, 2 * SECOND),
-        },
-    )
-
-
-def wrapped_by(wrap: Callable[[nn.Module], nn.Module]) -> Example:
-    """The perceptron inside a wrapper that needs no process group."""
-    return perceptron(lambda: Example(wrap(two_layers(nn.ReLU())), torch.randn(BATCH, INPUTS)))
+    whole = (*TWO_LAYERS, recompute)
+    return build().costs(*whole, by_module={"": whole, **by_layer("0", "2", recompute)})
 
 
 _GROUPS: list[object] = []
@@ -45,8 +31,8 @@ what it reduced waits for that lock, and both wait forever. Long after its last 
 """
 
 
-def on_one_rank(wrap: Callable[[nn.Module], nn.Module]) -> Example:
-    """The perceptron inside a wrapper, in a process group of one."""
+def on_one_rank(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], nn.Module]:
+    """Decorates what wraps the perceptron in a process group of one; the function's name becomes the network's."""
 
     def build() -> Example:
         distributed.init_process_group(
@@ -63,7 +49,8 @@ def on_one_rank(wrap: Callable[[nn.Module], nn.Module]) -> Example:
             raise
         return Example(model, torch.randn(BATCH, INPUTS), teardown=leave)
 
-    return perceptron(build)
+    FAMILY.put(wrap.__name__, lambda: perceptron(build))
+    return wrap
 
 
 def leave() -> None:
@@ -77,113 +64,80 @@ def one_rank_mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (1,))
 
 
-# DDP calls the network "module".
-FAMILY.put("distributed_data_parallel", lambda: on_one_rank(nn.parallel.DistributedDataParallel))
+@on_one_rank
+def distributed_data_parallel(model: nn.Module) -> nn.Module:
+    """DDP calls the network "module"."""
+    return nn.parallel.DistributedDataParallel(model)
 
 
-@FAMILY.network
-def distributed_data_parallel_finding_unused() -> Example:
+@on_one_rank
+def distributed_data_parallel_finding_unused(model: nn.Module) -> nn.Module:
     """DDP walks the graph before the backward, and finds the spare parameter."""
-
-    def wrap(model: nn.Module) -> nn.Module:
-        model.register_parameter("spare", nn.Parameter(torch.zeros(2)))
-        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-
-    return on_one_rank(wrap)
+    model.register_parameter("spare", nn.Parameter(torch.zeros(2)))
+    return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
 
 
-@FAMILY.network
-def fully_sharded() -> Example:
+@on_one_rank
+def fully_sharded(model: nn.Module) -> nn.Module:
     """FSDP2 turns the parameters into distributed tensors and gathers them around each use."""
-
-    def wrap(model: nn.Module) -> nn.Module:
-        mesh = one_rank_mesh()
-        for layer in model.children():
-            if isinstance(layer, nn.Linear):
-                fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        return model
-
-    return on_one_rank(wrap)
+    mesh = one_rank_mesh()
+    for layer in model.children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
-@FAMILY.network
-def tensor_parallel() -> Example:
+@on_one_rank
+def tensor_parallel(model: nn.Module) -> nn.Module:
     """Distributed tensors multiply their local parts: on one rank, all of it."""
-
-    def wrap(model: nn.Module) -> nn.Module:
-        return parallelize_module(model, one_rank_mesh(), {"0": ColwiseParallel(), "2": RowwiseParallel()})
-
-    return on_one_rank(wrap)
+    return parallelize_module(model, one_rank_mesh(), {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
-# The first step of a static graph runs its reduction after the backward.
-FAMILY.put(
-    "distributed_data_parallel_over_a_static_graph",
-    lambda: on_one_rank(lambda model: nn.parallel.DistributedDataParallel(model, static_graph=True)),
-)
+@on_one_rank
+def distributed_data_parallel_over_a_static_graph(model: nn.Module) -> nn.Module:
+    """The first step of a static graph runs its reduction after the backward."""
+    return nn.parallel.DistributedDataParallel(model, static_graph=True)
 
 
-@FAMILY.network
-def flattened_and_sharded() -> Example:
+@on_one_rank
+def flattened_and_sharded(model: nn.Module) -> nn.Module:
     """FSDP1 wraps every layer, and calls what it wraps "_fsdp_wrapped_module"."""
+    return FullyShardedDataParallel(
+        model,
+        device_id=torch.device("cpu"),
+        use_orig_params=True,
+        auto_wrap_policy=ModuleWrapPolicy([nn.Linear]),
+        sharding_strategy=ShardingStrategy.NO_SHARD,  # what it becomes on one rank anyway
+    )
 
-    def wrap(model: nn.Module) -> nn.Module:
-        return FullyShardedDataParallel(
-            model,
-            device_id=torch.device("cpu"),
-            use_orig_params=True,
-            auto_wrap_policy=ModuleWrapPolicy([nn.Linear]),
-            sharding_strategy=ShardingStrategy.NO_SHARD,  # what it becomes on one rank anyway
-        )
 
-    return on_one_rank(wrap)
+@on_one_rank
+def fully_sharded_and_compiled(model: nn.Module) -> nn.Module:
+    """FSDP2 around layers that are compiled in place."""
+    for layer in model.children():
+        if isinstance(layer, nn.Linear):
+            layer.compile(backend="aot_eager")
+    return fully_sharded(model)
 
 
 @FAMILY.network
-def fully_sharded_and_compiled() -> Example:
-    """FSDP2 around layers that are compiled in place."""
-
-    def wrap(model: nn.Module) -> nn.Module:
-        mesh = one_rank_mesh()
-        for layer in model.children():
-            if isinstance(layer, nn.Linear):
-                layer.compile(backend="aot_eager")
-                fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        return model
-
-    return on_one_rank(wrap)
-
-
-# Without a GPU DataParallel only calls the network, which it calls "module".
-FAMILY.put("data_parallel", lambda: wrapped_by(nn.DataParallel))
+def data_parallel() -> Example:
+    """Without a GPU DataParallel only calls the network, which it calls "module"."""
+    return perceptron(lambda: Example(nn.DataParallel(two_layers(nn.ReLU())), torch.randn(BATCH, INPUTS)))
 
 
 @FAMILY.network
 def checkpoint_wrapped() -> Example:
     """The wrapper's own name is left out; the first product is repeated, the last one saves its factors before it."""
-
-    def wrap(model: nn.Module) -> nn.Module:
-        return checkpoint_wrapper(model, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
-
-    return perceptron(lambda: Example(wrap(two_layers(nn.ReLU())), torch.randn(BATCH, INPUTS)), recompute=FIRST)
+    model = checkpoint_wrapper(two_layers(nn.ReLU()), checkpoint_impl=CheckpointImpl.NO_REENTRANT)
+    return perceptron(lambda: Example(model, torch.randn(BATCH, INPUTS)), recompute=FIRST)
 
 
 @FAMILY.network
 def module_that_is_called_module() -> Example:
     """A user's own attribute of a wrapper's name stays in the name."""
-
-    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        return self.module(x)
-
-    model = Parts(forward, module=two_layers(nn.ReLU()))
+    model = Parts(lambda self, x: self.module(x), module=two_layers(nn.ReLU()))
     return Example(model, torch.randn(BATCH, INPUTS)).costs(
-        FIRST + SECOND,
-        FIRST + 2 * SECOND,
-        by_module={
-            "module": (FIRST + SECOND, FIRST + 2 * SECOND),
-            "module.0": (FIRST, FIRST),
-            "module.2": (SECOND, 2 * SECOND),
-        },
+        *TWO_LAYERS, by_module={"module": TWO_LAYERS, **by_layer("module.0", "module.2")}
     )

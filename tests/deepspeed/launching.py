@@ -6,8 +6,7 @@ import functools
 import importlib.metadata
 import importlib.util
 
-from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU
-from tests.ranks.launching import Launched, launch_worker
+from tests.ranks import DEEPSPEED, launching
 
 INSTALLED = importlib.util.find_spec("deepspeed") is not None
 OLD = INSTALLED and importlib.metadata.version("deepspeed").startswith("0.16.")
@@ -34,17 +33,8 @@ ON_BOTH = (
 """Scenarios of pipelines and groups that run on four ranks, or on two and on four; all others run on two."""
 
 
-@functools.cache
-def launch(modules: str, *, ranks: int) -> Launched:
-    """Run every scenario of *modules* on *ranks* ranks of one process group."""
-    return launch_worker(
-        "tests.deepspeed.worker",
-        modules,
-        ranks=ranks,
-        timeout_sec=270.0,
-        environment=DEEPSPEED_ON_CPU,
-        imports=DEEPSPEED,
-    )
+launch = functools.partial(launching.launch, worker="tests.deepspeed.worker", imports=DEEPSPEED)
+"""Runs every scenario of some modules."""
 
 
 # FLOPs of ``tests.deepspeed.engines.Net`` by hand, for a micro-batch of two samples.

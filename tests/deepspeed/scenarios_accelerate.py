@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import Profile, profile_training
 from lightning_flops.deepspeed import attach
-from tests.deepspeed.engines import installed, left_on, logged
+from tests.deepspeed.engines import config, installed, left_on, logged
 from tests.deepspeed.scenario import scenario
 
 ROWS, ACCUMULATED, STEPS = 8, 2, 16
@@ -29,14 +29,8 @@ def prepared(**settings: Any) -> tuple[Any, Any, Any, Any]:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-    config = {
-        "train_micro_batch_size_per_gpu": ROWS,
-        "gradient_accumulation_steps": ACCUMULATED,
-        "zero_optimization": {"stage": 0},
-        "zero_allow_untested_optimizer": True,
-        **settings,
-    }
-    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
+    given = config(accumulate=ACCUMULATED, block=None, **{"train_micro_batch_size_per_gpu": ROWS, **settings})
+    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=given))
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)

@@ -24,6 +24,7 @@ from tests.deepspeed.engines import config, installed, job_of, left_on
 from tests.deepspeed.launching import NOT_IN_0_16, OLD
 from tests.deepspeed.scenario import Skipped, scenario
 from tests.fake_clock import FakeNow
+from tests.loops.nets import Slow, SlowSGD
 from tests.prompt_worker import NoChecks
 from tests.results import profile_of, throughput_of
 
@@ -191,43 +192,20 @@ def losses_and_weights_are_the_same_bits_with_the_hook_and_without() -> None:
     assert len(set(without[0])) == STEPS  # they train
 
 
-class _Slow(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, now: FakeNow) -> torch.Tensor:
-        ctx.now = now
-        now.sleep(FORWARD_SEC)
-        return inputs.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        ctx.now.sleep(BACKWARD_SEC)
-        return gradients[0], None
-
-
 @scenario()
 def every_part_of_a_step_has_its_time_and_the_exchange_with_the_other_stage_is_the_bubble() -> None:
     now = FakeNow()
 
-    class Slow(nn.Linear):
+    class SlowLinear(nn.Linear):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = _Slow.apply(super().forward(inputs), now)  # type: ignore[no-untyped-call]
+            outputs = super().forward(inputs)
+            result: torch.Tensor = Slow.apply(outputs, now, FORWARD_SEC, BACKWARD_SEC)  # type: ignore[no-untyped-call]
             return result
 
-    class SlowOptimizer(torch.optim.SGD):
-        def step(self, *args: Any, **kwargs: Any) -> Any:
-            now.sleep(OPTIMIZER_SEC)
-            return super().step(*args, **kwargs)
-
     def slow(owner: Any, name: str, seconds: float) -> Any:
-        original = getattr(owner, name)
+        return patch.object(owner, name, now.slowed(getattr(owner, name), seconds))
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            now.sleep(seconds)
-            return original(*args, **kwargs)
-
-        return patch.object(owner, name, run)
-
-    layers = [LayerSpec(Slow, IN, IN), LayerSpec(Slow, IN, OUT)]
+    layers = [LayerSpec(SlowLinear, IN, IN), LayerSpec(SlowLinear, IN, OUT)]
     model = PipelineModule(layers, num_stages=2, loss_fn=nn.MSELoss(), partition_method="uniform")
     with contextlib.ExitStack() as patched:
         patched.enter_context(patch("lightning_flops.run.window.clock_for", lambda device: WallClock(now)))
@@ -236,7 +214,7 @@ def every_part_of_a_step_has_its_time_and_the_exchange_with_the_other_stage_is_t
         patched.enter_context(slow(p2p, "send", SEND_SEC))
         patched.enter_context(slow(p2p, "recv", RECEIVE_SEC))
         patched.enter_context(slow(PipelineEngine, "_aggregate_total_loss", LOSS_SEC))
-        engine = engine_of(model, SlowOptimizer(model.parameters(), lr=0.1))
+        engine = engine_of(model, SlowSGD(model.parameters(), now, OPTIMIZER_SEC))
         handle = attach(engine, ProfilerConfig(**WINDOW))
         data, evaluation = batches(lambda: now.sleep(LOADER_SEC)), batches(lambda: now.sleep(LOADER_SEC))
         for _ in range(STEPS):

@@ -33,6 +33,7 @@ from tests.deepspeed.engines import (
 from tests.deepspeed.launching import BACKWARD, FORWARD
 from tests.deepspeed.scenario import Skipped, scenario
 from tests.fake_clock import FakeNow
+from tests.loops.nets import SlowSGD
 
 STEPS = 8
 
@@ -97,13 +98,6 @@ def a_step_whose_update_loss_scaling_skipped_is_a_step(stage: int) -> None:
     assert (profile.counted_steps, profile.timed_steps) == ((2,), (5, 6))
     assert flops_of(profile) == (FORWARD, BACKWARD)
     assert [one.dtype for one in profile.dtypes] == ["float16"]
-
-
-def _plain_step(engine: Any, batch: Tensor) -> Tensor:
-    loss: Tensor = engine(batch).square().sum()
-    engine.backward(loss)
-    engine.step()
-    return loss
 
 
 @scenario()
@@ -178,7 +172,8 @@ def a_step_holds_what_another_engine_does_in_it() -> None:
         engines = [engine_of(config(stage=1)), engine_of(config(stage=2))]
         for batch in batches(STEPS):
             for engine in engines:
-                _plain_step(engine, batch)
+                engine.backward(engine(batch).square().sum())
+                engine.step()
         handles = [attach(engine) for engine in engines]
         for handle in handles:
             handle.detach()
@@ -258,17 +253,12 @@ def every_second_is_in_its_part(loader: str) -> None:
             now.sleep(2 if self.training else 512)
             return super().forward(inputs)
 
-    class SlowSgd(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            now.sleep(16)
-            return super().step(closure)
-
     model = Slow()
     data = SlowRows(4 * SAMPLES * STEPS, 1, now)
     with installed(), patch("lightning_flops.run.window.clock_for", lambda device: WallClock(now)):
         engine, _, own_loader, _ = deepspeed.initialize(
             model=model,
-            optimizer=SlowSgd(model.parameters(), lr=0.1),
+            optimizer=SlowSGD(model.parameters(), now, 16),
             config=config(stage=1, accumulate=2),
             training_data=data if loader == "engine's" else None,
         )

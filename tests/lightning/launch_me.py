@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.run import window
 from tests.fake_clock import FakeNow
-from tests.lightning.nets import loader, new_net, new_trainer
+from tests.lightning.nets import loader, logger_in, new_net, new_trainer
 
 NOW = FakeNow()
 """This rank's clock: each row it loads takes half a second, a forward two, a backward four and an update eight."""
@@ -20,9 +19,8 @@ def load() -> None:
 
 
 def main(root: str, strategy: str, folder: str) -> None:
-    logger = importlib.import_module(f"{root}.loggers").CSVLogger(folder, name="run", version=0)
     callback = FlopsProfilerCallback(profile_step=1, timing_steps=2)
-    run = new_trainer(root, folder, callback, strategy=strategy, devices=2, logger=logger)
+    run = new_trainer(root, folder, callback, strategy=strategy, devices=2, logger=logger_in(folder, "CSVLogger", root))
     run.fit(new_net(root, now=NOW), loader(24, on_fetch=load))
 
 

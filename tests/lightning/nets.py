@@ -22,6 +22,9 @@ from tests.fake_clock import FakeNow
 from tests.left_on_objects import written_on
 from tests.left_on_torch import global_hooks
 
+MakeTrainer = Callable[..., Any]
+"""Makes a Trainer with the given callbacks and settings: the fixture ``trainer``."""
+
 ROOTS = ("lightning.pytorch", "pytorch_lightning")
 ROOT = ROOTS[0]
 LOOPS = ("predict", "test", "validate")  # that do not train
@@ -266,8 +269,9 @@ def footprint(run: Any, net: Any) -> dict[str, Any]:
     }
 
 
-def tensorboard_logger(folder: Path) -> Any:
-    return importlib.import_module(f"{ROOT}.loggers").TensorBoardLogger(folder, name="run", version=0)
+def logger_in(folder: Path | str, kind: str = "TensorBoardLogger", root: str = ROOT) -> Any:
+    """A logger of Lightning's own, whose files lie in ``run/version_0`` of *folder*."""
+    return getattr(importlib.import_module(f"{root}.loggers"), kind)(folder, name="run", version=0)
 
 
 def read_back(folder: Path) -> Any:

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import json
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ import pytest
 
 from lightning_flops import ConfigError, FlopsProfilerCallback, ProfilerConfig
 from lightning_flops.config import ARGUMENTS, OF_DEEPSPEED, SETTINGS
-from tests.lightning.nets import loader, new_net
+from tests.lightning.nets import MakeTrainer, loader, new_net
 from tests.listening import warnings_in
-
-MakeTrainer = Callable[..., Any]
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from lightning_flops import FlopsProfilerCallback
-from tests.lightning.nets import batch_flops, loader, new_net
-
-MakeTrainer = Callable[..., Any]
+from tests.lightning.nets import MakeTrainer, batch_flops, loader, new_net
 
 
 def compiled(net: Any, what: str, backend: str) -> Any:

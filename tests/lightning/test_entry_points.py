@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,9 @@ import pytest
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.entry_points import callbacks_factory
 from lightning_flops.report.headline import figures
-from tests.lightning.nets import FORWARD, ROOTS, loader, new_net
+from tests.lightning.nets import FORWARD, ROOTS, MakeTrainer, loader, logger_in, new_net
 from tests.listening import listening
 from tests.results import profile_of
-
-MakeTrainer = Callable[..., Any]
 
 
 def ours(trainer: Any) -> list[FlopsProfilerCallback]:
@@ -47,8 +43,7 @@ def test_with_the_switch_a_trainer_is_profiled_by_the_defaults(
     root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LIGHTNING_FLOPS", "1")
-    csv_logger = importlib.import_module(f"{root}.loggers").CSVLogger(tmp_path, name="run", version=0)
-    run = trainer(logger=csv_logger)
+    run = trainer(logger=logger_in(tmp_path, "CSVLogger", root))
     run.fit(new_net(root), loader(40))
     profile = profile_of(*ours(run))
     assert (profile.profile_step, profile.flops.forward, len(profile.timed_steps)) == (1, FORWARD, 20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,17 @@ from tests.lightning.nets import (
     LOOPS,
     OUT,
     ROOT,
+    MakeTrainer,
     footprint,
     loader,
+    logger_in,
     new_evaluated_net,
     read_back,
     run,
-    tensorboard_logger,
 )
 from tests.listening import warnings_in
 from tests.results import profile_of, throughput_of
 
-MakeTrainer = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("prompt_reports")
 
 
@@ -123,7 +122,7 @@ def test_a_backward_in_a_test_step_is_counted_and_has_no_time_of_its_own(trainer
 
 def test_reports_of_a_fit_and_of_the_loops_after_it_keep_apart(trainer: MakeTrainer, tmp_path: Path) -> None:
     callback = FlopsProfilerCallback(timing_steps=2, output_file=str(tmp_path / "flops.txt"))
-    net, made = new_evaluated_net(), trainer(callback, logger=tensorboard_logger(tmp_path))
+    net, made = new_evaluated_net(), trainer(callback, logger=logger_in(tmp_path))
     made.fit(net, loader(10), loader(1))
     folder = tmp_path / "run" / "version_0" / "lightning_flops"
     of_fit = (folder / "profile.json").read_text(), (tmp_path / "flops.txt").read_text()

@@ -135,6 +135,8 @@ def test_an_exception_in_any_part_of_a_step_arrives_and_leaves_nothing(
     assert found_marks == marks
     # The net hears of a batch's end after its callbacks: the step is whole then.
     assert (callback.profile is not None) == (doing != "counted" or part == "batch end")
+    if doing == "timed":  # a step that was cut off has no time
+        assert profile_of(callback).timed_steps == ((4,) if part == "batch end" else ())
     again, _, left = fit(tmp_path, Tripwire(), callback, manual=manual)
     assert again is None and left == {}
     profile = profile_of(callback)

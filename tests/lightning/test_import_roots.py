@@ -63,24 +63,19 @@ logging.getLogger(root).addHandler(Listener())
 pl.Trainer(logger=False, accelerator="cpu", callbacks=[early])
 assert said == [], said
 """,
-    "the command line knows it by its short name": """
+    "the command line knows it by its short name and by its path": """
 from importlib import import_module
 cli = import_module(f"{root}.cli").LightningCLI
 demo = import_module(f"{root}.demos.boring_classes").BoringModel
-made = cli(demo, run=False, args=["--trainer.logger=false", "--trainer.accelerator=cpu",
-    "--trainer.callbacks+=FlopsProfilerCallback", "--trainer.callbacks.timing_steps=3"])
-(callback,) = [one for one in made.trainer.callbacks if isinstance(one, FlopsProfilerCallback)]
-assert callback.config.timing_steps == 3
-only_one_root()
-""",
-    "the command line knows it by its path": """
-from importlib import import_module
-cli = import_module(f"{root}.cli").LightningCLI
-demo = import_module(f"{root}.demos.boring_classes").BoringModel
-given = {"class_path": "lightning_flops.FlopsProfilerCallback", "init_args": {"timing_steps": 3}}
-made = cli(demo, run=False, args={"trainer": {"logger": False, "accelerator": "cpu", "callbacks": [given]}})
-(callback,) = [one for one in made.trainer.callbacks if isinstance(one, FlopsProfilerCallback)]
-assert callback.config.timing_steps == 3
+path = {"class_path": "lightning_flops.FlopsProfilerCallback", "init_args": {"timing_steps": 3}}
+for given in (
+    ["--trainer.logger=false", "--trainer.accelerator=cpu", "--trainer.callbacks+=FlopsProfilerCallback",
+        "--trainer.callbacks.timing_steps=3"],
+    {"trainer": {"logger": False, "accelerator": "cpu", "callbacks": [path]}},
+):
+    made = cli(demo, run=False, args=given)
+    (callback,) = [one for one in made.trainer.callbacks if isinstance(one, FlopsProfilerCallback)]
+    assert callback.config.timing_steps == 3
 only_one_root()
 """,
     "the second root takes it, too": """

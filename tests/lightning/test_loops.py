@@ -14,11 +14,9 @@ from torch.utils.data import DataLoader
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.records import PhaseFlops, PhaseSeconds
 from tests.fake_clock import FakeNow
-from tests.lightning.nets import BATCH, IN, OUT, ROOT, Rows, batch_flops, loader, new_gan, new_net
+from tests.lightning.nets import BATCH, IN, OUT, ROOT, MakeTrainer, Rows, batch_flops, loader, new_gan, new_net
 from tests.listening import warnings_in
 from tests.results import profile_of, throughput_of
-
-MakeTrainer = Callable[..., Any]
 
 
 def flops(window: Any) -> PhaseFlops:
@@ -184,6 +182,57 @@ def test_several_dataloaders_make_one_batch_whose_size_is_a_setting_and_is_not_g
     assert [r.levelname for r in caplog.records if "batch_size=" in r.message] == ["WARNING"]
 
 
+def test_only_steps_of_the_counted_shape_are_timed_and_where_those_are_few_more_are_counted(
+    trainer: MakeTrainer, windows: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    every_other = [list(range(1 + 5 * (at % 2 == 0))) for at in range(40)]
+    given: dict[str, Any] = {"profile_step": 0, "timing_steps": 3, "trace": False}
+    trainer(FlopsProfilerCallback(**given)).fit(new_net(), DataLoader(Rows(6), batch_sampler=every_other))
+    window = windows.pop()
+    assert (indices(window.timed_steps), window.variable) == ([4, 6, 8], False)
+    assert window.notes == (
+        "Steps differ: only 3 of the 6 steps watched had the counted step's batch shapes and numbers of forwards, "
+        "backwards and updates. FLOPs, times and rates are of such steps.",
+    )
+    # Of the 40 steps from 3 on, 14 are like step 0. The last 20 of these are timed, and 19 more are counted.
+    every_third = [list(range(100 + at if at % 3 else 6)) for at in range(70)]
+    with caplog.at_level("INFO", logger="lightning_flops"):
+        trainer(FlopsProfilerCallback(**{**given, "timing_steps": 20})).fit(
+            new_net(), DataLoader(Rows(170), batch_sampler=every_third)
+        )
+    (window,) = windows
+    assert "Waiting for steps like step 0: 7 of 20 were." in caplog.messages
+    assert window.variable and indices(window.timed_steps) == list(range(23, 43))
+    assert indices(window.counted_steps) == [0, *range(43, 62)]
+
+
+def test_a_forward_inside_the_update_makes_the_times_of_both_inseparable(
+    trainer: MakeTrainer, windows: list[Any]
+) -> None:
+    class Hidden(torch.optim.SGD):
+        """Calls its closure, and the model once more."""
+
+        def step(self, closure: Any = None) -> Any:
+            net.net(torch.ones(BATCH, IN))
+            return super().step(closure)
+
+    net = new_net()
+    net.configure_optimizers = lambda: Hidden(net.parameters(), lr=0.01)
+    trainer(FlopsProfilerCallback(timing_steps=1, trace=False)).fit(net, loader(6))
+    assert windows[0].mixed_phases == ("forward", "optimizer")
+    assert any("cannot be separated" in note for note in windows[0].notes)
+
+
+def test_a_device_without_a_clock_is_counted_and_not_timed(
+    trainer: MakeTrainer, windows: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_flops.run.window.clock_for", lambda device: None)
+    trainer(FlopsProfilerCallback(trace=False)).fit(new_net(), loader(6))
+    (window,) = windows
+    assert (flops(window), window.timed_steps) == (batch_flops(), ())
+    assert "no clock" in window.notes[0]
+
+
 def test_variable_batches_are_counted_as_often_as_timed(trainer: MakeTrainer, windows: list[Any]) -> None:
     callback = FlopsProfilerCallback(profile_step=0, timing_steps=10)
     growing = [list(range(size)) for size in range(1, 31)]
@@ -299,16 +348,8 @@ def profiler() -> FlopsProfilerCallback:
 
 def hooked(net: Any, now: FakeNow) -> Any:
     """*net*, each of whose hooks takes its time."""
-
-    def slow(original: Any, seconds: float) -> Any:
-        def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
-            now.sleep(seconds)
-            return original(*args, **kwargs)
-
-        return hook
-
     for name, (seconds, _) in HOOKS.items():  # Lightning looks for overridden hooks in the class
-        setattr(type(net), name, slow(getattr(net, name), seconds))
+        setattr(type(net), name, now.slowed(getattr(type(net), name), seconds))
     configure = net.configure_optimizers
 
     def configure_optimizers() -> Any:

@@ -6,7 +6,6 @@ import copy
 import gc
 import pickle
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ import torch
 
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.measure.recorder import Recorder
-from tests.lightning.nets import footprint, loader, new_net
+from tests.lightning.nets import MakeTrainer, footprint, loader, new_net
 from tests.results import profile_of
-
-MakeTrainer = Callable[..., Any]
 
 
 def left_after(trainer: MakeTrainer, root: str, *callbacks: Any) -> dict[str, Any]:

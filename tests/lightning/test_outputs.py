@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,13 @@ from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.report.headline import figures
 from lightning_flops.report.text import render_text
 from tests.fake_clock import FakeNow
-from tests.lightning.nets import BACKWARD, BATCH, FORWARD, ROOT, loader, new_net, read_back, tensorboard_logger
+from tests.lightning.nets import BACKWARD, BATCH, FORWARD, ROOT, MakeTrainer, loader, logger_in, new_net, read_back
 from tests.listening import listening
 from tests.results import profile_of
-
-MakeTrainer = Callable[..., Any]
 
 
 def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def csv_logger(folder: Path) -> Any:
-    return importlib.import_module(f"{ROOT}.loggers").CSVLogger(folder, name="run", version=0)
 
 
 def test_tensorboard_holds_every_scalar_on_the_runs_own_axis_and_the_whole_text(
@@ -38,7 +31,7 @@ def test_tensorboard_holds_every_scalar_on_the_runs_own_axis_and_the_whole_text(
     callback = FlopsProfilerCallback(
         profile_step=1, timing_steps=3, tokens_per_sample=5, peak_flops_per_sec=1e12, trace=False
     )
-    trainer(callback, logger=tensorboard_logger(tmp_path), log_every_n_steps=4).fit(new_net(), loader(20))
+    trainer(callback, logger=logger_in(tmp_path), log_every_n_steps=4).fit(new_net(), loader(20))
     events = read_back(tmp_path)
     tags = {tag for tag in events.Tags()["scalars"] if tag.startswith("flops_profiler/")}
     names = (
@@ -75,7 +68,7 @@ def test_the_monitors_rates_are_the_same_in_all_of_a_run_whichever_callback_is_s
     first = slow_callback(now, "on_train_epoch_end", "on_validation_start", "on_save_checkpoint")
     last = slow_callback(now, "on_train_epoch_start", "on_train_epoch_end", "on_validation_end")
     run = trainer(
-        first, profiler, last, logger=tensorboard_logger(tmp_path), log_every_n_steps=1, max_epochs=2,
+        first, profiler, last, logger=logger_in(tmp_path), log_every_n_steps=1, max_epochs=2,
         val_check_interval=4, enable_checkpointing=True,
     )  # fmt: skip
     run.fit(new_net(now=now, validates=True), loader(8), loader(1))
@@ -135,7 +128,7 @@ def test_a_fit_that_profiled_nothing_leaves_no_file_but_throughput_that_was_aske
 ) -> None:
     callback = FlopsProfilerCallback(profile_step=100)
     with caplog.at_level(logging.INFO, logger="lightning_flops"):
-        trainer(callback, logger=csv_logger(tmp_path)).fit(new_net(), loader(6))
+        trainer(callback, logger=logger_in(tmp_path, "CSVLogger")).fit(new_net(), loader(6))
     assert callback.throughput is not None
     assert [name for name in files_in(tmp_path) if name.endswith((".json", ".txt"))] == []
     assert sum("Throughput of the run" in record.getMessage() for record in caplog.records) == 1
@@ -147,7 +140,7 @@ def test_a_fit_that_profiled_nothing_leaves_no_file_but_throughput_that_was_aske
 
 def test_the_prefix_is_a_setting_and_so_is_whether_a_run_is_monitored(trainer: MakeTrainer, tmp_path: Path) -> None:
     callback = FlopsProfilerCallback(timing_steps=1, tag_prefix="cost/model", monitor=False)
-    trainer(callback, logger=tensorboard_logger(tmp_path), log_every_n_steps=2).fit(new_net(), loader(6))
+    trainer(callback, logger=logger_in(tmp_path), log_every_n_steps=2).fit(new_net(), loader(6))
     tags = read_back(tmp_path).Tags()
     assert "cost/model/fwd_flops" in tags["scalars"]
     assert not [tag for tag in tags["scalars"] if tag.startswith("flops_monitor/")]
@@ -160,7 +153,7 @@ def test_a_slow_loader_comes_first_wherever_the_report_goes(trainer: MakeTrainer
     net = new_net(now=now)  # a forward takes 2 s, a backward 4 s
     net.configure_optimizers = lambda: torch.optim.SGD(net.parameters(), lr=0.01)  # takes no time
     callback = FlopsProfilerCallback(timing_steps=8)
-    run = trainer(callback, logger=tensorboard_logger(tmp_path))
+    run = trainer(callback, logger=logger_in(tmp_path))
     run.fit(net, loader(20, on_fetch=lambda: now.sleep(6.0 / BATCH)))
     profile = profile_of(callback)
     assert (profile.advice[0].rule[:9], profile.advice[0].ceiling) == ("data_wait", 0.5)

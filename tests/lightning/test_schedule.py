@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.fake_clock import FakeNow
-from tests.lightning.nets import BATCH, Rows, batch_flops, loader, new_net, read_back, tensorboard_logger
+from tests.lightning.nets import BATCH, MakeTrainer, Rows, batch_flops, loader, logger_in, new_net, read_back
 from tests.listening import warnings_in
 from tests.results import throughput_of
 
-MakeTrainer = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("prompt_reports")
 
 
@@ -38,7 +36,7 @@ def test_a_list_of_steps_opens_one_window_after_the_other(trainer: MakeTrainer, 
     text.write_text("of another fit")
     given: dict[str, Any] = {"timing_steps": 2, "trace": False, "monitor": False, "output_file": text}
     callback = FlopsProfilerCallback(profile_step=[8, 1], **given)
-    trainer(callback, logger=tensorboard_logger(tmp_path)).fit(net, loader(16))
+    trainer(callback, logger=logger_in(tmp_path)).fit(net, loader(16))
     first, second = callback.profiles
     assert callback.profile == second
     assert (first.profile_step, first.counted_steps, first.timed_steps) == (1, (1,), (4, 5))
@@ -76,7 +74,7 @@ def test_timer_only_reports_times_alone(
 ) -> None:
     net = new_net(now=monitor_now)
     callback = FlopsProfilerCallback(timer_only=True)
-    run = trainer(callback, logger=tensorboard_logger(tmp_path), log_every_n_steps=4)
+    run = trainer(callback, logger=logger_in(tmp_path), log_every_n_steps=4)
     with caplog.at_level(logging.INFO, logger="lightning_flops"):
         run.fit(net, loader(12, on_fetch=lambda: monitor_now.sleep(0.5)))
     assert (len(net.losses), callback.profiles, warnings_in(caplog)) == (12, (), [])

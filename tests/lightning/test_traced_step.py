@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from lightning_flops.report.text import render_text
 from lightning_flops.trace import load_trace
 from lightning_flops.trace.modules import module_table
 from tests import results
-from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, ROOT, loader, new_net
-
-MakeTrainer = Callable[..., Any]
+from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, ROOT, MakeTrainer, loader, new_net
 
 # Step 0 waits, 1 is counted, 2 and 3 settle, 4 and 5 are timed, 6 warms up.
 TRACED = 7

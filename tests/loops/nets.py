@@ -25,15 +25,15 @@ class Slow(torch.autograd.Function):
     """Takes its time in the forward and in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, now: FakeNow) -> torch.Tensor:
-        ctx.now = now
-        now.sleep(FORWARD_SEC)
+    def forward(ctx: Any, value: torch.Tensor, now: FakeNow, forward_sec: float, backward_sec: float) -> torch.Tensor:
+        ctx.now, ctx.backward_sec = now, backward_sec
+        now.sleep(forward_sec)
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        ctx.now.sleep(BACKWARD_SEC)
-        return gradients[0], None
+        ctx.now.sleep(ctx.backward_sec)
+        return gradients[0], None, None, None
 
 
 class Net(nn.Module):
@@ -47,19 +47,20 @@ class Net(nn.Module):
         self._now = now
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = Slow.apply(self.second(self.first(rows).relu()), self._now)
+        output = self.second(self.first(rows).relu())
+        result: torch.Tensor = Slow.apply(output, self._now, FORWARD_SEC, BACKWARD_SEC)
         return result
 
 
 class SlowSGD(torch.optim.SGD):
     """Takes its time in each step, and none in a closure."""
 
-    def __init__(self, parameters: Any, now: FakeNow) -> None:
+    def __init__(self, parameters: Any, now: FakeNow, sec: float = UPDATE_SEC) -> None:
         super().__init__(parameters, lr=0.1)
-        self._now = now
+        self._now, self._sec = now, sec
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        self._now.sleep(UPDATE_SEC)
+        self._now.sleep(self._sec)
         return super().step(closure)
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from lightning_flops.measure.deepspeed_groups import ParallelSizes, parallel_sizes
 
@@ -42,17 +41,3 @@ def eight_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_sizes_are_what_the_unit_says_by_the_name_that_means_it(mpu: Any, expected: ParallelSizes) -> None:
     assert parallel_sizes(SimpleNamespace(mpu=mpu)) == expected
-
-
-def test_ranks_that_share_a_sequence_see_the_same_data_and_are_no_tensor_parallel_ranks() -> None:
-    mpu = _unit(initialize_sequence_parallel=0, get_model_parallel_world_size=4)
-    engine = SimpleNamespace(mpu=mpu, sequence_parallel_size=4, dp_world_size=None)
-    assert parallel_sizes(engine) == ParallelSizes(dp_size=2, sp_size=4)
-
-
-def test_expert_parallel_size_is_that_of_the_layer_that_spreads_its_experts_most_and_leaves_the_data_alone() -> None:
-    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)])
-    for layer, size in zip(model[:2], (2, 4), strict=True):
-        for parameter in layer.parameters():
-            vars(parameter).update(allreduce=False, group_name=f"ep_size_{size}")
-    assert parallel_sizes(SimpleNamespace(mpu=None, module=model)) == ParallelSizes(dp_size=8, ep_size=4)

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_flops.schema.profile import Profile
 from tests.forks import once_in_a_run
-from tests.ranks import LIGHTNING, run_ranks
+from tests.ranks import DEEPSPEED_ON_CPU, LIGHTNING, run_ranks
 
 
 class Launched:
@@ -31,28 +31,10 @@ class Launched:
 
 
 @functools.cache
-def launch(module: str, *, ranks: int, timeout_sec: float = 270.0, imports: tuple[str, ...] = LIGHTNING) -> Launched:
-    """Run every scenario of ``tests.ranks.MODULE`` on *ranks* ranks of one process group on the CPU."""
-    return launch_worker(
-        "tests.ranks.worker",
-        f"tests.ranks.{module}",
-        ranks=ranks,
-        timeout_sec=timeout_sec,
-        environment={"CUDA_VISIBLE_DEVICES": ""},
-        imports=imports,
-    )
-
-
-def launch_worker(
-    worker: str,
-    module: str,
-    *,
-    ranks: int,
-    timeout_sec: float,
-    environment: Mapping[str, str],
-    imports: tuple[str, ...],
+def launch(
+    module: str, *, ranks: int, worker: str = "tests.ranks.worker", imports: tuple[str, ...] = LIGHTNING
 ) -> Launched:
-    """Run the program *worker* on the scenarios of *module*, and read what they returned."""
+    """Run every scenario of *module* on *ranks* ranks of one process group on the CPU, by the program *worker*."""
 
     def run() -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
@@ -60,8 +42,8 @@ def launch_worker(
                 ["-W", "ignore", "-m", worker, module, folder],
                 ranks=ranks,
                 folder=Path(folder),
-                timeout_sec=timeout_sec,
-                environment=environment,
+                timeout_sec=270.0,
+                environment=DEEPSPEED_ON_CPU,
                 imports=imports,
             )
             return [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(ranks)]

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.deepspeed import attach
+from tests.deepspeed.engines import config, engine_of
 from tests.lightning.nets import new_trainer
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled first, for minutes
@@ -59,17 +60,8 @@ def ddp() -> dict[str, Any]:
 def zero_3() -> dict[str, Any]:
     torch.manual_seed(1)
     model = layers()
-    engine = deepspeed.initialize(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-        config={
-            "train_micro_batch_size_per_gpu": BATCH,
-            "zero_optimization": {"stage": 3},
-            "zero_allow_untested_optimizer": True,
-            "steps_per_print": 1000,
-            "flops_profiler": {"enabled": True, "monitor": False, **SETTINGS},
-        },
-    )[0]
+    block = {"enabled": True, "monitor": False, **SETTINGS}
+    engine = engine_of(config(stage=3, block=block, train_micro_batch_size_per_gpu=BATCH), model)
     handle = attach(engine)
     for _ in range(STEPS):
         loss = engine(torch.ones(BATCH, WIDTH)).square().mean()

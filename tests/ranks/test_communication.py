@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from lightning_flops.records import PhaseSeconds
 from lightning_flops.schema.profile import Profile
 from lightning_flops.trace import analyze_trace, collective_calls, load_trace, step_parts
 from tests.analysis.in_memory import known
-from tests.ranks import DEEPSPEED_ON_CPU, EVERYTHING
-from tests.ranks.launching import Launched, launch_worker, profile_in
+from tests.ranks import EVERYTHING
+from tests.ranks.launching import launch, profile_in
 from tests.report import windows
 from tests.report.windows import build_profile
 
@@ -70,16 +71,7 @@ def test_records_say_what_is_hidden_what_is_transfer_and_who_waits_for_whom() ->
 # ---- real ranks
 
 
-@pytest.fixture(scope="module")
-def launched() -> Launched:
-    return launch_worker(
-        "tests.ranks.worker",
-        "tests.ranks.scenarios_communication",
-        ranks=RANKS,
-        timeout_sec=270,
-        environment=DEEPSPEED_ON_CPU,
-        imports=EVERYTHING,
-    )
+launched = partial(launch, "tests.ranks.scenarios_communication", ranks=RANKS, imports=EVERYTHING)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +84,9 @@ def launched() -> Launched:
     ],
 )
 def test_what_a_strategy_communicates_in_a_step_is_there_call_by_call(
-    scenario: str, expected: Sequence[tuple[str, int]], launched: Launched
+    scenario: str, expected: Sequence[tuple[str, int]]
 ) -> None:
-    for returned in launched(scenario):
+    for returned in launched()(scenario):
         traced = known(profile_in(returned).traced)
         rows = [(one.name, one.calls) for one in traced.collectives]
         assert sorted(row for row in rows if row[0] != "broadcast") == expected
@@ -103,9 +95,9 @@ def test_what_a_strategy_communicates_in_a_step_is_there_call_by_call(
 
 @pytest.mark.parametrize("scenario", ["ddp", "zero_3"])
 def test_all_calls_of_real_ranks_are_matched_and_parts_of_a_traced_step_add_up_to_it(
-    scenario: str, launched: Launched
+    scenario: str,
 ) -> None:
-    profiles = [profile_in(returned) for returned in launched(scenario)]
+    profiles = [profile_in(returned) for returned in launched()(scenario)]
     found = known(known(profiles[0].ranks).communication)
     assert found.notes == ()
     assert all(one.matched_calls == one.calls for row in found.ranks for one in row.collectives)

@@ -16,7 +16,7 @@ from tests.ranks.scenarios_faults import BATCHES, SCENARIOS
 
 pytestmark = pytest.mark.timeout(290)
 
-on_two = functools.partial(launch, "scenarios_faults", ranks=2)
+on_two = functools.partial(launch, "tests.ranks.scenarios_faults", ranks=2)
 
 COMPARED = ("losses", "weights", "random", "footprint", "collectives")
 

@@ -25,7 +25,7 @@ PARAMS = WIDE * MIDDLE + MIDDLE + MIDDLE * NARROW + NARROW
 def test_each_rank_counts_its_own_work_and_rank_0_reports_on_both(
     scenario: str, framework: str, strategy: str, micro_steps: int
 ) -> None:
-    returned = launch("scenarios_loops", ranks=2)(scenario)
+    returned = launch("tests.ranks.scenarios_loops", ranks=2)(scenario)
     for rank, result in enumerate(returned):
         profile = profile_in(result)
         assert (profile.flops.forward, profile.flops.backward) == (micro_steps * FORWARD, micro_steps * BACKWARD)
@@ -38,4 +38,4 @@ def test_each_rank_counts_its_own_work_and_rank_0_reports_on_both(
 
 
 def test_the_loggers_of_fabric_get_the_text() -> None:
-    assert launch("scenarios_loops", ranks=2)("fabric")[0]["events"] == 1
+    assert launch("tests.ranks.scenarios_loops", ranks=2)("fabric")[0]["events"] == 1

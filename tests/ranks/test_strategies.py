@@ -97,7 +97,7 @@ class Case:
 
 def case_of(name: str) -> Case:
     truth = EXPECTED[name]
-    returned, costs = launch("scenarios_strategies", ranks=len(truth.costs))(name), truth.costs
+    returned, costs = launch("tests.ranks.scenarios_strategies", ranks=len(truth.costs))(name), truth.costs
     forward, backward = sum(cost.forward for cost in costs), sum(cost.backward for cost in costs)
     flops = truth.micro_steps * forward, truth.micro_steps * backward
     return Case(truth, returned, [profile_in(one) for one in returned], len(costs), flops)

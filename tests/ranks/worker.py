@@ -1,7 +1,7 @@
 """Runs every scenario of one module in one process; started on several ranks, it is one of them.
 
 ``python -m tests.ranks.worker MODULE FOLDER`` writes what each scenario returned, or how it failed, into
-``FOLDER/rank{N}.json``.
+``FOLDER/rank{N}.json``; with ``MODULE:NAME,NAME`` those of these names alone run.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from tests.idle_machine import unwatched
 
 def run_scenarios(module_name: str, folder: str) -> None:
     """Run each function in the module's ``SCENARIOS``, in a folder and from a seed of its own."""
-    module = importlib.import_module(module_name)
+    module_name, _, names = module_name.partition(":")
+    scenarios = importlib.import_module(module_name).SCENARIOS
     rank = os.environ["RANK"]
     watching: Any = window
     watching.ProcessorWatch = unwatched
     results: dict[str, Any] = {}
-    for name, scenario in module.SCENARIOS.items():
+    for name in names.split(",") if names else scenarios:
         workplace = Path(folder, f"{name}-{rank}")
         workplace.mkdir(parents=True)
         os.chdir(workplace)
         torch.manual_seed(0)
         try:
-            results[name] = {"returned": scenario()}
+            results[name] = {"returned": scenarios[name]()}
         except Exception:
             results[name] = {"failed": traceback.format_exc()}
             if int(os.environ["WORLD_SIZE"]) > 1:

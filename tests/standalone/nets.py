@@ -11,6 +11,7 @@ from tests.fake_clock import FakeNow
 
 FIRST = 2 * 2 * 3 * 5  # FLOPs of a batch of 2 through Linear(3, 5)
 SECOND = 2 * 2 * 5 * 7  # and through Linear(5, 7)
+PARAMS = 3 * 5 + 5 + 5 * 7 + 7  # of both
 
 
 def model_state(model: nn.Module) -> list[Any]:

@@ -14,9 +14,7 @@ from lightning_flops import get_model_profile
 from tests.fake_clock import FakeNow
 from tests.golden_files import golden
 from tests.left_on_torch import torch_state_and_warnings
-from tests.standalone.nets import FIRST, SECOND, Block, Calling, Sleeping, model_of_two, model_state
-
-PARAMS = 3 * 5 + 5 + 5 * 7 + 7
+from tests.standalone.nets import FIRST, PARAMS, SECOND, Block, Calling, Sleeping, model_of_two, model_state
 
 
 def quiet(model: nn.Module, **settings: Any) -> tuple[Any, Any, Any]:

@@ -15,9 +15,7 @@ from lightning_flops import FlopsProfiler, LightningFlopsError
 from lightning_flops.measure.deepspeed_groups import ParallelSizes
 from tests.fake_clock import FakeNow
 from tests.left_on_torch import torch_state_and_warnings
-from tests.standalone.nets import FIRST, SECOND, Block, Calling, Sleeping, model_of_two, model_state
-
-PARAMS = 3 * 5 + 5 + 5 * 7 + 7
+from tests.standalone.nets import FIRST, PARAMS, SECOND, Block, Calling, Sleeping, model_of_two, model_state
 
 
 def started(model: nn.Module, *more: Any) -> FlopsProfiler:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +43,26 @@ def attend(
     return out[None], None
 
 
+def _forward(query: torch.Tensor, *rest: Any, **more: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return query.clone(), query.new_zeros(query.shape[1], query.shape[0]), torch.zeros(2, dtype=torch.uint64)
+
+
+def _backward(grad_out: torch.Tensor, *given: torch.Tensor, **more: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(one.clone() for one in given[:3])
+
+
 @pytest.fixture(autouse=True)
 def attention() -> Iterator[None]:
+    """Attention by ``varlen_attn``, with kernels for the processor that compute nothing: shapes tell what they cost."""
     AttentionInterface.register("packed_here", attend)
     AttentionMaskInterface.register("packed_here", lambda *_, **__: None)
-    with kernels_for_the_processor():
-        yield
+    operators: Any = varlen  # for which torch has kernels for CUDA alone
+    pairs = ((operators._varlen_attn, _forward), (operators._varlen_attn_backward, _backward))
+    for operator, kernel in pairs:
+        operator.register_kernel("cpu")(kernel)
+    yield
+    for operator, _ in pairs:
+        operator._backend_fns.pop("cpu")
 
 
 def cost_of(lengths: list[int]) -> int:
@@ -149,28 +162,3 @@ def test_tokens_of_batches_that_are_moved_are_known(accumulated: int, moved: lis
     assert not any("on the device before" in note for note in profile.notes)
     assert len(moved) == 2 * (10 + 2)
     assert summary.padding_ratio == pytest.approx(1 - real / (2 * 10 * BATCH * LENGTH))
-
-
-# ---- kernels for the processor of torch's varlen_attn, which compute nothing: what they cost is known by their shapes
-
-
-def _forward(query: torch.Tensor, *rest: Any, **more: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return query.clone(), query.new_zeros(query.shape[1], query.shape[0]), torch.zeros(2, dtype=torch.uint64)
-
-
-def _backward(grad_out: torch.Tensor, *given: torch.Tensor, **more: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(one.clone() for one in given[:3])
-
-
-@contextmanager
-def kernels_for_the_processor() -> Iterator[None]:
-    """Inside, ``varlen_attn`` runs here: torch has kernels for CUDA alone."""
-    operators: Any = varlen
-    pairs = ((operators._varlen_attn, _forward), (operators._varlen_attn_backward, _backward))
-    for operator, kernel in pairs:
-        operator.register_kernel("cpu")(kernel)
-    try:
-        yield
-    finally:
-        for operator, _ in pairs:
-            operator._backend_fns.pop("cpu")

@@ -25,13 +25,8 @@ from tests.transformers.tiny import (
     length_of,
     new_net_trainer,
     new_trainer,
+    profiler,
 )
-
-QUIET = {"trace": False, "monitor": False}
-
-
-def profiler(**settings: Any) -> FlopsProfilerTrainerCallback:
-    return FlopsProfilerTrainerCallback(**{"profile_step": 1, "timing_steps": 2, **QUIET, **settings})
 
 
 def only_profile(callback: FlopsProfilerTrainerCallback) -> Profile:

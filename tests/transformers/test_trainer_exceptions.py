@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from transformers import Trainer, TrainerCallback
 
-from lightning_flops import FlopsProfilerTrainerCallback
 from tests.left_on_torch import torch_state
-from tests.transformers.tiny import ROWS, Rows, footprint, new_net_trainer
+from tests.transformers.tiny import ROWS, Rows, footprint, new_net_trainer, profiler
 
 
 class Broken(Exception):
@@ -56,7 +55,7 @@ def test_an_exception_leaves_nothing_behind(place: str, step: int, tmp_path: Pat
         assert torch_state() == before
         return footprint(trainer)
 
-    callback = FlopsProfilerTrainerCallback(profile_step=1, timing_steps=2, trace=False)
+    callback = profiler()
     assert left(callback) == left()
     if step == 4:
         assert callback.profile is not None

@@ -11,14 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import TrainerCallback
 from transformers.integrations.integration_utils import TensorBoardCallback
 
-from lightning_flops import FlopsProfilerTrainerCallback, Profile
+from lightning_flops import Profile
 from lightning_flops.report.headline import figures
 from tests.results import profile_of
-from tests.transformers.tiny import BATCH, gpt2_flops, new_net_trainer, new_trainer
-
-
-def profiler(**settings: Any) -> FlopsProfilerTrainerCallback:
-    return FlopsProfilerTrainerCallback(**{"profile_step": 1, "timing_steps": 1, "trace": False, **settings})
+from tests.transformers.tiny import BATCH, gpt2_flops, new_net_trainer, new_trainer, profiler
 
 
 class Board(TensorBoardCallback):

@@ -10,10 +10,9 @@ import torch
 from accelerate import data_loader as accelerate_loaders
 from transformers import Trainer, TrainerCallback
 
-from lightning_flops import FlopsProfilerTrainerCallback
 from lightning_flops.records import PhaseSeconds, WindowRecord
 from tests.fake_clock import FakeNow
-from tests.transformers.tiny import ROWS, Rows, new_net_trainer
+from tests.transformers.tiny import ROWS, Rows, new_net_trainer, profiler
 
 FETCH, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD = 0.5, 2.0, 4.0, 8.0, 16.0
 
@@ -72,29 +71,8 @@ def seconds_in(part: str, **times: int) -> float:
 
 @pytest.fixture
 def slow_libraries(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> None:
-    send, clip = accelerate_loaders.send_to_device, torch.nn.utils.clip_grad_norm_
-
-    def slow_send(batch: Any, *args: Any, **kwargs: Any) -> Any:
-        now.sleep(PLACES["send_to_device"][0])
-        return send(batch, *args, **kwargs)
-
-    def slow_clip(*args: Any, **kwargs: Any) -> Any:
-        now.sleep(PLACES["clip_grad_norm_"][0])
-        return clip(*args, **kwargs)
-
-    monkeypatch.setattr(accelerate_loaders, "send_to_device", slow_send)
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", slow_clip)
-
-
-def slow_run(folder: Path, now: FakeNow, **given: Any) -> Trainer:
-    profiler = FlopsProfilerTrainerCallback(profile_step=1, timing_steps=2, trace=False, monitor=False)
-    rows = Rows(given.pop("batches") * ROWS, on_fetch=lambda: now.sleep(FETCH))
-    trainer = new_net_trainer(folder, SlowEvents(now), profiler, rows=rows, now=now, kind=slow_trainer(now), **given)
-    schedule: Any = trainer.lr_scheduler
-    schedule.now = now
-    schedule.__class__ = SlowSchedule
-    trainer.train()
-    return trainer
+    for owner, name in ((accelerate_loaders, "send_to_device"), (torch.nn.utils, "clip_grad_norm_")):
+        monkeypatch.setattr(owner, name, now.slowed(getattr(owner, name), PLACES[name][0]))
 
 
 @pytest.mark.usefixtures("slow_libraries")
@@ -102,10 +80,14 @@ def slow_run(folder: Path, now: FakeNow, **given: Any) -> Trainer:
 def test_every_place_of_a_step_has_its_own_time(
     accumulated: int, tmp_path: Path, now: FakeNow, windows: list[WindowRecord]
 ) -> None:
-    slow_run(
-        tmp_path, now, batches=8 * accumulated, gradient_accumulation_steps=accumulated,
+    trainer = new_net_trainer(
+        tmp_path, SlowEvents(now), profiler(monitor=False), now=now, kind=slow_trainer(now),
+        rows=Rows(8 * accumulated * ROWS, on_fetch=lambda: now.sleep(FETCH)), gradient_accumulation_steps=accumulated,
         eval_strategy="steps", eval_steps=1, eval_dataset=Rows(ROWS), save_strategy="steps", save_steps=1,
     )  # fmt: skip
+    schedule: Any = trainer.lr_scheduler
+    schedule.now, schedule.__class__ = now, SlowSchedule
+    trainer.train()
     (window,) = windows
     assert [step.index for step in window.timed_steps] == [4, 5]
     times = accumulated

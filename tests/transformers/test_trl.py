@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_flops import FlopsProfilerTrainerCallback
-from tests.transformers.tiny import BATCH, LENGTH, VOCAB, WIDTH, footprint, gpt2_flops, length_of, new_gpt2
+from tests.transformers.tiny import BATCH, LENGTH, VOCAB, WIDTH, footprint, gpt2_flops, length_of, new_gpt2, profiler
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs trl")
 
@@ -64,7 +63,7 @@ def test_an_sft_trainer_is_profiled_and_keeps_its_own_metrics(tmp_path: Path) ->
         return history, weights, torch.get_rng_state().tolist(), footprint(trainer), trainer.state.log_history
 
     *plain, _ = train()
-    callback = FlopsProfilerTrainerCallback(profile_step=1, timing_steps=2, trace=False, monitor=False)
+    callback = profiler(monitor=False)
     *profiled, whole_history = train(callback)
     assert profiled == plain
     assert any("mean_token_accuracy" in log for log in whole_history)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
+from lightning_flops import FlopsProfilerTrainerCallback
 from lightning_flops.records import PhaseFlops
 from tests.fake_clock import FakeNow
 from tests.left_on_objects import is_ours, written_on
@@ -98,6 +99,11 @@ class Net(nn.Module):
         loss = nn.functional.mse_loss(out, y)
         self.losses.append(loss.item())
         return {"loss": loss}
+
+
+def profiler(**settings: Any) -> FlopsProfilerTrainerCallback:
+    """A callback whose window is short, and traces nothing."""
+    return FlopsProfilerTrainerCallback(**{"profile_step": 1, "timing_steps": 2, "trace": False, **settings})
 
 
 def arguments(folder: Path, **given: Any) -> TrainingArguments:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.flop_counts import FlopCounts
@@ -20,49 +19,22 @@ from lightning_flops.measure.counting.formulas import custom, registry
 from lightning_flops.measure.counting.formulas.custom import register_flop_formula
 from lightning_flops.pytorch import count_flops
 from lightning_flops.records import OUTSIDE, PhaseBytes, PhaseFlops
-
-BATCH = 2
-FIRST = 2 * BATCH * 3 * 5  # Linear(3, 5)
-SECOND = 2 * BATCH * 5 * 7  # Linear(5, 7)
+from tests.corpus import case
+from tests.corpus.case import BATCH, FIRST, INPUTS, OUTPUTS, SECOND
 
 
 def two_layers() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 7))
+    return case.two_layers(nn.Tanh())
 
 
 def batch() -> Tensor:
-    return torch.randn(BATCH, 3)
+    return torch.randn(BATCH, INPUTS)
 
 
 def on_a_thread(work: Callable[..., None], *args: Any) -> None:
     thread = threading.Thread(target=work, args=args)
     thread.start()
     thread.join()
-
-
-def test_a_counter_entered_again_adds_up() -> None:
-    model = two_layers()
-    counter = FlopCounter(model)
-    for _ in range(3):
-        with counter:
-            model(batch())
-        model(batch())
-    counts = FlopCounts(counter.record())
-    assert counts.forward == 3 * (FIRST + SECOND)
-    assert counts.record.module_calls == {"": 3, "0": 3, "1": 3, "2": 3}
-
-
-def test_nothing_inside_a_pause_is_counted() -> None:
-    model = two_layers()
-    counter = FlopCounter(model)
-    with counter:
-        model(batch())
-        with counter.pause():
-            model(batch()).sum().backward()
-        model(batch())
-    counts = FlopCounts(counter.record())
-    assert (counts.forward, counts.backward) == (2 * (FIRST + SECOND), 0)
-    assert counts.record.module_calls[""] == 2
 
 
 def test_work_in_root_that_no_module_call_owns_is_the_roots_own() -> None:
@@ -82,7 +54,7 @@ def test_work_in_root_that_no_module_call_owns_is_the_roots_own() -> None:
             loss = task.training_step(batch())
         loss.backward()  # type: ignore[no-untyped-call]
     own = FlopCounts(counter.record()).own_by_module()
-    gram = 2 * BATCH * 7 * BATCH
+    gram = 2 * BATCH * OUTPUTS * BATCH
     assert own[""] == PhaseFlops(forward=gram, backward=2 * gram)
     assert own["net.2"] == PhaseFlops(forward=SECOND, backward=2 * SECOND)
     assert OUTSIDE not in own
@@ -328,46 +300,3 @@ def test_the_inverse_that_a_reversible_layer_runs_in_its_backward_is_recompute()
         Reversible.apply(torch.randn(4, 16, requires_grad=True), layer).sum().backward()  # type: ignore[no-untyped-call]
     product = 2 * 4 * 8 * 8
     assert counter.total() == PhaseFlops(forward=product, backward=2 * product, recompute=2 * product)
-
-
-class Block(nn.Module):
-    """Two products. (Torch does not compile a Sequential in place.)"""
-
-    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(self.first(x).tanh())
-        return out
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # the compiler's
-@pytest.mark.parametrize("compiled_before", [True, False])
-def test_a_block_compiled_in_place_stays_compiled_and_keeps_its_name(compiled_before: bool) -> None:
-    torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(5, 5), Block(5, 7, 11), Block(11, 3, 4), nn.Linear(4, 2))
-    for block in (model[1], model[2]):
-        block.compile(backend="aot_eager")
-    x = torch.randn(3, 5)
-
-    def graphs_that_a_step_compiles() -> int:
-        before: int = counters["stats"]["unique_graphs"]
-        model(x).sum().backward()
-        return int(counters["stats"]["unique_graphs"]) - before
-
-    if compiled_before:
-        assert graphs_that_a_step_compiles() == 2
-    with count_flops(model) as counts:
-        assert graphs_that_a_step_compiles() == (0 if compiled_before else 2)
-    assert graphs_that_a_step_compiles() == 0
-    torch._dynamo.reset()
-    stem, head = 2 * 3 * 5 * 5, 2 * 3 * 4 * 2
-    first, second = 2 * 3 * (5 * 7 + 7 * 11), 2 * 3 * (11 * 3 + 3 * 4)
-    assert {name: flops for name, flops in counts.own_by_module().items() if flops.total} == {
-        "0": PhaseFlops(forward=stem, backward=stem),
-        "1": PhaseFlops(forward=first, backward=2 * first),
-        "2": PhaseFlops(forward=second, backward=2 * second),
-        "3": PhaseFlops(forward=head, backward=2 * head),
-    }
-    assert not counts.notes

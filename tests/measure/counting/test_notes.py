@@ -14,6 +14,7 @@ from lightning_flops.measure.counting import mode
 from lightning_flops.measure.counting.attribution import ThreadState
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.torch_private import optional
+from tests.corpus.case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND
 from tests.left_on_torch import torch_state
 
 
@@ -50,10 +51,6 @@ def test_what_control_flow_runs_is_not_counted_and_its_operator_is_listed() -> N
         torch.cond(torch.tensor(True), lambda x: layers["inside"](x), lambda x: layers["inside"](-x), (x,))
     assert counts.forward == 2 * 2 * 3 * 5
     assert [name for name, listed in counts.uncounted.items() if listed.heavy] == ["higher_order.cond"]
-
-
-BATCH, INPUTS, HIDDEN, OUTPUTS = 3, 5, 7, 11
-FIRST, SECOND = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * OUTPUTS
 
 
 class Checkpointed(nn.Module):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,10 @@ import lightning_flops
 
 PACKAGE = Path(lightning_flops.__file__).parent
 
-TORCHS_PATH = re.compile(r"torch(\.\w+)*[.:]_\w[\w.:]*")
+PRIVATE = r"_[^_\W]\w*"
+BY_PATH = re.compile(rf"\btorch(?!\.ops\.)(?:\.\w+)*[.:]{PRIVATE}|from torch[\w.]* import [^\n]*\b{PRIVATE}")
+"""In code and in texts; names in ``torch.ops`` are the dispatcher's names of operators."""
+OF_AN_OBJECT = re.compile(rf"(?<!self)(?<!cls)(?<!super\(\))\.({PRIVATE})")
 
 
 def torchs() -> set[str]:
@@ -30,44 +31,17 @@ def torchs() -> set[str]:
         iter(DataLoader([1])),  # type: ignore[arg-type]
         torch.nn.modules.module,
     ]
-    return {name for one in made for name in dir(one) if is_private(name)}
-
-
-def is_private(name: str) -> bool:
-    return re.fullmatch(r"_[^_]\w*", name) is not None
-
-
-def root_of(node: ast.expr) -> str:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def private_names_in(source: str, known: set[str]) -> Iterator[str]:
-    """Private names of torch in a file: through ``torch``, as paths in texts, and *known* ones of other objects."""
-    tree = ast.parse(source)
-    own = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and is_private(node.attr):
-            if root_of(node) == "torch":
-                if not ast.unparse(node).startswith("torch.ops."):  # the dispatcher's names of operators
-                    yield node.attr
-            elif node.attr in known - own and root_of(node) not in ("self", "cls", "sys", "functools", "warnings"):
-                yield node.attr
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-            yield from filter(is_private, ((node.module or "") + "." + ".".join(a.name for a in node.names)).split("."))
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if TORCHS_PATH.match(alias.name))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and TORCHS_PATH.fullmatch(node.value):
-            yield node.value
+    return {name for one in made for name in dir(one) if re.fullmatch(PRIVATE, name)}
 
 
 def test_no_private_name_of_torch_stands_outside_of_its_room() -> None:
-    files = [path for path in sorted(PACKAGE.rglob("*.py")) if "torch_private" not in path.parts]
-    known = torchs()
-    found = {
-        (path.relative_to(PACKAGE).as_posix(), name)
-        for path in files
-        for name in private_names_in(path.read_text(), known)
-    }
-    assert not sorted(found)
+    known, found = torchs(), []
+    for path in PACKAGE.rglob("*.py"):
+        if "torch_private" not in path.parts:
+            source = path.read_text()
+            own = {
+                name for kinds in re.findall(rf"(?:def|class) ({PRIVATE})|self\.({PRIVATE})", source) for name in kinds
+            }
+            names = BY_PATH.findall(source) + [one for one in OF_AN_OBJECT.findall(source) if one in known - own]
+            found += [f"{path.relative_to(PACKAGE)}: {name}" for name in names]
+    assert sorted(found) == []

@@ -1,18 +1,15 @@
-"""One of two ranks of trainings of transformers, by DDP or by DeepSpeed; run by test_trainer_ranks."""
+"""Trainings of transformers on two ranks, by DDP or by DeepSpeed, without the profiler and with it."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lightning_flops import FlopsProfilerTrainerCallback
 from tests.left_on_objects import left_on_classes, left_on_object
-from tests.transformers.tiny import new_trainer
+from tests.transformers.tiny import new_trainer, profiler
 
 
 def train(folder: Path, stage: int | None, *callbacks: Any) -> dict[str, Any]:
@@ -43,21 +40,20 @@ def train(folder: Path, stage: int | None, *callbacks: Any) -> dict[str, Any]:
         "left": [*left_on_object(trainer), *left_on_object(wrapped), *left_on_classes(wrapped)],
         "wrapped": type(wrapped).__name__,
         "builtin_ran": hasattr(wrapped, "flops"),
-        "profiles": [profile.to_json() for one in callbacks for profile in one.profiles],
     }
 
 
-def main(folder: Path, stages: list[str]) -> None:
-    seen = {}
-    for name in stages:
-        stage = None if name == "ddp" else int(name)
-        seen[f"plain {name}"] = train(folder / f"plain{name}", stage)
-        first = 1 if stage is None else None  # None: the block's
-        profiler = FlopsProfilerTrainerCallback(profile_step=first, timing_steps=2, trace=False)
-        seen[f"profiled {name}"] = train(folder / f"profiled{name}", stage, profiler)
-    (folder / f"seen{os.environ['RANK']}.json").write_text(json.dumps(seen))
-    torch.distributed.destroy_process_group()
+def twice(stage: int | None) -> dict[str, Any]:
+    """Both trainings, the profile, and the files of ours."""
+    first = 1 if stage is None else None  # None: the block's
+    callback = profiler(profile_step=first)
+    plain, profiled = train(Path("plain"), stage), train(Path("profiled"), stage, callback)
+    return {
+        "plain": plain,
+        "profiled": profiled,
+        "profile": callback.profile and callback.profile.to_json(),
+        "files": sorted(path.name for path in Path().rglob("lightning_flops/*")),
+    }
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+SCENARIOS = {"ddp": partial(twice, None), "1": partial(twice, 1), "3": partial(twice, 3)}
