@@ -10,10 +10,10 @@ from typing import Any
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import ModuleNode, build_modules, module_tree
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
-from lightning_flops.report.document import Column, Item, Section, Table, cells, field, figures, short, some_of
+from lightning_flops.report.document import Column, Item, Section, Table, all_of, field, short, some_of
 from lightning_flops.report.module_text import names_of
 from lightning_flops.schema.formula import FormulaReport, FormulaSize, FormulaTerm
-from lightning_flops.schema.throughput import Spread, ThroughputSummary
+from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, percent, plain, plural, si
 
 _SHAPES_SHOWN = 4
@@ -31,13 +31,13 @@ def counts_section(counts: FlopCounts) -> Section:
     root = module_tree(build_modules(records, counts))
     nodes = [] if root is None else list(_nodes(root))
 
-    def known(node: ModuleNode, name: str, show: Callable[[Any], str] = str) -> str:
-        return show(getattr(node.module, name)) if node.module.type_name else NOT_AVAILABLE
+    def of_described(name: str) -> Callable[[ModuleNode], Any]:
+        return lambda node: getattr(node.module, name) if node.module.type_name else None
 
     columns = [
         Column("module", _name, str),
-        Column("params", lambda node: known(node, "params", si), str),
-        Column("weight shapes", lambda node: known(node, "extra_repr"), str, left=True),
+        Column("params", of_described("params"), si),
+        Column("weight shapes", of_described("extra_repr"), str, left=True),
         *(Column(f"FLOPs {_PHASES[phase]}", attrgetter(f"module.total.{phase}"), si) for phase in phases),
     ]
     remarks = []
@@ -112,12 +112,8 @@ def _range(size: FormulaSize) -> str:
 
 def run_section(summary: ThroughputSummary) -> Section:
     """What a run's batches cost, and the FLOPs and tokens of all of them."""
-
-    def row(name: str, spread: Spread | None) -> list[str]:
-        values = (None,) * 3 if spread is None else (spread.average, spread.maximum, spread.minimum)
-        return [name, *(NOT_AVAILABLE if value is None else f"{value:.6f}" for value in values)]
-
     costs = {"reader_cost": summary.reader_cost_sec, "batch_cost": summary.batch_cost_sec, "ips": summary.ips}
+    spreads = all_of({"avg": "1.average", "max": "1.maximum", "min": "1.minimum"}, "{:.6f}".format)
     bound = " (lower bound)" if summary.lower_bound else ""
     known = {
         f"{name} FLOPs": f"{'' if summary.flops_error == 0.0 else '≈ '}{plain(flops)}{bound}"
@@ -141,14 +137,15 @@ def run_section(summary: ThroughputSummary) -> Section:
     items: list[Item] = [
         f"Reader Ratio: {percent(summary.reader_ratio)}",
         f"Time Unit: s, IPS Unit: {summary.ips_unit}",
-        cells(["", "avg", "max", "min"], [row(name, spread) for name, spread in costs.items()]),
+        Table([*costs.items()], [field("", "0", str), *spreads], whole=True),
         f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank. ips is this rank's, times the "
         "number of ranks that see different data, as if all were as fast. An average is a total divided by a total. "
         "Left out: batches that were counted or traced, validation, checkpoints and what lies between epochs.",
-        *figures(known),
+        known,
         *summary.notes,
+        *([] if summary.model_flops is None else [_steps(summary)]),
     ]
-    return Section("Throughput of the run", "", [*items, *([] if summary.model_flops is None else [_steps(summary)])])
+    return Section("Throughput of the run", "", items)
 
 
 def estimate_text(value: float | None, error: float | None) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_flops.report.document import Figure, Section, SortKey, Table, short
+from lightning_flops.report.document import Section, SortKey, Table, short
 from lightning_flops.units import page, printable
 
 _WIDTH = 120
@@ -82,8 +82,8 @@ def draw(section: Section, view: View = VIEW) -> Iterator[str]:
     """The lines of *section*, the first of them empty."""
     yield from ["", view.title(section.title), *view.paragraph(section.note)]
     for index, item in enumerate(section.items):
-        if isinstance(item, Figure):
-            yield view.line(item.label, item.value)
+        if isinstance(item, Mapping):
+            yield from map(view.line, item.keys(), item.values())
         elif isinstance(item, Table):
             head, _, texts = zip(*item.lay(most=view.rows, sort=view.sort), strict=True)
             left = [0, *(at for at, column in enumerate(item.columns) if column.left)]
@@ -91,7 +91,7 @@ def draw(section: Section, view: View = VIEW) -> Iterator[str]:
             yield from view.table(head, list(zip(*texts, strict=True)), left=left)
             yield from item.more(view.rows)
         else:
-            yield from view.paragraph(item, rest=_hanging(item)) or [""]
+            yield from view.paragraph(item, rest=_hanging(item))
 
 
 def draw_all(sections: Iterable[Section], view: View = VIEW) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
-from lightning_flops.report.compare_text import comparison_headline, comparison_sections, render_comparison
+from lightning_flops.report.compare_text import comparison_headline, render_comparison
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
-from lightning_flops.report.document import Section, as_html
-from lightning_flops.report.headline import answer, answer_lines, counted, figures
+from lightning_flops.report.document import Section
+from lightning_flops.report.headline import answer_lines, counted, figures
 from lightning_flops.report.layout import VIEW, WHOLE, draw, draw_all
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.profile_document import (
@@ -23,7 +26,7 @@ from lightning_flops.report.profile_document import (
 )
 from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.summary_text import summary_section
-from lightning_flops.report.trace_document import MEMORY_TITLES, trace_sections
+from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.formula import FormulaReport
 from lightning_flops.schema.profile import Profile
@@ -36,6 +39,13 @@ _MOST_LINES = 59
 
 Renderable = Profile | ThroughputSummary | FlopCounts | FlopsFormula | FormulaReport | Comparison
 
+_OF_OTHERS: Mapping[type, Callable[[Any], Section]] = {
+    FlopCounts: counts_section,
+    ThroughputSummary: run_section,
+    FormulaReport: formula_section,
+}
+"""The report on what is neither a profile nor a comparison."""
+
 
 def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     """The report on *profile*, for people: at most 60 lines of 100 columns, ending in a line break.
@@ -43,32 +53,31 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     Args:
         profile: a profile; also a run's throughput (the table that ends a run), and what ``count_flops``,
             ``flops_formula`` and ``compare_profiles`` return (what ``print`` shows of it).
-        detailed: append to the report on a profile DeepSpeed's summary, everything else that was measured, and the tree
-            of modules; None: as the profile's settings say.
+        detailed: a profile with all advice and its sources, DeepSpeed's summary, everything else that was measured, and
+            the tree of modules; None: as the profile's settings say.
 
     Raises:
         TypeError: *profile* is nothing that there is a report on.
     """
     if isinstance(profile, Comparison):
         return render_comparison(profile)
+    other = profile.report() if isinstance(profile, FlopsFormula) else profile
+    for kind, section_of in _OF_OTHERS.items():
+        if isinstance(other, kind):
+            return draw_all([section_of(other)], WHOLE)
     if not isinstance(profile, Profile):
-        return draw_all(_other_sections(profile), WHOLE)
-    lines = _short_lines(profile)
-    if profile.settings.detailed if detailed is None else detailed:
-        sections = [summary_section(profile)]
-        sections += [advice_section(profile.advice, rules=True)] if profile.advice else []
-        sections += [notes_section(profile.notes)] if profile.notes else []
-        for section in (*sections, *detailed_sections(profile), *_traced(profile)):
-            lines += draw(section)
-        lines += ["", *aggregated_lines(profile), "", *detailed_lines(profile)]
-    return page([*lines, VIEW.rule()])
+        raise TypeError(f"render_text takes a Profile and the like, got {type(profile).__name__}")
+    if not (profile.settings.detailed if detailed is None else detailed):
+        return page([*_short_lines(profile), VIEW.rule()])
+    lines = answer_lines(profile)
+    for section in (*short_sections(profile), summary_section(profile), *detailed_sections(profile)):
+        lines += draw(section)
+    return page([*lines, "", *aggregated_lines(profile), "", *detailed_lines(profile), VIEW.rule()])
 
 
 def render_html(report: Renderable) -> str:
-    """The short report as plain tables, for a notebook."""
-    if isinstance(report, Profile):
-        return as_html(short_sections(report), answer(report))
-    return as_html(_other_sections(report))
+    """The short report for a notebook: its text, in which no name is markup."""
+    return f"<pre>{html.escape(render_text(report, detailed=False))}</pre>\n"
 
 
 def line(report: Profile | ThroughputSummary | Comparison) -> str:
@@ -78,19 +87,6 @@ def line(report: Profile | ThroughputSummary | Comparison) -> str:
     if isinstance(report, ThroughputSummary):
         return f"<ThroughputSummary of {plain(report.batches)} {plural('batch', report.batches)}>"
     return f"<Comparison: {comparison_headline(report)}>"
-
-
-def _other_sections(report: object) -> Sequence[Section]:
-    """The document of a *report* that is no profile."""
-    if isinstance(report, Comparison):
-        return comparison_sections(report)
-    if isinstance(report, FlopCounts):
-        return [counts_section(report)]
-    if isinstance(report, ThroughputSummary):
-        return [run_section(report)]
-    if isinstance(report, FlopsFormula | FormulaReport):
-        return [formula_section(report if isinstance(report, FormulaReport) else report.report())]
-    raise TypeError(f"render_text takes a Profile and the like, got {type(report).__name__}")
 
 
 def _short_lines(profile: Profile) -> list[str]:
@@ -124,7 +120,7 @@ def render_aggregated(profile: Profile) -> str:
 
 def render_advice(advice: Sequence[Advice]) -> str:
     """The *advice* with its rules, ending in a line break."""
-    return page(list(draw(advice_section(advice, rules=True)))[2:])
+    return page(list(draw(advice_section(advice)))[2:])
 
 
 def fenced(text: str) -> str:
@@ -133,16 +129,14 @@ def fenced(text: str) -> str:
     return f"{fence}\n{text}{'' if text.endswith(chr(10)) else chr(10)}{fence}\n"
 
 
-_TRACED = {"Step time", "Devices", "Modules", "Communication", "Idle", *MEMORY_TITLES}
-"""Tables of the traced step that the detailed report has; of the others, ``lightning-flops trace`` and the page."""
+_TRACED = {"Step time", "Devices", "Modules", "Communication", "Idle", "Memory (bytes)"}
+"""Tables of the traced step that a text has; the others are in the page, and in ``lightning-flops trace``."""
 
 
-def _traced(profile: Profile) -> Iterator[Section]:
-    tables = None if profile.traced is None else profile.traced.tables
-    if tables is not None:
-        yield from (one for one in trace_sections(tables) if one.title in _TRACED)
-
-
-def detailed_sections(profile: Profile) -> Iterator[Section]:
-    """What is not in the short report."""
+def detailed_sections(profile: Profile, traced: Collection[str] = _TRACED) -> Iterator[Section]:
+    """What is not in the short report, with the tables of the *traced* step that have these titles; all without any."""
     yield from filter(None, (section(profile) for section in (*DETAILS, ranks_section)))
+    tables = None if profile.traced is None else profile.traced.tables
+    for one in () if tables is None else trace_sections(tables):
+        if not traced or one.title in traced:
+            yield replace(one, title=f"Traced {profile.context.step_word}: {one.title[:1].lower()}{one.title[1:]}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.report.document import Column, Figure, Section, Table, as_data, quantity, share, short
+from lightning_flops.report.document import Column, Section, Table, as_data, quantity, share, short
 from lightning_flops.report.layout import View, draw
 
 ROWS = [("a", 0.02, 0.5), ("b", 0.000123456, None), ("c", None, 0.0)]
@@ -55,12 +55,12 @@ def test_columns_of_one_unit_share_their_prefix() -> None:
 
 
 def test_points_of_a_list_hang_and_figures_stand_in_one_column() -> None:
-    drawn = lines(f"1. {12 * 'word '}", "- four", Figure("label", "value"), width=60)
+    drawn = lines(f"1. {12 * 'word '}", "- four", {"label": "value"}, width=60)
     assert drawn == [f"1. {11 * 'word '}".rstrip(), "   word", "- four", f"{'label:':<30}  value"]
 
 
 def test_the_page_gets_every_text_with_the_number_that_it_is_sorted_by() -> None:
-    data = as_data(Section("Title", "\x1b", [Table(ROWS, COLUMNS, True), "words", Figure("a", "b")]))
+    data = as_data(Section("Title", "\x1b", [Table(ROWS, COLUMNS, True), "words", {"a": "b"}]))
     made, words, figure = data["items"]
     assert made["rows"] == [
         [["a"], ["20.0", 0.02], ["50.0%", 0.5]],
