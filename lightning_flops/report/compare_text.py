@@ -73,13 +73,12 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
     ]
     parts = Table((*comparison.parts, comparison.step), columns, whole=True)
     tables = [Section(_TITLES[of], "", [_table(rows)]) for of, rows in comparison.tables.items()]
-    about = _OF_TRACES if of_traces else _OF_PROFILES
     return [
         Section("Two traces compared" if of_traces else "Two runs compared", "", items),
         Section("By part of the step", "", [parts]),
         *(tables if of_traces else [Section("By module", "", list(_modules(comparison)))]),
         _figures_section(comparison.figures),
-        Section("How to read it", "", points([about, _NOISE, *comparison.notes])),
+        Section("How to read it", "", points([_OF_TRACES if of_traces else _OF_PROFILES, _NOISE, *comparison.notes])),
     ]
 
 
@@ -142,11 +141,8 @@ def _table(found: Sequence[CalledDifference]) -> Table | str:
     shown = [row for row in found if row.difference_ns or row.calls_a != row.calls_b]
     if not shown:
         return f"No difference in any of {plain(len(found))}."
-
-    def calls(row: CalledDifference) -> str:
-        return " -> ".join(dict.fromkeys(map(plain, (row.calls_a, row.calls_b))))
-
-    return Table(shown, [*_columns("mean", causes=False), Column("calls", calls, str), _VERDICT])
+    calls = Column("calls", lambda row: " -> ".join(dict.fromkeys(map(plain, (row.calls_a, row.calls_b)))), str)
+    return Table(shown, [*_columns("mean", causes=False), calls, _VERDICT])
 
 
 def _verdict(row: TimeDifference) -> str:
@@ -206,14 +202,13 @@ def _figures_section(figures: Sequence[FigureDifference]) -> Section:
 
 
 _OF_PROFILES = (
-    "Work: what goes with more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of "
-    "the time that computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does "
-    "around the model. The three causes of a line add up to its B - A, and the lines to the whole."
+    "Work: more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of the time that "
+    "computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does around the "
+    "model. The causes of a line add up to its B - A, and the lines to the whole."
 )
 _OF_TRACES = (
-    "Each moment of a step counts under the first part from the top that ran then, so the parts add up to the step. "
-    "All other tables are sums of what was launched or began in the step; they may overlap. Steps under torch.profiler "
-    "are slower than others: record the same in both."
+    "Each moment of a step counts under the first part from the top that ran then. All other tables are sums of what "
+    "was launched or began in the step; they may overlap. Steps under torch.profiler are slower: record both alike."
 )
 _NOISE = (
     f"Noise is the spread of the steps ({CONFIDENCE:.0%} by Welch's t), of a module four standard errors of its traced "

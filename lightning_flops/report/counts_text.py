@@ -92,8 +92,8 @@ def formula_section(report: FormulaReport) -> Section:
         items.append("An operator that may have FLOPs could not be counted: every figure is a lower bound.")
     if report.asked:
         sizes = Column("sizes", lambda one: ", ".join(f"{name} {plain(size)}" for name, size in one.sizes.items()), str)
-        phases = [field(phase, phase) for phase in ("forward", "backward", "recompute")]
-        wholes = [field("model FLOPs", "model_flops"), field("hardware FLOPs", "hardware_flops")]
+        phases = all_of({phase: phase for phase in ("forward", "backward", "recompute")})
+        wholes = all_of({"model FLOPs": "model_flops", "hardware FLOPs": "hardware_flops"})
         items.append(Table(report.asked, [sizes, *phases, *wholes, field("from", "source", str)], whole=True))
     return Section("FLOPs by size", "", items)
 
@@ -114,26 +114,22 @@ def run_section(summary: ThroughputSummary) -> Section:
     """What a run's batches cost, and the FLOPs and tokens of all of them."""
     costs = {"reader_cost": summary.reader_cost_sec, "batch_cost": summary.batch_cost_sec, "ips": summary.ips}
     spreads = all_of({"avg": "1.average", "max": "1.maximum", "min": "1.minimum"}, "{:.6f}".format)
-    bound = " (lower bound)" if summary.lower_bound else ""
-    known = {
-        f"{name} FLOPs": f"{'' if summary.flops_error == 0.0 else '≈ '}{plain(flops)}{bound}"
-        for name, flops in (("model", summary.model_flops), ("hardware", summary.hardware_flops))
-        if flops is not None
-    }
-    for label, name in (("MFU", "mfu"), ("useful MFU, of the FLOPs without padding", "useful_mfu")):
-        if (value := getattr(summary, name)) is not None:
-            known[label] = estimate_text(value, summary.flops_error) + bound
-        elif name in summary.unavailable:
-            known[label] = f"{NOT_AVAILABLE} ({summary.unavailable[name]})"
-    others = {
+    error, bound = summary.flops_error, " (lower bound)" if summary.lower_bound else ""
+    counted = "by tokens_per_sample" if summary.tokens is None else "without padding"
+    almost, useful = "" if error == 0.0 else "≈ ", "useful MFU, of the FLOPs without padding"
+    figures = {
+        "model FLOPs": f"{almost}{plain(summary.model_flops)}{bound}",
+        "hardware FLOPs": f"{almost}{plain(summary.hardware_flops)}{bound}",
+        "MFU": f"{estimate_text(summary.mfu, error)}{bound}",
+        useful: f"{estimate_text(summary.useful_mfu, error)}{bound}",
         "tokens": plain(summary.tokens),
         "tokens without padding": plain(summary.real_tokens),
         "padding": percent(summary.padding_ratio),
-        f"tokens/s, {'by tokens_per_sample' if summary.tokens is None else 'without padding'}": plain(
-            summary.tokens_per_sec
-        ),
+        f"tokens/s, {counted}": plain(summary.tokens_per_sec),
     }
-    known |= {label: value for label, value in others.items() if value != NOT_AVAILABLE}
+    known = {label: value for label, value in figures.items() if NOT_AVAILABLE not in value}
+    reasons = {"MFU": summary.unavailable.get("mfu"), useful: summary.unavailable.get("useful_mfu")}
+    known |= {label: f"{NOT_AVAILABLE} ({reason})" for label, reason in reasons.items() if reason}
     items: list[Item] = [
         f"Reader Ratio: {percent(summary.reader_ratio)}",
         f"Time Unit: s, IPS Unit: {summary.ips_unit}",

@@ -24,7 +24,7 @@ import msgspec
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections
 from lightning_flops.report.document import Column, Section, Table, as_data, at, field, quantity, share
 from lightning_flops.report.headline import answer, step_parts
-from lightning_flops.report.profile_document import NOT_DESCRIBED, notes_section, saving, share_of_peak, short_sections
+from lightning_flops.report.profile_document import NOT_DESCRIBED, notes_sections, saving, share_of_peak, short_sections
 from lightning_flops.report.summary_text import where
 from lightning_flops.report.text import detailed_sections
 from lightning_flops.report.trace_document import answer as answer_of_traces
@@ -99,12 +99,11 @@ def render_traces_page(report: TracesReport) -> str:
     """The page of traces: it shows one of them at a time, and what they say together."""
     runs: list[_Run] = []
     for trace, name in zip(report.traces, names_of(report), strict=True):
-        notes = [notes_section(trace.notes)] if trace.notes else []
         view = page_view(
             f"Trace of {name}",
             f"{trace.source} · {plain(trace.events)} events",
             answer_of_traces(report),
-            [*common_sections(report), *notes, *trace_sections(trace)],
+            [*common_sections(report), *notes_sections(trace.notes), *trace_sections(trace)],
             roofline=_traced_roofline(trace),
             curves=_curves(trace),
         )
@@ -124,10 +123,11 @@ def _page(title: str, runs: Sequence[_Run]) -> str:
         for number, (_, view) in enumerate(windows)
     )
     script, style = bundled("page.js"), bundled("style.css")
-    policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; "
-        "form-action 'none'"
+    of_script, of_style = (
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (script, style)
     )
+    policy = f"default-src 'none'; script-src 'sha256-{of_script}'; style-src 'sha256-{of_style}'; "
+    policy += "base-uri 'none'; form-action 'none'"
     # A name cannot end the element: a reader of JSON takes an escape for the sign itself.
     data = document(listed).replace("<", "\\u003c")
     return (
@@ -161,7 +161,7 @@ def window_figures(profile: Profile) -> WindowFigures:
     return WindowFigures(
         label=f"{profile.profile_step:,}",
         profile_step=profile.profile_step,
-        global_step_sec=None if profile.timing is None else profile.timing.global_step_sec,
+        global_step_sec=at("timing.global_step_sec")(profile),
         parts_sec=dict(step_parts(profile)),
         mfu=profile.job_rates.mfu,
     )
@@ -173,13 +173,7 @@ def bundled(name: str) -> str:
     return (BUNDLE / name).read_text(encoding="utf-8")
 
 
-def _digest(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
-
-
 # ---- views
-
-_US = 1e-6
 
 
 def page_view(title: str, where: str, summary: Sequence[str], sections: Iterable[Section], **data: Any) -> View:
@@ -200,6 +194,8 @@ def profile_view(profile: Profile) -> View:
         note = "How fast, over how many FLOPs a byte; areas are in proportion to time."
         sections.append(Section("Roofline", note, [], "roofline"))
     sections += detailed_sections(profile, traced=())
+    known = profile.peaks_flops_per_sec
+    peaks = sorted(((one.dtype, known[one.dtype]) for one in profile.dtypes if one.dtype in known), key=itemgetter(1))
     return page_view(
         (profile.modules[0].type_name if profile.modules else "") or "FLOPs profile",
         f"{where(profile)}, step {profile.profile_step} counted",
@@ -208,7 +204,7 @@ def profile_view(profile: Profile) -> View:
         parts=step_parts(profile),
         steps=_steps(profile),
         modules=keys,
-        roofline=_roofline(profile),
+        roofline={"peaks": peaks[::-1], "bandwidth": profile.memory_bytes_per_sec, "operators": []},
         curves=_curves(at("traced.tables")(profile)),
     )
 
@@ -254,19 +250,12 @@ def _all_modules(profile: Profile) -> tuple[list[str], Section]:
     return list(shown), Section("Modules", note, [Table(profile.modules, list(shown.values()), True)], "modules")
 
 
-def _roofline(profile: Profile) -> dict[str, Any]:
-    """What limits the modules: the peaks of the dtypes that ran, and the memory's bandwidth."""
-    known = profile.peaks_flops_per_sec
-    peaks = sorted(((one.dtype, known[one.dtype]) for one in profile.dtypes if one.dtype in known), key=itemgetter(1))
-    return {"peaks": peaks[::-1], "bandwidth": profile.memory_bytes_per_sec, "operators": []}
-
-
 def _traced_roofline(trace: TraceReport) -> dict[str, Any] | None:
     if (flops := trace.flops) is None:
         return None
     points = [
         (
-            *(printable(f"{one.name} ({one.dtype})"), one.time_us * _US / len(flops.steps)),
+            *(printable(f"{one.name} ({one.dtype})"), one.time_us * 1e-6 / len(flops.steps)),
             *(one.flops_per_sec, one.flops_per_byte, one.attainable_flops_per_sec),
         )
         for one in flops.operators

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ NOT_DESCRIBED = "(not described)"
 NO_ADVICE = "Nothing that was measured is above its threshold."
 
 _DETAILED = "in the detailed report"
-_NS = 1e-9
 
 
 def short_sections(
@@ -35,8 +34,7 @@ def short_sections(
     few = f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(profile.context.step_word, FEW_STEPS)}."
     nothing = few if at("timing.few_steps")(profile) else NO_ADVICE
     yield advice_section(profile.advice, most=advice, nothing=nothing)
-    if profile.notes:
-        yield notes_section(profile.notes, most=notes)
+    yield from notes_sections(profile.notes, most=notes)
 
 
 def times_section(profile: Profile) -> Section:
@@ -90,7 +88,7 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     rows.append((profile.step_name, budget.wall_ns))
     columns = [
         field("", "0", str),
-        quantity("typical", lambda row: None if row[1] is None else row[1] * _NS, "s"),
+        quantity("typical", lambda row: None if row[1] is None else row[1] * 1e-9, "s"),
         share("share", lambda row: None if row[1] is None else row[1] / budget.wall_ns),
     ]
     why = profile.unavailable.get("mfu") if budget.rows_ns["model"] is None else None
@@ -115,11 +113,6 @@ class ModuleGroup:
         """Own time in this phase; None where it is not known of any."""
         known = [sec for one in self.members if (sec := at(f"times.own_{phase}_sec")(one)) is not None]
         return math.fsum(known) if known else None
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of their own."""
-        return sum(one.own.total for one in self.members)
 
 
 def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
@@ -150,7 +143,7 @@ def top_modules(profile: Profile) -> tuple[list[tuple[ModuleGroup, float | None]
     if timed := tables is not None and any(weights):
         whole = at("timing.global_step.typical_sec")(profile) or at("step_times.mean.wall_us")(tables) * 1e-6
     else:
-        weights = [group.flops for group in groups]
+        weights = [sum(one.own.total for one in group.members) for group in groups]
         whole = sum(weights) + profile.outside.total
     found = sorted(zip(groups, weights, strict=True), key=lambda item: -item[1])
     return [(group, ratio(part=weight, whole=whole)) for group, weight in found if weight], timed
@@ -172,13 +165,14 @@ def modules_section(profile: Profile, *, most: int) -> Section:
         quantity("fwd", lambda item: item[0].seconds("forward"), "s"),
         quantity("bwd", lambda item: item[0].seconds("backward"), "s"),
         share("share", at("1")),
-        quantity("", lambda item: profile.per_step(item[0].flops), "FLOPs"),
+        quantity("", lambda item: profile.per_step(sum(one.own.total for one in item[0].members)), "FLOPs"),
         share("of peak", lambda item: reached(item[0].members)),
     ]
     added_up = any(len(group.members) > 1 for group, _ in found[:most])
     words = [f"And {plain(len(found[most:]))} more."] if found[most:] else []
     words += ["A star stands for any number: these modules are added up."] if added_up else []
     words += ["FLOPs are lower bounds."] if profile.lower_bound else []
+    words += ["Rough: traced steps took far longer, or shorter."] if at("traced.is_apart")(profile) else []
     return Section(title, "", [Table(found[:most], filled(found, columns), whole=True), " ".join(words)])
 
 
@@ -197,9 +191,9 @@ def saving(advice: Advice) -> str:
     return "" if advice.ceiling is None else f" It can save up to {100 * advice.ceiling:.1f}% of a step."
 
 
-def notes_section(notes: Sequence[str], *, most: int | None = None) -> Section:
-    """What is missing or degraded."""
-    return Section("Notes", "", points(notes, most, others=_DETAILED))
+def notes_sections(notes: Sequence[str], *, most: int | None = None) -> list[Section]:
+    """What is missing or degraded; nothing where nothing is."""
+    return [Section("Notes", "", points(notes, most, others=_DETAILED))] if notes else []
 
 
 def missing_rates(unavailable: Mapping[str, str]) -> list[str]:
@@ -244,11 +238,8 @@ def flops_section(profile: Profile) -> Section:
     if not profile.has_backward:
         del labels["backward_estimated"]
         labels |= {"model": "model FLOPs", "hardware": "hardware FLOPs"}
-    rows = [
-        (label, name)
-        for name, label in labels.items()
-        if name in ("forward", "model", "hardware") or getattr(flops, name)
-    ]
+    always = ("forward", "model", "hardware")
+    rows = [(label, name) for name, label in labels.items() if name in always or getattr(flops, name)]
     columns = [field("", "0", str), Column("FLOPs", lambda row: getattr(flops, row[1]))]
     note = "Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. Attention "
     flagged = "that is flagged causal counts half the score matrix."
@@ -264,9 +255,8 @@ def flops_section(profile: Profile) -> Section:
     if profile.lower_bound:
         note += f" {_lower_bound_words(profile)}"
     title = f"FLOPs of a {profile.step_name} per {profile.context.device_word}"
-    unknown = {
-        rate: why for rate, why in profile.unavailable.items() if profile.has_backward or rate not in RATES_OF_TRAINING
-    }
+    hidden = () if profile.has_backward else RATES_OF_TRAINING
+    unknown = {rate: why for rate, why in profile.unavailable.items() if rate not in hidden}
     return Section(title, note, [Table(rows, columns, whole=True), *missing_rates(unknown)])
 
 
@@ -351,17 +341,9 @@ def traced_section(profile: Profile) -> Section | None:
     traced, word = profile.traced, profile.context.step_word
     if traced is None or traced.tables is None:
         return None
-    about = (
-        f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
-        f"{plural(word, 2)}, in {duration(traced.tables.step_times.mean.wall_us * 1e-6)} each; times of modules and "
-        "operators are medians over them."
-    )
+    took = duration(traced.tables.step_times.mean.wall_us * 1e-6)
+    about = f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
+    about += f"{plural(word, 2)}, in {took} each; times of modules and operators are medians over them."
     if not traced.like_counted:
         about += " It was not like the counted step: FLOP/s are estimates, by the elements of the batches."
     return Section(f"Traced {word}", about, [f"Every table: lightning-flops trace {file}" for file in traced.files])
-
-
-DETAILS: Sequence[Callable[[Profile], Section | None]] = (
-    *(flops_section, memory_section, operators_section, uncounted_section, traced_section),
-)
-"""What is not in the short report."""

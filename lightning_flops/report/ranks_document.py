@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
 from statistics import median
@@ -75,10 +75,8 @@ def _stragglers(ranks: RanksProfile) -> Iterator[str]:
     elif timed and all(one.traced for one in timed) and ranks.pipeline_stages == 1:
         yield "Straggler: none, every rank keeps pace with the others."
     elif timed and ranks.answered > 1:
-        yield (
-            "Straggler: none was found in data wait and transfer; in the other parts, only ranks that do the same work "
-            "and each traced a step can be compared."
-        )
+        words = "Straggler: none was found in data wait and transfer; "
+        yield f"{words}in the other parts, only ranks that do the same work and each traced a step can be compared."
 
 
 def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
@@ -118,7 +116,11 @@ def _collectives(comparison: RankComparison) -> list[Table | str]:
         return lambda row: sum_if_all_known(getattr(one, figure) for _, one in row[1])
 
     def of_a_step(label: str) -> Column:
-        return quantity(label, lambda row: _median(_per_step(one, f"{label}_us", steps) for steps, one in row[1]), "s")
+        def typical(row: tuple[str, Sequence[tuple[int, RankCollectiveRow]]]) -> float | None:
+            found = [_per_step(one, f"{label}_us", steps) for steps, one in row[1]]
+            return median(known) if (known := [one for one in found if one is not None]) else None
+
+        return quantity(label, typical, "s")
 
     rows = sorted(by_name.items(), key=lambda row: (-math.fsum(one.latency_us for _, one in row[1]), row[0]))
     columns = [
@@ -140,12 +142,6 @@ def _per_step(row: RankRow | RankCollectiveRow, path: str, steps: int) -> float 
     """Seconds in one of so many *steps* of the microseconds that *row* has at *path*."""
     value = at(path)(row)
     return None if value is None else value * 1e-6 / steps
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    """Median of those that are known; None without any."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
 
 
 def rank_section(comparison: RankComparison) -> Section:

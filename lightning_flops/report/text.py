@@ -17,11 +17,14 @@ from lightning_flops.report.headline import answer_lines, counted, figures
 from lightning_flops.report.layout import VIEW, WHOLE, draw, draw_all
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.profile_document import (
-    DETAILS,
     advice_section,
-    notes_section,
+    flops_section,
+    memory_section,
+    notes_sections,
+    operators_section,
     short_sections,
     times_section,
+    traced_section,
     uncounted_section,
 )
 from lightning_flops.report.ranks_document import ranks_section
@@ -108,8 +111,8 @@ def render_forwards(profile: Profile, *, detailed: bool) -> str:
         sections.append(times_section(profile))
     lines = [line for section in sections for line in draw(section)]
     lines += ["", *aggregated_lines(profile), *(["", *detailed_lines(profile)] if detailed else ())]
-    lines += draw(uncounted_section(profile)) if profile.uncounted else ()
-    lines += draw(notes_section(profile.notes)) if profile.notes else ()
+    for section in (*([uncounted_section(profile)] if profile.uncounted else ()), *notes_sections(profile.notes)):
+        lines += draw(section)
     return page([*lines, VIEW.rule()])
 
 
@@ -135,7 +138,8 @@ _TRACED = {"Step time", "Devices", "Modules", "Communication", "Idle", "Memory (
 
 def detailed_sections(profile: Profile, traced: Collection[str] = _TRACED) -> Iterator[Section]:
     """What is not in the short report, with the tables of the *traced* step that have these titles; all without any."""
-    yield from filter(None, (section(profile) for section in (*DETAILS, ranks_section)))
+    for section in (flops_section, memory_section, operators_section, uncounted_section, traced_section, ranks_section):
+        yield from filter(None, [section(profile)])
     tables = None if profile.traced is None else profile.traced.tables
     for one in () if tables is None else trace_sections(tables):
         if not traced or one.title in traced:

@@ -47,9 +47,9 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
     if report.flops is not None:
         yield _flops(report, report.flops)
     note = (
-        "On the host's clock, and the device work launched in them, as scopes in the trace name them, or by operators: "
-        "with gradients on before a backward, and in autograd. What is in no phase is in others, once for each step."
+        "On the host's clock, and the device work launched in them, as scopes in the trace name them or by operators: "
     )
+    note += "with gradients on before a backward, and in autograd. What is in none is in others, once for each step."
     columns = [named("phase"), CALLS, *statistics("host"), *statistics("device", prefix="device ")]
     without = f"{NOT_AVAILABLE}: nothing in the trace shows phases."
     yield from _section("Phases", note, report.phases, filled(report.phases or (), columns), without=without)
@@ -74,10 +74,8 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
     note = "record_function and the like; device: work launched in them."
     columns = [named("scope"), CALLS, *statistics("host"), *statistics("device", "total ratio", prefix="device ")]
     yield from _section("User-defined scopes", note, report.user_scopes, filled(report.user_scopes or (), columns))
-    note = (
-        "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
-        f"begun. Kernel gap: launched in time, under {tables.KERNEL_GAP_LIMIT_US} us. Other: the rest."
-    )
+    note = "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
+    note += f"begun. Kernel gap: launched in time, under {tables.KERNEL_GAP_LIMIT_US} us. Other: the rest."
     yield from _section("Idle", note, report.idle, _IDLE)
 
 
@@ -160,9 +158,10 @@ def _kernels(rows: Sequence[tables.KernelRow], summary: tables.KernelSummary) ->
         f"shorter than {tables.SHORT_KERNEL_LIMIT_US} us": f"{percent(summary.short_calls_ratio)} of the kernels, "
         f"{percent(summary.short_time_ratio)} of their time",
     }
-    note = "TC: whether the operator can use tensor cores / whether the kernel's name says that it did; n/a where none "
-    note += "computes, or the names are AMD's or Intel's. Above 100% of peak: algorithms such as Winograd's multiply "
-    note += "less than the formula of a convolution says."
+    note = "TC: whether the operator can use tensor cores / whether the kernel's name says that it did; n/a for AMD's "
+    note += (
+        "and Intel's names. Above 100% of peak: Winograd and the like multiply less than a convolution's formula says."
+    )
     return Section("Kernels", note, [values, Table(rows, columns)])
 
 
@@ -194,9 +193,8 @@ def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
         items.append(Table(flops.uncounted, [named(""), CALLS, Column("why", at("reason"), str, left=True)]))
     return Section(
         "FLOPs",
-        "From the shapes in the trace, by the counter's formulas: matrix products, convolutions, attention, "
-        "recurrent layers; a multiply-add is two. MFU is forward + backward over what the device could do at its "
-        "dense peak in the step's wall time, HFU what the kernels executed, recomputation included.",
+        "From shapes in the trace, by the counter's formulas; a multiply-add is two. MFU: forward + backward over what "
+        "the dense peak allows in the step's wall time; HFU: what the kernels executed, recomputation included.",
         items,
         "roofline",
     )
@@ -244,9 +242,8 @@ def _communication(report: TraceReport, rows: Sequence[tables.Row]) -> Section:
     columns = [named("collective"), CALLS, _BYTES]
     columns += statistics("device" if any(row.device is not None for row in rows) else "host")
     note = (
-        "Overlapping events are merged. Compute is every kernel that does not communicate; exposed: communication that "
+        "Overlapping events are merged. Compute: kernels that do not communicate. Exposed: not hidden by computation."
     )
-    note += "no computation hides."
     return Section("Communication", note, [Table([report], filled([report], OVERLAP)), Table(rows, columns)])
 
 
@@ -287,10 +284,9 @@ def render_traces(
     """The answer, *top_rows* or all rows of every table of every trace, and the ranks side by side."""
     sections = [Section("The answer", "", points(answer(report)))]
     for trace, name in zip(report.traces, names_of(report), strict=True):
-        steps = len(trace.step_times.steps)
-        of_steps = f"{steps} {plural('step', steps)}"
-        taken = of_steps if trace.step_times.marked else "no profiler steps: the whole trace is taken as one step"
-        about = f"{trace.source}: {plain(trace.events)} events, {taken}."
+        number, marked = len(trace.step_times.steps), trace.step_times.marked
+        steps = f"{number} {plural('step', number)}" if marked else "no profiler steps: the whole trace is one step"
+        about = f"{trace.source}: {plain(trace.events)} events, {steps}."
         sections += [Section(f"Trace of {name}", about, trace.notes), *trace_sections(trace)]
     return draw_all([*sections, *common_sections(report)], View(rows=top_rows, sort=sort, width=width))
 
@@ -322,8 +318,7 @@ def _mfu(trace: TraceReport) -> str:
         return f"MFU is n/a: {why_no_mfu([trace]) or 'its FLOPs are not known'}."
     peaks = " and ".join(f"{si(peak, 'FLOP/s')} in {dtype}" for dtype, peak in flops.peaks.items())
     least = "at least " if any(step.lower_bound for step in flops.steps) else ""
-    shares = f"MFU is {least}{percent(flops.mfu)}, HFU {least}{percent(flops.hfu)}"
-    return f"{shares} of the device's dense peak, {peaks}."
+    return f"MFU is {least}{percent(flops.mfu)}, HFU {least}{percent(flops.hfu)} of the device's dense peak, {peaks}."
 
 
 def _top_kernels(trace: TraceReport) -> str:
