@@ -1,11 +1,12 @@
-"""A report as data: sections of figures, paragraphs and tables; drawn as text by ``layout``, and as a page's data."""
+"""A report as data: sections of figures, paragraphs and tables; what a page and a notebook get of it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from html import escape
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -197,7 +198,7 @@ def _significant(value: float, size: float) -> str:
     return "0" if not value else f"{scaled:,.{digits}f}"
 
 
-# ---- the page
+# ---- the page and the notebook
 
 _ROWS = 1000
 """What a page has of long tables."""
@@ -232,3 +233,24 @@ def _cell(text: str, value: Any) -> list[Any]:
     """What a cell shows, and the number that it is sorted by, if it has one that a page can hold."""
     known = isinstance(value, (int, float)) and -LARGEST < value < LARGEST
     return [text, value] if known else [printable(text)]
+
+
+def as_html(summary: Sequence[str], sections: Iterable[Section]) -> str:
+    """The *summary* and plain tables, for a notebook: words are text, never markup."""
+    made = [f"<p>{escape(printable(words))}</p>" for words in summary]
+    for section in map(as_data, sections):
+        made.append(f"<b>{escape(section['title'])}</b><p>{escape(section['note'])}</p>")
+        for item in section["items"]:
+            if "head" in item:
+                rows = ([text for text, *_ in row] for row in item["rows"])
+                labels = _html_row("th", [column["label"] for column in item["head"]], item["head"])
+                made += ["<table>", labels, *(_html_row("td", row, item["head"]) for row in rows), "</table>"]
+            elif "picture" not in item:
+                made.append(f"<p>{escape(': '.join(item.values()))}</p>")
+    return "\n".join(['<div class="lightning-flops">', *made, "</div>\n"])
+
+
+def _html_row(tag: str, texts: Sequence[str], head: Sequence[Mapping[str, Any]]) -> str:
+    styles = (f"text-align: {'left' if column['left'] else 'right'}; white-space: pre" for column in head)
+    cells = (f'<{tag} style="{style}">{escape(text)}</{tag}>' for style, text in zip(styles, texts, strict=True))
+    return f"<tr>{''.join(cells)}</tr>"

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
-from lightning_flops.report.compare_text import comparison_headline, render_comparison
+from lightning_flops.report.compare_text import comparison_headline, comparison_sections, render_comparison
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
-from lightning_flops.report.document import Section
-from lightning_flops.report.headline import answer_lines, counted, figures
+from lightning_flops.report.document import Section, as_html
+from lightning_flops.report.headline import answer, answer_lines, counted, figures
 from lightning_flops.report.layout import VIEW, WHOLE, draw, draw_all
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.profile_document import (
@@ -42,12 +41,15 @@ _MOST_LINES = 59
 
 Renderable = Profile | ThroughputSummary | FlopCounts | FlopsFormula | FormulaReport | Comparison
 
-_OF_OTHERS: Mapping[type, Callable[[Any], Section]] = {
-    FlopCounts: counts_section,
-    ThroughputSummary: run_section,
-    FormulaReport: formula_section,
+_DOCUMENTS: Mapping[type, Callable[[Any], Iterable[Section]]] = {
+    Profile: lambda profile: short_sections(profile, advice=4, notes=2),
+    Comparison: comparison_sections,
+    FlopCounts: lambda counts: [counts_section(counts)],
+    FlopsFormula: lambda formula: [formula_section(formula.report())],
+    FormulaReport: lambda report: [formula_section(report)],
+    ThroughputSummary: lambda summary: [run_section(summary)],
 }
-"""The report on what is neither a profile nor a comparison."""
+"""The sections of the short form of each report."""
 
 
 def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
@@ -64,12 +66,8 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     """
     if isinstance(profile, Comparison):
         return render_comparison(profile)
-    other = profile.report() if isinstance(profile, FlopsFormula) else profile
-    for kind, section_of in _OF_OTHERS.items():
-        if isinstance(other, kind):
-            return draw_all([section_of(other)], WHOLE)
     if not isinstance(profile, Profile):
-        raise TypeError(f"render_text takes a Profile and the like, got {type(profile).__name__}")
+        return draw_all(_sections(profile), WHOLE)
     if not (profile.settings.detailed if detailed is None else detailed):
         return page([*_short_lines(profile), VIEW.rule()])
     lines = answer_lines(profile)
@@ -79,8 +77,8 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
 
 
 def render_html(report: Renderable) -> str:
-    """The short report for a notebook: its text, in which no name is markup."""
-    return f"<pre>{html.escape(render_text(report, detailed=False))}</pre>\n"
+    """The short report for a notebook, as plain tables."""
+    return as_html(answer(report) if isinstance(report, Profile) else (), _sections(report))
 
 
 def line(report: Profile | ThroughputSummary | Comparison) -> str:
@@ -90,6 +88,13 @@ def line(report: Profile | ThroughputSummary | Comparison) -> str:
     if isinstance(report, ThroughputSummary):
         return f"<ThroughputSummary of {plain(report.batches)} {plural('batch', report.batches)}>"
     return f"<Comparison: {comparison_headline(report)}>"
+
+
+def _sections(report: object) -> Iterable[Section]:
+    for kind, sections_of in _DOCUMENTS.items():
+        if isinstance(report, kind):
+            return sections_of(report)
+    raise TypeError(f"render_text takes a Profile and the like, got {type(report).__name__}")
 
 
 def _short_lines(profile: Profile) -> list[str]:
