@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_flops.records import OUTSIDE
-from lightning_flops.report.document import Column, Item, Section, Table, cells, quantity, short, some_of
+from lightning_flops.report.document import Column, Item, Section, Table, field, points, quantity, short, some_of
 from lightning_flops.report.layout import View, draw_all
 from lightning_flops.report.profile_document import missing_rates
 from lightning_flops.schema.comparison import (
@@ -18,7 +18,7 @@ from lightning_flops.schema.comparison import (
     TableName,
     TimeDifference,
 )
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
+from lightning_flops.units import duration, percent, plain, si
 
 _NS = 1e9
 _ROWS_SHOWN = 12
@@ -56,21 +56,20 @@ def comparison_headline(comparison: Comparison) -> str:
 def comparison_sections(comparison: Comparison) -> list[Section]:
     """What differs, why, by part, and by module or kernel."""
     of_traces = comparison.kind == "traces"
-    about = _OF_TRACES if of_traces else _OF_PROFILES
-    sides = (("A", comparison.a), ("B", comparison.b))
-    items: list[Item] = [f"{letter}: {run.source} ({run.about})" for letter, run in sides]
+    sides = {"A": comparison.a, "B": comparison.b}
+    items: list[Item] = [comparison_headline(comparison), *_most_of_it(comparison)]
+    items += [f"{letter} was starved: {run.starved}" for letter, run in sides.items() if run.starved]
+    items += [f"{letter}: {run.source} ({run.about})" for letter, run in sides.items()]
     if comparison.settings:
-        rows = [(name.removeprefix("context."), *values) for name, values in comparison.settings.items()]
-        items.append(cells(["set up differently", "A", "B"], rows, left=(0, 1, 2)))
+        name = Column("set up differently", lambda row: row[0].removeprefix("context."), str)
+        both = field("A", "1.0", str, left=True), field("B", "1.1", str, left=True)
+        items.append(Table([*comparison.settings.items()], [name, *both], whole=True))
     elif not of_traces:
         items.append("Set up alike: device, ranks, batch, precision, versions, parameters and settings.")
-    items += ["", comparison_headline(comparison)]
-    items += [f"{letter} was starved: {run.starved}" for letter, run in sides if run.starved]
-    items += _most_of_it(comparison)
     columns = [
         *_columns("mean", causes=not of_traces),
         quantity("noise", lambda row: None if row.noise_ns is None else row.noise_ns / _NS, "s"),
-        Column("", lambda row: "beyond noise" if row.beyond_noise else "", str, left=True),
+        _VERDICT,
     ]
     parts = Table((*comparison.parts, comparison.step), columns, whole=True)
     tables = [Section(_TITLES[of], "", [_table(rows)]) for of, rows in comparison.tables.items()]
@@ -79,7 +78,7 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         Section("By part of the step", "", [parts]),
         *(tables if of_traces else [Section("By module", "", list(_modules(comparison)))]),
         _figures_section(comparison.figures),
-        Section("How to read it", "", [f"- {note}" for note in (about, _NOISE, *comparison.notes)]),
+        Section("How to read it", "", points([_OF_TRACES if of_traces else _OF_PROFILES, _NOISE, *comparison.notes])),
     ]
 
 
@@ -107,12 +106,10 @@ def _most_of_it(comparison: Comparison) -> Iterator[str]:
     found: list[tuple[int, str]] = []
     modules = [one for one in comparison.modules if one.beyond_noise or one.other_counts]
     by_module = ("forward", "backward") if modules and _timed(comparison) else ()  # modules say more
-    for one in (*modules, *comparison.parts):
-        if isinstance(one, ModuleDifference) and not one.beyond_noise:
-            time = f" {_signed(one.work_ns)}" if one.work_ns else ""
-            found.append((one.work_ns, f"{_name(one)}{time} ({_counts(one)})"))
-        elif one.beyond_noise and one.name not in by_module:
-            found.append((one.difference_ns, f"{_name(one)} {_signed(one.difference_ns)}{_main_cause(one)}"))
+    for one in (*modules, *(part for part in comparison.parts if part.beyond_noise and part.name not in by_module)):
+        ns = one.difference_ns if one.beyond_noise else one.work_ns
+        time, cause = _signed(ns) if ns else "", f"({why})" if (why := _cause(one)) else ""
+        found.append((ns, " ".join(filter(None, (_name(one), time, cause)))))
     named = sorted(found, key=lambda item: -abs(item[0]))[:_CAUSES_NAMED]
     if named:
         half = 2 * abs(sum(ns for ns, _ in named)) >= abs(comparison.step.difference_ns)
@@ -131,8 +128,7 @@ def _modules(comparison: Comparison) -> Iterator[Item]:
         "shares from the traced steps."
     )
     rows = sorted(comparison.modules, key=lambda one: -abs(one.difference_ns))
-    columns = [*_columns("own", causes=True), Column("", _verdict, str, left=True)]
-    yield Table([one for one in rows if one.a_ns or one.b_ns], columns)
+    yield Table([one for one in rows if one.a_ns or one.b_ns], [*_columns("own", causes=True), _VERDICT])
 
 
 def _timed(comparison: Comparison) -> bool:
@@ -140,48 +136,40 @@ def _timed(comparison: Comparison) -> bool:
     return any(one.a_ns or one.b_ns for one in comparison.modules[:-1])
 
 
-def _verdict(one: ModuleDifference) -> str:
-    if one.other_counts and not one.beyond_noise:
-        return _counts(one)
-    if not one.difference_ns or one.beyond_noise is None:
-        return ""
-    return _main_cause(one).strip(" ()") if one.beyond_noise else "noise"
-
-
 def _table(found: Sequence[CalledDifference]) -> Table | str:
     """A table of traces, without the rows that do not differ."""
     shown = [row for row in found if row.difference_ns or row.calls_a != row.calls_b]
     if not shown:
         return f"No difference in any of {plain(len(found))}."
-    calls = Column("calls", _calls, str), Column("", _change, str, left=True)
-    return Table(shown, [*_columns("mean", causes=False), *calls])
+    calls = Column("calls", lambda row: " -> ".join(dict.fromkeys(map(plain, (row.calls_a, row.calls_b)))), str)
+    return Table(shown, [*_columns("mean", causes=False), calls, _VERDICT])
 
 
-def _change(row: CalledDifference) -> str:
-    """Whether only one of the runs has it, which is no chance, or its difference is noise."""
-    if not row.calls_a or not row.calls_b:
-        return "new" if row.calls_b else "gone"
-    return "noise" if row.beyond_noise is False else ""
+def _verdict(row: TimeDifference) -> str:
+    """The cause of a difference beyond noise, if it is known, or what else is special about a row."""
+    if isinstance(row, CalledDifference) and not (row.calls_a and row.calls_b):
+        return "new" if row.calls_b else "gone"  # which is no chance
+    if row.beyond_noise or (isinstance(row, ModuleDifference) and row.other_counts):
+        return _cause(row) or "beyond noise"
+    return "noise" if row.difference_ns and row.beyond_noise is not None else ""
 
 
-def _calls(row: CalledDifference) -> str:
-    """How often it runs in a step: one number, or that of A and that of B."""
-    a, b = plain(row.calls_a), plain(row.calls_b)
-    return a if a == b else f"{a} -> {b}"
+_VERDICT = Column("", _verdict, str, left=True)
 
 
-def _main_cause(row: CausedDifference) -> str:
-    """The cause that has most of a difference, of those that have its sign; nothing where causes are not known."""
+def _cause(row: TimeDifference) -> str:
+    """The cause that has most of a difference, of those that have its sign; of one within noise its other counts."""
+    if isinstance(row, ModuleDifference) and not row.beyond_noise:
+        return _counts(row)
     sign = 1 if row.difference_ns > 0 else -1
-    kind = max(_WORDS, key=lambda kind: sign * int(getattr(row, f"{kind}_ns")))
-    return f" ({_WORDS[kind][sign < 0]})" if row.causes else ""
+    kind = max(_WORDS, key=lambda kind: sign * int(getattr(row, f"{kind}_ns", 0)))
+    return _WORDS[kind][sign < 0] if isinstance(row, CausedDifference) and row.causes else ""
 
 
 def _counts(one: ModuleDifference) -> str:
     """How many FLOPs, or else bytes, a step of B has more, or less; they are exact, whatever the times are."""
     for unit, name in (("FLOPs", "flops"), ("B", "bytes")):
-        more = getattr(one.b, name, 0) - getattr(one.a, name, 0)
-        if more:
+        if more := getattr(one.b, name, 0) - getattr(one.a, name, 0):
             return f"{'+' if more > 0 else ''}{si(more, unit)}"
     return "new" if one.a is None else "gone"
 
@@ -196,36 +184,34 @@ def _name(row: TimeDifference) -> str:
 
 
 def _figures_section(figures: Sequence[FigureDifference]) -> Section:
-    rows, reasons = [], dict[str, str]()
-    for one in figures:
-        noise = NOT_AVAILABLE
-        if one.ends is not None:
-            noise = "exact" if one.noise_factor == 1 else f"{one.ends[0]:.4f} to {one.ends[1]:.4f}"
-        ratio = NOT_AVAILABLE if one.ratio is None else f"{one.ratio:.4f}"
-        rows.append([one.name, _figure(one.a), _figure(one.b), ratio, noise])
-        reasons |= {one.name: one.reason} if one.reason else {}
-    table = cells(["figure", "A", "B", "B / A", "by noise"], rows, left=(0, 4))
-    return Section("Figures of both", "", [table, *missing_rates(reasons)])
+    def by_noise(one: FigureDifference) -> str | None:
+        return None if one.ends is None else "exact" if one.noise_factor == 1 else "{:.4f} to {:.4f}".format(*one.ends)
 
+    def number(value: float) -> str:
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
 
-def _figure(value: float | None) -> str:
-    if value is None:
-        return NOT_AVAILABLE
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+    columns = [
+        field("figure", "name", str),
+        field("A", "a", number),
+        field("B", "b", number),
+        field("B / A", "ratio", "{:.4f}".format),
+        Column("by noise", by_noise, str, left=True),
+    ]
+    reasons = {one.name: one.reason for one in figures if one.reason}
+    return Section("Figures of both", "", [Table(figures, columns, whole=True), *missing_rates(reasons)])
 
 
 _OF_PROFILES = (
-    "Work: what goes with more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of "
-    "the time that computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does "
-    "around the model. The three causes of a line add up to its B - A, and the lines to the whole."
+    "Work: more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of the time that "
+    "computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does around the "
+    "model. The causes of a line add up to its B - A, and the lines to the whole."
 )
 _OF_TRACES = (
-    "Each moment of a step counts under the first part from the top that ran then, so the parts add up to the step. "
-    "All other tables are sums of what was launched or began in the step; they may overlap. Steps under torch.profiler "
-    "are slower than others: record the same in both."
+    "Each moment of a step counts under the first part from the top that ran then. All other tables are sums of what "
+    "was launched or began in the step; they may overlap. Steps under torch.profiler are slower: record both alike."
 )
 _NOISE = (
     f"Noise is the spread of the steps ({CONFIDENCE:.0%} by Welch's t), of a module four standard errors of its traced "
-    "steps. What changes from one start of a program to the next, or with what else the machine does, is not in it: "
-    "compare two runs of A to see that."
+    "steps; a difference beyond it has its cause at the end of the line. What changes from one start of a program to "
+    "the next, or with what else the machine does, is not in it: compare two runs of A to see that."
 )

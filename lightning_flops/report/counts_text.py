@@ -10,10 +10,10 @@ from typing import Any
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import ModuleNode, build_modules, module_tree
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
-from lightning_flops.report.document import Column, Item, Section, Table, cells, field, figures, short, some_of
+from lightning_flops.report.document import Column, Item, Section, Table, all_of, field, short, some_of
 from lightning_flops.report.module_text import names_of
 from lightning_flops.schema.formula import FormulaReport, FormulaSize, FormulaTerm
-from lightning_flops.schema.throughput import Spread, ThroughputSummary
+from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, percent, plain, plural, si
 
 _SHAPES_SHOWN = 4
@@ -31,13 +31,13 @@ def counts_section(counts: FlopCounts) -> Section:
     root = module_tree(build_modules(records, counts))
     nodes = [] if root is None else list(_nodes(root))
 
-    def known(node: ModuleNode, name: str, show: Callable[[Any], str] = str) -> str:
-        return show(getattr(node.module, name)) if node.module.type_name else NOT_AVAILABLE
+    def of_described(name: str) -> Callable[[ModuleNode], Any]:
+        return lambda node: getattr(node.module, name) if node.module.type_name else None
 
     columns = [
         Column("module", _name, str),
-        Column("params", lambda node: known(node, "params", si), str),
-        Column("weight shapes", lambda node: known(node, "extra_repr"), str, left=True),
+        Column("params", of_described("params"), si),
+        Column("weight shapes", of_described("extra_repr"), str, left=True),
         *(Column(f"FLOPs {_PHASES[phase]}", attrgetter(f"module.total.{phase}"), si) for phase in phases),
     ]
     remarks = []
@@ -92,8 +92,8 @@ def formula_section(report: FormulaReport) -> Section:
         items.append("An operator that may have FLOPs could not be counted: every figure is a lower bound.")
     if report.asked:
         sizes = Column("sizes", lambda one: ", ".join(f"{name} {plain(size)}" for name, size in one.sizes.items()), str)
-        phases = [field(phase, phase) for phase in ("forward", "backward", "recompute")]
-        wholes = [field("model FLOPs", "model_flops"), field("hardware FLOPs", "hardware_flops")]
+        phases = all_of({phase: phase for phase in ("forward", "backward", "recompute")})
+        wholes = all_of({"model FLOPs": "model_flops", "hardware FLOPs": "hardware_flops"})
         items.append(Table(report.asked, [sizes, *phases, *wholes, field("from", "source", str)], whole=True))
     return Section("FLOPs by size", "", items)
 
@@ -112,43 +112,36 @@ def _range(size: FormulaSize) -> str:
 
 def run_section(summary: ThroughputSummary) -> Section:
     """What a run's batches cost, and the FLOPs and tokens of all of them."""
-
-    def row(name: str, spread: Spread | None) -> list[str]:
-        values = (None,) * 3 if spread is None else (spread.average, spread.maximum, spread.minimum)
-        return [name, *(NOT_AVAILABLE if value is None else f"{value:.6f}" for value in values)]
-
     costs = {"reader_cost": summary.reader_cost_sec, "batch_cost": summary.batch_cost_sec, "ips": summary.ips}
-    bound = " (lower bound)" if summary.lower_bound else ""
-    known = {
-        f"{name} FLOPs": f"{'' if summary.flops_error == 0.0 else '≈ '}{plain(flops)}{bound}"
-        for name, flops in (("model", summary.model_flops), ("hardware", summary.hardware_flops))
-        if flops is not None
-    }
-    for label, name in (("MFU", "mfu"), ("useful MFU, of the FLOPs without padding", "useful_mfu")):
-        if (value := getattr(summary, name)) is not None:
-            known[label] = estimate_text(value, summary.flops_error) + bound
-        elif name in summary.unavailable:
-            known[label] = f"{NOT_AVAILABLE} ({summary.unavailable[name]})"
-    others = {
+    spreads = all_of({"avg": "1.average", "max": "1.maximum", "min": "1.minimum"}, "{:.6f}".format)
+    error, bound = summary.flops_error, " (lower bound)" if summary.lower_bound else ""
+    counted = "by tokens_per_sample" if summary.tokens is None else "without padding"
+    almost, useful = "" if error == 0.0 else "≈ ", "useful MFU, of the FLOPs without padding"
+    figures = {
+        "model FLOPs": f"{almost}{plain(summary.model_flops)}{bound}",
+        "hardware FLOPs": f"{almost}{plain(summary.hardware_flops)}{bound}",
+        "MFU": f"{estimate_text(summary.mfu, error)}{bound}",
+        useful: f"{estimate_text(summary.useful_mfu, error)}{bound}",
         "tokens": plain(summary.tokens),
         "tokens without padding": plain(summary.real_tokens),
         "padding": percent(summary.padding_ratio),
-        f"tokens/s, {'by tokens_per_sample' if summary.tokens is None else 'without padding'}": plain(
-            summary.tokens_per_sec
-        ),
+        f"tokens/s, {counted}": plain(summary.tokens_per_sec),
     }
-    known |= {label: value for label, value in others.items() if value != NOT_AVAILABLE}
+    known = {label: value for label, value in figures.items() if NOT_AVAILABLE not in value}
+    reasons = {"MFU": summary.unavailable.get("mfu"), useful: summary.unavailable.get("useful_mfu")}
+    known |= {label: f"{NOT_AVAILABLE} ({reason})" for label, reason in reasons.items() if reason}
     items: list[Item] = [
         f"Reader Ratio: {percent(summary.reader_ratio)}",
         f"Time Unit: s, IPS Unit: {summary.ips_unit}",
-        cells(["", "avg", "max", "min"], [row(name, spread) for name, spread in costs.items()]),
+        Table([*costs.items()], [field("", "0", str), *spreads], whole=True),
         f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank. ips is this rank's, times the "
         "number of ranks that see different data, as if all were as fast. An average is a total divided by a total. "
         "Left out: batches that were counted or traced, validation, checkpoints and what lies between epochs.",
-        *figures(known),
+        known,
         *summary.notes,
+        *([] if summary.model_flops is None else [_steps(summary)]),
     ]
-    return Section("Throughput of the run", "", [*items, *([] if summary.model_flops is None else [_steps(summary)])])
+    return Section("Throughput of the run", "", items)
 
 
 def estimate_text(value: float | None, error: float | None) -> str:

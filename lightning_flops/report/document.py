@@ -1,11 +1,12 @@
-"""A report as data: sections of figures, paragraphs and tables; drawn as text, as a page's data and as plain HTML."""
+"""A report as data: sections of figures, paragraphs and tables; what a page and a notebook get of it."""
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from html import escape
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ class Column:
     of: Callable[[Any], Any]
     """What a row has."""
     show: Callable[[Any], str] = plain
-    """The same as text."""
+    """The same as text; what is not known is n/a in every column."""
     sort: str = ""
     """The key under which rows are sorted by it; empty for none."""
     left: bool = False
@@ -46,7 +47,8 @@ class Table:
     def lay(self, *, most: int | None, sort: str | None = None) -> Iterator[tuple[str, list[Any], list[str]]]:
         """The label of each column, and what *most* rows have of it, as it is and as text; the largest *sort* first."""
         rows = list(self.rows)
-        if (key := next((one.of for one in self.columns if sort and one.sort == sort), None)) is not None:
+        # Of several columns with this key the last: a device's times stand behind the host's.
+        if (key := next((one.of for one in reversed(self.columns) if sort and one.sort == sort), None)) is not None:
             rows.sort(key=key if sort == "name" else lambda row: -(key(row) or 0.0))
         values = [[column.of(row) for row in rows[: None if self.whole else most]] for column in self.columns]
         largest: dict[str, float] = {}
@@ -54,28 +56,20 @@ class Table:
             known = [abs(value) for value in found if value is not None] if column.unit else []
             largest[column.unit] = max([largest.get(column.unit, 0.0), *known])
         for column, found in zip(self.columns, values, strict=True):
+            label, show = column.label, column.show
             if column.unit:
                 unit, size = _fitting(column.unit, largest[column.unit])
-                label = f"{column.label}, {unit}" if column.label else unit
-                yield label, found, [_significant(value, size) for value in found]
-            else:
-                yield column.label, found, [column.show(value) for value in found]
+                label, show = f"{label}, {unit}" if label else unit, partial(_significant, size=size)
+            yield label, found, [NOT_AVAILABLE if value is None else show(value) for value in found]
 
     def more(self, most: int | None) -> list[str]:
         """What stands below it if only *most* rows are shown."""
-        return [] if self.whole or most is None else and_more(len(self.rows) - most)
+        cut = 0 if self.whole or most is None else len(self.rows) - most
+        return [f"(and {cut:,} more)"] if cut > 0 else []
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One value with its label."""
-
-    label: str
-    value: str
-
-
-Item = Figure | Table | str
-"""Text is a paragraph."""
+Item = Table | Mapping[str, str] | str
+"""A table, figures by their labels, or a paragraph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +83,6 @@ class Section:
     """What a page draws before the items: ``steps``, ``modules``, ``roofline`` or ``curves``."""
 
 
-def figures(values: Mapping[str, str]) -> list[Item]:
-    """One figure for each label."""
-    return [Figure(label, value) for label, value in values.items()]
-
-
 # ---- columns
 
 
@@ -103,19 +92,29 @@ def cells(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collectio
 
 
 def at(path: str) -> Callable[[Any], Any]:
-    """Finds what a row has at ``attribute.of_it``; None where it lacks either."""
+    """Finds what a row has at ``attribute.of_it``, or at the ``0.attribute`` of a pair; None where it lacks either."""
 
     def of(row: Any) -> Any:
         for name in path.split("."):
-            row = getattr(row, name, None)
+            row = row[int(name)] if name.isdecimal() else getattr(row, name, None)
         return row
 
     return of
 
 
-def field(label: str, path: str, show: Callable[[Any], str] = plain, sort: str = "") -> Column:
+def field(label: str, path: str, show: Callable[[Any], str] = plain, sort: str = "", *, left: bool = False) -> Column:
     """The column of what a row has at *path*."""
-    return Column(label, at(path), show, sort)
+    return Column(label, at(path), show, sort, left)
+
+
+def all_of(paths: Mapping[str, str], show: Callable[[Any], str] = plain) -> list[Column]:
+    """The columns, by their labels, of what a row has at each path, all shown in one way."""
+    return [field(label, path, show) for label, path in paths.items()]
+
+
+def filled(rows: Sequence[Any], columns: Sequence[Column]) -> list[Column]:
+    """The *columns* of which at least one of *rows* has a value."""
+    return [column for column in columns if any(column.of(row) is not None for row in rows)]
 
 
 def named(label: str) -> Column:
@@ -128,13 +127,13 @@ CALLS = field("calls", "calls", sort="calls")
 
 
 def statistics(
-    path: str, labels: str = "total mean max min ratio", *, prefix: str = "", sort: str | None = None
+    path: str, labels: str = "total mean max min ratio", *, prefix: str = "", sort: str = ""
 ) -> list[Column]:
     """Total, mean, longest, shortest and part of the whole of the durations at *path*; *prefix* of the first label.
 
-    Rows are sorted by each of them under *sort*, or under its label if that is None.
+    Rows are sorted by each of them under *sort*, or under its own label.
     """
-    times = {label: field(label, f"{path}.{label}_us", us, label if sort is None else sort) for label in labels.split()}
+    times = {label: field(label, f"{path}.{label}_us", us, sort or label) for label in labels.split()}
     times |= {"ratio": field("ratio", f"{path}.ratio", percent)} if "ratio" in times else {}
     first, *others = times.values()
     return [replace(first, label=f"{prefix}{first.label}"), *others]
@@ -147,7 +146,7 @@ def quantity(label: str, of: Callable[[Any], Any], unit: str) -> Column:
 
 def share(label: str, of: Callable[[Any], Any]) -> Column:
     """The column of fractions of one."""
-    return Column(label, of, lambda value: NOT_AVAILABLE if value is None else f"{100 * value:.1f}%", bar=True)
+    return Column(label, of, lambda value: f"{100 * value:.1f}%", bar=True)
 
 
 # ---- values as text
@@ -176,9 +175,10 @@ def some_of(names: Collection[str], *, most: int) -> str:
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
-def and_more(number: int) -> list[str]:
-    """A line that says how many rows a list was cut by; none if it is whole."""
-    return [f"(and {number:,} more)"] if number > 0 else []
+def points(items: Sequence[str], most: int | None = None, *, mark: str = "- ", others: str = "") -> list[str]:
+    """*most* of *items*, each after the *mark* of a list, and how many *others* there are."""
+    cut = len(items) - len(items[:most])
+    return [f"{mark}{one}" for one in (*items[:most], *([f"And {plain(cut)} more {others}."] if cut else []))]
 
 
 _PREFIXES = {"s": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))}
@@ -191,10 +191,8 @@ def _fitting(unit: str, largest: float) -> tuple[str, float]:
     return next((one for one in sizes if largest >= one[1]), sizes[-1] if largest else (unit, 1.0))
 
 
-def _significant(value: float | None, size: float) -> str:
+def _significant(value: float, size: float) -> str:
     """Three significant digits."""
-    if value is None:
-        return NOT_AVAILABLE
     scaled = value / size
     digits = 0 if abs(scaled) >= 99.95 else 1 if abs(scaled) >= 9.995 else 2 if abs(scaled) >= 0.9995 else 3
     return "0" if not value else f"{scaled:,.{digits}f}"
@@ -204,7 +202,8 @@ def _significant(value: float | None, size: float) -> str:
 
 _ROWS = 1000
 """What a page has of long tables."""
-_LARGEST = 1e300
+LARGEST = 1e300
+"""More is no figure of a run, and may be an int that no float can hold."""
 
 
 def as_data(section: Section) -> dict[str, Any]:
@@ -215,9 +214,7 @@ def as_data(section: Section) -> dict[str, Any]:
 
 
 def _items(item: Item) -> Iterator[dict[str, Any]]:
-    if isinstance(item, Figure):
-        yield {"label": printable(item.label), "value": printable(item.value)}
-        return
+    words = [item] if isinstance(item, str) else []
     if isinstance(item, Table):
         laid = list(item.lay(most=_ROWS))
         head = [
@@ -226,36 +223,34 @@ def _items(item: Item) -> Iterator[dict[str, Any]]:
         ]
         columns = [map(_cell, texts, values) for _, values, texts in laid]
         yield {"head": head, "rows": list(map(list, zip(*columns, strict=True)))}
-    for words in [item] if isinstance(item, str) else item.more(_ROWS):
-        if words:
-            yield {"text": printable(words)}
+        words = item.more(_ROWS)
+    elif isinstance(item, Mapping):
+        yield from ({"label": printable(label), "value": printable(value)} for label, value in item.items())
+    yield from ({"text": printable(text)} for text in words if text)
 
 
 def _cell(text: str, value: Any) -> list[Any]:
     """What a cell shows, and the number that it is sorted by, if it has one that a page can hold."""
-    known = isinstance(value, (int, float)) and -_LARGEST < value < _LARGEST
+    known = isinstance(value, (int, float)) and -LARGEST < value < LARGEST
     return [text, value] if known else [printable(text)]
 
 
-def as_html(sections: Iterable[Section], headline: Sequence[str] = ()) -> str:
-    """Plain tables for a notebook, with its own style: words are text, never markup."""
-    lines = [f"<p>{html.escape(printable(words))}</p>" for words in headline]
+def as_html(summary: Sequence[str], sections: Iterable[Section]) -> str:
+    """The *summary* and plain tables, for a notebook: words are text, never markup."""
+    made = [f"<p>{escape(printable(words))}</p>" for words in summary]
     for section in map(as_data, sections):
-        lines += [f"<b>{html.escape(section['title'])}</b>", f"<p>{html.escape(section['note'])}</p>"]
+        made.append(f"<b>{escape(section['title'])}</b><p>{escape(section['note'])}</p>")
         for item in section["items"]:
             if "head" in item:
-                sides = ["left" if column["left"] else "right" for column in item["head"]]
-                rows = [("td", [text for text, *_ in row]) for row in item["rows"]]
-                rows.insert(0, ("th", [column["label"] for column in item["head"]]))
-                lines += ["<table>", *(_html_row(tag, texts, sides) for tag, texts in rows), "</table>"]
+                rows = ([text for text, *_ in row] for row in item["rows"])
+                labels = _html_row("th", [column["label"] for column in item["head"]], item["head"])
+                made += ["<table>", labels, *(_html_row("td", row, item["head"]) for row in rows), "</table>"]
             elif "picture" not in item:
-                lines.append(f"<p>{html.escape(': '.join(item.values()))}</p>")
-    return f'<div class="lightning-flops">\n{chr(10).join(lines)}\n</div>\n'
+                made.append(f"<p>{escape(': '.join(item.values()))}</p>")
+    return "\n".join(['<div class="lightning-flops">', *made, "</div>\n"])
 
 
-def _html_row(tag: str, texts: Sequence[str], sides: Sequence[str]) -> str:
-    cells = (
-        f'<{tag} style="text-align: {side}; white-space: pre">{html.escape(text)}</{tag}>'
-        for text, side in zip(texts, sides, strict=True)
-    )
+def _html_row(tag: str, texts: Sequence[str], head: Sequence[Mapping[str, Any]]) -> str:
+    styles = (f"text-align: {'left' if column['left'] else 'right'}; white-space: pre" for column in head)
+    cells = (f'<{tag} style="{style}">{escape(text)}</{tag}>' for style, text in zip(styles, texts, strict=True))
     return f"<tr>{''.join(cells)}</tr>"

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_flops.report.document import at, short, some_of
+from lightning_flops.report.document import some_of
 from lightning_flops.report.layout import VIEW
-from lightning_flops.report.profile_document import devices_of, top_modules
+from lightning_flops.report.profile_document import devices_of
 from lightning_flops.schema.profile import Profile
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, printable, run_text, runs_of, si
 
 _BAR_COLUMNS = 80  # the bar is not to be broken by a narrow terminal
 _CELLS = 40  # of a step's bar, all its parts together
-_NAME_CHARS = 44
-_MODULES = 3
 
 
 def answer(profile: Profile) -> list[str]:
-    """The summary in plain words: what ran where, a step's time and MFU, stalls, FLOPs, and the top modules."""
-    sentences = (
-        f"{_what(profile)} {_when(profile)}",
-        f"{_step(profile)} {_utilization(profile)}".rstrip(),
-        _stalls(profile),
-        _flops(profile),
-        _longest(profile),
-    )
-    return [printable(words) for words in sentences if words]
+    """The summary in plain words: what ran where, a step's time and MFU, stalls, and FLOPs."""
+    run, step = f"{_what(profile)} {_when(profile)}", f"{_step(profile)} {_utilization(profile)}".rstrip()
+    return [printable(words) for words in (run, step, _stalls(profile), _flops(profile)) if words]
 
 
 def answer_lines(profile: Profile) -> list[str]:
-    """The answer, two lines for each part of it and three for names of modules, with a bar of the step's parts."""
-    first, step, *others = [
-        VIEW.paragraph(words, rest="  ", most=3 if words.startswith("Top modules") else 2) for words in answer(profile)
-    ]
+    """The answer, two lines for each part of it, with a bar of the step's parts."""
+    first, step, *others = [VIEW.paragraph(words, rest="  ", most=2) for words in answer(profile)]
     return [*first, *step, *_bar(step_parts(profile)), *(line for lines in others for line in lines)]
 
 
@@ -46,9 +36,8 @@ def _what(profile: Profile) -> str:
     context = profile.context
     name = profile.modules[0].type_name if profile.modules else ""
     loop = "" if context.trains else f" in a {context.loop} loop"
-    parts = [f"{name or 'A model'}{loop} on {_where(profile)}"]
-    if context.precision:
-        parts.append(f"precision {context.precision}")
+    precision = [f"precision {context.precision}"] if context.precision else []
+    parts = [f"{name or 'A model'}{loop} on {_where(profile)}", *precision]
     if context.micro_batch_size is not None:
         batch = f"batch {plain(context.micro_batch_size)}"
         if profile.micro_steps != 1:
@@ -129,14 +118,10 @@ def _bar(parts: Sequence[tuple[str, float]]) -> list[str]:
 
 def _stalls(profile: Profile) -> str:
     """Steps that took much longer than a typical one."""
-    timing = profile.timing
-    if timing is None or timing.stalls is None:
+    if profile.timing is None or (one := profile.timing.stalls) is None:
         return ""
-    one, word = timing.stalls, profile.context.step_word
-    return (
-        f"Stalls: {plain(one.steps)} of {plain(timing.timed_steps)} {plural(word, 2)} took {duration(one.seconds)} "
-        f"longer in all than typical ones, mostly in {one.part}."
-    )
+    steps = f"{plain(one.steps)} of {plain(profile.timing.timed_steps)} {plural(profile.context.step_word, 2)}"
+    return f"Stalls: {steps} took {duration(one.seconds)} longer in all than typical ones, mostly in {one.part}."
 
 
 def _flops(profile: Profile) -> str:
@@ -151,19 +136,6 @@ def _flops(profile: Profile) -> str:
     if flops.skipped > 0:
         words += f"; masked attention skips {si(flops.skipped)}"
     return f"{words}." if params is None else f"{words}. {plain(params)} parameters."
-
-
-def _longest(profile: Profile) -> str:
-    found, timed = top_modules(profile)
-    if not found:
-        return ""
-    names = [short(group.name, _NAME_CHARS) for group, _ in found[:_MODULES]]
-    shown = ", ".join(f"{name} {100 * (part or 0.0):.1f}%" for name, (_, part) in zip(names, found, strict=False))
-    if not timed:
-        of_what = " of those that could be counted" if profile.lower_bound else ""
-        return f"Top modules by FLOPs of their own: {shown}{of_what}."
-    apart = " (rough: traced steps took far longer, or shorter)" if at("traced.is_apart")(profile) else ""
-    return f"Top modules by self time: {shown} of a typical step{apart}."
 
 
 def counted(profile: Profile) -> str:

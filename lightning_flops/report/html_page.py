@@ -13,7 +13,7 @@ import html
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
 from operator import itemgetter
@@ -24,7 +24,8 @@ import msgspec
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections
 from lightning_flops.report.document import Column, Section, Table, as_data, at, field, quantity, share
 from lightning_flops.report.headline import answer, step_parts
-from lightning_flops.report.profile_document import NOT_DESCRIBED, notes_section, saving, share_of_peak, short_sections
+from lightning_flops.report.profile_document import NOT_DESCRIBED, notes_sections, saving, share_of_peak, short_sections
+from lightning_flops.report.summary_text import where
 from lightning_flops.report.text import detailed_sections
 from lightning_flops.report.trace_document import answer as answer_of_traces
 from lightning_flops.report.trace_document import common_sections, names_of, trace_sections
@@ -67,6 +68,8 @@ class PageRun(msgspec.Struct):
     """What could not be read, in sentences."""
 
 
+View = dict[str, Any]
+"""Plain JSON of one profile, trace or comparison, as ``web/src/document.ts`` has it."""
 Window = tuple[WindowFigures, bytes]
 """Figures of a view that can be chosen, and the view, compressed."""
 _Run = tuple[str, Iterable[Window], Iterable[str]]
@@ -88,8 +91,7 @@ def render_latest(profile: Profile, windows: deque[Window]) -> str:
 def render_comparison_page(comparison: Comparison) -> str:
     """The page of two runs compared."""
     title = f"{comparison.a.source} and {comparison.b.source} compared"
-    summary, sections = [comparison_headline(comparison)], comparison_sections(comparison)
-    view = page_view(title=title, where="", summary=summary, sections=sections)
+    view = page_view(title, "", [comparison_headline(comparison)], comparison_sections(comparison))
     return _page(title, [("", [(WindowFigures(""), packed(view))], ())])
 
 
@@ -97,12 +99,11 @@ def render_traces_page(report: TracesReport) -> str:
     """The page of traces: it shows one of them at a time, and what they say together."""
     runs: list[_Run] = []
     for trace, name in zip(report.traces, names_of(report), strict=True):
-        notes = [notes_section(trace.notes)] if trace.notes else []
         view = page_view(
-            title=f"Trace of {name}",
-            where=f"{trace.source} · {plain(trace.events)} events",
-            summary=answer_of_traces(report),
-            sections=[*common_sections(report), *notes, *trace_sections(trace)],
+            f"Trace of {name}",
+            f"{trace.source} · {plain(trace.events)} events",
+            answer_of_traces(report),
+            [*common_sections(report), *notes_sections(trace.notes), *trace_sections(trace)],
             roofline=_traced_roofline(trace),
             curves=_curves(trace),
         )
@@ -122,10 +123,11 @@ def _page(title: str, runs: Sequence[_Run]) -> str:
         for number, (_, view) in enumerate(windows)
     )
     script, style = bundled("page.js"), bundled("style.css")
-    policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; "
-        "form-action 'none'"
+    of_script, of_style = (
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (script, style)
     )
+    policy = f"default-src 'none'; script-src 'sha256-{of_script}'; style-src 'sha256-{of_style}'; "
+    policy += "base-uri 'none'; form-action 'none'"
     # A name cannot end the element: a reader of JSON takes an escape for the sign itself.
     data = document(listed).replace("<", "\\u003c")
     return (
@@ -159,7 +161,7 @@ def window_figures(profile: Profile) -> WindowFigures:
     return WindowFigures(
         label=f"{profile.profile_step:,}",
         profile_step=profile.profile_step,
-        global_step_sec=None if profile.timing is None else profile.timing.global_step_sec,
+        global_step_sec=at("timing.global_step_sec")(profile),
         parts_sec=dict(step_parts(profile)),
         mfu=profile.job_rates.mfu,
     )
@@ -171,19 +173,10 @@ def bundled(name: str) -> str:
     return (BUNDLE / name).read_text(encoding="utf-8")
 
 
-def _digest(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
-
-
 # ---- views
 
-_US = 1e-6
 
-View = dict[str, Any]
-"""Plain JSON of one profile, trace or comparison, as ``web/src/document.ts`` has it."""
-
-
-def page_view(*, title: str, where: str, summary: Sequence[str], sections: Iterable[Section], **data: Any) -> View:
+def page_view(title: str, where: str, summary: Sequence[str], sections: Iterable[Section], **data: Any) -> View:
     """A view of *sections*, whose pictures are drawn of *data*."""
     head = {"title": printable(title), "where": printable(where), "summary": list(map(printable, summary))}
     empty: View = {"parts": [], "steps": None, "modules": [], "roofline": None, "curves": []}
@@ -192,35 +185,27 @@ def page_view(*, title: str, where: str, summary: Sequence[str], sections: Itera
 
 def profile_view(profile: Profile) -> View:
     """The page of one window."""
-    context, tables = profile.context, None if profile.traced is None else profile.traced.tables
     keys: list[str] = []
-    sections = list(short_sections(profile, advice=None, notes=None, rules=True))
+    sections = list(short_sections(profile))
     if profile.modules:
         keys, modules = _all_modules(profile)
         sections.append(modules)
     if "ownSec" in keys and profile.bytes_total.total:
-        note = "How fast, over how many FLOPs a byte; areas are in proportion to time." + _estimated(profile)
+        note = "How fast, over how many FLOPs a byte; areas are in proportion to time."
         sections.append(Section("Roofline", note, [], "roofline"))
-    sections += detailed_sections(profile)
-    for one in () if tables is None else trace_sections(tables):
-        sections.append(replace(one, title=f"Traced {context.step_word}: {one.title[:1].lower()}{one.title[1:]}"))
-    parts = [
-        f"{context.device_name or 'unknown device'} ({context.device_type})",
-        context.precision,
-        f"{context.world_size} ranks" if context.world_size > 1 else "",
-        f"step {profile.profile_step} counted",
-    ]
-    first = [f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]]
+    sections += detailed_sections(profile, traced=())
+    known = profile.peaks_flops_per_sec
+    peaks = sorted(((one.dtype, known[one.dtype]) for one in profile.dtypes if one.dtype in known), key=itemgetter(1))
     return page_view(
-        title=(profile.modules[0].type_name if profile.modules else "") or "FLOPs profile",
-        where=" · ".join(filter(None, parts)),
-        summary=[*answer(profile), *first],
-        sections=sections,
+        (profile.modules[0].type_name if profile.modules else "") or "FLOPs profile",
+        f"{where(profile)}, step {profile.profile_step} counted",
+        [*answer(profile), *(f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1])],
+        sections,
         parts=step_parts(profile),
         steps=_steps(profile),
         modules=keys,
-        roofline=_roofline(profile),
-        curves=_curves(tables),
+        roofline={"peaks": peaks[::-1], "bandwidth": profile.memory_bytes_per_sec, "operators": []},
+        curves=_curves(at("traced.tables")(profile)),
     )
 
 
@@ -235,16 +220,8 @@ def _steps(profile: Profile) -> Any:
     }
 
 
-def _estimated(profile: Profile) -> str:
-    """What is said of rates of modules where the traced steps are not like the counted ones."""
-    if profile.traced is None or profile.traced.like_counted:
-        return ""
-    return " FLOP/s are estimates: the traced steps' shapes are not those of the counted ones."
-
-
 def _all_modules(profile: Profile) -> tuple[list[str], Section]:
     """Every module with what is known of any, and the keys by which the page's picture finds the columns."""
-    word, steps = profile.context.step_word, len(profile.counted_steps)
 
     def per_step(label: str, of: Any, unit: str = "") -> Column:
         return quantity(label, lambda one: profile.per_step(of(one)), unit)
@@ -268,16 +245,9 @@ def _all_modules(profile: Profile) -> tuple[list[str], Section]:
         "detail": Column("", at("extra_repr"), str, left=True),
     }
     shown = {key: one for key, one in columns.items() if any(one.of(row) is not None for row in profile.modules)}
-    counted = f"the mean of {steps} counted {plural(word, steps)}" if steps > 1 else f"of the counted {word}"
-    note = f"FLOPs and bytes are {counted}, times of the traced {word}.{_estimated(profile)}"
+    steps = plural(profile.context.step_word, 2)
+    note = f"FLOPs and bytes are means of the counted {steps}, times of the traced {steps}."
     return list(shown), Section("Modules", note, [Table(profile.modules, list(shown.values()), True)], "modules")
-
-
-def _roofline(profile: Profile) -> dict[str, Any]:
-    """What limits the modules: the peaks of the dtypes that ran, and the memory's bandwidth."""
-    known = profile.peaks_flops_per_sec
-    peaks = sorted(((one.dtype, known[one.dtype]) for one in profile.dtypes if one.dtype in known), key=itemgetter(1))
-    return {"peaks": peaks[::-1], "bandwidth": profile.memory_bytes_per_sec, "operators": []}
 
 
 def _traced_roofline(trace: TraceReport) -> dict[str, Any] | None:
@@ -285,7 +255,7 @@ def _traced_roofline(trace: TraceReport) -> dict[str, Any] | None:
         return None
     points = [
         (
-            *(printable(f"{one.name} ({one.dtype})"), one.time_us * _US / len(flops.steps)),
+            *(printable(f"{one.name} ({one.dtype})"), one.time_us * 1e-6 / len(flops.steps)),
             *(one.flops_per_sec, one.flops_per_byte, one.attainable_flops_per_sec),
         )
         for one in flops.operators

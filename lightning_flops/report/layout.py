@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_flops.report.document import Figure, Section, SortKey, Table, short
+from lightning_flops.report.document import Section, SortKey, Table, short
 from lightning_flops.units import page, printable
 
 _WIDTH = 120
@@ -16,6 +17,8 @@ _TITLE_WIDTH = 100
 _LABEL_WIDTH = 70
 _VALUE_CHARS = 30
 _LEAST_NAME_CHARS = 16
+_MARK = re.compile(r"(-|\d+\.) ")
+"""What a point of a list begins with; the lines that go on stand behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +47,10 @@ class View:
             for row in zip(*columns, strict=True)
         ]
 
-    def title(self, text: str) -> str:
-        """*text* in the middle of a rule."""
-        return f" {printable(text)} ".center(min(_TITLE_WIDTH, self.width or _TITLE_WIDTH), "-")
-
-    def rule(self) -> str:
-        """The rule that ends a report."""
-        return "-" * min(_TITLE_WIDTH, self.width or _TITLE_WIDTH)
+    def rule(self, title: str = "") -> str:
+        """A rule with a *title* in the middle; the one that ends a report has none."""
+        words = f" {printable(title)} " if title else ""
+        return words.center(min(_TITLE_WIDTH, self.width or _TITLE_WIDTH), "-")
 
     def line(self, label: str, value: str) -> str:
         """``label: value``, with the values of all lines in one column."""
@@ -80,10 +80,10 @@ VIEW = View(rows=8, width=_TITLE_WIDTH)
 
 def draw(section: Section, view: View = VIEW) -> Iterator[str]:
     """The lines of *section*, the first of them empty."""
-    yield from ["", view.title(section.title), *view.paragraph(section.note)]
+    yield from ["", view.rule(section.title), *view.paragraph(section.note)]
     for index, item in enumerate(section.items):
-        if isinstance(item, Figure):
-            yield view.line(item.label, item.value)
+        if isinstance(item, Mapping):
+            yield from map(view.line, item.keys(), item.values())
         elif isinstance(item, Table):
             head, _, texts = zip(*item.lay(most=view.rows, sort=view.sort), strict=True)
             left = [0, *(at for at, column in enumerate(item.columns) if column.left)]
@@ -91,15 +91,10 @@ def draw(section: Section, view: View = VIEW) -> Iterator[str]:
             yield from view.table(head, list(zip(*texts, strict=True)), left=left)
             yield from item.more(view.rows)
         else:
-            yield from view.paragraph(item, rest=_hanging(item)) or [""]
+            mark = _MARK.match(item)
+            yield from view.paragraph(item, rest=" " * mark.end() if mark else "")
 
 
 def draw_all(sections: Iterable[Section], view: View = VIEW) -> str:
     """*sections* as a report of their own, ending in a line break."""
     return page([*[line for section in sections for line in draw(section, view)][1:], view.rule()])
-
-
-def _hanging(item: str) -> str:
-    """What goes on below the number, or the dash, that a point of a list begins with."""
-    mark, _, _ = item.partition(" ")
-    return " " * (len(mark) + 1) if mark == "-" or mark.rstrip(".").isdecimal() else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, harmonic_mean
 from typing import Any
 
@@ -42,7 +42,7 @@ def aggregated_lines(profile: Profile) -> list[str]:
     terms = {label: term for label, term in terms.items() if label in always or any(map(term[1], modules))}
     bound = "; FLOPs and MACs are lower bounds" if profile.lower_bound else ""
     lines = [
-        VIEW.title(f"Aggregated Profile per {profile.context.device_word}"),
+        VIEW.rule(f"Aggregated Profile per {profile.context.device_word}"),
         *VIEW.paragraph(
             f"Top {top} modules in terms of {' or '.join(', '.join(terms).rsplit(', ', 1))} at different model depths, "
             f"modules of one class at one depth added up{bound}:"
@@ -64,8 +64,7 @@ def aggregated_lines(profile: Profile) -> list[str]:
 
 def detailed_lines(profile: Profile) -> list[str]:
     """The tree of modules with the figures of each."""
-    lines = [VIEW.title(f"Detailed Profile per {profile.context.device_word}")]
-    lower_bounds = lower_bound_modules(profile.uncounted)
+    lines = [VIEW.rule(f"Detailed Profile per {profile.context.device_word}")]
     root = module_tree(profile.modules)
     if root is None:
         return [*lines, "No module was described."]
@@ -76,9 +75,9 @@ def detailed_lines(profile: Profile) -> list[str]:
         f"percentage of the peak. All of one {profile.step_name}, the modules inside included. (0-11): 12 x Block "
         "stands for 12 modules in a row that are equal but for their times, of which the mean is shown."
     )
-    if lower_bounds:
+    if profile.lower_bound:
         about += " Lower bound: figures of a module in which something could not be counted."
-    lines += [*VIEW.paragraph(about), "", *_Tree(profile, lower_bounds).lines(root, names=[""], indent="")]
+    lines += [*VIEW.paragraph(about), "", *_Tree(profile).lines(root, names=[""], indent="")]
     if profile.outside.total:
         spent = {word: getattr(profile.outside, phase) for phase, word in PHASES.items()}
         figures = ", ".join(f"{name} {si(profile.per_step(flops))}" for name, flops in spent.items() if flops)
@@ -97,9 +96,9 @@ def names_of(node: ModuleNode) -> tuple[str, str]:
 class _Tree:
     """Writes one module after the other, with shares of the whole model's figures."""
 
-    def __init__(self, profile: Profile, lower_bounds: Collection[str]) -> None:
+    def __init__(self, profile: Profile) -> None:
         self._profile = profile
-        self._lower_bounds = lower_bounds
+        self._lower_bounds = lower_bound_modules(profile.uncounted)
         self._depth_shown = depth_shown(profile.modules, limit=profile.settings.module_depth)
         self._root = profile.modules[0]
         self._times = {module.name: module.times for module in profile.modules}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lightning_flops.analysis.module_names import pattern_of
 from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
-from lightning_flops.report.document import Column, Section, Table, at, field, figures, quantity, share, some_of
+from lightning_flops.report.document import Column, Section, Table, at, field, filled, points, quantity, share, some_of
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
 from lightning_flops.schema.step import FEW_STEPS, Advice, Budget, BudgetKey, ModuleProfile
@@ -20,34 +20,21 @@ NOT_DESCRIBED = "(not described)"
 
 NO_ADVICE = "Nothing that was measured is above its threshold."
 
-_MODULES_SHOWN = 10
-_NS = 1e-9
+_DETAILED = "in the detailed report"
 
 
 def short_sections(
-    profile: Profile,
-    *,
-    modules: int = _MODULES_SHOWN,
-    advice: int | None = 4,
-    notes: int | None = 2,
-    rules: bool = False,
+    profile: Profile, *, modules: int = 10, advice: int | None = None, notes: int | None = None
 ) -> Iterator[Section]:
-    """What every report shows below its summary: so many modules, pieces of advice, with *rules* or not, and notes."""
+    """What every report shows below its summary: so many modules, pieces of advice and notes; all advice has rules."""
     yield times_section(profile)
     if profile.budget is not None:
         yield breakdown_section(profile, profile.budget)
     yield modules_section(profile, most=modules)
-    yield advice_section(profile.advice, most=advice, rules=rules, nothing=_no_advice(profile))
-    if profile.notes:
-        yield notes_section(profile.notes, most=notes)
-
-
-def _no_advice(profile: Profile) -> str:
-    """Why there is no advice, where there is none."""
-    if profile.timing is not None and profile.timing.few_steps:
-        timed = plural(profile.context.step_word, FEW_STEPS)
-        return f"No advice from few steps: it begins with {FEW_STEPS} timed {timed}."
-    return NO_ADVICE
+    few = f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(profile.context.step_word, FEW_STEPS)}."
+    nothing = few if at("timing.few_steps")(profile) else NO_ADVICE
+    yield advice_section(profile.advice, most=advice, nothing=nothing)
+    yield from notes_sections(profile.notes, most=notes)
 
 
 def times_section(profile: Profile) -> Section:
@@ -71,11 +58,9 @@ def times_section(profile: Profile) -> Section:
     if timing.excluded_sec:
         between = (f"{cause} {duration(seconds)}" for cause, seconds in timing.excluded_sec.items())
         words += f" Between steps: {', '.join(between)}."
-    busy = ratio(part=timing.cpu_time_sec, whole=timing.global_step.mean_sec)
-    if busy is not None:
-        words += (
-            f" CPU (process) {percent(busy)} of a processor, CPU (system) {percent(timing.cpu_system_ratio)} of all."
-        )
+    if (busy := ratio(part=timing.cpu_time_sec, whole=timing.global_step.mean_sec)) is not None:
+        system = percent(timing.cpu_system_ratio)
+        words += f" CPU (process) {percent(busy)} of a processor, CPU (system) {system} of all."
     parts = [part for part in timing.parts if any(part.steps_sec)]
     return Section(title, "", [Table([*parts, timing.global_step], columns, whole=True), words], "steps")
 
@@ -102,51 +87,32 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     rows = [(label, budget.rows_ns[key]) for key, label in labels.items()]
     rows.append((profile.step_name, budget.wall_ns))
     columns = [
-        Column("", lambda row: row[0], str),
-        quantity("typical", lambda row: None if row[1] is None else row[1] * _NS, "s"),
+        field("", "0", str),
+        quantity("typical", lambda row: None if row[1] is None else row[1] * 1e-9, "s"),
         share("share", lambda row: None if row[1] is None else row[1] / budget.wall_ns),
     ]
-    about = []
-    if budget.rows_ns["model"] is None and "mfu" in profile.unavailable:
-        about.append(f"FLOPs at the peak are {NOT_AVAILABLE}: {profile.unavailable['mfu']}.")
-    return Section("Step time breakdown", "", [Table(rows, columns, whole=True), *_words(*about, *budget.notes)])
-
-
-def _words(*sentences: str) -> list[str]:
-    """*sentences* as a paragraph; none without any."""
-    return [" ".join(sentences)] if sentences else []
+    why = profile.unavailable.get("mfu") if budget.rows_ns["model"] is None else None
+    about = [f"FLOPs at the peak are {NOT_AVAILABLE}: {why}."] if why else []
+    return Section("Step time breakdown", "", [Table(rows, columns, whole=True), " ".join([*about, *budget.notes])])
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleGroup:
-    """Modules of one class at one place in equal layers, added up, without the modules inside them."""
+    """Modules of one class and size at one *pattern* of names, added up, without the modules inside them."""
 
-    name: str
-    kind: str
+    pattern: str
     members: Sequence[ModuleProfile]
+
+    @property
+    def name(self) -> str:
+        """Their number and the pattern of their names, or the one name."""
+        number = len(self.members)
+        return f"{number} x {self.pattern}" if number > 1 else self.members[0].name or "(root)"
 
     def seconds(self, phase: str) -> float | None:
         """Own time in this phase; None where it is not known of any."""
         known = [sec for one in self.members if (sec := at(f"times.own_{phase}_sec")(one)) is not None]
         return math.fsum(known) if known else None
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of their own."""
-        return sum(one.own.total for one in self.members)
-
-
-def _groups(modules: Sequence[ModuleProfile]) -> list[ModuleGroup]:
-    """*modules* added up where their names differ in numbers alone, and their classes and sizes do not differ."""
-    alike: dict[tuple[str, str, str], list[ModuleProfile]] = {}
-    for module in modules:
-        if module.alias_of is None:
-            alike.setdefault((pattern_of(module.name), module.type_name, module.extra_repr), []).append(module)
-    groups = []
-    for (pattern, kind, _), found in alike.items():
-        name = f"{len(found)} x {pattern}" if len(found) > 1 else found[0].name or "(root)"
-        groups.append(ModuleGroup(name, kind or NOT_DESCRIBED, found))
-    return groups
 
 
 def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
@@ -167,18 +133,23 @@ def top_modules(profile: Profile) -> tuple[list[tuple[ModuleGroup, float | None]
 
     Where none was timed, those with most FLOPs and their shares of all, and False.
     """
-    groups, tables = _groups(profile.modules), None if profile.traced is None else profile.traced.tables
+    tables = None if profile.traced is None else profile.traced.tables
+    alike: dict[tuple[str, str, str], list[ModuleProfile]] = {}  # names that differ in numbers alone
+    for module in profile.modules:
+        if module.alias_of is None:
+            alike.setdefault((pattern_of(module.name), module.type_name, module.extra_repr), []).append(module)
+    groups = [ModuleGroup(pattern, found) for (pattern, *_), found in alike.items()]
     weights: list[float] = [(group.seconds("forward") or 0.0) + (group.seconds("backward") or 0.0) for group in groups]
     if timed := tables is not None and any(weights):
         whole = at("timing.global_step.typical_sec")(profile) or at("step_times.mean.wall_us")(tables) * 1e-6
     else:
-        weights = [group.flops for group in groups]
+        weights = [sum(one.own.total for one in group.members) for group in groups]
         whole = sum(weights) + profile.outside.total
     found = sorted(zip(groups, weights, strict=True), key=lambda item: -item[1])
     return [(group, ratio(part=weight, whole=whole)) for group, weight in found if weight], timed
 
 
-def modules_section(profile: Profile, *, most: int | None = _MODULES_SHOWN) -> Section:
+def modules_section(profile: Profile, *, most: int) -> Section:
     """The top modules as a table."""
     found, timed = top_modules(profile)
     title = "Top modules by self time" if timed else "Top modules by FLOPs of their own"
@@ -189,33 +160,30 @@ def modules_section(profile: Profile, *, most: int | None = _MODULES_SHOWN) -> S
         return share_of_peak(members) if all(one.own == one.total for one in members) else None
 
     columns = [
-        Column("module", lambda item: item[0].name, str),
-        Column("class", lambda item: item[0].kind, str, left=True),
+        field("module", "0.name", str),
+        Column("class", lambda item: item[0].members[0].type_name or NOT_DESCRIBED, str, left=True),
         quantity("fwd", lambda item: item[0].seconds("forward"), "s"),
         quantity("bwd", lambda item: item[0].seconds("backward"), "s"),
-        share("share", lambda item: item[1]),
-        quantity("", lambda item: profile.per_step(item[0].flops), "FLOPs"),
+        share("share", at("1")),
+        quantity("", lambda item: profile.per_step(sum(one.own.total for one in item[0].members)), "FLOPs"),
         share("of peak", lambda item: reached(item[0].members)),
     ]
-    columns = [column for column in columns if any(column.of(item) is not None for item in found)]
-    words = [f"And {plain(len(found[most:]))} more."] if most is not None and found[most:] else []
-    if any(len(group.members) > 1 for group, _ in found[:most]):
-        words.append("A star stands for any number: these modules are added up.")
-    if profile.lower_bound:
-        words.append("FLOPs are lower bounds.")
-    return Section(title, "", [Table(found[:most], columns, whole=True), *_words(*words)])
+    added_up = any(len(group.members) > 1 for group, _ in found[:most])
+    words = [f"And {plain(len(found[most:]))} more."] if found[most:] else []
+    words += ["A star stands for any number: these modules are added up."] if added_up else []
+    words += ["FLOPs are lower bounds."] if profile.lower_bound else []
+    words += ["Rough: traced steps took far longer, or shorter."] if at("traced.is_apart")(profile) else []
+    return Section(title, "", [Table(found[:most], filled(found, columns), whole=True), " ".join(words)])
 
 
-def advice_section(
-    advice: Sequence[Advice], *, most: int | None = None, rules: bool = False, nothing: str = NO_ADVICE
-) -> Section:
-    """What to do, the largest saving first: *most* pieces, with their *rules* or without; *nothing* stands for none."""
+def advice_section(advice: Sequence[Advice], *, most: int | None = None, nothing: str = NO_ADVICE) -> Section:
+    """What to do, the largest saving first: all with their rules, or *most* without; *nothing* stands for none."""
     items = [
         f"{number}. {one.fact} {one.remedy}{saving(one)}"
-        + (f" Not {one.unless}. (Rule {one.rule}: {one.threshold}; {one.source}.)" if rules else "")
-        for number, one in enumerate(advice[:most], start=1)
+        + (f" Not {one.unless}. (Rule {one.rule}: {one.threshold}; {one.source}.)" if most is None else "")
+        for number, one in enumerate(advice, start=1)
     ]
-    return Section("Advice", "", [*items, *_more("", len(advice) - len(items))] or [nothing])
+    return Section("Advice", "", points(items, most, mark="", others=_DETAILED) or [nothing])
 
 
 def saving(advice: Advice) -> str:
@@ -223,14 +191,9 @@ def saving(advice: Advice) -> str:
     return "" if advice.ceiling is None else f" It can save up to {100 * advice.ceiling:.1f}% of a step."
 
 
-def notes_section(notes: Sequence[str], *, most: int | None = None) -> Section:
-    """What is missing or degraded."""
-    items = [f"- {note}" for note in notes[:most]]
-    return Section("Notes", "", [*items, *_more("- ", len(notes) - len(items))])
-
-
-def _more(mark: str, number: int) -> list[str]:
-    return [f"{mark}And {plain(number)} more in the detailed report."] if number else []
+def notes_sections(notes: Sequence[str], *, most: int | None = None) -> list[Section]:
+    """What is missing or degraded; nothing where nothing is."""
+    return [Section("Notes", "", points(notes, most, others=_DETAILED))] if notes else []
 
 
 def missing_rates(unavailable: Mapping[str, str]) -> list[str]:
@@ -271,13 +234,13 @@ def flops_section(profile: Profile) -> Section:
     flops, ranks, moved = profile.flops, profile.ranks, profile.bytes_total
     half = profile.settings.causal_attention == "half"
     words = {"factor": f"{2 + profile.settings.recompute_fwd_factor:g}", "half": ", counted less executed" * half}
-    hidden = () if profile.has_backward else ("backward_estimated",)
-    rows = [
-        (label.format(**words).split("\n" if profile.has_backward else " = ")[0], name)
-        for name, label in _FLOPS.items()
-        if name in ("forward", "model", "hardware") or (getattr(flops, name) and name not in hidden)
-    ]
-    columns = [Column("", lambda row: row[0], str), Column("FLOPs", lambda row: getattr(flops, row[1]))]
+    labels = {name: label.format(**words) for name, label in _FLOPS.items()}
+    if not profile.has_backward:
+        del labels["backward_estimated"]
+        labels |= {"model": "model FLOPs", "hardware": "hardware FLOPs"}
+    always = ("forward", "model", "hardware")
+    rows = [(label, name) for name, label in labels.items() if name in always or getattr(flops, name)]
+    columns = [field("", "0", str), Column("FLOPs", lambda row: getattr(flops, row[1]))]
     note = "Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. Attention "
     flagged = "that is flagged causal counts half the score matrix."
     note += flagged if half else "counts the full score matrix, causal or not."
@@ -292,9 +255,8 @@ def flops_section(profile: Profile) -> Section:
     if profile.lower_bound:
         note += f" {_lower_bound_words(profile)}"
     title = f"FLOPs of a {profile.step_name} per {profile.context.device_word}"
-    unknown = {
-        rate: why for rate, why in profile.unavailable.items() if profile.has_backward or rate not in RATES_OF_TRAINING
-    }
+    hidden = () if profile.has_backward else RATES_OF_TRAINING
+    unknown = {rate: why for rate, why in profile.unavailable.items() if rate not in hidden}
     return Section(title, note, [Table(rows, columns, whole=True), *missing_rates(unknown)])
 
 
@@ -327,8 +289,8 @@ def uncounted_section(profile: Profile) -> Section:
         return Section("Not counted", "", [words])
     ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].calls, item[0]))
     columns = [
-        Column("operator", lambda row: row[0], str),
-        Column("calls", lambda row: row[1].calls),
+        field("operator", "0", str),
+        field("calls", "1.calls"),
         Column("", lambda row: "may have FLOPs" if row[1].heavy else "", str, left=True),
         Column("modules", lambda row: some_of(row[1].modules, most=2), str, left=True),
     ]
@@ -354,32 +316,24 @@ def memory_section(profile: Profile) -> Section | None:
     memory, word = profile.memory, profile.context.step_word
     if memory is None:
         return None
-
-    columns = [
-        Column("", lambda held: PHASES[held[0]], str),
-        Column(f"{memory.kind} at its end", lambda held: si(held[1], "B"), str),
-    ]
-    values = {f"peak {memory.kind}, of this process so far": si(memory.run_peak_bytes, "B")}
-    about = "Bytes of this process on the host, all of it."
-    if memory.kind == "allocated":
+    kind, about = memory.kind, "Bytes of this process on the host, all of it."
+    values = {f"{kind} at the end of {PHASES[phase]}": si(held, "B") for phase, held in memory.held_bytes.items()}
+    values[f"peak {kind}, of this process so far"] = si(memory.run_peak_bytes, "B")
+    if kind == "allocated":
         values["peak reserved, of this process so far"] = si(memory.run_reserved_peak_bytes, "B")
         about = "Bytes on the device, as its caching allocator counts them."
     values["parameters on this rank"] = si(memory.parameter_bytes, "B")
     if profile.parameter_bytes:
         values["parameters of the model"] = bytes_by_dtype(profile.parameter_bytes)
     values["buffers"] = si(memory.buffer_bytes, "B")
-    if profile.context.trains:
-        values["gradients"] = _or_why_not(memory.gradient_bytes, "on no parameter, as under ZeRO")
-        values["optimizer states"] = _or_why_not(memory.optimizer_bytes, "not where torch's optimizers keep them")
-        values["activations that a forward keeps, with its outputs"] = _or_why_not(
-            memory.kept_by_forward_bytes, "measured on a device alone"
-        )
-    table = Table(list(memory.held_bytes.items()), columns, whole=True)
-    return Section(f"Memory of this rank in the counted {word}", about, [table, *figures(values)])
-
-
-def _or_why_not(value: float | None, reason: str) -> str:
-    return f"{NOT_AVAILABLE} ({reason})" if value is None else si(value, "B")
+    of_training = {
+        "gradients": (memory.gradient_bytes, "on no parameter, as under ZeRO"),
+        "optimizer states": (memory.optimizer_bytes, "not where torch's optimizers keep them"),
+        "activations and outputs that a forward keeps": (memory.kept_by_forward_bytes, "measured on a device alone"),
+    }
+    for label, (held, reason) in of_training.items() if profile.context.trains else ():
+        values[label] = f"{NOT_AVAILABLE} ({reason})" if held is None else si(held, "B")
+    return Section(f"Memory of this rank in the counted {word}", about, [values])
 
 
 def traced_section(profile: Profile) -> Section | None:
@@ -387,17 +341,9 @@ def traced_section(profile: Profile) -> Section | None:
     traced, word = profile.traced, profile.context.step_word
     if traced is None or traced.tables is None:
         return None
-    about = (
-        f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
-        f"{plural(word, 2)}, in {duration(traced.tables.step_times.mean.wall_us * 1e-6)} each; times of modules and "
-        "operators are medians over them."
-    )
+    took = duration(traced.tables.step_times.mean.wall_us * 1e-6)
+    about = f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
+    about += f"{plural(word, 2)}, in {took} each; times of modules and operators are medians over them."
     if not traced.like_counted:
         about += " It was not like the counted step: FLOP/s are estimates, by the elements of the batches."
     return Section(f"Traced {word}", about, [f"Every table: lightning-flops trace {file}" for file in traced.files])
-
-
-DETAILS: Sequence[Callable[[Profile], Section | None]] = (
-    *(flops_section, memory_section, operators_section, uncounted_section, traced_section),
-)
-"""What is not in the short report."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from statistics import median
 
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.stragglers import straggler_evidence
-from lightning_flops.report.document import Column, Item, Section, Table, at, cells, field, quantity, some_of, us
+from lightning_flops.report.document import Column, Section, Table, all_of, at, cells, points, quantity, some_of, us
 from lightning_flops.report.profile_document import devices_of, missing_rates, whose
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankCollectiveRow, RankComparison, RankRow, RanksProfile
@@ -20,15 +21,20 @@ from lightning_flops.units import duration, percent, plain, si
 _SHOWN = 4
 """Points of a list."""
 
-_TRACED = {
-    "traced step: wall time": "overlap.wall_us",
-    "  computation": "overlap.computation_us",
-    "  communication": "overlap.communication_us",
-    "    not hidden by computation": "overlap.exposed_us",
-    "    transfer": "transfer_us",
-    "    waiting for other ranks": "wait_us",
+_TIMES = {
+    "wall": "overlap.wall_us",
+    "compute": "overlap.computation_us",
+    "comm": "overlap.communication_us",
+    "overlap": "overlap.overlap_us",
+    "exposed": "overlap.exposed_us",
+    "neither": "overlap.other_us",
+    "transfer": "transfer_us",
+    "wait": "wait_us",
 }
-"""Where a rank's trace has what its communication took."""
+OVERLAP = [*all_of(_TIMES, us), *all_of({"overlap / comm": "overlap.overlap_ratio"}, percent)]
+"""What a trace has of computation and communication: both at once, communication that no computation hides, waits."""
+
+_first = partial(points, most=_SHOWN, others="in profile.json")
 
 
 def ranks_section(profile: Profile) -> Section | None:
@@ -36,16 +42,20 @@ def ranks_section(profile: Profile) -> Section | None:
     ranks = profile.ranks
     if ranks is None:
         return None
-    items: list[Item] = [
-        *_who(ranks),
-        *_stragglers(ranks),
-        f"Peak of {some_of(devices_of(ranks), most=_SHOWN)}: {si(ranks.peak_flops_per_sec, 'FLOP/s')} in all.",
-        *missing_rates(ranks.unavailable),
-        _spreads(profile, ranks),
-    ]
-    if ranks.communication is not None:
-        items += [*_collectives(ranks.communication), *_first(ranks.communication.notes)]
-    return Section("All ranks", "", [*items, *_first(ranks.notes)])
+    traced = ranks.communication
+    return Section(
+        "All ranks",
+        "",
+        [
+            *_who(ranks),
+            *_stragglers(ranks),
+            f"Peak of {some_of(devices_of(ranks), most=_SHOWN)}: {si(ranks.peak_flops_per_sec, 'FLOP/s')} in all.",
+            *missing_rates(ranks.unavailable),
+            _spreads(profile, ranks),
+            *([] if traced is None else _collectives(traced)),
+            *_first([*(() if traced is None else traced.notes), *ranks.notes]),
+        ],
+    )
 
 
 def _who(ranks: RanksProfile) -> Iterator[str]:
@@ -65,10 +75,8 @@ def _stragglers(ranks: RanksProfile) -> Iterator[str]:
     elif timed and all(one.traced for one in timed) and ranks.pipeline_stages == 1:
         yield "Straggler: none, every rank keeps pace with the others."
     elif timed and ranks.answered > 1:
-        yield (
-            "Straggler: none was found in data wait and transfer; in the other parts, only ranks that do the same work "
-            "and each traced a step can be compared."
-        )
+        words = "Straggler: none was found in data wait and transfer; "
+        yield f"{words}in the other parts, only ranks that do the same work and each traced a step can be compared."
 
 
 def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
@@ -78,9 +86,8 @@ def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     found = {name: {one.rank: one.parts_sec.get(name) for one in timed} for name in parts}
     found[profile.step_name] = {one.rank: math.fsum(one.parts_sec.values()) for one in timed}
     traced = () if ranks.communication is None else ranks.communication.ranks
-    found |= {
-        name: {row.rank or 0: _per_step(row, path, row.steps) for row in traced} for name, path in _TRACED.items()
-    }
+    for name, path in _TIMES.items():
+        found[f"traced step: {name}"] = {row.rank or 0: _per_step(row, path, row.steps) for row in traced}
     kind = "" if profile.memory is None else f" ({profile.memory.kind})"
     others = {"model FLOPs": "model_flops", "params on the rank": "local_params"}
     others[f"peak memory{kind}, B"] = "peak_memory_bytes"
@@ -98,7 +105,7 @@ def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     return cells(["of each rank", "min", "", "median", "max", ""], rows, left=(0, 2, 5))
 
 
-def _collectives(comparison: RankComparison) -> list[Item]:
+def _collectives(comparison: RankComparison) -> list[Table | str]:
     """Each collective over all ranks; times are of one step."""
     by_name: defaultdict[str, list[tuple[int, RankCollectiveRow]]] = defaultdict(list)
     for rank in comparison.ranks:
@@ -109,7 +116,11 @@ def _collectives(comparison: RankComparison) -> list[Item]:
         return lambda row: sum_if_all_known(getattr(one, figure) for _, one in row[1])
 
     def of_a_step(label: str) -> Column:
-        return quantity(label, lambda row: _median(_per_step(one, f"{label}_us", steps) for steps, one in row[1]), "s")
+        def typical(row: tuple[str, Sequence[tuple[int, RankCollectiveRow]]]) -> float | None:
+            found = [_per_step(one, f"{label}_us", steps) for steps, one in row[1]]
+            return median(known) if (known := [one for one in found if one is not None]) else None
+
+        return quantity(label, typical, "s")
 
     rows = sorted(by_name.items(), key=lambda row: (-math.fsum(one.latency_us for _, one in row[1]), row[0]))
     columns = [
@@ -133,30 +144,7 @@ def _per_step(row: RankRow | RankCollectiveRow, path: str, steps: int) -> float 
     return None if value is None else value * 1e-6 / steps
 
 
-def _median(values: Iterable[float | None]) -> float | None:
-    """Median of those that are known; None without any."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
-
-
-def _first(points: Sequence[str]) -> Iterator[str]:
-    yield from (f"- {point}" for point in points[:_SHOWN])
-    if len(points) > _SHOWN:
-        yield f"- And {len(points) - _SHOWN} more, in profile.json."
-
-
 def rank_section(comparison: RankComparison) -> Section:
     """Ranks side by side."""
-    columns = [
-        field("rank", "rank", str),  # ranks are in order
-        field("steps", "steps"),
-        field("wall", "overlap.wall_us", us, "total"),
-        field("compute", "overlap.computation_us", us),
-        field("comm", "overlap.communication_us", us),
-        field("overlap", "overlap.overlap_us", us),
-        field("of comm", "overlap.overlap_ratio", percent),
-        field("transfer", "transfer_us", us),
-        field("wait", "wait_us", us),
-    ]
-    ranks = Table(comparison.ranks, columns, whole=True)
+    ranks = Table(comparison.ranks, [*all_of({"rank": "rank", "steps": "steps"}, str), *OVERLAP], whole=True)
     return Section("Ranks", "", [ranks, *_collectives(comparison), *comparison.notes])

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 
-from lightning_flops.report.document import at
+from lightning_flops.report.document import LARGEST, at
 from lightning_flops.schema.profile import Profile
 
 PROFILE_PREFIX = "flops_profiler"
 MONITOR_PREFIX = "flops_monitor"
-
-_MOST = 1e300
-"""More is no figure of a run, and may be an int that no float can hold."""
 
 _OF_TRAINING = (
     *("bwd_flops", "bwd_flops_estimated", "recompute_flops", "iter_flops"),
@@ -60,7 +57,7 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
     return {
         f"{prefix}/{tag}": float(value)
         for tag, value in values.items()
-        if value is not None and value < _MOST and tag not in without
+        if value is not None and value < LARGEST and tag not in without
     }
 
 
@@ -95,9 +92,9 @@ def monitor_scalars(
         "useful_mfu": useful_flops_peak_sec,
         "model_flops_per_sec": model_flops,
     }
-    values = {tag: amount / seconds for tag, amount in amounts.items() if amount is not None and 0 <= amount < _MOST}
+    values = {tag: amount / seconds for tag, amount in amounts.items() if amount is not None and 0 <= amount < LARGEST}
     highest = {"mfu": 1.0, "useful_mfu": 1.0}  # shares of the peak: more is impossible
-    values = {tag: value for tag, value in values.items() if value <= highest.get(tag, _MOST)}
+    values = {tag: value for tag, value in values.items() if value <= highest.get(tag, LARGEST)}
     shares = {"padding_ratio": padding_ratio, "estimated_ratio": estimated_ratio}
     values |= {tag: float(share) for tag, share in shares.items() if share is not None}
     return {f"{prefix}/{tag}": value for tag, value in values.items()}

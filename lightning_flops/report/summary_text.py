@@ -6,14 +6,12 @@ Its users search these lines: a value ends its line, and what has to be said of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import partial
 
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.report.document import Figure, Item, Section
+from lightning_flops.report.document import Section, at
 from lightning_flops.report.profile_document import whose
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import TimingProfile
 from lightning_flops.units import NOT_AVAILABLE, duration, plain, si
 
 _ABOUT = (
@@ -30,105 +28,98 @@ _ABOUT_TRAINING = (
 
 def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
     """DeepSpeed's lines, labels and order, and between them the measured lines; *of_run*: of which steps they are."""
-    context, timing, samples = profile.context, profile.timing, profile.job_rates.iter_samples_per_sec
-    items: list[Item] = [
-        f"Profile Summary at {context.step_word if of_run else 'step'} {profile.profile_step}:",
-        *([f"The report came out at {context.step_word} {profile.report_step}.", _where(profile)] if of_run else []),
-        f"{_ABOUT}{_ABOUT_TRAINING if context.trains else ''}",
-        "",
-        Figure("world size", plain(context.world_size)),
-        Figure("data parallel size", plain(context.dp_size)),
-        Figure("model parallel size", plain(context.tp_size)),
-        Figure("batch size per GPU", plain(context.micro_batch_size)),
-        Figure("params per GPU", si(profile.local_params)),
-        *_model(profile),
-        _latency("fwd latency", timing, "forward_sec"),
-        _rate(profile, "fwd FLOPS per GPU = fwd flops per GPU / fwd latency", profile.rates.forward_flops_per_sec),
-        *(_training(profile) if context.trains else _without_training(profile)),
-        Figure("samples/second", NOT_AVAILABLE if samples is None else f"{samples:.2f}"),
-    ]
-    return Section("Flops Profiler", "", items)
+    context, samples = profile.context, profile.job_rates.iter_samples_per_sec
+    word = context.step_word if of_run else "step"
+    about = [f"Profile Summary at {word} {profile.profile_step}:"]
+    if of_run:
+        about += [f"The report came out at {word} {profile.report_step}.", f"On: {where(profile)}"]
+    rate = _marked(profile, profile.rates.forward_flops_per_sec, "FLOPS")
+    figures = {
+        "world size": plain(context.world_size),
+        "data parallel size": plain(context.dp_size),
+        "model parallel size": plain(context.tp_size),
+        "batch size per GPU": plain(context.micro_batch_size),
+        "params per GPU": si(profile.local_params),
+        **_model(profile),
+        "fwd latency": _latency(profile, "forward"),
+        "fwd FLOPS per GPU = fwd flops per GPU / fwd latency": rate,
+        **(_training(profile) if context.trains else _without_training(profile)),
+        "samples/second": NOT_AVAILABLE if samples is None else f"{samples:.2f}",
+    }
+    about.append(f"{_ABOUT}{_ABOUT_TRAINING if context.trains else ''}")
+    return Section("Flops Profiler", "", [*about, figures])
 
 
-def _training(profile: Profile) -> Iterator[Figure]:
+def _training(profile: Profile) -> dict[str, str]:
     """The lines on the backward and the optimizer."""
-    flops, rates, timing = profile.flops, profile.rates, profile.timing
-    factor = profile.settings.recompute_fwd_factor
+    flops, rates, factor = profile.flops, profile.rates, profile.settings.recompute_fwd_factor
     bwd_flops, fwd_bwd_flops = f"{2 + factor:g} * fwd flops per GPU", f"{3 + factor:g} * fwd flops per GPU"
     ran = "bwd+recomputed flops" if flops.recompute else "bwd flops per GPU"
-
-    spent, rate = flops.forward + flops.backward_estimated, partial(_rate, profile)
+    estimated, measured = (partial(_marked, profile, unit="FLOPS", mark=mark) for mark in ("estimated", "measured"))
     both, whole = (
-        ratio(part=spent, whole=getattr(timing, name, None)) for name in ("forward_backward_sec", "iter_sec")
+        ratio(part=flops.forward + flops.backward_estimated, whole=at(f"timing.{name}_sec")(profile))
+        for name in ("forward_backward", "iter")
     )
-    yield _latency("bwd latency", timing, "backward_sec")
-    yield rate(f"bwd FLOPS per GPU = {bwd_flops} / bwd latency", rates.backward_flops_per_sec_estimated, "estimated")
-    yield rate(f"bwd FLOPS per GPU = {ran} / bwd latency", rates.backward_flops_per_sec, "measured")
-    yield rate(f"fwd+bwd FLOPS per GPU = {fwd_bwd_flops} / (fwd+bwd latency)", both, "estimated")
-    measured = rates.forward_backward_flops_per_sec
-    yield rate(f"fwd+bwd FLOPS per GPU = fwd+{ran} / (fwd+bwd latency)", measured, "measured")
-    yield _latency("step latency", timing, "optimizer_sec")
-    yield _latency("iter latency", timing, "iter_sec")
-    yield rate(f"FLOPS per GPU = {fwd_bwd_flops} / iter latency", whole, "estimated")
-    yield rate("FLOPS per GPU = hardware flops per GPU / iter latency", rates.iter_flops_per_sec, "measured")
+    return {
+        "bwd latency": _latency(profile, "backward"),
+        f"bwd FLOPS per GPU = {bwd_flops} / bwd latency": estimated(rates.backward_flops_per_sec_estimated),
+        f"bwd FLOPS per GPU = {ran} / bwd latency": measured(rates.backward_flops_per_sec),
+        f"fwd+bwd FLOPS per GPU = {fwd_bwd_flops} / (fwd+bwd latency)": estimated(both),
+        f"fwd+bwd FLOPS per GPU = fwd+{ran} / (fwd+bwd latency)": measured(rates.forward_backward_flops_per_sec),
+        "step latency": _latency(profile, "optimizer"),
+        "iter latency": _latency(profile, "iter"),
+        f"FLOPS per GPU = {fwd_bwd_flops} / iter latency": estimated(whole),
+        "FLOPS per GPU = hardware flops per GPU / iter latency": measured(rates.iter_flops_per_sec),
+    }
 
 
-def _without_training(profile: Profile) -> Iterator[Figure]:
-    for name, spent in (("bwd", profile.flops.backward), ("recomputed", profile.flops.recompute)):
-        if spent:
-            yield Figure(f"{name} flops per GPU", _marked(si(spent), *_bound(profile), "measured"))
+def _without_training(profile: Profile) -> dict[str, str]:
+    spent = {"bwd": profile.flops.backward, "recomputed": profile.flops.recompute}
+    return {f"{name} flops per GPU": _marked(profile, flops, mark="measured") for name, flops in spent.items() if flops}
 
 
-def _latency(label: str, timing: TimingProfile | None, name: str) -> Figure:
-    return Figure(label, duration(getattr(timing, name, None)))
+def _latency(profile: Profile, name: str) -> str:
+    return duration(at(f"timing.{name}_sec")(profile))
 
 
-def _rate(profile: Profile, label: str, value: float | None, *marks: str) -> Figure:
-    marks = () if value is None else (*marks, *_bound(profile))
-    return Figure(label, _marked(si(value, "FLOPS"), *marks))
+def _marked(profile: Profile, value: float | None, unit: str = "", mark: str = "") -> str:
+    """*value* at the end of its line, after what has to be said of it: ``(measured, lower bound) 6.28 G``."""
+    words = ", ".join(filter(None, (mark, "lower bound" if profile.lower_bound else "")))
+    return f"({words}) {si(value, unit)}" if words and value is not None else si(value, unit)
 
 
-def _marked(text: str, *words: str) -> str:
-    """*words* in brackets, if there are any, and then *text*, so that it ends its line: ``(measured) 6.28 G``."""
-    return f"({', '.join(words)}) {text}" if words else text
-
-
-def _bound(profile: Profile) -> list[str]:
-    return ["lower bound"] if profile.lower_bound else []
-
-
-def _model(profile: Profile) -> Iterator[Figure]:
+def _model(profile: Profile) -> dict[str, str]:
     """Parameters and forward of the whole model, or of a pipeline's stage where the other stages are not known."""
-    context, ranks, words = profile.context, profile.ranks, "of model"
+    context, ranks, of, mark = profile.context, profile.ranks, "of model", ""
     params, trainable = profile.params, profile.trainable_params
-    marks: list[str] = []
     if ranks is not None:
-        marks = [whose(ranks)] if ranks.absences else []
-        params, trainable = ranks.params, ranks.trainable_params
+        params, trainable, mark = ranks.params, ranks.trainable_params, whose(ranks)
     elif context.pp_size > 1:
-        words, marks = "of stage", [f"stage {context.pp_rank} of {context.pp_size}"]
+        of, mark = "of stage", f"stage {context.pp_rank} of {context.pp_size}"
     whole = profile.local_params is not None and params == profile.local_params * context.tp_size
-    yield Figure(f"params {words}{' = params per GPU * mp_size' if whole else ''}", _marked(si(params), *marks))
-    yield Figure(f"trainable params {words}", _marked(si(trainable), *marks))
     factors = {"mp_size": context.tp_size, "cp_size": context.cp_size, "sp_size": context.sp_size}
     factors = {word: size for word, size in factors.items() if size > 1 or word == "mp_size"}
     forward: int | None = profile.flops.forward * math.prod(factors.values())
     label = f"fwd flops per GPU * {' * '.join(factors)}"
-    if ranks is not None:
-        of_model = None if ranks.flops_of_model is None else ranks.flops_of_model.forward
-        if of_model != forward:  # ranks differ: stages, or uneven batches
-            forward, label = of_model, "fwd flops of all GPUs / dp_size"
-    yield Figure("fwd MACs per GPU", _marked(si(profile.flops.forward / 2, "MACs"), *_bound(profile)))
-    yield Figure("fwd flops per GPU", _marked(si(profile.flops.forward), *_bound(profile)))
-    yield Figure(f"fwd flops {words} = {label}", _marked(si(forward), *marks, *_bound(profile)))
+    if ranks is not None and (of_model := at("flops_of_model.forward")(ranks)) != forward:
+        forward, label = of_model, "fwd flops of all GPUs / dp_size"  # ranks differ: stages, or uneven batches
+    prefix = f"({mark}) " if mark else ""
+    return {
+        f"params {of}{' = params per GPU * mp_size' if whole else ''}": f"{prefix}{si(params)}",
+        f"trainable params {of}": f"{prefix}{si(trainable)}",
+        "fwd MACs per GPU": _marked(profile, profile.flops.forward / 2, "MACs"),
+        "fwd flops per GPU": _marked(profile, profile.flops.forward),
+        f"fwd flops {of} = {label}": _marked(profile, forward, mark=mark),
+    }
 
 
-def _where(profile: Profile) -> str:
+def where(profile: Profile) -> str:
+    """What the run is on: device, strategy, ranks and versions."""
     context = profile.context
     sizes = {name: getattr(context, f"{name}_size") for name in ("dp", "tp", "pp", "cp", "sp", "ep")}
     parallel = ", ".join(f"{name} {size}" for name, size in sizes.items() if size != 1)
     parts = [
-        f"On: {context.device_name or 'unknown device'} ({context.device_type})",
+        f"{context.device_name or 'unknown device'} ({context.device_type})",
         f"precision {context.precision}" if context.precision else "",
         f"strategy {context.strategy}" if context.strategy else "",
         f"rank {context.rank} of {context.world_size}" + (f" ({parallel})" if parallel else ""),

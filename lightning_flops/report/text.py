@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
@@ -14,16 +16,19 @@ from lightning_flops.report.headline import answer, answer_lines, counted, figur
 from lightning_flops.report.layout import VIEW, WHOLE, draw, draw_all
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.profile_document import (
-    DETAILS,
     advice_section,
-    notes_section,
+    flops_section,
+    memory_section,
+    notes_sections,
+    operators_section,
     short_sections,
     times_section,
+    traced_section,
     uncounted_section,
 )
 from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.summary_text import summary_section
-from lightning_flops.report.trace_document import MEMORY_TITLES, trace_sections
+from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.formula import FormulaReport
 from lightning_flops.schema.profile import Profile
@@ -36,6 +41,16 @@ _MOST_LINES = 59
 
 Renderable = Profile | ThroughputSummary | FlopCounts | FlopsFormula | FormulaReport | Comparison
 
+_DOCUMENTS: Mapping[type, Callable[[Any], Iterable[Section]]] = {
+    Profile: lambda profile: short_sections(profile, advice=4, notes=2),
+    Comparison: comparison_sections,
+    FlopCounts: lambda counts: [counts_section(counts)],
+    FlopsFormula: lambda formula: [formula_section(formula.report())],
+    FormulaReport: lambda report: [formula_section(report)],
+    ThroughputSummary: lambda summary: [run_section(summary)],
+}
+"""The sections of the short form of each report."""
+
 
 def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     """The report on *profile*, for people: at most 60 lines of 100 columns, ending in a line break.
@@ -43,8 +58,8 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     Args:
         profile: a profile; also a run's throughput (the table that ends a run), and what ``count_flops``,
             ``flops_formula`` and ``compare_profiles`` return (what ``print`` shows of it).
-        detailed: append to the report on a profile DeepSpeed's summary, everything else that was measured, and the tree
-            of modules; None: as the profile's settings say.
+        detailed: a profile with all advice and its sources, DeepSpeed's summary, everything else that was measured, and
+            the tree of modules; None: as the profile's settings say.
 
     Raises:
         TypeError: *profile* is nothing that there is a report on.
@@ -52,23 +67,18 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     if isinstance(profile, Comparison):
         return render_comparison(profile)
     if not isinstance(profile, Profile):
-        return draw_all(_other_sections(profile), WHOLE)
-    lines = _short_lines(profile)
-    if profile.settings.detailed if detailed is None else detailed:
-        sections = [summary_section(profile)]
-        sections += [advice_section(profile.advice, rules=True)] if profile.advice else []
-        sections += [notes_section(profile.notes)] if profile.notes else []
-        for section in (*sections, *detailed_sections(profile), *_traced(profile)):
-            lines += draw(section)
-        lines += ["", *aggregated_lines(profile), "", *detailed_lines(profile)]
-    return page([*lines, VIEW.rule()])
+        return draw_all(_sections(profile), WHOLE)
+    if not (profile.settings.detailed if detailed is None else detailed):
+        return page([*_short_lines(profile), VIEW.rule()])
+    lines = answer_lines(profile)
+    for section in (*short_sections(profile), summary_section(profile), *detailed_sections(profile)):
+        lines += draw(section)
+    return page([*lines, "", *aggregated_lines(profile), "", *detailed_lines(profile), VIEW.rule()])
 
 
 def render_html(report: Renderable) -> str:
-    """The short report as plain tables, for a notebook."""
-    if isinstance(report, Profile):
-        return as_html(short_sections(report), answer(report))
-    return as_html(_other_sections(report))
+    """The short report for a notebook, as plain tables."""
+    return as_html(answer(report) if isinstance(report, Profile) else (), _sections(report))
 
 
 def line(report: Profile | ThroughputSummary | Comparison) -> str:
@@ -80,16 +90,10 @@ def line(report: Profile | ThroughputSummary | Comparison) -> str:
     return f"<Comparison: {comparison_headline(report)}>"
 
 
-def _other_sections(report: object) -> Sequence[Section]:
-    """The document of a *report* that is no profile."""
-    if isinstance(report, Comparison):
-        return comparison_sections(report)
-    if isinstance(report, FlopCounts):
-        return [counts_section(report)]
-    if isinstance(report, ThroughputSummary):
-        return [run_section(report)]
-    if isinstance(report, FlopsFormula | FormulaReport):
-        return [formula_section(report if isinstance(report, FormulaReport) else report.report())]
+def _sections(report: object) -> Iterable[Section]:
+    for kind, sections_of in _DOCUMENTS.items():
+        if isinstance(report, kind):
+            return sections_of(report)
     raise TypeError(f"render_text takes a Profile and the like, got {type(report).__name__}")
 
 
@@ -112,8 +116,8 @@ def render_forwards(profile: Profile, *, detailed: bool) -> str:
         sections.append(times_section(profile))
     lines = [line for section in sections for line in draw(section)]
     lines += ["", *aggregated_lines(profile), *(["", *detailed_lines(profile)] if detailed else ())]
-    lines += draw(uncounted_section(profile)) if profile.uncounted else ()
-    lines += draw(notes_section(profile.notes)) if profile.notes else ()
+    for section in (*([uncounted_section(profile)] if profile.uncounted else ()), *notes_sections(profile.notes)):
+        lines += draw(section)
     return page([*lines, VIEW.rule()])
 
 
@@ -124,7 +128,7 @@ def render_aggregated(profile: Profile) -> str:
 
 def render_advice(advice: Sequence[Advice]) -> str:
     """The *advice* with its rules, ending in a line break."""
-    return page(list(draw(advice_section(advice, rules=True)))[2:])
+    return page(list(draw(advice_section(advice)))[2:])
 
 
 def fenced(text: str) -> str:
@@ -133,16 +137,15 @@ def fenced(text: str) -> str:
     return f"{fence}\n{text}{'' if text.endswith(chr(10)) else chr(10)}{fence}\n"
 
 
-_TRACED = {"Step time", "Devices", "Modules", "Communication", "Idle", *MEMORY_TITLES}
-"""Tables of the traced step that the detailed report has; of the others, ``lightning-flops trace`` and the page."""
+_TRACED = {"Step time", "Devices", "Modules", "Communication", "Idle", "Memory (bytes)"}
+"""Tables of the traced step that a text has; the others are in the page, and in ``lightning-flops trace``."""
 
 
-def _traced(profile: Profile) -> Iterator[Section]:
+def detailed_sections(profile: Profile, traced: Collection[str] = _TRACED) -> Iterator[Section]:
+    """What is not in the short report, with the tables of the *traced* step that have these titles; all without any."""
+    for section in (flops_section, memory_section, operators_section, uncounted_section, traced_section, ranks_section):
+        yield from filter(None, [section(profile)])
     tables = None if profile.traced is None else profile.traced.tables
-    if tables is not None:
-        yield from (one for one in trace_sections(tables) if one.title in _TRACED)
-
-
-def detailed_sections(profile: Profile) -> Iterator[Section]:
-    """What is not in the short report."""
-    yield from filter(None, (section(profile) for section in (*DETAILS, ranks_section)))
+    for one in () if tables is None else trace_sections(tables):
+        if not traced or one.title in traced:
+            yield replace(one, title=f"Traced {profile.context.step_word}: {one.title[:1].lower()}{one.title[1:]}")

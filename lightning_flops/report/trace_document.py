@@ -13,83 +13,80 @@ from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import (
     CALLS,
     Column,
-    Figure,
     Item,
     Section,
     SortKey,
     Table,
-    and_more,
+    all_of,
     at,
     cells,
     field,
-    figures,
+    filled,
     named,
+    points,
     short,
     statistics,
     us,
 )
 from lightning_flops.report.layout import View, draw_all
 from lightning_flops.report.profile_document import NO_ADVICE, advice_section, saving
-from lightning_flops.report.ranks_document import rank_section
-from lightning_flops.schema.ranks import Overlap
-from lightning_flops.schema.tables import (
-    KERNEL_GAP_LIMIT_US,
-    SHORT_KERNEL_LIMIT_US,
-    STEP_PARTS,
-    KernelSummary,
-    MemoryCurve,
-    ModuleTable,
-    StepTime,
-    TraceFlops,
-)
+from lightning_flops.report.ranks_document import OVERLAP, rank_section
+from lightning_flops.schema import tables
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, si
-
-MEMORY_TITLES = ("Memory over time", "Memory (bytes)")
-"""Sections of which a trace has what it needs with ``profile_memory`` alone."""
 
 
 def trace_sections(report: TraceReport) -> Iterator[Section]:
     """All that one trace says, in the order of a report; what it has nothing for is left out."""
-    yield _steps(report)
-    yield from _devices(report)
+    yield _steps(report.step_times)
+    note = "Within the steps. Utilization: a kernel ran. SM efficiency and occupancy are estimated from launches."
+    without = f"{NOT_AVAILABLE}: GPU utilization, SM efficiency, occupancy: no device events."
+    yield from _section("Devices", note, report.device_metrics, _DEVICES, without=without)
     if report.kernel_summary is not None:
-        yield _kernels(report, report.kernel_summary)
+        yield _kernels(report.kernels or (), report.kernel_summary)
     if report.flops is not None:
         yield _flops(report, report.flops)
-    yield _phases(report)
+    note = (
+        "On the host's clock, and the device work launched in them, as scopes in the trace name them or by operators: "
+    )
+    note += "with gradients on before a backward, and in autograd. What is in none is in others, once for each step."
+    columns = [named("phase"), CALLS, *statistics("host"), *statistics("device", prefix="device ")]
+    without = f"{NOT_AVAILABLE}: nothing in the trace shows phases."
+    yield from _section("Phases", note, report.phases, filled(report.phases or (), columns), without=without)
     if report.modules is not None:
         yield _modules(report.modules)
     if report.overlap is not None:
-        yield _communication(report, report.overlap)
+        yield _communication(report, report.collectives or ())
     if report.operators is not None:
-        yield _operators(report)
-    if report.memory_curves:
-        peaks = [*map(_peak, report.memory_curves)]
-        yield Section("Memory over time", "The most that was allocated at once.", peaks, "curves")
-    note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
-    yield from _section("Memory (bytes)", note, report.memory, _SIZES)
+        yield _operators(report.operators, report.operators_by_shape or ())
+    if report.memory or report.memory_curves:
+        note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
+        peaks = {
+            f"{_where(one)}: peak": f"{si(one.peak_bytes, 'B')}{'' if one.absolute else ' more than at the start'}, "
+            f"{us(one.peak_us)} after the first event"
+            for one in report.memory_curves or ()
+        }
+        rows = [Table(report.memory, _SIZES)] if report.memory else []
+        yield Section("Memory (bytes)", note, [peaks, *rows], "curves" if peaks else "")
     note = "Copies and memsets: the calls that launched them, and they themselves."
-    calls = statistics("host", sort="", prefix="call ")
-    yield from _section(
-        "Memory manipulation", note, report.transfers, [named("kind"), CALLS, _BYTES, *calls, *statistics("device")]
-    )
-    columns = [named("scope"), CALLS, *statistics("host")]
-    if any(row.device is not None for row in report.user_scopes or ()):
-        columns += statistics("device", "total ratio", sort="", prefix="device ")
+    columns = [named("kind"), CALLS, _BYTES, *statistics("host", prefix="call "), *statistics("device")]
+    yield from _section("Memory manipulation", note, report.transfers, columns)
     note = "record_function and the like; device: work launched in them."
-    yield from _section("User-defined scopes", note, report.user_scopes, columns)
-    note = (
-        "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
-        f"begun. Kernel gap: launched in time, under {KERNEL_GAP_LIMIT_US} us. Other: the rest."
-    )
+    columns = [named("scope"), CALLS, *statistics("host"), *statistics("device", "total ratio", prefix="device ")]
+    yield from _section("User-defined scopes", note, report.user_scopes, filled(report.user_scopes or (), columns))
+    note = "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
+    note += f"begun. Kernel gap: launched in time, under {tables.KERNEL_GAP_LIMIT_US} us. Other: the rest."
     yield from _section("Idle", note, report.idle, _IDLE)
 
 
-def _section(title: str, note: str, rows: Sequence[Any] | None, columns: Sequence[Column]) -> Iterator[Section]:
-    """The section of one table; none without rows."""
+def _section(
+    title: str, note: str, rows: Sequence[Any] | None, columns: Sequence[Column], *, without: str = ""
+) -> Iterator[Section]:
+    """The section of one table; *without* rows these words, or none. A table that can be without is short."""
     if rows:
-        yield Section(title, note, [Table(rows, columns)])
+        yield Section(title, note, [Table(rows, columns, bool(without))])
+    elif without:
+        yield Section(title, "", [without])
 
 
 def _where(row: Any) -> str:
@@ -109,38 +106,34 @@ _SIZES = [
 _IDLE = [
     Column("", _where, str),
     field("busy", "busy_us", us, "total"),
-    field("host", "host_wait_us", us),
-    field("kernel gap", "kernel_gap_us", us),
-    field("other", "other_us", us),
+    *all_of({"host": "host_wait_us", "kernel gap": "kernel_gap_us", "other": "other_us"}, us),
 ]
+_DEVICES = [
+    Column("", _where, str),
+    Column("", lambda row: row.name or "not described in the trace", str, left=True),
+    field("SMs", "sm_count"),
+    *all_of({"GPU utilization": "utilization", "SM efficiency": "sm_efficiency"}, percent),
+    *all_of({"occupancy, %": "occupancy_percent", "blocks/SM": "blocks_per_sm"}),
+]
+_RATES = [
+    field("FLOPs", "flops.hardware", si, "flops"),
+    field("FLOP/s", "flops.flops_per_sec", si, "rate"),
+    field("of peak", "flops.hfu", percent),
+]
+"""FLOPs of a row, their rate and share of the peak."""
 
 
-def _rates(rows: Sequence[Any]) -> list[Column]:
-    """Columns of the FLOPs that *rows* have, of their rate and share of the peak; none where no row has any."""
-    columns = [
-        field("FLOPs", "flops.hardware", si, "flops"),
-        field("FLOP/s", "flops.flops_per_sec", si, "rate"),
-        field("of peak", "flops.hfu", percent),
-    ]
-    return [] if all(row.flops is None for row in rows) else columns
-
-
-def _steps(report: TraceReport) -> Section:
-    times, labels = report.step_times, ["wall", *(label for label, _ in STEP_PARTS)]
-
-    def parts(step: StepTime) -> list[float | None]:
-        return [step.wall_us, *(getattr(step, part) for _, part in STEP_PARTS)]
-
-    wall, *filled = parts(times.mean)
-    shares = ["share", percent(1.0), *(percent(ratio(part=part, whole=wall)) for part in filled)]
-    rows = [[_step_name(step.number), *map(us, parts(step))] for step in times.steps]
-    mean = [["mean", *map(us, parts(times.mean))]] if len(rows) > 1 else []
-    rows = [*mean, shares, *rows] if mean else [*rows, shares]
+def _steps(times: tables.StepTimes) -> Section:
+    parts, mean = ["wall_us", *(part for _, part in tables.STEP_PARTS)], times.mean
+    shown = [(_step_name(step.number), step) for step in times.steps]
+    shown = [("mean", mean), *shown] if len(shown) > 1 else shown
+    rows = [[name, *(us(getattr(step, part)) for part in parts)] for name, step in shown]
+    rows.insert(1, ["share", *(percent(ratio(part=getattr(mean, part), whole=mean.wall_us)) for part in parts)])
     return Section(
         "Step time",
         "Each moment of a step counts once: under the first name from the left that ran then. The parts add up to the "
         "wall time. A step lasts to the end of the last kernel that was launched in it.",
-        [replace(cells(["", *labels], rows), whole=False)],
+        [replace(cells(["", "wall", *(label for label, _ in tables.STEP_PARTS)], rows), whole=False)],
     )
 
 
@@ -148,54 +141,38 @@ def _step_name(number: int | None) -> str:
     return "whole trace" if number is None else f"step {number}"
 
 
-def _devices(report: TraceReport) -> Iterator[Section]:
-    columns = [
-        Column("", _where, str),
-        Column("", lambda row: row.name or "not described in the trace", str, left=True),
-        field("SMs", "sm_count"),
-        field("GPU utilization", "utilization", percent),
-        field("SM efficiency", "sm_efficiency", percent),
-        field("occupancy, %", "occupancy_percent"),
-        field("blocks/SM", "blocks_per_sm"),
-    ]
-    note = "Within the steps. Utilization: a kernel ran. SM efficiency and occupancy are estimated from launches."
-    yield from _section("Devices", note, report.device_metrics, columns)
-    if report.device_metrics is None:
-        yield Section("Devices", "", [f"{NOT_AVAILABLE}: GPU utilization, SM efficiency, occupancy: no device events."])
-
-
-def _kernels(report: TraceReport, summary: KernelSummary) -> Section:
+def _kernels(rows: Sequence[tables.KernelRow], summary: tables.KernelSummary) -> Section:
     """Each kernel: its time, the FLOPs of the operators that launched it, and how it fills the device."""
-    rows = report.kernels or ()
 
-    def tensor_cores(row: Any) -> str:
-        return "/".join("yes" if one else "no" for one in (row.tensor_cores_eligible, row.tensor_cores))
+    def tensor_cores(row: tables.KernelRow) -> str | None:
+        said = "/".join("yes" if one else "no" for one in (row.tensor_cores_eligible, row.tensor_cores))
+        return None if summary.tensor_core_ratio is None else said
 
-    columns = [named("kernel"), CALLS, *statistics("device"), *_rates(rows)]
-    columns += [] if summary.tensor_core_ratio is None else [Column("TC", tensor_cores, str)]
-    columns += [field("blocks/SM", "blocks_per_sm"), field("occupancy, %", "occupancy_percent")]
+    columns = [named("kernel"), CALLS, *statistics("device")]
+    columns += filled(rows, [*_RATES, Column("TC", tensor_cores, str)])
+    columns += all_of({"blocks/SM": "blocks_per_sm", "occupancy, %": "occupancy_percent"})
     values = {
         "kernels": f"{plain(summary.calls)} in {us(summary.total_us)}",
         "time on tensor cores": percent(summary.tensor_core_ratio),
         "time in operators that can use them": percent(summary.tensor_core_eligible_ratio),
-        f"shorter than {SHORT_KERNEL_LIMIT_US} us": f"{percent(summary.short_calls_ratio)} of the kernels, "
+        f"shorter than {tables.SHORT_KERNEL_LIMIT_US} us": f"{percent(summary.short_calls_ratio)} of the kernels, "
         f"{percent(summary.short_time_ratio)} of their time",
     }
-    note = "TC: whether the operator can use tensor cores / whether the kernel's name says that it did; n/a where none "
-    note += "computes, or the names are AMD's or Intel's. Above 100% of peak: algorithms such as Winograd's multiply "
-    note += "less than the formula of a convolution says."
-    return Section("Kernels", note, [*figures(values), Table(rows, columns)])
+    note = "TC: whether the operator can use tensor cores / whether the kernel's name says that it did; n/a for AMD's "
+    note += (
+        "and Intel's names. Above 100% of peak: Winograd and the like multiply less than a convolution's formula says."
+    )
+    return Section("Kernels", note, [values, Table(rows, columns)])
 
 
-def _flops(report: TraceReport, flops: TraceFlops) -> Section:
+def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
     """FLOPs by step and operator, and what was not counted."""
     steps = [
         Column("", lambda step: _step_name(step.step), str),
         field("wall", "wall_us", us, "total"),
-        *(field(phase, phase, si) for phase in ("forward", "backward", "recompute", "optimizer")),
+        *all_of({phase: phase for phase in ("forward", "backward", "recompute", "optimizer")}, si),
         field("FLOP/s", "flops_per_sec", si, "rate"),
-        field("MFU", "mfu", percent),
-        field("HFU", "hfu", percent),
+        *all_of({"MFU": "mfu", "HFU": "hfu"}, percent),
     ]
     operators = [
         named("operator"),
@@ -209,46 +186,32 @@ def _flops(report: TraceReport, flops: TraceFlops) -> Section:
         field("FLOP/byte", "flops_per_byte"),
         field("attainable", "attainable_flops_per_sec", si),
     ]
-    items: list[Item] = [*_peaks(report, flops), Table(flops.steps, steps)]
+    items: list[Item] = [_peaks(report, flops), Table(flops.steps, steps)]
     items += [Table(flops.operators, operators)] if flops.operators else []
     if flops.uncounted:
         items.append("Not counted, so that FLOPs, MFU and HFU are at least these:")
         items.append(Table(flops.uncounted, [named(""), CALLS, Column("why", at("reason"), str, left=True)]))
     return Section(
         "FLOPs",
-        "From the shapes in the trace, by the counter's formulas: matrix products, convolutions, attention, "
-        "recurrent layers; a multiply-add is two. MFU is forward + backward over what the device could do at its "
-        "dense peak in the step's wall time, HFU what the kernels executed, recomputation included.",
+        "From shapes in the trace, by the counter's formulas; a multiply-add is two. MFU: forward + backward over what "
+        "the dense peak allows in the step's wall time; HFU: what the kernels executed, recomputation included.",
         items,
         "roofline",
     )
 
 
-def _peaks(report: TraceReport, flops: TraceFlops) -> list[Item]:
+def _peaks(report: TraceReport, flops: tables.TraceFlops) -> dict[str, str]:
     if flops.device is None and not flops.peaks:
-        return [Figure("peak", f"n/a ({why_no_mfu([report])})")]
+        return {"peak": f"n/a ({why_no_mfu([report])})"}
     count = f"{flops.devices} x " if flops.devices > 1 else ""
     values = {"device": f"{count}{flops.device or 'of no known name'}"}
     values |= {f"dense peak in {dtype}": si(peak, "FLOP/s") for dtype, peak in flops.peaks.items()}
     for dtype in sorted({row.dtype for row in flops.operators} - set(flops.peaks)):
         values[f"dense peak in {dtype}"] = f"n/a ({why_no_peak(flops.device or '', dtype)})"
-    return figures({**values, "memory bandwidth": si(flops.memory_bytes_per_sec, "B/s")})
+    return {**values, "memory bandwidth": si(flops.memory_bytes_per_sec, "B/s")}
 
 
-def _phases(report: TraceReport) -> Section:
-    if report.phases is None:
-        return Section("Phases", "", [f"{NOT_AVAILABLE}: nothing in the trace shows phases."])
-    columns = [named("phase"), CALLS, *statistics("host")]
-    columns += statistics("device", sort="", prefix="device ") if report.device_metrics is not None else []
-    return Section(
-        "Phases",
-        "On the host's clock, and the device work launched in them, as scopes in the trace name them, or by operators: "
-        "with gradients on before a backward, and in autograd. What is in no phase is in others, once for each step.",
-        [Table(report.phases, columns, whole=True)],
-    )
-
-
-def _modules(modules: ModuleTable) -> Section:
+def _modules(modules: tables.ModuleTable) -> Section:
     columns = [
         Column("module", lambda row: row.name or "(root)", short, "name"),
         CALLS,
@@ -256,7 +219,7 @@ def _modules(modules: ModuleTable) -> Section:
         field("fwd total", "forward_us", us, "total"),
     ]
     if any(row.backward_us for row in modules.rows):
-        columns += [field("bwd self", "own_backward_us", us), field("bwd total", "backward_us", us)]
+        columns += all_of({"bwd self": "own_backward_us", "bwd total": "backward_us"}, us)
     rows = sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us))
     wholes = {
         "forward": us(modules.forward_us),
@@ -271,56 +234,33 @@ def _modules(modules: ModuleTable) -> Section:
         "Modules",
         f"Time on the {modules.clock}, {of_steps}; self: without the modules inside. The backward includes "
         "what it repeats of the forward. Gradient accumulation is of the whole model and has its own line.",
-        [*figures(wholes), Table(rows, columns)],
+        [wholes, Table(rows, columns)],
     )
 
 
-def _communication(report: TraceReport, share: Overlap) -> Section:
-    rows = report.collectives or ()
-    clock = "device" if any(row.device is not None for row in rows) else "host"
-    parts = {
-        "computation without communication": share.computation_us - share.overlap_us,
-        "both at once": share.overlap_us,
-        "communication without computation": share.exposed_us,
-        "neither": share.other_us,
-    }
-    values = {
-        label: f"{us(time_us)} ({percent(ratio(part=time_us, whole=share.wall_us))} of the steps)"
-        for label, time_us in parts.items()
-    }
-    values["overlap / communication"] = percent(share.overlap_ratio)
-    table = Table(rows, [named("collective"), CALLS, _BYTES, *statistics(clock)])
-    note = "Overlapping events are merged. Computation is every kernel that does not communicate."
-    return Section("Communication", note, [*figures(values), table])
+def _communication(report: TraceReport, rows: Sequence[tables.Row]) -> Section:
+    columns = [named("collective"), CALLS, _BYTES]
+    columns += statistics("device" if any(row.device is not None for row in rows) else "host")
+    note = (
+        "Overlapping events are merged. Compute: kernels that do not communicate. Exposed: not hidden by computation."
+    )
+    return Section("Communication", note, [Table([report], filled([report], OVERLAP)), Table(rows, columns)])
 
 
-def _operators(report: TraceReport) -> Section:
+def _operators(rows: Sequence[tables.OperatorRow], by_shape: Sequence[tables.OperatorRow]) -> Section:
     """Each operator: its times on the host and on the device, where it was called, and the same by input shape."""
-    rows = report.operators or ()
-    clocks = ("host", "device") if any(row.device is not None for row in rows) else ("host",)
     columns = [named("operator"), CALLS]
-    for clock in clocks:  # rows are sorted by the last of them
-        last = clock == clocks[-1]
-        columns += statistics(f"{clock}_self", "total ratio", sort="self" if last else "", prefix=f"{clock} self ")
-        columns += statistics(clock, "total mean max", sort=None if last else "", prefix=f"{clock} ")
+    sizes = Column("sizes", at("inputs"), lambda sizes: f"{sizes[:43]}…" if len(sizes) > 44 else sizes, left=True)
+    of_shape = [named("by input shape"), sizes, CALLS]
+    for clock in ("host", "device"):
+        columns += statistics(f"{clock}_self", "total ratio", sort="self", prefix=f"{clock} self ")
+        columns += statistics(clock, "total mean max", prefix=f"{clock} ")
+        of_shape += statistics(clock, "total mean", prefix=f"{clock} ")
     if any(row.called_from for row in rows):
         columns.append(field("called from", "called_from", short))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
-    tables: list[Item] = [Table(rows, columns)]
-    if by_shape := report.operators_by_shape:
-        sizes = Column("sizes", at("inputs"), lambda sizes: f"{sizes[:43]}…" if len(sizes) > 44 else sizes, left=True)
-        columns = [named("by input shape"), sizes, CALLS]
-        for clock in clocks:
-            last = clock == clocks[-1]
-            columns += statistics(clock, "total mean", sort=None if last else "", prefix=f"{clock} ")
-        tables.append(Table(by_shape, [*columns, *_rates(by_shape)]))
-    return Section("Operators", note, tables)
-
-
-def _peak(curve: MemoryCurve) -> Figure:
-    since = "" if curve.absolute else " more than when the trace began"
-    peak = f"{si(curve.peak_bytes, 'B')}{since}, {us(curve.peak_us)} after the first event"
-    return Figure(f"{_where(curve)}: peak", peak)
+    shapes = [Table(by_shape, filled(by_shape, [*of_shape, *_RATES]))] if by_shape else []
+    return Section("Operators", note, [Table(rows, filled(rows, columns)), *shapes])
 
 
 def names_of(report: TracesReport) -> list[str]:
@@ -335,19 +275,18 @@ def names_of(report: TracesReport) -> list[str]:
 def common_sections(report: TracesReport) -> list[Section]:
     """The ranks side by side, if there are several, and the advice."""
     ranks = [] if report.ranks is None else [rank_section(report.ranks)]
-    return [*ranks, advice_section(report.advice, rules=True)]
+    return [*ranks, advice_section(report.advice)]
 
 
 def render_traces(
     report: TracesReport, *, top_rows: int | None = 20, sort: SortKey | None = None, width: int | None = None
 ) -> str:
     """The answer, *top_rows* or all rows of every table of every trace, and the ranks side by side."""
-    sections = [Section("The answer", "", [f"- {words}" for words in answer(report)])]
+    sections = [Section("The answer", "", points(answer(report)))]
     for trace, name in zip(report.traces, names_of(report), strict=True):
-        steps = len(trace.step_times.steps)
-        of_steps = f"{steps} {plural('step', steps)}"
-        taken = of_steps if trace.step_times.marked else "no profiler steps: the whole trace is taken as one step"
-        about = f"{trace.source}: {plain(trace.events)} events, {taken}."
+        number, marked = len(trace.step_times.steps), trace.step_times.marked
+        steps = f"{number} {plural('step', number)}" if marked else "no profiler steps: the whole trace is one step"
+        about = f"{trace.source}: {plain(trace.events)} events, {steps}."
         sections += [Section(f"Trace of {name}", about, trace.notes), *trace_sections(trace)]
     return draw_all([*sections, *common_sections(report)], View(rows=top_rows, sort=sort, width=width))
 
@@ -365,9 +304,9 @@ def answer(report: TracesReport) -> list[str]:
         (trace,) = report.traces
         said = [_time(trace), _mfu(trace), *([_top_kernels(trace)] if trace.kernels else [])]
     else:
-        named = list(zip(report.traces, names_of(report), strict=True))[:_TRACES]
-        said = [f"{name}: {_time(trace)} {_mfu(trace)}" for trace, name in named]
-    said += and_more(len(report.traces) - _TRACES)
+        of_each = zip(report.traces, names_of(report), strict=True)
+        said = [f"{name}: {_time(trace)} {_mfu(trace)}" for trace, name in of_each]
+        said = points(said, _TRACES, mark="", others="traces")
     for one, first in zip(report.advice, ("Try first", "Then", "Then"), strict=False):
         said.append(f"{first}: {one.fact} {one.remedy}{saving(one)}")
     return said if report.advice else [*said, NO_ADVICE]
@@ -379,8 +318,7 @@ def _mfu(trace: TraceReport) -> str:
         return f"MFU is n/a: {why_no_mfu([trace]) or 'its FLOPs are not known'}."
     peaks = " and ".join(f"{si(peak, 'FLOP/s')} in {dtype}" for dtype, peak in flops.peaks.items())
     least = "at least " if any(step.lower_bound for step in flops.steps) else ""
-    shares = f"MFU is {least}{percent(flops.mfu)}, HFU {least}{percent(flops.hfu)}"
-    return f"{shares} of the device's dense peak, {peaks}."
+    return f"MFU is {least}{percent(flops.mfu)}, HFU {least}{percent(flops.hfu)} of the device's dense peak, {peaks}."
 
 
 def _top_kernels(trace: TraceReport) -> str:
@@ -401,7 +339,7 @@ def _time(trace: TraceReport) -> str:
     wall, many = us(times.mean.wall_us), len(times.steps) > 1
     what = f"A step takes {wall}, the mean of {plain(len(times.steps))}" if many else f"The step takes {wall}"
     what = what if times.marked else f"The whole trace takes {wall}"
-    known = [(name, getattr(times.mean, field) or 0.0) for name, field in STEP_PARTS]
+    known = [(name, getattr(times.mean, field) or 0.0) for name, field in tables.STEP_PARTS]
     longest = sorted((part for part in known if part[1]), key=lambda part: -part[1])[:_PARTS]
     parts = [f"{name} {percent(ratio(part=time_us, whole=times.mean.wall_us))}" for name, time_us in longest]
     return f"{what}: {', '.join(parts)}." if parts else f"{what}."

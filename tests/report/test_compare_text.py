@@ -114,9 +114,9 @@ def lines_of(comparison: Comparison) -> list[str]:
 
 def test_calls_of_both_runs_stand_beside_their_times() -> None:
     lines = lines_of(compare_traces([A], [traced_run(40, 40, 40, 40, relus=(16, 16))]))
-    assert "relu 8.00 32.0 24.0 1 -> 2" in lines
+    assert "relu 8.00 32.0 24.0 1 -> 2 beyond noise" in lines
     lines = lines_of(compare_traces([A], [traced_run(40, 40, 40, 40, relus=(8, 8))]))
-    assert "relu 8.00 16.0 8.00 1 -> 2" in lines
+    assert "relu 8.00 16.0 8.00 1 -> 2 beyond noise" in lines
     lines = lines_of(compare_traces([A], [traced_run(40, 40, 40, 40, relus=())]))
     assert "relu 8.00 0 -8.00 1 -> 0 gone" in lines
 

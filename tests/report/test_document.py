@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.report.document import Column, Figure, Section, Table, as_data, quantity, share, short
+from lightning_flops.report.document import Column, Section, Table, as_data, quantity, share, short
 from lightning_flops.report.layout import View, draw
 
 ROWS = [("a", 0.02, 0.5), ("b", 0.000123456, None), ("c", None, 0.0)]
@@ -41,7 +41,7 @@ def test_the_prefix_is_that_of_the_largest_number(
 
 
 def test_the_page_gets_every_text_with_the_number_that_it_is_sorted_by() -> None:
-    data = as_data(Section("Title", "\x1b", [Table(ROWS, COLUMNS, True), "words", Figure("a", "b")]))
+    data = as_data(Section("Title", "\x1b", [Table(ROWS, COLUMNS, True), "words", {"a": "b"}]))
     made, words, figure = data["items"]
     assert made["rows"] == [
         [["a"], ["20.0", 0.02], ["50.0%", 0.5]],

@@ -163,8 +163,7 @@ def test_memory_that_is_not_known_says_why() -> None:
     lines = _lines(replace(windows.mlp_window(), memory=seen))
     assert f"{'gradients:':<70}  n/a (on no parameter, as under ZeRO)" in lines
     assert f"{'optimizer states:':<70}  n/a (not where torch's optimizers keep them)" in lines
-    row = next(line for line in lines if line.startswith("fwd  ") and "300 B" in line)
-    assert re.split("  +", row) == ["fwd", "300 B"]
+    assert f"{'allocated at the end of fwd:':<70}  300 B" in lines
 
 
 @pytest.mark.parametrize("text", [render_text(profile_of("transformer")), "```\n</code><b>bold</b>\n```\n# head\n"])

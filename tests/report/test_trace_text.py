@@ -136,5 +136,5 @@ def test_of_several_ranks_the_first_are_named_and_the_others_counted() -> None:
     lines = answer(*(of(*STEP, rank=rank, world_size=6) for rank in range(6)))
     assert [line.split(":")[0] for line in lines] == [
         *("rank 0", "rank 1", "rank 2", "rank 3"),
-        "(and 2 more)",
+        "And 2 more traces.",
     ]
