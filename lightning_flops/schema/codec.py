@@ -77,7 +77,7 @@ class Shown(Json):
         return str(above("report.text").render_text(self, detailed=False))
 
     def _repr_html_(self) -> str:
-        """For a notebook: tables of the short report."""
+        """The short report as tables, for a notebook."""
         return str(above("report.text").render_html(self))
 
 
@@ -107,13 +107,11 @@ def _decoder(cls: Hashable) -> msgspec.json.Decoder[Any]:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, array):
-        return value.tolist()
-    for kind in (str, int, float):  # of a class that is one of these, as torch's version is a text
+    # Also what is of a class below one of these, as torch's version is a text.
+    kinds: Any = {array: list, str: str, int: int, float: float, Mapping: dict}
+    for kind, plain in kinds.items():
         if isinstance(value, kind):
-            return kind(value)
-    if isinstance(value, Mapping):
-        return dict(value)
+            return cast("object", plain(value))
     raise NotImplementedError(f"{type(value).__name__} has no JSON form here")
 
 
