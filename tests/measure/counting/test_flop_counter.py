@@ -192,6 +192,7 @@ def test_a_counter_entered_while_it_is_entered_counts_once() -> None:
         model(batch())
     for each in (counter, other):
         assert FlopCounts(each.record()).forward == 2 * (FIRST + SECOND)
+        assert each.record().module_calls == dict.fromkeys(("", "0", "1", "2"), 2)
 
 
 def test_threads_that_follow_each_other_do_not_get_each_others_backwards() -> None:
