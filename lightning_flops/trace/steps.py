@@ -163,9 +163,9 @@ def communication_and_computation(trace: Trace) -> tuple[Intervals, Intervals]:
     else:
         computes = trace.where(computes_on_host, Kind.OPERATOR)
         # Operators inside a host collective are the copies that it consists of.
-        for lane in intervals.distinct(trace.lane[collective]).tolist():
+        for lane, around in intervals.split_by(trace.lane, np.flatnonzero(collective)):
             rows = np.flatnonzero(computes & (trace.lane == lane))
-            computes[rows[inside(trace.merged(collective & (trace.lane == lane)), trace.start_ns[rows])]] = False
+            computes[rows[inside(trace.merged(around), trace.start_ns[rows])]] = False
     communication = intervals.intersect(trace.merged(collective), spans)
     return communication, intervals.intersect(trace.merged(computes & ~collective), spans)
 
@@ -294,8 +294,7 @@ def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> dict[str, Pa
     starts = np.where(begins, first, np.clip(moved, first, last))
     ends = np.where(np.append(begins[1:], True), last, np.append(starts[1:], 0))
     spent = _shares(_fillings(trace, {name.replace(".", "::", 1) for name in counted}), starts, ends)
-    parts = [*dict.fromkeys(names)]
-    part = np.array([parts.index(name) for name in names], dtype=np.int64)
+    parts, part = intervals.numbered(names)
     sums = [intervals.sums_by(part, values, len(parts)) for values in spent]
     # Rounded as running sums, so that the means add up to the part's as well.
     means = np.diff(np.rint(np.cumsum(sums, axis=0) / len(steps)).astype(np.int64), axis=0, prepend=0)
