@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,7 +15,6 @@ from lightning_flops.errors import LightningFlopsError
 from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, indices, merge
 from lightning_flops.trace.modules import find_frames
 from lightning_flops.trace.names import Kind, host_collective, is_collective_kernel, is_of_another_vendor
-from lightning_flops.trace.recorded import RecordedInputs
 from lightning_flops.trace.steps import find_phases, find_steps
 from lightning_flops.trace.structure import link
 from lightning_flops.trace.tables import OperatorTimes
@@ -61,6 +60,20 @@ class Collective(NamedTuple):
     group_size: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordedInputs:
+    """What a trace with ``record_shapes`` says of one call's arguments; anything may stand in it."""
+
+    dims: Sequence[Any] = ()
+    """For each argument the sizes of a tensor, or of each of a list; empty for all else."""
+    types: Sequence[Any] = ()
+    """For each argument the dtype of a tensor as C++ names it, or what else it is; empty for None."""
+    concrete: Sequence[Any] | None = None
+    """Values of the arguments that are no tensors, as texts; None in files before torch 2.0."""
+    strides: Sequence[Any] | None = None
+    """As *dims*; None where the file has none."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
     """All of a trace file that the tables need; a row of the columns is one event.
@@ -88,7 +101,6 @@ class Trace:
     forward_thread: Ints
     """Above 0 on an operator that autograd runs for a backward."""
     device: Ints
-    stream: Ints
     blocks_per_sm: Floats
     occupancy_percent: Floats
     bytes: Ints
@@ -126,6 +138,10 @@ class Trace:
     """Rows of kernels, copies and memsets, by start."""
     links = cached_property(link)
     """Who called and who launched whom."""
+    launch_ns = cached_property[Ints](
+        lambda trace: np.where(trace.links.launch >= 0, trace.start_ns[trace.links.launch], trace.start_ns)
+    )
+    """When each event was launched, or began if no launch of it is known."""
     operator_times = cached_property(OperatorTimes)
     """The times of every operator, with and without what it called."""
     steps = cached_property(find_steps)
@@ -139,9 +155,8 @@ class Trace:
     def launches(self) -> tuple[Ints, Ints]:
         """When each device event whose launch is known was launched, rising, and its row."""
         rows = self.device_rows[self.links.launch[self.device_rows] >= 0]
-        moments = self.start_ns[self.links.launch[rows]]
-        order = np.argsort(moments, kind="stable")
-        return moments[order], rows[order]
+        rows = rows[np.argsort(self.launch_ns[rows], kind="stable")]
+        return self.launch_ns[rows], rows
 
     @cached_property
     def names_tell_tensor_cores(self) -> bool:

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,37 @@ from lightning_flops.analysis.peaks import peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.tables import Flops, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.trace import intervals
-from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.columns import RecordedInputs, Trace
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, group_by, ratio, sums_by, table
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
-from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from lightning_flops.trace.structure import nearest
 from lightning_flops.trace.tables import by_shape, with_callees
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedWork:
+    """FLOPs of one recorded call."""
+
+    role: Literal["counts", "free", "composite", "unread", "unknown"]
+    """``counts``: its FLOPs stand here. ``free``: it has none, nor has what it called. ``composite``: it is made of the
+    operators that it called. ``unread``: the file does not say enough for its formula. ``unknown``: it has none."""
+    operator: str = ""
+    """Name as in ``OperatorCell``: ``aten.mm``."""
+    dtype: str = ""
+    """Of the arithmetic, by the tensors: ``float32`` where the device may have used TF32."""
+    flops: int = 0
+    """Model FLOPs, attention over the full score matrix; of a composite call those that count if no callee does."""
+    recompute: int = 0
+    """FLOPs with which a fused attention's backward repeats a part of its forward."""
+    skipped: int = 0
+    """FLOPs of these that a kernel leaves out, because a mask rules them out."""
+    bytes: int | None = None
+    """Of all tensors that it reads and writes; None where the result's shape is not known."""
+    heavy: bool = False
+    """May have FLOPs that are not counted: it takes floating-point tensors, or is named after a product."""
+    reason: str = ""
+    """Why it is not counted, without a full stop."""
+
 
 Formulas = Callable[[str, RecordedInputs], RecordedWork]
 """FLOPs of one recorded call. ``measure.counting.recorded_calls`` has the one there is; it needs torch."""
@@ -35,7 +60,6 @@ PARTS = ("forward", "backward", "recompute", "optimizer")
 """The buckets that an operator's FLOPs belong to, by number."""
 _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = range(len(PARTS))
 _CAPTURE = re.compile(r"(cuda|hip)Stream(Begin|End)Capture")
-_NO_INPUTS = RecordedInputs(dims=(), types=())
 _OLD_CONVOLUTION = re.compile(r"aten::\w+_convolution(_backward_(input|weights?))?$")
 """A library's convolution, and the halves of its backward up to torch 1.10."""
 _Sizes = tuple[int, ...]
@@ -63,22 +87,19 @@ def count_trace(trace: Trace, works: Sequence[RecordedWork], work: Ints) -> tupl
     the row of the call that counts for it, itself or one around it, or -1; and the number of its part. Last the rows of
     operators that may have FLOPs and are not counted.
     """
-    links, every = trace.links, np.arange(len(trace))
+    parent = trace.links.parent
 
     def where(holds: Callable[[RecordedWork], bool]) -> Mask:
         return np.array([*map(holds, works), False])[work]
 
     def outermost(chosen: Mask) -> Ints:
         """For each row the outermost *chosen* one that it is or that encloses it; -1 without."""
-        found = np.where(chosen, every, -1)
-        for rows in links.levels[1:]:
-            around = found[links.parent[rows]]
-            found[rows] = np.where(around >= 0, around, found[rows])
-        return found
+        around = np.append(nearest(parent, chosen), -1)[parent]
+        return nearest(parent, chosen & (around < 0))
 
     counts, captured = where(lambda one: one.role == "counts"), _captured(trace)
     settled = outermost(counts | where(lambda one: one.role == "free") | captured)
-    counting = counts & ~captured & (settled == every)
+    counting = counts & ~captured & (settled == np.arange(len(trace)))
     # Of calls that nothing around them answers for, the innermost do, if nothing counts in them.
     composite = where(lambda one: one.role == "composite" and one.flops > 0)
     open_ = (settled < 0) & (composite | where(lambda one: one.heavy and one.role in ("unread", "unknown")))
@@ -118,7 +139,7 @@ def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints
     rows, works = trace.links.operators, list[RecordedWork]()
     groups = group_by(trace.name[rows], _inputs_of(trace)[rows])
     for name, number in zip(trace.texts(groups.keys[0]), groups.keys[1].tolist(), strict=True):
-        inputs = trace.recorded_inputs[number] if number >= 0 else _NO_INPUTS
+        inputs = trace.recorded_inputs[number] if number >= 0 else RecordedInputs()
         work = formulas(name, inputs)
         if number < 0 and work.role in ("unread", "unknown"):
             work = replace(work, reason=_NO_SHAPES)
@@ -270,16 +291,13 @@ class Work:
         timed = np.where(self.time_ns > 0, self.executed, 0) if over_ns is None else self.executed
         time_ns = of(self.time_ns) if over_ns is None else over_ns
         rates = [ratio(flops * NS_PER_SEC, ns) for flops, ns in zip(of(timed), time_ns, strict=True)]
-        hfu = self._of_peak(timed, of, time_ns, devices)
+        hfu = self._of_peak(timed, of, [devices * ns for ns in time_ns])
         return {**{name: of(values) for name, values in self.parts.items()}, "flops_per_sec": rates, "hfu": hfu}
 
-    def _of_peak(self, flops: Ints, of: Sums, time_ns: list[float], devices: int) -> list[float | None]:
+    def _of_peak(self, flops: Ints, of: Sums, time_ns: list[float]) -> list[float | None]:
         """Time that *flops* of each group take at the devices' peak ÷ *time_ns*; None where a peak is not known."""
         at_peak = of(np.where(flops > 0, flops * self._ns_per_flop, 0.0))
-        return [
-            None if not devices or np.isnan(one) else ratio(one / devices, ns)
-            for one, ns in zip(at_peak, time_ns, strict=True)
-        ]
+        return [None if np.isnan(one) else ratio(one, ns) for one, ns in zip(at_peak, time_ns, strict=True)]
 
     def totals(self) -> TraceFlops:
         """FLOPs by step and operator, the device's figures, and what was not counted."""
@@ -310,7 +328,7 @@ class Work:
         )
 
     def _steps(self, uncounted: Ints) -> tuple[TracedStepFlops, ...]:
-        trace, steps = self.trace, self.trace.steps
+        trace, steps, devices = self.trace, self.trace.steps, self.device.devices
         walls = (steps.end_ns - steps.start_ns).tolist()
         step = steps.of(trace.start_ns[self.rows])
 
@@ -323,8 +341,8 @@ class Work:
             step=steps.numbers,
             wall_us=[wall / NS_PER_US for wall in walls],
             lower_bound=np.isin(np.arange(len(steps)), steps.of(trace.start_ns[uncounted])).tolist(),
-            mfu=self._of_peak(self.parts["forward"] + self.parts["backward"], of, walls, self.device.devices),
-            **self._columns(of, walls, self.device.devices),
+            mfu=self._of_peak(self.parts["forward"] + self.parts["backward"], of, [devices * wall for wall in walls]),
+            **self._columns(of, walls, devices),
         )
 
     def _operators(self, peaks: Mapping[str, float]) -> tuple[OperatorFlops, ...]:
@@ -377,9 +395,8 @@ class Work:
             sums = groups.sums(values[call] * part)
             return sums if values.dtype.kind == "f" else [round(one) for one in sums]
 
-        return dict(
-            zip(trace.texts(groups.keys[0]), table(Flops, **self._columns(of, groups.sums(lengths))), strict=True)
-        )
+        found = table(Flops, **self._columns(of, groups.sums(lengths)))
+        return dict(zip(trace.texts(groups.keys[0]), found, strict=True))
 
     def _uncounted(self) -> tuple[list[UncountedRow], Ints]:
         """What may have FLOPs and is not counted, kernels that multiply in no counted operator, too; and rows."""

@@ -185,11 +185,12 @@ def _with_modules_above(owner: Ints, which: Ints, modules: tuple[str, ...]) -> t
     """Each of the owners, and all modules above it; and of *which* it is."""
     numbers = {name: index for index, name in enumerate(modules)}
     above = np.array([numbers[parent_name(name)] if name else -1 for name in modules], dtype=np.int64)
-    found = [(owner, which)]
-    while len(owner):
-        owner, which = above[owner[above[owner] >= 0]], which[above[owner] >= 0]
-        found.append((owner, which))
-    return np.concatenate([owner for owner, _ in found]), np.concatenate([which for _, which in found])
+    found = [np.array([owner, which])]
+    while found[-1].size:
+        owner, which = above[found[-1][0]], found[-1][1]
+        found.append(np.array([owner, which])[:, owner >= 0])
+    owner, which = np.concatenate(found, axis=1)
+    return owner, which
 
 
 @lru_cache(maxsize=65536)

@@ -25,10 +25,9 @@ import numpy.typing as npt
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import METADATA_KEY
-from lightning_flops.trace.columns import Collective, DeviceProperties, Trace, TraceFormatError
+from lightning_flops.trace.columns import Collective, DeviceProperties, RecordedInputs, Trace, TraceFormatError
 from lightning_flops.trace.intervals import NS_PER_US, Ints, numbered
 from lightning_flops.trace.names import KIND_OF_CATEGORY, Kind, is_users_scope
-from lightning_flops.trace.recorded import RecordedInputs
 
 _ABSENT = -1
 _LONGEST_US = 2**62 / 1000
@@ -69,7 +68,7 @@ _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "sequence": ("Sequence number", _ABSENT), "forward_thread": ("Fwd thread id", _ABSENT),
     "concrete": ("Concrete Inputs", _RAW), "types": ("Input type", _RAW), "strides": ("Input Strides", _RAW),
     "dims": ("Input Dims", _RAW), "old_dims": ("Input dims", _RAW),
-    "device": ("device", _ABSENT), "stream": ("stream", _ABSENT), "correlation": ("correlation", _ABSENT),
+    "device": ("device", _ABSENT), "correlation": ("correlation", _ABSENT),
     "bytes": ("bytes", _ABSENT), "registers": ("registers per thread", _ABSENT),
     "shared_memory": ("shared memory", _ABSENT), "blocks_per_sm": ("blocks per SM", math.nan), "grid": ("grid", _RAW),
     "block": ("block", _RAW), "occupancy_percent": ("est. achieved occupancy %", math.nan),
@@ -112,8 +111,8 @@ class Event(msgspec.Struct, gc=False):
 DECODER = msgspec.json.Decoder(list[Event])
 """Makes events of the text of a JSON list; what no table needs is checked and passed over."""
 _OF_HOST = ("sequence", "forward_thread", "external_id", "old_external_id")
-_OF_LAUNCHES = ("correlation", "stream")
-_OF_DEVICE = ("bytes", "device", "blocks_per_sm", "occupancy_percent", "external_id", "old_external_id")
+_OF_LAUNCHES = ("correlation", "external_id", "old_external_id")
+_OF_DEVICE = ("bytes", "device", "blocks_per_sm", "occupancy_percent")
 _OF_MEMORY = ("size", "device_index", "device_type", "total_allocated")
 
 
@@ -193,10 +192,12 @@ class Columns:
         self._seen += len(events)
         spans = [event for event in events if event.ph == "X"]
         if memory := [event for event in events if event.ph == "i" and event.name == "[memory]"]:
-            for name, values in _columns([event.args for event in memory], _OF_MEMORY):
+            found = dict(_columns([event.args for event in memory], _OF_MEMORY))
+            found["lane"] = _packed("i", [self._lanes[event.pid, event.tid] for event in memory])
+            found["time_ns"] = _nanoseconds([event.ts for event in memory])
+            found["device"] = np.where(found.pop("device_type") == 0, -1, found.pop("device_index"))
+            for name, values in found.items():
                 self._memory[name].append(values)
-            self._memory["lane"].append(_packed("i", [self._lanes[event.pid, event.tid] for event in memory]))
-            self._memory["time_ns"].append(_nanoseconds([event.ts for event in memory]))
         kind = np.frombuffer(bytes(map(_kind, [span.cat for span in spans])), dtype=np.uint8)
         if (foreign := kind == _FOREIGN).any():
             self._foreign.update(span.cat or "" for span in compress(spans, foreign.tobytes()))
@@ -261,8 +262,7 @@ class Columns:
         lane_of = numbered((str(process), str(thread)) for process, thread in self._lanes)[1].astype(np.int32)
         memory = {name: np.concatenate(parts) for name, parts in self._memory.items()}
         if memory:
-            on_host, index = memory.pop("device_type") == 0, memory.pop("device_index")
-            memory |= {"lane": lane_of[memory["lane"]], "device": np.where(on_host, -1, index)}
+            memory["lane"] = lane_of[memory["lane"]]
         return _without_overlong(
             Trace(
                 source=self._source,
@@ -324,14 +324,14 @@ def _bytes(arguments: Any) -> int:
 
 def _without_overlong(trace: Trace) -> Trace:
     """*trace* with a kernel that runs over its successors on the same stream ended where the next one begins."""
-    rows = trace.of(Kind.KERNEL)
-    rows = rows[np.lexsort((trace.start_ns[rows], trace.stream[rows], trace.device[rows]))]
+    rows = trace.by_start(trace.kind == Kind.KERNEL)
+    rows = rows[np.argsort(trace.lane[rows], kind="stable")]
     first, wrong = rows[:-_FEW], np.full(max(0, len(rows) - _FEW), True)
     for place in range(1, _FEW + 1):
         other = rows[place : place + len(first)]
-        wrong &= (trace.stream[other] == trace.stream[first]) & (trace.device[other] == trace.device[first])
         # One call launches all kernels of a graph, and these may well run beside one another.
-        wrong &= (trace.correlation[other] != trace.correlation[first]) & (trace.end_ns[first] >= trace.end_ns[other])
+        wrong &= (trace.lane[other] == trace.lane[first]) & (trace.correlation[other] != trace.correlation[first])
+        wrong &= trace.end_ns[first] >= trace.end_ns[other]
         wrong &= trace.duration_ns[first] > _LONGER * trace.duration_ns[other]
     found = np.flatnonzero(wrong)
     if not len(found):
@@ -408,19 +408,17 @@ def _opened(source: str, stack: ExitStack) -> IO[bytes]:
 def _event_lists(stream: IO[bytes], metadata: dict[str, Any]) -> Iterator[list[Event]]:
     """The events in order, a list at a time; what else is asked for is put into *metadata*."""
     head, text = _head(stream)
-    size, at_end = BLOCK_BYTES, False
+    at_end = False
     while not at_end:
         found = _decoded(text) or _decoded(text, _mended)
         if found is not None:
             events, text, at_end = found
             yield events
-            size = BLOCK_BYTES
         if not at_end:
-            more = stream.read(size)
+            more = stream.read(max(BLOCK_BYTES, len(text)))  # where no event ends in a block: not so many tries
             if found is None and (not more or len(text) > _LONGEST_BYTES):
                 DECODER.decode(b"[" + _mended(text.strip().removeprefix(b",")))  # says what is wrong with it
                 raise ValueError("an event is longer than a trace has them")
-            size *= 2  # where no event ends in a block: not so many tries
             text += more
     if head:
         text = (text + stream.read(_LONGEST_BYTES)).strip().removeprefix(b",")
@@ -440,9 +438,7 @@ def _head(stream: IO[bytes]) -> tuple[bytes, bytes]:
     return text[: found.start()], text[found.end() :]
 
 
-def _decoded(
-    text: bytes, mend: Callable[[bytes], bytes] = lambda piece: piece
-) -> tuple[list[Event], bytes, bool] | None:
+def _decoded(text: bytes, mend: Callable[[bytes], bytes] = bytes) -> tuple[list[Event], bytes, bool] | None:
     """Events that stand whole at the beginning of *text*, what follows, and if the list ends there; None without."""
     # An event ends with a brace, and a comma behind it. Within an event such a pair may stand too; then the piece
     # before it is no list.

@@ -77,12 +77,6 @@ def enclosing(trace: Trace, rows: Ints, parent: Ints, lanes: Lanes, moments_ns: 
     return found
 
 
-def launched_at(trace: Trace, rows: Ints) -> Ints:
-    """When each of *rows* was launched, or began if no launch of it is known."""
-    calls = trace.links.launch[rows]
-    return np.where(calls >= 0, trace.start_ns[calls], trace.start_ns[rows])
-
-
 def in_nesting_order(trace: Trace, rows: Ints) -> Ints:
     """*rows* thread by thread, by start, outer before inner: as ``nest`` needs them, and as files mostly have them."""
     rows = rows[order_by(trace.lane[rows])]

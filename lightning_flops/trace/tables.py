@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from lightning_flops.trace.intervals import NS_PER_US, Groups, Ints, Lanes, grou
 from lightning_flops.trace.modules import called_from
 from lightning_flops.trace.names import Kind, collective_of, is_users_scope, may_use_tensor_cores, uses_tensor_cores
 from lightning_flops.trace.steps import launched_ns
-from lightning_flops.trace.structure import enclosing, launched_at, nearest, without_inner
+from lightning_flops.trace.structure import enclosing, nearest, without_inner
 
 if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
@@ -74,16 +73,13 @@ def kernel_tables(trace: Trace) -> tuple[tuple[schema.KernelRow, ...], schema.Ke
         blocks_per_sm=groups.means(trace.blocks_per_sm[rows], lengths),
         occupancy_percent=groups.means(trace.occupancy_percent[rows], lengths),
     )
-    shares = [
-        ratio(int(lengths[chosen & computes].sum()), int(lengths[computes].sum()))
-        for chosen in (trace.where(uses_tensor_cores, Kind.KERNEL)[rows], eligible)
-    ]
-    on_cores, eligible_ratio = shares if trace.names_tell_tensor_cores else (None, None)
+    computed_ns = int(lengths[computes].sum()) if trace.names_tell_tensor_cores else 0
+    on_cores = trace.where(uses_tensor_cores, Kind.KERNEL)[rows]
     return kernels, schema.KernelSummary(
         calls=len(rows),
         total_us=whole_ns / NS_PER_US,
-        tensor_core_ratio=on_cores,
-        tensor_core_eligible_ratio=eligible_ratio,
+        tensor_core_ratio=ratio(int(lengths[on_cores & computes].sum()), computed_ns),
+        tensor_core_eligible_ratio=ratio(int(lengths[eligible & computes].sum()), computed_ns),
         short_calls_ratio=ratio(int(short.sum()), len(rows)),
         short_time_ratio=ratio(int(lengths[short].sum()), whole_ns),
     )
@@ -114,7 +110,7 @@ def idle_times(trace: Trace) -> tuple[schema.IdleTime, ...] | None:
     for device, rows in split_by(trace.device, trace.device_rows):
         reached = np.maximum.accumulate(trace.end_ns[rows])[:-1]
         gaps, launched = np.maximum(trace.start_ns[rows[1:]] - reached, 0), trace.links.launch[rows[1:]] >= 0
-        late = launched & (launched_at(trace, rows[1:]) > reached)
+        late = launched & (trace.launch_ns[rows[1:]] > reached)
         short = launched & ~late & (gaps < schema.KERNEL_GAP_LIMIT_US * NS_PER_US)
         causes = {"host_wait_us": late, "kernel_gap_us": short, "other_us": ~late & ~short}
         times = {name: int(gaps[chosen].sum()) / NS_PER_US for name, chosen in causes.items()}
@@ -243,28 +239,22 @@ def _operators(trace: Trace, rows: Ints, groups: Groups, **more: Iterable[Any]) 
     return found or None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepSums:
-    """What things of one kind took in each step: a row for each step, a column for each name."""
-
-    names: tuple[str, ...]
-    ns: Ints
-    calls: Ints
+StepSums = Mapping[TableName, Mapping[str, Ints]]
+"""Of each table by name nanoseconds and calls, a column for each step."""
 
 
-def step_sums(trace: Trace) -> dict[TableName, StepSums]:
+def step_sums(trace: Trace) -> StepSums:
     """What each kernel, operator (without callees) and collective took in each step in which it was launched."""
     times, (collectives, number, names) = trace.operator_times, collectives_by_name(trace)
 
-    def sums(of: Sequence[str], name: Lanes, rows: Ints, spent_ns: Ints) -> StepSums:
-        step = trace.steps.of(launched_at(trace, rows))
+    def sums(of: Sequence[str], name: Lanes, rows: Ints, spent_ns: Ints) -> dict[str, Ints]:
+        step = trace.steps.of(trace.launch_ns[rows])
         inside = np.flatnonzero(step >= 0)
         used, which = np.unique(name[inside], return_inverse=True)
-        shape = len(trace.steps), len(used)
-        ns, calls = np.zeros((2, *shape), dtype=np.int64)
-        np.add.at(ns, (step[inside], which), spent_ns[rows[inside]])
-        np.add.at(calls, (step[inside], which), 1)
-        return StepSums(names=tuple(of[one] for one in used.tolist()), ns=ns, calls=calls)
+        found = np.zeros((len(used), 2, len(trace.steps)), dtype=np.int64)
+        np.add.at(found[:, 0], (which, step[inside]), spent_ns[rows[inside]])
+        np.add.at(found[:, 1], (which, step[inside]), 1)
+        return dict(zip([of[one] for one in used.tolist()], found, strict=True))
 
     return {
         "kernels": sums(trace.names, trace.name[trace.device_rows], trace.device_rows, trace.duration_ns),
@@ -300,7 +290,7 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
     """The collectives of *trace*, grouped by name, process group and the step in which they were started."""
     default_group = None if trace.only_group is None else str(list(trace.only_group))
     rows, number, names = collectives_by_name(trace)
-    step = trace.steps.of(launched_at(trace, rows))
+    step = trace.steps.of(trace.launch_ns[rows])
     if trace.steps.marked:
         rows, number, step = rows[step >= 0], number[step >= 0], step[step >= 0]
     numbers = [number if trace.steps.marked else None for number in (*trace.steps.numbers, None)]

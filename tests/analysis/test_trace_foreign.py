@@ -96,10 +96,11 @@ def test_a_kernel_that_runs_over_its_successors_ends_where_the_next_begins() -> 
     (note,) = found.notes
     assert "kernels that seem to run over their successors on the same stream: 1, by 1,599,810 us" in note
     # On streams of their own, or as one graph, they may well run beside it.
-    for changed in ({"stream": 8}, {"correlation": 9}):
+    for changed, stream in (({"stream": 8}, 8), ({"correlation": 9}, 7)):
         beside = json.loads(json.dumps(events))
         for event in beside[1 + ("stream" in changed) :]:
             event["args"] |= changed
+            event["tid"] = stream
         assert trace(*beside).notes == ()
 
 

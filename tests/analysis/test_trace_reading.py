@@ -25,7 +25,7 @@ from tests.mutations import mutated, mutated_tree, unsafe_in
 
 def columns(loaded: Trace) -> dict[str, Any]:
     """Everything of a trace but where it came from, for comparisons."""
-    named = "name kind lane start_ns duration_ns correlation external_id device stream bytes".split()
+    named = "name kind lane start_ns duration_ns correlation external_id device bytes".split()
     return {name: getattr(loaded, name).tolist() for name in named} | {"names": loaded.names}
 
 
