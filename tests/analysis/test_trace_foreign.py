@@ -14,7 +14,7 @@ from lightning_flops.schema.trace import TraceReport
 from lightning_flops.trace import Peaks, Trace, load_trace
 from lightning_flops.trace.report import analyze_one
 from tests.analysis.in_memory import known
-from tests.analysis.trace_events import Event, kernel, launch, operator, product, span, step, trace
+from tests.analysis.trace_events import Event, kernel, launch, node, operator, product, span, step, trace
 
 MM = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":12,"dur":20,"args":ARGS}'
 A100: dict[str, Any] = {
@@ -73,6 +73,16 @@ def test_operators_within_a_stream_capture_run_nothing() -> None:
         call("hipStreamBeginCapture_spt", 40), mm(50),
     )  # fmt: skip
     assert (flops.steps[0].forward, flops.uncounted) == (3 * 2000, ())
+
+
+def test_a_repeated_call_at_the_end_of_a_file_does_not_make_the_forward_repeated() -> None:
+    def mm(start: float, **more: Any) -> Event:
+        return operator("aten::mm", start, 5, **shapes([10, 10], [10, 10]), **more)
+
+    # In the backward of a checkpoint one call runs with gradients, which repeats the forward, and one without them.
+    repeated = mm(120, **{"Sequence number": 9})
+    (flops,) = flops_of(mm(0, **{"Sequence number": 3}), node(3, 100, 50), mm(110), repeated).steps
+    assert (flops.forward, flops.backward, flops.recompute) == (2000, 2000, 2000)
 
 
 def test_without_kernels_the_time_of_the_runtimes_calls_is_told_all_the_same() -> None:
