@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from lightning_flops.schema.comparison import Comparison
     from lightning_flops.schema.profile import Profile
     from lightning_flops.trace import Peaks
-    from lightning_flops.trace.columns import RecordedInputs
-    from lightning_flops.trace.flops import RecordedWork
+    from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
     from lightning_flops.trace.report import AnalyzedTrace
 
 

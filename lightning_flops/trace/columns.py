@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from lightning_flops.errors import LightningFlopsError
 from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, indices, merge
 from lightning_flops.trace.modules import find_frames
 from lightning_flops.trace.names import Kind, host_collective, is_collective_kernel, is_of_another_vendor
+from lightning_flops.trace.recorded import RecordedInputs
 from lightning_flops.trace.steps import find_phases, find_steps
 from lightning_flops.trace.structure import link
 from lightning_flops.trace.tables import OperatorTimes
@@ -58,20 +59,6 @@ class Collective(NamedTuple):
     group: str | None = None
     """The group's name and the ranks that take part, as far as they are written."""
     group_size: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RecordedInputs:
-    """What a trace with ``record_shapes`` says of one call's arguments; anything may stand in it."""
-
-    dims: Sequence[Any] = ()
-    """For each argument the sizes of a tensor, or of each of a list; empty for all else."""
-    types: Sequence[Any] = ()
-    """For each argument the dtype of a tensor as C++ names it, or what else it is; empty for None."""
-    concrete: Sequence[Any] | None = None
-    """Values of the arguments that are no tensors, as texts; None in files before torch 2.0."""
-    strides: Sequence[Any] | None = None
-    """As *dims*; None where the file has none."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,37 +22,12 @@ from lightning_flops.analysis.peaks import peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.tables import Flops, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.trace import intervals
-from lightning_flops.trace.columns import RecordedInputs, Trace
+from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, group_by, ratio, sums_by, table
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
+from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from lightning_flops.trace.structure import nearest
 from lightning_flops.trace.tables import by_shape, with_callees
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedWork:
-    """FLOPs of one recorded call."""
-
-    role: Literal["counts", "free", "composite", "unread", "unknown"]
-    """``counts``: its FLOPs stand here. ``free``: it has none, nor has what it called. ``composite``: it is made of the
-    operators that it called. ``unread``: the file does not say enough for its formula. ``unknown``: it has none."""
-    operator: str = ""
-    """Name as in ``OperatorCell``: ``aten.mm``."""
-    dtype: str = ""
-    """Of the arithmetic, by the tensors: ``float32`` where the device may have used TF32."""
-    flops: int = 0
-    """Model FLOPs, attention over the full score matrix; of a composite call those that count if no callee does."""
-    recompute: int = 0
-    """FLOPs with which a fused attention's backward repeats a part of its forward."""
-    skipped: int = 0
-    """FLOPs of these that a kernel leaves out, because a mask rules them out."""
-    bytes: int | None = None
-    """Of all tensors that it reads and writes; None where the result's shape is not known."""
-    heavy: bool = False
-    """May have FLOPs that are not counted: it takes floating-point tensors, or is named after a product."""
-    reason: str = ""
-    """Why it is not counted, without a full stop."""
-
 
 Formulas = Callable[[str, RecordedInputs], RecordedWork]
 """FLOPs of one recorded call. ``measure.counting.recorded_calls`` has the one there is; it needs torch."""

@@ -17,8 +17,7 @@ from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.tables import TraceFlops
 from lightning_flops.trace import analyze_trace, load_trace
-from lightning_flops.trace.columns import RecordedInputs
-from lightning_flops.trace.flops import RecordedWork
+from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from tests.corpus import all_networks
 
 NAMES = """
