@@ -108,9 +108,8 @@ class _Run:
         """Nanoseconds and calls of each name in each step, means of the ranks."""
         found: dict[str, Floats] = {}
         for mine in (tables[which] for tables in self.sums):
-            for column, name in enumerate(mine.names):
-                values = np.array([mine.ns[:, column], mine.calls[:, column]]) / len(self.sums)
-                found[name] = found.get(name, 0) + values
+            for name, values in mine.items():
+                found[name] = found.get(name, 0) + values / len(self.sums)
         return found
 
     def figures(self) -> dict[str, _Figure]:

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 def analyzed(files: Sequence[str], options: argparse.Namespace, **settings: Any) -> list[AnalyzedTrace]:
     """What trace *files* say, one after the other, with the figures that were given."""
-    from lightning_flops.trace.report import analyze_file
+    from lightning_flops.trace import load_trace
+    from lightning_flops.trace.report import analyze_one
 
     formulas = recorded_work if importlib.util.find_spec("torch") else None
-    return [analyze_file(file, formulas=formulas, peaks=peaks(options), **settings) for file in files]
+    return [analyze_one(load_trace(file), formulas=formulas, peaks=peaks(options), **settings) for file in files]
 
 
 def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:

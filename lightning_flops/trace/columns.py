@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, distinct, indices, merge
+from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, indices, merge
 from lightning_flops.trace.modules import find_frames
 from lightning_flops.trace.names import Kind, host_collective, is_collective_kernel, is_of_another_vendor
 from lightning_flops.trace.recorded import RecordedInputs
@@ -51,12 +52,10 @@ class DeviceProperties(
         return None if self.major is None or self.minor is None else (self.major, self.minor)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveArguments:
+class Collective(NamedTuple):
     """What a communication event says about itself."""
 
     name: str | None = None
-    bytes: int | None = None
     group: str | None = None
     """The group's name and the ranks that take part, as far as they are written."""
     group_size: int | None = None
@@ -89,16 +88,17 @@ class Trace:
     forward_thread: Ints
     """Above 0 on an operator that autograd runs for a backward."""
     device: Ints
-    stream: Ints
     blocks_per_sm: Floats
     occupancy_percent: Floats
     bytes: Ints
-    """Bytes that a copy or a memset moves."""
+    """Bytes that a copy or a memset moves, and those of the larger side of a collective."""
     inputs: npt.NDArray[np.int32]
     """Index into ``recorded_inputs``."""
     recorded_inputs: tuple[RecordedInputs, ...]
-    collectives: Mapping[int, CollectiveArguments]
-    """By row."""
+    collective: npt.NDArray[np.int32]
+    """Index into ``collectives``."""
+    collectives: tuple[Collective, ...]
+    """The last one says nothing, for -1."""
     memory: Mapping[str, Ints]
     """Allocations and frees: ``lane``, ``time_ns``, ``size`` in bytes (frees: below 0), ``device`` (the host: -1) and
     ``total_allocated`` then (-1 where not written); empty where the trace was taken without ``profile_memory``."""
@@ -125,6 +125,10 @@ class Trace:
     """Rows of kernels, copies and memsets, by start."""
     links = cached_property(link)
     """Who called and who launched whom."""
+    launch_ns = cached_property[Ints](
+        lambda trace: np.where(trace.links.launch >= 0, trace.start_ns[trace.links.launch], trace.start_ns)
+    )
+    """When each event was launched, or began if no launch of it is known."""
     operator_times = cached_property(OperatorTimes)
     """The times of every operator, with and without what it called."""
     steps = cached_property(find_steps)
@@ -138,9 +142,8 @@ class Trace:
     def launches(self) -> tuple[Ints, Ints]:
         """When each device event whose launch is known was launched, rising, and its row."""
         rows = self.device_rows[self.links.launch[self.device_rows] >= 0]
-        moments = self.start_ns[self.links.launch[rows]]
-        order = np.argsort(moments, kind="stable")
-        return moments[order], rows[order]
+        rows = rows[np.argsort(self.launch_ns[rows], kind="stable")]
+        return self.launch_ns[rows], rows
 
     @cached_property
     def names_tell_tensor_cores(self) -> bool:
@@ -153,7 +156,7 @@ class Trace:
         """Rows that communicate with other ranks: collectives' kernels, and host scopes that communicate themselves."""
         found = self.where(is_collective_kernel, Kind.KERNEL)
         # A kernel that says which collective it is needs no known name.
-        found[[row for row in self.collectives if self.kind[row] == Kind.KERNEL]] = True
+        found[(self.kind == Kind.KERNEL) & (self.collective >= 0)] = True
         return found | self.where(host_collective, Kind.ANNOTATION, Kind.OPERATOR)
 
     def described(self, device: int) -> DeviceProperties | None:
@@ -165,7 +168,7 @@ class Trace:
     @cached_property
     def used_device(self) -> DeviceProperties | None:
         """What ran the kernels; None where several kinds of devices did, or one that the head does not describe."""
-        found = [self.described(index) for index in distinct(self.device[self.kind == Kind.KERNEL]).tolist()]
+        found = [self.described(index) for index in np.unique(self.device[self.kind == Kind.KERNEL]).tolist()]
         kinds = {one and (one.name, one.compute_capability, one.sm_count) for one in found}
         return found[0] if len(kinds) == 1 else None
 
@@ -194,7 +197,7 @@ class Trace:
     def where(self, holds: Callable[[str], object], *kinds: Kind) -> Mask:
         """Rows of these *kinds* for whose name *holds* returns anything true; it is called once for each name."""
         rows = np.flatnonzero(np.isin(np.arange(len(Kind)), kinds)[self.kind])
-        used = distinct(self.name[rows])
+        used = np.unique(self.name[rows])
         accepted = np.zeros(len(self.names), dtype=bool)
         accepted[used] = [bool(holds(self.names[name])) for name in used.tolist()]
         found = np.zeros(len(self), dtype=bool)

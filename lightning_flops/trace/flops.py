@@ -23,10 +23,10 @@ from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.tables import Flops, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.trace import intervals
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, distinct, group_by, ratio, sums_by, table
+from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, group_by, ratio, sums_by, table
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
-from lightning_flops.trace.structure import NODE, nearest
+from lightning_flops.trace.structure import nearest
 from lightning_flops.trace.tables import by_shape, with_callees
 
 Formulas = Callable[[str, RecordedInputs], RecordedWork]
@@ -35,7 +35,6 @@ PARTS = ("forward", "backward", "recompute", "optimizer")
 """The buckets that an operator's FLOPs belong to, by number."""
 _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = range(len(PARTS))
 _CAPTURE = re.compile(r"(cuda|hip)Stream(Begin|End)Capture")
-_NO_INPUTS = RecordedInputs(dims=(), types=())
 _OLD_CONVOLUTION = re.compile(r"aten::\w+_convolution(_backward_(input|weights?))?$")
 """A library's convolution, and the halves of its backward up to torch 1.10."""
 _Sizes = tuple[int, ...]
@@ -63,74 +62,59 @@ def count_trace(trace: Trace, works: Sequence[RecordedWork], work: Ints) -> tupl
     the row of the call that counts for it, itself or one around it, or -1; and the number of its part. Last the rows of
     operators that may have FLOPs and are not counted.
     """
-    rows = trace.links.operators
-    places = np.arange(len(rows))
-    # Where the calls end that one encloses: they follow it.
-    end = places + with_callees(trace, np.ones(len(trace), dtype=np.int64))[rows]
+    parent = trace.links.parent
 
     def where(holds: Callable[[RecordedWork], bool]) -> Mask:
-        return np.array([*map(holds, works), False])[work[rows]]
+        return np.array([*map(holds, works), False])[work]
 
-    def around(chosen: Mask) -> Ints:
-        """For each call the outermost *chosen* one that it is or that encloses it; -1 without."""
-        reached = np.maximum.accumulate(np.where(chosen, end, 0))
-        outermost = chosen & (np.append(0, reached)[:-1] <= places)
-        last = np.maximum.accumulate(np.where(outermost, places, -1))
-        return np.where((last >= 0) & (end[last] > places), last, -1)
+    def outermost(chosen: Mask) -> Ints:
+        """For each row the outermost *chosen* one that it is or that encloses it; -1 without."""
+        around = np.append(nearest(parent, chosen), -1)[parent]
+        return nearest(parent, chosen & (around < 0))
 
-    counts, captured = where(lambda one: one.role == "counts"), _captured(trace)[rows]
-    settled = around(counts | where(lambda one: one.role == "free") | captured)
-    counting = counts & ~captured & (settled == places)
+    counts, captured = where(lambda one: one.role == "counts"), _captured(trace)
+    settled = outermost(counts | where(lambda one: one.role == "free") | captured)
+    counting = counts & ~captured & (settled == np.arange(len(trace)))
     # Of calls that nothing around them answers for, the innermost do, if nothing counts in them.
     composite = where(lambda one: one.role == "composite" and one.flops > 0)
     open_ = (settled < 0) & (composite | where(lambda one: one.heavy and one.role in ("unread", "unknown")))
-    before = np.append(0, np.cumsum(counting | open_))
-    innermost = open_ & (before[end] == before[places + 1])
+    innermost = open_ & (with_callees(trace, (counting | open_).astype(np.int64)) == 1)
     counting |= innermost & composite
-    parts = _parts(trace)
-    owner = around(counting)
-    broken = _broken_off(trace, rows[counting], parts)
-    owners = np.full(len(trace), -1, dtype=np.int64)
-    owners[rows] = np.where(owner >= 0, rows[owner], -1)
-    owners[rows[counting][broken]] = -1
-    by_start = trace.by_start(rows[counting][~broken])
-    return by_start, owners, parts, np.sort(rows[innermost & ~composite])
+    owner, parts = outermost(counting), _parts(trace)
+    broken = _broken_off(trace, np.flatnonzero(counting), parts)
+    counting[broken], owner[broken] = False, -1
+    return trace.by_start(counting), owner, parts, np.flatnonzero(innermost & ~composite)
 
 
 def _captured(trace: Trace) -> Mask:
     """Operators that only recorded a graph, in a thread between the begin and the end of a stream capture: none ran."""
     found = np.zeros(len(trace), dtype=bool)
     edges, begins = trace.where(_CAPTURE.match, Kind.RUNTIME), trace.where(lambda name: "Begin" in name, Kind.RUNTIME)
-    for lane in distinct(trace.lane[edges]).tolist():
+    for lane, here in intervals.split_by(trace.lane, trace.by_start(edges)):
         rows = np.flatnonzero(trace.lane == lane)
-        here = trace.by_start(rows[edges[rows]])
         last = np.searchsorted(trace.start_ns[here], trace.start_ns[rows]) - 1
         found[rows] = (last >= 0) & begins[here[last]]
     return found
 
 
-def _broken_off(trace: Trace, rows: Ints, parts: Ints) -> Mask:
-    """Calls that never ran: checkpointing without reentry ends its repetition by an exception within a call."""
+def _broken_off(trace: Trace, rows: Ints, parts: Ints) -> Ints:
+    """Those of the calls *rows* that never ran: checkpointing without reentry ends its repetition by an exception."""
     # It has nothing inside but what keeps inputs for the backward, where the same call of the forward has something.
     links, holds = trace.links, np.zeros(len(trace) + 1, dtype=bool)
     keeps = trace.where(lambda name: name in ("aten::detach", "detach"), Kind.OPERATOR)
     holds[links.parent[links.operators[~keeps[links.operators]]]] = True
     holds[links.operator_of_launch[trace.device_rows]] = True
-    calls = trace.name[rows] * np.int64(len(trace.recorded_inputs) + 1) + trace.inputs[rows] + 1
-    repeats = parts[rows] == _RECOMPUTE
+    calls, repeats = group_by(trace.name[rows], trace.inputs[rows]).number, parts[rows] == _RECOMPUTE
     found: Mask = repeats & ~holds[rows] & np.isin(calls, calls[~repeats & holds[rows]])
-    return found
+    return rows[found]
 
 
 def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints]:
     """What *formulas* say of each different call, and for each row of the trace the index of its own."""
-    rows, many = trace.links.operators, len(trace.recorded_inputs) + 1
-    calls = trace.name[rows] * np.int64(many) + _inputs_of(trace)[rows] + 1
-    different, index = np.unique(calls, return_inverse=True)
-    works = []
-    for call in different.tolist():
-        name, number = trace.names[call // many], call % many - 1
-        inputs = trace.recorded_inputs[number] if number >= 0 else _NO_INPUTS
+    rows, works = trace.links.operators, list[RecordedWork]()
+    groups = group_by(trace.name[rows], _inputs_of(trace)[rows])
+    for name, number in zip(trace.texts(groups.keys[0]), groups.keys[1].tolist(), strict=True):
+        inputs = trace.recorded_inputs[number] if number >= 0 else RecordedInputs()
         work = formulas(name, inputs)
         if number < 0 and work.role in ("unread", "unknown"):
             work = replace(work, reason=_NO_SHAPES)
@@ -144,7 +128,7 @@ def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints
             work = RecordedWork(role="unread", operator=work.operator, heavy=True, reason=_TOO_MANY)
         works.append(work)
     numbers = np.full(len(trace), -1, dtype=np.int64)
-    numbers[rows] = index.reshape(-1)
+    numbers[rows] = groups.number
     return works, numbers
 
 
@@ -154,7 +138,7 @@ def _inputs_of(trace: Trace) -> Ints:
     parent, found, by_sizes = trace.links.parent, trace.inputs.astype(np.int64), dict[tuple[_Sizes, _Sizes], int]()
     is_old = trace.where(_OLD_CONVOLUTION.match, Kind.OPERATOR) & (found >= 0)
     of_backward = trace.where(lambda name: name.endswith("_convolution_backward"), Kind.OPERATOR) & (found >= 0)
-    for number in distinct(found[of_backward]).tolist():
+    for number in np.unique(found[of_backward]).tolist():
         values, result, weight = _sizes(trace.recorded_inputs[number])
         if trace.recorded_inputs[number].concrete is not None:
             continue
@@ -178,25 +162,18 @@ def _parts(trace: Trace) -> Ints:
     """The bucket of each operator: one in the backward that has a sequence number repeats a part of the forward."""
     # Autograd runs its own operators with gradients off, unless a graph is kept for another backward: there every
     # operator that a node calls has them on.
-    links, rows, parent = trace.links, trace.links.operators, trace.links.parent
-    is_node = trace.where(NODE.match, Kind.OPERATOR) | (trace.forward_thread > 0)
-    is_node &= links.is_backward
+    links, parent, is_node = trace.links, trace.links.parent, trace.links.is_node
     with_gradients = links.is_backward & (trace.sequence >= 0) & ~is_node
-    called = links.called[~is_node[links.called] & ~with_gradients[links.called]]
     off = np.zeros(len(trace) + 1, dtype=bool)  # the last is that of no node
-    off[parent[called]] = True
-    repeats = with_gradients.copy()
-    repeats[rows] &= off[nearest(rows, parent, is_node)]
+    off[parent[~is_node & ~with_gradients]] = True
+    off[-1] = False
+    repeats = np.append(with_gradients & off[nearest(parent, is_node)], False)
     parts = np.where(links.is_backward, _BACKWARD, _FORWARD)
-
-    def innermost(wanted: Mask) -> Ints:
-        return np.where(wanted[rows], rows, nearest(rows, parent, wanted))
-
-    parts[rows[repeats[innermost(is_node | repeats)]]] = _RECOMPUTE
+    parts[repeats[nearest(parent, is_node | repeats[:-1])]] = _RECOMPUTE
     accumulates = is_node & trace.where(lambda name: name.endswith("AccumulateGrad"), Kind.OPERATOR)
-    parts[rows[innermost(accumulates) >= 0]] = _OPTIMIZER
+    parts[nearest(parent, accumulates) >= 0] = _OPTIMIZER
     if (optimizer := trace.phases.get("optimizer")) is not None:
-        parts[rows[intervals.inside(optimizer.own, trace.start_ns[rows])]] = _OPTIMIZER
+        parts[intervals.inside(optimizer.own, trace.start_ns)] = _OPTIMIZER
     return parts
 
 
@@ -206,11 +183,10 @@ def find_work(trace: Trace, formulas: Formulas, peaks: Peaks | None = None) -> W
         return None
     works, work = works_of(trace, formulas)
     found = Work(trace, works, work, peaks or Peaks())
-    if not (impossible := found.impossible()):
-        return found
+    impossible = found.impossible()
     for index, reason in impossible.items():
         works[index] = replace(works[index], role="unread", heavy=True, reason=reason)
-    return Work(trace, works, work, peaks or Peaks())
+    return Work(trace, works, work, peaks or Peaks()) if impossible else found
 
 
 class _Device(NamedTuple):
@@ -225,7 +201,7 @@ class _Device(NamedTuple):
 
 
 def _device_of(trace: Trace, dtypes: Iterable[str], peaks: Peaks) -> _Device:
-    used, count = trace.used_device, len(distinct(trace.device[trace.kind == Kind.KERNEL]))
+    used, count = trace.used_device, len(np.unique(trace.device[trace.kind == Kind.KERNEL]))
     name, capability, sm_count = (used.name, used.compute_capability, used.sm_count) if used else ("", None, None)
     alike = device_like(name, capability, sm_count)
     guess = (
@@ -245,9 +221,8 @@ class Work:
         self.trace, self.works, self.work_of = trace, works, work
         self.rows, self.owner, part, self.uncounted = count_trace(trace, works, work)
         self.work, part, times = work[self.rows], part[self.rows], trace.operator_times
-        columns = ("flops", "recompute", "skipped", "bytes")
-        each = [np.array([getattr(one, name) or 0 for one in works], dtype=np.int64)[self.work] for name in columns]
-        model, again, skipped, self.bytes = each
+        figures = [(one.flops, one.recompute, one.skipped, -1 if one.bytes is None else one.bytes) for one in works]
+        model, again, skipped, self.bytes = np.array(figures, dtype=np.int64).T[:, self.work]
         self.parts: dict[str, Ints] = {name: np.where(part == one, model, 0) for one, name in enumerate(PARTS)}
         # What a kernel repeats of a forward is recomputation wherever it runs; in the optimizer it is the optimizer's.
         self.parts["recompute"] += np.where(part == _OPTIMIZER, 0, again)
@@ -255,22 +230,21 @@ class Work:
         self.parts["skipped"] = skipped
         self.executed: Ints = model + again - skipped
         self.time_ns: Ints = (times.device if trace.has_device else times.host)[self.rows]
-        self.dtypes = ("tf32", *dict.fromkeys(one.dtype for one in works))
-        self.dtype = self._dtypes_of()
+        self.dtypes, dtype = intervals.numbered(("tf32", *(one.dtype for one in works)))
+        self.dtype = self._with_tf32(dtype[1:][self.work])
         self.device = _device_of(trace, {*self.dtypes, "float32"}, peaks)
         peak = np.array([self.device.peak[dtype] or np.nan for dtype in self.dtypes])[self.dtype]
-        self._ns_per_flop = NS_PER_SEC / (peak if self.device.devices else peak * np.nan)
+        self._ns_per_flop = NS_PER_SEC / peak
         """Of each call, at the peak of its dtype; NaN where that is not known."""
 
-    def _dtypes_of(self) -> Ints:
-        """For each call the index of its dtype."""
-        trace, index = self.trace, {dtype: place for place, dtype in enumerate(self.dtypes)}
-        dtypes = np.array([index[one.dtype] for one in self.works], dtype=np.int64)[self.work]
-        if trace.names_tell_tensor_cores:
+    def _with_tf32(self, dtype: Ints) -> Ints:
+        """The index of each call's dtype, the first for those in float32 that launched a kernel on tensor cores."""
+        trace = self.trace
+        if trace.names_tell_tensor_cores and "float32" in self.dtypes:
             launchers = trace.links.operator_of_launch[trace.where(uses_tensor_cores, Kind.KERNEL)]
             owners = self.owner[launchers[launchers >= 0]]
-            dtypes[np.isin(self.rows, owners) & (dtypes == index.get("float32", -1))] = index["tf32"]
-        return dtypes
+            dtype[np.isin(self.rows, owners) & (dtype == self.dtypes.index("float32"))] = 0
+        return dtype
 
     def impossible(self) -> dict[int, str]:
         """Works whose calls would have run beyond what the device can do, and why they cannot have."""
@@ -278,7 +252,7 @@ class Work:
         timed = np.flatnonzero(self.time_ns > 0)
         groups = group_by(self.work[timed])
         sums = (groups.sums(self.executed[timed]), groups.sums(self.time_ns[timed]))
-        for work, flops, time_ns in zip(groups.keys.tolist(), *sums, strict=True):
+        for work, flops, time_ns in zip(groups.keys[0].tolist(), *sums, strict=True):
             dtype = self.works[work].dtype
             # Which units computed float32 is not always known.
             peak = max(self.device.peak[one] or 0.0 for one in (dtype, "tf32" if dtype == "float32" else dtype))
@@ -292,16 +266,13 @@ class Work:
         timed = np.where(self.time_ns > 0, self.executed, 0) if over_ns is None else self.executed
         time_ns = of(self.time_ns) if over_ns is None else over_ns
         rates = [ratio(flops * NS_PER_SEC, ns) for flops, ns in zip(of(timed), time_ns, strict=True)]
-        hfu = self._of_peak(timed, of, time_ns, devices)
+        hfu = self._of_peak(timed, of, [devices * ns for ns in time_ns])
         return {**{name: of(values) for name, values in self.parts.items()}, "flops_per_sec": rates, "hfu": hfu}
 
-    def _of_peak(self, flops: Ints, of: Sums, time_ns: list[float], devices: int) -> list[float | None]:
+    def _of_peak(self, flops: Ints, of: Sums, time_ns: list[float]) -> list[float | None]:
         """Time that *flops* of each group take at the devices' peak ÷ *time_ns*; None where a peak is not known."""
         at_peak = of(np.where(flops > 0, flops * self._ns_per_flop, 0.0))
-        return [
-            None if not devices or np.isnan(one) else ratio(one / devices, ns)
-            for one, ns in zip(at_peak, time_ns, strict=True)
-        ]
+        return [None if np.isnan(one) else ratio(one, ns) for one, ns in zip(at_peak, time_ns, strict=True)]
 
     def totals(self) -> TraceFlops:
         """FLOPs by step and operator, the device's figures, and what was not counted."""
@@ -317,7 +288,7 @@ class Work:
         shares = np.array([(step.mfu, step.hfu) for step in steps], dtype=np.float64)  # None is NaN
         means = np.average(shares, axis=0, weights=walls).tolist() if any(walls) else [math.nan] * 2
         mfu, hfu = (None if math.isnan(one) else one for one in means)
-        here = sorted(self.dtypes[index] for index in distinct(self.dtype).tolist())
+        here = sorted(self.dtypes[index] for index in np.unique(self.dtype).tolist())
         peaks = {dtype: peak for dtype in here if (peak := self.device.peak[dtype]) is not None}
         return TraceFlops(
             device=self.device.name,
@@ -332,7 +303,7 @@ class Work:
         )
 
     def _steps(self, uncounted: Ints) -> tuple[TracedStepFlops, ...]:
-        trace, steps = self.trace, self.trace.steps
+        trace, steps, devices = self.trace, self.trace.steps, self.device.devices
         walls = (steps.end_ns - steps.start_ns).tolist()
         step = steps.of(trace.start_ns[self.rows])
 
@@ -345,16 +316,16 @@ class Work:
             step=steps.numbers,
             wall_us=[wall / NS_PER_US for wall in walls],
             lower_bound=np.isin(np.arange(len(steps)), steps.of(trace.start_ns[uncounted])).tolist(),
-            mfu=self._of_peak(self.parts["forward"] + self.parts["backward"], of, walls, self.device.devices),
-            **self._columns(of, walls, self.device.devices),
+            mfu=self._of_peak(self.parts["forward"] + self.parts["backward"], of, [devices * wall for wall in walls]),
+            **self._columns(of, walls, devices),
         )
 
     def _operators(self, peaks: Mapping[str, float]) -> tuple[OperatorFlops, ...]:
-        count, bandwidth = len(self.dtypes), self.device.bandwidth
-        names, number = np.unique([one.operator for one in self.works], return_inverse=True)
-        groups = group_by(number[self.work] * count + self.dtype)
-        dtypes = [self.dtypes[key % count] for key in groups.keys.tolist()]
-        moved = groups.sums_known(self.bytes, np.array([one.bytes is not None for one in self.works])[self.work])
+        bandwidth = self.device.bandwidth
+        names, number = intervals.numbered(one.operator for one in self.works)
+        groups = group_by(number[self.work], self.dtype)
+        dtypes = [self.dtypes[key] for key in groups.keys[1].tolist()]
+        moved = groups.sums_known(self.bytes)
         sums = zip(groups.sums(self.executed), moved, strict=True)
         intensities = [(size and flops / size) or None for flops, size in sums]
         roofs = [
@@ -364,7 +335,7 @@ class Work:
         return table(
             OperatorFlops,
             lambda row: (-(row.time_us or 0.0), row.name, row.dtype),
-            name=names[groups.keys // count].tolist(),
+            name=[names[key] for key in groups.keys[0].tolist()],
             dtype=dtypes,
             calls=groups.calls,
             time_us=[ns / NS_PER_US if ns else None for ns in groups.sums(self.time_ns)],
@@ -399,15 +370,16 @@ class Work:
             sums = groups.sums(values[call] * part)
             return sums if values.dtype.kind == "f" else [round(one) for one in sums]
 
-        return dict(zip(trace.texts(groups.keys), table(Flops, **self._columns(of, groups.sums(lengths))), strict=True))
+        found = table(Flops, **self._columns(of, groups.sums(lengths)))
+        return dict(zip(trace.texts(groups.keys[0]), found, strict=True))
 
     def _uncounted(self) -> tuple[list[UncountedRow], Ints]:
         """What may have FLOPs and is not counted, kernels that multiply in no counted operator, too; and rows."""
         trace, answered = self.trace, np.append(self.owner >= 0, False)  # the last is that of no operator
         answered[self.uncounted] = True
-        kernels: Ints = np.flatnonzero(trace.where(multiplies, Kind.KERNEL) & ~trace.is_collective)
+        kernels = np.flatnonzero(trace.where(multiplies, Kind.KERNEL) & ~trace.is_collective)
         launchers, around = trace.links.operator_of_launch[kernels], np.append(trace.links.parent, -1)
-        alone: Ints = kernels[~answered[launchers] & (nearest(launchers, around, answered) < 0)]
+        alone = kernels[nearest(around, answered)[launchers] < 0]
         works = [self.works[index] for index in self.work_of[self.uncounted].tolist()]
         found = Counter((work.operator, work.reason) for work in works)
         found.update((trace.name_of(row), _KERNEL_ALONE) for row in alone.tolist())

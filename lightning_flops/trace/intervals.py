@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +16,7 @@ Floats = npt.NDArray[np.float64]
 Lanes = npt.NDArray[np.signedinteger]
 Mask = npt.NDArray[np.bool_]
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 NS_PER_US = 1000
 NS_PER_SEC = 1e9
@@ -32,9 +33,11 @@ def indices(rows: Mask | Ints) -> Ints:
     return np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.int64, copy=False)
 
 
-def distinct(values: npt.NDArray[np.signedinteger]) -> Ints:
-    """Each of *values* once, rising."""
-    return np.unique(values).astype(np.int64)
+def numbered(values: Iterable[K]) -> tuple[list[K], Ints]:
+    """The different ones of *values* in order of first appearance, and for each value its place among these."""
+    found: dict[K, int] = {}
+    places = [found.setdefault(value, len(found)) for value in values]
+    return [*found], np.array(places, dtype=np.int64)
 
 
 class Intervals(NamedTuple):
@@ -120,10 +123,8 @@ def sums_by(owner: Ints, values: npt.NDArray[Any], count: int) -> npt.NDArray[An
 
 def occupied_by(owner: Ints, starts: Ints, ends: Ints, count: int) -> Ints:
     """For each of *count* owners, how long at least one of its events ran."""
-    if not len(owner):
-        return np.zeros(count, dtype=np.int64)
-    first = int(starts.min())
-    span = int(ends.max()) - first + 1
+    first = int(starts.min(initial=-_FIRST))
+    span = int(ends.max(initial=first)) - first + 1
     shift = owner * span - first  # every owner gets a stretch of time for itself
     spans = merge(starts + shift, ends + shift)
     return sums_by(spans.starts // span, spans.ends - spans.starts, count)
@@ -131,10 +132,10 @@ def occupied_by(owner: Ints, starts: Ints, ends: Ints, count: int) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """Rows sorted into groups by a key."""
+    """Rows sorted into groups by keys."""
 
-    keys: Ints
-    """The key of each group, rising."""
+    keys: tuple[Ints, ...]
+    """The keys of each group, a column for each; the groups rise by these."""
     order: Ints
     """Positions of the rows, group after group, in their old order inside a group."""
     firsts: Ints
@@ -145,7 +146,14 @@ class Groups:
         """Rows in each group."""
         return np.diff(np.append(self.firsts, len(self.order))).tolist()  # type: ignore[no-any-return]
 
-    def parts(self, values: Ints) -> list[Ints]:
+    @property
+    def number(self) -> Ints:
+        """For each row the number of its group."""
+        found = np.empty_like(self.order)
+        found[self.order] = np.repeat(np.arange(len(self.firsts)), self.calls)
+        return found
+
+    def parts(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """The rows' values of each group."""
         return np.split(values[self.order], self.firsts)[1:]
 
@@ -153,10 +161,10 @@ class Groups:
         """Sum of the rows' values in each group; exact of integers."""
         return self.reduced(np.add, values)
 
-    def sums_known(self, values: Ints, known: Mask) -> list[int | None]:
-        """Sum of the rows' values in each group; None where one of them is not *known*."""
-        are_known = self.reduced(np.logical_and, known)
-        return [total if all_ else None for total, all_ in zip(self.sums(values), are_known, strict=True)]
+    def sums_known(self, values: Ints) -> list[int | None]:
+        """Sum of the rows' values in each group; None where one of them is not known, which is below 0."""
+        least = self.reduced(np.minimum, values)
+        return [total if one >= 0 else None for total, one in zip(self.sums(values), least, strict=True)]
 
     def reduced(self, how: np.ufunc, values: npt.NDArray[Any]) -> list[Any]:
         """The rows' values of each group put together."""
@@ -184,12 +192,22 @@ class Groups:
         ]
 
 
-def group_by(keys: npt.NDArray[np.signedinteger]) -> Groups:
-    """Groups of equal *keys*."""
-    order = order_by(keys)
-    ordered = keys[order]
-    firsts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(keys)])
-    return Groups(ordered[firsts].astype(np.int64), order, firsts)
+def group_by(*keys: Lanes) -> Groups:
+    """Groups of rows that are equal in all of the columns *keys*."""
+    order = order_by(keys[-1])
+    for column in reversed(keys[:-1]):
+        order = order[order_by(column[order])]
+    begins = np.arange(len(order)) == 0
+    for column in keys:
+        begins[1:] |= np.diff(column[order]) != 0
+    firsts = np.flatnonzero(begins)
+    return Groups(tuple(column[order[firsts]].astype(np.int64) for column in keys), order, firsts)
+
+
+def split_by(keys: Lanes, rows: Ints) -> Iterator[tuple[int, Ints]]:
+    """Each of the *keys* that *rows* have, which index them, rising; and the rows that have it, in their order."""
+    groups = group_by(keys[rows])
+    yield from zip(groups.keys[0].tolist(), groups.parts(rows), strict=True)
 
 
 def table(row: type[T], by: Callable[[T], Any] | None = None, /, **columns: Iterable[Any]) -> tuple[T, ...]:
@@ -198,10 +216,14 @@ def table(row: type[T], by: Callable[[T], Any] | None = None, /, **columns: Iter
     return tuple(found if by is None else sorted(found, key=by))
 
 
-def longest_first(row: Row) -> tuple[float, str]:
-    """The key by which most tables are sorted: the time on the device if the row has one, then the name."""
-    spent = row.device or row.host
-    return -spent.total_us if spent else 0.0, row.name
+def longest_first(*clocks: str) -> Callable[[Row], tuple[Any, ...]]:
+    """The key by which most tables are sorted: the total times of these fields, then what a row is of."""
+
+    def key(row: Row) -> tuple[Any, ...]:
+        spent = [getattr(row, clock) for clock in clocks]
+        return *(-one.total_us if one else 0.0 for one in spent), row.name, getattr(row, "inputs", "")
+
+    return key
 
 
 def durations_of(durations_ns: Ints, *, whole_ns: float) -> Durations | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ import numpy as np
 from lightning_flops.analysis.module_names import parent_name, with_those_above
 from lightning_flops.records import marked_module, marked_phase
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
-from lightning_flops.trace.intervals import NS_PER_US, Ints, Lanes, distinct, occupied_by, sums_by, table
+from lightning_flops.trace.intervals import NS_PER_US, Ints, occupied_by, split_by, sums_by, table
 from lightning_flops.trace.names import Kind, phase_of
 from lightning_flops.trace.structure import enclosing, in_nesting_order, nearest, nest, without_inner
 
@@ -38,15 +37,9 @@ _INSIDE_STEP = ("data_wait", "transfer", "optimizer", "bubble", "other")
 """A module called in one of these parts runs forward all the same; in others, such as validation, it does not count."""
 
 
-class Phase(IntEnum):
-    """What a frame is part of, whoever owns it."""
-
-    NONE = 0
-    FORWARD = 1
-    BACKWARD = 2
-
-
-_BOTH = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD}
+_NO_PHASE, _FORWARD, _BACKWARD = range(3)
+"""What a frame is part of, whoever owns it."""
+_BOTH = {"forward": _FORWARD, "backward": _BACKWARD}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,10 +54,6 @@ class Frames:
     """The row of the frame around a frame; -1 for the outermost."""
     owner: Ints
     phase: Ints
-
-    def at(self, trace: Trace, lanes: Lanes, moments_ns: Ints) -> Ints:
-        """For each moment in a lane, the row of the innermost frame then open there; -1 where there is none."""
-        return enclosing(trace, self.rows, self.parent, lanes=lanes, moments_ns=moments_ns)
 
 
 def find_frames(trace: Trace) -> Frames | None:
@@ -86,22 +75,22 @@ def find_frames(trace: Trace) -> Frames | None:
     is_node = trace.where(lambda name: name.startswith(_NODE), Kind.OPERATOR)
     rows = in_nesting_order(trace, np.flatnonzero(is_frame | is_node))
     parent, _ = nest(trace, rows)
-    maker = _maker_frames(trace, rows[is_node[rows]], Frames(modules, rows, parent, parent, parent))
+    maker = _maker_frames(trace, rows[is_node[rows]], rows, parent)
     # The last of each is outside of every frame, where a module that is called runs forward.
-    owner, phase = np.full(len(trace) + 1, _NO_MODULE), np.append(np.zeros(len(trace), dtype=np.int64), Phase.FORWARD)
+    owner, phase = np.full(len(trace) + 1, _NO_MODULE), np.append(np.zeros(len(trace), dtype=np.int64), _FORWARD)
     parts: dict[int, str] = {}
     for row in rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))].tolist():
         name, around = trace.name_of(row), int(parent[row])
         if is_node[row]:
-            phase[row] = Phase.BACKWARD
+            phase[row] = _BACKWARD
             # A node whose maker is not recorded may seem made in an optimizer's step: it is no module's.
             owner[row] = _ACCUMULATION if name.endswith("AccumulateGrad") else max(_NO_MODULE, owner[maker[row]])
         elif row in module_of:
             owner[row] = numbers[module_of[row]]
-            phase[row] = phase[around] or (Phase.FORWARD if parts.get(around) in _INSIDE_STEP else Phase.NONE)
+            phase[row] = phase[around] or (_FORWARD if parts.get(around) in _INSIDE_STEP else _NO_PHASE)
         else:
             part = parts[row] = part_of(name) or ""
-            phase[row] = _BOTH.get(part, Phase.NONE)
+            phase[row] = _BOTH.get(part, _NO_PHASE)
             owner[row] = {"forward": numbers[""], "optimizer": _OPTIMIZER}.get(part, _NO_MODULE)
     return Frames(modules, rows, parent, owner[:-1], phase[:-1])
 
@@ -119,19 +108,15 @@ def _called_modules(trace: Trace) -> dict[int, str]:
     return names
 
 
-def _maker_frames(trace: Trace, nodes: Ints, frames: Frames) -> Ints:
+def _maker_frames(trace: Trace, nodes: Ints, frames: Ints, parent: Ints) -> Ints:
     """For each row of a node, the frame in which the operator ran that made the node; -1 where it is not known."""
     # An operator has the number that the next node of its thread will get. So the last operator with a node's number
     # made the node, or, if none was recorded then, the one with the highest number below it.
     made_in = np.full(len(trace), -1, dtype=np.int64)
     nodes = nodes[trace.sequence[nodes] >= 0]
     makers = np.flatnonzero((trace.kind == Kind.OPERATOR) & (trace.sequence >= 0) & (trace.forward_thread <= 0))
-    if not len(nodes) or not len(makers):
-        return made_in
-    makers = makers[np.lexsort((trace.start_ns[makers], trace.lane[makers]))]
-    lanes = [makers[trace.lane[makers] == lane] for lane in distinct(trace.lane[makers]).tolist()]
-    for thread in distinct(trace.forward_thread[nodes]).tolist():
-        here = nodes[trace.forward_thread[nodes] == thread]
+    lanes = [one for _, one in split_by(trace.lane, trace.by_start(makers))]
+    for _, here in split_by(trace.forward_thread, nodes) if lanes else ():
         wanted = trace.sequence[here]
         # A trace numbers threads in two ways: the one that made the nodes has most of their numbers.
         made_by = max(lanes, key=lambda one: int(np.isin(wanted, trace.sequence[one]).sum()))
@@ -139,7 +124,7 @@ def _maker_frames(trace: Trace, nodes: Ints, frames: Frames) -> Ints:
         numbers = np.maximum.accumulate(trace.sequence[made_by])
         last = np.searchsorted(numbers, wanted, side="right") - 1
         operators = made_by[last[last >= 0]]
-        made_in[here[last >= 0]] = frames.at(trace, trace.lane[operators], trace.start_ns[operators])
+        made_in[here[last >= 0]] = enclosing(trace, frames, parent, trace.lane[operators], trace.start_ns[operators])
     return made_in
 
 
@@ -153,7 +138,7 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
         return None
     inside = np.full(len(trace), True) if step is None else trace.steps.of(trace.start_ns) == step
     # What a wrapper calls, and what a backward repeats, is no call of its own.
-    calls = frames.rows[(frames.owner[frames.rows] >= 0) & (frames.phase[frames.rows] == Phase.FORWARD)]
+    calls = frames.rows[(frames.owner[frames.rows] >= 0) & (frames.phase[frames.rows] == _FORWARD)]
     around = frames.parent[calls]
     calls = calls[((around < 0) | (frames.owner[around] != frames.owner[calls])) & inside[calls]]
     if trace.has_device:
@@ -161,16 +146,15 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
         # A device event whose launch is not in the trace still names the operator that launched it.
         source = np.where(launch >= 0, launch, launcher)
         rows, source = trace.device_rows[source >= 0], source[source >= 0]
-        frame = frames.at(trace, trace.lane[source], trace.start_ns[source])
+        frame = enclosing(trace, frames.rows, frames.parent, trace.lane[source], trace.start_ns[source])
         known = (frame >= 0) & inside[frame]
         rows, frame = rows[known], frame[known]
         # Hooks of accumulation synchronize gradients, and so does the end of the backward: that is no module's time.
-        of_nobody = trace.is_collective[rows] & (frames.phase[frame] == Phase.BACKWARD) & (frames.owner[frame] < 0)
+        of_nobody = trace.is_collective[rows] & (frames.phase[frame] == _BACKWARD) & (frames.owner[frame] < 0)
         owner = np.where(of_nobody, _NO_MODULE, frames.owner[frame])
     else:
         rows = frame = frames.rows[inside[frames.rows]]
-        inner = frames.rows[frames.parent[frames.rows] >= 0]
-        owner, own_ns = frames.owner[rows], without_inner(trace, inner, frames.parent)[rows]
+        owner, own_ns = frames.owner[rows], without_inner(trace, frames.parent)[rows]
     phase, names = frames.phase[frame], frames.modules
 
     def spent_us(owners: Ints, which: Ints, count: int) -> list[float]:
@@ -181,18 +165,12 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
         return (ns / NS_PER_US).tolist()  # type: ignore[no-any-return]
 
     columns: dict[str, Any] = {}
+    wholes = {"optimizer_us": owner == _OPTIMIZER, "gradient_accumulation_us": owner == _ACCUMULATION}
     for name, one in _BOTH.items():
         mine = np.flatnonzero((phase == one) & (owner >= 0))
         columns[f"own_{name}_us"] = spent_us(owner[mine], mine, len(names))
         columns[f"{name}_us"] = spent_us(*_with_modules_above(owner[mine], mine, names), len(names))
-    wholes = {
-        "forward_us": phase == Phase.FORWARD,
-        "backward_us": phase == Phase.BACKWARD,
-        "optimizer_us": owner == _OPTIMIZER,
-        "gradient_accumulation_us": owner == _ACCUMULATION,
-        "unattributed_forward_us": (phase == Phase.FORWARD) & (owner == _NO_MODULE),
-        "unattributed_backward_us": (phase == Phase.BACKWARD) & (owner == _NO_MODULE),
-    }
+        wholes[f"{name}_us"], wholes[f"unattributed_{name}_us"] = phase == one, (phase == one) & (owner == _NO_MODULE)
     sums = {name: np.flatnonzero(wanted) for name, wanted in wholes.items()}
     of_calls = np.bincount(frames.owner[calls], minlength=len(names)).tolist()
     return ModuleTable(
@@ -207,11 +185,12 @@ def _with_modules_above(owner: Ints, which: Ints, modules: tuple[str, ...]) -> t
     """Each of the owners, and all modules above it; and of *which* it is."""
     numbers = {name: index for index, name in enumerate(modules)}
     above = np.array([numbers[parent_name(name)] if name else -1 for name in modules], dtype=np.int64)
-    found = [(owner, which)]
-    while len(owner):
-        owner, which = above[owner[above[owner] >= 0]], which[above[owner] >= 0]
-        found.append((owner, which))
-    return np.concatenate([owner for owner, _ in found]), np.concatenate([which for _, which in found])
+    found = [np.array([owner, which])]
+    while found[-1].size:
+        owner, which = above[found[-1][0]], found[-1][1]
+        found.append(np.array([owner, which])[:, owner >= 0])
+    owner, which = np.concatenate(found, axis=1)
+    return owner, which
 
 
 @lru_cache(maxsize=65536)
@@ -229,9 +208,8 @@ def called_from(trace: Trace) -> dict[int, str]:
     """By the index of an operator's name, the user's line that called it first, as Python's calls say it."""
     rows, calls = trace.by_start(trace.links.operators), in_nesting_order(trace, trace.of(Kind.PYTHON))
     around, is_users = nest(trace, calls)[0], trace.where(lambda name: place_of(name) is not None, Kind.PYTHON)
-    inner = enclosing(trace, calls, around, lanes=trace.lane[rows], moments_ns=trace.start_ns[rows])
-    rows, inner = rows[inner >= 0], inner[inner >= 0]
-    users = np.where(is_users[inner], inner, nearest(inner, around, is_users))
+    inner = enclosing(trace, calls, around, trace.lane[rows], trace.start_ns[rows])
+    rows, users = rows[inner >= 0], nearest(around, is_users)[inner[inner >= 0]]
     names, first = np.unique(trace.name[rows], return_index=True)
     places = [place_of(trace.name_of(call)) if call >= 0 else None for call in users[first].tolist()]
     return {name: place or "" for name, place in zip(names.tolist(), places, strict=True)}

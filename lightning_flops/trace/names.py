@@ -54,8 +54,6 @@ _COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?(?:Kernel_?)?([A-Z][A-
 _STARTS_OR_WAITS = re.compile(r"_?c10d(_functional\w*)?::|autograd::engine::|torch::autograd::")
 _COMPILED = ("CompiledFunction", "Torch-Compiled Region")
 """Scopes of code that torch.compile made; its own loops on the host are no operators."""
-POINT_TO_POINT = frozenset(("send", "recv", "recvAnysource", "sendrecv"))
-"""Communication from one rank to another; NCCL's exchange of all with all names its kernel so, its arguments do not."""
 
 _TENSOR_CORE = re.compile(
     r"[hi]mma|gmma|[hi]884|[hi]1688|16816|s161616|tensorop(?!withscalar)|_tensor\d|xmma|nvjet|s1688|tf32(?!x?_?simt)"
@@ -138,11 +136,11 @@ def is_collective_kernel(name: str) -> bool:
     return _DEVICE_COLLECTIVE.search(own_name(name)) is not None
 
 
-def collective_of_kernel(name: str) -> str:
-    """The collective that a communication kernel's name says: ``allreduce`` for ``ncclDevKernel_AllReduce_…``."""
+def collective_of(name: str) -> str:
+    """The collective that the name of a host scope or kernel says: ``allreduce`` for ``ncclDevKernel_AllReduce_…``."""
     match = _COLLECTIVE_OF_KERNEL.search(name)
-    if not match:
-        return own_name(name)
+    if (of_host := host_collective(name)) or not match:
+        return of_host or own_name(name)
     word = re.sub(r"(Ring|Tree|CollNet|NVLS|PAT|Sum|Max|Min|Prod).*", "", match[1])
     return (word or match[1]).lower()
 
@@ -160,6 +158,5 @@ def uses_tensor_cores(name: str) -> bool:
 
 def multiplies(kernel: str) -> bool:
     """Whether a kernel's name says that it is a matrix product, a convolution or attention."""
-    if _POINTWISE.match(kernel):
-        return False
-    return uses_tensor_cores(kernel) or _MATMUL_KERNEL.search(own_name(kernel)) is not None
+    by_name = _POINTWISE.match(kernel) is None and _MATMUL_KERNEL.search(own_name(kernel)) is not None
+    return by_name or uses_tensor_cores(kernel)

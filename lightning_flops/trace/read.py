@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import METADATA_KEY
-from lightning_flops.trace.columns import CollectiveArguments, DeviceProperties, Trace, TraceFormatError
-from lightning_flops.trace.intervals import NS_PER_US, Ints
+from lightning_flops.trace.columns import Collective, DeviceProperties, Trace, TraceFormatError
+from lightning_flops.trace.intervals import NS_PER_US, Ints, numbered
 from lightning_flops.trace.names import KIND_OF_CATEGORY, Kind, is_users_scope
 from lightning_flops.trace.recorded import RecordedInputs
 
@@ -69,7 +69,7 @@ _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "sequence": ("Sequence number", _ABSENT), "forward_thread": ("Fwd thread id", _ABSENT),
     "concrete": ("Concrete Inputs", _RAW), "types": ("Input type", _RAW), "strides": ("Input Strides", _RAW),
     "dims": ("Input Dims", _RAW), "old_dims": ("Input dims", _RAW),
-    "device": ("device", _ABSENT), "stream": ("stream", _ABSENT), "correlation": ("correlation", _ABSENT),
+    "device": ("device", _ABSENT), "correlation": ("correlation", _ABSENT),
     "bytes": ("bytes", _ABSENT), "registers": ("registers per thread", _ABSENT),
     "shared_memory": ("shared memory", _ABSENT), "blocks_per_sm": ("blocks per SM", math.nan), "grid": ("grid", _RAW),
     "block": ("block", _RAW), "occupancy_percent": ("est. achieved occupancy %", math.nan),
@@ -88,16 +88,12 @@ _FIELDS = [
 _Arguments: Any = msgspec.defstruct("_Arguments", _FIELDS, gc=False, frozen=True)
 
 
-class _Group(msgspec.Struct):
-    ranks: list[int] | None = None
-
-
 class _Distributed(msgspec.Struct):
     """What the head of a trace says of its rank's place in the run."""
 
     rank: int | None = None
     world_size: int | None = None
-    pg_config: list[_Group] | None = None
+    pg_config: list[dict[str, Any]] | None = None
 
 
 class Event(msgspec.Struct, gc=False):
@@ -116,8 +112,8 @@ class Event(msgspec.Struct, gc=False):
 DECODER = msgspec.json.Decoder(list[Event])
 """Makes events of the text of a JSON list; what no table needs is checked and passed over."""
 _OF_HOST = ("sequence", "forward_thread", "external_id", "old_external_id")
-_OF_LAUNCHES = ("correlation", "stream")
-_OF_DEVICE = ("bytes", "device", "blocks_per_sm", "occupancy_percent", "external_id", "old_external_id")
+_OF_LAUNCHES = ("correlation", "external_id", "old_external_id")
+_OF_DEVICE = ("bytes", "device", "blocks_per_sm", "occupancy_percent")
 _OF_MEMORY = ("size", "device_index", "device_type", "total_allocated")
 
 
@@ -184,10 +180,9 @@ class Columns:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._names, self._lanes, self._inputs = _numbers(), _numbers(), _numbers()
+        self._names, self._lanes, self._inputs, self._collectives = _numbers(), _numbers(), _numbers(), _numbers()
         self._parts: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
         self._memory: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
-        self._collectives: dict[int, CollectiveArguments] = {}
         self._without_occupancy: dict[int, Any] = {}
         """By row the arguments."""
         self._foreign: Counter[str] = Counter()
@@ -198,10 +193,12 @@ class Columns:
         self._seen += len(events)
         spans = [event for event in events if event.ph == "X"]
         if memory := [event for event in events if event.ph == "i" and event.name == "[memory]"]:
-            for name, values in _columns([event.args for event in memory], _OF_MEMORY):
+            found = dict(_columns([event.args for event in memory], _OF_MEMORY))
+            found["lane"] = _packed("i", [self._lanes[event.pid, event.tid] for event in memory])
+            found["time_ns"] = _nanoseconds([event.ts for event in memory])
+            found["device"] = np.where(found.pop("device_type") == 0, -1, found.pop("device_index"))
+            for name, values in found.items():
                 self._memory[name].append(values)
-            self._memory["lane"].append(_packed("i", [self._lanes[event.pid, event.tid] for event in memory]))
-            self._memory["time_ns"].append(_nanoseconds([event.ts for event in memory]))
         kind = np.frombuffer(bytes(map(_kind, [span.cat for span in spans])), dtype=np.uint8)
         if (foreign := kind == _FOREIGN).any():
             self._foreign.update(span.cat or "" for span in compress(spans, foreign.tobytes()))
@@ -213,7 +210,7 @@ class Columns:
             "lane": _packed("i", [self._lanes[span.pid, span.tid] for span in spans]),
             "start_ns": times[: len(spans)],
             "duration_ns": times[len(spans) :],
-            "inputs": np.full(len(spans), _ABSENT, dtype=np.int32),
+            **{name: np.full(len(spans), _ABSENT, dtype=np.int32) for name in ("inputs", "collective")},
             **{name: np.full(len(spans), _ARGUMENTS[name][1]) for name in (*_OF_HOST, *_OF_LAUNCHES, *_OF_DEVICE)},
         }
         on_host = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION)
@@ -227,7 +224,7 @@ class Columns:
                     texts = (*map(bytes, (dims, one.types, one.concrete, one.strides)),)
                     columns["inputs"][row] = self._inputs[texts]
                 if one.collective is not None:
-                    self._collectives[self._rows + row] = _collective(one)
+                    columns["collective"][row], columns["bytes"][row] = self._collectives[_collective(one)], _bytes(one)
                 if one.occupancy_percent == 0 and _number(one.shared_memory, 0) > _MUCH_SHARED_BYTES:
                     self._without_occupancy[self._rows + row] = one
         if (unnamed := on_device & (columns["device"] == _ABSENT)).any():
@@ -263,12 +260,10 @@ class Columns:
             of = f"{len(found)} kernels with much shared memory: worked out of {known}."
             notes.append(f"Occupancy is written as 0 of {of}")
         # A process or thread may be written as a number here and as text there.
-        lanes = _numbers()
-        lane_of = np.array([lanes[str(process), str(thread)] for process, thread in self._lanes], dtype=np.int32)
+        lane_of = numbered((str(process), str(thread)) for process, thread in self._lanes)[1].astype(np.int32)
         memory = {name: np.concatenate(parts) for name, parts in self._memory.items()}
         if memory:
-            on_host, index = memory.pop("device_type") == 0, memory.pop("device_index")
-            memory |= {"lane": lane_of[memory["lane"]], "device": np.where(on_host, -1, index)}
+            memory["lane"] = lane_of[memory["lane"]]
         return _without_overlong(
             Trace(
                 source=self._source,
@@ -277,7 +272,7 @@ class Columns:
                 lane=lane_of[columns.pop("lane")],
                 duration_ns=np.maximum(columns.pop("duration_ns"), 0),
                 recorded_inputs=tuple(map(_recorded_inputs, self._inputs)),
-                collectives=self._collectives,
+                collectives=(*self._collectives, Collective()),
                 memory=memory,
                 devices=devices,
                 notes=tuple(notes),
@@ -292,8 +287,9 @@ def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
     found = _converted(metadata.get("distributedInfo"), _Distributed) or _Distributed()
     own = _converted(metadata.get(METADATA_KEY), _Distributed) or _Distributed()
     # A group of all may be written as none, and frameworks make several of the same members, and of one rank alone.
-    listed, everyone = found.pg_config or [_Group()], range(min(found.world_size or 0, 1 << 20))  # no job has more
-    groups = {ranks for one in listed if len(ranks := tuple(sorted(one.ranks or everyone))) > 1}
+    everyone = range(min(found.world_size or 0, 1 << 20))  # no job has more
+    listed = [_converted(one.get("ranks"), list[int]) or everyone for one in found.pg_config or [{}]]
+    groups = {tuple(sorted(ranks)) for ranks in listed if len(ranks) > 1}
     return {
         # torch names no rank in a run of one process, this package always does
         "rank": own.rank if found.rank is None else found.rank,
@@ -314,30 +310,29 @@ def _recorded_inputs(texts: tuple[bytes, ...]) -> RecordedInputs:
     return RecordedInputs(dims=dims, types=types if isinstance(types, list) else (), concrete=concrete, strides=strides)
 
 
-def _collective(arguments: Any) -> CollectiveArguments:
-    size = _ELEMENT_BYTES.get(str(arguments.dtype).lower())
-    known = [count for count in (arguments.in_elements, arguments.out_elements) if type(count) is int]
+def _collective(arguments: Any) -> Collective:
     # Groups of one name may have other members on other ranks, and groups of the same members another name.
     group = " ".join(str(part) for part in (arguments.group_name, arguments.group_ranks) if part)
-    return CollectiveArguments(
-        name=str(arguments.collective),
-        # The larger side, as communication benchmarks give it: what all_gather yields and reduce_scatter takes.
-        bytes=max(known) * size if known and size else None,
-        group=group or None,
-        group_size=_converted(arguments.group_size, int),
-    )
+    return Collective(str(arguments.collective), group or None, _converted(arguments.group_size, int))
+
+
+def _bytes(arguments: Any) -> int:
+    """Of a collective's larger side, as benchmarks give it: what all_gather yields, and what reduce_scatter takes."""
+    size = _ELEMENT_BYTES.get(str(arguments.dtype).lower(), 0)
+    known = [count for count in (arguments.in_elements, arguments.out_elements) if type(count) is int]
+    return int(_number(max(known) * size, _ABSENT)) if known and size else _ABSENT
 
 
 def _without_overlong(trace: Trace) -> Trace:
     """*trace* with a kernel that runs over its successors on the same stream ended where the next one begins."""
-    rows = trace.of(Kind.KERNEL)
-    rows = rows[np.lexsort((trace.start_ns[rows], trace.stream[rows], trace.device[rows]))]
+    rows = trace.by_start(trace.kind == Kind.KERNEL)
+    rows = rows[np.argsort(trace.lane[rows], kind="stable")]
     first, wrong = rows[:-_FEW], np.full(max(0, len(rows) - _FEW), True)
     for place in range(1, _FEW + 1):
         other = rows[place : place + len(first)]
-        wrong &= (trace.stream[other] == trace.stream[first]) & (trace.device[other] == trace.device[first])
         # One call launches all kernels of a graph, and these may well run beside one another.
-        wrong &= (trace.correlation[other] != trace.correlation[first]) & (trace.end_ns[first] >= trace.end_ns[other])
+        wrong &= (trace.lane[other] == trace.lane[first]) & (trace.correlation[other] != trace.correlation[first])
+        wrong &= trace.end_ns[first] >= trace.end_ns[other]
         wrong &= trace.duration_ns[first] > _LONGER * trace.duration_ns[other]
     found = np.flatnonzero(wrong)
     if not len(found):
@@ -414,24 +409,21 @@ def _opened(source: str, stack: ExitStack) -> IO[bytes]:
 def _event_lists(stream: IO[bytes], metadata: dict[str, Any]) -> Iterator[list[Event]]:
     """The events in order, a list at a time; what else is asked for is put into *metadata*."""
     head, text = _head(stream)
-    size, at_end = BLOCK_BYTES, False
+    at_end = False
     while not at_end:
         found = _decoded(text) or _decoded(text, _mended)
         if found is not None:
             events, text, at_end = found
             yield events
-            size = BLOCK_BYTES
         if not at_end:
-            more = stream.read(size)
+            more = stream.read(max(BLOCK_BYTES, len(text)))  # where no event ends in a block: not so many tries
             if found is None and (not more or len(text) > _LONGEST_BYTES):
                 DECODER.decode(b"[" + _mended(text.strip().removeprefix(b",")))  # says what is wrong with it
                 raise ValueError("an event is longer than a trace has them")
-            size *= 2  # where no event ends in a block: not so many tries
             text += more
-    while len(text) < _LONGEST_BYTES and (more := stream.read(BLOCK_BYTES)):
-        text += more
     if head:
-        metadata |= _members(head.rstrip().rstrip(b",") + b"}") | _members(b"{" + text.strip().removeprefix(b","))
+        text = (text + stream.read(_LONGEST_BYTES)).strip().removeprefix(b",")
+        metadata |= _members(head.rstrip().rstrip(b",") + b"}") | _members(b"{" + text)
 
 
 def _head(stream: IO[bytes]) -> tuple[bytes, bytes]:
@@ -447,9 +439,7 @@ def _head(stream: IO[bytes]) -> tuple[bytes, bytes]:
     return text[: found.start()], text[found.end() :]
 
 
-def _decoded(
-    text: bytes, mend: Callable[[bytes], bytes] = lambda piece: piece
-) -> tuple[list[Event], bytes, bool] | None:
+def _decoded(text: bytes, mend: Callable[[bytes], bytes] = bytes) -> tuple[list[Event], bytes, bool] | None:
     """Events that stand whole at the beginning of *text*, what follows, and if the list ends there; None without."""
     # An event ends with a brace, and a comma behind it. Within an event such a pair may stand too; then the piece
     # before it is no list.

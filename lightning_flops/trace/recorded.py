@@ -11,9 +11,9 @@ from typing import Any, Literal
 class RecordedInputs:
     """What a trace with ``record_shapes`` says of one call's arguments; anything may stand in it."""
 
-    dims: Sequence[Any]
+    dims: Sequence[Any] = ()
     """For each argument the sizes of a tensor, or of each of a list; empty for all else."""
-    types: Sequence[Any]
+    types: Sequence[Any] = ()
     """For each argument the dtype of a tensor as C++ names it, or what else it is; empty for None."""
     concrete: Sequence[Any] | None = None
     """Values of the arguments that are no tensors, as texts; None in files before torch 2.0."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from lightning_flops.analysis.advice import advise_on_traces
 from lightning_flops.analysis.collectives import compare, refuse_mixed_ranks
@@ -13,14 +12,12 @@ from lightning_flops.analysis.peaks import NO_FLOPS
 from lightning_flops.analysis.rank_record import TracedRank
 from lightning_flops.analysis.stragglers import find_stragglers_in_traces
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.schema.comparison import TableName
 from lightning_flops.schema.trace import TracedPart, TraceReport, TracesReport
 from lightning_flops.trace import tables
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.flops import Formulas, Peaks, find_work
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.names import Kind
-from lightning_flops.trace.read import load_trace
 from lightning_flops.trace.steps import overlap, phase_table, step_parts, step_times
 
 _NO_KERNELS = "Calls of the runtime launched no kernel, copy or memset that was recorded: its work is in no table."
@@ -38,7 +35,7 @@ class AnalyzedTrace(TracedRank):
     """Of the device that ran the kernels; a trace lists all devices of its machine."""
     parts: tuple[TracedPart, ...]
     """Of its steps: for a comparison with other ranks."""
-    step_sums: Mapping[TableName, tables.StepSums] | None = None
+    step_sums: tables.StepSums | None = None
     """Its steps one by one: for a comparison with another run's, else None."""
 
 
@@ -99,11 +96,6 @@ def analyze_one(
         collectives=tables.collective_calls(trace),
         step_sums=tables.step_sums(trace) if stepwise else None,
     )
-
-
-def analyze_file(file: str, **settings: Any) -> AnalyzedTrace:
-    """What ``analyze_one`` gives for the trace in *file*."""
-    return analyze_one(load_trace(file), **settings)
 
 
 def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresholds | None = None) -> TracesReport:

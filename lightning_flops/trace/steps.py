@@ -15,7 +15,6 @@ from lightning_flops.schema.trace import PartFilling, TracedPart
 from lightning_flops.trace import intervals
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Intervals, Ints, covered_within, inside, merge
 from lightning_flops.trace.names import Kind, computes_on_host, may_use_tensor_cores, multiplies, phase_of, step_number
-from lightning_flops.trace.structure import launched_at
 
 if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
@@ -79,7 +78,7 @@ def find_steps(trace: Trace) -> Steps:
     operators = trace.links.operators
     backward = operators[trace.links.is_backward[operators]]
     called = next((rows for rows in (backward, operators) if len(rows)), trace.device_rows)
-    moments = np.sort(launched_at(trace, called))
+    moments = np.sort(trace.launch_ns[called])
     calls = np.searchsorted(moments, host_end) - np.searchsorted(moments, host_start)
     least = int(min(calls[1:-1], default=max(calls)))
     is_whole = 2 * calls >= least
@@ -96,7 +95,7 @@ def find_steps(trace: Trace) -> Steps:
     steps = Steps(True, tuple(numbers[is_whole].tolist()), host_start, host_end, start, end, odd)
     step = steps.of(launched)
     np.maximum.at(end, step[step >= 0], trace.end_ns[rows[step >= 0]])
-    before = trace.device_rows[launched_at(trace, trace.device_rows) < host_start[0]]
+    before = trace.device_rows[trace.launch_ns[trace.device_rows] < host_start[0]]
     start[0] = trace.end_ns[before].max(initial=start[0])
     end = np.maximum.accumulate(np.maximum(start, end))
     start[1:] = np.maximum(start[1:], end[:-1])
@@ -116,19 +115,13 @@ def step_times(trace: Trace) -> StepTimes:
         "cpu_us": kind == Kind.OPERATOR,
     }
     spent = _shares(map(trace.merged, rows.values()), steps.start_ns, steps.end_ns)
-    known = {"wall_us": steps.end_ns - steps.start_ns, **dict(zip([*rows, "other_us"], spent, strict=True))}
-    for name in rows:
-        of_device = trace.has_device and name in ("kernel_us", "memcpy_us", "memset_us", "runtime_us")
-        if not of_device and not rows[name].any():
-            del known[name]
-    unknown = dict.fromkeys(rows)
-    means = {name: int(ns.sum()) / (NS_PER_US * len(steps)) for name, ns in known.items()}
-    columns = {name: (ns / NS_PER_US).tolist() for name, ns in known.items()}
-    return StepTimes(
-        marked=steps.marked,
-        steps=intervals.table(StepTime, number=steps.numbers, **dict.fromkeys(rows, [None] * len(steps)) | columns),
-        mean=StepTime(number=None, **unknown | means),  # type: ignore[arg-type]  # only the unknown may be None
-    )
+    columns = {"wall_us": steps.end_ns - steps.start_ns, **dict(zip([*rows, "other_us"], spent, strict=True))}
+    of_device = ("kernel_us", "memcpy_us", "memset_us", "runtime_us") if trace.has_device else ()
+    # The last one is the mean.
+    us = {name: [*(ns / NS_PER_US).tolist(), int(ns.sum()) / (NS_PER_US * len(ns))] for name, ns in columns.items()}
+    us |= {name: [None] * (len(steps) + 1) for name in rows if name not in of_device and not rows[name].any()}
+    *each, mean = intervals.table(StepTime, number=(*steps.numbers, None), **us)
+    return StepTimes(marked=steps.marked, steps=tuple(each), mean=mean)
 
 
 def _shares(kinds: Iterable[Intervals], starts: Ints, ends: Ints) -> Ints:
@@ -163,9 +156,9 @@ def communication_and_computation(trace: Trace) -> tuple[Intervals, Intervals]:
     else:
         computes = trace.where(computes_on_host, Kind.OPERATOR)
         # Operators inside a host collective are the copies that it consists of.
-        for lane in intervals.distinct(trace.lane[collective]).tolist():
+        for lane, around in intervals.split_by(trace.lane, np.flatnonzero(collective)):
             rows = np.flatnonzero(computes & (trace.lane == lane))
-            computes[rows[inside(trace.merged(collective & (trace.lane == lane)), trace.start_ns[rows])]] = False
+            computes[rows[inside(trace.merged(around), trace.start_ns[rows])]] = False
     communication = intervals.intersect(trace.merged(collective), spans)
     return communication, intervals.intersect(trace.merged(computes & ~collective), spans)
 
@@ -209,7 +202,7 @@ def _by_operators(trace: Trace, *boundaries: Phase) -> dict[str, Phase]:
     # A forward goes from the first to the last operator with gradients on before a backward, a backward over all that
     # autograd ran. Each ends where something else follows, or one of *boundaries*.
     links = trace.links
-    rows = links.levels[0] if links.levels else links.operators
+    rows = links.operators[links.parent[links.operators] < 0]
     rows = trace.by_start(rows[(trace.sequence[rows] >= 0) | links.is_backward[rows]])
     rows = rows[trace.steps.of(trace.start_ns[rows]) >= 0]
     backward = links.is_backward[rows]
@@ -294,8 +287,7 @@ def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> dict[str, Pa
     starts = np.where(begins, first, np.clip(moved, first, last))
     ends = np.where(np.append(begins[1:], True), last, np.append(starts[1:], 0))
     spent = _shares(_fillings(trace, {name.replace(".", "::", 1) for name in counted}), starts, ends)
-    parts = [*dict.fromkeys(names)]
-    part = np.array([parts.index(name) for name in names], dtype=np.int64)
+    parts, part = intervals.numbered(names)
     sums = [intervals.sums_by(part, values, len(parts)) for values in spent]
     # Rounded as running sums, so that the means add up to the part's as well.
     means = np.diff(np.rint(np.cumsum(sums, axis=0) / len(steps)).astype(np.int64), axis=0, prepend=0)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lightning_flops.trace.intervals import Ints, Lanes, Mask, distinct, order_by
+from lightning_flops.trace.intervals import Ints, Lanes, Mask, order_by, split_by
 from lightning_flops.trace.names import Kind
 
 if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
 
-NODE = re.compile(r"autograd::engine::evaluate_function:|torch::autograd::AccumulateGrad|\w+Backward\d*$")
+_NODE = re.compile(r"autograd::engine::evaluate_function:|torch::autograd::AccumulateGrad|\w+Backward\d*$")
 """Nodes that autograd runs; the last are those of torch 1.8."""
 _ROUNDING_NS = 1000
 """A callee may seem to end so much later than its caller. What ends later still overlaps, and is not called by it."""
@@ -26,8 +26,6 @@ class Links:
 
     operators: Ints
     """Rows of operators: thread by thread, by start, callers before what they call."""
-    called: Ints
-    """Those of them that another one called."""
     parent: Ints
     """For each row of an operator, the operator that called it."""
     levels: tuple[Ints, ...]
@@ -36,8 +34,10 @@ class Links:
     """For each row of a device event, the runtime call that launched it."""
     operator_of_launch: Ints
     """For each row of a device event, the innermost operator in which it was launched."""
+    is_node: Mask
+    """Rows of operators that autograd runs for a backward."""
     is_backward: Mask
-    """Rows of operators that autograd runs for a backward, or that such an operator called."""
+    """These, and rows of operators that such a one called."""
 
 
 def link(trace: Trace) -> Links:
@@ -54,24 +54,20 @@ def link(trace: Trace) -> Links:
     launch[rows] = _matching(trace.by_start((trace.kind == Kind.RUNTIME) & numbered), trace.correlation, rows)
     launched = np.flatnonzero(launch >= 0)
     calls = launch[launched]
-    launcher[launched] = enclosing(trace, operators, parent, lanes=trace.lane[calls], moments_ns=trace.start_ns[calls])
+    launcher[launched] = enclosing(trace, operators, parent, trace.lane[calls], trace.start_ns[calls])
     rows = np.flatnonzero(trace.on_device & (launch < 0) & (trace.external_id > 0))
     launcher[rows] = _matching(operators, trace.external_id, rows)
-    is_node = trace.where(NODE.match, Kind.OPERATOR) | ((trace.kind == Kind.OPERATOR) & (trace.forward_thread > 0))
-    is_backward = is_node.copy()
-    is_backward[operators] |= nearest(operators, parent, is_node) >= 0
-    return Links(operators, operators[parent[operators] >= 0], parent, levels, launch, launcher, is_backward)
+    is_node = trace.where(_NODE.match, Kind.OPERATOR) | ((trace.kind == Kind.OPERATOR) & (trace.forward_thread > 0))
+    return Links(operators, parent, levels, launch, launcher, is_node, nearest(parent, is_node) >= 0)
 
 
-def enclosing(trace: Trace, rows: Ints, parent: Ints, *, lanes: Lanes, moments_ns: Ints) -> Ints:
+def enclosing(trace: Trace, rows: Ints, parent: Ints, lanes: Lanes, moments_ns: Ints) -> Ints:
     """For each moment in a lane, which of *rows*, in nesting order, is the innermost then running there; -1 if none."""
     found = np.full(len(moments_ns), -1, dtype=np.int64)
-    for lane in distinct(lanes):
-        here = rows[trace.lane[rows] == lane]
+    for lane, wanted in split_by(lanes, np.arange(len(lanes))):
+        here, moments = rows[trace.lane[rows] == lane], moments_ns[wanted]
         if not len(here):
             continue
-        wanted = np.flatnonzero(lanes == lane)
-        moments = moments_ns[wanted]
         last = np.searchsorted(trace.start_ns[here], moments, side="right") - 1
         inner = np.where(last >= 0, here[last], -1)
         # What encloses the moment is what began last before it, or encloses that.
@@ -79,12 +75,6 @@ def enclosing(trace: Trace, rows: Ints, parent: Ints, *, lanes: Lanes, moments_n
             inner[ended] = parent[inner[ended]]
         found[wanted] = inner
     return found
-
-
-def launched_at(trace: Trace, rows: Ints) -> Ints:
-    """When each of *rows* was launched, or began if no launch of it is known."""
-    calls = trace.links.launch[rows]
-    return np.where(calls >= 0, trace.start_ns[calls], trace.start_ns[rows])
 
 
 def in_nesting_order(trace: Trace, rows: Ints) -> Ints:
@@ -119,20 +109,21 @@ def nest(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
     return parent, depth
 
 
-def without_inner(trace: Trace, inner: Ints, around: Ints) -> Ints:
-    """For each row its length without those of the rows *inner* that have it *around* them."""
-    outer, own = around[inner], trace.duration_ns.copy()
+def without_inner(trace: Trace, around: Ints) -> Ints:
+    """For each row its length without those of the rows that have it *around* them."""
+    inner, own = np.flatnonzero(around >= 0), trace.duration_ns.copy()
+    outer = around[inner]
     # What is inside may seem to end later, by rounding or across threads: it takes only what there is.
     np.subtract.at(own, outer, np.minimum(trace.end_ns[inner], trace.end_ns[outer]) - trace.start_ns[inner])
     return np.maximum(own, 0)
 
 
-def nearest(rows: Ints, around: Ints, wanted: Mask) -> Ints:
-    """For each of *rows* the nearest one *around* it that is *wanted*, or -1."""
-    above = around.copy()
+def nearest(around: Ints, wanted: Mask) -> Ints:
+    """For each row itself or else the nearest one *around* it that is *wanted*; -1 without."""
+    above = np.where(wanted, np.arange(len(wanted)), around)
     while len(passed := np.flatnonzero((above >= 0) & ~wanted[above])):
         above[passed] = above[above[passed]]  # each round looks twice as far up
-    return above[rows]
+    return above
 
 
 def _matching(known: Ints, numbers: Ints, rows: Ints) -> Ints:

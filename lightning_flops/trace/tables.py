@@ -5,56 +5,39 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from lightning_flops.schema import tables as schema_tables
+from lightning_flops.schema import tables as schema
 from lightning_flops.schema.comparison import TableName
 from lightning_flops.schema.ranks import CollectiveCalls
-from lightning_flops.schema.tables import (
-    DeviceMetrics,
-    Flops,
-    IdleTime,
-    KernelRow,
-    KernelSummary,
-    MemoryCurve,
-    MemoryRow,
-    OperatorRow,
-    Row,
-)
+from lightning_flops.schema.tables import MemoryRow, OperatorRow, Row
 from lightning_flops.trace import intervals
-from lightning_flops.trace.intervals import NS_PER_US, Groups, Ints, Lanes, distinct, group_by, ratio, sums_by, table
+from lightning_flops.trace.intervals import NS_PER_US, Groups, Ints, Lanes, group_by, ratio, split_by, sums_by, table
 from lightning_flops.trace.modules import called_from
-from lightning_flops.trace.names import (
-    POINT_TO_POINT,
-    Kind,
-    collective_of_kernel,
-    host_collective,
-    is_users_scope,
-    may_use_tensor_cores,
-    uses_tensor_cores,
-)
+from lightning_flops.trace.names import Kind, collective_of, is_users_scope, may_use_tensor_cores, uses_tensor_cores
 from lightning_flops.trace.steps import launched_ns
-from lightning_flops.trace.structure import enclosing, launched_at, nearest, without_inner
+from lightning_flops.trace.structure import enclosing, nearest, without_inner
 
 if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
 
+_POINT_TO_POINT = ("send", "recv", "recvAnysource", "sendrecv")
+"""Communication from one rank to another; NCCL's exchange of all with all names its kernel so, its arguments do not."""
 
-def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:
+
+def device_metrics(trace: Trace) -> tuple[schema.DeviceMetrics, ...] | None:
     """Utilization, SM efficiency, occupancy and blocks per SM of each device; None without a device."""
-    steps, spans, found = trace.steps, trace.steps.spans, list[DeviceMetrics]()
-    for device in distinct(trace.device[trace.on_device]).tolist():
-        rows = np.flatnonzero((trace.kind == Kind.KERNEL) & (trace.device == device))
+    steps, spans, found = trace.steps, trace.steps.spans, list[schema.DeviceMetrics]()
+    for device, here in split_by(trace.device, np.flatnonzero(trace.on_device)):
+        rows = here[trace.kind[here] == Kind.KERNEL]
         blocks, busy, entry = trace.blocks_per_sm[rows], trace.merged(rows), trace.described(device)
         moments, level = intervals.levels(trace.start_ns[rows], trace.end_ns[rows], np.nan_to_num(blocks))
         load = float((level[:-1] * intervals.covered_within(spans, moments[:-1], moments[1:])).sum())
         within = rows[(trace.end_ns[rows] > steps.start_ns[0]) & (trace.start_ns[rows] < steps.end_ns[-1])]
         lengths, together = trace.duration_ns[within], group_by(trace.kind[within])
-        one = DeviceMetrics(
+        one = schema.DeviceMetrics(
             device=device,
             name=entry.name if entry else None,
             sm_count=entry.sm_count if entry else None,
@@ -68,19 +51,19 @@ def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:
     return tuple(found) or None
 
 
-def kernel_tables(trace: Trace) -> tuple[tuple[KernelRow, ...], KernelSummary] | tuple[None, None]:
+def kernel_tables(trace: Trace) -> tuple[tuple[schema.KernelRow, ...], schema.KernelSummary] | tuple[None, None]:
     """Every kernel by name, the longest together first, and all of them together; None without a device."""
     if not trace.has_device:
         return None, None
     rows = trace.of(Kind.KERNEL)
     lengths, groups, computes = trace.duration_ns[rows], group_by(trace.name[rows]), ~trace.is_collective[rows]
-    names, whole_ns = trace.texts(groups.keys), int(lengths.sum())
-    short = lengths < schema_tables.SHORT_KERNEL_LIMIT_US * NS_PER_US
+    names, whole_ns = trace.texts(groups.keys[0]), int(lengths.sum())
+    short = lengths < schema.SHORT_KERNEL_LIMIT_US * NS_PER_US
     operators = trace.links.operator_of_launch[rows]
     eligible = (operators >= 0) & trace.where(may_use_tensor_cores, Kind.OPERATOR)[operators]
     kernels = table(
-        KernelRow,
-        intervals.longest_first,
+        schema.KernelRow,
+        intervals.longest_first("device"),
         name=names,
         calls=groups.calls,
         device=groups.durations(lengths, whole_ns=whole_ns),
@@ -90,17 +73,13 @@ def kernel_tables(trace: Trace) -> tuple[tuple[KernelRow, ...], KernelSummary] |
         blocks_per_sm=groups.means(trace.blocks_per_sm[rows], lengths),
         occupancy_percent=groups.means(trace.occupancy_percent[rows], lengths),
     )
-    on_cores, eligible_ratio = (
-        ratio(int(lengths[chosen & computes].sum()), int(lengths[computes].sum()))
-        if trace.names_tell_tensor_cores
-        else None
-        for chosen in (trace.where(uses_tensor_cores, Kind.KERNEL)[rows], eligible)
-    )
-    return kernels, KernelSummary(
+    computed_ns = int(lengths[computes].sum()) if trace.names_tell_tensor_cores else 0
+    on_cores = trace.where(uses_tensor_cores, Kind.KERNEL)[rows]
+    return kernels, schema.KernelSummary(
         calls=len(rows),
         total_us=whole_ns / NS_PER_US,
-        tensor_core_ratio=on_cores,
-        tensor_core_eligible_ratio=eligible_ratio,
+        tensor_core_ratio=ratio(int(lengths[on_cores & computes].sum()), computed_ns),
+        tensor_core_eligible_ratio=ratio(int(lengths[eligible & computes].sum()), computed_ns),
         short_calls_ratio=ratio(int(short.sum()), len(rows)),
         short_time_ratio=ratio(int(lengths[short].sum()), whole_ns),
     )
@@ -111,32 +90,31 @@ def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
     if not trace.has_device:
         return None
     rows = np.flatnonzero((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
-    sizes, groups = trace.bytes[rows], group_by(trace.name[rows])
-    calls = [distinct(trace.links.launch[here]) for here in groups.parts(rows)]
+    groups = group_by(trace.name[rows])
+    calls = [np.unique(trace.links.launch[here]) for here in groups.parts(rows)]
     host = [intervals.durations_of(trace.duration_ns[here[here >= 0]], whole_ns=trace.steps.host_ns) for here in calls]
     return table(
         Row,
-        intervals.longest_first,
-        name=trace.texts(groups.keys),
+        intervals.longest_first("device"),
+        name=trace.texts(groups.keys[0]),
         calls=groups.calls,
-        bytes=groups.sums_known(sizes, sizes >= 0),
+        bytes=groups.sums_known(trace.bytes[rows]),
         host=host,
         device=groups.durations(trace.duration_ns[rows], whole_ns=trace.device_work_ns),
     )
 
 
-def idle_times(trace: Trace) -> tuple[IdleTime, ...] | None:
+def idle_times(trace: Trace) -> tuple[schema.IdleTime, ...] | None:
     """Idle time of each device, over the whole trace; None without a device."""
-    found = list[IdleTime]()
-    for device in distinct(trace.device[trace.on_device]).tolist():
-        rows = trace.device_rows[trace.device[trace.device_rows] == device]
+    found = list[schema.IdleTime]()
+    for device, rows in split_by(trace.device, trace.device_rows):
         reached = np.maximum.accumulate(trace.end_ns[rows])[:-1]
         gaps, launched = np.maximum(trace.start_ns[rows[1:]] - reached, 0), trace.links.launch[rows[1:]] >= 0
-        late = launched & (launched_at(trace, rows[1:]) > reached)
-        short = launched & ~late & (gaps < schema_tables.KERNEL_GAP_LIMIT_US * NS_PER_US)
+        late = launched & (trace.launch_ns[rows[1:]] > reached)
+        short = launched & ~late & (gaps < schema.KERNEL_GAP_LIMIT_US * NS_PER_US)
         causes = {"host_wait_us": late, "kernel_gap_us": short, "other_us": ~late & ~short}
         times = {name: int(gaps[chosen].sum()) / NS_PER_US for name, chosen in causes.items()}
-        found += [IdleTime(device=device, busy_us=trace.merged(rows).total / NS_PER_US, **times)]
+        found += [schema.IdleTime(device=device, busy_us=trace.merged(rows).total / NS_PER_US, **times)]
     return tuple(found) or None
 
 
@@ -145,14 +123,14 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
     rows = np.flatnonzero(trace.where(is_users_scope, Kind.ANNOTATION))
     groups = group_by(trace.name[rows])
     launched = launched_ns(trace, trace.start_ns[rows], trace.end_ns[rows])
-    on_device = groups.durations(launched, whole_ns=trace.device_work_ns)
+    on_device = {"device": groups.durations(launched, whole_ns=trace.device_work_ns)} if trace.has_device else {}
     found = table(
         Row,
-        lambda row: (-(row.host.total_us if row.host else 0.0), row.name),
-        name=trace.texts(groups.keys),
+        intervals.longest_first("host"),
+        name=trace.texts(groups.keys[0]),
         calls=groups.calls,
         host=groups.durations(trace.duration_ns[rows], whole_ns=trace.steps.host_ns),
-        device=on_device if trace.has_device else [None] * len(on_device),
+        **on_device,
     )
     return found or None
 
@@ -162,11 +140,11 @@ def memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
     memory, links, found = trace.memory, trace.links, list[MemoryRow]()
     if not memory:
         return None
-    owner = enclosing(trace, links.operators, links.parent, lanes=memory["lane"], moments_ns=memory["time_ns"])
+    owner = enclosing(trace, links.operators, links.parent, memory["lane"], memory["time_ns"])
     # The last of each stands for what is outside of any operator, which is -1.
     names, name_of = (*trace.names, None), np.append(trace.name, len(trace.names))
     outer = np.append(trace.operator_times.rows, len(trace))
-    for device, here in by_device(memory):
+    for device, here in split_by(memory["device"], np.arange(len(owner))):
         sizes = memory["size"][here]
         amounts = (sizes, np.maximum(sizes, 0), np.ones_like(sizes))
         own = [sums_by(owner[here], values, len(name_of)) for values in amounts]
@@ -203,15 +181,15 @@ class OperatorTimes:
 
     def __init__(self, trace: Trace) -> None:
         links, of_operator = trace.links, trace.links.operator_of_launch
-        inner, outer = links.called, links.parent[links.called]
+        inner = np.flatnonzero(links.parent >= 0)
+        outer = links.parent[inner]
         inner = inner[(trace.name[inner] == trace.name[outer]) & (np.bincount(outer, minlength=1)[outer] == 1)]
         is_call = trace.kind == Kind.OPERATOR
         is_call[inner] = False
-        self.rows, owner = np.flatnonzero(is_call), np.arange(len(trace))
-        owner[inner] = nearest(inner, links.parent, is_call)
+        self.rows, owner = np.flatnonzero(is_call), nearest(links.parent, is_call)
         rows, operators = np.flatnonzero(of_operator >= 0), links.operators
         launched = sums_by(of_operator[rows], trace.duration_ns[rows], len(trace))
-        own = without_inner(trace, links.called, links.parent)
+        own = without_inner(trace, links.parent)
         self.host, self.device = trace.duration_ns, with_callees(trace, launched)
         self.device_self = sums_by(owner[operators], launched[operators], len(trace))
         # Callees that overlap by rounding would make up more than there is.
@@ -222,10 +200,10 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
     """Every operator by name, the longest self time first (the device's if there is one); None without operators."""
     rows, places = trace.operator_times.rows, called_from(trace)
     groups = group_by(trace.name[rows])
-    return _operators(trace, rows, groups, called_from=[places.get(name, "") for name in groups.keys.tolist()])
+    return _operators(trace, rows, groups, called_from=[places.get(name, "") for name in groups.keys[0].tolist()])
 
 
-def operators_by_shape(trace: Trace, flops: Mapping[tuple[str, str], Flops]) -> tuple[OperatorRow, ...] | None:
+def operators_by_shape(trace: Trace, flops: Mapping[tuple[str, str], schema.Flops]) -> tuple[OperatorRow, ...] | None:
     """Every operator by the sizes of its inputs, which *flops* are by, too; None where they were not recorded."""
     rows = trace.operator_times.rows
     rows = rows[trace.inputs[rows] >= 0]
@@ -235,16 +213,16 @@ def operators_by_shape(trace: Trace, flops: Mapping[tuple[str, str], Flops]) -> 
 
 def by_shape(trace: Trace, rows: Ints) -> tuple[list[tuple[str, str]], Groups]:
     """*rows* of operators whose inputs were recorded, by name and sizes of inputs; and these of each group."""
-    sizes = [", ".join(str(one) for one in recorded.dims if one) for recorded in trace.recorded_inputs]
-    numbers = {one: number for number, one in enumerate(sizes)}
-    number = np.array([numbers[one] for one in sizes], dtype=np.int64)[trace.inputs[rows]]
-    groups = group_by(trace.name[rows] * np.int64(len(sizes)) + number)
-    return [(trace.names[key // len(sizes)], sizes[key % len(sizes)]) for key in groups.keys.tolist()], groups
+    texts = (", ".join(str(one) for one in recorded.dims if one) for recorded in trace.recorded_inputs)
+    sizes, number = intervals.numbered(texts)
+    groups = group_by(trace.name[rows], number[trace.inputs[rows]])
+    names, places = groups.keys
+    return [*zip(trace.texts(names), [sizes[place] for place in places.tolist()], strict=True)], groups
 
 
 def _operators(trace: Trace, rows: Ints, groups: Groups, **more: Iterable[Any]) -> tuple[OperatorRow, ...] | None:
     times, columns = trace.operator_times, dict[str, Any](more)
-    names = trace.texts(trace.name[rows[groups.order[groups.firsts]]])
+    names = trace.texts(groups.keys[0])
     for clock, whole, own in (("host", times.host, times.host_self), ("device", times.device, times.device_self)):
         for name, values in ((clock, whole), (f"{clock}_self", own)):
             known = clock == "host" or trace.has_device
@@ -252,12 +230,7 @@ def _operators(trace: Trace, rows: Ints, groups: Groups, **more: Iterable[Any]) 
             columns[name] = of_calls if known else [None] * len(names)
     found = table(
         OperatorRow,
-        lambda row: (
-            -row.device_self.total_us if row.device_self else 0.0,
-            -row.host_self.total_us,
-            row.name,
-            row.inputs,
-        ),
+        intervals.longest_first("device_self", "host_self"),
         name=names,
         calls=groups.calls,
         tensor_cores_eligible=[may_use_tensor_cores(name) is not None for name in names],
@@ -266,31 +239,22 @@ def _operators(trace: Trace, rows: Ints, groups: Groups, **more: Iterable[Any]) 
     return found or None
 
 
-def _each_step(trace: Trace, keys: Lanes, moments_ns: Ints, *columns: Ints) -> tuple[list[int], list[Ints]]:
-    """The keys of what began in a step's mark, and sums of each of *columns*: a row for each step, a column a key."""
-    step = trace.steps.of(moments_ns)
-    inside, count = np.flatnonzero(step >= 0), len(trace.steps)
-    used, which = np.unique(keys[inside], return_inverse=True)
-    place, shape = step[inside] * len(used) + which, (count, len(used))
-    return used.tolist(), [sums_by(place, one[inside], count * len(used)).reshape(shape) for one in columns]
+StepSums = Mapping[TableName, Mapping[str, Ints]]
+"""Of each table by name nanoseconds and calls, a column for each step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepSums:
-    """What things of one kind took in each step: a row for each step, a column for each name."""
-
-    names: tuple[str, ...]
-    ns: Ints
-    calls: Ints
-
-
-def step_sums(trace: Trace) -> dict[TableName, StepSums]:
+def step_sums(trace: Trace) -> StepSums:
     """What each kernel, operator (without callees) and collective took in each step in which it was launched."""
     times, (collectives, number, names) = trace.operator_times, collectives_by_name(trace)
 
-    def sums(of: Sequence[str], name: Lanes, rows: Ints, spent_ns: Ints) -> StepSums:
-        used, (ns, calls) = _each_step(trace, name, launched_at(trace, rows), spent_ns[rows], np.ones_like(rows))
-        return StepSums(names=tuple(of[one] for one in used), ns=ns, calls=calls)
+    def sums(of: Sequence[str], name: Lanes, rows: Ints, spent_ns: Ints) -> dict[str, Ints]:
+        step = trace.steps.of(trace.launch_ns[rows])
+        inside = np.flatnonzero(step >= 0)
+        used, which = np.unique(name[inside], return_inverse=True)
+        found = np.zeros((len(used), 2, len(trace.steps)), dtype=np.int64)
+        np.add.at(found[:, 0], (which, step[inside]), spent_ns[rows[inside]])
+        np.add.at(found[:, 1], (which, step[inside]), 1)
+        return dict(zip([of[one] for one in used.tolist()], found, strict=True))
 
     return {
         "kernels": sums(trace.names, trace.name[trace.device_rows], trace.device_rows, trace.duration_ns),
@@ -299,20 +263,12 @@ def step_sums(trace: Trace) -> dict[TableName, StepSums]:
     }
 
 
-def collective_bytes(trace: Trace, rows: list[int]) -> int | None:
-    """Bytes of the larger side of the collectives in *rows*; None if the trace does not say that of one."""
-    sizes = [trace.collectives[row].bytes if row in trace.collectives else None for row in rows]
-    return None if None in sizes else sum(size or 0 for size in sizes)
-
-
-def collectives_by_name(trace: Trace) -> tuple[Ints, Ints, tuple[str, ...]]:
+def collectives_by_name(trace: Trace) -> tuple[Ints, Ints, list[str]]:
     """Rows of all collectives, by start; of each the index of its name, by its arguments or event; and the names."""
-    rows, names, number = trace.by_start(trace.is_collective), dict[str, int](), list[int]()
-    for row in rows.tolist():
-        event, known = trace.name_of(row), trace.collectives.get(row)
-        name = (known and known.name) or host_collective(event) or collective_of_kernel(event)
-        number.append(names.setdefault(name, len(names)))
-    return rows, np.array(number, dtype=np.int64), tuple(names)
+    rows = trace.by_start(trace.is_collective)
+    events = zip(trace.texts(trace.name[rows]), trace.collective[rows].tolist(), strict=True)
+    names, number = intervals.numbered(trace.collectives[one].name or collective_of(event) for event, one in events)
+    return rows, number, names
 
 
 def collective_table(trace: Trace) -> tuple[Row, ...] | None:
@@ -321,10 +277,10 @@ def collective_table(trace: Trace) -> tuple[Row, ...] | None:
     groups, lengths = group_by(number), trace.duration_ns[rows]
     found = table(
         Row,
-        intervals.longest_first,
+        intervals.longest_first("device", "host"),
         name=names,
         calls=groups.calls,
-        bytes=[collective_bytes(trace, one.tolist()) for one in groups.parts(rows)],
+        bytes=groups.sums_known(trace.bytes[rows]),
         **{"device" if trace.has_device else "host": groups.durations(lengths, whole_ns=int(lengths.sum()))},
     )
     return found or None
@@ -332,31 +288,31 @@ def collective_table(trace: Trace) -> tuple[Row, ...] | None:
 
 def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
     """The collectives of *trace*, grouped by name, process group and the step in which they were started."""
-    found: dict[tuple[str, str | None, int | None], list[int]] = {}
     default_group = None if trace.only_group is None else str(list(trace.only_group))
     rows, number, names = collectives_by_name(trace)
-    columns = (rows.tolist(), number.tolist(), trace.steps.of(launched_at(trace, rows)).tolist())
-    for row, one, index in zip(*columns, strict=True):
-        if trace.steps.marked and index < 0:
-            continue
-        known = trace.collectives.get(row)  # what goes from one rank to another is of no known group
-        group = None if names[one] in POINT_TO_POINT else (known and known.group) or default_group
+    step = trace.steps.of(trace.launch_ns[rows])
+    if trace.steps.marked:
+        rows, number, step = rows[step >= 0], number[step >= 0], step[step >= 0]
+    numbers = [number if trace.steps.marked else None for number in (*trace.steps.numbers, None)]
+
+    def key(one: int, index: int, step: int) -> tuple[str, str | None, int | None]:
+        group = None if names[one] in _POINT_TO_POINT else trace.collectives[index].group or default_group
         if len(group or "") > 40:  # a report of thousands of ranks has thousands of these
             group = hashlib.blake2b(str(group).encode(errors="surrogatepass"), digest_size=8).hexdigest()
-        key = (names[one], group, trace.steps.numbers[index] if trace.steps.marked else None)
-        found.setdefault(key, []).append(row)
-    return tuple(
-        CollectiveCalls(
-            name=name,
-            group=group,
-            group_size=trace.collectives[rows[0]].group_size if rows[0] in trace.collectives else None,
-            step=step,
-            calls=len(rows),
-            bytes=collective_bytes(trace, rows),
-            total_ns=int(trace.duration_ns[rows].sum()),
-            latency_ns=array("q", trace.duration_ns[rows].tolist()),
-        )
-        for (name, group, step), rows in found.items()
+        return names[one], group, numbers[step]
+
+    keys, place = intervals.numbered(map(key, number.tolist(), trace.collective[rows].tolist(), step.tolist()))
+    groups, lengths = group_by(place), trace.duration_ns[rows]
+    return table(
+        CollectiveCalls,
+        name=[name for name, _, _ in keys],
+        group=[group for _, group, _ in keys],
+        group_size=[trace.collectives[one[0]].group_size for one in groups.parts(trace.collective[rows])],
+        step=[step for _, _, step in keys],
+        calls=groups.calls,
+        bytes=groups.sums_known(trace.bytes[rows]),
+        total_ns=groups.sums(lengths),
+        latency_ns=[array("q", one.tolist()) for one in groups.parts(lengths)],
     )
 
 
@@ -371,26 +327,19 @@ class CounterTrack(NamedTuple):
     values: Sequence[float]
 
 
-def by_device(memory: Mapping[str, Ints]) -> Iterator[tuple[int, Ints]]:
-    """Each device, then the host, which is -1, with the places of its events in order of time."""
-    in_time = np.argsort(memory["time_ns"], kind="stable")
-    for device in sorted(distinct(memory["device"]).tolist(), key=lambda one: (one < 0, one)):
-        yield device, in_time[memory["device"][in_time] == device]
-
-
-def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
+def memory_curves(trace: Trace) -> tuple[schema.MemoryCurve, ...] | None:
     """The curve of each device whose allocations were recorded; None where none were."""
     if not (memory := trace.memory):
         return None
-    begin, curves = int(trace.start_ns.min()), []
-    for device, rows in by_device(memory):
+    begin, curves = int(trace.start_ns.min()), list[schema.MemoryCurve]()
+    for device, rows in split_by(memory["device"], np.argsort(memory["time_ns"], kind="stable")):
         times_us, total = (memory["time_ns"][rows] - begin) / NS_PER_US, memory["total_allocated"][rows]
         absolute = bool((total >= 0).all())
         allocated = total if absolute else np.cumsum(memory["size"][rows])
         # Of each of at most 500 stretches its begin and the most in it.
         firsts, peak = np.unique(np.linspace(0, len(rows) - 1, 500, dtype=np.int64)), int(allocated.argmax())
         points = zip(times_us[firsts].tolist(), np.maximum.reduceat(allocated, firsts).tolist(), strict=True)
-        curve = MemoryCurve(
+        curve = schema.MemoryCurve(
             device=device,
             absolute=absolute,
             peak_bytes=int(allocated[peak]),
@@ -398,30 +347,23 @@ def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
             points=tuple(points),
         )
         curves.append(curve)
-    return tuple(curves)
+    return tuple(sorted(curves, key=lambda one: (one.device < 0, one.device)))
 
 
 def counter_tracks(trace: Trace) -> Iterator[CounterTrack]:
     """GPU utilization and estimated SM efficiency of each device, moment by moment, and memory; what there is of it."""
-    kernels = trace.kind == Kind.KERNEL
-    for device in distinct(trace.device[kernels]).tolist():
-        rows = np.flatnonzero(kernels & (trace.device == device))
+    for device, rows in split_by(trace.device, trace.of(Kind.KERNEL)):
         blocks = trace.blocks_per_sm[rows]
         for name, weights in (("GPU utilization", np.ones(len(rows))), ("est. SM efficiency", blocks)):
             if not np.isnan(weights).any():
                 moments, level = intervals.levels(trace.start_ns[rows], trace.end_ns[rows], weights)
-                yield _track(f"{name}, device {device}", "percent", moments, 100 * level)
+                new = np.append(True, level[1:] != level[:-1])
+                values = (100 * level[new]).tolist()
+                yield CounterTrack(f"{name}, device {device}", "percent", moments[new].tolist(), values)
     for curve in memory_curves(trace) or ():
         what = "memory allocated" if curve.absolute else "memory allocated since the trace began"
         name = f"{what}, {'host' if curve.device < 0 else f'device {curve.device}'}"
-        times_us, allocated = np.array(curve.points).T
-        times = np.rint(times_us * NS_PER_US).astype(np.int64) + trace.start_ns.min()
-        yield _track(name, "bytes", times, allocated.astype(np.int64))
-
-
-def _track(name: str, unit: str, times: Ints, values: npt.NDArray[Any]) -> CounterTrack:
-    """The track of these values, each named once: when it begins to hold."""
-    last = np.append(times[1:] != times[:-1], True)  # of several at one moment
-    times, values = times[last], values[last]
-    new = np.append(True, values[1:] != values[:-1])
-    return CounterTrack(name, unit, times[new].tolist(), values[new].tolist())
+        times_us, values = zip(*curve.points, strict=True)
+        times = np.rint(np.array(times_us) * NS_PER_US).astype(np.int64) + trace.start_ns.min()
+        held = dict(zip(times.tolist(), values, strict=True))  # the last of several at one moment
+        yield CounterTrack(name, "bytes", [*held], [*held.values()])

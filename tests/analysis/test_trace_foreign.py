@@ -15,7 +15,7 @@ from lightning_flops.schema.trace import TraceReport
 from lightning_flops.trace import Peaks, Trace, load_trace
 from lightning_flops.trace.report import analyze_one
 from tests.analysis.in_memory import known
-from tests.analysis.trace_events import A100, Event, kernel, launch, operator, product, shapes, span, step, trace
+from tests.analysis.trace_events import A100, Event, kernel, launch, node, operator, product, shapes, span, step, trace
 
 
 def mm_with(arguments: str) -> str:
@@ -63,6 +63,16 @@ def test_operators_within_a_stream_capture_run_nothing() -> None:
     assert (flops.steps[0].forward, flops.uncounted) == (3 * 2000, ())
 
 
+def test_a_repeated_call_at_the_end_of_a_file_does_not_make_the_forward_repeated() -> None:
+    def mm(start: float, **more: Any) -> Event:
+        return operator("aten::mm", start, 5, **shapes([10, 10], [10, 10]), **more)
+
+    # In the backward of a checkpoint one call runs with gradients, which repeats the forward, and one without them.
+    repeated = mm(120, **{"Sequence number": 9})
+    (flops,) = flops_of(mm(0, **{"Sequence number": 3}), node(3, 100, 50), mm(110), repeated).steps
+    assert (flops.forward, flops.backward, flops.recompute) == (2000, 2000, 2000)
+
+
 def test_without_kernels_the_time_of_the_runtimes_calls_is_told_all_the_same() -> None:
     found = trace(
         operator("aten::mm", 0, 100), launch(1, 20, 5), span("cuda_runtime", "cudaDeviceSynchronize", 100, 900)
@@ -84,10 +94,11 @@ def test_a_kernel_that_runs_over_its_successors_ends_where_the_next_begins() -> 
     (note,) = found.notes
     assert "kernels that seem to run over their successors on the same stream: 1, by 1,599,810 us" in note
     # On streams of their own, or as one graph, they may well run beside it.
-    for changed in ({"stream": 8}, {"correlation": 9}):
+    for changed, stream in (({"stream": 8}, 8), ({"correlation": 9}, 7)):
         beside = json.loads(json.dumps(events))
         for event in beside[1 + ("stream" in changed) :]:
             event["args"] |= changed
+            event["tid"] = stream
         assert trace(*beside).notes == ()
 
 

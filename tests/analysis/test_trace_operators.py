@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_flops.report.trace_document import render_traces
 from lightning_flops.schema.tables import DeviceMetrics, IdleTime, MemoryCurve, OperatorRow
 from lightning_flops.trace import analyze_trace, load_trace, tables
-from lightning_flops.trace.names import collective_of_kernel, multiplies, own_name, uses_tensor_cores
+from lightning_flops.trace.names import collective_of, multiplies, own_name, uses_tensor_cores
 from tests.analysis.in_memory import analyze_traces, known
 from tests.analysis.trace_events import (
     Event,
@@ -368,7 +368,7 @@ def test_of_other_vendors_kernels_it_is_not_known_which_ran_on_matrix_cores(
     ],
 )
 def test_a_communication_kernels_name_tells_its_collective(kernel_name: str, collective: str) -> None:
-    assert collective_of_kernel(kernel_name) == collective
+    assert collective_of(kernel_name) == collective
 
 
 at = partial(memory, device=0)  # as torch has written it since 2.0

@@ -23,7 +23,7 @@ from tests.analysis.trace_events import RANKS, RESNET, operator, span, trace
 
 def columns(loaded: Trace) -> dict[str, Any]:
     """Everything of a trace but where it came from, for comparisons."""
-    named = "name kind lane start_ns duration_ns correlation external_id device stream bytes".split()
+    named = "name kind lane start_ns duration_ns correlation external_id device bytes".split()
     return {name: getattr(loaded, name).tolist() for name in named} | {"names": loaded.names}
 
 

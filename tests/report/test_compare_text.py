@@ -12,7 +12,8 @@ from lightning_flops import Comparison, compare_profiles, render_text
 from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.records import ModuleRecord
-from lightning_flops.trace.report import analyze_file
+from lightning_flops.trace import load_trace
+from lightning_flops.trace.report import analyze_one
 from tests.analysis.test_trace_compare import A
 from tests.analysis.test_trace_compare import run as traced_run
 from tests.analysis.trace_events import RESNET, launched, slowed
@@ -100,7 +101,7 @@ def slow_kernel(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         names = ("before.pt.trace.json.gz", "after.pt.trace.json.gz")
-        a, b = (analyze_file(name, stepwise=True, formulas=recorded_work) for name in names)
+        a, b = (analyze_one(load_trace(name), stepwise=True, formulas=recorded_work) for name in names)
     return compare_traces([a], [b], sources=names)
 
 
