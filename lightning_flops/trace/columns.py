@@ -56,8 +56,7 @@ class Collective(NamedTuple):
     """What a communication event says about itself."""
 
     name: str | None = None
-    group: str | None = None
-    """The group's name and the ranks that take part, as far as they are written."""
+    group: str | None = None  #: The group's name and the ranks that take part, as far as they are written.
     group_size: int | None = None
 
 
@@ -69,74 +68,58 @@ class Trace:
     not have, NaN for a fraction. What several tables derive from the columns is computed once.
     """
 
-    source: str
-    """The file it came from, for messages."""
+    source: str  #: The file it came from, for messages.
     names: tuple[str, ...]
-    name: npt.NDArray[np.int32]
-    """Index into ``names``."""
+    name: npt.NDArray[np.int32]  #: Index into ``names``.
     kind: npt.NDArray[np.int8]
-    lane: npt.NDArray[np.int32]
-    """A number for each process and thread, or device and stream."""
+    lane: npt.NDArray[np.int32]  #: A number for each process and thread, or device and stream.
     start_ns: Ints
     duration_ns: Ints
-    correlation: Ints
-    """One number on a device event and on the runtime call that launched it."""
-    external_id: Ints
-    """The operator's number, repeated by the device events it launched."""
-    sequence: Ints
-    """Autograd's sequence number of an operator."""
-    forward_thread: Ints
-    """Above 0 on an operator that autograd runs for a backward."""
+    correlation: Ints  #: One number on a device event and on the runtime call that launched it.
+    external_id: Ints  #: The operator's number, repeated by the device events it launched.
+    sequence: Ints  #: Autograd's sequence number of an operator.
+    forward_thread: Ints  #: Above 0 on an operator that autograd runs for a backward.
     device: Ints
     blocks_per_sm: Floats
     occupancy_percent: Floats
-    bytes: Ints
-    """Bytes that a copy or a memset moves, and those of the larger side of a collective."""
-    inputs: npt.NDArray[np.int32]
-    """Index into ``recorded_inputs``."""
+    bytes: Ints  #: Bytes that a copy or a memset moves, and those of the larger side of a collective.
+    inputs: npt.NDArray[np.int32]  #: Index into ``recorded_inputs``.
     recorded_inputs: tuple[RecordedInputs, ...]
-    collective: npt.NDArray[np.int32]
-    """Index into ``collectives``."""
-    collectives: tuple[Collective, ...]
-    """The last one says nothing, for -1."""
+    collective: npt.NDArray[np.int32]  #: Index into ``collectives``.
+    collectives: tuple[Collective, ...]  #: The last one says nothing, for -1.
+    #: Allocations and frees: ``lane``, ``time_ns``, ``size`` in bytes (frees: below 0), ``device`` (the host: -1) and
+    #: ``total_allocated`` then (-1 where not written); empty where the trace was taken without ``profile_memory``.
     memory: Mapping[str, Ints]
-    """Allocations and frees: ``lane``, ``time_ns``, ``size`` in bytes (frees: below 0), ``device`` (the host: -1) and
-    ``total_allocated`` then (-1 where not written); empty where the trace was taken without ``profile_memory``."""
     devices: tuple[DeviceProperties, ...]
     rank: int | None = None
+    #: The ranks of the only process group there is, to which all communication belongs; None if it is not known.
     only_group: tuple[int, ...] | None = None
-    """The ranks of the only process group there is, to which all communication belongs; None if it is not known."""
-    notes: tuple[str, ...] = ()
-    """What was left out or mended while reading, in sentences."""
+    notes: tuple[str, ...] = ()  #: What was left out or mended while reading, in sentences.
 
     def __len__(self) -> int:
         """Events."""
         return len(self.start_ns)
 
-    end_ns = cached_property[Ints](lambda trace: trace.start_ns + trace.duration_ns)
-    """End of each event."""
+    end_ns = cached_property[Ints](lambda trace: trace.start_ns + trace.duration_ns)  #: End of each event.
+    #: Rows that are kernels, copies or memsets.
     on_device = cached_property[Mask](lambda trace: trace.kind >= Kind.KERNEL)
-    """Rows that are kernels, copies or memsets."""
+    #: Whether anything ran on an accelerator; False for a CPU trace, whose device figures are all unknown.
     has_device = cached_property[bool](lambda trace: bool(trace.on_device.any()))
-    """Whether anything ran on an accelerator; False for a CPU trace, whose device figures are all unknown."""
+    #: Lengths of all device events, added up.
     device_work_ns = cached_property[int](lambda trace: int(trace.duration_ns[trace.on_device].sum()))
-    """Lengths of all device events, added up."""
+    #: Rows of kernels, copies and memsets, by start.
     device_rows = cached_property[Ints](lambda trace: trace.by_start(trace.on_device))
-    """Rows of kernels, copies and memsets, by start."""
-    links = cached_property(link)
-    """Who called and who launched whom."""
+    links = cached_property(link)  #: Who called and who launched whom.
+    #: When each event was launched, or began if no launch of it is known.
     launch_ns = cached_property[Ints](
         lambda trace: np.where(trace.links.launch >= 0, trace.start_ns[trace.links.launch], trace.start_ns)
     )
-    """When each event was launched, or began if no launch of it is known."""
-    operator_times = cached_property(OperatorTimes)
-    """The times of every operator, with and without what it called."""
+    operator_times = cached_property(OperatorTimes)  #: The times of every operator, with and without what it called.
+    #: The steps of the trace, each up to the last device event that was launched in it.
     steps = cached_property(find_steps)
-    """The steps of the trace, each up to the last device event that was launched in it."""
-    phases = cached_property(find_phases)
-    """When the phases of training ran in the steps."""
+    phases = cached_property(find_phases)  #: When the phases of training ran in the steps.
+    #: The modules, phases and autograd nodes in which operators ran; None where the trace shows no modules.
     frames = cached_property(find_frames)
-    """The modules, phases and autograd nodes in which operators ran; None where the trace shows no modules."""
 
     @cached_property
     def launches(self) -> tuple[Ints, Ints]:

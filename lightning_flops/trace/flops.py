@@ -50,8 +50,7 @@ _KERNEL_ALONE = "a kernel that multiplies, launched by no operator that was coun
 class Peaks:
     """A user's own figures of the device, which win over the table's."""
 
-    flops_per_sec: float | Mapping[str, float] | None = None
-    """Dense peak, one for all dtypes or some by dtype."""
+    flops_per_sec: float | Mapping[str, float] | None = None  #: Dense peak, one for all dtypes or some by dtype.
     memory_bytes_per_sec: float | None = None
 
 
@@ -194,8 +193,7 @@ class _Device(NamedTuple):
 
     name: str | None
     devices: int
-    peak: Mapping[str, float | None]
-    """Of one of them, by dtype; None where it is not known."""
+    peak: Mapping[str, float | None]  #: Of one of them, by dtype; None where it is not known.
     bandwidth: float | None
     notes: tuple[str, ...]
 

@@ -134,12 +134,9 @@ def occupied_by(owner: Ints, starts: Ints, ends: Ints, count: int) -> Ints:
 class Groups:
     """Rows sorted into groups by keys."""
 
-    keys: tuple[Ints, ...]
-    """The keys of each group, a column for each; the groups rise by these."""
-    order: Ints
-    """Positions of the rows, group after group, in their old order inside a group."""
-    firsts: Ints
-    """Where in ``order`` each group begins."""
+    keys: tuple[Ints, ...]  #: The keys of each group, a column for each; the groups rise by these.
+    order: Ints  #: Positions of the rows, group after group, in their old order inside a group.
+    firsts: Ints  #: Where in ``order`` each group begins.
 
     @property
     def calls(self) -> list[int]:

@@ -46,12 +46,9 @@ _BOTH = {"forward": _FORWARD, "backward": _BACKWARD}
 class Frames:
     """The frames of a trace, and their owners; the last three are columns over all rows of the trace."""
 
-    modules: tuple[str, ...]
-    """Qualified names; owners are indexes into these, or negative."""
-    rows: Ints
-    """Rows of the trace that are frames: thread by thread, by start, outer before inner."""
-    parent: Ints
-    """The row of the frame around a frame; -1 for the outermost."""
+    modules: tuple[str, ...]  #: Qualified names; owners are indexes into these, or negative.
+    rows: Ints  #: Rows of the trace that are frames: thread by thread, by start, outer before inner.
+    parent: Ints  #: The row of the frame around a frame; -1 for the outermost.
     owner: Ints
     phase: Ints
 

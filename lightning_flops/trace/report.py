@@ -31,12 +31,9 @@ class AnalyzedTrace(TracedRank):
     """One trace's tables, and what the others' reports need of it: small, whatever the size of the trace."""
 
     report: TraceReport
-    abilities: DeviceAbilities
-    """Of the device that ran the kernels; a trace lists all devices of its machine."""
-    parts: tuple[TracedPart, ...]
-    """Of its steps: for a comparison with other ranks."""
-    step_sums: tables.StepSums | None = None
-    """Its steps one by one: for a comparison with another run's, else None."""
+    abilities: DeviceAbilities  #: Of the device that ran the kernels; a trace lists all devices of its machine.
+    parts: tuple[TracedPart, ...]  #: Of its steps: for a comparison with other ranks.
+    step_sums: tables.StepSums | None = None  #: Its steps one by one: for a comparison with another run's, else None.
 
 
 def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peaks | None = None) -> TraceReport:

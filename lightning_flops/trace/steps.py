@@ -26,18 +26,13 @@ _UNMARKED = "other"
 class Steps:
     """Steps in order of time; they do not overlap."""
 
-    marked: bool
-    """False when the trace has no profiler steps; the whole trace is then one step."""
-    numbers: tuple[int | None, ...]
-    """The profiler's number of each step."""
+    marked: bool  #: False when the trace has no profiler steps; the whole trace is then one step.
+    numbers: tuple[int | None, ...]  #: The profiler's number of each step.
     host_start_ns: Ints
-    host_end_ns: Ints
-    """The step's own mark on the host."""
+    host_end_ns: Ints  #: The step's own mark on the host.
     start_ns: Ints
-    end_ns: Ints
-    """With the device: up to the last event launched in the step, from where the step before it ended."""
-    odd: tuple[str, ...] = ()
-    """Marks that are no whole steps, in sentences."""
+    end_ns: Ints  #: With the device: up to the last event launched in the step, from where the step before it ended.
+    odd: tuple[str, ...] = ()  #: Marks that are no whole steps, in sentences.
 
     def __len__(self) -> int:
         """Steps."""
@@ -166,11 +161,9 @@ def communication_and_computation(trace: Trace) -> tuple[Intervals, Intervals]:
 class Phase(NamedTuple):
     """When a phase ran."""
 
-    starts: Ints
-    """Of its calls."""
+    starts: Ints  #: Of its calls.
     ends: Ints
-    own: Intervals
-    """Without what is another phase's."""
+    own: Intervals  #: Without what is another phase's.
 
 
 def find_phases(trace: Trace) -> dict[str, Phase]:

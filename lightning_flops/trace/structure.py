@@ -24,20 +24,13 @@ _ROUNDING_NS = 1000
 class Links:
     """Rows that belong together; -1 where there is none."""
 
-    operators: Ints
-    """Rows of operators: thread by thread, by start, callers before what they call."""
-    parent: Ints
-    """For each row of an operator, the operator that called it."""
-    levels: tuple[Ints, ...]
-    """Rows by how many operators enclose them."""
-    launch: Ints
-    """For each row of a device event, the runtime call that launched it."""
-    operator_of_launch: Ints
-    """For each row of a device event, the innermost operator in which it was launched."""
-    is_node: Mask
-    """Rows of operators that autograd runs for a backward."""
-    is_backward: Mask
-    """These, and rows of operators that such a one called."""
+    operators: Ints  #: Rows of operators: thread by thread, by start, callers before what they call.
+    parent: Ints  #: For each row of an operator, the operator that called it.
+    levels: tuple[Ints, ...]  #: Rows by how many operators enclose them.
+    launch: Ints  #: For each row of a device event, the runtime call that launched it.
+    operator_of_launch: Ints  #: For each row of a device event, the innermost operator in which it was launched.
+    is_node: Mask  #: Rows of operators that autograd runs for a backward.
+    is_backward: Mask  #: These, and rows of operators that such a one called.
 
 
 def link(trace: Trace) -> Links:

@@ -320,10 +320,8 @@ class CounterTrack(NamedTuple):
     """A figure over the time of a trace, for viewers to draw; each value holds until the next one."""
 
     name: str
-    unit: str
-    """``bytes`` or ``percent``."""
-    times_ns: Sequence[int]
-    """On the trace's clock, rising."""
+    unit: str  #: ``bytes`` or ``percent``.
+    times_ns: Sequence[int]  #: On the trace's clock, rising.
     values: Sequence[float]
 
 
