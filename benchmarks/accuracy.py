@@ -38,8 +38,8 @@ class Row:
 
     name: str
     forward_truth: int | None  # FLOPs of one call of the model; None where the step is not one call of the model
+    #: FLOPs of the whole step: forward, backward, recomputation and optimizer; None where that is the forward alone.
     step_truth: int | None
-    """FLOPs of the whole step: forward, backward, recomputation and optimizer; None where that is the forward alone."""
     forward: dict[str, Answer] = field(default_factory=dict)  # By tool
     step: dict[str, Answer | None] = field(default_factory=dict)
 

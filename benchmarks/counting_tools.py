@@ -34,8 +34,8 @@ class CountingTool:
     how: str  # The call, in words for the report
     step: Count | None = None  # FLOPs of the whole step; None for a tool that reports a forward alone
     step_how: str = "–"
+    #: The step is derived from one forward by a rule, so it is asked only where the step is one forward.
     step_from_forward: bool = False
-    """The step is derived from one forward by a rule, so it is asked only where the step is one forward."""
 
     @property
     def package(self) -> str:

@@ -59,14 +59,11 @@ def marked_phase(mark: str) -> str | None:
 class PhaseAmounts:
     """What was counted, by phase."""
 
-    forward: int = 0
-    """Every forward that runs inside a step."""
-    backward: int = 0
-    """What autograd ran, without what it repeated of the forward."""
+    forward: int = 0  #: Every forward that runs inside a step.
+    backward: int = 0  #: What autograd ran, without what it repeated of the forward.
+    #: What the backward repeated of the forward: activation checkpointing, fused attention's score matrix.
     recompute: int = 0
-    """What the backward repeated of the forward: activation checkpointing, fused attention's score matrix."""
-    optimizer: int = 0
-    """Everything inside optimizer steps."""
+    optimizer: int = 0  #: Everything inside optimizer steps.
 
     @property
     def total(self) -> int:
@@ -117,12 +114,10 @@ class OperatorCell:
 class UncountedOperator:
     """An operator that ran, has no FLOP formula and is not known to be free, or whose formula failed."""
 
-    calls: int
-    """How often it ran."""
-    modules: tuple[str, ...]
-    """Sorted names of the modules it ran in."""
+    calls: int  #: How often it ran.
+    modules: tuple[str, ...]  #: Sorted names of the modules it ran in.
+    #: Whether it may have FLOPs, as it takes or makes floating tensors, so that totals without it are lower bounds.
     heavy: bool
-    """Whether it may have FLOPs, as it takes or makes floating tensors, so that totals without it are lower bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,46 +208,28 @@ class StepRecord:
 class RunContext:
     """Where a profile was taken."""
 
-    framework: str
-    """``lightning.pytorch``, ``pytorch_lightning``, ``transformers``, ``deepspeed`` or ``torch``."""
-    framework_version: str
-    """Installed version of that framework."""
-    torch_version: str
-    """Of the torch that ran."""
-    device_type: str
-    """``cpu``, ``cuda`` …"""
-    device_name: str
-    """As the driver has it; the processor's architecture on a CPU."""
-    precision: str
-    """The framework's name for it, such as ``bf16-mixed``."""
-    host: str = ""
-    """Name of the machine; empty if it was not read."""
-    rank: int = 0
-    """Of the process whose profile this is."""
-    world_size: int = 1
-    """Ranks of the run."""
-    dp_size: int = 1
-    """Ranks that see different data."""
-    tp_size: int = 1
-    """Ranks that share each layer (tensor parallel)."""
-    pp_size: int = 1
-    """Stages of the pipeline."""
+    framework: str  #: ``lightning.pytorch``, ``pytorch_lightning``, ``transformers``, ``deepspeed`` or ``torch``.
+    framework_version: str  #: Installed version of that framework.
+    torch_version: str  #: Of the torch that ran.
+    device_type: str  #: ``cpu``, ``cuda`` …
+    device_name: str  #: As the driver has it; the processor's architecture on a CPU.
+    precision: str  #: The framework's name for it, such as ``bf16-mixed``.
+    host: str = ""  #: Name of the machine; empty if it was not read.
+    rank: int = 0  #: Of the process whose profile this is.
+    world_size: int = 1  #: Ranks of the run.
+    dp_size: int = 1  #: Ranks that see different data.
+    tp_size: int = 1  #: Ranks that share each layer (tensor parallel).
+    pp_size: int = 1  #: Stages of the pipeline.
+    #: This rank's stage of the pipeline, the first being 0; counts, times and parameters are those of the stage.
     pp_rank: int = 0
-    """This rank's stage of the pipeline, the first being 0; counts, times and parameters are those of the stage."""
-    cp_size: int = 1
-    """Ranks that share each sequence (context parallel)."""
-    sp_size: int = 1
-    """Ranks that hold different parts of the same sequences (Ulysses)."""
-    ep_size: int = 1
-    """Ranks that hold different experts; they divide the dp_size."""
-    micro_batch_size: int | None = None
-    """Samples of one batch on this rank; None if not known."""
-    accumulate: int = 1
-    """Batches whose gradients make one update."""
-    strategy: str = ""
-    """The framework's class that spreads the work; empty without one."""
+    cp_size: int = 1  #: Ranks that share each sequence (context parallel).
+    sp_size: int = 1  #: Ranks that hold different parts of the same sequences (Ulysses).
+    ep_size: int = 1  #: Ranks that hold different experts; they divide the dp_size.
+    micro_batch_size: int | None = None  #: Samples of one batch on this rank; None if not known.
+    accumulate: int = 1  #: Batches whose gradients make one update.
+    strategy: str = ""  #: The framework's class that spreads the work; empty without one.
+    #: What ran. In a loop without training a step is one batch, and has no backward and no optimizer.
     loop: Loop = "training"
-    """What ran. In a loop without training a step is one batch, and has no backward and no optimizer."""
 
     @property
     def trains(self) -> bool:
@@ -318,24 +295,20 @@ class TracedStepRecord:
 class MemoryRecord:
     """Memory of this rank in the counted step, and what it is for, in bytes."""
 
-    kind: Literal["allocated", "resident"]
-    """By tensors on the device, or by the whole process on the host."""
+    kind: Literal["allocated", "resident"]  #: By tensors on the device, or by the whole process on the host.
+    #: Held when a phase of the counted step ended, by phase; the largest over its micro-steps.
     held_bytes: Mapping[str, int | None]
-    """Held when a phase of the counted step ended, by phase; the largest over its micro-steps."""
+    #: Most that was held until the report, since the process began or the user reset the device's peak.
     run_peak_bytes: int | None
-    """Most that was held until the report, since the process began or the user reset the device's peak."""
+    #: Most that a caching allocator ever took from the device; None where there is none.
     run_reserved_peak_bytes: int | None
-    """Most that a caching allocator ever took from the device; None where there is none."""
-    parameter_bytes: int
-    """Of this rank's shards."""
-    buffer_bytes: int
-    """The model's buffers."""
-    gradient_bytes: int | None
-    """Largest after a backward; None where gradients are not kept on the parameters."""
+    parameter_bytes: int  #: Of this rank's shards.
+    buffer_bytes: int  #: The model's buffers.
+    gradient_bytes: int | None  #: Largest after a backward; None where gradients are not kept on the parameters.
+    #: States, and copies of parameters that the optimizer keeps for itself; None if not known.
     optimizer_bytes: int | None
-    """States, and copies of parameters that the optimizer keeps for itself; None if not known."""
+    #: Activations and outputs that a forward keeps for the backward; None on the host, which does not show it.
     kept_by_forward_bytes: int | None
-    """Activations and outputs that a forward keeps for the backward; None on the host, which does not show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

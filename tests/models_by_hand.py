@@ -55,16 +55,11 @@ class ByHand:
     """A model, batches for it, and what they cost."""
 
     name: str
-    make: Callable[[], nn.Module] = nn.Identity
-    """The model, where one is run."""
-    sizes: Callable[[random.Random], Sizes]
-    """Draws the sizes of one batch."""
-    batch: Callable[..., Batch] = dict
-    """A batch of these sizes, where a model is run."""
-    cost: Callable[..., StepCost]
-    """What a step on a batch of these sizes costs."""
-    has_formula: bool = True
-    """A step's FLOPs are a polynomial of its sizes."""
+    make: Callable[[], nn.Module] = nn.Identity  #: The model, where one is run.
+    sizes: Callable[[random.Random], Sizes]  #: Draws the sizes of one batch.
+    batch: Callable[..., Batch] = dict  #: A batch of these sizes, where a model is run.
+    cost: Callable[..., StepCost]  #: What a step on a batch of these sizes costs.
+    has_formula: bool = True  #: A step's FLOPs are a polynomial of its sizes.
 
 
 def lengths(numbers: random.Random) -> Sizes:

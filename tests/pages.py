@@ -38,8 +38,7 @@ class Block:
     """A fenced block of a page."""
 
     page: Path
-    line: int
-    """Of the page, where its text begins."""
+    line: int  #: Of the page, where its text begins.
     language: str
     text: str
 

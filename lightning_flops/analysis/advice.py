@@ -39,19 +39,16 @@ class Rule:
     """One row of the table. In ``fact`` and ``remedy``, names in braces stand for what ``words`` returns."""
 
     name: str
+    #: What is compared: None where it is not known or the rule does not apply; else the share of the rule's name.
     measured: Callable[[Evidence], float | None] | None = None
-    """What is compared: None where it is not known or the rule does not apply; else the share of the rule's name."""
-    limit: str = ""
-    """The field of ``AdviceThresholds`` above which that must be, if not that of the rule's name."""
+    limit: str = ""  #: The field of ``AdviceThresholds`` above which that must be, if not that of the rule's name.
     threshold: str = "more than {limit}"
     fact: str
     remedy: str
-    unless: str
-    """When not to follow it."""
+    unless: str  #: When not to follow it.
+    #: The ceiling: the share of a step that the remedy can save at most; None if that is not known.
     saves: Callable[[Evidence, float], float | None] | None = lambda evidence, measured: measured
-    """The ceiling: the share of a step that the remedy can save at most; None if that is not known."""
-    ceiling: str = ""
-    """That limit in words, where it is neither the share that was measured nor unknown."""
+    ceiling: str = ""  #: That limit in words, where it is neither the share that was measured nor unknown.
     source: str = _OWN
     words: Callable[[Evidence], Mapping[str, str]] = lambda evidence: {}
 

@@ -32,30 +32,24 @@ _DEVIATES = frozenset(("aten.rsqrt", "aten.sqrt", "aten.std", "aten.var", "aten.
 class Evidence:
     """What the rules look at. Shares are of a typical step if nothing else is said; None is not measured."""
 
+    #: What rules compare with their limits, by the names of the rules.
     shares: Mapping[str, float | None] = field(default_factory=dict)
-    """What rules compare with their limits, by the names of the rules."""
+    #: Modules that rules are about, by the names of the rules; the one that takes longest first.
     modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Modules that rules are about, by the names of the rules; the one that takes longest first."""
     step_sec: float | None = None
-    batches: float = 1.0
-    """In a step."""
-    data_wait_sec: float | None = None
-    """In a step."""
-    compute_share: float | None = None
-    """Forward and backward."""
-    kernel_share: float | None = None
-    """Kernels that compute."""
+    batches: float = 1.0  #: In a step.
+    data_wait_sec: float | None = None  #: In a step.
+    compute_share: float | None = None  #: Forward and backward.
+    kernel_share: float | None = None  #: Kernels that compute.
     device: DeviceAbilities = UNKNOWN_DEVICE
-    facts: RunFacts = _NO_FACTS
-    """How the run is set up."""
+    facts: RunFacts = _NO_FACTS  #: How the run is set up.
+    #: Of the process group that synchronizes gradients of modules on GPUs, where that could be NCCL.
     backend: str | None = None
-    """Of the process group that synchronizes gradients of modules on GPUs, where that could be NCCL."""
+    #: The rank that the others wait for longest; None if all keep pace, or the other ranks are not known.
     straggler: Straggler | None = None
-    """The rank that the others wait for longest; None if all keep pace, or the other ranks are not known."""
-    idle_cores: float | None = None
-    """Cores of the machine that had nothing to do while steps were timed."""
+    idle_cores: float | None = None  #: Cores of the machine that had nothing to do while steps were timed.
+    #: Processor time that this process had, or was ready for, while steps were timed ÷ their time.
     processor_share: float | None = None
-    """Processor time that this process had, or was ready for, while steps were timed ÷ their time."""
 
     @property
     def data_wait_share(self) -> float | None:

@@ -21,10 +21,8 @@ RECORD_LIMIT_BYTES, _INFLATED_LIMIT_BYTES = 65_536, 4 << 20
 class TracedRank:
     """What the trace of one rank says for a comparison with the others."""
 
-    rank: int | None
-    """None where no trace says its rank."""
-    source: str = ""
-    """Where a trace file came from."""
+    rank: int | None  #: None where no trace says its rank.
+    source: str = ""  #: Where a trace file came from.
     steps: int
     overlap: Overlap
     collectives: tuple[CollectiveCalls, ...]
@@ -34,18 +32,12 @@ class TracedRank:
 class RankRecord:
     """What one rank sends to the one that reports."""
 
-    profile: Profile
-    """Without what has a part for each module, operator or collective."""
-    traced: TracedRank | None
-    """None without a traced step that has collectives."""
-    module_names: tuple[str, ...] = ()
-    """Modules with times, in tree order."""
-    own_forward_ns: Integers
-    """Of each of them in the traced step, without the modules below it."""
-    own_backward_ns: Integers
-    """Of their backwards."""
-    left_out: str = ""
-    """What did not fit, in words."""
+    profile: Profile  #: Without what has a part for each module, operator or collective.
+    traced: TracedRank | None  #: None without a traced step that has collectives.
+    module_names: tuple[str, ...] = ()  #: Modules with times, in tree order.
+    own_forward_ns: Integers  #: Of each of them in the traced step, without the modules below it.
+    own_backward_ns: Integers  #: Of their backwards.
+    left_out: str = ""  #: What did not fit, in words.
 
     @property
     def rank(self) -> int:

@@ -35,8 +35,7 @@ class _Rank(NamedTuple):
     rank: int
     step_sec: float
     own_sec: Mapping[str, float]
-    variance: float = 0.0
-    """Of the mean of all these parts together; 0 where a trace is all there is."""
+    variance: float = 0.0  #: Of the mean of all these parts together; 0 where a trace is all there is.
     record: RankRecord | None = None
 
 

@@ -19,15 +19,12 @@ import torch
 class ParallelSizes:
     """Ranks along each way to share the work: ``world_size`` = dp × tp × pp × cp × sp; experts divide dp once more."""
 
-    dp_size: int = 1
-    """Ranks that see different data."""
+    dp_size: int = 1  #: Ranks that see different data.
     tp_size: int = 1
     pp_size: int = 1
     cp_size: int = 1
-    sp_size: int = 1
-    """Ranks that hold different parts of the same sequences (Ulysses)."""
-    ep_size: int = 1
-    """Ranks that hold different experts, of the layer that spreads its experts most."""
+    sp_size: int = 1  #: Ranks that hold different parts of the same sequences (Ulysses).
+    ep_size: int = 1  #: Ranks that hold different experts, of the layer that spreads its experts most.
 
 
 _KINDS = {"tp_size": ("tensor_model", "slice", "model"), "pp_size": ("pipeline_model", "pipe"), "cp_size": ("context",)}

@@ -17,13 +17,10 @@ from lightning_flops.measure.torch_private.optional import flat_parts, on_this_r
 class Held(NamedTuple):
     """A parameter that a module holds."""
 
-    shape: tuple[int, ...] | None
-    """None for a lazy one."""
-    size: int
-    """Elements of it in the whole model."""
+    shape: tuple[int, ...] | None  #: None for a lazy one.
+    size: int  #: Elements of it in the whole model.
     trainable: bool
-    local: int
-    """Elements of it in this rank's memory."""
+    local: int  #: Elements of it in this rank's memory.
     dtype: torch.dtype
 
 

@@ -50,13 +50,11 @@ step's, or when twice as many steps did not have enough of them."""
 class Phase(Enum):
     """What a recorder does with the running step."""
 
-    WAITING = "waiting"
-    """The step to count is still to come."""
+    WAITING = "waiting"  #: The step to count is still to come.
+    #: One step is counted outside of every window, for the FLOPs of the run; then the recorder waits again.
     SAMPLING = "sampling"
-    """One step is counted outside of every window, for the FLOPs of the run; then the recorder waits again."""
     COUNTING = "counting"
-    SETTLING = "settling"
-    """Steps are left alone until the loader's queue has drained."""
+    SETTLING = "settling"  #: Steps are left alone until the loader's queue has drained.
     TIMING = "timing"
     TRACING = "tracing"
     CLOSED = "closed"
@@ -75,10 +73,9 @@ class CountedStep:
     """FLOPs of one step."""
 
     flops: BucketFlops
-    lower_bound: bool
-    """An operator that may have FLOPs was not counted."""
+    lower_bound: bool  #: An operator that may have FLOPs was not counted.
+    #: Values in its tensors decided sizes: another step of its shapes may have other FLOPs.
     data_dependent: bool = False
-    """Values in its tensors decided sizes: another step of its shapes may have other FLOPs."""
 
 
 @dataclass(slots=True)
@@ -88,8 +85,8 @@ class _RunningStep:
     batches: list[Shapes] = field(default_factory=list)
     samples: int | None = 0
     tokens: int | None = 0
+    #: How often each part began that is a forward, a backward or an update by itself.
     parts: Tally[str] = field(default_factory=Tally)
-    """How often each part began that is a forward, a backward or an update by itself."""
 
     def add_batch(self, shapes: Shapes, *, samples: int | None, tokens: int | None) -> None:
         """A batch of this step went through the loop; None for samples or tokens that are not known."""
@@ -119,21 +116,15 @@ class _Measured:
     """What a window has measured since its first step was counted."""
 
     counter: PartCounter
-    counted: list[StepRecord]
-    """One step; several where signatures keep changing."""
+    counted: list[StepRecord]  #: One step; several where signatures keep changing.
     modules: tuple[ModuleRecord, ...]
-    timer: PhaseTimer | None
-    """None where the device cannot be timed."""
+    timer: PhaseTimer | None  #: None where the device cannot be timed.
+    #: The steps that ran while some were timed.
     watched: list[tuple[StepRecord, StepMarks]] = field(default_factory=list)
-    """The steps that ran while some were timed."""
-    matches: int = 0
-    """How many of them have the counted step's signature."""
-    settled: int = 0
-    """Steps that were left alone."""
-    variable: bool = False
-    """Steps keep changing in their signatures."""
-    complete: bool = False
-    """Whether counts and times are."""
+    matches: int = 0  #: How many of them have the counted step's signature.
+    settled: int = 0  #: Steps that were left alone.
+    variable: bool = False  #: Steps keep changing in their signatures.
+    complete: bool = False  #: Whether counts and times are.
 
     def is_comparable(self, signature: StepSignature) -> bool:
         """Whether a step of this signature can be compared with what was counted."""

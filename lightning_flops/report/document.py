@@ -21,18 +21,13 @@ class Column:
     """One property of a table's rows."""
 
     label: str
-    of: Callable[[Any], Any]
-    """What a row has."""
-    show: Callable[[Any], str] = plain
-    """The same as text; what is not known is n/a in every column."""
-    sort: str = ""
-    """The key under which rows are sorted by it; empty for none."""
-    left: bool = False
-    """Text, which stands on the left and may be cut; the first column always is."""
+    of: Callable[[Any], Any]  #: What a row has.
+    show: Callable[[Any], str] = plain  #: The same as text; what is not known is n/a in every column.
+    sort: str = ""  #: The key under which rows are sorted by it; empty for none.
+    left: bool = False  #: Text, which stands on the left and may be cut; the first column always is.
+    #: Unit of numbers that have three significant digits, and one prefix in all columns of a table that share it.
     unit: str = ""
-    """Unit of numbers that have three significant digits, and one prefix in all columns of a table that share it."""
-    bar: bool = False
-    """Shares of one, which a page draws as bars."""
+    bar: bool = False  #: Shares of one, which a page draws as bars.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +36,7 @@ class Table:
 
     rows: Sequence[Any]
     columns: Sequence[Column]
-    whole: bool = False
-    """Show all rows, however many were asked for."""
+    whole: bool = False  #: Show all rows, however many were asked for.
 
     def lay(self, *, most: int | None, sort: str | None = None) -> Iterator[tuple[str, list[Any], list[str]]]:
         """The label of each column, and what *most* rows have of it, as it is and as text; the largest *sort* first."""
@@ -79,8 +73,7 @@ class Section:
     title: str
     note: str
     items: Sequence[Item]
-    picture: str = ""
-    """What a page draws before the items: ``steps``, ``modules``, ``roofline`` or ``curves``."""
+    picture: str = ""  #: What a page draws before the items: ``steps``, ``modules``, ``roofline`` or ``curves``.
 
 
 # ---- columns

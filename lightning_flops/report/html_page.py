@@ -43,29 +43,20 @@ BUNDLE = files("lightning_flops.report") / "page"
 class WindowFigures(msgspec.Struct):
     """One view in a few figures: what a strip of many views shows without reading any."""
 
-    label: str
-    """Its name in the list of views to choose from."""
-    profile_step: int = 0
-    """Place of a window in its run."""
-    global_step_sec: float | None = None
-    """Of a typical step, or the mean of all; None if none was timed."""
-    parts_sec: dict[str, float] = {}
-    """The same, divided."""
-    mfu: float | None = None
-    """Of the job; None where it is not known."""
-    address: str = ""
-    """Query for the view, where TensorBoard's server has it."""
+    label: str  #: Its name in the list of views to choose from.
+    profile_step: int = 0  #: Place of a window in its run.
+    global_step_sec: float | None = None  #: Of a typical step, or the mean of all; None if none was timed.
+    parts_sec: dict[str, float] = {}  #: The same, divided.
+    mfu: float | None = None  #: Of the job; None where it is not known.
+    address: str = ""  #: Query for the view, where TensorBoard's server has it.
 
 
 class PageRun(msgspec.Struct):
     """One run as the page lists it."""
 
-    name: str
-    """Its name among the runs of the page."""
-    windows: list[WindowFigures] = []
-    """One is shown at a time."""
-    problems: list[str] = []
-    """What could not be read, in sentences."""
+    name: str  #: Its name among the runs of the page.
+    windows: list[WindowFigures] = []  #: One is shown at a time.
+    problems: list[str] = []  #: What could not be read, in sentences.
 
 
 View = dict[str, Any]

@@ -25,12 +25,10 @@ _MARK = re.compile(r"(-|\d+\.) ")
 class View:
     """What a reader asked to see of each table, and the width that texts are made for."""
 
-    rows: int | None
-    """The most of each table; None for all."""
-    sort: SortKey | None = None
-    """None for each table's own order."""
+    rows: int | None  #: The most of each table; None for all.
+    sort: SortKey | None = None  #: None for each table's own order.
+    #: Of the terminal, in columns; None for no limit. A table with more numbers than fit is wider.
     width: int | None = None
-    """Of the terminal, in columns; None for no limit. A table with more numbers than fit is wider."""
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
         """Columns under *head*, right-aligned but for those in *left*, of which the widest are cut if need be."""

@@ -135,10 +135,8 @@ class Network:
 
     name: str
     family: str
-    build: Callable[[], Example]
-    """Makes the model and its inputs, and says what they cost."""
-    one_call: bool
-    """Whether ``expected.forward`` is what one call of the model on its inputs costs."""
+    build: Callable[[], Example]  #: Makes the model and its inputs, and says what they cost.
+    one_call: bool  #: Whether ``expected.forward`` is what one call of the model on its inputs costs.
 
     _expected: Expected | None = None
 

@@ -50,14 +50,10 @@ def each(networks: tuple[Network, ...]) -> pytest.MarkDecorator:
 class Ran:
     """One run of a network, forward and backward."""
 
-    state: dict[str, Tensor]
-    """Weights, buffers, gradients and the state of the random generator, afterwards."""
-    counts: FlopCounts | None
-    """None where nothing was counted."""
-    names: frozenset[str]
-    """Of the model's modules."""
-    is_one_backward: bool
-    """It was one forward and the backward of all that it put out, and nothing else."""
+    state: dict[str, Tensor]  #: Weights, buffers, gradients and the state of the random generator, afterwards.
+    counts: FlopCounts | None  #: None where nothing was counted.
+    names: frozenset[str]  #: Of the model's modules.
+    is_one_backward: bool  #: It was one forward and the backward of all that it put out, and nothing else.
 
 
 def ran(network: Network, *, counted: bool) -> Ran:

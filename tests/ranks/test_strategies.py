@@ -91,8 +91,7 @@ class Case:
     profiles: list[Profile]
 
     ranks: int
-    flops: tuple[int, int]
-    """Forward and backward of all ranks."""
+    flops: tuple[int, int]  #: Forward and backward of all ranks.
 
 
 def case_of(name: str) -> Case:

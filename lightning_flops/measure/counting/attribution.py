@@ -30,25 +30,20 @@ class Running(NamedTuple):
 
     module: str
     phase: FlopPhase
-    owner: Any
-    """The module or the optimizer; None for code of neither."""
-    task: int
-    """The graph task inside which it began."""
-    pushed: bool = False
-    """Whether the dispatch mode was pushed for it."""
+    owner: Any  #: The module or the optimizer; None for code of neither.
+    task: int  #: The graph task inside which it began.
+    pushed: bool = False  #: Whether the dispatch mode was pushed for it.
 
 
 @dataclass(slots=True, eq=False)
 class Backward:
     """A call of backward() or grad() that is running."""
 
-    caller: ThreadState
-    """Of the thread it was called on, whose numbers its nodes have."""
+    caller: ThreadState  #: Of the thread it was called on, whose numbers its nodes have.
     create_graph: bool
-    task: int = NO_GRAPH_TASK
-    """Number of its graph task, once that is known."""
+    task: int = NO_GRAPH_TASK  #: Number of its graph task, once that is known.
+    #: Threads that may have made its nodes, likeliest first, each with the number that its nodes are below.
     tables: tuple[tuple[ThreadState, int], ...] = ()
-    """Threads that may have made its nodes, likeliest first, each with the number that its nodes are below."""
 
     def maker(self, number: int) -> str | None:
         """The module that made the node with this number; None: it was made while nothing was counted."""

@@ -232,10 +232,8 @@ class _Graph(NamedTuple):
     """What the text of a graph says."""
 
     inputs: list[str]
-    tensors: dict[str, tuple[str, str]]
-    """Dtype and sizes of each tensor, as written."""
-    symbols: dict[str, str]
-    """Names of the inputs that are sizes, by the symbols that stand for them."""
+    tensors: dict[str, tuple[str, str]]  #: Dtype and sizes of each tensor, as written.
+    symbols: dict[str, str]  #: Names of the inputs that are sizes, by the symbols that stand for them.
     calls: list[tuple[str, ast.Call]]
 
 

@@ -18,8 +18,7 @@ class StepMarks(NamedTuple):
 
     stamps: tuple[Any, ...]
     parts: tuple[str, ...]
-    entered: tuple[str, ...]
-    """Every part that began in this step and counts, in order."""
+    entered: tuple[str, ...]  #: Every part that began in this step and counts, in order.
 
 
 class StepTimes(NamedTuple):

@@ -58,12 +58,9 @@ def _quietly(ask: Callable[[], Any]) -> Any:
 class Counters(NamedTuple):
     """The system's counters; they only grow. Empty or 0: this system does not have the counter."""
 
-    waited_sec: Mapping[str, float]
-    """How long each thread of this process was ready to run and had no processor."""
-    busy_ticks: int = 0
-    """Processor time that anything on this machine was ready to use, in some unit."""
-    idle_ticks: int = 0
-    """Processor time that nothing was ready to use."""
+    waited_sec: Mapping[str, float]  #: How long each thread of this process was ready to run and had no processor.
+    busy_ticks: int = 0  #: Processor time that anything on this machine was ready to use, in some unit.
+    idle_ticks: int = 0  #: Processor time that nothing was ready to use.
 
 
 def read_counters() -> Counters:

@@ -182,12 +182,10 @@ def wraps(module: nn.Module, child: str) -> bool:
 class FlatPiece(NamedTuple):
     """One parameter as it was before FullyShardedDataParallel put it into a flat one."""
 
-    key: tuple[int, int]
-    """One value for every module that shares the parameter, and for no other parameter."""
+    key: tuple[int, int]  #: One value for every module that shares the parameter, and for no other parameter.
     shape: tuple[int, ...]
     trainable: bool
-    local: int
-    """Elements that this rank's shard has of it."""
+    local: int  #: Elements that this rank's shard has of it.
     dtype: torch.dtype
 
 

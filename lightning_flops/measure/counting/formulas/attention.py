@@ -43,14 +43,10 @@ Matrices = Sequence[tuple[int, int, int]]
 class Call(NamedTuple):
     """What one call of a fused kernel multiplies."""
 
-    entries: int
-    """Entries of all its score matrices."""
-    skipped: int = 0
-    """Scores that the mask rules out."""
-    causal: bool = False
-    """Whether it was flagged causal."""
-    by_values: bool = False
-    """The sizes of the matrices are data-dependent."""
+    entries: int  #: Entries of all its score matrices.
+    skipped: int = 0  #: Scores that the mask rules out.
+    causal: bool = False  #: Whether it was flagged causal.
+    by_values: bool = False  #: The sizes of the matrices are data-dependent.
 
 
 def _call(

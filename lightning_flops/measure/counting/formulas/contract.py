@@ -20,20 +20,14 @@ Keywords = Mapping[str, Any]
 class Work:
     """FLOPs of one call of an operator, where a single number does not say them."""
 
-    flops: int
-    """Model FLOPs, which belong to the running phase; attention over the full score matrix."""
-    recompute: int = 0
-    """FLOPs with which a fused attention's backward repeats a part of its forward."""
+    flops: int  #: Model FLOPs, which belong to the running phase; attention over the full score matrix.
+    recompute: int = 0  #: FLOPs with which a fused attention's backward repeats a part of its forward.
+    #: FLOPs of ``flops + recompute`` that belong to score-matrix entries the kernel's mask rules out. Exact for the
+    #: mask's shape, rectangular masks and sliding windows included. A kernel skips whole tiles only, so what it
+    #: executes is a little more than ``flops + recompute - skipped``.
     skipped: int = 0
-    """FLOPs of ``flops + recompute`` that belong to score-matrix entries the kernel's mask rules out.
-
-    Exact for the mask's shape, rectangular masks and sliding windows included. A kernel skips whole tiles only, so what
-    it executes is a little more than ``flops + recompute - skipped``.
-    """
-    causal: bool = False
-    """Whether the call was flagged causal, so that ``causal_attention="half"`` halves it."""
-    by_values: bool = False
-    """Numbers in the call's tensors decide the FLOPs, as the lengths of packed sequences do."""
+    causal: bool = False  #: Whether the call was flagged causal, so that ``causal_attention="half"`` halves it.
+    by_values: bool = False  #: Numbers in the call's tensors decide the FLOPs, as the lengths of packed sequences do.
 
 
 Formula = Callable[[Arguments, Keywords, Any], "int | Work"]
@@ -61,15 +55,12 @@ COMPLEX_PRODUCT = 4
 class Rule:
     """How the FLOPs of one operator, in all its overloads, follow from its arguments."""
 
+    #: Takes the values of *arguments*, in that order; a number that it answers is that of real multiply-adds.
     flops: Callable[..., int | Work]
-    """Takes the values of *arguments*, in that order; a number that it answers is that of real multiply-adds."""
+    #: Schema names of what *flops* reads: ``a|b`` is the first of these that the schema has, ``RESULT`` the result. A
+    #: name that ends in ``?`` reads None where the schema has no such argument. The first value gives the dtype.
     arguments: str
-    """Schema names of what *flops* reads: ``a|b`` is the first of these that the schema has, ``RESULT`` the result.
-
-    A name that ends in ``?`` reads None where the schema has no such argument. The first value gives the dtype.
-    """
-    estimate: str = ""
-    """Where the leading terms come from, when they are an estimate; empty for an exact count."""
+    estimate: str = ""  #: Where the leading terms come from, when they are an estimate; empty for an exact count.
 
 
 def rules(names: str, flops: Callable[..., int | Work], *rest: Any, **others: Any) -> dict[str, Rule]:
@@ -127,19 +118,15 @@ def no_flops(args: Arguments, kwargs: Keywords, out: Any) -> int:
 class Entry:
     """What is known about an operator."""
 
-    name: str
-    """Without overload, such as ``aten.mm``."""
+    name: str  #: Without overload, such as ``aten.mm``.
     kind: Literal["formula", "free", "unknown"]
-    compute: Formula = no_flops
-    """Zero for free and unknown operators."""
+    compute: Formula = no_flops  #: Zero for free and unknown operators.
     dtype_of: DtypeRule = dtype_of_first_tensor
+    #: Source of the formula where it is an estimate, such as ``5 N log2 N for a complex FFT``; else empty.
     estimate: str = ""
-    """Source of the formula where it is an estimate, such as ``5 N log2 N for a complex FFT``; else empty."""
+    #: Unknown as a whole, but made of other operators, which ``op.decompose(*args, **kwargs)`` runs on plain tensors.
+    #: They reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode.
     composite: bool = False
-    """Unknown as a whole, but made of other operators, which ``op.decompose(*args, **kwargs)`` runs on plain tensors.
-
-    They reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode.
-    """
 
 
 def _reader(schema: Any, names: str) -> Callable[[Arguments, Keywords, Any], Any]:
