@@ -149,6 +149,7 @@ def _kernels(rows: Sequence[tables.KernelRow], summary: tables.KernelSummary) ->
         return None if summary.tensor_core_ratio is None else said
 
     columns = [named("kernel"), CALLS, *statistics("device")]
+    columns[1:1] = [field("of", "operator", short, left=True)] if any(row.operator for row in rows) else []
     columns += filled(rows, [*_RATES, Column("TC", tensor_cores, str)])
     columns += all_of({"blocks/SM": "blocks_per_sm", "occupancy, %": "occupancy_percent"})
     values = {
@@ -329,7 +330,8 @@ def _top_kernels(trace: TraceReport) -> str:
     for row in (trace.kernels or ())[:_KERNELS]:
         hfu = at("flops.hfu")(row)
         of_peak = "" if hfu is None else f" (at {percent(hfu)} of the peak)"
-        top_kernels.append(f"{short(own_name(row.name))} {percent(row.device.ratio)}{of_peak}")
+        launched = f" of {short(row.operator)}" if row.operator else ""
+        top_kernels.append(f"{short(own_name(row.name))}{launched} {percent(row.device.ratio)}{of_peak}")
     return f"Most kernel time: {', '.join(top_kernels)}."
 
 

@@ -126,6 +126,7 @@ class KernelRow(Row):
     """All runs of one kernel, by its name as compiled."""
 
     device: Durations  #: Time on the device; ratio: of all kernels' durations.
+    operator: str  #: Operator that launched it, of several the one with most of its time; empty: not known.
     tensor_cores: bool  #: Whether its name says that it runs on tensor cores.
     tensor_cores_eligible: bool  #: Whether an operator that can use tensor cores launched it at least once.
     collective: bool  #: Whether it communicates.

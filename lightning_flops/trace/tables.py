@@ -67,6 +67,7 @@ def kernel_tables(trace: Trace) -> tuple[tuple[schema.KernelRow, ...], schema.Ke
         name=names,
         calls=groups.calls,
         device=groups.durations(lengths, whole_ns=whole_ns),
+        operator=[trace.name_of(row) if row >= 0 else "" for row in _launchers(trace, rows, operators)],
         tensor_cores=map(uses_tensor_cores, names),
         tensor_cores_eligible=groups.reduced(np.logical_or, eligible),
         collective=groups.reduced(np.logical_or, ~computes),
@@ -83,6 +84,14 @@ def kernel_tables(trace: Trace) -> tuple[tuple[schema.KernelRow, ...], schema.Ke
         short_calls_ratio=ratio(int(short.sum()), len(rows)),
         short_time_ratio=ratio(int(lengths[short].sum()), whole_ns),
     )
+
+
+def _launchers(trace: Trace, rows: Ints, operators: Ints) -> Iterator[int]:
+    """For each name of kernels the row of an operator whose name launched most of their time, or -1."""
+    groups = group_by(trace.name[rows], np.where(operators >= 0, trace.name[operators], -1))
+    spent = group_by(groups.keys[0]).parts(np.array(groups.sums(trace.duration_ns[rows]), dtype=np.int64))
+    firsts = group_by(groups.keys[0]).parts(operators[groups.order[groups.firsts]])
+    yield from (int(first[np.argmax(most)]) for first, most in zip(firsts, spent, strict=True))
 
 
 def transfer_table(trace: Trace) -> tuple[Row, ...] | None:

@@ -256,10 +256,14 @@ def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
         launch(2, 2),
         sized(2, 60, 10, 3, 50, name="ampere_bf16_s16816gemm_bf16_128x128"),
         operator("aten::relu", 11, 5),
-        *launched(3, 12, 80, 40, name="elementwise"),
-        *launched(4, 17, 130, 20, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=9),
+        *launched(3, 12, 80, 18, name="elementwise"),
+        operator("aten::add", 16, 5),
+        *launched(5, 17, 100, 12, name="elementwise"),
+        *launched(6, 19, 115, 10, name="elementwise"),
+        *launched(4, 22, 130, 20, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=9),
     )
     first, second, third = known(tables.kernel_tables(loaded)[0])
+    assert [row.operator for row in (first, second, third)] == ["aten::mm", "aten::add", ""]
     assert (first.name, first.calls, first.device.ratio) == ("ampere_bf16_s16816gemm_bf16_128x128", 2, 0.4)
     assert (first.blocks_per_sm, first.occupancy_percent) == (1.5, 20)
     assert first.tensor_cores
@@ -269,7 +273,7 @@ def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
     assert third.collective
     summary = known(tables.kernel_tables(loaded)[1])
     # Collectives compute nothing, on tensor cores or off.
-    assert (summary.calls, summary.total_us, summary.tensor_core_ratio) == (4, 100, 40 / 80)
+    assert (summary.calls, summary.total_us, summary.tensor_core_ratio) == (6, 100, 40 / 80)
     assert summary.tensor_core_eligible_ratio == 40 / 80
     assert (summary.short_calls_ratio, summary.short_time_ratio) == (0, 0)
 

@@ -99,7 +99,7 @@ def test_one_step() -> None:
     assert answer(of(*STEP)) == [
         "The step takes 100 us: kernel 50.00%, other 37.00%, data loader 8.00%, cpu 4.00%.",
         "MFU is 40.00%, HFU 40.00% of the device's dense peak, 19.5 TFLOP/s in float32.",
-        "Most kernel time: gemm 100.00% (at 80.00% of the peak).",
+        "Most kernel time: gemm of aten::mm 100.00% (at 80.00% of the peak).",
     ]
 
 
