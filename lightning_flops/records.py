@@ -210,9 +210,9 @@ class RunContext:
 
     framework: str  #: ``lightning.pytorch``, ``pytorch_lightning``, ``transformers``, ``deepspeed`` or ``torch``.
     framework_version: str  #: Installed version of that framework.
-    torch_version: str  #: Of the torch that ran.
+    torch_version: str  #: Version of torch in the run.
     device_type: str  #: ``cpu``, ``cuda`` …
-    device_name: str  #: As the driver has it; the processor's architecture on a CPU.
+    device_name: str  #: Name that the driver has for it; the processor's architecture on a CPU.
     precision: str  #: The framework's name for it, such as ``bf16-mixed``.
     host: str = ""  #: Name of the machine; empty if it was not read.
     rank: int = 0  #: Of the process whose profile this is.

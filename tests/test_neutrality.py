@@ -208,11 +208,13 @@ def test_before_torch_2_9_compiled_code_runs_as_its_python_in_the_counted_step(m
     compilations: list[int] = []
     model: Any = torch.compile(small_model(), backend=eager_backend_counting_compilations(compilations))
     before = torch_state_and_warnings()
+    tables = [higher.python_key_table for higher in take("torch._ops:_higher_order_ops").values()]
     with count_flops(model) as counts:
-        run_step(model)
-        assert compilations == []
+        with count_flops(model):
+            run_step(model)
+        assert compilations == [] and all(CountingMode in table for table in tables)
     assert torch_state_and_warnings() == before
-    assert not any(CountingMode in higher.python_key_table for higher in take("torch._ops:_higher_order_ops").values())
+    assert not any(CountingMode in table for table in tables)
     assert counts.forward == 2 * 2 * 3 * 5 + 2 * 2 * 5 * 7
     run_step(model)
     assert compilations

@@ -37,8 +37,8 @@ class Evidence:
     #: Modules that rules are about, by the names of the rules; the one that takes longest first.
     modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
     step_sec: float | None = None
-    batches: float = 1.0  #: In a step.
-    data_wait_sec: float | None = None  #: In a step.
+    batches: float = 1.0  #: Batches in a step.
+    data_wait_sec: float | None = None  #: Wait for data in a step.
     compute_share: float | None = None  #: Forward and backward.
     kernel_share: float | None = None  #: Kernels that compute.
     device: DeviceAbilities = UNKNOWN_DEVICE

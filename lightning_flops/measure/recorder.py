@@ -124,7 +124,7 @@ class _Measured:
     matches: int = 0  #: How many of them have the counted step's signature.
     settled: int = 0  #: Steps that were left alone.
     variable: bool = False  #: Steps keep changing in their signatures.
-    complete: bool = False  #: Whether counts and times are.
+    complete: bool = False  #: Whether all counts and times are there.
 
     def is_comparable(self, signature: StepSignature) -> bool:
         """Whether a step of this signature can be compared with what was counted."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.advice import advise
+from lightning_flops.analysis.advice import RULES, advise
 from lightning_flops.analysis.devices import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, gather_evidence
 from lightning_flops.analysis.timing import build_timing
@@ -40,31 +40,36 @@ def only(evidence: Evidence) -> Advice:
     return advice
 
 
-@pytest.mark.parametrize(
-    ("rule", "limit", "of"),
-    [
-        ("padding", 0.20, lambda share: {"facts": RunFacts(padding_ratio=share)}),
-        ("exposed_communication", 0.10, lambda share: {"shares": {"exposed_communication": share}}),
-        ("waiting", 0.10, lambda share: {"shares": {"waiting": share}}),
-        ("straggler", 0, lambda share: {"straggler": STRAGGLER if share else None}),
-        ("backend", 0, lambda share: {"backend": "gloo" if share else "nccl"}),
-        ("data_parallel", 1, lambda share: {"facts": RunFacts(data_parallel_devices=math.ceil(share))}),
-        ("optimizer", 0.15, lambda share: {"shares": {"optimizer": share}, "facts": RunFacts(optimizers=(ADAM,))}),
-        ("norm", 0.10, lambda share: {"shares": {"norm": share}}),
-        ("dropout", 0.10, lambda share: {"shares": {"dropout": share}}),
-        ("starved", 0.05, lambda share: {"shares": {"starved": share}}),
-        ("idle", 0.20, lambda share: {"shares": {"idle": share}}),
-        (
-            "tensor_core_eligible",
-            0.05,
-            lambda share: {"shares": {"tensor_core_eligible": share}, "device": TENSOR_CORES},
-        ),
-        ("float32", 0.05, lambda share: {"shares": {"float32": share}, "device": TENSOR_CORES}),
-        ("misaligned", 0.05, lambda share: {"shares": {"misaligned": share}}),
-        ("pageable_copies", 0.05, lambda share: {"shares": {"pageable_copies": share}}),
-        ("heat_limited", 0.05, lambda share: {"shares": {"heat_limited": share}}),
-    ],
-)
+LIMITS: list[tuple[str, float, Callable[[float], dict[str, Any]]]] = [
+    ("padding", 0.20, lambda share: {"facts": RunFacts(padding_ratio=share)}),
+    ("exposed_communication", 0.10, lambda share: {"shares": {"exposed_communication": share}}),
+    ("waiting", 0.10, lambda share: {"shares": {"waiting": share}}),
+    ("straggler", 0, lambda share: {"straggler": STRAGGLER if share else None}),
+    ("backend", 0, lambda share: {"backend": "gloo" if share else "nccl"}),
+    ("data_parallel", 1, lambda share: {"facts": RunFacts(data_parallel_devices=math.ceil(share))}),
+    ("optimizer", 0.15, lambda share: {"shares": {"optimizer": share}, "facts": RunFacts(optimizers=(ADAM,))}),
+    ("norm", 0.10, lambda share: {"shares": {"norm": share}}),
+    ("dropout", 0.10, lambda share: {"shares": {"dropout": share}}),
+    ("starved", 0.05, lambda share: {"shares": {"starved": share}}),
+    ("idle", 0.20, lambda share: {"shares": {"idle": share}}),
+    (
+        "tensor_core_eligible",
+        0.05,
+        lambda share: {"shares": {"tensor_core_eligible": share}, "device": TENSOR_CORES},
+    ),
+    ("float32", 0.05, lambda share: {"shares": {"float32": share}, "device": TENSOR_CORES}),
+    ("misaligned", 0.05, lambda share: {"shares": {"misaligned": share}}),
+    ("pageable_copies", 0.05, lambda share: {"shares": {"pageable_copies": share}}),
+    ("heat_limited", 0.05, lambda share: {"shares": {"heat_limited": share}}),
+]
+
+
+def test_every_rule_has_a_case() -> None:
+    of_data = {"data_wait", "data_wait_full", "data_wait_short"}
+    assert {rule for rule, *_ in LIMITS} | of_data == {one.name for one in RULES}
+
+
+@pytest.mark.parametrize(("rule", "limit", "of"), LIMITS)
 def test_a_rule_speaks_above_its_limit_alone(rule: str, limit: float, of: Callable[[float], dict[str, Any]]) -> None:
     assert rules(Evidence(**of(limit))) == []
     assert rules(Evidence(**of(limit + 0.01))) == [rule]

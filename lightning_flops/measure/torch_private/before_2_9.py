@@ -15,11 +15,11 @@ import torch
 from lightning_flops.measure.torch_private.needed import DispatchMode, hide, take
 
 IS_HERE = not hasattr(DispatchMode, "ignore_compile_internals")
-"""Whether this torch is such a one."""
+"""Whether this torch is older than 2.9."""
 
 
 def run_uncompiled(undo: ExitStack, mode: type[DispatchMode]) -> None:
-    """Such a torch runs what is compiled as its Python until *undo* is closed; a newer one stays as it is.
+    """Torch before 2.9 runs what is compiled as its Python until *undo* is closed; a newer one stays as it is.
 
     Operators of higher order (flex attention, ``torch.cond``) get a rule for modes of the class *mode* for so long.
     """
@@ -27,8 +27,9 @@ def run_uncompiled(undo: ExitStack, mode: type[DispatchMode]) -> None:
         return
     undo.enter_context(torch.compiler.set_stance("force_eager"))
     for higher in take("torch._ops:_higher_order_ops", {}).values():
-        higher.python_key_table[mode] = partial(_run_through, higher)
-        undo.callback(higher.python_key_table.pop, mode, None)
+        if mode not in higher.python_key_table:  # a counter around this one has it there, and takes it out
+            higher.python_key_table[mode] = partial(_run_through, higher)
+            undo.callback(higher.python_key_table.pop, mode, None)
 
 
 def _run_through(higher: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
