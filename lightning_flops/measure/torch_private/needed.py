@@ -9,6 +9,7 @@ import functools
 import operator
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
@@ -201,6 +202,7 @@ class _After:
         self._is_inside = is_inside
         self._threads: dict[int, int] = {}
         """In these the stack was changed inside of one that has not ended; how many have begun since."""
+        self._open: dict[int, Any] = {}  #: These, by their ids: one that is dropped without its end has ended, too.
         self._without_us: dict[str, Any] = {}
         """The functions."""
 
@@ -229,19 +231,26 @@ class _After:
             try:
                 return end(*args)
             finally:
+                self._open.pop(id(args[0]), None)
                 self._has_ended(sys._getframe(1))
 
-        def begins(*args: Any) -> Any:
-            result = begin(*args)
+        def begins(context: Any) -> Any:
+            result, key = begin(context), id(context)
+
+            def dropped(_: Any) -> None:
+                if self._open.pop(key, None):
+                    self._has_ended(None)
+
             if (thread := threading.get_ident()) in self._threads:
                 self._threads[thread] += 1
+                self._open[key] = weakref.ref(context, dropped)  # torch's compiler ends none where it gives up
             return result
 
         setattr(owner, self._end, ends)
         if self._begin:
             setattr(owner, self._begin, begins)
 
-    def _has_ended(self, frame: FrameType) -> None:
+    def _has_ended(self, frame: FrameType | None) -> None:
         """What *frame* had begun is over."""
         thread = threading.get_ident()
         if thread not in self._threads:
@@ -252,7 +261,7 @@ class _After:
             _push(_NOOP_MODE)
             _pop(None)
         self._threads[thread] = max(0, self._threads[thread] - 1)
-        self.stack_changes(frame.f_back)  # it may have been inside another one
+        self.stack_changes(frame and frame.f_back)  # it may have been inside another one
 
 
 hide(_After._has_ended)
