@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.analysis.devices import device_like, device_named
-from lightning_flops.analysis.peaks import peak_for
+from lightning_flops.analysis.peaks import NO_MFU, peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.tables import Flops, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.trace import intervals
@@ -204,8 +204,8 @@ def _device_of(trace: Trace, dtypes: Iterable[str], peaks: Peaks) -> _Device:
     name, capability, sm_count = (used.name, used.compute_capability, used.sm_count) if used else ("", None, None)
     alike = device_like(name, capability, sm_count)
     guess = (
-        f"No figures are known for a device called {name!r}: by its compute capability and its {sm_count} "
-        f"multiprocessors it is taken for {alike}, so its peak and all shares of it are a guess."
+        f"{f'No figures are known for {name!r}' if name else 'The trace does not name its device'}: by compute "
+        f"capability and {sm_count} multiprocessors it is taken for {alike}, so its peak is a guess (see --peak)."
     )
     given, row = peaks.flops_per_sec if count else None, device_named(alike or name)
     peak = {dtype: peak_for(device_name=alike or name, dtype=dtype, given=given) for dtype in dtypes}
@@ -280,11 +280,13 @@ class Work:
         """FLOPs by step and operator, the device's figures, and what was not counted."""
         uncounted, rows = self._uncounted()
         steps = [*self._steps(rows)]
+        left_out = "".join(f" ({one.reason})" for one in uncounted[:1])
+        nothing = "" if any(step.hardware for step in steps) else f"no call with FLOPs was counted in it{left_out}"
         for place, step in enumerate(steps):
-            if step.hfu is not None and step.hfu > 1:
+            if nothing or (step.hfu or 0) > 1:
                 name = "the whole trace" if step.step is None else f"step {step.step}"
-                reason = f"no MFU: its FLOPs take {step.hfu:.1f} times its time at the peak, so time is missing"
-                uncounted.append(UncountedRow(name=name, calls=1, reason=reason))
+                missing = f"its FLOPs take {step.hfu or 0:.1f} times its time at the peak, so time is missing"
+                uncounted.append(UncountedRow(name=name, calls=1, reason=NO_MFU + (nothing or missing)))
                 steps[place] = replace(step, mfu=None, hfu=None)
         walls = [step.wall_us for step in steps]
         shares = np.array([(step.mfu, step.hfu) for step in steps], dtype=np.float64)  # None is NaN
