@@ -131,7 +131,9 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
     """The user's own scopes by name, the longest first; None when there are none."""
     rows = np.flatnonzero(trace.where(is_users_scope, Kind.ANNOTATION))
     groups = group_by(trace.name[rows])
-    launched = launched_ns(trace, trace.start_ns[rows], trace.end_ns[rows])
+    # What scopes of one name in several threads, or in one another, share is of the one that began first.
+    begins = intervals.counted_once(groups.number, trace.start_ns[rows], trace.end_ns[rows])
+    launched = launched_ns(trace, begins, trace.end_ns[rows])
     on_device = {"device": groups.durations(launched, whole_ns=trace.device_work_ns)} if trace.has_device else {}
     found = table(
         Row,

@@ -7,11 +7,13 @@ from lightning_flops.schema.tables import StepTime
 from lightning_flops.trace import analyze_trace, step_filling, step_parts
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.steps import phase_table, step_times
-from tests.analysis.trace_events import (
+from lightning_flops.trace.tables import user_scope_table
+from tests.analysis.trace_events import (  # fmt: skip
     Event,
     data_loader,
     kernel,
     launch,
+    launched,
     node,
     on_device,
     operator,
@@ -279,3 +281,14 @@ def test_an_edge_with_less_than_half_the_backward_of_any_other_is_no_step() -> N
 def test_without_a_backward_all_operators_tell() -> None:
     assert said(marked((), FORWARD, ())) == ((2,), (left_out(1, "no call", 3), left_out(3, "no call", 3)))
     assert said(marked(FORWARD, FORWARD[:1])) == ((1,), (left_out(2, "1 calls", 3),))
+
+
+def test_a_kernel_counts_once_in_scopes_and_phases_that_several_threads_have_open() -> None:
+    loaded = trace(
+        *(scope(name, 0, 100) for name in ("S", "net.forward")),
+        *(scope(name, 50, 100, thread=2) for name in ("S", "net.forward")),
+        *launched(1, 8, 20, 10), *launched(2, 60, 70, 7, thread=2), *launched(3, 120, 130, 3, thread=2),
+    )  # fmt: skip
+    shown = [(row.name, row.calls, row.device and row.device.total_us) for row in user_scope_table(loaded) or ()]
+    assert shown == [("S", 2, 20), ("net.forward", 2, 20)]
+    assert phases(loaded)["forward"] == (2, 150, 20)
