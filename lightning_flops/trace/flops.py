@@ -238,11 +238,10 @@ class Work:
             may_be_tf32 &= ~self._launched(says_no_tensor_cores)
         self.device = _device_of(trace, self.dtypes, peaks)
         known = np.array([self.device.peak[dtype] or np.nan for dtype in self.dtypes])
-        peak = known[self.dtype]
-        self._ns_per_flop = NS_PER_SEC / peak
-        """Of each call, at the peak of its dtype; NaN where that is not known."""
-        self._highest_peak = np.where(may_be_tf32, np.maximum(peak, known[0]), peak)
-        """Of each call, in the dtypes in which it may have run; NaN where that of one is not known."""
+        self._peak = known[self.dtype]
+        """Of each call in its dtype; NaN where that is not known."""
+        self._highest_peak = np.where(may_be_tf32, np.maximum(self._peak, known[0]), self._peak)
+        """Of each call in the dtypes in which it may have run; NaN where that of one is not known."""
 
     def _launched(self, holds: Callable[[str], object]) -> Mask:
         """Which calls launched a kernel for whose name *holds*."""
@@ -257,10 +256,9 @@ class Work:
         sums = (groups.sums(self.executed[timed]), groups.sums(self.time_ns[timed]))
         peaks = groups.reduced(np.maximum, self._highest_peak[timed])  # NaN where one is
         for work, flops, time_ns, peak in zip(groups.keys[0].tolist(), *sums, peaks, strict=True):
-            rate = flops / time_ns * NS_PER_SEC
-            if rate > MOST_OF_PEAK * peak:
-                given = f"its shapes give {si(flops, 'FLOPs')}, with its time {rate / peak:,.0f} times the peak"
-                found[work] = f"{given}: impossible"
+            times = flops / time_ns * NS_PER_SEC / peak
+            if times > MOST_OF_PEAK:
+                found[work] = f"its shapes give {si(flops, 'FLOPs')} at {times:,.0f} times the peak: impossible"
         return found
 
     def _columns(self, of: Sums, over_ns: list[float] | None = None) -> dict[str, list[Any]]:
@@ -273,7 +271,7 @@ class Work:
 
     def _of_peak(self, flops: Ints, of: Sums, time_ns: list[float]) -> list[float | None]:
         """Time that *flops* of each group take at the devices' peak ÷ *time_ns*; None where a peak is not known."""
-        at_peak = of(np.where(flops > 0, flops * self._ns_per_flop, 0.0))
+        at_peak = of(np.where(flops > 0, flops * (NS_PER_SEC / self._peak), 0.0))
         return [None if np.isnan(one) else ratio(one, ns) for one, ns in zip(at_peak, time_ns, strict=True)]
 
     def totals(self) -> TraceFlops:
@@ -389,5 +387,5 @@ class Work:
         found = Counter((work.operator, work.reason) for work in works)
         found.update((trace.name_of(row), _KERNEL_ALONE) for row in alone.tolist())
         rows = [UncountedRow(name=name, calls=calls, reason=reason) for (name, reason), calls in found.items()]
-        by_calls = sorted(rows, key=lambda row: (-row.calls, row.name, row.reason))
-        return by_calls, np.concatenate([self.uncounted, alone])
+        rows.sort(key=lambda row: (-row.calls, row.name, row.reason))
+        return rows, np.concatenate([self.uncounted, alone])

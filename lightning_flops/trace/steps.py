@@ -173,8 +173,7 @@ def find_phases(trace: Trace) -> dict[str, Phase]:
     called = np.array([phase_of(name) for name in trace.texts(trace.name[scopes])])
 
     def by_scopes(name: str) -> Phase:
-        # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own;
-        # of what overlaps in several threads the one that began first has what they share.
+        # A scope that only others of the phase fill, such as a wrapper's forward in a training step's, is no call.
         calls = scopes[called == name]
         until = trace.end_ns[calls]
         begins = intervals.counted_once(np.zeros_like(calls), trace.start_ns[calls], until)

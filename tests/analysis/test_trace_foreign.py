@@ -243,5 +243,5 @@ def test_float32_is_judged_by_the_units_that_its_kernels_name(name: str, forward
     mm, call, gemm = product(1, 10, rows=10**4, kernel_us=0.02)
     head = {} if peaks else {"deviceProperties": [A100]}
     flops = flops_of(mm, call, gemm | {"name": name}, peaks=peaks, **head)
-    why = "its shapes give 2 MFLOPs, with its time 5 times the peak: impossible"
+    why = "its shapes give 2 MFLOPs at 5 times the peak: impossible"
     assert (flops.steps[0].forward, why in [row.reason for row in flops.uncounted]) == (forward, not forward)
