@@ -115,28 +115,21 @@ def test_phases_without_scopes_are_known_by_operators_and_called_so() -> None:
 
     loaded = trace(
         step(1, 0, 200),
-        data_loader(0, 10),
-        grad("aten::stack", 2, 5),  # the loader's own
+        data_loader(0, 10), grad("aten::stack", 2, 5),  # the loader's own
         operator("aten::copy_", 12, 3),  # without gradients: not the forward's
-        grad("aten::linear", 20, 10),
-        grad("aten::addmm", 22, 4),
-        grad("aten::mse_loss", 35, 5),  # the forward: 20-40
-        operator("autograd::engine::evaluate_function: AddmmBackward0", 50, 10, **{"Fwd thread id": 1}),
-        operator("aten::mm", 52, 3),
+        grad("aten::linear", 20, 10), grad("aten::addmm", 22, 4), grad("aten::mse_loss", 35, 5),  # the forward: 20-40
+        node(1, 50, 10), operator("aten::mm", 52, 3),
         operator("torch::autograd::AccumulateGrad", 65, 5),  # the backward: 50-70
-        data_loader(75, 5),
-        grad("aten::linear", 85, 15),  # 85-100
-        operator("autograd::engine::evaluate_function: AddmmBackward0", 110, 20, thread=2, **{"Fwd thread id": 1}),
-        scope("Optimizer.step#SGD.step", 140, 30),
-        operator("aten::add_", 145, 5),
+        data_loader(75, 5), grad("aten::linear", 85, 15),  # 85-100
+        node(1, 110, 20, thread=2),
+        scope("Optimizer.step#SGD.step", 140, 30), operator("aten::add_", 145, 5),
         grad("aten::mean", 180, 10),  # a metric: no backward follows
-    )
-    found = phases(loaded)
-    assert found["forward (by operators)"] == (2, 20 + 15, None)
-    assert found["backward (by operators)"] == (2, 20 + 20, None)
-    assert found["data loader"] == (2, 15, None)
-    assert found["optimizer"] == (1, 30, None)
-    assert found["others"] == (1, 200 - 35 - 40 - 15 - 30, None)
+    )  # fmt: skip
+    assert phases(loaded) == {
+        "step": (1, 200, None), "data loader": (2, 15, None), "forward (by operators)": (2, 20 + 15, None),
+        "backward (by operators)": (2, 20 + 20, None), "optimizer": (1, 30, None),
+        "others": (1, 200 - 35 - 40 - 15 - 30, None),
+    }  # fmt: skip
     assert phase_table(trace(step(1, 0, 200), operator("aten::mm", 20, 10))) is None
 
 
