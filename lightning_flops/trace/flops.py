@@ -231,8 +231,8 @@ class Work:
         self.time_ns: Ints = (times.device if trace.has_device else times.host)[self.rows]
         self.dtypes, dtype = intervals.numbered(("tf32", "float32", *(one.dtype for one in works)))
         self.dtype = dtype[2:][self.work]
-        # Which units computed float32 is not always known.
-        may_be_tf32 = self.dtype == 1
+        # Which units computed float32 is not always known; before compute capability 8.0 none has TF32.
+        may_be_tf32 = (self.dtype == 1) & ((getattr(trace.used_device, "compute_capability", None) or (8, 0)) >= (8, 0))
         if trace.names_tell_tensor_cores:
             self.dtype[may_be_tf32 & self._launched(uses_tensor_cores)] = 0
             may_be_tf32 &= ~self._launched(says_no_tensor_cores)

@@ -202,6 +202,9 @@ def test_what_no_device_can_do_is_left_out_and_listed() -> None:
     assert (flops.steps[0].forward, flops.steps[0].lower_bound) == (2 * 10**6, True)
     (row,) = flops.uncounted
     assert (row.name, row.calls) == ("aten.mm", 1) and "times the peak: impossible" in row.reason
+    # A V100 has no TF32: 2 MFLOPs in 20 ns are 6 times its 15.7 TFLOP/s.
+    v100 = {"id": 0, "name": "Tesla V100-SXM2-16GB", "computeMajor": 7, "computeMinor": 0}
+    assert flops_of(*product(1, 10, rows=10**4, kernel_us=0.02), deviceProperties=[v100]).steps[0].forward == 0
     # A step whose kernels are not in the trace may have too little time; its MFU is no figure.
     unlaunched, *_ = product(2, 20, rows=10**10)
     short = flops_of(step(1, 0, 400), *product(1, 10, rows=10**7, kernel_us=300), unlaunched, deviceProperties=[A100])
