@@ -132,8 +132,7 @@ def with_given_peaks(
 def why_no_flops(reports: Sequence[TraceReport]) -> str | None:
     """Why one of *reports* has no FLOPs, without a full stop; None if all have them."""
     notes = [note for report in reports if report.flops is None for note in report.notes]
-    found = next((note for note in notes if note.startswith(NO_FLOPS)), None)
-    return None if found is None else found.removeprefix(NO_FLOPS).rstrip(".")
+    return next((note.removeprefix(NO_FLOPS).rstrip(".") for note in notes if note.startswith(NO_FLOPS)), None)
 
 
 def why_no_mfu(reports: Sequence[TraceReport]) -> str | None:
