@@ -18,6 +18,7 @@ from lightning_flops.schema.trace import TraceReport
 
 COPY = "copy"  # the name of the bandwidth of a copy, in bytes/s, among the FLOP/s of dtypes
 NO_FLOPS = "FLOPs are n/a: "  # what a note of a trace's report begins with that says why it has none
+NO_MFU = "no MFU: "  # and what a row of ``TraceFlops.uncounted`` does
 
 
 def peak_for(
@@ -131,8 +132,7 @@ def with_given_peaks(
 def why_no_flops(reports: Sequence[TraceReport]) -> str | None:
     """Why one of *reports* has no FLOPs, without a full stop; None if all have them."""
     notes = [note for report in reports if report.flops is None for note in report.notes]
-    found = next((note for note in notes if note.startswith(NO_FLOPS)), None)
-    return None if found is None else found.removeprefix(NO_FLOPS).rstrip(".")
+    return next((note.removeprefix(NO_FLOPS).rstrip(".") for note in notes if note.startswith(NO_FLOPS)), None)
 
 
 def why_no_mfu(reports: Sequence[TraceReport]) -> str | None:
@@ -140,7 +140,8 @@ def why_no_mfu(reports: Sequence[TraceReport]) -> str | None:
     flops = next((report.flops for report in reports if report.flops is not None), None)
     if flops is None:
         return why_no_flops(reports)
-    if flops.device is None and not flops.peaks:
-        return "no device of one known name ran the kernels" if flops.devices else "no device is in the trace"
-    dtypes = sorted({row.dtype for row in flops.operators} - set(flops.peaks))
-    return why_no_peak(flops.device or "", dtypes[0]) if dtypes else None
+    if not flops.devices:
+        return "no device is in the trace"
+    for dtype in sorted({row.dtype for row in flops.operators} - set(flops.peaks)):
+        return f"{why_no_peak(flops.device or '', dtype)}; its peak can be given: --peak {dtype}=FLOPS"
+    return next((row.reason.removeprefix(NO_MFU) for row in flops.uncounted if row.reason.startswith(NO_MFU)), None)

@@ -232,7 +232,7 @@ class TracedStepFlops(Flops):
 
     step: int | None  #: The profiler's number; None where the whole trace is one step.
     wall_us: float  #: Wall time of the step, as in the table of step times.
-    #: (forward + backward) ÷ (peak × wall time), each dtype with its own peak; None where a peak is not known.
+    #: (forward + backward) ÷ (peak × wall time), each dtype with its own peak; None without a peak or a counted call.
     mfu: float | None
     lower_bound: bool  #: Something in the step was not counted, so that all its figures are at least these.
 

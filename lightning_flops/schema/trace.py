@@ -51,7 +51,7 @@ class TraceReport:
     #: Copies and memsets by kind, such as ``Memcpy HtoD (Pageable -> Device)``, and on the host the calls that launched
     #: them; None without a device. Ratios are of the steps' own marks on the host, and of all device work.
     transfers: tuple[Row, ...] | None
-    #: Each ``record_function`` scope, and what any thread launched while it was open; ratios as of *transfers*.
+    #: Each ``record_function`` scope, and what any thread launched in it, once in a row; ratios as of *transfers*.
     user_scopes: tuple[Row, ...] | None
     idle: tuple[IdleTime, ...] | None  #: Pauses of each device, by cause; None without a device.
     notes: tuple[str, ...]  #: What is missing or degraded, in sentences.

@@ -18,16 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.analysis.devices import device_like, device_named
-from lightning_flops.analysis.peaks import peak_for
+from lightning_flops.analysis.peaks import NO_MFU, peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.tables import Flops, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.trace import intervals
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, group_by, ratio, sums_by, table
-from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
+from lightning_flops.trace.names import Kind, multiplies, says_no_tensor_cores, uses_tensor_cores
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from lightning_flops.trace.structure import nearest
 from lightning_flops.trace.tables import by_shape, with_callees
+from lightning_flops.units import si
 
 Formulas = Callable[[str, RecordedInputs], RecordedWork]
 """FLOPs of one recorded call. ``measure.counting.recorded_calls`` has the one there is; it needs torch."""
@@ -203,8 +204,8 @@ def _device_of(trace: Trace, dtypes: Iterable[str], peaks: Peaks) -> _Device:
     name, capability, sm_count = (used.name, used.compute_capability, used.sm_count) if used else ("", None, None)
     alike = device_like(name, capability, sm_count)
     guess = (
-        f"No figures are known for a device called {name!r}: by its compute capability and its {sm_count} "
-        f"multiprocessors it is taken for {alike}, so its peak and all shares of it are a guess."
+        f"{f'No figures are known for {name!r}' if name else 'The trace does not name its device'}: by compute "
+        f"capability and {sm_count} multiprocessors it is taken for {alike}, so its peak is a guess (see --peak)."
     )
     given, row = peaks.flops_per_sec if count else None, device_named(alike or name)
     peak = {dtype: peak_for(device_name=alike or name, dtype=dtype, given=given) for dtype in dtypes}
@@ -228,21 +229,24 @@ class Work:
         self.parts["skipped"] = skipped
         self.executed: Ints = model + again - skipped
         self.time_ns: Ints = (times.device if trace.has_device else times.host)[self.rows]
-        self.dtypes, dtype = intervals.numbered(("tf32", *(one.dtype for one in works)))
-        self.dtype = self._with_tf32(dtype[1:][self.work])
-        self.device = _device_of(trace, {*self.dtypes, "float32"}, peaks)
-        peak = np.array([self.device.peak[dtype] or np.nan for dtype in self.dtypes])[self.dtype]
-        self._ns_per_flop = NS_PER_SEC / peak
-        """Of each call, at the peak of its dtype; NaN where that is not known."""
+        self.dtypes, dtype = intervals.numbered(("tf32", "float32", *(one.dtype for one in works)))
+        self.dtype = dtype[2:][self.work]
+        # Which units computed float32 is not always known; before compute capability 8.0 none has TF32.
+        may_be_tf32 = (self.dtype == 1) & ((getattr(trace.used_device, "compute_capability", None) or (8, 0)) >= (8, 0))
+        if trace.names_tell_tensor_cores:
+            self.dtype[may_be_tf32 & self._launched(uses_tensor_cores)] = 0
+            may_be_tf32 &= ~self._launched(says_no_tensor_cores)
+        self.device = _device_of(trace, self.dtypes, peaks)
+        known = np.array([self.device.peak[dtype] or np.nan for dtype in self.dtypes])
+        self._peak = known[self.dtype]
+        """Of each call in its dtype; NaN where that is not known."""
+        self._highest_peak = np.where(may_be_tf32, np.maximum(self._peak, known[0]), self._peak)
+        """Of each call in the dtypes in which it may have run; NaN where that of one is not known."""
 
-    def _with_tf32(self, dtype: Ints) -> Ints:
-        """The index of each call's dtype, the first for those in float32 that launched a kernel on tensor cores."""
-        trace = self.trace
-        if trace.names_tell_tensor_cores and "float32" in self.dtypes:
-            launchers = trace.links.operator_of_launch[trace.where(uses_tensor_cores, Kind.KERNEL)]
-            owners = self.owner[launchers[launchers >= 0]]
-            dtype[np.isin(self.rows, owners) & (dtype == self.dtypes.index("float32"))] = 0
-        return dtype
+    def _launched(self, holds: Callable[[str], object]) -> Mask:
+        """Which calls launched a kernel for whose name *holds*."""
+        launchers = self.trace.links.operator_of_launch[self.trace.where(holds, Kind.KERNEL)]
+        return np.isin(self.rows, self.owner[launchers[launchers >= 0]])
 
     def impossible(self) -> dict[int, str]:
         """Works whose calls would have run beyond what the device can do, and why they cannot have."""
@@ -250,37 +254,37 @@ class Work:
         timed = np.flatnonzero(self.time_ns > 0)
         groups = group_by(self.work[timed])
         sums = (groups.sums(self.executed[timed]), groups.sums(self.time_ns[timed]))
-        for work, flops, time_ns in zip(groups.keys[0].tolist(), *sums, strict=True):
-            dtype = self.works[work].dtype
-            # Which units computed float32 is not always known.
-            peak = max(self.device.peak[one] or 0.0 for one in (dtype, "tf32" if dtype == "float32" else dtype))
-            rate = flops / time_ns * NS_PER_SEC
-            if peak and rate > MOST_OF_PEAK * peak:
-                found[work] = f"its shapes and its time give {rate / peak:,.0f} times the peak in {dtype}: impossible"
+        peaks = groups.reduced(np.maximum, self._highest_peak[timed])  # NaN where one is
+        for work, flops, time_ns, peak in zip(groups.keys[0].tolist(), *sums, peaks, strict=True):
+            times = flops / time_ns * NS_PER_SEC / peak
+            if times > MOST_OF_PEAK:
+                found[work] = f"its shapes give {si(flops, 'FLOPs')} at {times:,.0f} times the peak: impossible"
         return found
 
-    def _columns(self, of: Sums, over_ns: list[float] | None = None, devices: int = 1) -> dict[str, list[Any]]:
+    def _columns(self, of: Sums, over_ns: list[float] | None = None) -> dict[str, list[Any]]:
         """FLOPs by phase, rate and share of the peak of each group: over its calls' time, or *over_ns* if given."""
         timed = np.where(self.time_ns > 0, self.executed, 0) if over_ns is None else self.executed
         time_ns = of(self.time_ns) if over_ns is None else over_ns
         rates = [ratio(flops * NS_PER_SEC, ns) for flops, ns in zip(of(timed), time_ns, strict=True)]
-        hfu = self._of_peak(timed, of, [devices * ns for ns in time_ns])
+        hfu = [one if (one or 0) <= MOST_OF_PEAK else None for one in self._of_peak(timed, of, time_ns)]
         return {**{name: of(values) for name, values in self.parts.items()}, "flops_per_sec": rates, "hfu": hfu}
 
     def _of_peak(self, flops: Ints, of: Sums, time_ns: list[float]) -> list[float | None]:
         """Time that *flops* of each group take at the devices' peak ÷ *time_ns*; None where a peak is not known."""
-        at_peak = of(np.where(flops > 0, flops * self._ns_per_flop, 0.0))
+        at_peak = of(np.where(flops > 0, flops * (NS_PER_SEC / self._peak), 0.0))
         return [None if np.isnan(one) else ratio(one, ns) for one, ns in zip(at_peak, time_ns, strict=True)]
 
     def totals(self) -> TraceFlops:
         """FLOPs by step and operator, the device's figures, and what was not counted."""
         uncounted, rows = self._uncounted()
         steps = [*self._steps(rows)]
+        left_out = "".join(f" ({one.reason})" for one in uncounted[:1])
+        nothing = "" if any(step.hardware for step in steps) else f"no call with FLOPs was counted in it{left_out}"
         for place, step in enumerate(steps):
-            if step.hfu is not None and step.hfu > 1:
+            if nothing or (step.hfu or 0) > 1:
                 name = "the whole trace" if step.step is None else f"step {step.step}"
-                reason = f"no MFU: its FLOPs take {step.hfu:.1f} times its time at the peak, so time is missing"
-                uncounted.append(UncountedRow(name=name, calls=1, reason=reason))
+                missing = f"its FLOPs take {step.hfu or 0:.1f} times its time at the peak, so time is missing"
+                uncounted.append(UncountedRow(name=name, calls=1, reason=NO_MFU + (nothing or missing)))
                 steps[place] = replace(step, mfu=None, hfu=None)
         walls = [step.wall_us for step in steps]
         shares = np.array([(step.mfu, step.hfu) for step in steps], dtype=np.float64)  # None is NaN
@@ -309,13 +313,14 @@ class Work:
             # The first are outside of all steps.
             return sums_by(step + 1, values, len(steps) + 1)[1:].tolist()  # type: ignore[no-any-return]
 
+        counted = {"mfu": self.parts["forward"] + self.parts["backward"], "hfu": self.executed}
+        shares = {name: self._of_peak(flops, of, [devices * wall for wall in walls]) for name, flops in counted.items()}
         return table(
             TracedStepFlops,
             step=steps.numbers,
             wall_us=[wall / NS_PER_US for wall in walls],
             lower_bound=np.isin(np.arange(len(steps)), steps.of(trace.start_ns[uncounted])).tolist(),
-            mfu=self._of_peak(self.parts["forward"] + self.parts["backward"], of, [devices * wall for wall in walls]),
-            **self._columns(of, walls, devices),
+            **self._columns(of, walls) | shares,
         )
 
     def _operators(self, peaks: Mapping[str, float]) -> tuple[OperatorFlops, ...]:
@@ -382,5 +387,5 @@ class Work:
         found = Counter((work.operator, work.reason) for work in works)
         found.update((trace.name_of(row), _KERNEL_ALONE) for row in alone.tolist())
         rows = [UncountedRow(name=name, calls=calls, reason=reason) for (name, reason), calls in found.items()]
-        by_calls = sorted(rows, key=lambda row: (-row.calls, row.name, row.reason))
-        return by_calls, np.concatenate([self.uncounted, alone])
+        rows.sort(key=lambda row: (-row.calls, row.name, row.reason))
+        return rows, np.concatenate([self.uncounted, alone])

@@ -121,13 +121,16 @@ def sums_by(owner: Ints, values: npt.NDArray[Any], count: int) -> npt.NDArray[An
     return sums
 
 
-def occupied_by(owner: Ints, starts: Ints, ends: Ints, count: int) -> Ints:
-    """For each of *count* owners, how long at least one of its events ran."""
+def counted_once(owner: Ints, starts: Ints, ends: Ints) -> Ints:
+    """*starts*, put off to the end of what began earlier and has the same *owner*, at most to their own *ends*."""
     first = int(starts.min(initial=-_FIRST))
     span = int(ends.max(initial=first)) - first + 1
     shift = owner * span - first  # every owner gets a stretch of time for itself
-    spans = merge(starts + shift, ends + shift)
-    return sums_by(spans.starts // span, spans.ends - spans.starts, count)
+    starts, ends = starts + shift, ends + shift
+    order = np.argsort(starts, kind="stable")
+    later = order[1:]
+    starts[later] = np.clip(np.maximum.accumulate(ends[order])[:-1], starts[later], ends[later])
+    return starts - shift
 
 
 @dataclass(frozen=True, slots=True, eq=False)

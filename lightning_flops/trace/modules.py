@@ -19,7 +19,7 @@ import numpy as np
 from lightning_flops.analysis.module_names import parent_name, with_those_above
 from lightning_flops.records import marked_module, marked_phase
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
-from lightning_flops.trace.intervals import NS_PER_US, Ints, occupied_by, split_by, sums_by, table
+from lightning_flops.trace.intervals import NS_PER_US, Ints, counted_once, split_by, sums_by, table
 from lightning_flops.trace.names import Kind, phase_of
 from lightning_flops.trace.structure import enclosing, in_nesting_order, nearest, nest, without_inner
 
@@ -155,11 +155,9 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
     phase, names = frames.phase[frame], frames.modules
 
     def spent_us(owners: Ints, which: Ints, count: int) -> list[float]:
-        if trace.has_device:
-            ns = occupied_by(owners, trace.start_ns[rows[which]], trace.end_ns[rows[which]], count)
-        else:
-            ns = sums_by(owners, own_ns[which], count)
-        return (ns / NS_PER_US).tolist()  # type: ignore[no-any-return]
+        starts, ends = trace.start_ns[rows[which]], trace.end_ns[rows[which]]
+        spent = ends - counted_once(owners, starts, ends) if trace.has_device else own_ns[which]
+        return (sums_by(owners, spent, count) / NS_PER_US).tolist()  # type: ignore[no-any-return]
 
     columns: dict[str, Any] = {}
     wholes = {"optimizer_us": owner == _OPTIMIZER, "gradient_accumulation_us": owner == _ACCUMULATION}

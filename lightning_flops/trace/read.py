@@ -77,7 +77,7 @@ _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "out_elements": ("Out msg nelems", None), "group_size": ("Group size", None), "dtype": ("dtype", None),
     "group_name": ("Process Group Name", None), "group_ranks": ("Process Group Ranks", None),
     "total_allocated": ("Total Allocated", _ABSENT), "size": ("Bytes", 0),
-    "device_index": ("Device Id", _ABSENT), "device_type": ("Device Type", 0),
+    "device_index": ("Device Id", _ABSENT), "device_type": ("Device Type", 0), "process": ("name", None),
 }  # fmt: skip
 """Of an event's ``args`` those that are read, in the order of torch's files, and what stands for one that is not there.
 Anything may stand there; of shapes, which are long and often the same, the text is kept."""
@@ -185,12 +185,13 @@ class Columns:
         self._memory: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
         self._without_occupancy: dict[int, Any] = {}
         """By row the arguments."""
-        self._foreign: Counter[str] = Counter()
+        self._foreign, self._processes = Counter[tuple[str, Any]](), dict[Any, str]()
         self._rows = self._seen = 0
 
     def add(self, events: Sequence[Event]) -> None:
         """Append what *events* say; those of another tool are counted and left out."""
         self._seen += len(events)
+        self._processes |= {one.pid: str(one.args.process) for one in events if one.name == "process_name"}
         spans = [event for event in events if event.ph == "X"]
         if memory := [event for event in events if event.ph == "i" and event.name == "[memory]"]:
             found = dict(_columns([event.args for event in memory], _OF_MEMORY))
@@ -201,7 +202,7 @@ class Columns:
                 self._memory[name].append(values)
         kind = np.frombuffer(bytes(map(_kind, [span.cat for span in spans])), dtype=np.uint8)
         if (foreign := kind == _FOREIGN).any():
-            self._foreign.update(span.cat or "" for span in compress(spans, foreign.tobytes()))
+            self._foreign.update((span.cat or "", span.pid) for span in compress(spans, foreign.tobytes()))
             spans, kind = [*compress(spans, (~foreign).tobytes())], kind[~foreign]
         times = _nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
         columns: dict[str, Any] = {
@@ -239,8 +240,9 @@ class Columns:
         columns: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self._parts.items()}
         kind, old_ids = columns.pop("kind").astype(np.int8), columns.pop("old_external_id")
         columns["external_id"] = np.where(columns["external_id"] == _ABSENT, old_ids, columns["external_id"])
-        del self._foreign["Trace"]  # around the whole of old traces
-        foreign = ", ".join(repr(name or "none")[:80] for name in sorted(self._foreign)[:5])
+        left_out = {key: count for key, count in self._foreign.items() if key[0] != "Trace"}  # around all of old ones
+        foreign = ", ".join(repr(name or "none")[:80] for name in sorted({name for name, _ in left_out})[:5])
+        silent = sorted({self._processes.get(process, str(process)) for name, process in left_out if not name})
         if not (kind > Kind.PYTHON).any():
             words = "is an operator, a scope, a runtime call or a kernel of torch.profiler; others are"
             raise ValueError(f"none of its {self._seen} events {words} {foreign or 'none'}")
@@ -249,16 +251,17 @@ class Columns:
         notes = []
         if foreign:
             words = "Left out: events of categories that are not torch.profiler's"
-            notes.append(f"{words} ({foreign}): {self._foreign.total()}.")
+            notes.append(f"{words} ({foreign}): {sum(left_out.values())}.")
+        if silent:
+            notes.append(f"No device events are read of {', '.join(silent[:5])}: their events have no category.")
         if any(types == b"[]" and dims.strip(b"[], ") for dims, types, *_ in self._inputs):
             notes.append("Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32.")
         if without := self._without_occupancy:
             by_index = {one.index: one for one in devices}
             found = [_occupancy(one, by_index.get(columns["device"][row])) for row, one in without.items()]
             columns["occupancy_percent"][[*without]] = found
-            known = len(found) - sum(map(math.isnan, found))
-            of = f"{len(found)} kernels with much shared memory: worked out of {known}."
-            notes.append(f"Occupancy is written as 0 of {of}")
+            known = f"worked out for {len(found) - sum(map(math.isnan, found))} of them, the others are left out"
+            notes.append(f"Occupancy is written as 0 for {len(found)} kernels with much shared memory: {known}.")
         # A process or thread may be written as a number here and as text there.
         lane_of = numbered((str(process), str(thread)) for process, thread in self._lanes)[1].astype(np.int32)
         memory = {name: np.concatenate(parts) for name, parts in self._memory.items()}

@@ -173,11 +173,12 @@ def find_phases(trace: Trace) -> dict[str, Phase]:
     called = np.array([phase_of(name) for name in trace.texts(trace.name[scopes])])
 
     def by_scopes(name: str) -> Phase:
-        # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.
+        # A scope that only others of the phase fill, such as a wrapper's forward in a training step's, is no call.
         calls = scopes[called == name]
-        outer = calls[np.append(0, np.maximum.accumulate(trace.end_ns[calls]))[:-1] < trace.end_ns[calls]]
+        until = trace.end_ns[calls]
+        begins = intervals.counted_once(np.zeros_like(calls), trace.start_ns[calls], until)
         own = merge(starts[names == name], ends[names == name])
-        return Phase(trace.start_ns[outer], trace.end_ns[outer], own)
+        return Phase(begins[begins < until], until[begins < until], own)
 
     found = {name: by_scopes(name) for name in ("data loader", "forward", "backward", "optimizer")}
     for name, guess in _by_operators(trace, found["data loader"], found["optimizer"]).items():

@@ -131,7 +131,8 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
     """The user's own scopes by name, the longest first; None when there are none."""
     rows = np.flatnonzero(trace.where(is_users_scope, Kind.ANNOTATION))
     groups = group_by(trace.name[rows])
-    launched = launched_ns(trace, trace.start_ns[rows], trace.end_ns[rows])
+    begins = intervals.counted_once(groups.number, trace.start_ns[rows], trace.end_ns[rows])
+    launched = launched_ns(trace, begins, trace.end_ns[rows])
     on_device = {"device": groups.durations(launched, whole_ns=trace.device_work_ns)} if trace.has_device else {}
     found = table(
         Row,
@@ -345,13 +346,12 @@ def memory_curves(trace: Trace) -> tuple[schema.MemoryCurve, ...] | None:
         allocated = total if absolute else np.cumsum(memory["size"][rows])
         # Of each of at most 500 stretches its begin and the most in it.
         firsts, peak = np.unique(np.linspace(0, len(rows) - 1, 500, dtype=np.int64)), int(allocated.argmax())
-        points = zip(times_us[firsts].tolist(), np.maximum.reduceat(allocated, firsts).tolist(), strict=True)
         curve = schema.MemoryCurve(
             device=device,
             absolute=absolute,
             peak_bytes=int(allocated[peak]),
             peak_us=float(times_us[peak]),
-            points=tuple(points),
+            points=tuple(zip(times_us[firsts].tolist(), np.maximum.reduceat(allocated, firsts).tolist(), strict=True)),
         )
         curves.append(curve)
     return tuple(sorted(curves, key=lambda one: (one.device < 0, one.device)))

@@ -64,11 +64,7 @@ def one_step(
 
 
 def run(
-    *gemms: float,
-    rank: int | None = None,
-    first: int = 1,
-    more: Sequence[Event] = (),
-    **of_step: Any,
+    *gemms: float, rank: int | None = None, first: int = 1, more: Sequence[Event] = (), **of_step: Any
 ) -> AnalyzedTrace:
     """A run whose steps have these lengths of gemm."""
     steps = [one_step(number, gemm=gemm, **of_step) for number, gemm in enumerate(gemms, first)]
@@ -97,14 +93,9 @@ def test_parts_add_up_to_the_step_and_a_longer_kernel_is_named() -> None:
     # gemm ends at 110, relu at 120, and the step with it: of the 32 us of nothing, 10 to 20 and 110 to 112 are left.
     comparison = compare_traces([A], [run(80, 80, 80, 80)])
     assert {row.name: (row.a_ns, row.b_ns) for row in comparison.parts} == {
-        "kernel": (48 * US, 88 * US),
-        "memcpy": (0, 0),
-        "memset": (0, 0),
-        "runtime": (1 * US, 1 * US),
-        "data loader": (10 * US, 10 * US),
-        "cpu": (9 * US, 9 * US),
-        "other": (32 * US, 12 * US),
-    }
+        "kernel": (48 * US, 88 * US), "memcpy": (0, 0), "memset": (0, 0), "runtime": (1 * US, 1 * US),
+        "data loader": (10 * US, 10 * US), "cpu": (9 * US, 9 * US), "other": (32 * US, 12 * US),
+    }  # fmt: skip
     assert times(comparison.step) == (100 * US, 120 * US, 20 * US)
     gemm, relu = table(comparison, "kernels").values()
     assert (gemm.name, *times(gemm)) == ("gemm", 40 * US, 80 * US, 40 * US)

@@ -187,13 +187,24 @@ def test_events_of_mtia_are_on_a_device() -> None:
     assert (known(report.device_metrics)[0].device, known(report.kernels)[0].device.total_us) == (9, 400)
 
 
+def test_a_share_of_more_than_twice_the_peak_is_no_figure() -> None:
+    # 195 MFLOPs in 10 us are all of 19.5 TFLOP/s; in the 1 us of the kernel whose name multiplies they are ten times.
+    events = [*product(1, 10, rows=975_000, kernel_us=1), launch(2, 12), kernel(2, 30, 9, name="fill")]
+    report = report_of(trace(*events), Peaks(flops_per_sec=19.5e12))
+    assert known(report.flops).operators[0].hfu == pytest.approx(1)
+    assert known(known(report.kernels)[1].flops).hfu is None
+
+
 def test_what_no_device_can_do_is_left_out_and_listed() -> None:
     """2 GFLOPs in 1 us are 2 PFLOP/s: over twice the 156 TFLOP/s of tf32."""
     fast, slow = product(1, 10, rows=10**7, kernel_us=1), product(2, 100, rows=10**4, kernel_us=20)
     flops = flops_of(step(1, 0, 1000), *fast, *slow, deviceProperties=[A100])
     assert (flops.steps[0].forward, flops.steps[0].lower_bound) == (2 * 10**6, True)
     (row,) = flops.uncounted
-    assert (row.name, row.calls) == ("aten.mm", 1) and "times the peak in float32: impossible" in row.reason
+    assert (row.name, row.calls) == ("aten.mm", 1) and "times the peak: impossible" in row.reason
+    # A V100 has no TF32: 2 MFLOPs in 20 ns are 6 times its 15.7 TFLOP/s.
+    v100 = {"id": 0, "name": "Tesla V100-SXM2-16GB", "computeMajor": 7, "computeMinor": 0}
+    assert flops_of(*product(1, 10, rows=10**4, kernel_us=0.02), deviceProperties=[v100]).steps[0].forward == 0
     # A step whose kernels are not in the trace may have too little time; its MFU is no figure.
     unlaunched, *_ = product(2, 20, rows=10**10)
     short = flops_of(step(1, 0, 400), *product(1, 10, rows=10**7, kernel_us=300), unlaunched, deviceProperties=[A100])
@@ -213,9 +224,27 @@ def test_a_users_own_figures_win_and_need_no_device_of_a_known_name() -> None:
 
 def test_a_device_of_an_unknown_name_is_guessed_by_its_capability_and_multiprocessors() -> None:
     events = [step(1, 0, 100), *product(1, 10, rows=5)]
-    unnamed = {**A100, "name": "Graphics Device"}
-    report = report_of(trace(*events, deviceProperties=[unnamed]))
-    assert known(report.flops).peaks == {"float32": 19.5e12}
-    assert any("taken for NVIDIA A100-SXM4-80GB" in note and "guess" in note for note in report.notes)
+    for name, why in (
+        ("Graphics Device", "No figures are known for 'Graphics Device'"),
+        ("", "The trace does not name"),
+    ):
+        unnamed = {**A100, "name": name}
+        report = report_of(trace(*events, deviceProperties=[unnamed]))
+        assert known(report.flops).peaks == {"float32": 19.5e12}
+        (note,) = report.notes
+        assert note.startswith(why) and "taken for NVIDIA A100-SXM4-80GB" in note and "guess" in note
     for other in ({**unnamed, "numSms": 14}, {**unnamed, "name": "NVIDIA A100-SXM4-80GB MIG 3g.40gb"}):
         assert flops_of(*events, deviceProperties=[other]).peaks == {}
+
+
+@pytest.mark.parametrize("peaks", [None, Peaks(flops_per_sec={"float32": 19.5e12})])
+@pytest.mark.parametrize(
+    ("name", "forward"), [("ampere_sgemm_tn", 0), ("s1688gemm_tf32", 2 * 10**6), ("gemm", 2 * 10**6)]
+)
+def test_float32_is_judged_by_the_units_that_its_kernels_name(name: str, forward: int, peaks: Peaks | None) -> None:
+    """2 MFLOPs in 20 ns are 100 TFLOP/s: 5 times the 19.5 TFLOP/s of float32, and under the 156 TFLOP/s of tf32."""
+    mm, call, gemm = product(1, 10, rows=10**4, kernel_us=0.02)
+    head = {} if peaks else {"deviceProperties": [A100]}
+    flops = flops_of(mm, call, gemm | {"name": name}, peaks=peaks, **head)
+    why = "its shapes give 2 MFLOPs at 5 times the peak: impossible"
+    assert (flops.steps[0].forward, why in [row.reason for row in flops.uncounted]) == (forward, not forward)

@@ -240,34 +240,27 @@ def test_pauses_are_told_apart_by_when_what_ended_them_was_launched() -> None:
 
 def test_a_device_idles_only_when_all_its_streams_do() -> None:
     loaded = trace(
-        *launched(1, 0, 0, 100, stream=7),
-        *launched(2, 0, 10, 10, stream=8),
-        *launched(3, 50, 60, 10, stream=8),
-        *launched(4, 105, 110, 10, stream=8),
-    )
+        *launched(1, 0, 0, 100, stream=7), *launched(2, 0, 10, 10, stream=8),
+        *launched(3, 50, 60, 10, stream=8), *launched(4, 105, 110, 10, stream=8),
+    )  # fmt: skip
     assert [(row.busy_us, row.host_wait_us) for row in tables.idle_times(loaded) or ()] == [(110, 10)]
 
 
 def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
+    gemm = "ampere_bf16_s16816gemm_bf16_128x128"
     loaded = trace(
         operator("aten::mm", 0, 10),
-        launch(1, 1),
-        sized(1, 20, 30, 1, 10, name="ampere_bf16_s16816gemm_bf16_128x128"),
-        launch(2, 2),
-        sized(2, 60, 10, 3, 50, name="ampere_bf16_s16816gemm_bf16_128x128"),
-        operator("aten::relu", 11, 5),
-        *launched(3, 12, 80, 18, name="elementwise"),
-        operator("aten::add", 16, 5),
-        *launched(5, 17, 100, 12, name="elementwise"),
+        launch(1, 1), sized(1, 20, 30, 1, 10, name=gemm), launch(2, 2), sized(2, 60, 10, 3, 50, name=gemm),
+        operator("aten::relu", 11, 5), *launched(3, 12, 80, 18, name="elementwise"),
+        operator("aten::add", 16, 5), *launched(5, 17, 100, 12, name="elementwise"),
         *launched(6, 19, 115, 10, name="elementwise"),
         *launched(4, 22, 130, 20, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=9),
-    )
+    )  # fmt: skip
     first, second, third = known(tables.kernel_tables(loaded)[0])
     assert [row.operator for row in (first, second, third)] == ["aten::mm", "aten::add", ""]
-    assert (first.name, first.calls, first.device.ratio) == ("ampere_bf16_s16816gemm_bf16_128x128", 2, 0.4)
+    assert (first.name, first.calls, first.device.ratio) == (gemm, 2, 0.4)
     assert (first.blocks_per_sm, first.occupancy_percent) == (1.5, 20)
-    assert first.tensor_cores
-    assert first.tensor_cores_eligible
+    assert (first.tensor_cores, first.tensor_cores_eligible) == (True, True)
     assert (second.name, second.tensor_cores, second.tensor_cores_eligible) == ("elementwise", False, False)
     assert second.blocks_per_sm is None
     assert third.collective
@@ -338,72 +331,50 @@ def test_a_kernel_is_known_by_its_functions_own_name(name: str, own: str | None,
     assert own is None or own_name(name) == own
 
 
-def named(name: str) -> list[dict[str, Any]]:
-    return [{"id": 0, "name": name}]
-
-
 @pytest.mark.parametrize(
-    ("call", "devices", "ratio"),
+    ("call", "device", "ratio"),
     [
-        ("cudaLaunchKernel", named("NVIDIA A100-SXM4-40GB"), 1.0),
-        ("hipLaunchKernel", [], None),
-        ("urEnqueueKernelLaunch", [], None),
-        ("zeCommandListAppendLaunchKernel", [], None),
-        ("cudaLaunchKernel", named("AMD Instinct MI250X"), None),
-        ("cudaLaunchKernel", named("Intel(R) Data Center GPU Max 1550"), None),
+        ("cudaLaunchKernel", "NVIDIA A100-SXM4-40GB", 1.0),
+        *((call, "", None) for call in ("hipLaunchKernel", "urEnqueueKernelLaunch", "zeCommandListAppendLaunchKernel")),
+        *(
+            ("cudaLaunchKernel", device, None)
+            for device in ("AMD Instinct MI250X", "Intel(R) Data Center GPU Max 1550")
+        ),
     ],
 )
 def test_of_other_vendors_kernels_it_is_not_known_which_ran_on_matrix_cores(
-    call: str, devices: list[dict[str, Any]], ratio: float | None
+    call: str, device: str, ratio: float | None
 ) -> None:
-    flash = ({**launch(1, 2), "name": call}, kernel(1, 5, 10, name="flash_fwd"))
-    found = known(tables.kernel_tables(trace(operator("aten::mm", 0, 10), *flash, deviceProperties=devices))[1])
+    events = (operator("aten::mm", 0, 10), {**launch(1, 2), "name": call}, kernel(1, 5, 10, name="flash_fwd"))
+    found = known(tables.kernel_tables(trace(*events, deviceProperties=[{"id": 0, "name": device}]))[1])
     assert (found.tensor_core_ratio, found.tensor_core_eligible_ratio) == (ratio, ratio)
 
 
-@pytest.mark.parametrize(
-    ("kernel_name", "collective"),
-    [
-        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)", "allreduce"),
-        ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", "allgather"),
-        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", "reducescatter"),
-        ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "allreduce"),
-        ("ncclDevKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)", "sendrecv"),
-    ],
-)
-def test_a_communication_kernels_name_tells_its_collective(kernel_name: str, collective: str) -> None:
-    assert collective_of(kernel_name) == collective
+def test_a_communication_kernels_name_tells_its_collective() -> None:
+    found = {
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)": "allreduce",
+        "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)": "allgather",
+        "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL": "reducescatter",
+        "ncclAllReduceRingLLKernel_sum_f32(ncclColl)": "allreduce",
+        "ncclDevKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)": "sendrecv",
+    }
+    assert {name: collective_of(name) for name in found} == found
 
 
 at = partial(memory, device=0)  # as torch has written it since 2.0
 
 
-def curve(*events: Event) -> MemoryCurve:
-    (one,) = known(tables.memory_curves(trace(*events)))
-    return one
-
-
 def test_curve_has_the_highest_point_of_each_stretch_and_the_peak() -> None:
-    found = curve(
-        step(4, 10, 50),
-        step(5, 60, 60),
-        at(22, 100, total=1100),
-        at(25, 50, total=1150),
-        at(72, -50, total=1100),
-        at(74, 700, total=1800),
-        at(90, 30, total=1830),
-        at(100, -700, total=1130),
-    )
-    assert (found.device, found.absolute) == (0, True)
-    assert (found.peak_bytes, found.peak_us) == (1830, 90 - 10)
-    assert [*found.points] == [
-        (12, 1100), (15, 1150), (62, 1100), (64, 1800), (80, 1830), (90, 1130)
-    ]  # fmt: skip
-
-
-def test_old_trace_without_totals_shows_the_change() -> None:
-    found = curve(operator("aten::mm", 0, 5), memory(1, 100), memory(3, 50), memory(4, -100))
-    assert (found.absolute, found.peak_bytes, found.device) == (False, 150, -1)
+    loaded = trace(
+        step(4, 10, 50), step(5, 60, 60), at(22, 100, total=1100), at(25, 50, total=1150), at(72, -50, total=1100),
+        at(74, 700, total=1800), at(90, 30, total=1830), at(100, -700, total=1130),
+    )  # fmt: skip
+    points = ((12, 1100), (15, 1150), (62, 1100), (64, 1800), (80, 1830), (90, 1130))
+    curve = MemoryCurve(device=0, absolute=True, peak_bytes=1830, peak_us=90 - 10, points=points)
+    assert tables.memory_curves(loaded) == (curve,)
+    # An old trace, without totals, shows the change.
+    (old,) = known(tables.memory_curves(trace(operator("aten::mm", 0, 5), memory(1, 100), memory(3, 50))))
+    assert (old.absolute, old.peak_bytes, old.device) == (False, 150, -1)
 
 
 # ---- figures over a trace's clock: worked out by hand from what ran when
@@ -419,15 +390,8 @@ def tracks(*events: Event) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_a_device_is_used_while_a_kernel_runs_and_its_multiprocessors_as_far_as_blocks_fill_them() -> None:
-    half: dict[str, Any] = {"blocks per SM": 0.5}
-    full: dict[str, Any] = {"blocks per SM": 4}
-    found = tracks(
-        operator("aten::relu", 0, 1),
-        kernel(1, 10, 10, **half),
-        kernel(2, 30, 20, **half),
-        kernel(3, 40, 20, stream=8, **full),
-    )
-    assert found == {
+    kernels = (sized(1, 10, 10, 0.5, 1), sized(2, 30, 20, 0.5, 1), sized(3, 40, 20, 4, 1, stream=8))
+    assert tracks(operator("aten::relu", 0, 1), *kernels) == {
         "GPU utilization, device 0": [(10, 100), (20, 0), (30, 100), (60, 0)],
         "est. SM efficiency, device 0": [(10, 50), (20, 0), (30, 50), (40, 100), (60, 0)],
     }

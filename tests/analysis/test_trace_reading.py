@@ -39,9 +39,13 @@ def test_gzipped_and_remote_files_hold_the_same_trace(tmp_path: Path) -> None:
 
 
 def test_events_of_other_tools_are_left_out_and_said() -> None:
-    loaded = trace(operator("aten::mm", 0, 1), span("blink", "paint", 0, 5), span("v8", "gc", 1, 5))
-    assert len(loaded) == 1
-    assert loaded.notes == ("Left out: events of categories that are not torch.profiler's ('blink', 'v8'): 2.",)
+    other, mm = "Left out: events of categories that are not torch.profiler's", operator("aten::mm", 0, 1)
+    loaded = trace(mm, span("blink", "paint", 0, 5), span("v8", "gc", 1, 5))
+    assert (len(loaded), loaded.notes) == (1, (f"{other} ('blink', 'v8'): 2.",))
+    process = {"ph": "M", "name": "process_name", "pid": 8, "args": {"name": "Ascend Hardware"}}
+    notes = trace(mm, {"ph": "X", "name": "MatMul", "pid": 8, "tid": 3, "ts": 9, "dur": 2}, process).notes
+    without = "No device events are read of Ascend Hardware: their events have no category."
+    assert notes == (f"{other} ('none'): 1.", without)
 
 
 NO_TIME = "an event has no time that a clock shows"

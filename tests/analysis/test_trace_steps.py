@@ -7,11 +7,13 @@ from lightning_flops.schema.tables import StepTime
 from lightning_flops.trace import analyze_trace, step_filling, step_parts
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.steps import phase_table, step_times
-from tests.analysis.trace_events import (
+from lightning_flops.trace.tables import user_scope_table
+from tests.analysis.trace_events import (  # fmt: skip
     Event,
     data_loader,
     kernel,
     launch,
+    launched,
     node,
     on_device,
     operator,
@@ -113,28 +115,21 @@ def test_phases_without_scopes_are_known_by_operators_and_called_so() -> None:
 
     loaded = trace(
         step(1, 0, 200),
-        data_loader(0, 10),
-        grad("aten::stack", 2, 5),  # the loader's own
+        data_loader(0, 10), grad("aten::stack", 2, 5),  # the loader's own
         operator("aten::copy_", 12, 3),  # without gradients: not the forward's
-        grad("aten::linear", 20, 10),
-        grad("aten::addmm", 22, 4),
-        grad("aten::mse_loss", 35, 5),  # the forward: 20-40
-        operator("autograd::engine::evaluate_function: AddmmBackward0", 50, 10, **{"Fwd thread id": 1}),
-        operator("aten::mm", 52, 3),
+        grad("aten::linear", 20, 10), grad("aten::addmm", 22, 4), grad("aten::mse_loss", 35, 5),  # the forward: 20-40
+        node(1, 50, 10), operator("aten::mm", 52, 3),
         operator("torch::autograd::AccumulateGrad", 65, 5),  # the backward: 50-70
-        data_loader(75, 5),
-        grad("aten::linear", 85, 15),  # 85-100
-        operator("autograd::engine::evaluate_function: AddmmBackward0", 110, 20, thread=2, **{"Fwd thread id": 1}),
-        scope("Optimizer.step#SGD.step", 140, 30),
-        operator("aten::add_", 145, 5),
+        data_loader(75, 5), grad("aten::linear", 85, 15),  # 85-100
+        node(1, 110, 20, thread=2),
+        scope("Optimizer.step#SGD.step", 140, 30), operator("aten::add_", 145, 5),
         grad("aten::mean", 180, 10),  # a metric: no backward follows
-    )
-    found = phases(loaded)
-    assert found["forward (by operators)"] == (2, 20 + 15, None)
-    assert found["backward (by operators)"] == (2, 20 + 20, None)
-    assert found["data loader"] == (2, 15, None)
-    assert found["optimizer"] == (1, 30, None)
-    assert found["others"] == (1, 200 - 35 - 40 - 15 - 30, None)
+    )  # fmt: skip
+    assert phases(loaded) == {
+        "step": (1, 200, None), "data loader": (2, 15, None), "forward (by operators)": (2, 20 + 15, None),
+        "backward (by operators)": (2, 20 + 20, None), "optimizer": (1, 30, None),
+        "others": (1, 200 - 35 - 40 - 15 - 30, None),
+    }  # fmt: skip
     assert phase_table(trace(step(1, 0, 200), operator("aten::mm", 20, 10))) is None
 
 
@@ -279,3 +274,14 @@ def test_an_edge_with_less_than_half_the_backward_of_any_other_is_no_step() -> N
 def test_without_a_backward_all_operators_tell() -> None:
     assert said(marked((), FORWARD, ())) == ((2,), (left_out(1, "no call", 3), left_out(3, "no call", 3)))
     assert said(marked(FORWARD, FORWARD[:1])) == ((1,), (left_out(2, "1 calls", 3),))
+
+
+def test_a_kernel_counts_once_in_scopes_and_phases_that_several_threads_have_open() -> None:
+    loaded = trace(
+        *(scope(name, 0, 100) for name in ("S", "net.forward")),
+        *(scope(name, 50, 100, thread=2) for name in ("S", "net.forward")),
+        *launched(1, 8, 20, 10), *launched(2, 60, 70, 7, thread=2), *launched(3, 120, 130, 3, thread=2),
+    )  # fmt: skip
+    shown = [(row.name, row.calls, row.device and row.device.total_us) for row in user_scope_table(loaded) or ()]
+    assert shown == [("S", 2, 20), ("net.forward", 2, 20)]
+    assert phases(loaded)["forward"] == (2, 150, 20)

@@ -116,6 +116,10 @@ def test_without_marks_the_whole_trace() -> None:
 
 
 UNSHAPED = (step(1, 0, 100), operator("aten::mm", 10, 5), launch(1, 11), kernel(1, 20, 50))
+GIVE = "; its peak can be given: --peak float32=FLOPS"
+NOTHING = "no call with FLOPs was counted in it"
+ALONE = "a kernel that multiplies, launched by no operator that was counted"
+MISSING = "its time at the peak, so time is missing"
 ON_THE_HOST = (step(1, 0, 100), STEP[2])
 
 
@@ -124,8 +128,11 @@ ON_THE_HOST = (step(1, 0, 100), STEP[2])
     [
         (of(*UNSHAPED), "the trace was taken without record_shapes=True"),
         (of(*ON_THE_HOST, device=None), "no device is in the trace"),
-        (of(*STEP, device="NVIDIA X1"), "no figure is known for a device called NVIDIA X1"),
-        (of(*STEP, device=None), "no device of one known name ran the kernels"),
+        (of(*STEP, device="NVIDIA X1"), f"no figure is known for a device called NVIDIA X1{GIVE}"),
+        (of(*STEP, device=None), f"no device of one known name ran the kernels{GIVE}"),
+        (of(operator("aten::add", 10, 5, **shapes([4], [4])), *UNSHAPED[2:]), f"{NOTHING} ({ALONE})"),
+        # 1.56 GFLOPs take 80 us of the 50.
+        (of(*product(1, 10, rows=7_800_000, kernel_us=40)), f"its FLOPs take 1.6 times {MISSING}"),
     ],
 )
 def test_without_mfu_there_is_its_reason(found: Trace, reason: str) -> None:
