@@ -151,7 +151,8 @@ class Place:
     def read(self, file: str) -> Profile:
         """The profile in *file*."""
         shown = self.shown(file)
-        with _errors_of(shown), self._system.open(file, "rb") as stream:
+        opened = open if self._is_local else self._system.open  # fsspec's local files seek, which a pipe cannot
+        with _errors_of(shown), opened(file, "rb") as stream:
             content = stream.read(_MOST_BYTES)
         try:
             return Profile.from_json(content.decode("utf-8"))
