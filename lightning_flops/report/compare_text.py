@@ -78,7 +78,7 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         Section("By part of the step", "", [parts]),
         *(tables if of_traces else [Section("By module", "", list(_modules(comparison)))]),
         _figures_section(comparison.figures),
-        Section("How to read it", "", points([_OF_TRACES if of_traces else _OF_PROFILES, _NOISE, *comparison.notes])),
+        Section("How to read it", "", points([*_HOW_TO_READ[comparison.kind], *comparison.notes])),
     ]
 
 
@@ -149,12 +149,14 @@ def _verdict(row: TimeDifference) -> str:
     """The cause of a difference beyond noise, if it is known, or what else is special about a row."""
     if isinstance(row, CalledDifference) and not (row.calls_a and row.calls_b):
         return "new" if row.calls_b else "gone"  # which is no chance
-    if row.beyond_noise or (isinstance(row, ModuleDifference) and row.other_counts):
+    if row.beyond_noise:
         return _cause(row) or "beyond noise"
-    return "noise" if row.difference_ns and row.beyond_noise is not None else ""
+    words = ["noise"] if row.difference_ns and row.beyond_noise is not None else []
+    words += [_counts(row)] if isinstance(row, ModuleDifference) and row.other_counts else []
+    return ", ".join(words)
 
 
-_VERDICT = Column("", _verdict, str, left=True)
+_VERDICT = Column("verdict", _verdict, str, left=True)
 
 
 def _cause(row: TimeDifference) -> str:
@@ -201,17 +203,24 @@ def _figures_section(figures: Sequence[FigureDifference]) -> Section:
     return Section("Figures of both", "", [Table(figures, columns, whole=True), *missing_rates(reasons)])
 
 
-_OF_PROFILES = (
-    "Work: more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of the time that "
-    "computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does around the "
-    "model. The causes of a line add up to its B - A, and the lines to the whole."
+_NOISE = f"Noise is the spread of the steps ({CONFIDENCE:.0%} by Welch's t)"
+_STARTS = (
+    "What changes from one start of a program to the next, or with what else the machine does, is not in it: compare "
+    "two runs of A to see that."
 )
-_OF_TRACES = (
-    "Each moment of a step counts under the first part from the top that ran then. All other tables are sums of what "
-    "was launched or began in the step; they may overlap. Steps under torch.profiler are slower: record both alike."
-)
-_NOISE = (
-    f"Noise is the spread of the steps ({CONFIDENCE:.0%} by Welch's t), of a module four standard errors of its traced "
-    "steps; a difference beyond it has its cause at the end of the line. What changes from one start of a program to "
-    "the next, or with what else the machine does, is not in it: compare two runs of A to see that."
-)
+_HOW_TO_READ = {
+    "profiles": (
+        "Work: more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of the time that "
+        "computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does around the "
+        "model. The causes of a line add up to its B - A, and the lines to the whole.",
+        f"{_NOISE}, of a module four standard errors of its traced steps. The verdict on a difference beyond it is its "
+        "main cause. FLOPs or bytes that a module has more or fewer of are exact, also where its time is within noise. "
+        f"{_STARTS}",
+    ),
+    "traces": (
+        "Each moment of a step counts under the first part from the top that ran then. All other tables are sums of "
+        "what was launched or began in the step; they may overlap. Steps under torch.profiler are slower: record both "
+        "alike.",
+        f"{_NOISE}. {_STARTS}",
+    ),
+}

@@ -33,6 +33,10 @@ _TIMES = {
 }
 OVERLAP = [*all_of(_TIMES, us), *all_of({"overlap / comm": "overlap.overlap_ratio"}, percent)]
 """What a trace has of computation and communication: both at once, communication that no computation hides, waits."""
+_OF_TRACED_STEPS = (
+    "Traced steps: exposed is communication that no computation hides, neither is time without both. Transfer and wait "
+    "are of collectives: moving bytes, and waiting for other ranks."
+)
 
 _first = partial(points, most=_SHOWN, others="in profile.json")
 
@@ -52,7 +56,7 @@ def ranks_section(profile: Profile) -> Section | None:
             f"Peak of {some_of(devices_of(ranks), most=_SHOWN)}: {si(ranks.peak_flops_per_sec, 'FLOP/s')} in all.",
             *missing_rates(ranks.unavailable),
             _spreads(profile, ranks),
-            *([] if traced is None else _collectives(traced)),
+            *([] if traced is None else [_OF_TRACED_STEPS, *_collectives(traced)]),
             *_first([*(() if traced is None else traced.notes), *ranks.notes]),
         ],
     )
@@ -147,4 +151,4 @@ def _per_step(row: RankRow | RankCollectiveRow, path: str, steps: int) -> float 
 def rank_section(comparison: RankComparison) -> Section:
     """Ranks side by side."""
     ranks = Table(comparison.ranks, [*all_of({"rank": "rank", "steps": "steps"}, str), *OVERLAP], whole=True)
-    return Section("Ranks", "", [ranks, *_collectives(comparison), *comparison.notes])
+    return Section("Ranks", _OF_TRACED_STEPS, [ranks, *_collectives(comparison), *comparison.notes])

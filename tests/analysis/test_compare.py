@@ -102,6 +102,8 @@ def test_other_counts_are_evidence_without_times() -> None:
     comparison = compare_profiles(run(), run(cells=cells))
     assert [one.name for one in comparison.modules if one.other_counts] == ["fc1"]
     assert re.search(r"Most of it: fc1 \+\d+\.\d+ us \(\+40 MFLOPs\)\.", str(comparison))
+    within = compare_profiles(run(), run(cells=cells, forward_ms={"fc1": 2.01}))
+    assert re.search(r"^fc1 .*  noise, \+40 MFLOPs$", str(within), re.MULTILINE)
     untimed = compare_profiles(run(), run(cells=cells, traced=None))
     assert "Most of it: fc1 (+40 MFLOPs).\n" in str(untimed)
     # 5% of a module's 5 ms are not most of 4 ms, which three timed steps cannot prove.
