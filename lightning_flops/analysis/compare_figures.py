@@ -21,7 +21,7 @@ import numpy.typing as npt
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import Comparison, FigureDifference
 from lightning_flops.schema.profile import Profile
-from lightning_flops.units import shown
+from lightning_flops.units import shown, si
 
 LEAST_STEPS = 4
 """Timed steps of each run, below which nothing is said of noise."""
@@ -137,7 +137,7 @@ def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
     return "does not hold", f"{words}: within noise" if sign(figure.ratio, limit) else words
 
 
-_OF_PROFILES = ("micro_steps", "samples", "tokens", "params", "trainable_params", "memory_bytes_per_sec")
+_OF_PROFILES = ("micro_steps", "samples", "tokens", "params", "trainable_params")
 
 
 def peaks_text(peaks: Mapping[str, float]) -> str:
@@ -161,6 +161,7 @@ def _set_up(profile: Profile) -> dict[str, str]:
     found = {f"context.{one.name}": getattr(profile.context, one.name) for one in fields(profile.context)}
     found |= {name: getattr(profile, name) for name in _OF_PROFILES}
     found |= {"dtypes": ", ".join(one.dtype for one in profile.dtypes), "peaks": peaks_of(profile)}
+    found["memory_bandwidth"] = si(profile.memory_bytes_per_sec, "B/s")
     found |= {f"settings.{one.name}": getattr(profile.settings, one.name) for one in fields(profile.settings)}
     return {name: _as_text(value) for name, value in found.items()}
 

@@ -268,7 +268,7 @@ def test_shares_of_other_peaks_have_no_ratio() -> None:
     comparison = compare_profiles(run(), with_given_peaks(run(), flops_per_sec=350e9, memory_bytes_per_sec=2e11))
     peaks = "0.7 TFLOP/s (float32)", "0.35 TFLOP/s (float32)"
     assert comparison.settings["peaks"] == peaks
-    assert comparison.settings["memory_bytes_per_sec"] == ("n/a", "200,000,000,000.0")
+    assert comparison.settings["memory_bandwidth"] == ("n/a", "200 GB/s")
     mfu = named(comparison.figures)["mfu"]
     assert mfu.a is not None and mfu.b == pytest.approx(2 * mfu.a) and (mfu.ratio, mfu.noise_factor) == (None, None)
     with pytest.raises(ComparisonError, match=re.escape(f"it is of other peaks: {peaks[0]} in A, {peaks[1]} in B")):
