@@ -194,6 +194,8 @@ def test_ten_thousand_modules_are_few_elements(opened: Callable[..., Opened]) ->
 def test_nothing_is_wider_than_the_screen(name: str, width: int, opened: Callable[..., Opened]) -> None:
     found = opened(name, viewport={"width": width, "height": 900})
     assert found.page.evaluate("document.documentElement.scrollWidth") <= width
+    values = found.page.evaluate("Array.from(document.querySelectorAll('.figures dd'), (one) => one.clientWidth)")
+    assert min(values) > width / 3  # and not one character a line
 
 
 def test_light_and_dark_follow_the_system_and_the_reader(opened: Callable[..., Opened]) -> None:
