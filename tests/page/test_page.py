@@ -154,6 +154,7 @@ def test_a_trace_and_a_comparison_are_pages_of_the_same_parts(opened: Callable[.
     found = opened("compared")
     # fc1 is twice as wide, and each batch comes 1.5 ms later: 27.5 ms instead of 22.
     assert "One global step takes 27.5 ms in B and 22 ms in A" in found.texts("#summary")[0]
+    assert "One global step" not in found.texts("#two-runs-compared")[0]
     assert _cells(found, "by-module")[0][:4] == ["fc1", "5.00", "9.00", "4.00"]
     found = opened("trace")
     assert found.page.locator("#kernels, #operators, #memory-bytes-").count() == 3
