@@ -66,11 +66,7 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         items.append(Table([*comparison.settings.items()], [name, *both], whole=True))
     elif not of_traces:
         items.append("Set up alike: device, ranks, batch, precision, versions, parameters and settings.")
-    columns = [
-        *_columns("mean", causes=not of_traces),
-        quantity("noise", lambda row: None if row.noise_ns is None else row.noise_ns / _NS, "s"),
-        _VERDICT,
-    ]
+    columns = [*_columns("mean", causes=not of_traces), _time("noise", "noise_ns"), _VERDICT]
     parts = Table((*comparison.parts, comparison.step), columns, whole=True)
     tables = [Section(_TITLES[of], "", [_table(rows)]) for of, rows in comparison.tables.items()]
     return [
@@ -78,7 +74,7 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         Section("By part of the step", "", [parts]),
         *(tables if of_traces else [Section("By module", "", list(_modules(comparison)))]),
         _figures_section(comparison.figures),
-        Section("How to read it", "", points([*_HOW_TO_READ[comparison.kind], *comparison.notes])),
+        Section("How to read it", "", points([_OF_TRACES if of_traces else _OF_PROFILES, _NOISE, *comparison.notes])),
     ]
 
 
@@ -90,11 +86,11 @@ def _columns(first: str, *, causes: bool) -> list[Column]:
     """Columns of differences: their names under *first*, the times of both, and their *causes*."""
     fields = {"A": "a_ns", "B": "b_ns", "B - A": "difference_ns"}
     fields |= {kind: f"{kind}_ns" for kind in _WORDS} if causes else {}
+    return [Column(first, lambda row: short(_name(row)), str), *(_time(*one) for one in fields.items())]
 
-    def time(label: str, field: str) -> Column:
-        return quantity(label, lambda row: getattr(row, field) / _NS, "s")
 
-    return [Column(first, lambda row: short(_name(row)), str), *(time(*one) for one in fields.items())]
+def _time(label: str, field: str) -> Column:
+    return quantity(label, lambda row: None if (ns := getattr(row, field)) is None else ns / _NS, "s")
 
 
 def _most_of_it(comparison: Comparison) -> Iterator[str]:
@@ -203,24 +199,18 @@ def _figures_section(figures: Sequence[FigureDifference]) -> Section:
     return Section("Figures of both", "", [Table(figures, columns, whole=True), *missing_rates(reasons)])
 
 
-_NOISE = f"Noise is the spread of the steps ({CONFIDENCE:.0%} by Welch's t)"
-_STARTS = (
-    "What changes from one start of a program to the next, or with what else the machine does, is not in it: compare "
-    "two runs of A to see that."
+_OF_PROFILES = (
+    "Work: more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of the time that "
+    "computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does around the "
+    "model. The causes of a line add up to its B - A, and the lines to the whole. The verdict on a difference beyond "
+    "noise (of a module: four standard errors of its traced steps) is its main cause; FLOPs or bytes that a module has "
+    "more or fewer of are exact, and stand there within noise as well."
 )
-_HOW_TO_READ = {
-    "profiles": (
-        "Work: more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of the time that "
-        "computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does around the "
-        "model. The causes of a line add up to its B - A, and the lines to the whole.",
-        f"{_NOISE}, of a module four standard errors of its traced steps. The verdict on a difference beyond it is its "
-        "main cause. FLOPs or bytes that a module has more or fewer of are exact, also where its time is within noise. "
-        f"{_STARTS}",
-    ),
-    "traces": (
-        "Each moment of a step counts under the first part from the top that ran then. All other tables are sums of "
-        "what was launched or began in the step; they may overlap. Steps under torch.profiler are slower: record both "
-        "alike.",
-        f"{_NOISE}. {_STARTS}",
-    ),
-}
+_OF_TRACES = (
+    "Each moment of a step counts under the first part from the top that ran then. All other tables are sums of what "
+    "was launched or began in the step; they may overlap. Steps under torch.profiler are slower: record both alike."
+)
+_NOISE = (
+    f"Noise is the spread of the steps ({CONFIDENCE:.0%} by Welch's t). What changes from one start of a program to "
+    "the next, or with what else the machine does, is not in it: compare two runs of A to see that."
+)

@@ -83,8 +83,7 @@ def render_comparison_page(comparison: Comparison) -> str:
     """The page of two runs compared."""
     title = f"{comparison.a.source} and {comparison.b.source} compared"
     first, *others = comparison_sections(comparison)
-    summary, *items = first.items
-    view = page_view(title, "", [str(summary)], [replace(first, items=items), *others])
+    view = page_view(title, "", [str(first.items[0])], [replace(first, items=first.items[1:]), *others])
     return _page(title, [("", [(WindowFigures(""), packed(view))], ())])
 
 
