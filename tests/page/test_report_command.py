@@ -84,7 +84,6 @@ def test_a_damaged_file_costs_a_line_and_no_other_window(logs: Path, capsys: pyt
         ("", None, "no profile.json is in this folder or below it"),
         ("broken.json", b"{", "the profile cannot be read"),
         ("trace.json", b'{"traceEvents": []}', "`schema_version`; `lightning-flops trace` reads traces"),
-        ("old.json", b'{"schema_version": 1}', "has schema version"),
         ("binary.json", b"\xff\xfe\x00", "this is no profile, which is UTF-8; `lightning-flops trace` reads traces"),
     ],
 )

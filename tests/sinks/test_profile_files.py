@@ -41,8 +41,7 @@ def test_a_file_is_read_whatever_its_name(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
-    command = ["cat", str(write(tmp_path / "profile.json", PROFILE))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(["cat", str(write(tmp_path / "profile.json", PROFILE))], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         pipe = f"/dev/fd/{process.stdout.fileno()}"
         assert traces_at(pipe) is None and read_profile(pipe) == (PROFILE, pipe)
