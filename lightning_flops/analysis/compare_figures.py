@@ -32,6 +32,8 @@ Floats = npt.NDArray[np.float64]
 WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
 """Figures of the wall clock, which say little of a run that was starved of processors."""
 _OF_PEAK = ("mfu", "hfu")
+Figure = tuple[float | None, Floats | None, str | None]
+"""A figure of a run; what it is in each step or in proportion to that, None of an exact count; why it is not known."""
 
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le
@@ -71,22 +73,11 @@ def _half_width(a: Floats, b: Floats) -> float:
     return _T[min(freedom, len(_T) + 2) - 3] * math.sqrt(sum(squares))
 
 
-def figure_difference(
-    name: str,
-    values: tuple[float | None, float | None],
-    *,
-    unknown: tuple[str | None, str | None],
-    steps: tuple[Floats | None, Floats | None],
-    peaks: tuple[str, str],
-) -> FigureDifference:
-    """The figure *name* with its *values* in A and B, or why one is *unknown*.
-
-    *steps* are what it is in each step, or in proportion to that; None for a count, which is exact. Shares of other
-    *peaks*, in words, have no ratio: it would say nothing of the rate.
-    """
-    (a, b), (of_a, of_b), ratio, factor, reason = values, steps, None, None, ""
+def figure_difference(name: str, in_a: Figure, in_b: Figure, *, peaks: tuple[str, str]) -> FigureDifference:
+    """The figure *name* in both runs; shares of other *peaks*, in words, have no ratio, which would mislead."""
+    (a, of_a, why_a), (b, of_b, why_b), ratio, factor, reason = in_a, in_b, None, None, ""
     if a is None or b is None:
-        which, words = ("A", unknown[0]) if a is None else ("B", unknown[1])
+        which, words = ("A", why_a) if a is None else ("B", why_b)
         reason = f"not known in {which}" + (f": {words}" if words else "")
     elif name in _OF_PEAK and peaks[0] != peaks[1]:
         reason = f"it is of other peaks: {peaks[0]} in A, {peaks[1]} in B"

@@ -26,8 +26,6 @@ from lightning_flops.trace.report import AnalyzedTrace
 from lightning_flops.units import plain, plural
 
 _NS_PER_US, _NS_PER_SEC = 1000, 1e9
-_Figure = tuple[float | None, Floats | None, str | None]
-"""A figure of a run, what it is in each step or in proportion to that, and why it is not known if it is not."""
 
 
 def compare_traces(
@@ -63,13 +61,7 @@ def compare_traces(
         parts=parts,
         tables={of: rows for of in get_args(TableName) if (rows := _rows(runs, of))},
         figures=tuple(
-            figures.figure_difference(
-                name,
-                (one[0], other[0]),
-                unknown=(one[2], other[2]),
-                steps=(one[1], other[1]),
-                peaks=(first.peaks(), second.peaks()),
-            )
+            figures.figure_difference(name, one, other, peaks=(first.peaks(), second.peaks()))
             for (name, one), other in zip(of_a.items(), of_b.values(), strict=True)
         ),
         notes=tuple(_notes(runs)),
@@ -123,10 +115,10 @@ class _Run:
         """Peaks of the dtypes that ran, in words."""
         return figures.peaks_text({k: peak for one in self.reports if one.flops for k, peak in one.flops.peaks.items()})
 
-    def figures(self) -> dict[str, _Figure]:
+    def figures(self) -> dict[str, figures.Figure]:
         """Step time and rates with the times that their noise is of, counts of one step, and the most memory."""
         wall, flops = self.part("wall_us"), [one.flops for one in self.reports]
-        found: dict[str, _Figure] = {"global_step_sec": (float(wall.mean()) / _NS_PER_SEC, wall, None)}
+        found: dict[str, figures.Figure] = {"global_step_sec": (float(wall.mean()) / _NS_PER_SEC, wall, None)}
         for name in ("mfu", "hfu"):
             used = sum_if_all_known(one and getattr(one, name) for one in flops)
             found[name] = used and used / len(flops), wall, why_no_mfu(self.reports)

@@ -158,7 +158,7 @@ class Place:
         try:
             return Profile.from_json(content.decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise LightningFlopsError(f"{shown}: this is no profile, which is UTF-8; {_OF_TRACES}") from error
+            raise LightningFlopsError(f"{shown}: this is no profile (not UTF-8); {_OF_TRACES}") from error
         except LightningFlopsError as error:
             hint = "" if _OF_A_PROFILE in content[:_LOOKED_AT_BYTES] else f"; {_OF_TRACES}"
             raise LightningFlopsError(f"{shown}: {error}{hint}") from error

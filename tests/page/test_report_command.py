@@ -84,7 +84,7 @@ def test_a_damaged_file_costs_a_line_and_no_other_window(logs: Path, capsys: pyt
         ("", None, "no profile.json is in this folder or below it"),
         ("broken.json", b"{", "the profile cannot be read"),
         ("trace.json", b'{"traceEvents": []}', "`schema_version`; `lightning-flops trace` reads traces"),
-        ("binary.json", b"\xff\xfe\x00", "this is no profile, which is UTF-8; `lightning-flops trace` reads traces"),
+        ("binary.json", b"\xff\xfe\x00", "this is no profile (not UTF-8); `lightning-flops trace` reads traces"),
     ],
 )
 def test_what_is_no_profile_ends_with_a_reason(
