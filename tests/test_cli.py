@@ -84,8 +84,7 @@ def test_a_reader_that_closes_early_is_no_error() -> None:
     # Unbuffered, Python would take a write that the pipe took a part of for a whole one.
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=buffered) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+        assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "{\n"
         process.stdout.close()
         assert process.stderr.read() == ""

@@ -66,16 +66,12 @@ def test_duration_keeps_the_number_above_one(seconds: float, text: str) -> None:
 
 
 def test_percent_has_two_decimals() -> None:
-    assert percent(0.4125) == "41.25%"
-    assert percent(1) == "100.00%"
-    assert percent(0) == "0.00%"
+    assert [percent(share) for share in (0.4125, 1, 0)] == ["41.25%", "100.00%", "0.00%"]
 
 
 def test_plain_number_has_its_thousands_apart_and_ints_in_full() -> None:
     assert plain(6_279_860_000_001) == "6,279,860,000,001"
-    assert plain(433.0712) == "433.07"
-    assert plain(31.5) == "31.5"
-    assert plain(32.0) == "32"
+    assert [plain(number) for number in (433.0712, 31.5, 32.0)] == ["433.07", "31.5", "32"]
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])

@@ -293,7 +293,7 @@ RULES: tuple[Rule, ...] = (
         name="dropout",
         fact="Dropout takes {measured} of the step: {modules}.",
         remedy="Set its p to 0.",
-        unless="where the data overfit without it",
+        unless="where the model overfits without it",
     ),
     Rule(
         name="starved",

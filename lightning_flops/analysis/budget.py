@@ -47,9 +47,9 @@ def build_budget(
     if model_sec is not None and hardware_sec is not None:
         model_ns, others_ns = _ns(model_sec), _ns(hardware_sec - model_sec)
         left_ns = (times_ns["compute"] or 0) - model_ns - others_ns
-        if left_ns < 0:
+        if left_ns < 0 and hardware_sec <= timing.global_step.typical_sec:  # else why MFU is n/a says it
             notes.append("FLOPs at the peak are n/a: matmul-like operators took less time than that.")
-        else:
+        elif left_ns >= 0:
             times_ns |= {"model": model_ns, "other_flops": others_ns, "compute": left_ns}
             if lower_bound:
                 notes.append(

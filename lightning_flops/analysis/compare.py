@@ -259,13 +259,10 @@ def _figures(a: _Run, b: _Run, step: _Phases) -> Iterator[FigureDifference]:
     steps_a, steps_b = steps(a), steps(b)
     of_a, of_b = (cast("dict[str, Any]", run.profile.summary()) for run in (a, b))
     why_a, why_b = ({**run.profile.unavailable, **run.profile.job_unavailable} for run in (a, b))
+    peaks = figures.peaks_of(a.profile), figures.peaks_of(b.profile)
     for name in (one for one in of_a if one != "advice"):
-        yield figures.figure_difference(
-            name,
-            (of_a[name], of_b[name]),
-            unknown=(why_a.get(name), why_b.get(name)),
-            steps=(steps_a.get(name), steps_b.get(name)),
-        )
+        in_a, in_b = (of_a[name], steps_a.get(name), why_a.get(name)), (of_b[name], steps_b.get(name), why_b.get(name))
+        yield figures.figure_difference(name, in_a, in_b, peaks=peaks)
 
 
 def _notes(runs: Sequence[_Run]) -> Iterator[str]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import Comparison, FigureDifference
 from lightning_flops.schema.profile import Profile
-from lightning_flops.units import shown
+from lightning_flops.units import shown, si
 
 LEAST_STEPS = 4
 """Timed steps of each run, below which nothing is said of noise."""
@@ -31,6 +31,9 @@ _T = (5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.98, 2.
 Floats = npt.NDArray[np.float64]
 WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
 """Figures of the wall clock, which say little of a run that was starved of processors."""
+_OF_PEAK = ("mfu", "hfu")
+Figure = tuple[float | None, Floats | None, str | None]
+"""A figure of a run; what it is in each step or in proportion to that, None of an exact count; why it is not known."""
 
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le
@@ -70,21 +73,14 @@ def _half_width(a: Floats, b: Floats) -> float:
     return _T[min(freedom, len(_T) + 2) - 3] * math.sqrt(sum(squares))
 
 
-def figure_difference(
-    name: str,
-    values: tuple[float | None, float | None],
-    *,
-    unknown: tuple[str | None, str | None],
-    steps: tuple[Floats | None, Floats | None],
-) -> FigureDifference:
-    """The figure *name* with its *values* in A and B, or why one is *unknown*.
-
-    *steps* are what it is in each step, or in proportion to that; None for a count, which is exact.
-    """
-    (a, b), (of_a, of_b), ratio, factor, reason = values, steps, None, None, ""
+def figure_difference(name: str, in_a: Figure, in_b: Figure, *, peaks: tuple[str, str]) -> FigureDifference:
+    """The figure *name* in both runs; shares of other *peaks*, in words, have no ratio, which would mislead."""
+    (a, of_a, why_a), (b, of_b, why_b), ratio, factor, reason = in_a, in_b, None, None, ""
     if a is None or b is None:
-        which, words = ("A", unknown[0]) if a is None else ("B", unknown[1])
+        which, words = ("A", why_a) if a is None else ("B", why_b)
         reason = f"not known in {which}" + (f": {words}" if words else "")
+    elif name in _OF_PEAK and peaks[0] != peaks[1]:
+        reason = f"it is of other peaks: {peaks[0]} in A, {peaks[1]} in B"
     elif b and not a:
         reason = "0 in A"
     else:
@@ -135,6 +131,17 @@ def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
 _OF_PROFILES = ("micro_steps", "samples", "tokens", "params", "trainable_params")
 
 
+def peaks_text(peaks: Mapping[str, float]) -> str:
+    """*peaks*, FLOP/s by dtype, in words: equal for equal ones."""
+    return ", ".join(f"{peak / 1e12:,.6g} TFLOP/s ({dtype})" for dtype, peak in sorted(peaks.items()))
+
+
+def peaks_of(profile: Profile) -> str:
+    """Peaks of the dtypes that ran, in words."""
+    known = profile.peaks_flops_per_sec
+    return peaks_text({one.dtype: known[one.dtype] for one in profile.dtypes if one.dtype in known})
+
+
 def setting_differences(a: Profile, b: Profile) -> dict[str, tuple[str, str]]:
     """What is set up differently: context, model and settings."""
     of_a, of_b = _set_up(a), _set_up(b)
@@ -144,7 +151,8 @@ def setting_differences(a: Profile, b: Profile) -> dict[str, tuple[str, str]]:
 def _set_up(profile: Profile) -> dict[str, str]:
     found = {f"context.{one.name}": getattr(profile.context, one.name) for one in fields(profile.context)}
     found |= {name: getattr(profile, name) for name in _OF_PROFILES}
-    found["dtypes"] = ", ".join(one.dtype for one in profile.dtypes)
+    found |= {"dtypes": ", ".join(one.dtype for one in profile.dtypes), "peaks": peaks_of(profile)}
+    found["memory_bandwidth"] = si(profile.memory_bytes_per_sec, "B/s")
     found |= {f"settings.{one.name}": getattr(profile.settings, one.name) for one in fields(profile.settings)}
     return {name: _as_text(value) for name, value in found.items()}
 

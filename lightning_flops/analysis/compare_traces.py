@@ -14,8 +14,9 @@ from typing import Any, get_args
 
 import numpy as np
 
+from lightning_flops.analysis import compare_figures as figures
 from lightning_flops.analysis.collectives import refuse_mixed_ranks
-from lightning_flops.analysis.compare_figures import LEAST_STEPS, Floats, figure_difference, noise_ns, too_few
+from lightning_flops.analysis.compare_figures import Floats
 from lightning_flops.analysis.peaks import NO_FLOPS, why_no_flops, why_no_mfu
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.errors import ComparisonError
@@ -25,8 +26,6 @@ from lightning_flops.trace.report import AnalyzedTrace
 from lightning_flops.units import plain, plural
 
 _NS_PER_US, _NS_PER_SEC = 1000, 1e9
-_Figure = tuple[float | None, Floats | None, str | None]
-"""A figure of a run, what it is in each step or in proportion to that, and why it is not known if it is not."""
 
 
 def compare_traces(
@@ -62,7 +61,7 @@ def compare_traces(
         parts=parts,
         tables={of: rows for of in get_args(TableName) if (rows := _rows(runs, of))},
         figures=tuple(
-            figure_difference(name, (one[0], other[0]), unknown=(one[2], other[2]), steps=(one[1], other[1]))
+            figures.figure_difference(name, one, other, peaks=(first.peaks(), second.peaks()))
             for (name, one), other in zip(of_a.items(), of_b.values(), strict=True)
         ),
         notes=tuple(_notes(runs)),
@@ -112,10 +111,14 @@ class _Run:
                 found[name] = found.get(name, 0) + values / len(self.sums)
         return found
 
-    def figures(self) -> dict[str, _Figure]:
+    def peaks(self) -> str:
+        """Peaks of the dtypes that ran, in words."""
+        return figures.peaks_text({k: peak for one in self.reports if one.flops for k, peak in one.flops.peaks.items()})
+
+    def figures(self) -> dict[str, figures.Figure]:
         """Step time and rates with the times that their noise is of, counts of one step, and the most memory."""
         wall, flops = self.part("wall_us"), [one.flops for one in self.reports]
-        found: dict[str, _Figure] = {"global_step_sec": (float(wall.mean()) / _NS_PER_SEC, wall, None)}
+        found: dict[str, figures.Figure] = {"global_step_sec": (float(wall.mean()) / _NS_PER_SEC, wall, None)}
         for name in ("mfu", "hfu"):
             used = sum_if_all_known(one and getattr(one, name) for one in flops)
             found[name] = used and used / len(flops), wall, why_no_mfu(self.reports)
@@ -135,7 +138,7 @@ class _Run:
 def _times(ns: Sequence[Floats]) -> dict[str, Any]:
     """The fields of a difference of nanoseconds in each step."""
     a_ns, b_ns = (round(float(one.mean())) for one in ns)
-    return {"a_ns": a_ns, "b_ns": b_ns, "noise_ns": noise_ns(ns[0] / _NS_PER_SEC, ns[1] / _NS_PER_SEC)}
+    return {"a_ns": a_ns, "b_ns": b_ns, "noise_ns": figures.noise_ns(ns[0] / _NS_PER_SEC, ns[1] / _NS_PER_SEC)}
 
 
 def _rows(runs: tuple[_Run, _Run], which: TableName) -> tuple[CalledDifference, ...]:
@@ -159,7 +162,7 @@ def _notes(runs: tuple[_Run, _Run]) -> Iterator[str]:
             "hold equally many steps. What is noise is not known."
         )
     for run in runs:
-        if run.marked and run.steps < LEAST_STEPS:
-            yield too_few(run.source, f"{run.steps} traced {plural('step', run.steps)}")
+        if run.marked and run.steps < figures.LEAST_STEPS:
+            yield figures.too_few(run.source, f"{run.steps} traced {plural('step', run.steps)}")
         if any(report.flops is not None and report.flops.uncounted for report in run.reports):
             yield f"FLOPs of {run.source} are lower bounds: what could not be counted is not in them."

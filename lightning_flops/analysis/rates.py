@@ -65,8 +65,8 @@ def utilization(
     """*peak_sec* ÷ *seconds* by name, such as "mfu", and why those are None that are above 1, which cannot be."""
     shares = {name: ratio(part=part, whole=seconds) for name, part in peak_sec.items()}
     reasons = {
-        name: f"{name[-3:].upper()} would be {100 * share:.4g}%, which is impossible: the peak is too low (see "
-        "peak_flops_per_sec), or the clock did not wait for the device"
+        name: f"{name[-3:].upper()} would be {100 * share:.4g}%, which is impossible: the peak "
+        "(--peak, peak_flops_per_sec) is too low, or the clock did not wait for the device"
         for name, share in shares.items()
         if share is not None and share > 1
     }

@@ -66,11 +66,7 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         items.append(Table([*comparison.settings.items()], [name, *both], whole=True))
     elif not of_traces:
         items.append("Set up alike: device, ranks, batch, precision, versions, parameters and settings.")
-    columns = [
-        *_columns("mean", causes=not of_traces),
-        quantity("noise", lambda row: None if row.noise_ns is None else row.noise_ns / _NS, "s"),
-        _VERDICT,
-    ]
+    columns = [*_columns("mean", causes=not of_traces), _time("noise", "noise_ns"), _VERDICT]
     parts = Table((*comparison.parts, comparison.step), columns, whole=True)
     tables = [Section(_TITLES[of], "", [_table(rows)]) for of, rows in comparison.tables.items()]
     return [
@@ -90,11 +86,11 @@ def _columns(first: str, *, causes: bool) -> list[Column]:
     """Columns of differences: their names under *first*, the times of both, and their *causes*."""
     fields = {"A": "a_ns", "B": "b_ns", "B - A": "difference_ns"}
     fields |= {kind: f"{kind}_ns" for kind in _WORDS} if causes else {}
+    return [Column(first, lambda row: short(_name(row)), str), *(_time(*one) for one in fields.items())]
 
-    def time(label: str, field: str) -> Column:
-        return quantity(label, lambda row: getattr(row, field) / _NS, "s")
 
-    return [Column(first, lambda row: short(_name(row)), str), *(time(*one) for one in fields.items())]
+def _time(label: str, field: str) -> Column:
+    return quantity(label, lambda row: None if (ns := getattr(row, field)) is None else ns / _NS, "s")
 
 
 def _most_of_it(comparison: Comparison) -> Iterator[str]:
@@ -149,12 +145,14 @@ def _verdict(row: TimeDifference) -> str:
     """The cause of a difference beyond noise, if it is known, or what else is special about a row."""
     if isinstance(row, CalledDifference) and not (row.calls_a and row.calls_b):
         return "new" if row.calls_b else "gone"  # which is no chance
-    if row.beyond_noise or (isinstance(row, ModuleDifference) and row.other_counts):
+    if row.beyond_noise:
         return _cause(row) or "beyond noise"
-    return "noise" if row.difference_ns and row.beyond_noise is not None else ""
+    words = ["noise"] if row.difference_ns and row.beyond_noise is not None else []
+    words += [_counts(row)] if isinstance(row, ModuleDifference) and row.other_counts else []
+    return ", ".join(words)
 
 
-_VERDICT = Column("", _verdict, str, left=True)
+_VERDICT = Column("verdict", _verdict, str, left=True)
 
 
 def _cause(row: TimeDifference) -> str:
@@ -204,14 +202,15 @@ def _figures_section(figures: Sequence[FigureDifference]) -> Section:
 _OF_PROFILES = (
     "Work: more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of the time that "
     "computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does around the "
-    "model. The causes of a line add up to its B - A, and the lines to the whole."
+    "model. The causes of a line add up to its B - A, and the lines to the whole. The verdict on a difference beyond "
+    "noise (of a module: four standard errors of its traced steps) is its main cause; FLOPs or bytes that a module has "
+    "more or fewer of are exact, and stand there within noise as well."
 )
 _OF_TRACES = (
     "Each moment of a step counts under the first part from the top that ran then. All other tables are sums of what "
     "was launched or began in the step; they may overlap. Steps under torch.profiler are slower: record both alike."
 )
 _NOISE = (
-    f"Noise is the spread of the steps ({CONFIDENCE:.0%} by Welch's t), of a module four standard errors of its traced "
-    "steps; a difference beyond it has its cause at the end of the line. What changes from one start of a program to "
+    f"Noise is the spread of the steps ({CONFIDENCE:.0%} by Welch's t). What changes from one start of a program to "
     "the next, or with what else the machine does, is not in it: compare two runs of A to see that."
 )

@@ -21,8 +21,8 @@ def answer(profile: Profile) -> list[str]:
 
 
 def answer_lines(profile: Profile) -> list[str]:
-    """The answer, two lines for each part of it, with a bar of the step's parts."""
-    first, step, *others = [VIEW.paragraph(words, rest="  ", most=2) for words in answer(profile)]
+    """The answer, three lines at most for each part of it, with a bar of the step's parts."""
+    first, step, *others = [VIEW.paragraph(words, rest="  ", most=3) for words in answer(profile)]
     return [*first, *step, *_bar(step_parts(profile)), *(line for lines in others for line in lines)]
 
 

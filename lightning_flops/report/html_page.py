@@ -13,7 +13,7 @@ import html
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.resources import files
 from operator import itemgetter
@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_flops.report.compare_text import comparison_headline, comparison_sections
+from lightning_flops.report.compare_text import comparison_sections
 from lightning_flops.report.document import Column, Section, Table, as_data, at, field, quantity, share
 from lightning_flops.report.headline import answer, step_parts
 from lightning_flops.report.profile_document import NOT_DESCRIBED, notes_sections, saving, share_of_peak, short_sections
@@ -82,7 +82,8 @@ def render_latest(profile: Profile, windows: deque[Window]) -> str:
 def render_comparison_page(comparison: Comparison) -> str:
     """The page of two runs compared."""
     title = f"{comparison.a.source} and {comparison.b.source} compared"
-    view = page_view(title, "", [comparison_headline(comparison)], comparison_sections(comparison))
+    first, *others = comparison_sections(comparison)
+    view = page_view(title, "", [str(first.items[0])], [replace(first, items=first.items[1:]), *others])
     return _page(title, [("", [(WindowFigures(""), packed(view))], ())])
 
 

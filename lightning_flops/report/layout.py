@@ -16,7 +16,7 @@ _TITLE_WIDTH = 100
 """Width of the rules that titles stand in."""
 _LABEL_WIDTH = 70
 _VALUE_CHARS = 30
-_LEAST_NAME_CHARS = 16
+_LEAST_NAME_CHARS, _NAME_CHARS = 16, 56
 _MARK = re.compile(r"(-|\d+\.) ")
 """What a point of a list begins with; the lines that go on stand behind it."""
 
@@ -27,16 +27,19 @@ class View:
 
     rows: int | None  #: The most of each table; None for all.
     sort: SortKey | None = None  #: None for each table's own order.
-    #: Of the terminal, in columns; None for no limit. A table with more numbers than fit is wider.
+    #: Of the terminal, in columns; None for no limit. A table that does not fit with its names cut is wider.
     width: int | None = None
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
-        """Columns under *head*, right-aligned but for those in *left*, of which the widest are cut if need be."""
+        """Columns under *head*, right-aligned but for those in *left*, the widest of which are cut if it fits then."""
         columns = [[printable(cell) for cell in column] for column in zip(head, *rows, strict=True)]
-        widths = [max(map(len, column)) for column in columns]
-        for _ in range(sum(widths) + 2 * (len(widths) - 1) - (self.width or len(widths) * 10_000)):
-            widest = max(left, key=widths.__getitem__)
-            widths[widest] -= widths[widest] > _LEAST_NAME_CHARS
+        whole = [max(map(len, column)) for column in columns]
+        widths, most = list(whole), (self.width or sum(whole) + 2 * len(whole)) - 2 * (len(whole) - 1)
+        least = {place: _least_width(columns[place]) for place in left} if sum(whole) > most else {}
+        while sum(widths) > most and (wide := [place for place in least if widths[place] > least[place]]):
+            widths[max(wide, key=widths.__getitem__)] -= 1
+        if sum(widths) > most:  # it is wider all the same
+            widths = [min(width, _NAME_CHARS) if place in left else width for place, width in enumerate(whole)]
         return [
             "  ".join(
                 f"{short(cell, width):<{width}}" if place in left else f"{cell:>{width}}"
@@ -67,6 +70,12 @@ class View:
             max_lines=most,
             placeholder=" …",
         )
+
+
+def _least_width(cells: Sequence[str]) -> int:
+    """To how many characters *cells* can be cut, so that none looks like another."""
+    widths = range(_LEAST_NAME_CHARS, min(max(map(len, cells)), _NAME_CHARS))
+    return next((one for one in widths if len({short(cell, one) for cell in cells}) == len({*cells})), widths.stop)
 
 
 WHOLE = View(rows=200)

@@ -33,6 +33,7 @@ _TIMES = {
 }
 OVERLAP = [*all_of(_TIMES, us), *all_of({"overlap / comm": "overlap.overlap_ratio"}, percent)]
 """What a trace has of computation and communication: both at once, communication that no computation hides, waits."""
+_TRACED = "Exposed: communication that nothing hides. Neither: time without both. Transfer and wait: of collectives."
 
 _first = partial(points, most=_SHOWN, others="in profile.json")
 
@@ -52,7 +53,7 @@ def ranks_section(profile: Profile) -> Section | None:
             f"Peak of {some_of(devices_of(ranks), most=_SHOWN)}: {si(ranks.peak_flops_per_sec, 'FLOP/s')} in all.",
             *missing_rates(ranks.unavailable),
             _spreads(profile, ranks),
-            *([] if traced is None else _collectives(traced)),
+            *([] if traced is None else [_TRACED, *_collectives(traced)]),
             *_first([*(() if traced is None else traced.notes), *ranks.notes]),
         ],
     )
@@ -147,4 +148,4 @@ def _per_step(row: RankRow | RankCollectiveRow, path: str, steps: int) -> float 
 def rank_section(comparison: RankComparison) -> Section:
     """Ranks side by side."""
     ranks = Table(comparison.ranks, [*all_of({"rank": "rank", "steps": "steps"}, str), *OVERLAP], whole=True)
-    return Section("Ranks", "", [ranks, *_collectives(comparison), *comparison.notes])
+    return Section("Ranks", _TRACED, [ranks, *_collectives(comparison), *comparison.notes])

@@ -282,8 +282,8 @@ def common_sections(report: TracesReport) -> list[Section]:
 def render_traces(
     report: TracesReport, *, top_rows: int | None = 20, sort: SortKey | None = None, width: int | None = None
 ) -> str:
-    """The answer, *top_rows* or all rows of every table of every trace, and the ranks side by side."""
-    sections = [Section("The answer", "", points(answer(report)))]
+    """The summary, *top_rows* or all rows of every table of every trace, and the ranks side by side."""
+    sections = [Section("Summary", "", points(answer(report)))]
     for trace, name in zip(report.traces, names_of(report), strict=True):
         number, marked = len(trace.step_times.steps), trace.step_times.marked
         steps = f"{number} {plural('step', number)}" if marked else "no profiler steps: the whole trace is one step"
@@ -292,7 +292,7 @@ def render_traces(
     return draw_all([*sections, *common_sections(report)], View(rows=top_rows, sort=sort, width=width))
 
 
-# ---- the answer
+# ---- the summary
 
 _TRACES = 4
 _PARTS = 4

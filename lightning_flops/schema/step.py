@@ -18,7 +18,7 @@ class Advice:
     remedy: str  #: What to do, in a sentence.
     #: Share of a typical step that following it can save at most; pieces of advice may share time. None: not known.
     ceiling: float | None
-    unless: str  #: When not to follow it, after "not": ``where the data overfit``.
+    unless: str  #: When not to follow it, after "not": ``where a checkpoint fixes it``.
     threshold: str  #: Limit that the measured figure was held against, in words.
     source: str  #: Where the rule comes from.
 

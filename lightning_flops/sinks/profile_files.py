@@ -24,6 +24,7 @@ _MOST_BYTES: Final = 4 * LONGEST_PROFILE + 1  # more would be more characters th
 _TRACE_ENDINGS: Final = (".json", ".json.gz")
 _OF_A_PROFILE: Final = b'"schema_version"'  # stands at the beginning of every report of this package, and in no trace
 _LOOKED_AT_BYTES: Final = 4096
+_OF_TRACES: Final = "`lightning-flops trace` reads traces"
 
 
 class _FoundFile(NamedTuple):
@@ -151,14 +152,16 @@ class Place:
     def read(self, file: str) -> Profile:
         """The profile in *file*."""
         shown = self.shown(file)
-        with _errors_of(shown), self._system.open(file, "rb") as stream:
+        opened = open if self._is_local else self._system.open  # fsspec's local files seek, which a pipe cannot
+        with _errors_of(shown), opened(file, "rb") as stream:
             content = stream.read(_MOST_BYTES)
         try:
             return Profile.from_json(content.decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise LightningFlopsError(f"{shown}: the profile is not UTF-8") from error
+            raise LightningFlopsError(f"{shown}: this is no profile (not UTF-8); {_OF_TRACES}") from error
         except LightningFlopsError as error:
-            raise LightningFlopsError(f"{shown}: {error}") from error
+            hint = "" if _OF_A_PROFILE in content[:_LOOKED_AT_BYTES] else f"; {_OF_TRACES}"
+            raise LightningFlopsError(f"{shown}: {error}{hint}") from error
 
     def shown(self, file: str) -> str:
         """*file* as a user would write it."""

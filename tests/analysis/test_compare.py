@@ -16,6 +16,7 @@ from lightning_flops import Comparison, compare_profiles
 from lightning_flops.analysis.compare import match_modules
 from lightning_flops.analysis.compare_figures import judge, noise_ns
 from lightning_flops.analysis.compare_split import Work, split
+from lightning_flops.analysis.peaks import with_given_peaks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops
@@ -101,6 +102,8 @@ def test_other_counts_are_evidence_without_times() -> None:
     comparison = compare_profiles(run(), run(cells=cells))
     assert [one.name for one in comparison.modules if one.other_counts] == ["fc1"]
     assert re.search(r"Most of it: fc1 \+\d+\.\d+ us \(\+40 MFLOPs\)\.", str(comparison))
+    within = compare_profiles(run(), run(cells=cells, forward_ms={"fc1": 2.01}))
+    assert re.search(r"^fc1 .*  noise, \+40 MFLOPs$", str(within), re.MULTILINE)
     untimed = compare_profiles(run(), run(cells=cells, traced=None))
     assert "Most of it: fc1 (+40 MFLOPs).\n" in str(untimed)
     # 5% of a module's 5 ms are not most of 4 ms, which three timed steps cannot prove.
@@ -259,6 +262,17 @@ def test_figures_are_ratios_with_the_noise_of_their_times() -> None:
     assert (is_zero.ratio, is_zero.ends) == (1.0, (1.0, 1.0))
     gone = named(compare_profiles(run(), none).figures)["data_wait_ratio"]
     assert (gone.ratio, gone.ends) == (0.0, (0.0, 0.0))
+
+
+def test_shares_of_other_peaks_have_no_ratio() -> None:
+    comparison = compare_profiles(run(), with_given_peaks(run(), flops_per_sec=350e9, memory_bytes_per_sec=2e11))
+    peaks = "0.7 TFLOP/s (float32)", "0.35 TFLOP/s (float32)"
+    assert comparison.settings["peaks"] == peaks
+    assert comparison.settings["memory_bandwidth"] == ("n/a", "200 GB/s")
+    mfu = named(comparison.figures)["mfu"]
+    assert mfu.a is not None and mfu.b == pytest.approx(2 * mfu.a) and (mfu.ratio, mfu.noise_factor) == (None, None)
+    with pytest.raises(ComparisonError, match=re.escape(f"it is of other peaks: {peaks[0]} in A, {peaks[1]} in B")):
+        judge(comparison, "mfu < 0.95")
 
 
 def test_noise_is_not_known_of_few_steps() -> None:

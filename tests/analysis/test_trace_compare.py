@@ -8,6 +8,7 @@ the kernels run, one beside them. So the step is 48 us kernels, 10 loader, 1 run
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -156,6 +157,11 @@ def test_flops_and_mfu_are_figures_where_both_have_shapes() -> None:
     figures = named(compare_traces([a], [A]).figures)
     assert figures["forward_flops"].reason == "not known in B: the trace was taken without record_shapes=True"
     assert figures["mfu"].reason == figures["forward_flops"].reason
+    assert b.report.flops is not None
+    b = replace(b, report=replace(b.report, flops=replace(b.report.flops, peaks={"float32": 39e12})))
+    mfu = named(compare_traces([a], [b]).figures)["mfu"]
+    peaks = "19.5 TFLOP/s (float32) in A, 39 TFLOP/s (float32) in B"
+    assert (mfu.ratio, mfu.reason) == (None, f"it is of other peaks: {peaks}")
 
 
 def test_the_most_memory_is_a_figure_where_traces_say_how_much_is_allocated() -> None:

@@ -35,13 +35,9 @@ def test_the_sources_give_the_bundle(tmp_path: Path) -> None:
 
 
 @needs_node
-def test_the_sources_pass_the_compiler_and_the_formatter() -> None:
-    run("npm", "run", "--silent", "check")
-
-
-@needs_node
-def test_the_sources_pass_their_tests() -> None:
-    run("npm", "run", "--silent", "test")
+@pytest.mark.parametrize("script", ["check", "test"])
+def test_the_sources_pass_the_compiler_the_formatter_and_their_tests(script: str) -> None:
+    run("npm", "run", "--silent", script)
 
 
 def test_the_bundle_is_small() -> None:

@@ -154,6 +154,7 @@ def test_a_trace_and_a_comparison_are_pages_of_the_same_parts(opened: Callable[.
     found = opened("compared")
     # fc1 is twice as wide, and each batch comes 1.5 ms later: 27.5 ms instead of 22.
     assert "One global step takes 27.5 ms in B and 22 ms in A" in found.texts("#summary")[0]
+    assert "One global step" not in found.texts("#two-runs-compared")[0]
     assert _cells(found, "by-module")[0][:4] == ["fc1", "5.00", "9.00", "4.00"]
     found = opened("trace")
     assert found.page.locator("#kernels, #operators, #memory-bytes-").count() == 3
@@ -194,6 +195,8 @@ def test_ten_thousand_modules_are_few_elements(opened: Callable[..., Opened]) ->
 def test_nothing_is_wider_than_the_screen(name: str, width: int, opened: Callable[..., Opened]) -> None:
     found = opened(name, viewport={"width": width, "height": 900})
     assert found.page.evaluate("document.documentElement.scrollWidth") <= width
+    values = found.page.evaluate("Array.from(document.querySelectorAll('.figures dd'), (one) => one.clientWidth)")
+    assert min(values) > width / 3  # and not one character a line
 
 
 def test_light_and_dark_follow_the_system_and_the_reader(opened: Callable[..., Opened]) -> None:

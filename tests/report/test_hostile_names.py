@@ -27,10 +27,7 @@ PROFILES = {
     **{name: profile_of(name) for name in ("lower_bound", "unknown", *TRACED)},
     **{name: JOBS[name] for name in ("slow_loader", "missing")},
 }
-TRACES = {
-    "cpu": cpu_only(),
-    "two ranks": loaded(*RANKS),
-}
+TRACES = {"cpu": cpu_only(), "two ranks": loaded(*RANKS)}
 
 hostile = st.text(
     st.one_of(

@@ -156,16 +156,6 @@ def test_of_anything_else_there_is_no_report(other: Any) -> None:
         render_text(other, detailed=True)
 
 
-def test_memory_that_is_not_known_says_why() -> None:
-    memory = windows.transformer_window().memory
-    assert memory is not None
-    seen = replace(memory, held_bytes={"forward": 300}, gradient_bytes=None, optimizer_bytes=None)
-    lines = _lines(replace(windows.mlp_window(), memory=seen))
-    assert f"{'gradients:':<70}  n/a (on no parameter, as under ZeRO)" in lines
-    assert f"{'optimizer states:':<70}  n/a (not where torch's optimizers keep them)" in lines
-    assert f"{'allocated at the end of fwd:':<70}  300 B" in lines
-
-
 @pytest.mark.parametrize("text", [render_text(profile_of("transformer")), "```\n</code><b>bold</b>\n```\n# head\n"])
 def test_tensorboard_shows_the_text_to_the_last_character(text: str) -> None:
     plugin_util = pytest.importorskip("tensorboard.plugin_util")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,14 +55,9 @@ def cpu_only() -> TracesReport:
     )
 
 
-def test_a_gpu_trace_reads_like_its_golden_file() -> None:
-    report = loaded(RESNET)
-    golden("trace/resnet50.txt", render_traces(report, top_rows=5))
-
-
-def test_two_ranks_read_like_their_golden_file() -> None:
-    report = loaded(*RANKS)
-    golden("trace/two_ranks.txt", render_traces(report))
+@pytest.mark.parametrize(("name", "files", "rows"), [("resnet50", [RESNET], 5), ("two_ranks", RANKS, 20)])
+def test_traces_of_gpus_read_like_their_golden_files(name: str, files: Sequence[Path], rows: int) -> None:
+    golden(f"trace/{name}.txt", render_traces(loaded(*files), top_rows=rows))
 
 
 def test_a_cpu_trace_reads_like_its_golden_file() -> None:
@@ -141,7 +137,4 @@ def test_without_mfu_there_is_its_reason(found: Trace, reason: str) -> None:
 
 def test_of_several_ranks_the_first_are_named_and_the_others_counted() -> None:
     lines = answer(*(of(*STEP, rank=rank, world_size=6) for rank in range(6)))
-    assert [line.split(":")[0] for line in lines] == [
-        *("rank 0", "rank 1", "rank 2", "rank 3"),
-        "And 2 more traces.",
-    ]
+    assert [line.split(":")[0] for line in lines] == ["rank 0", "rank 1", "rank 2", "rank 3", "And 2 more traces."]

@@ -21,16 +21,15 @@ from tests.report.windows import build_profile
 
 MLP = windows.mlp_window()
 CONFIG = ProfilerConfig()
+PROFILE = build_profile(MLP, config=CONFIG)
 
 
 def test_json_is_the_file_people_read() -> None:
-    golden(
-        "json/mlp.json", build_profile(windows.mlp_window(), config=ProfilerConfig(peak_flops_per_sec=700e9)).to_json()
-    )
+    golden("json/mlp.json", build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=700e9)).to_json())
 
 
 def _changed(**changes: object) -> str:
-    data = json.loads(build_profile(MLP, config=CONFIG).to_json())
+    data = json.loads(PROFILE.to_json())
     for path, value in changes.items():
         *above, last = path.split("__")
         place = data
@@ -67,26 +66,23 @@ def test_profile_that_cannot_be_read_says_what_is_wrong(text: str, message: str)
 
 
 def test_a_field_that_is_not_known_is_passed_over() -> None:
-    assert Profile.from_json(_changed(surprise=3)) == build_profile(MLP, config=CONFIG)
+    assert Profile.from_json(_changed(surprise=3)) == PROFILE
 
 
 def test_number_that_json_cannot_hold_is_not_written() -> None:
-    profile = build_profile(MLP, config=CONFIG)
     with pytest.raises(ProfileFormatError, match="not finite, which JSON cannot hold"):
-        replace(profile, rates=replace(profile.rates, mfu=math.nan)).to_json()
+        replace(PROFILE, rates=replace(PROFILE.rates, mfu=math.nan)).to_json()
 
 
 def test_values_of_classes_that_are_texts_numbers_or_mappings_are_written() -> None:
-    profile = build_profile(MLP, config=CONFIG)
-    context = replace(profile.context, torch_version=TorchVersion("2.9.0"))
-    mapped = replace(profile, context=context, samples=np.float64(100.0), unavailable=MappingProxyType({"mfu": "why"}))
+    context = replace(PROFILE.context, torch_version=TorchVersion("2.9.0"))
+    mapped = replace(PROFILE, context=context, samples=np.float64(100.0), unavailable=MappingProxyType({"mfu": "why"}))
     read = Profile.from_json(mapped.to_json())
     assert (read.context.torch_version, read.samples, read.unavailable) == ("2.9.0", 100.0, {"mfu": "why"})
 
 
 def test_integers_have_no_limit() -> None:
-    profile = build_profile(MLP, config=CONFIG)
-    large = replace(profile, flops=replace(profile.flops, forward=2**70))
+    large = replace(PROFILE, flops=replace(PROFILE.flops, forward=2**70))
     assert Profile.from_json(large.to_json()) == large
 
 

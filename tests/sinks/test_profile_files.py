@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import fsspec
@@ -10,7 +11,7 @@ import pytest
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.profile import Profile
-from lightning_flops.sinks.profile_files import read_profile, read_runs
+from lightning_flops.sinks.profile_files import read_profile, read_runs, traces_at
 from tests.report.compared import run
 
 PROFILE = run()
@@ -37,6 +38,13 @@ def test_a_file_is_read_whatever_its_name(tmp_path: Path, monkeypatch: pytest.Mo
     assert read_profile(path) == (PROFILE, str(path))
     monkeypatch.chdir(tmp_path)
     assert read_profile("before.json") == (PROFILE, "before.json")
+
+
+def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
+    with subprocess.Popen(["cat", str(write(tmp_path / "profile.json", PROFILE))], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pipe = f"/dev/fd/{process.stdout.fileno()}"
+        assert traces_at(pipe) is None and read_profile(pipe) == (PROFILE, pipe)
 
 
 def test_a_folder_stands_for_its_own_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

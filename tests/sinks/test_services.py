@@ -25,8 +25,7 @@ REPORT = "```\nfwd flops   1 M\n  × indented\n```"
 @pytest.fixture(params=("lightning.pytorch", "pytorch_lightning"))
 def root(request: pytest.FixtureRequest) -> str:
     """Each import root."""
-    name: str = request.param
-    return name
+    return str(request.param)
 
 
 @pytest.fixture
