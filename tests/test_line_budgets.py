@@ -13,15 +13,15 @@ PACKAGE = Path(lightning_flops.__file__).parent
 MOST_LINES = {
     "(root)": 1_870,
     "adapters": 2_320,
-    "analysis": 4_210,
+    "analysis": 4_220,
     "commands": 700,
     "config": 590,
-    "measure": 6_570,
-    "report": 2_600,
+    "measure": 6_580,
+    "report": 2_610,
     "run": 1_500,
     "schema": 1_390,
     "sinks": 710,
-    "trace": 2_630,
+    "trace": 2_650,
 }
 MOST_OF_A_FILE = 500
 

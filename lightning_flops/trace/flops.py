@@ -24,7 +24,7 @@ from lightning_flops.schema.tables import Flops, OperatorFlops, TracedStepFlops,
 from lightning_flops.trace import intervals
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, group_by, ratio, sums_by, table
-from lightning_flops.trace.names import Kind, multiplies, says_no_tensor_cores, uses_tensor_cores
+from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from lightning_flops.trace.structure import nearest
 from lightning_flops.trace.tables import by_shape, with_callees
@@ -235,7 +235,6 @@ class Work:
         may_be_tf32 = (self.dtype == 1) & ((getattr(trace.used_device, "compute_capability", None) or (8, 0)) >= (8, 0))
         if trace.names_tell_tensor_cores:
             self.dtype[may_be_tf32 & self._launched(uses_tensor_cores)] = 0
-            may_be_tf32 &= ~self._launched(says_no_tensor_cores)
         self.device = _device_of(trace, self.dtypes, peaks)
         known = np.array([self.device.peak[dtype] or np.nan for dtype in self.dtypes])
         self._peak = known[self.dtype]

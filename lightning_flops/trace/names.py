@@ -63,9 +63,6 @@ _TENSOR_CORE = re.compile(
 )
 """Patterns of names that NVIDIA's and PyTorch's libraries give kernels built on tensor-core instructions."""
 
-says_no_tensor_cores = re.compile(r"sgemm|scudnn|simt|gemv|ffma", re.I).search
-"""Whether a kernel's name says that it multiplies float32 on ordinary units; ``uses_tensor_cores`` wins."""
-
 may_use_tensor_cores = re.compile(
     r"aten::(mm|addmm|bmm|baddbmm|addbmm|_addmm_activation|_scaled_mm|_grouped_mm|matmul|linear|einsum|addmv|mv|dot"
     r"|_?convolution\w*|conv(_transpose)?[123]d|(cudnn|miopen)_convolution\w*"

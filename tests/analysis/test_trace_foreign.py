@@ -238,13 +238,11 @@ def test_a_device_of_an_unknown_name_is_guessed_by_its_capability_and_multiproce
 
 
 @pytest.mark.parametrize("peaks", [None, Peaks(flops_per_sec={"float32": 19.5e12})])
-@pytest.mark.parametrize(
-    ("name", "forward"), [("ampere_sgemm_tn", 0), ("s1688gemm_tf32", 2 * 10**6), ("gemm", 2 * 10**6)]
-)
-def test_float32_is_judged_by_the_units_that_its_kernels_name(name: str, forward: int, peaks: Peaks | None) -> None:
-    """2 MFLOPs in 20 ns are 100 TFLOP/s: 5 times the 19.5 TFLOP/s of float32, and under the 156 TFLOP/s of tf32."""
+@pytest.mark.parametrize("name", ["ampere_sgemm_tn", "s1688gemm_tf32", "gemm"])
+def test_float32_may_have_run_in_tf32(name: str, peaks: Peaks | None) -> None:
+    """2 MFLOPs in 20 ns are 100 TFLOP/s: 5 times the 19.5 of float32, no share to print; of the 156 of tf32 64.1%."""
     mm, call, gemm = product(1, 10, rows=10**4, kernel_us=0.02)
     head = {} if peaks else {"deviceProperties": [A100]}
     flops = flops_of(mm, call, gemm | {"name": name}, peaks=peaks, **head)
-    why = "its shapes give 2 MFLOPs at 5 times the peak: impossible"
-    assert (flops.steps[0].forward, why in [row.reason for row in flops.uncounted]) == (forward, not forward)
+    share = pytest.approx(100 / 156) if name == "s1688gemm_tf32" and not peaks else None
+    assert (flops.steps[0].forward, flops.operators[0].hfu) == (2 * 10**6, share)
