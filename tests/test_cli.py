@@ -52,14 +52,6 @@ def test_json_holds_every_table_and_text_as_many_rows_as_asked_for(capsys: pytes
         assert ("(and 2 more)" in capsys.readouterr().out) == cut
 
 
-def test_two_files_of_one_rank_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    copy = tmp_path / "copy.json"
-    copy.write_bytes(Path(FILES[0]).read_bytes())
-    assert main(["trace", FILES[0], str(copy)]) == 2
-    said = f"lightning-flops: {FILES[0]} and {copy} are both of rank 0: give one trace for each rank\n"
-    assert capsys.readouterr() == ("", said)
-
-
 @pytest.mark.parametrize(
     "arguments", [[], ["trace"], ["unknown"], ["trace", "--rows", "-1", "x"], ["trace", "--rows", "few", "x"]]
 )

@@ -190,9 +190,6 @@ def test_the_tutorial_is_what_happens(
     ]
 
 
-# ---- commands
-
-
 def commands() -> list[tuple[Block, str]]:
     """The lines of bash, and in a console those that were typed."""
     return [

@@ -231,3 +231,14 @@ def test_a_model_first_compiled_in_the_counted_step_is_not_compiled_again_later(
     run_step(model)
     assert first == len(compilations) > 0
     assert counts.forward == 2 * 2 * 3 * 5 + 2 * 2 * 5 * 7
+
+
+def test_an_inference_mode_that_is_dropped_without_its_end_leaves_nothing() -> None:
+    model, before = small_model(), torch_state_and_warnings()
+    with count_flops(model):
+        left_open = torch._C._InferenceMode(False)
+        left_open.__enter__()  # as torch's compiler does, which does not end it where it gives up
+    assert torch_state_and_warnings() != before
+    del left_open
+    assert torch_state_and_warnings() == before
+    run_step(model)

@@ -199,7 +199,7 @@ def test_ranks_whose_steps_are_not_marked_accuse_nobody() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "words"),
-    [((1, None), "does not say which rank it is of"), ((), "no trace to compare")],
+    [((1, None), "does not say which rank it is of"), ((0, 0), "are both of rank 0"), ((), "no trace to compare")],
 )
 def test_traces_that_cannot_be_one_of_each_rank_are_refused(ranks: tuple[int | None, ...], words: str) -> None:
     mm = operator("aten::mm", 0, 1)
