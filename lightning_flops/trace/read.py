@@ -44,8 +44,8 @@ _ELEMENT_BYTES = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
 }  # fmt: skip
 """By the lower-case names of what communicates."""
-BLOCK_BYTES = 1 << 18
-"""How much is decoded at once: what is made of it should stay in a processor's second cache."""
+BLOCK_BYTES = 1 << 17
+"""How much is decoded at once: larger pieces are given back to the system, and their pages are faulted in anew."""
 _LONGEST_BYTES = 64 << 20
 """Most of a file that is searched for the end of one event, or of what stands beside the events."""
 _HEAD_KEYS = ("deviceProperties", "distributedInfo", METADATA_KEY)
