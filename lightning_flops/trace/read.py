@@ -191,9 +191,10 @@ class Columns:
     def add(self, events: Sequence[Event]) -> None:
         """Append what *events* say; those of another tool are counted and left out."""
         self._seen += len(events)
-        self._processes |= {one.pid: str(one.args.process) for one in events if one.name == "process_name"}
-        spans = [event for event in events if event.ph == "X"]
-        if memory := [event for event in events if event.ph == "i" and event.name == "[memory]"]:
+        marks = [event for event in events if event.ph != "X"]
+        spans = [event for event in events if event.ph == "X"] if marks else events
+        self._processes |= {one.pid: str(one.args.process) for one in marks if one.name == "process_name"}
+        if memory := [event for event in marks if event.ph == "i" and event.name == "[memory]"]:
             found = dict(_columns([event.args for event in memory], _OF_MEMORY))
             found["lane"] = _packed("i", [self._lanes[event.pid, event.tid] for event in memory])
             found["time_ns"] = _nanoseconds([event.ts for event in memory])
