@@ -179,8 +179,8 @@ def modules_section(profile: Profile, *, most: int) -> Section:
 def advice_section(advice: Sequence[Advice], *, most: int | None = None, nothing: str = NO_ADVICE) -> Section:
     """What to do, the largest saving first: all with their rules, or *most* without; *nothing* stands for none."""
     items = [
-        f"{number}. {one.fact} {one.remedy}{saving(one)}"
-        + (f" Do not follow it {one.unless}. (Rule {one.rule}: {one.threshold}; {one.source}.)" if most is None else "")
+        f"{number}. {one.fact} {one.remedy}{saving(one)} Do not follow it {one.unless}."
+        + (f" (Rule {one.rule}: {one.threshold}; {one.source}.)" if most is None else "")
         for number, one in enumerate(advice, start=1)
     ]
     return Section("Advice", "", points(items, most, mark="", others=_DETAILED) or [nothing])
