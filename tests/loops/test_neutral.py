@@ -67,7 +67,7 @@ def test_a_profiler_that_was_dropped_ends_itself_and_leaves_nothing() -> None:
     del profiler
     gc.collect()
     assert run() is None
-    assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
+    assert (left_on_object(net), left_on_object(optimizer), torch_state()) == ([], [], before)
 
 
 @pytest.mark.parametrize("seam", ["fetch_begins", "forward_begins", "backward_ends", "update_begins"])
@@ -83,7 +83,7 @@ def test_ctrl_c_is_the_users_and_nothing_is_left(seam: str, monkeypatch: pytest.
         for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
             net(rows).sum().backward()
             optimizer.step()
-    assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
+    assert (left_on_object(net), left_on_object(optimizer), torch_state()) == ([], [], before)
 
 
 def test_phases_in_a_mode_of_the_users_are_counted_whole_and_torch_is_as_it_was() -> None:
