@@ -132,8 +132,8 @@ _OF_PROFILES = ("micro_steps", "samples", "tokens", "params", "trainable_params"
 
 
 def peaks_text(peaks: Mapping[str, float]) -> str:
-    """*peaks*, FLOP/s by dtype, in words: equal for equal ones."""
-    return ", ".join(f"{peak / 1e12:,.6g} TFLOP/s ({dtype})" for dtype, peak in sorted(peaks.items()))
+    """*peaks*, FLOP/s by dtype, in words; what rounds to the same is the same."""
+    return ", ".join(f"{si(peak, 'FLOP/s')} ({dtype})" for dtype, peak in sorted(peaks.items()))
 
 
 def peaks_of(profile: Profile) -> str:

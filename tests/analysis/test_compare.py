@@ -266,7 +266,7 @@ def test_figures_are_ratios_with_the_noise_of_their_times() -> None:
 
 def test_shares_of_other_peaks_have_no_ratio() -> None:
     comparison = compare_profiles(run(), with_given_peaks(run(), flops_per_sec=350e9, memory_bytes_per_sec=2e11))
-    peaks = "0.7 TFLOP/s (float32)", "0.35 TFLOP/s (float32)"
+    peaks = "700 GFLOP/s (float32)", "350 GFLOP/s (float32)"
     assert comparison.settings["peaks"] == peaks
     assert comparison.settings["memory_bandwidth"] == ("n/a", "200 GB/s")
     mfu = named(comparison.figures)["mfu"]
