@@ -8,8 +8,9 @@ were traced, waits for data and transfers alone are compared: elsewhere work can
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from lightning_flops.analysis.flop_counts import grouped
@@ -74,8 +75,9 @@ def _of_record(record: RankRecord, *, traced: bool) -> _Rank:
         own_sec[part.name] = part.mean_sec
         if any(one.exposed_sec for one in inside):  # of a traced step that was late by chance, no more than usual
             own_sec[part.name] = min(part.mean_sec, sum(_own(inside).values()))
-        if len(part.steps_sec) > 1:
-            variance += statistics.variance(part.steps_sec) / len(part.steps_sec)
+        if (number := len(part.steps_sec)) > 1:  # in floats: exact fractions of thousands of ranks take seconds
+            mean = fmean(part.steps_sec)
+            variance += math.fsum((one - mean) ** 2 for one in part.steps_sec) / (number - 1) / number
     return _Rank(record.rank, profile.timing.global_step_sec, own_sec, variance, record)
 
 
