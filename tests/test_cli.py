@@ -91,6 +91,9 @@ def test_ctrl_c_ends_a_command_without_a_traceback(
     assert capsys.readouterr() == ("", "")
 
 
+# ---- ``lightning-flops peak``: what it measures, and where reports find it
+
+
 def measure(waited: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """The command on a machine where this process waited so much of the time for a processor, and short."""
     loss = ProcessorLoss(seconds=1.0, batches_sec=(), waited_share=waited)

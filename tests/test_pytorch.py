@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import lightning_flops
 from lightning_flops.pytorch import count_flops, count_offline
 from lightning_flops.records import PhaseFlops
+from tests.left_on_torch import torch_state
 
 FIRST = 2 * 2 * 3 * 5  # a batch of 2 through Linear(3, 5)
 SECOND = 2 * 2 * 5 * 7  # and through Linear(5, 7)
@@ -79,8 +80,9 @@ def test_an_offline_count_is_that_of_the_eager_step_and_touches_nothing() -> Non
     model = model_of_two()
     model.append(nn.Dropout(0.5))
     weights = [parameter.detach().clone() for parameter in model.parameters()]
-    random = torch.get_rng_state()
+    random, before = torch.get_rng_state(), torch_state()
     counts = count_offline(model, torch.empty(2, 3))
+    assert torch_state() == before
     assert counts.by_module()["0"] == PhaseFlops(forward=FIRST, backward=FIRST)
     assert counts.by_module()["2"] == PhaseFlops(forward=SECOND, backward=2 * SECOND)
     assert torch.equal(torch.get_rng_state(), random)

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
-from lightning_flops.measure.torch_private.needed import DispatchMode, new_fake_mode, tree_map_only
+from lightning_flops.measure.torch_private.needed import DispatchMode, new_fake_mode, push, remove, tree_map_only
 from lightning_flops.records import FlopRecord
 
 
@@ -51,7 +51,7 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
 
 
 class _Fakes(DispatchMode):  # type: ignore[no-untyped-call]
-    """Entered above *mode*: knows which of its fake tensors are still held, and shapes that torch refuses to give."""
+    """Seen above *mode*: knows which of its fake tensors are still held, and shapes that torch refuses to give."""
 
     supports_higher_order_operators = True
 
@@ -60,6 +60,15 @@ class _Fakes(DispatchMode):  # type: ignore[no-untyped-call]
         self.mode = mode
         self.held: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         """By their ids."""
+
+    @contextmanager
+    def seen(self) -> Iterator[None]:
+        """Inside, every operator goes through this."""
+        push(self)
+        try:
+            yield
+        finally:
+            remove(self)
 
     def fake(self, real: torch.Tensor) -> torch.Tensor:
         """A fake tensor like *real*, the same one whenever the same is asked for: tied weights stay tied."""
@@ -84,7 +93,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {"aten._grouped_mm.default": _grouped_p
 
 def _run(fakes: _Fakes, counter: FlopCounter, model: nn.Module, states: Mapping[str, torch.Tensor], batch: Any) -> None:
     """Runs the forward and the backward on fake tensors, under *counter*; keeps none of them."""
-    with fakes.mode, fakes, torch.compiler.set_stance("force_eager"):
+    with fakes.mode, fakes.seen(), torch.compiler.set_stance("force_eager"):
         by_id = {id(tensor): fakes.fake(tensor) for tensor in states.values()}
         fake_states = {name: by_id[id(tensor)] for name, tensor in states.items()}
         inputs = tree_map_only(torch.Tensor, fakes.fake, batch)
