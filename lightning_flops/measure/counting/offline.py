@@ -51,7 +51,7 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
 
 
 class _Fakes(DispatchMode):  # type: ignore[no-untyped-call]
-    """Seen above *mode*: knows which of its fake tensors are still held, and shapes that torch refuses to give."""
+    """Entered above *mode*: knows which of its fake tensors are still held, and shapes that torch refuses to give."""
 
     supports_higher_order_operators = True
 
@@ -61,14 +61,11 @@ class _Fakes(DispatchMode):  # type: ignore[no-untyped-call]
         self.held: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         """By their ids."""
 
-    @contextmanager
-    def seen(self) -> Iterator[None]:
-        """Inside, every operator goes through this."""
+    def __enter__(self) -> None:
         push(self)
-        try:
-            yield
-        finally:
-            remove(self)
+
+    def __exit__(self, *exc: object) -> None:
+        remove(self)
 
     def fake(self, real: torch.Tensor) -> torch.Tensor:
         """A fake tensor like *real*, the same one whenever the same is asked for: tied weights stay tied."""
@@ -93,7 +90,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {"aten._grouped_mm.default": _grouped_p
 
 def _run(fakes: _Fakes, counter: FlopCounter, model: nn.Module, states: Mapping[str, torch.Tensor], batch: Any) -> None:
     """Runs the forward and the backward on fake tensors, under *counter*; keeps none of them."""
-    with fakes.mode, fakes.seen(), torch.compiler.set_stance("force_eager"):
+    with fakes.mode, fakes, torch.compiler.set_stance("force_eager"):
         by_id = {id(tensor): fakes.fake(tensor) for tensor in states.values()}
         fake_states = {name: by_id[id(tensor)] for name, tensor in states.items()}
         inputs = tree_map_only(torch.Tensor, fakes.fake, batch)

@@ -197,14 +197,12 @@ class _After:
     def __init__(
         self, owner: Callable[[], Any], end: str, is_inside: Callable[[FrameType | None], bool], begin: str = ""
     ) -> None:
-        self._owner = owner
+        self._owner, self._is_inside = owner, is_inside
         self._end, self._begin = end, begin
-        self._is_inside = is_inside
         self._threads: dict[int, int] = {}
         """In these the stack was changed inside of one that has not ended; how many have begun since."""
         self._open: dict[int, Any] = {}  #: These, by their ids: one that is dropped without its end has ended, too.
-        self._without_us: dict[str, Any] = {}
-        """The functions."""
+        self._without_us: dict[str, Any] = {}  #: The functions.
 
     def stack_changes(self, frame: FrameType | None) -> None:
         """*frame* has changed the stack of this thread, or what it had begun is over."""
@@ -284,10 +282,8 @@ _inside_which_torch_restores_its_flag = (
 
 def _stack_changes() -> None:
     frame = sys._getframe(1)
-    change = (
-        _threads_with_ours.add if any(map(_is_ours, map(_mode_at, range(_length())))) else _threads_with_ours.discard
-    )
-    change(threading.get_ident())
+    has_ours = any(map(_is_ours, map(_mode_at, range(_length()))))
+    (_threads_with_ours.add if has_ours else _threads_with_ours.discard)(threading.get_ident())
     for each in _inside_which_torch_restores_its_flag:
         each.stack_changes(frame)
 
