@@ -1,4 +1,6 @@
-"""Numbers and names to text: ``6.28 TFLOPS``, ``76.67 ms``, ``41.3%``; what is not known is ``n/a``.
+"""Numbers and names to text: ``6.28 TFLOPS``, ``76.7 ms``, ``41.3%``; what is not known is ``n/a``.
+
+Numbers have three significant digits; whole ones that stand for themselves, and all from 1,000 on, have all of theirs.
 
 A name may come from a model, a file, another rank or a trace: in text for people, no name can end a line, move the
 cursor or change the direction of the text. JSON keeps names as they are.
@@ -18,6 +20,7 @@ NOT_AVAILABLE = "n/a"  # how a number that is not known prints
 
 _LARGE = ("", "K", "M", "G", "T", "P", "E", "Z")
 _SECONDS = ("s", "ms", "us", "ns")
+_LEAST_OF_DECIMALS = Decimal("99.95"), Decimal("9.995"), Decimal("0.9995")  # with none, one and two
 _TOO_LONG = Decimal("1e15")  # from here on a number is written with an exponent
 
 
@@ -27,29 +30,31 @@ def si(value: float | None, unit: str = "") -> str:
     if number is None:
         return NOT_AVAILABLE
     scaled = [number.scaleb(-3 * power) for power in range(len(_LARGE))]
-    power = next((power for power, one in enumerate(scaled) if abs(one) < Decimal("999.995")), len(_LARGE) - 1)
+    power = next((power for power, one in enumerate(scaled) if abs(one) < Decimal("999.5")), len(_LARGE) - 1)
     return f"{_short(scaled[power])} {_LARGE[power]}{unit}".rstrip()
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in the unit that keeps the number above one: ``duration(0.07667)`` is ``"76.67 ms"``."""
+    """Seconds in the unit that keeps the number above one: ``duration(0.07667)`` is ``"76.7 ms"``."""
     number = _known(seconds)
     if number is None:
         return NOT_AVAILABLE
     scaled = [number.scaleb(3 * power) for power in range(len(_SECONDS))]
-    power = next((power for power, one in enumerate(scaled) if abs(one) >= Decimal("0.995")), len(_SECONDS) - 1)
+    power = next((power for power, one in enumerate(scaled) if abs(one) >= Decimal("0.9995")), len(_SECONDS) - 1)
     power = power if number else 0
     return f"{_short(scaled[power])} {_SECONDS[power]}"
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction of one as a percentage with two decimals: ``percent(0.4125)`` is ``"41.25%"``."""
+    """A fraction of one as a percentage, with two decimals at most: ``percent(0.4125)`` is ``"41.2%"``."""
     number = _known(fraction)
-    return NOT_AVAILABLE if number is None else f"{number.scaleb(2):.2f}%"
+    if number is None:
+        return NOT_AVAILABLE
+    return f"{number.scaleb(2):,.{_decimals(number.scaleb(2)) if number else 0}f}%"
 
 
 def plain(value: float | None) -> str:
-    """A number without a prefix, thousands apart, ints in full: ``plain(1234.5)`` is ``"1,234.5"``."""
+    """A number without a prefix, thousands apart, ints in full: ``plain(12.345)`` is ``"12.3"``."""
     if isinstance(value, int):
         return f"{value:,}"
     number = _known(value)
@@ -93,12 +98,16 @@ def _known(value: float | None) -> Decimal | None:
 
 
 def _short(number: Decimal) -> str:
-    """At most two decimals, or three digits that count where two decimals would hide the number."""
-    if abs(number) >= _TOO_LONG:
-        return f"{number:.3g}"
-    if abs(number) < Decimal("0.1"):
+    """Three significant digits, thousands apart."""
+    if abs(number) >= _TOO_LONG or abs(number) < _LEAST_OF_DECIMALS[-1]:
         return f"{float(number):.3g}"
-    return f"{number:,.2f}".rstrip("0").rstrip(".")
+    text = f"{number:,.{_decimals(number)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _decimals(number: Decimal) -> int:
+    """How many decimals there are among the first three digits of *number*, two for one that is small."""
+    return next((decimals for decimals, least in enumerate(_LEAST_OF_DECIMALS) if abs(number) >= least), 2)
 
 
 # ---- names and other words

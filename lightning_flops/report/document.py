@@ -25,8 +25,9 @@ class Column:
     show: Callable[[Any], str] = plain  #: The same as text; what is not known is n/a in every column.
     sort: str = ""  #: The key under which rows are sorted by it; empty for none.
     left: bool = False  #: Text, which stands on the left and may be cut; the first column always is.
-    #: Unit of numbers that have three significant digits, and one prefix in all columns of a table that share it.
+    #: Unit of numbers with three significant digits; the first column of a *group* gives all of them its prefix.
     unit: str = ""
+    group: str = ""
     bar: bool = False  #: Shares of one, which a page draws as bars.
 
 
@@ -45,15 +46,15 @@ class Table:
         if (key := next((one.of for one in reversed(self.columns) if sort and one.sort == sort), None)) is not None:
             rows.sort(key=key if sort == "name" else lambda row: -(key(row) or 0.0))
         values = [[column.of(row) for row in rows[: None if self.whole else most]] for column in self.columns]
-        largest: dict[str, float] = {}
+        prefixes: dict[tuple[str, str], tuple[str, float]] = {}
         for column, found in zip(self.columns, values, strict=True):
-            known = [abs(value) for value in found if value is not None] if column.unit else []
-            largest[column.unit] = max([largest.get(column.unit, 0.0), *known])
+            if largest := max((abs(value) for value in found if isinstance(value, (int, float))), default=0):
+                prefixes.setdefault((column.unit, column.group), _fitting(column.unit, largest))
         for column, found in zip(self.columns, values, strict=True):
             label, show = column.label, column.show
             if column.unit:
-                unit, size = _fitting(column.unit, largest[column.unit])
-                label, show = f"{label}, {unit}" if label else unit, partial(_significant, size=size)
+                unit, size = prefixes.get((column.unit, column.group), (column.unit, 1.0))
+                label, show = f"{label}, {unit}" if label else unit.strip(), partial(_significant, size=size)
             yield label, found, [NOT_AVAILABLE if value is None else show(value) for value in found]
 
     def more(self, most: int | None) -> list[str]:
@@ -100,9 +101,9 @@ def field(label: str, path: str, show: Callable[[Any], str] = plain, sort: str =
     return Column(label, at(path), show, sort, left)
 
 
-def all_of(paths: Mapping[str, str], show: Callable[[Any], str] = plain) -> list[Column]:
-    """The columns, by their labels, of what a row has at each path, all shown in one way."""
-    return [field(label, path, show) for label, path in paths.items()]
+def all_of(paths: Mapping[str, str], show: Callable[[Any], str] = plain, *, unit: str = "") -> list[Column]:
+    """The columns, by their labels, of what a row has at each path, all shown in one way or in one *unit*."""
+    return [Column(label, at(path), show, unit=unit) for label, path in paths.items()]
 
 
 def filled(rows: Sequence[Any], columns: Sequence[Column]) -> list[Column]:
@@ -126,15 +127,17 @@ def statistics(
 
     Rows are sorted by each of them under *sort*, or under its own label.
     """
-    times = {label: field(label, f"{path}.{label}_us", us, sort or label) for label in labels.split()}
-    times |= {"ratio": field("ratio", f"{path}.ratio", percent)} if "ratio" in times else {}
-    first, *others = times.values()
-    return [replace(first, label=f"{prefix}{first.label}"), *others]
+    columns = []
+    for label in labels.split():
+        group = label if label == "total" else ""  # which is a thousand times the others
+        time = quantity(label, at(f"{path}.{label}_us"), "us", sort or label, group=group)
+        columns.append(field(label, f"{path}.ratio", percent) if label == "ratio" else time)
+    return [replace(columns[0], label=f"{prefix}{columns[0].label}"), *columns[1:]]
 
 
-def quantity(label: str, of: Callable[[Any], Any], unit: str) -> Column:
-    """The column of numbers of one unit, which its label names with the prefix that fits the table."""
-    return Column(label, of, unit=unit)
+def quantity(label: str, of: Callable[[Any], Any], unit: str, sort: str = "", *, group: str = "") -> Column:
+    """The column of numbers of one unit, which its label names with the prefix that fits the *group* in the table."""
+    return Column(label, of, sort=sort, unit=unit, group=group)
 
 
 def share(label: str, of: Callable[[Any], Any]) -> Column:
@@ -174,21 +177,28 @@ def points(items: Sequence[str], most: int | None = None, *, mark: str = "- ", o
     return [f"{mark}{one}" for one in (*items[:most], *([f"And {plain(cut)} more {others}."] if cut else []))]
 
 
-_PREFIXES = {"s": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))}
+_PREFIXES = {
+    "s": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)),
+    "us": (("s", 1e6), ("ms", 1e3), ("us", 1.0), ("ns", 1e-3)),
+}
 _LARGE = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3), ("", 1.0))
 
 
 def _fitting(unit: str, largest: float) -> tuple[str, float]:
     """*unit* with the prefix that keeps *largest* above one, and what it stands for."""
     sizes = _PREFIXES.get(unit) or [(f"{prefix}{unit}", size) for prefix, size in _LARGE]
-    return next((one for one in sizes if largest >= one[1]), sizes[-1] if largest else (unit, 1.0))
+    return next((one for one in sizes if largest >= one[1]), sizes[-1])
 
 
-def _significant(value: float, size: float) -> str:
-    """Three significant digits."""
+def _significant(value: float | str, size: float) -> str:
+    """Three significant digits, three decimals at most; what is text already stays."""
+    if isinstance(value, str):
+        return value
     scaled = value / size
+    if 0 < abs(scaled) < 0.0005:
+        return "<0.001" if scaled > 0 else ">-0.001"
     digits = 0 if abs(scaled) >= 99.95 else 1 if abs(scaled) >= 9.995 else 2 if abs(scaled) >= 0.9995 else 3
-    return "0" if not value else f"{scaled:,.{digits}f}"
+    return f"{scaled:,.{digits}f}" if value else "0"
 
 
 # ---- the page and the notebook

@@ -273,7 +273,7 @@ def operators_section(profile: Profile) -> Section | None:
     phases = {phase: label for phase, label in PHASES.items() if getattr(profile.flops, phase)}
     columns = [
         field("operator", "operator", str),
-        Column("calls", per_step("calls"), si),
+        Column("calls", per_step("calls")),
         *(quantity(label, per_step(f"flops.{phase}"), "FLOPs") for phase, label in phases.items()),
         share("share", lambda one: ratio(part=one.flops.total, whole=whole)),
         Column("dtype", lambda one: ", ".join(one.dtypes), str, left=True),

@@ -12,7 +12,7 @@ from statistics import median
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.stragglers import straggler_evidence
-from lightning_flops.report.document import Column, Section, Table, all_of, at, cells, points, quantity, some_of, us
+from lightning_flops.report.document import Column, Section, Table, all_of, at, cells, points, quantity, some_of
 from lightning_flops.report.profile_document import devices_of, missing_rates, whose
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankCollectiveRow, RankComparison, RankRow, RanksProfile
@@ -31,7 +31,7 @@ _TIMES = {
     "transfer": "transfer_us",
     "wait": "wait_us",
 }
-OVERLAP = [*all_of(_TIMES, us), *all_of({"overlap / comm": "overlap.overlap_ratio"}, percent)]
+OVERLAP = [*all_of(_TIMES, unit="us"), *all_of({"overlap / comm": "overlap.overlap_ratio"}, percent)]
 """What a trace has of computation and communication: both at once, communication that no computation hides, waits."""
 _TRACED = "Exposed: communication that nothing hides. Neither: time without both. Transfer and wait: of collectives."
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from lightning_flops.analysis.devices import why_no_peak
@@ -19,11 +19,11 @@ from lightning_flops.report.document import (
     Table,
     all_of,
     at,
-    cells,
     field,
     filled,
     named,
     points,
+    quantity,
     short,
     statistics,
     us,
@@ -105,8 +105,7 @@ _SIZES = [
 ]
 _IDLE = [
     Column("", _where, str),
-    field("busy", "busy_us", us, "total"),
-    *all_of({"host": "host_wait_us", "kernel gap": "kernel_gap_us", "other": "other_us"}, us),
+    *all_of({"busy": "busy_us", "host": "host_wait_us", "kernel gap": "kernel_gap_us", "other": "other_us"}, unit="us"),
 ]
 _DEVICES = [
     Column("", _where, str),
@@ -116,24 +115,25 @@ _DEVICES = [
     *all_of({"occupancy, %": "occupancy_percent", "blocks/SM": "blocks_per_sm"}),
 ]
 _RATES = [
-    field("FLOPs", "flops.hardware", si, "flops"),
-    field("FLOP/s", "flops.flops_per_sec", si, "rate"),
+    quantity("", at("flops.hardware"), "FLOPs", "flops"),
+    quantity("", at("flops.flops_per_sec"), "FLOP/s", "rate"),
     field("of peak", "flops.hfu", percent),
 ]
 """FLOPs of a row, their rate and share of the peak."""
 
 
 def _steps(times: tables.StepTimes) -> Section:
-    parts, mean = ["wall_us", *(part for _, part in tables.STEP_PARTS)], times.mean
+    labels, parts = zip(("wall", "wall_us"), *tables.STEP_PARTS, strict=True)
     shown = [(_step_name(step.number), step) for step in times.steps]
-    shown = [("mean", mean), *shown] if len(shown) > 1 else shown
-    rows = [[name, *(us(getattr(step, part)) for part in parts)] for name, step in shown]
-    rows.insert(1, ["share", *(percent(ratio(part=getattr(mean, part), whole=mean.wall_us)) for part in parts)])
+    shown = [("mean", times.mean), *shown] if len(shown) > 1 else shown
+    rows: list[Sequence[Any]] = [(name, *attrgetter(*parts)(step)) for name, step in shown]
+    rows.insert(1, ("share", *(percent(ratio(part=part, whole=rows[0][1])) for part in rows[0][1:])))
+    columns = [quantity(label, itemgetter(place), "us") for place, label in enumerate(labels, 1)]
     return Section(
         "Step time",
         "Each moment of a step counts once: under the first name from the left that ran then. The parts add up to the "
         "wall time. A step lasts to the end of the last kernel that was launched in it.",
-        [replace(cells(["", "wall", *(label for label, _ in tables.STEP_PARTS)], rows), whole=False)],
+        [Table(rows, [Column("", itemgetter(0), str), *columns])],
     )
 
 
@@ -170,22 +170,22 @@ def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
     """FLOPs by step and operator, and what was not counted."""
     steps = [
         Column("", lambda step: _step_name(step.step), str),
-        field("wall", "wall_us", us, "total"),
-        *all_of({phase: phase for phase in ("forward", "backward", "recompute", "optimizer")}, si),
-        field("FLOP/s", "flops_per_sec", si, "rate"),
+        quantity("wall", at("wall_us"), "us", "total"),
+        *all_of({phase: phase for phase in ("forward", "backward", "recompute", "optimizer")}, unit="FLOPs"),
+        quantity("", at("flops_per_sec"), "FLOP/s", "rate"),
         *all_of({"MFU": "mfu", "HFU": "hfu"}, percent),
     ]
     operators = [
         named("operator"),
         Column("dtype", at("dtype"), str, left=True),
         CALLS,
-        field("FLOPs", "total", si, "flops"),
-        Column("backward", lambda row: row.backward + row.recompute, si),
-        field("time", "time_us", us, "total"),
-        field("FLOP/s", "flops_per_sec", si, "rate"),
+        quantity("", at("total"), "FLOPs", "flops"),
+        quantity("backward", lambda row: row.backward + row.recompute, "FLOPs"),
+        quantity("time", at("time_us"), "us", "total"),
+        quantity("", at("flops_per_sec"), "FLOP/s", "rate"),
         field("of peak", "hfu", percent),
         field("FLOP/byte", "flops_per_byte"),
-        field("attainable", "attainable_flops_per_sec", si),
+        quantity("attainable", at("attainable_flops_per_sec"), "FLOP/s"),
     ]
     items: list[Item] = [_peaks(report, flops), Table(flops.steps, steps)]
     items += [Table(flops.operators, operators)] if flops.operators else []
@@ -216,11 +216,11 @@ def _modules(modules: tables.ModuleTable) -> Section:
     columns = [
         Column("module", lambda row: row.name or "(root)", short, "name"),
         CALLS,
-        field("fwd self", "own_forward_us", us, "self"),
-        field("fwd total", "forward_us", us, "total"),
+        quantity("fwd self", at("own_forward_us"), "us", "self"),
+        quantity("fwd total", at("forward_us"), "us", "total"),
     ]
     if any(row.backward_us for row in modules.rows):
-        columns += all_of({"bwd self": "own_backward_us", "bwd total": "backward_us"}, us)
+        columns += all_of({"bwd self": "own_backward_us", "bwd total": "backward_us"}, unit="us")
     rows = sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us))
     wholes = {
         "forward": us(modules.forward_us),
