@@ -1,6 +1,6 @@
 """Numbers and names to text: ``6.28 TFLOPS``, ``76.7 ms``, ``41.3%``; what is not known is ``n/a``.
 
-Numbers have three significant digits; whole ones that stand for themselves, and all from 1,000 on, have all of theirs.
+Numbers have three significant digits, or the decimals that are asked for; ints without a prefix have all of theirs.
 
 A name may come from a model, a file, another rank or a trace: in text for people, no name can end a line, move the
 cursor or change the direction of the text. JSON keeps names as they are.
@@ -24,33 +24,35 @@ _LEAST_OF_DECIMALS = Decimal("99.95"), Decimal("9.995"), Decimal("0.9995")  # wi
 _TOO_LONG = Decimal("1e15")  # from here on a number is written with an exponent
 
 
-def si(value: float | None, unit: str = "") -> str:
+def si(value: float | None, unit: str = "", *, decimals: int | None = None) -> str:
     """A count or a rate with its decimal prefix: ``si(3.2e9, "FLOP/s")`` is ``"3.2 GFLOP/s"``."""
     number = _known(value)
     if number is None:
         return NOT_AVAILABLE
     scaled = [number.scaleb(-3 * power) for power in range(len(_LARGE))]
-    power = next((power for power, one in enumerate(scaled) if abs(one) < Decimal("999.5")), len(_LARGE) - 1)
-    return f"{_short(scaled[power])} {_LARGE[power]}{unit}".rstrip()
+    below = 1000 - Decimal(5).scaleb(-1 - (decimals or 0))  # what does not round to a thousand
+    power = next((power for power, one in enumerate(scaled) if abs(one) < below), len(_LARGE) - 1)
+    return f"{_short(scaled[power], decimals)} {_LARGE[power]}{unit}".rstrip()
 
 
-def duration(seconds: float | None) -> str:
+def duration(seconds: float | None, *, decimals: int | None = None) -> str:
     """Seconds in the unit that keeps the number above one: ``duration(0.07667)`` is ``"76.7 ms"``."""
     number = _known(seconds)
     if number is None:
         return NOT_AVAILABLE
     scaled = [number.scaleb(3 * power) for power in range(len(_SECONDS))]
-    power = next((power for power, one in enumerate(scaled) if abs(one) >= Decimal("0.9995")), len(_SECONDS) - 1)
+    power = next((power for power, one in enumerate(scaled) if abs(one) >= _LEAST_OF_DECIMALS[-1]), len(_SECONDS) - 1)
     power = power if number else 0
-    return f"{_short(scaled[power])} {_SECONDS[power]}"
+    return f"{_short(scaled[power], decimals)} {_SECONDS[power]}"
 
 
-def percent(fraction: float | None) -> str:
+def percent(fraction: float | None, *, decimals: int | None = None) -> str:
     """A fraction of one as a percentage, with two decimals at most: ``percent(0.4125)`` is ``"41.2%"``."""
     number = _known(fraction)
     if number is None:
         return NOT_AVAILABLE
-    return f"{number.scaleb(2):,.{_decimals(number.scaleb(2)) if number else 0}f}%"
+    of_three = _decimals(number.scaleb(2)) if number else 0
+    return f"{number.scaleb(2):,.{of_three if decimals is None else decimals}f}%"
 
 
 def plain(value: float | None) -> str:
@@ -69,7 +71,7 @@ def plural(noun: str, number: float) -> str:
 
 
 def bytes_by_dtype(sizes: Mapping[str, int]) -> str:
-    """Bytes of parameters in each dtype: "407.85 KB of float32", the most first."""
+    """Bytes of parameters in each dtype: "408 KB of float32", the most first."""
     ordered = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{si(size, 'B')} of {dtype}" for dtype, size in ordered)
 
@@ -97,11 +99,11 @@ def _known(value: float | None) -> Decimal | None:
     return Decimal(value)
 
 
-def _short(number: Decimal) -> str:
-    """Three significant digits, thousands apart."""
+def _short(number: Decimal, decimals: int | None = None) -> str:
+    """Three significant digits, or so many *decimals*; thousands apart."""
     if abs(number) >= _TOO_LONG or abs(number) < _LEAST_OF_DECIMALS[-1]:
         return f"{float(number):.3g}"
-    text = f"{number:,.{_decimals(number)}f}"
+    text = f"{number:,.{_decimals(number) if decimals is None else decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

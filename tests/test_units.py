@@ -25,12 +25,12 @@ from lightning_flops.units import (
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (336_230_000, "336.23 M"),
+        (336_230_000, "336 M"),
         (6_279_860_000_000, "6.28 T"),
         (0, "0"),
         (999, "999"),
-        (999_994, "999.99 K"),
-        (999_995, "1 M"),
+        (999_499, "999 K"),
+        (999_500, "1 M"),
         (1_000, "1 K"),
         (12_600_000, "12.6 M"),
         (2**60, "1.15 E"),
@@ -40,20 +40,20 @@ from lightning_flops.units import (
         (0.0123, "0.0123"),
     ],
 )
-def test_count_has_two_decimals_and_its_prefix(value: float, text: str) -> None:
+def test_count_has_three_digits_and_its_prefix(value: float, text: str) -> None:
     assert si(value) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.07667, "76.67 ms"),
-        (34.09e-6, "34.09 us"),
+        (0.07667, "76.7 ms"),
+        (34.09e-6, "34.1 us"),
         (1.89, "1.89 s"),
         (90.0, "90 s"),
         (0.0, "0 s"),
         (2e-9, "2 ns"),
-        (0.000_994_9, "994.9 us"),
+        (0.000_999_4, "999 us"),
         (0.000_999_999, "1 ms"),
         (1e-12, "0.001 ns"),
     ],
@@ -62,13 +62,13 @@ def test_duration_keeps_the_number_above_one(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_percent_has_two_decimals() -> None:
-    assert [percent(share) for share in (0.4125, 1, 0)] == ["41.25%", "100.00%", "0.00%"]
+def test_percent_has_three_digits_and_two_decimals_at_most() -> None:
+    assert [percent(share) for share in (0.4125, 0.0504, 0.0005, 1, 0)] == ["41.2%", "5.04%", "0.05%", "100%", "0%"]
 
 
 def test_plain_number_has_its_thousands_apart_and_ints_in_full() -> None:
     assert plain(6_279_860_000_001) == "6,279,860,000,001"
-    assert [plain(number) for number in (433.0712, 31.5, 32.0)] == ["433.07", "31.5", "32"]
+    assert [plain(number) for number in (1234.4, 433.0712, 31.5, 32.0)] == ["1,234", "433", "31.5", "32"]
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])

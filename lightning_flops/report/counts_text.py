@@ -145,7 +145,7 @@ def run_section(summary: ThroughputSummary) -> Section:
 
 
 def estimate_text(value: float | None, error: float | None) -> str:
-    """A share whose FLOPs have this *error*: ``34.20%``, ``≈ 34.20% ± 0.30%`` or ``≈ 34.20% (unchecked)``."""
+    """A share whose FLOPs have this *error*: ``34.2%``, ``≈ 34.2% ± 0.30%`` or ``≈ 34.2% (unchecked)``."""
     if value is None or error == 0.0:
         return percent(value)
     return f"≈ {percent(value)} " + ("(unchecked)" if error is None else f"± {percent(value * error)}")

@@ -17,9 +17,10 @@ from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import at
 from lightning_flops.report.layout import VIEW
 from lightning_flops.report.profile_document import NOT_DESCRIBED, PHASES
+from lightning_flops.report.summary_text import duration, percent, si
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile
-from lightning_flops.units import duration, percent, plural, printable, printable_lines, si
+from lightning_flops.units import plural, printable, printable_lines
 
 
 def aggregated_lines(profile: Profile) -> list[str]:

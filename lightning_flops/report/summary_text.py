@@ -8,11 +8,15 @@ from __future__ import annotations
 import math
 from functools import partial
 
+from lightning_flops import units
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import Section, at
 from lightning_flops.report.profile_document import whose
 from lightning_flops.schema.profile import Profile
-from lightning_flops.units import NOT_AVAILABLE, duration, plain, si
+from lightning_flops.units import NOT_AVAILABLE, plain
+
+si, duration, percent = (partial(show, decimals=2) for show in (units.si, units.duration, units.percent))
+"""As DeepSpeed prints them."""
 
 _ABOUT = (
     # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.

@@ -117,7 +117,7 @@ def test_advice_has_the_fact_the_remedy_the_ceiling_and_when_not_to_follow_it() 
     )
     assert only(evidence) == Advice(
         rule="data_wait",
-        fact="The step waits 50 ms a batch for data (50.00%), with 0 loader workers; this process may use 8 cores, 6.5 "
+        fact="The step waits 50 ms a batch for data (50.0%), with 0 loader workers; this process may use 8 cores, 6.5 "
         "of them idle.",
         remedy="Set the DataLoader's num_workers=1, with persistent_workers=True, pin_memory=True.",
         ceiling=0.5,
@@ -133,7 +133,7 @@ def test_advice_has_the_fact_the_remedy_the_ceiling_and_when_not_to_follow_it() 
         (Evidence(straggler=STRAGGLER), "rank 3: its backward takes 4 ms longer than theirs."),
         (
             Evidence(shares={"norm": 0.5}, modules={"norm": ("a.norm", "b.norm")}),
-            "take 50.00% of the step: a.norm, b.norm.",
+            "take 50.0% of the step: a.norm, b.norm.",
         ),
         (
             Evidence(shares={"dropout": 0.5}, modules={"dropout": ("", "b", "c", "d", "e")}),
@@ -145,7 +145,7 @@ def test_advice_has_the_fact_the_remedy_the_ceiling_and_when_not_to_follow_it() 
         ),
         (
             Evidence(shares={"optimizer": 0.5}, facts=RunFacts(optimizers=(ADAM, PROP))),
-            "Adam and RMSprop updates one tensor at a time and takes 50.00% of the step.",
+            "Adam and RMSprop updates one tensor at a time and takes 50.0% of the step.",
         ),
     ],
 )

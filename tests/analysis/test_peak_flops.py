@@ -163,7 +163,7 @@ def test_peaks_that_were_measured_on_the_machine_stand_in_where_no_vendors_are_k
     assert (inside.rates.mfu, inside.memory_bytes_per_sec, inside.settings.peaks_from) == (16 / 20, 1e9, "measured")
     since = with_measured_peaks(before)
     assert (since.rates, since.settings, since.budget) == (inside.rates, inside.settings, inside.budget)
-    assert "MFU 80.00%, HFU 80.00% of 89.6 GFLOP/s (float32), measured." in str(inside).replace("\n  ", " ")
+    assert "MFU 80.0%, HFU 80.0% of 89.6 GFLOP/s (float32), measured." in str(inside).replace("\n  ", " ")
     # Neither another machine's, nor instead of a vendor's or of a given one.
     assert build_profile(MLP, config=ProfilerConfig()).rates.mfu is None
     elsewhere = replace(before, context=replace(before.context, host="elsewhere"))

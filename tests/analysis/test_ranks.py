@@ -347,7 +347,7 @@ def test_a_slow_module_is_named_with_its_forward() -> None:
     found, late_ms = only(mine, other)
     assert (found.rank, found.part, found.module, late_ms) == (1, "forward", "second", 30)
     assert straggler_evidence(found) == (
-        "The other ranks wait 30 ms a step (23.08% of it) for rank 1: its forward takes 30 ms longer than theirs, "
+        "The other ranks wait 30 ms a step (23.1% of it) for rank 1: its forward takes 30 ms longer than theirs, "
         "mostly in second."
     )
 

@@ -78,7 +78,7 @@ def test_how_busy_processors_were_while_steps_were_timed() -> None:
     assert found is not None and found.cpu_system_ratio == 0.875
     profile = replace(windows.build_profile(windows.mlp_window(), config=ProfilerConfig()), timing=found)
     text = str(profile)
-    assert "CPU (process) 150.00%" in text and "CPU (system) 87.50%" in text
+    assert "CPU (process) 150%" in text and "CPU (system) 87.5%" in text
 
 
 def run(batches: list[tuple[float, float, int | None]], *, ranks: int = 1) -> ThroughputSummary | None:

@@ -216,7 +216,7 @@ def test_a_step_that_waits_for_data_is_told_so() -> None:
     waits = scope("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 400)
     (advice,) = analyze_traces([trace(step(1, 0, 1000), waits, operator("aten::mm", 400, 600))]).advice
     assert (advice.rule, advice.ceiling) == ("data_wait_short", 0.4)
-    assert advice.fact == "The step waits 400 us a batch for data (40.00%)."
+    assert advice.fact == "The step waits 400 us a batch for data (40.0%)."
 
 
 def communicating(rank: int, *starts: float, ranks: int = 2) -> Trace:
@@ -240,7 +240,7 @@ def test_a_straggler_is_told_of_where_all_ranks_are_at_hand() -> None:
     report = analyze_traces([communicating(rank, start, ranks=3) for rank, start in enumerate((6_000, 6_000, 7_600))])
     (advice,) = (one for one in report.advice if one.rule == "straggler")
     assert advice.fact == (
-        "The other ranks wait 1.6 ms a step (16.00% of it) for rank 2: what is in no named part of its step takes "
+        "The other ranks wait 1.6 ms a step (16.0% of it) for rank 2: what is in no named part of its step takes "
         "1.6 ms longer than theirs."
     )
     assert round(known(advice.ceiling), 9) == 0.16  # 1.6 of the step's 10 ms
@@ -252,7 +252,7 @@ def test_what_several_ranks_show_is_told_once_with_the_rank_that_has_the_largest
 
     report = analyze_traces([busy(0, 3000), busy(1, 2000), busy(2, 2500)])
     (advice,) = (one for one in report.advice if one.rule == "idle")
-    assert advice.fact.startswith("Rank 1: The device is idle for 80.00% of the step")
+    assert advice.fact.startswith("Rank 1: The device is idle for 80.0% of the step")
 
 
 def test_what_is_advised_to_a_trace_is_for_the_device_that_its_kernels_ran_on() -> None:

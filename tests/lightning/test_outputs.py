@@ -157,9 +157,9 @@ def test_a_slow_loader_comes_first_wherever_the_report_goes(trainer: MakeTrainer
     run.fit(net, loader(20, on_fetch=lambda: now.sleep(6.0 / BATCH)))
     profile = profile_of(callback)
     assert (profile.advice[0].rule[:9], profile.advice[0].ceiling) == ("data_wait", 0.5)
-    assert "1. The step waits 6 s a batch for data (50.00%), with 0 loader workers;" in render_text(profile)
+    assert "1. The step waits 6 s a batch for data (50.0%), with 0 loader workers;" in render_text(profile)
     (event,) = read_back(tmp_path).Tensors("flops_profiler/advice/text_summary")
     page = event.tensor_proto.string_val[0].decode()
-    assert page.startswith("```\n1. The step waits 6 s a batch for data (50.00%)")
+    assert page.startswith("```\n1. The step waits 6 s a batch for data (50.0%)")
     kept = Profile.from_json((tmp_path / "run" / "version_0" / "lightning_flops" / "profile.json").read_text())
     assert kept.advice == profile.advice

@@ -106,9 +106,9 @@ def test_repeated_layers_are_one_and_layers_of_other_sizes_are_not() -> None:
 
 # Model FLOPs, milliseconds and samples are worked out where the windows are made; MFU is FLOPs / time / peak.
 FIGURES = {
-    "mlp": "1.4 GFLOPs and 20 ms a step, 5,000 samples/s (wall clock), MFU 10.00%",
+    "mlp": "1.4 GFLOPs and 20 ms a step, 5,000 samples/s (wall clock), MFU 10.0%",
     # 3744 G of bfloat16 at 312 T/s and 240 G of float32 at 19.5 T/s take 24.31 ms of 100.
-    "transformer": "3.98 TFLOPs and 100 ms a step, 80 samples/s (wall clock), MFU 24.31%",
+    "transformer": "3.98 TFLOPs and 100 ms a step, 80 samples/s (wall clock), MFU 24.3%",
     "untimed": "1.4 GFLOPs a step",
     # 700 M forward and 800 M backward in 20 ms are 75 G/s, of 1 T/s.
     "lower_bound": "at least 1.5 GFLOPs and 20 ms a step, 5,000 samples/s (wall clock), MFU at least 7.50%",

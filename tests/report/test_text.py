@@ -235,9 +235,9 @@ def test_the_summary_of_a_run_is_the_file_people_read(name: str) -> None:
 
 
 def test_shares_carry_their_error() -> None:
-    assert estimate_text(0.342, 0.0) == "34.20%"
-    assert estimate_text(0.342, 0.01) == "≈ 34.20% ± 0.34%"
-    assert estimate_text(0.342, None) == "≈ 34.20% (unchecked)"
+    assert estimate_text(0.342, 0.0) == "34.2%"
+    assert estimate_text(0.342, 0.01) == "≈ 34.2% ± 0.34%"
+    assert estimate_text(0.342, None) == "≈ 34.2% (unchecked)"
     assert estimate_text(None, None) == "n/a"
 
 

@@ -93,21 +93,21 @@ def test_one_step() -> None:
     # 780 MFLOPs of 1,950. The kernel runs for 50 us of 100 and the loader for 8; before the kernel there are 5 us of
     # the operator, of which 1 us is the launch; nothing ran in the 37 us that are left.
     assert answer(of(*STEP)) == [
-        "The step takes 100 us: kernel 50.00%, other 37.00%, data loader 8.00%, cpu 4.00%.",
-        "MFU is 40.00%, HFU 40.00% of the device's dense peak, 19.5 TFLOP/s in float32.",
-        "Most kernel time: gemm of aten::mm 100.00% (at 80.00% of the peak).",
+        "The step takes 100 us: kernel 50.0%, other 37.0%, data loader 8.00%, cpu 4.00%.",
+        "MFU is 40.0%, HFU 40.0% of the device's dense peak, 19.5 TFLOP/s in float32.",
+        "Most kernel time: gemm of aten::mm 100% (at 80.0% of the peak).",
     ]
 
 
 def test_what_was_not_counted_makes_it_a_lower_bound() -> None:
     uncounted = operator("mine::matmul_of_mine", 80, 5, **shapes([4, 4]))
-    assert answer(of(*STEP, uncounted))[1].startswith("MFU is at least 40.00%, HFU at least 40.00% of the ")
+    assert answer(of(*STEP, uncounted))[1].startswith("MFU is at least 40.0%, HFU at least 40.0% of the ")
 
 
 def test_without_marks_the_whole_trace() -> None:
     # From the operator's begin at 10 us to the kernel's end at 70.
     assert answer(of(*product(1, 10, rows=3_900_000, kernel_us=50)))[0].startswith(
-        "The whole trace takes 60 us: kernel 83.33%, "
+        "The whole trace takes 60 us: kernel 83.3%, "
     )
 
 
