@@ -47,7 +47,7 @@ def test_the_shown_counts_are_those_of_the_programs_layers(printed: str) -> None
     # The batch needs no gradient, so the first layer's backward is its weight's alone.
     forward, backward = first + second, first + 2 * second
     params = 32 * 4096 + 4096 + 4096 * 2 + 2
-    millions = [f"{flops / 1e6:.2f}" for flops in (forward + backward, forward, backward)]
+    millions = [f"{flops / 1e6:.3g}" for flops in (forward + backward, forward, backward)]
     assert "{} MFLOPs a step: forward {} M, backward {} M. {:,} parameters.".format(*millions, params) in printed
 
 
