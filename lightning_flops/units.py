@@ -1,6 +1,6 @@
 """Numbers and names to text: ``6.28 TFLOPS``, ``76.7 ms``, ``41.3%``; what is not known is ``n/a``.
 
-Numbers have three significant digits, or the decimals that are asked for; ints without a prefix have all of theirs.
+Numbers have three significant digits, ints without a prefix all of theirs.
 
 A name may come from a model, a file, another rank or a trace: in text for people, no name can end a line, move the
 cursor or change the direction of the text. JSON keeps names as they are.
@@ -24,35 +24,31 @@ _LEAST_OF_DECIMALS = Decimal("99.95"), Decimal("9.995"), Decimal("0.9995")  # wi
 _TOO_LONG = Decimal("1e15")  # from here on a number is written with an exponent
 
 
-def si(value: float | None, unit: str = "", *, decimals: int | None = None) -> str:
+def si(value: float | None, unit: str = "") -> str:
     """A count or a rate with its decimal prefix: ``si(3.2e9, "FLOP/s")`` is ``"3.2 GFLOP/s"``."""
     number = _known(value)
     if number is None:
         return NOT_AVAILABLE
     scaled = [number.scaleb(-3 * power) for power in range(len(_LARGE))]
-    below = 1000 - Decimal(5).scaleb(-1 - (decimals or 0))  # what does not round to a thousand
-    power = next((power for power, one in enumerate(scaled) if abs(one) < below), len(_LARGE) - 1)
-    return f"{_short(scaled[power], decimals)} {_LARGE[power]}{unit}".rstrip()
+    power = next((power for power, one in enumerate(scaled) if abs(one) < Decimal("999.5")), len(_LARGE) - 1)
+    return f"{_short(scaled[power])} {_LARGE[power]}{unit}".rstrip()
 
 
-def duration(seconds: float | None, *, decimals: int | None = None) -> str:
+def duration(seconds: float | None) -> str:
     """Seconds in the unit that keeps the number above one: ``duration(0.07667)`` is ``"76.7 ms"``."""
     number = _known(seconds)
     if number is None:
         return NOT_AVAILABLE
     scaled = [number.scaleb(3 * power) for power in range(len(_SECONDS))]
-    power = next((power for power, one in enumerate(scaled) if abs(one) >= _LEAST_OF_DECIMALS[-1]), len(_SECONDS) - 1)
-    power = power if number else 0
-    return f"{_short(scaled[power], decimals)} {_SECONDS[power]}"
+    fits = (power for power, one in enumerate(scaled) if abs(one) >= _LEAST_OF_DECIMALS[-1] or not number)
+    power = next(fits, len(_SECONDS) - 1)
+    return f"{_short(scaled[power])} {_SECONDS[power]}"
 
 
-def percent(fraction: float | None, *, decimals: int | None = None) -> str:
+def percent(fraction: float | None) -> str:
     """A fraction of one as a percentage, with two decimals at most: ``percent(0.4125)`` is ``"41.2%"``."""
-    number = _known(fraction)
-    if number is None:
-        return NOT_AVAILABLE
-    of_three = _decimals(number.scaleb(2)) if number else 0
-    return f"{number.scaleb(2):,.{of_three if decimals is None else decimals}f}%"
+    number = _known(None if fraction is None else Decimal(fraction).scaleb(2))
+    return NOT_AVAILABLE if number is None else f"{number:,.{_decimals(number) if number else 0}f}%"
 
 
 def plain(value: float | None) -> str:
@@ -65,9 +61,7 @@ def plain(value: float | None) -> str:
 
 def plural(noun: str, number: float) -> str:
     """*noun* as it stands behind *number*: "1 step", "2 steps"."""
-    if number == 1:
-        return noun
-    return f"{noun}es" if noun.endswith(("ch", "ss")) else f"{noun}s"
+    return noun if number == 1 else f"{noun}es" if noun.endswith(("ch", "ss")) else f"{noun}s"
 
 
 def bytes_by_dtype(sizes: Mapping[str, int]) -> str:
@@ -92,18 +86,16 @@ def run_text(run: Sequence[int]) -> str:
     return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
 
 
-def _known(value: float | None) -> Decimal | None:
+def _known(value: float | Decimal | None) -> Decimal | None:
     """The exact value; None if there is none to show."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return None
-    return Decimal(value)
+    return Decimal(value) if value is not None and math.isfinite(value) else None
 
 
-def _short(number: Decimal, decimals: int | None = None) -> str:
-    """Three significant digits, or so many *decimals*; thousands apart."""
+def _short(number: Decimal) -> str:
+    """Three significant digits, thousands apart."""
     if abs(number) >= _TOO_LONG or abs(number) < _LEAST_OF_DECIMALS[-1]:
         return f"{float(number):.3g}"
-    text = f"{number:,.{_decimals(number) if decimals is None else decimals}f}"
+    text = f"{number:,.{_decimals(number)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
@@ -121,8 +113,6 @@ def printable(text: str) -> str:
     Such characters are control characters and line breaks (``\x1b``, ``\n``), those that change the direction of text
     or have no width (``\u202e``), spaces other than the usual one, and those that no file can hold (``\ud800``).
     """
-    if text.isprintable():
-        return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 

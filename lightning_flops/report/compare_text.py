@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_flops.records import OUTSIDE
-from lightning_flops.report.document import Column, Item, Section, Table, field, points, quantity, short, some_of
+from lightning_flops.report.document import Column, Item, Section, Table, all_of, field, points, short, some_of
 from lightning_flops.report.layout import View, draw_all
 from lightning_flops.report.profile_document import missing_rates
 from lightning_flops.schema.comparison import (
@@ -86,11 +86,7 @@ def _columns(first: str, *, causes: bool) -> list[Column]:
     """Columns of differences: their names under *first*, the times of both, and their *causes*."""
     fields = {"A": "a_ns", "B": "b_ns", "B - A": "difference_ns"}
     fields |= {kind: f"{kind}_ns" for kind in _WORDS} if causes else {}
-    return [Column(first, lambda row: short(_name(row)), str), *(_time(*one) for one in fields.items())]
-
-
-def _time(label: str, field: str) -> Column:
-    return quantity(label, lambda row: None if (ns := getattr(row, field)) is None else ns / _NS, "s")
+    return [Column(first, lambda row: short(_name(row)), str), *all_of(fields, unit="ns")]
 
 
 def _most_of_it(comparison: Comparison) -> Iterator[str]:

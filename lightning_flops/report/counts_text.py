@@ -10,7 +10,7 @@ from typing import Any
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import ModuleNode, build_modules, module_tree
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
-from lightning_flops.report.document import Column, Item, Section, Table, all_of, field, quantity, short, some_of
+from lightning_flops.report.document import Column, Item, Section, Table, all_of, field, short, some_of
 from lightning_flops.report.module_text import names_of
 from lightning_flops.schema.formula import FormulaReport, FormulaSize, FormulaTerm
 from lightning_flops.schema.throughput import ThroughputSummary
@@ -36,9 +36,9 @@ def counts_section(counts: FlopCounts) -> Section:
 
     columns = [
         Column("module", _name, str),
-        quantity("", of_described("params"), " params"),
+        Column("", of_described("params"), unit=" params"),
         Column("weight shapes", of_described("extra_repr"), str, left=True),
-        *(quantity(_PHASES[phase], attrgetter(f"module.total.{phase}"), "FLOPs") for phase in phases),
+        *(Column(_PHASES[phase], attrgetter(f"module.total.{phase}"), unit="FLOPs") for phase in phases),
     ]
     remarks = []
     if outside.total:

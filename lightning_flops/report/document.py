@@ -120,9 +120,7 @@ CALLS = field("calls", "calls", sort="calls")
 """The column that most tables have."""
 
 
-def statistics(
-    path: str, labels: str = "total mean max min ratio", *, prefix: str = "", sort: str = ""
-) -> list[Column]:
+def spread(path: str, labels: str = "total mean max min ratio", *, prefix: str = "", sort: str = "") -> list[Column]:
     """Total, mean, longest, shortest and part of the whole of the durations at *path*; *prefix* of the first label.
 
     Rows are sorted by each of them under *sort*, or under its own label.
@@ -130,14 +128,9 @@ def statistics(
     columns = []
     for label in labels.split():
         group = label if label == "total" else ""  # which is a thousand times the others
-        time = quantity(label, at(f"{path}.{label}_us"), "us", sort or label, group=group)
+        time = Column(label, at(f"{path}.{label}_us"), unit="us", sort=sort or label, group=group)
         columns.append(field(label, f"{path}.ratio", percent) if label == "ratio" else time)
     return [replace(columns[0], label=f"{prefix}{columns[0].label}"), *columns[1:]]
-
-
-def quantity(label: str, of: Callable[[Any], Any], unit: str, sort: str = "", *, group: str = "") -> Column:
-    """The column of numbers of one unit, which its label names with the prefix that fits the *group* in the table."""
-    return Column(label, of, sort=sort, unit=unit, group=group)
 
 
 def share(label: str, of: Callable[[Any], Any]) -> Column:
@@ -178,6 +171,7 @@ def points(items: Sequence[str], most: int | None = None, *, mark: str = "- ", o
 
 
 _PREFIXES = {
+    "ns": (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0)),
     "s": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)),
     "us": (("s", 1e6), ("ms", 1e3), ("us", 1.0), ("ns", 1e-3)),
 }

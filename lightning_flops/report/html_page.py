@@ -16,13 +16,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from importlib.resources import files
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
 
 from lightning_flops.report.compare_text import comparison_sections
-from lightning_flops.report.document import Column, Section, Table, as_data, at, field, quantity, share
+from lightning_flops.report.document import Column, Section, Table, as_data, at, field, share
 from lightning_flops.report.headline import answer, step_parts
 from lightning_flops.report.profile_document import NOT_DESCRIBED, notes_sections, saving, share_of_peak, short_sections
 from lightning_flops.report.summary_text import where
@@ -216,7 +216,7 @@ def _all_modules(profile: Profile) -> tuple[list[str], Section]:
     """Every module with what is known of any, and the keys by which the page's picture finds the columns."""
 
     def per_step(label: str, of: Any, unit: str = "") -> Column:
-        return quantity(label, lambda one: profile.per_step(of(one)), unit)
+        return Column(label, lambda one: profile.per_step(of(one)), unit=unit)
 
     def own_sec(one: ModuleProfile) -> float | None:
         return None if one.times is None else one.times.own_forward_sec + (one.times.own_backward_sec or 0.0)
@@ -228,9 +228,9 @@ def _all_modules(profile: Profile) -> tuple[list[str], Section]:
         "forward": per_step("fwd", at("total.forward"), "FLOPs"),
         "backward": per_step("bwd", lambda one: one.total.backward + one.total.recompute, "FLOPs"),
         "own": per_step("self", at("own.total"), "FLOPs"),
-        "forwardSec": quantity("fwd", at("times.forward_sec"), "s"),
-        "backwardSec": quantity("bwd", at("times.backward_sec"), "s"),
-        "ownSec": quantity("self", own_sec, "s"),
+        "forwardSec": Column("fwd", at("times.forward_sec"), unit="s"),
+        "backwardSec": Column("bwd", at("times.backward_sec"), unit="s"),
+        "ownSec": Column("self", own_sec, unit="s"),
         "share": share("of peak", lambda one: share_of_peak([one])),
         "bytes": per_step("bytes", at("total_bytes.total"), "B"),
         "calls": per_step("calls", at("calls")),
@@ -245,11 +245,9 @@ def _all_modules(profile: Profile) -> tuple[list[str], Section]:
 def _traced_roofline(trace: TraceReport) -> dict[str, Any] | None:
     if (flops := trace.flops) is None:
         return None
+    figures = attrgetter("flops_per_sec", "flops_per_byte", "attainable_flops_per_sec")
     points = [
-        (
-            *(printable(f"{one.name} ({one.dtype})"), one.time_us * 1e-6 / len(flops.steps)),
-            *(one.flops_per_sec, one.flops_per_byte, one.attainable_flops_per_sec),
-        )
+        (printable(f"{one.name} ({one.dtype})"), one.time_us * 1e-6 / len(flops.steps), *figures(one))
         for one in flops.operators
         if one.flops_per_sec and one.flops_per_byte and one.time_us
     ]

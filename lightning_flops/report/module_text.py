@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import fmean, harmonic_mean
 from typing import Any
 
@@ -17,10 +18,10 @@ from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import at
 from lightning_flops.report.layout import VIEW
 from lightning_flops.report.profile_document import NOT_DESCRIBED, PHASES
-from lightning_flops.report.summary_text import duration, percent, si
+from lightning_flops.report.summary_text import amount
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile
-from lightning_flops.units import plural, printable, printable_lines
+from lightning_flops.units import NOT_AVAILABLE, plural, printable, printable_lines
 
 
 def aggregated_lines(profile: Profile) -> list[str]:
@@ -33,11 +34,11 @@ def aggregated_lines(profile: Profile) -> list[str]:
         return profile.per_step(module.total.forward) / 2
 
     terms: dict[str, tuple[Callable[[float], str], Callable[[ModuleProfile], float]]] = {
-        "params": (si, lambda module: module.params if module.alias_of is None else 0),
-        "MACs": (lambda number: si(number, "MACs"), macs),
-        "bwd FLOPs": (si, lambda module: profile.per_step(module.total.backward)),
-        "fwd latency": (duration, lambda module: at("times.forward_sec")(module) or 0.0),
-        "bwd latency": (duration, lambda module: at("times.backward_sec")(module) or 0.0),
+        "params": (amount, lambda module: module.params if module.alias_of is None else 0),
+        "MACs": (partial(amount, unit="MACs"), macs),
+        "bwd FLOPs": (amount, lambda module: profile.per_step(module.total.backward)),
+        "fwd latency": (partial(amount, unit="s"), lambda module: at("times.forward_sec")(module) or 0.0),
+        "bwd latency": (partial(amount, unit="s"), lambda module: at("times.backward_sec")(module) or 0.0),
     }
     always = ("params", "MACs", "bwd FLOPs") if profile.has_backward else ("params", "MACs")
     terms = {label: term for label, term in terms.items() if label in always or any(map(term[1], modules))}
@@ -81,7 +82,7 @@ def detailed_lines(profile: Profile) -> list[str]:
     lines += [*VIEW.paragraph(about), "", *_Tree(profile).lines(root, names=[""], indent="")]
     if profile.outside.total:
         spent = {word: getattr(profile.outside, phase) for phase, word in PHASES.items()}
-        figures = ", ".join(f"{name} {si(profile.per_step(flops))}" for name, flops in spent.items() if flops)
+        figures = ", ".join(f"{name} {amount(profile.per_step(flops))}" for name, flops in spent.items() if flops)
         lines.append(f"FLOPs outside the model: {figures}")
     return lines
 
@@ -130,11 +131,11 @@ class _Tree:
         for phase, word in (("forward", "fwd"), ("backward", "bwd")):
             seconds = self._mean(names, f"{phase}_sec", fmean)
             if seconds is not None:
-                share = percent(ratio(part=seconds, whole=at(f"times.{phase}_sec")(self._root)))
+                share = _share(seconds, at(f"times.{phase}_sec")(self._root))
                 rate, of_peak = (self._mean(names, f"{phase}_{name}") for name in ("flops_per_sec", "utilization"))
-                part = f"{word} latency {duration(seconds)}, {share} {word} latency"
-                part += "" if rate is None else f", {si(rate, 'FLOP/s')}"
-                parts.append(part if of_peak is None else f"{part}, {percent(of_peak)} of peak")
+                part = f"{word} latency {amount(seconds, 's')}, {share} {word} latency"
+                part += "" if rate is None else f", {amount(rate, 'FLOP/s')}"
+                parts.append(part if of_peak is None else f"{part}, {_share(of_peak, 1.0)} of peak")
         return f"<{'; '.join(parts)}>" if parts else ""
 
     def _mean(
@@ -152,24 +153,24 @@ class _Tree:
         elif not node.called:
             parts.append("no call seen")
         if module.params or total.total:
-            parts += [si(module.params), f"{percent(ratio(part=module.params, whole=root.params))} Params"]
+            parts += [amount(module.params), f"{_share(module.params, root.params)} Params"]
         else:
             parts.append("no params")
         if total.total:
-            macs = percent(ratio(part=total.forward, whole=root.total.forward))
-            parts += [si(per_step(total.forward) / 2, "MACs"), f"{macs} MACs"]
+            macs = _share(total.forward, root.total.forward)
+            parts += [amount(per_step(total.forward) / 2, "MACs"), f"{macs} MACs"]
             always = ("forward", "backward") if self._profile.has_backward else ("forward",)
             for phase, word in PHASES.items():
                 if (flops := getattr(total, phase)) or phase in always:
-                    parts.append(f"{word} {si(per_step(flops))}")
+                    parts.append(f"{word} {amount(per_step(flops))}")
             spent, of = (one.total - one.optimizer for one in (total, root.total))
-            parts.append(f"{percent(ratio(part=spent, whole=of))} FLOPs")
+            parts.append(f"{_share(spent, of)} FLOPs")
         at_least = module.name in self._lower_bounds
         if at_least or not total.total:
             parts.append("lower bound" if total.total else "no FLOPs counted" if at_least else "no FLOPs")
         calls = per_step(module.calls)
         if module.calls and calls != self._profile.micro_steps:
-            parts.append(f"{si(calls)} {plural('call', calls)}")
+            parts.append(f"{amount(calls)} {plural('call', calls)}")
         return ", ".join(parts)
 
 
@@ -179,3 +180,9 @@ def _names_below(names: Sequence[str], child: ModuleNode) -> list[str]:
     if child.last is not None:
         short = [str(number) for number in range(int(short[0]), int(child.last.short_name) + 1)]
     return [f"{name}.{one}" if name else one for name in names for one in short]
+
+
+def _share(part: float | None, whole: float | None) -> str:
+    """A percentage as DeepSpeed prints it."""
+    share = ratio(part=part, whole=whole)
+    return NOT_AVAILABLE if share is None else f"{100 * share:.2f}%"

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_flops.analysis.module_names import pattern_of
 from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
-from lightning_flops.report.document import Column, Section, Table, at, field, filled, points, quantity, share, some_of
+from lightning_flops.report.document import Column, Section, Table, at, field, filled, points, share, some_of
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
 from lightning_flops.schema.step import FEW_STEPS, Advice, Budget, BudgetKey, ModuleProfile
@@ -45,11 +45,11 @@ def times_section(profile: Profile) -> Section:
         return Section(title, "", [f"No {word} was timed."])
     columns = [
         Column("", lambda part: profile.step_name if part is timing.global_step else part.name, str),
-        quantity("typical", at("typical_sec"), "s"),
+        Column("typical", at("typical_sec"), unit="s"),
         share("share", lambda part: ratio(part=part.typical_sec, whole=timing.global_step.typical_sec)),
-        quantity("mean", at("mean_sec"), "s"),
-        quantity("min", lambda part: min(part.steps_sec), "s"),
-        quantity("max", lambda part: max(part.steps_sec), "s"),
+        Column("mean", at("mean_sec"), unit="s"),
+        Column("min", lambda part: min(part.steps_sec), unit="s"),
+        Column("max", lambda part: max(part.steps_sec), unit="s"),
     ]
     words = f"Over {plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}; typical is the mean of the "
     words += "middle half by wall time."
@@ -88,8 +88,8 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     rows.append((profile.step_name, budget.wall_ns))
     columns = [
         field("", "0", str),
-        quantity("typical", lambda row: None if row[1] is None else row[1] * 1e-9, "s"),
-        share("share", lambda row: None if row[1] is None else row[1] / budget.wall_ns),
+        Column("typical", at("1"), unit="ns"),
+        share("share", lambda row: ratio(part=row[1], whole=budget.wall_ns)),
     ]
     why = profile.unavailable.get("mfu") if budget.rows_ns["model"] is None else None
     about = [f"FLOPs at the peak are {NOT_AVAILABLE}: {why}."] if why else []
@@ -162,10 +162,10 @@ def modules_section(profile: Profile, *, most: int) -> Section:
     columns = [
         field("module", "0.name", str),
         Column("class", lambda item: item[0].members[0].type_name or NOT_DESCRIBED, str, left=True),
-        quantity("fwd", lambda item: item[0].seconds("forward"), "s"),
-        quantity("bwd", lambda item: item[0].seconds("backward"), "s"),
+        Column("fwd", lambda item: item[0].seconds("forward"), unit="s"),
+        Column("bwd", lambda item: item[0].seconds("backward"), unit="s"),
         share("share", at("1")),
-        quantity("", lambda item: profile.per_step(sum(one.own.total for one in item[0].members)), "FLOPs"),
+        Column("", lambda item: profile.per_step(sum(one.own.total for one in item[0].members)), unit="FLOPs"),
         share("of peak", lambda item: reached(item[0].members)),
     ]
     added_up = any(len(group.members) > 1 for group, _ in found[:most])
@@ -274,7 +274,7 @@ def operators_section(profile: Profile) -> Section | None:
     columns = [
         field("operator", "operator", str),
         Column("calls", per_step("calls")),
-        *(quantity(label, per_step(f"flops.{phase}"), "FLOPs") for phase, label in phases.items()),
+        *(Column(label, per_step(f"flops.{phase}"), unit="FLOPs") for phase, label in phases.items()),
         share("share", lambda one: ratio(part=one.flops.total, whole=whole)),
         Column("dtype", lambda one: ", ".join(one.dtypes), str, left=True),
     ]

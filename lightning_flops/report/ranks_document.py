@@ -12,7 +12,7 @@ from statistics import median
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.stragglers import straggler_evidence
-from lightning_flops.report.document import Column, Section, Table, all_of, at, cells, points, quantity, some_of
+from lightning_flops.report.document import Column, Section, Table, all_of, at, cells, points, some_of
 from lightning_flops.report.profile_document import devices_of, missing_rates, whose
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankCollectiveRow, RankComparison, RankRow, RanksProfile
@@ -121,14 +121,14 @@ def _collectives(comparison: RankComparison) -> list[Table | str]:
             found = [_per_step(one, f"{label}_us", steps) for steps, one in row[1]]
             return median(known) if (known := [one for one in found if one is not None]) else None
 
-        return quantity(label, typical, "s")
+        return Column(label, typical, unit="s")
 
     rows = sorted(by_name.items(), key=lambda row: (-math.fsum(one.latency_us for _, one in row[1]), row[0]))
     columns = [
         Column("collective", itemgetter(0), str, "name"),
         Column("calls", total("calls"), sort="calls"),
         Column("matched", total("matched_calls")),
-        quantity("", total("bytes"), "B"),
+        Column("", total("bytes"), unit="B"),
         *map(of_a_step, ("latency", "transfer", "wait")),
     ]
     words = (

@@ -8,15 +8,11 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from lightning_flops import units
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import Section, at
 from lightning_flops.report.profile_document import whose
 from lightning_flops.schema.profile import Profile
 from lightning_flops.units import NOT_AVAILABLE, plain
-
-si, duration, percent = (partial(show, decimals=2) for show in (units.si, units.duration, units.percent))
-"""As DeepSpeed prints them."""
 
 _ABOUT = (
     # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
@@ -43,7 +39,7 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
         "data parallel size": plain(context.dp_size),
         "model parallel size": plain(context.tp_size),
         "batch size per GPU": plain(context.micro_batch_size),
-        "params per GPU": si(profile.local_params),
+        "params per GPU": amount(profile.local_params),
         **_model(profile),
         "fwd latency": _latency(profile, "forward"),
         "fwd FLOPS per GPU = fwd flops per GPU / fwd latency": rate,
@@ -83,13 +79,13 @@ def _without_training(profile: Profile) -> dict[str, str]:
 
 
 def _latency(profile: Profile, name: str) -> str:
-    return duration(at(f"timing.{name}_sec")(profile))
+    return amount(at(f"timing.{name}_sec")(profile), "s")
 
 
 def _marked(profile: Profile, value: float | None, unit: str = "", mark: str = "") -> str:
     """*value* at the end of its line, after what has to be said of it: ``(measured, lower bound) 6.28 G``."""
     words = ", ".join(filter(None, (mark, "lower bound" if profile.lower_bound else "")))
-    return f"({words}) {si(value, unit)}" if words and value is not None else si(value, unit)
+    return f"({words}) {amount(value, unit)}" if words and value is not None else amount(value, unit)
 
 
 def _model(profile: Profile) -> dict[str, str]:
@@ -109,8 +105,8 @@ def _model(profile: Profile) -> dict[str, str]:
         forward, label = of_model, "fwd flops of all GPUs / dp_size"  # ranks differ: stages, or uneven batches
     prefix = f"({mark}) " if mark else ""
     return {
-        f"params {of}{' = params per GPU * mp_size' if whole else ''}": f"{prefix}{si(params)}",
-        f"trainable params {of}": f"{prefix}{si(trainable)}",
+        f"params {of}{' = params per GPU * mp_size' if whole else ''}": f"{prefix}{amount(params)}",
+        f"trainable params {of}": f"{prefix}{amount(trainable)}",
         "fwd MACs per GPU": _marked(profile, profile.flops.forward / 2, "MACs"),
         "fwd flops per GPU": _marked(profile, profile.flops.forward),
         f"fwd flops {of} = {label}": _marked(profile, forward, mark=mark),
@@ -145,6 +141,11 @@ def number_to_string(num: float | None, units: str | None = None, precision: int
         fits = (one for one, magnitude in _MAGNITUDES.items() if abs(num) >= magnitude)
         units = next(fits, "u" if num else "")
     return f"{round(num / _MAGNITUDES.get(units, 1.0), precision):g} {units}{unit}"
+
+
+def amount(value: float | None, unit: str = "") -> str:
+    """A figure of the block: two decimals and a prefix, as all of DeepSpeed's."""
+    return number_to_string(value, unit=unit).strip()
 
 
 macs_to_string = partial(number_to_string, unit="MACs")

@@ -23,9 +23,8 @@ from lightning_flops.report.document import (
     filled,
     named,
     points,
-    quantity,
     short,
-    statistics,
+    spread,
     us,
 )
 from lightning_flops.report.layout import View, draw_all
@@ -46,11 +45,9 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
         yield _kernels(report.kernels or (), report.kernel_summary)
     if report.flops is not None:
         yield _flops(report, report.flops)
-    note = (
-        "On the host's clock, and the device work launched in them, as scopes in the trace name them or by operators: "
-    )
+    note = "On the host's clock, and the device work launched in them, by scopes in the trace or by operators: "
     note += "with gradients on before a backward, and in autograd. What is in none is in others, once for each step."
-    columns = [named("phase"), CALLS, *statistics("host"), *statistics("device", prefix="device ")]
+    columns = [named("phase"), CALLS, *spread("host"), *spread("device", prefix="device ")]
     without = f"{NOT_AVAILABLE}: nothing in the trace shows phases."
     yield from _section("Phases", note, report.phases, filled(report.phases or (), columns), without=without)
     if report.modules is not None:
@@ -69,10 +66,10 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
         rows = [Table(report.memory, _SIZES)] if report.memory else []
         yield Section("Memory (bytes)", note, [peaks, *rows], "curves" if peaks else "")
     note = "Copies and memsets: the calls that launched them, and they themselves."
-    columns = [named("kind"), CALLS, _BYTES, *statistics("host", prefix="call "), *statistics("device")]
+    columns = [named("kind"), CALLS, _BYTES, *spread("host", prefix="call "), *spread("device")]
     yield from _section("Memory manipulation", note, report.transfers, columns)
     note = "record_function and the like; device: work launched in them."
-    columns = [named("scope"), CALLS, *statistics("host"), *statistics("device", "total ratio", prefix="device ")]
+    columns = [named("scope"), CALLS, *spread("host"), *spread("device", "total ratio", prefix="device ")]
     yield from _section("User-defined scopes", note, report.user_scopes, filled(report.user_scopes or (), columns))
     note = "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
     note += f"begun. Kernel gap: launched in time, under {tables.KERNEL_GAP_LIMIT_US} us. Other: the rest."
@@ -115,8 +112,8 @@ _DEVICES = [
     *all_of({"occupancy, %": "occupancy_percent", "blocks/SM": "blocks_per_sm"}),
 ]
 _RATES = [
-    quantity("", at("flops.hardware"), "FLOPs", "flops"),
-    quantity("", at("flops.flops_per_sec"), "FLOP/s", "rate"),
+    Column("", at("flops.hardware"), unit="FLOPs", sort="flops"),
+    Column("", at("flops.flops_per_sec"), unit="FLOP/s", sort="rate"),
     field("of peak", "flops.hfu", percent),
 ]
 """FLOPs of a row, their rate and share of the peak."""
@@ -128,7 +125,7 @@ def _steps(times: tables.StepTimes) -> Section:
     shown = [("mean", times.mean), *shown] if len(shown) > 1 else shown
     rows: list[Sequence[Any]] = [(name, *attrgetter(*parts)(step)) for name, step in shown]
     rows.insert(1, ("share", *(percent(ratio(part=part, whole=rows[0][1])) for part in rows[0][1:])))
-    columns = [quantity(label, itemgetter(place), "us") for place, label in enumerate(labels, 1)]
+    columns = [Column(label, itemgetter(place), unit="us") for place, label in enumerate(labels, 1)]
     return Section(
         "Step time",
         "Each moment of a step counts once: under the first name from the left that ran then. The parts add up to the "
@@ -148,7 +145,7 @@ def _kernels(rows: Sequence[tables.KernelRow], summary: tables.KernelSummary) ->
         said = "/".join("yes" if one else "no" for one in (row.tensor_cores_eligible, row.tensor_cores))
         return None if summary.tensor_core_ratio is None else said
 
-    columns = [named("kernel"), CALLS, *statistics("device")]
+    columns = [named("kernel"), CALLS, *spread("device")]
     columns[1:1] = [field("of", "operator", short, left=True)] if any(row.operator for row in rows) else []
     columns += filled(rows, [*_RATES, Column("TC", tensor_cores, str)])
     columns += all_of({"blocks/SM": "blocks_per_sm", "occupancy, %": "occupancy_percent"})
@@ -160,9 +157,7 @@ def _kernels(rows: Sequence[tables.KernelRow], summary: tables.KernelSummary) ->
         f"{percent(summary.short_time_ratio)} of their time",
     }
     note = "TC: whether the operator can use tensor cores / whether the kernel's name says that it did; n/a for AMD's "
-    note += (
-        "and Intel's names. Above 100% of peak: Winograd and the like multiply less than a convolution's formula says."
-    )
+    note += "and Intel's names. Above 100% of peak: Winograd and the like multiply less than the formula says."
     return Section("Kernels", note, [values, Table(rows, columns)])
 
 
@@ -170,28 +165,28 @@ def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
     """FLOPs by step and operator, and what was not counted."""
     steps = [
         Column("", lambda step: _step_name(step.step), str),
-        quantity("wall", at("wall_us"), "us", "total"),
+        Column("wall", at("wall_us"), unit="us", sort="total"),
         *all_of({phase: phase for phase in ("forward", "backward", "recompute", "optimizer")}, unit="FLOPs"),
-        quantity("", at("flops_per_sec"), "FLOP/s", "rate"),
+        Column("", at("flops_per_sec"), unit="FLOP/s", sort="rate"),
         *all_of({"MFU": "mfu", "HFU": "hfu"}, percent),
     ]
     operators = [
         named("operator"),
         Column("dtype", at("dtype"), str, left=True),
         CALLS,
-        quantity("", at("total"), "FLOPs", "flops"),
-        quantity("backward", lambda row: row.backward + row.recompute, "FLOPs"),
-        quantity("time", at("time_us"), "us", "total"),
-        quantity("", at("flops_per_sec"), "FLOP/s", "rate"),
+        Column("", at("total"), unit="FLOPs", sort="flops"),
+        Column("backward", lambda row: row.backward + row.recompute, unit="FLOPs"),
+        Column("time", at("time_us"), unit="us", sort="total"),
+        Column("", at("flops_per_sec"), unit="FLOP/s", sort="rate"),
         field("of peak", "hfu", percent),
         field("FLOP/byte", "flops_per_byte"),
-        quantity("attainable", at("attainable_flops_per_sec"), "FLOP/s"),
+        Column("attainable", at("attainable_flops_per_sec"), unit="FLOP/s"),
     ]
     items: list[Item] = [_peaks(report, flops), Table(flops.steps, steps)]
     items += [Table(flops.operators, operators)] if flops.operators else []
     if flops.uncounted:
-        items.append("Not counted, so that FLOPs, MFU and HFU are at least these:")
-        items.append(Table(flops.uncounted, [named(""), CALLS, Column("why", at("reason"), str, left=True)]))
+        uncounted = Table(flops.uncounted, [named(""), CALLS, Column("why", at("reason"), str, left=True)])
+        items += ["Not counted, so that FLOPs, MFU and HFU are at least these:", uncounted]
     return Section(
         "FLOPs",
         "From shapes in the trace, by the counter's formulas; a multiply-add is two. MFU: forward + backward over what "
@@ -216,8 +211,8 @@ def _modules(modules: tables.ModuleTable) -> Section:
     columns = [
         Column("module", lambda row: row.name or "(root)", short, "name"),
         CALLS,
-        quantity("fwd self", at("own_forward_us"), "us", "self"),
-        quantity("fwd total", at("forward_us"), "us", "total"),
+        Column("fwd self", at("own_forward_us"), unit="us", sort="self"),
+        Column("fwd total", at("forward_us"), unit="us", sort="total"),
     ]
     if any(row.backward_us for row in modules.rows):
         columns += all_of({"bwd self": "own_backward_us", "bwd total": "backward_us"}, unit="us")
@@ -241,10 +236,8 @@ def _modules(modules: tables.ModuleTable) -> Section:
 
 def _communication(report: TraceReport, rows: Sequence[tables.Row]) -> Section:
     columns = [named("collective"), CALLS, _BYTES]
-    columns += statistics("device" if any(row.device is not None for row in rows) else "host")
-    note = (
-        "Overlapping events are merged. Compute: kernels that do not communicate. Exposed: not hidden by computation."
-    )
+    columns += spread("device" if any(row.device is not None for row in rows) else "host")
+    note = "Overlapping events are merged. Compute: kernels that do not communicate. Exposed: not hidden by these."
     return Section("Communication", note, [Table([report], filled([report], OVERLAP)), Table(rows, columns)])
 
 
@@ -254,9 +247,9 @@ def _operators(rows: Sequence[tables.OperatorRow], by_shape: Sequence[tables.Ope
     sizes = Column("sizes", at("inputs"), lambda sizes: f"{sizes[:43]}…" if len(sizes) > 44 else sizes, left=True)
     of_shape = [named("by input shape"), sizes, CALLS]
     for clock in ("host", "device"):
-        columns += statistics(f"{clock}_self", "total ratio", sort="self", prefix=f"{clock} self ")
-        columns += statistics(clock, "total mean max", prefix=f"{clock} ")
-        of_shape += statistics(clock, "total mean", prefix=f"{clock} ")
+        columns += spread(f"{clock}_self", "total ratio", sort="self", prefix=f"{clock} self ")
+        columns += spread(clock, "total mean max", prefix=f"{clock} ")
+        of_shape += spread(clock, "total mean", prefix=f"{clock} ")
     if any(row.called_from for row in rows):
         columns.append(field("called from", "called_from", short))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
