@@ -66,7 +66,7 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         items.append(Table([*comparison.settings.items()], [name, *both], whole=True))
     elif not of_traces:
         items.append("Set up alike: device, ranks, batch, precision, versions, parameters and settings.")
-    columns = [*_columns("mean", causes=not of_traces), _time("noise", "noise_ns"), _VERDICT]
+    columns = [*_columns("mean", causes=not of_traces), *all_of({"noise": "noise_ns"}, unit="ns"), _VERDICT]
     parts = Table((*comparison.parts, comparison.step), columns, whole=True)
     tables = [Section(_TITLES[of], "", [_table(rows)]) for of, rows in comparison.tables.items()]
     return [

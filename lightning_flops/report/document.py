@@ -121,10 +121,7 @@ CALLS = field("calls", "calls", sort="calls")
 
 
 def spread(path: str, labels: str = "total mean max min ratio", *, prefix: str = "", sort: str = "") -> list[Column]:
-    """Total, mean, longest, shortest and part of the whole of the durations at *path*; *prefix* of the first label.
-
-    Rows are sorted by each of them under *sort*, or under its own label.
-    """
+    """Durations at *path*, one column each, sorted under *sort* or its own label; *prefix* of the first label."""
     columns = []
     for label in labels.split():
         group = label if label == "total" else ""  # which is a thousand times the others

@@ -89,7 +89,7 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     columns = [
         field("", "0", str),
         Column("typical", at("1"), unit="ns"),
-        share("share", lambda row: ratio(part=row[1], whole=budget.wall_ns)),
+        share("share", lambda row: None if row[1] is None else row[1] / budget.wall_ns),
     ]
     why = profile.unavailable.get("mfu") if budget.rows_ns["model"] is None else None
     about = [f"FLOPs at the peak are {NOT_AVAILABLE}: {why}."] if why else []

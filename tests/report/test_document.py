@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.report.document import Column, Section, Table, as_data, quantity, share, short
+from lightning_flops.report.document import Column, Section, Table, as_data, share, short
 from lightning_flops.report.layout import View, draw
 
 ROWS = [("a", 0.02, 0.5), ("b", 0.000123456, None), ("c", None, 0.0)]
 COLUMNS = [
     Column("name", lambda row: row[0], str, "name"),
-    quantity("mean", lambda row: row[1], "s"),
+    Column("mean", lambda row: row[1], unit="s"),
     share("share", lambda row: row[2]),
 ]
 
@@ -29,6 +29,7 @@ def lines(*items: Any, width: int | None = None, rows: int | None = None) -> lis
         ((1.5e12, 2e9), "FLOPs", ["TFLOPs", "1.50", "0.002"]),
         ((999.6, 1.0), "B", ["B", "1,000", "1.00"]),
         ((0.0, None), "s", ["s", "0", "n/a"]),
+        ((2e6, 100.0), "us", ["s", "2.00", "<0.001"]),
         ((None,), "FLOPs", ["FLOPs", "n/a"]),
         ((-0.5e-3, 0.25e-3), "s", ["us", "-500", "250"]),
     ],
@@ -36,8 +37,19 @@ def lines(*items: Any, width: int | None = None, rows: int | None = None) -> lis
 def test_the_prefix_is_that_of_the_largest_number(
     values: tuple[float | None, ...], unit: str, drawn: list[str]
 ) -> None:
-    column = quantity("", lambda value: value, unit)
+    column = Column("", lambda value: value, unit=unit)
     assert [line.strip() for line in lines(Table(values, [column], True))] == drawn
+
+
+def test_the_first_column_of_a_group_gives_the_others_its_prefix() -> None:
+    groups = {"total": "total", "mean": "", "max": ""}
+    columns = [Column(one, itemgetter(at), unit="us", group=groups[one]) for at, one in enumerate(groups)]
+    laid = Table([(80_760.0, 498.49, 1_017.0)], columns).lay(most=None)
+    assert [(label, *texts) for label, _, texts in laid] == [
+        ("total, ms", "80.8"),
+        ("mean, us", "498"),
+        ("max, us", "1,017"),
+    ]
 
 
 def test_the_page_gets_every_text_with_the_number_that_it_is_sorted_by() -> None:
