@@ -15,8 +15,7 @@ from lightning_flops.errors import ProfileFormatError
 
 _T = TypeVar("_T")
 
-#: Most characters of a profile that is read; one of a model with 1,000 modules and a traced step has a million.
-LONGEST_PROFILE = 1 << 28
+LONGEST_PROFILE = 1 << 28  #: Most characters that are read; one of 1,000 modules and a traced step has a million.
 
 
 def dump(value: object, *, indented: bool = True) -> str:
@@ -63,9 +62,8 @@ class Shown(Json):
         found, version = _decoded(_Versioned, text).schema_version, cast("type[Shown]", cls).VERSION
         if found != version:
             which = "a newer lightning-flops, so update this one" if found > version else "an older lightning-flops"
-            raise ProfileFormatError(
-                f"the profile has schema version {found}, and {version} is read here: it was written by {which}"
-            )
+            words = f"the profile has schema version {found}, and {version} is read here: it was written by {which}"
+            raise ProfileFormatError(words)
         return _decoded(cls, text)
 
     def __repr__(self) -> str:
@@ -86,18 +84,23 @@ def above(module: str) -> Any:
     return importlib.import_module(f"lightning_flops.{module}")
 
 
-class _Versioned(msgspec.Struct):
-    """What a text says of its own form."""
-
-    schema_version: int
+_Versioned: Any = msgspec.defstruct("_Versioned", [("schema_version", int)])
+"""What a text says of its own form."""
 
 
 def _decoded(cls: type[_T], text: str) -> _T:
     try:
-        return cast("_T", _decoder(cast("Hashable", cls)).decode(text))
+        try:
+            return cast("_T", _decoder(cast("Hashable", cls)).decode(text))
+        except msgspec.DecodeError as error:
+            if "malformed" not in str(error):
+                raise
+            # Perhaps by NaN, which Python reads: it is refused by its place then.
+            plain = json.loads(text, parse_constant=type("NaN", (Exception,), {}))
+            return msgspec.convert(plain, cls, dec_hook=_from_plain)
     except RecursionError as error:
         raise ProfileFormatError("the profile is nested too deep") from error
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise ProfileFormatError(f"the profile cannot be read: {error}") from error
 
 
