@@ -102,12 +102,12 @@ def _held(
 
 
 def _figures(counts: FlopCounts) -> dict[str, Any]:
-    heavy = sorted(name for name, operator in counts.uncounted.items() if operator.heavy)
+    names = sorted(name for name, operator in counts.uncounted.items() if operator.may_have_flops)
     operators = counts.by_operator().items()
     return {
         "counted": (counts.forward, counts.backward, counts.recompute),
         "by_operator": {name: (flops.forward, flops.backward, flops.recompute) for name, flops in operators},
-        "said_at_least": tuple(heavy or ["no operator by name"]) if counts.is_lower_bound else (),
+        "said_at_least": tuple(names or ["no operator by name"]) if counts.is_lower_bound else (),
     }
 
 

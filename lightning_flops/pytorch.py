@@ -115,7 +115,7 @@ def flops_formula(
 
     def count(sizes: Mapping[str, int]) -> Counted:
         record = count_on_fake_tensors(model, varied.resized(sizes), causal_attention=causal_attention)
-        return Counted(record.by_bucket(), any(one.heavy for one in record.uncounted.values()))
+        return Counted(record.by_bucket(), any(one.may_have_flops for one in record.uncounted.values()))
 
     return FlopsFormula(varied.sizes, varied.batch_names, count)
 

@@ -117,7 +117,7 @@ class UncountedOperator:
     calls: int  #: How often it ran.
     modules: tuple[str, ...]  #: Sorted names of the modules it ran in.
     #: Whether it may have FLOPs, as it takes or makes floating tensors, so that totals without it are lower bounds.
-    heavy: bool
+    may_have_flops: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,8 +122,8 @@ def _gpt(here: Here) -> Iterator[Row]:
     claim = "eager GPT through Lightning, bf16: forward FLOPs of a step"
     yield exactly(claim, profile.flops.forward, size.forward_flops)
     yield exactly("eager GPT: forward and backward FLOPs of a step", profile.flops.model, size.model_flops)
-    heavy = sorted(name for name, one in profile.uncounted.items() if one.heavy)
-    yield exactly("eager GPT: operators that may have FLOPs and are not counted", heavy, [])
+    names = sorted(name for name, one in profile.uncounted.items() if one.may_have_flops)
+    yield exactly("eager GPT: operators that may have FLOPs and are not counted", names, [])
     blocks = {module.name: module.total.total for module in profile.modules if module.name.startswith("model.blocks.")}
     alike = {total for name, total in blocks.items() if name.count(".") == 2}
     yield exactly("eager GPT: all blocks cost the same, forward, backward and recomputed", len(alike), 1)
@@ -135,11 +135,11 @@ def _compiled_gpt(here: Here) -> Iterator[Row]:
     size = size_for(here)
     how = "inductor" if here.on_gpu else "aot_eager, as inductor's compiler would take too long here"
     same = profile.flops.model == size.model_flops
-    listed = sorted(name for name, one in profile.uncounted.items() if one.heavy)
+    listed = sorted(name for name, one in profile.uncounted.items() if one.may_have_flops)
     yield holds(
         "compiled GPT: its model FLOPs are the formula's, or a lower bound that names what it lacks",
         same or (profile.lower_bound and bool(listed) and profile.flops.model < size.model_flops),
-        f"{profile.flops.model:,} of {size.model_flops:,} ({how}), listed as heavy: {', '.join(listed) or 'nothing'}",
+        f"{profile.flops.model:,} of {size.model_flops:,} ({how}), not counted: {', '.join(listed) or 'nothing'}",
     )
 
 

@@ -127,7 +127,7 @@ class FlopCounts:
     @property
     def is_lower_bound(self) -> bool:
         """Whether an operator that may have FLOPs could not be counted, so that every sum is a lower bound."""
-        return any(operator.heavy for operator in self.record.uncounted.values())
+        return any(operator.may_have_flops for operator in self.record.uncounted.values())
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ class ModuleNode:
 
 def lower_bound_modules(uncounted: Mapping[str, UncountedOperator]) -> frozenset[str]:
     """Names of the modules whose FLOPs are lower bounds: those in which such an operator ran, and all around them."""
-    inside = {name for operator in uncounted.values() if operator.heavy for name in operator.modules}
+    inside = {name for operator in uncounted.values() if operator.may_have_flops for name in operator.modules}
     return frozenset(above for name in inside - {OUTSIDE} for above in with_those_above(name))
 
 

@@ -182,7 +182,7 @@ def _seconds(traced: TracedStep) -> dict[str, dict[str, Any]]:
     nothing = {"backward_sec": None, "own_backward_sec": None}
     if not table:
         return {
-            name: {"clock": "borders", "forward_sec": sec, "own_forward_sec": own.get(name, 0.0), **nothing}
+            name: {"clock": "hooks", "forward_sec": sec, "own_forward_sec": own.get(name, 0.0), **nothing}
             for name, sec in with_those_below(own, 0.0).items()
         }
     return {

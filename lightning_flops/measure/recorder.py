@@ -346,7 +346,7 @@ class Recorder:
             return
         step = replace(ended.record(self._steps_done), flops=counter.step_ends())
         self._steps_done += 1
-        lower_bound = any(one.heavy for one in counter.flops.uncounted.values())
+        lower_bound = any(one.may_have_flops for one in counter.flops.uncounted.values())
         self._tell_counted(
             CountedStep(
                 flops=counter.step_buckets, lower_bound=lower_bound, data_dependent=counter.step_is_data_dependent

@@ -287,11 +287,11 @@ def uncounted_section(profile: Profile) -> Section:
     if not profile.uncounted:
         words = "Nothing: every operator that ran has a FLOP count or is known to have none."
         return Section("Not counted", "", [words])
-    ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].calls, item[0]))
+    ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].may_have_flops, -item[1].calls, item[0]))
     columns = [
         field("operator", "0", str),
         field("calls", "1.calls"),
-        Column("", lambda row: "may have FLOPs" if row[1].heavy else "", str, left=True),
+        Column("", lambda row: "may have FLOPs" if row[1].may_have_flops else "", str, left=True),
         Column("modules", lambda row: some_of(row[1].modules, most=2), str, left=True),
     ]
     teach = " lightning_flops.register_flop_formula has an operator counted, by a formula or as 0."
@@ -301,9 +301,9 @@ def uncounted_section(profile: Profile) -> Section:
 
 def _lower_bound_words(profile: Profile) -> str:
     """Which figures are lower bounds, and because of which operators."""
-    heavy = sorted(name for name, operator in profile.uncounted.items() if operator.heavy)
+    names = sorted(name for name, operator in profile.uncounted.items() if operator.may_have_flops)
     return (
-        f"LOWER BOUND: {', '.join(heavy)} may have FLOPs and could not be counted, so FLOPs, MACs, FLOP/s, MFU and HFU "
+        f"LOWER BOUND: {', '.join(names)} may have FLOPs and could not be counted, so FLOPs, MACs, FLOP/s, MFU and HFU "
         "are at least what is printed."
     )
 

@@ -52,7 +52,7 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
     """
     values = {tag: at(path)(profile) for tag, path in PATHS.items()}
     # This tag exists only when FLOPs, and so MFU, HFU and FLOP/s, are lower bounds.
-    values["heavy_operators_uncounted"] = sum(one.heavy for one in profile.uncounted.values()) or None
+    values["heavy_operators_uncounted"] = sum(one.may_have_flops for one in profile.uncounted.values()) or None
     without = () if profile.context.trains else _OF_TRAINING
     return {
         f"{prefix}/{tag}": float(value)

@@ -66,8 +66,8 @@ class OperatorProfile:
 class ModuleTimes:
     """Seconds of one module in one step, with the modules below it, unless the name says *own*."""
 
-    #: ``device``: of work launched there; ``host``: without a device; ``borders``: read in the module's hooks.
-    clock: Literal["host", "device", "borders"]
+    #: ``device``: of work launched there; ``host``: without a device; ``hooks``: read in the module's hooks.
+    clock: Literal["host", "device", "hooks"]
     forward_sec: float  #: All of its forward calls together.
     own_forward_sec: float  #: Forward without the modules below it.
     #: Backward and what it repeats of the forward, without gradient accumulation; None without a trace.

@@ -77,7 +77,7 @@ def count_trace(trace: Trace, works: Sequence[RecordedWork], work: Ints) -> tupl
     counting = counts & ~captured & (settled == np.arange(len(trace)))
     # Of calls that nothing around them answers for, the innermost do, if nothing counts in them.
     composite = where(lambda one: one.role == "composite" and one.flops > 0)
-    open_ = (settled < 0) & (composite | where(lambda one: one.heavy and one.role in ("unread", "unknown")))
+    open_ = (settled < 0) & (composite | where(lambda one: one.may_have_flops and one.role in ("unread", "unknown")))
     innermost = open_ & (with_callees(trace, (counting | open_).astype(np.int64)) == 1)
     counting |= innermost & composite
     owner, parts = outermost(counting), _parts(trace)
@@ -125,7 +125,7 @@ def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints
             size = sum(map(math.prod, (values, result, weight))) * {"float16": 2, "float64": 8}.get(dtype, 4)
             work = RecordedWork(role="counts", operator=work.operator, dtype=dtype, flops=flops, bytes=size)
         if max(work.flops, work.recompute, work.skipped, work.bytes or 0) > _MOST:
-            work = RecordedWork(role="unread", operator=work.operator, heavy=True, reason=_TOO_MANY)
+            work = RecordedWork(role="unread", operator=work.operator, may_have_flops=True, reason=_TOO_MANY)
         works.append(work)
     numbers = np.full(len(trace), -1, dtype=np.int64)
     numbers[rows] = groups.number
@@ -185,7 +185,7 @@ def find_work(trace: Trace, formulas: Formulas, peaks: Peaks | None = None) -> W
     found = Work(trace, works, work, peaks or Peaks())
     impossible = found.impossible()
     for index, reason in impossible.items():
-        works[index] = replace(works[index], role="unread", heavy=True, reason=reason)
+        works[index] = replace(works[index], role="unread", may_have_flops=True, reason=reason)
     return Work(trace, works, work, peaks or Peaks()) if impossible else found
 
 

@@ -34,5 +34,5 @@ class RecordedWork:
     skipped: int = 0  #: FLOPs of these that a kernel leaves out, because a mask rules them out.
     bytes: int | None = None  #: Of all tensors that it reads and writes; None where the result's shape is not known.
     #: May have FLOPs that are not counted: it takes floating-point tensors, or is named after a product.
-    heavy: bool = False
+    may_have_flops: bool = False
     reason: str = ""  #: Why it is not counted, without a full stop.

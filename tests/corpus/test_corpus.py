@@ -94,13 +94,13 @@ def test_a_network_costs_what_its_layer_sizes_say(network: Network) -> None:
         "all": counts.total,
         "skipped": counts.skipped,
         "modules": {name: by_module.get(name, PhaseFlops()) for name in expected.by_module},
-        "heavy and not counted": heavy(counts),
+        "may_have_flops and not counted": may_have_flops(counts),
     }
     assert counted == {
         "all": expected.phases,
         "skipped": expected.skipped,
         "modules": expected.by_module,
-        "heavy and not counted": [],
+        "may_have_flops and not counted": [],
     }
     assert counts.model_flops == expected.forward + expected.backward
     assert counts.hardware_flops == expected.phases.total - expected.skipped
@@ -123,7 +123,7 @@ def test_a_forward_in_inference_mode_costs_the_same(network: Network) -> None:
     with torch.inference_mode(), count_flops(example.model) as counts:
         example.forward()
     assert counts.total == PhaseFlops(forward=network.expected.forward)
-    assert heavy(counts) == []
+    assert may_have_flops(counts) == []
 
 
 @each(NETWORKS)
@@ -140,9 +140,9 @@ def test_the_corpus_is_large_and_its_names_are_unique() -> None:
     assert len(set(names)) == len(names) >= 60
 
 
-def heavy(counts: FlopCounts) -> list[str]:
+def may_have_flops(counts: FlopCounts) -> list[str]:
     """Operators that may have FLOPs and were not counted."""
-    return [name for name, operator in counts.uncounted.items() if operator.heavy]
+    return [name for name, operator in counts.uncounted.items() if operator.may_have_flops]
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:

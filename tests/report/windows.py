@@ -245,7 +245,7 @@ def lower_bound_window() -> WindowRecord:
     Forward 700 M, estimated backward with factor 1: 3 * (700 - 100) = 1800 M.
     """
     window = mlp_window()
-    flops = window.flops
+    flops, everywhere = window.flops, ("", "act", "drop", "fc1", "fc2")
     return replace(
         window,
         modules=(*window.modules, ModuleRecord(name="teacher", type_name="Linear", params=0)),
@@ -259,8 +259,8 @@ def lower_bound_window() -> WindowRecord:
             ),
             module_calls={**flops.module_calls, "teacher": 1},
             uncounted={
-                "mylib.small": UncountedOperator(calls=3, modules=("act",), heavy=False),
-                "mylib.fused_gemm": UncountedOperator(calls=2, modules=("", "act", "drop", "fc1", "fc2"), heavy=True),
+                "mylib.small": UncountedOperator(calls=3, modules=("act",), may_have_flops=False),
+                "mylib.fused_gemm": UncountedOperator(calls=2, modules=everywhere, may_have_flops=True),
             },
             notes=("Backward FLOPs of 1 thread were attributed to the root.",),
         ),

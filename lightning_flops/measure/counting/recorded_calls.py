@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from lightning_flops.measure.counting.formulas.contract import Unreadable, Work, tensors_in
-from lightning_flops.measure.counting.formulas.registry import lookup, says_heavy
+from lightning_flops.measure.counting.formulas.registry import lookup, name_says_flops
 from lightning_flops.measure.counting.traffic import bytes_of, dtype_name
 from lightning_flops.measure.torch_private.needed import is_composite, overloads_named, schema_of
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
@@ -72,7 +72,7 @@ def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
         return RecordedWork(
             role="unknown",
             operator=name,
-            heavy=_may_multiply(name, types),
+            may_have_flops=_may_multiply(name, types),
             reason="this torch has no such operator, and no formula is known for it",
         )
     works = (_work(name, types, inputs, one) for one in found)
@@ -88,7 +88,7 @@ def _work(name: str, types: Sequence[str], inputs: RecordedInputs, function: Any
         return RecordedWork(
             role="composite" if composite else entry.kind,
             operator=name,
-            heavy=unknown and _may_multiply(name, types),
+            may_have_flops=unknown and _may_multiply(name, types),
             reason="it has no formula" if unknown else "",
         )
     try:
@@ -99,8 +99,8 @@ def _work(name: str, types: Sequence[str], inputs: RecordedInputs, function: Any
         dtype = dtype_name(entry.dtype_of(args, kwargs, out))
     except Exception as error:  # a formula on shapes that no torch has written may raise anything
         known = isinstance(error, Unreadable)
-        reason = str(error) if known else f"its formula cannot read these shapes ({type(error).__name__})"
-        return RecordedWork(role="composite" if composite else "unread", operator=name, heavy=True, reason=reason)
+        why = str(error) if known else f"its formula cannot read these shapes ({type(error).__name__})"
+        return RecordedWork(role="composite" if composite else "unread", operator=name, may_have_flops=True, reason=why)
     return RecordedWork(
         role="composite" if composite else "counts",
         operator=name,
@@ -154,7 +154,7 @@ def _fits(declared: str, written: str) -> bool:
 
 def _may_multiply(name: str, types: Sequence[str]) -> bool:
     dtypes = [_DTYPES[one] for one in types if one in _DTYPES]
-    return says_heavy(name.partition(".")[2]) or any(one.is_floating_point or one.is_complex for one in dtypes)
+    return name_says_flops(name.partition(".")[2]) or any(one.is_floating_point or one.is_complex for one in dtypes)
 
 
 def _arguments(schema: Any, inputs: RecordedInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

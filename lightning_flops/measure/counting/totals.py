@@ -58,12 +58,12 @@ class Totals:
         cell.skipped += skipped
         self.flops[phase] += flops
 
-    def list(self, operator: str, module: str, heavy: bool) -> None:
+    def list(self, operator: str, module: str, may_have_flops: bool) -> None:
         """List one call of an operator that could not be counted."""
         listed = self._uncounted.setdefault(operator, [0, set(), False])
         listed[0] += 1
         listed[1].add(module)
-        listed[2] |= heavy
+        listed[2] |= may_have_flops
 
     def note(self, sentence: str) -> None:
         """Add a sentence for the report; one that is there already changes nothing."""
@@ -92,8 +92,8 @@ class Totals:
                 ),
                 module_calls=dict(sorted(self.calls.items())),
                 uncounted={
-                    operator: UncountedOperator(calls=calls, modules=tuple(sorted(modules)), heavy=heavy)
-                    for operator, (calls, modules, heavy) in sorted(self._uncounted.items())
+                    operator: UncountedOperator(calls=calls, modules=tuple(sorted(modules)), may_have_flops=may)
+                    for operator, (calls, modules, may) in sorted(self._uncounted.items())
                 },
                 notes=(
                     *self._notes,

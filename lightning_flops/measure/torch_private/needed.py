@@ -318,11 +318,11 @@ def is_pushed(mode: DispatchMode) -> bool:
 
 def remove(mode: DispatchMode) -> None:
     """Removes the topmost *mode* from this thread's stack; modes above it stay in place."""
-    _take_off(mode)
+    _pop_mode(mode)
     _stack_changes()
 
 
-def _take_off(mode: DispatchMode) -> None:
+def _pop_mode(mode: DispatchMode) -> None:
     if not is_pushed(mode):
         return
     above = []
@@ -339,7 +339,7 @@ def pushed(mode: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        _take_off(mode)
+        _pop_mode(mode)
 
 
 _CONJUGATE, _NEGATIVE = torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative

@@ -157,7 +157,7 @@ def test_a_formula_that_gives_no_number_of_flops_leaves_its_operator_uncounted(
     with count_flops() as counts:
         answers(torch.zeros(3))
     assert counts.total == PhaseFlops()
-    assert counts.uncounted["lightning_flops_tests.answers"].heavy
+    assert counts.uncounted["lightning_flops_tests.answers"].may_have_flops
     assert any("lightning_flops_tests.answers" in entry.getMessage() for entry in caplog.records)
 
 

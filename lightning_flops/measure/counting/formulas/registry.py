@@ -153,13 +153,13 @@ def hides_flops(name: str, args: Arguments, kwargs: Keywords, out: Any) -> bool:
     not, unless its name (``namespace.name``) speaks of a product (mm, conv, attention …).
     """
     tensors = tensors_in((*args, *kwargs.values(), *(out if isinstance(out, (list, tuple)) else (out,))))
-    return says_heavy(name) or any(
+    return name_says_flops(name) or any(
         one.dtype.is_floating_point or one.dtype.is_complex or one.is_quantized for one in tensors
     )
 
 
 # ---- operators that have no FLOPs as this package counts them, and what shows it. An operator of torch's own is free
-# unless its name speaks of a product, a transform or a solver (``says_heavy``); a test holds this to every operator
+# unless its name speaks of a product, a transform or a solver (``name_says_flops``); a test holds this to every one
 # that torch has. Of anybody else's neither the name nor the schema shows anything: it is free if it takes and makes no
 # tensor, or if its author has registered 0.
 
@@ -173,7 +173,7 @@ TORCH_NAMESPACES = frozenset(
 )
 """Namespaces that torch itself fills."""
 
-_HEAVY_WORDS = re.compile(
+_WORDS_OF_PRODUCTS = re.compile(
     # Short words stand alone or next to an underscore, a digit or their usual neighbours; long ones anywhere.
     r"(?:^|[_\d:.])(?:s|sp|add|badd|addb|b|int|f16|grouped|qk|av)?(?:mm|bmm|mv)(?:$|[_\d])"
     r"|matmul|gemm|gemv|conv(?!ert)|attention|attn|flash|(?:^|_)sdpa?(?:$|_)|(?<!bi)(?<!tri)linear(?!1d)|einsum"
@@ -204,15 +204,15 @@ _LIBRARIES_FREE = frozenset(
 """Operators of libraries that people have read: they convert, compare, pool, update parameters or communicate."""
 
 
-def says_heavy(name: str) -> bool:
+def name_says_flops(name: str) -> bool:
     """Whether a name (without namespace) speaks of a product: mm, conv, attention, lstm, solve and the like."""
-    return _HEAVY_WORDS.search(name) is not None
+    return _WORDS_OF_PRODUCTS.search(name) is not None
 
 
 def is_free(qualified_name: str, operator: Any) -> bool:
     """Whether *operator*, an ``OpOverload`` named ``namespace::name``, is known to have no FLOPs."""
     namespace, _, name = qualified_name.partition("::")
-    if says_heavy(name) and not (namespace in TORCH_NAMESPACES and _FREE_IN_SPITE_OF_THE_NAME.search(name)):
+    if name_says_flops(name) and not (namespace in TORCH_NAMESPACES and _FREE_IN_SPITE_OF_THE_NAME.search(name)):
         return qualified_name in _LIBRARIES_FREE
     return namespace in TORCH_NAMESPACES or qualified_name in _LIBRARIES_FREE or not _has_tensors(operator)
 
