@@ -8,7 +8,10 @@ import re
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -88,35 +91,40 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def python_in(folder: Path, *arguments: str, imports: Path) -> str:
-    """What Python prints in *folder*, with *imports* before all that is installed."""
-    environment = {**os.environ, "PYTHONPATH": str(imports)}
-    run = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
-    )
+def printed(folder: Path, *command: object, **environment: str) -> str:
+    """What *command* prints in *folder*."""
+    words, variables = list(map(str, command)), {**os.environ, "PYTHONPATH": "", **environment}
+    run = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     return run.stdout
 
 
-def test_the_wheel_installs_and_counts(built: Path, tmp_path: Path) -> None:
-    (wheel,) = built.glob("*.whl")
-    installed = tmp_path / "installed"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(installed)]
-    subprocess.run([*pip, str(wheel)], check=True, timeout=120)
+def needed(requirements: Iterable[str]) -> set[str]:
+    """Names of what these *requirements* without extras need here, with what that needs in turn."""
+    wanted = [one for one in map(Requirement, requirements) if not one.marker or one.marker.evaluate({"extra": ""})]
+    return {one.name for one in wanted}.union(*(needed(metadata.requires(one.name) or ()) for one in wanted))
+
+
+def test_the_wheel_installs_in_a_new_environment_of_what_it_declares_and_counts(built: Path, tmp_path: Path) -> None:
+    (wheel,), environment = built.glob("*.whl"), tmp_path / "new"
+    venv.create(environment)
+    python, packages = environment / "bin" / "python", next(environment.glob("lib/*/site-packages"))
+    declared = (file for name in needed(PROJECT["dependencies"]) for file in metadata.files(name) or ())
+    for part in {file.parts[0] for file in declared} - {"..", "__pycache__"}:  # nothing else can be imported there
+        (packages / part).symlink_to(Path(pytest.__file__).parents[1] / part)
+    printed(tmp_path, sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-index", wheel)
     program = (
         "import lightning_flops, torch\n"
         "layer = torch.nn.Linear(3, 4)\n"
         "with lightning_flops.count_flops(layer) as counts: layer(torch.ones(8, 3))\n"
         "print(lightning_flops.__file__, counts.forward)\n"
     )
-    assert python_in(tmp_path, "-W", "ignore", "-c", program, imports=installed).split() == [
-        str(installed / "lightning_flops" / "__init__.py"),
-        str(2 * 3 * 4 * 8),
-    ]
-    assert python_in(tmp_path, "-m", "lightning_flops", "--version", imports=installed).startswith("lightning-flops ")
+    installed = packages / "lightning_flops"
+    assert printed(tmp_path, python, "-c", program).split() == [str(installed / "__init__.py"), str(2 * 3 * 4 * 8)]
+    assert printed(tmp_path, python.with_name("lightning-flops"), "--version").startswith("lightning-flops ")
     for name in ("py.typed", "report/page/page.js", "SKILL.md"):
-        assert (installed / "lightning_flops" / name).is_file(), name
-    licences = installed / f"lightning_flops-{lightning_flops.__version__}.dist-info" / "licenses"
+        assert (installed / name).is_file(), name
+    licences = packages / f"lightning_flops-{lightning_flops.__version__}.dist-info" / "licenses"
     assert {path.name for path in licences.iterdir()} == {"LICENSE", "NOTICE"}
 
 
@@ -135,4 +143,5 @@ def test_tests_collect_from_the_sdist(built: Path, tmp_path: Path) -> None:
         files.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.iterdir()
     collect = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/corpus", "tests/test_readme.py")
-    assert "no tests collected" not in python_in(unpacked, *collect, imports=unpacked)
+    found = printed(unpacked, sys.executable, *collect, PYTHONPATH=str(unpacked))
+    assert "no tests collected" not in found

@@ -22,26 +22,11 @@ from lightning_flops.units import (
 )
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (336_230_000, "336 M"),
-        (6_279_860_000_000, "6.28 T"),
-        (0, "0"),
-        (999, "999"),
-        (999_499, "999 K"),
-        (999_500, "1 M"),
-        (1_000, "1 K"),
-        (12_600_000, "12.6 M"),
-        (2**60, "1.15 E"),
-        (10**21, "1 Z"),
-        (-5_000_000, "-5 M"),
-        (0.5, "0.5"),
-        (0.0123, "0.0123"),
-    ],
-)
-def test_count_has_three_digits_and_its_prefix(value: float, text: str) -> None:
-    assert si(value) == text
+def test_count_has_three_digits_and_its_prefix() -> None:
+    texts = {336_230_000: "336 M", 6_279_860_000_000: "6.28 T", 0: "0", 999: "999", 999_499: "999 K", 999_500: "1 M"}
+    texts |= {1_000: "1 K", 12_600_000: "12.6 M", 2**60: "1.15 E", 10**21: "1 Z", -5_000_000: "-5 M"}
+    assert {value: si(value) for value in texts} == texts
+    assert [si(0.5), si(0.0123)] == ["0.5", "0.0123"]
 
 
 def test_duration_keeps_the_number_above_one() -> None:
