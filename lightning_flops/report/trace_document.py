@@ -180,7 +180,7 @@ def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
         Column("", at("flops_per_sec"), unit="FLOP/s", sort="rate"),
         field("of peak", "hfu", percent),
         field("FLOP/byte", "flops_per_byte"),
-        Column("attainable", at("attainable_flops_per_sec"), unit="FLOP/s"),
+        Column("attainable", at("attainable_flops_per_sec"), unit="FLOP/s", group="attainable"),
     ]
     items: list[Item] = [_peaks(report, flops), Table(flops.steps, steps)]
     items += [Table(flops.operators, operators)] if flops.operators else []
