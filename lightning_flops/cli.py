@@ -47,9 +47,9 @@ class _Parser(argparse.ArgumentParser):
     """Says in printable text what is wrong with arguments."""
 
     def error(self, message: str) -> NoReturn:
-        name = message.removeprefix("unrecognized arguments: --").partition(" ")[0].partition("=")[0]
-        near = difflib.get_close_matches(name.replace("-", "_"), ARGUMENTS, n=1) if name != message else ()
-        hint = f", did you mean --{near[0].replace('_', '-')}?" if near else ""
+        name = message.removeprefix("unrecognized arguments: --").partition(" ")[0].partition("=")[0].replace("-", "_")
+        near = difflib.get_close_matches(name, ARGUMENTS, n=1) if "unrecognized" in message else ()
+        hint = f", did you mean --{near[0].replace('_', '-')}?" if near and near != [name] else ""
         super().error(printable(f"{message}{hint}"))
 
 

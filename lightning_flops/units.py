@@ -1,6 +1,6 @@
 """Numbers and names to text: ``6.28 TFLOPS``, ``76.7 ms``, ``41.3%``; what is not known is ``n/a``.
 
-Numbers have three significant digits, ints without a prefix all of theirs.
+Numbers have three significant digits; from 1,000 on, and where they are ints, all that stand before the point.
 
 A name may come from a model, a file, another rank or a trace: in text for people, no name can end a line, move the
 cursor or change the direction of the text. JSON keeps names as they are.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
@@ -88,7 +87,7 @@ def run_text(run: Sequence[int]) -> str:
 
 def _known(value: float | Decimal | None) -> Decimal | None:
     """The exact value; None if there is none to show."""
-    return Decimal(value) if value is not None and math.isfinite(value) else None
+    return Decimal(value) if value is not None and Decimal(value).is_finite() else None
 
 
 def _short(number: Decimal) -> str:

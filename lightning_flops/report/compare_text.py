@@ -181,13 +181,9 @@ def _figures_section(figures: Sequence[FigureDifference]) -> Section:
     def by_noise(one: FigureDifference) -> str | None:
         return None if one.ends is None else "exact" if one.noise_factor == 1 else "{:.4f} to {:.4f}".format(*one.ends)
 
-    def number(value: float) -> str:
-        return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
-
     columns = [
         field("figure", "name", str),
-        field("A", "a", number),
-        field("B", "b", number),
+        *all_of({"A": "a", "B": "b"}),
         field("B / A", "ratio", "{:.4f}".format),
         Column("by noise", by_noise, str, left=True),
     ]

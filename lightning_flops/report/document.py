@@ -55,7 +55,7 @@ class Table:
             if column.unit:
                 unit, size = prefixes.get((column.unit, column.group), (column.unit, 1.0))
                 label, show = f"{label}, {unit}" if label else unit.strip(), partial(_significant, size=size)
-            yield label, found, [NOT_AVAILABLE if value is None else show(value) for value in found]
+            yield label, found, [NOT_AVAILABLE if value is None or value != value else show(value) for value in found]
 
     def more(self, most: int | None) -> list[str]:
         """What stands below it if only *most* rows are shown."""
@@ -124,7 +124,7 @@ def spread(path: str, labels: str = "total mean max min ratio", *, prefix: str =
     """Durations at *path*, one column each, sorted under *sort* or its own label; *prefix* of the first label."""
     columns = []
     for label in labels.split():
-        group = label if label == "total" else ""  # which is a thousand times the others
+        group = f"{path.removesuffix('_self')} {label == 'total'}"  # a total is a thousand times the others
         time = Column(label, at(f"{path}.{label}_us"), unit="us", sort=sort or label, group=group)
         columns.append(field(label, f"{path}.ratio", percent) if label == "ratio" else time)
     return [replace(columns[0], label=f"{prefix}{columns[0].label}"), *columns[1:]]
@@ -132,7 +132,7 @@ def spread(path: str, labels: str = "total mean max min ratio", *, prefix: str =
 
 def share(label: str, of: Callable[[Any], Any]) -> Column:
     """The column of fractions of one."""
-    return Column(label, of, lambda value: f"{100 * value:.1f}%", bar=True)
+    return Column(label, of, percent, bar=True)
 
 
 # ---- values as text

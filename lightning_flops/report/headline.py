@@ -109,7 +109,7 @@ def _bar(parts: Sequence[tuple[str, float]]) -> list[str]:
     """Each part's share, and blocks of that length."""
     whole, lines = sum(seconds for _, seconds in parts), [""]
     for name, seconds in parts:
-        piece = f"{name} {seconds / whole:.1%} {'█' * round(_CELLS * seconds / whole)}".rstrip()
+        piece = f"{name} {percent(seconds / whole)} {'█' * round(_CELLS * seconds / whole)}".rstrip()
         if len(lines[-1]) + 2 + len(piece) > _BAR_COLUMNS:
             lines.append("")
         lines[-1] += f"  {piece}" if lines[-1] else piece

@@ -21,7 +21,7 @@ from lightning_flops.report.profile_document import NOT_DESCRIBED, PHASES
 from lightning_flops.report.summary_text import amount
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile
-from lightning_flops.units import NOT_AVAILABLE, plural, printable, printable_lines
+from lightning_flops.units import NOT_AVAILABLE, plain, plural, printable, printable_lines
 
 
 def aggregated_lines(profile: Profile) -> list[str]:
@@ -170,7 +170,7 @@ class _Tree:
             parts.append("lower bound" if total.total else "no FLOPs counted" if at_least else "no FLOPs")
         calls = per_step(module.calls)
         if module.calls and calls != self._profile.micro_steps:
-            parts.append(f"{amount(calls)} {plural('call', calls)}")
+            parts.append(f"{plain(calls)} {plural('call', calls)}")
         return ", ".join(parts)
 
 

@@ -188,7 +188,7 @@ def advice_section(advice: Sequence[Advice], *, most: int | None = None, nothing
 
 def saving(advice: Advice) -> str:
     """The ceiling of what *advice* can save, as a sentence after others."""
-    return "" if advice.ceiling is None else f" It can save up to {100 * advice.ceiling:.1f}% of a step."
+    return "" if advice.ceiling is None else f" It can save up to {percent(advice.ceiling)} of a step."
 
 
 def notes_sections(notes: Sequence[str], *, most: int | None = None) -> list[Section]:

@@ -137,7 +137,7 @@ def fenced(text: str) -> str:
     return f"{fence}\n{text}{'' if text.endswith(chr(10)) else chr(10)}{fence}\n"
 
 
-_TRACED = {"Step time", "Devices", "Modules", "Communication", "Idle", "Memory (bytes)"}
+_TRACED = {"Step time", "Devices", "Modules", "Communication", "Idle", "Memory"}
 """Tables of the traced step that a text has; the others are in the page, and in ``lightning-flops trace``."""
 
 

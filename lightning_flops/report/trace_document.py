@@ -64,7 +64,7 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
             for one in report.memory_curves or ()
         }
         rows = [Table(report.memory, _SIZES)] if report.memory else []
-        yield Section("Memory (bytes)", note, [peaks, *rows], "curves" if peaks else "")
+        yield Section("Memory", note, [peaks, *rows], "curves" if peaks else "")
     note = "Copies and memsets: the calls that launched them, and they themselves."
     columns = [named("kind"), CALLS, _BYTES, *spread("host", prefix="call "), *spread("device")]
     yield from _section("Memory manipulation", note, report.transfers, columns)
@@ -90,19 +90,20 @@ def _where(row: Any) -> str:
     return "host" if row.device < 0 else f"device {row.device}"
 
 
-_BYTES = field("bytes", "bytes", sort="bytes")
+_BYTES = Column("", at("bytes"), unit="B", sort="bytes")
 _SIZES = [
     Column("operator", lambda row: "(outside operators)" if row.name is None else short(row.name), str, "name"),
     Column("where", _where, str, left=True),
     CALLS,
-    field("size increase", "size_increase_bytes"),
-    field("self", "self_size_increase_bytes"),
-    field("allocation", "allocation_bytes", sort="bytes"),
-    field("self", "self_allocation_bytes", sort="self"),
+    Column("size increase", at("size_increase_bytes"), unit="B"),
+    Column("self", at("self_size_increase_bytes"), unit="B"),
+    Column("allocation", at("allocation_bytes"), unit="B", sort="bytes"),
+    Column("self", at("self_allocation_bytes"), unit="B", sort="self"),
 ]
 _IDLE = [
     Column("", _where, str),
-    *all_of({"busy": "busy_us", "host": "host_wait_us", "kernel gap": "kernel_gap_us", "other": "other_us"}, unit="us"),
+    Column("busy", at("busy_us"), unit="us", sort="total"),
+    *all_of({"host": "host_wait_us", "kernel gap": "kernel_gap_us", "other": "other_us"}, unit="us"),
 ]
 _DEVICES = [
     Column("", _where, str),

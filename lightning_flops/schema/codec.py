@@ -96,7 +96,7 @@ def _decoded(cls: type[_T], text: str) -> _T:
             if "malformed" not in str(error):
                 raise
             # Perhaps by NaN, which Python reads: it is refused by its place then.
-            plain = json.loads(text, parse_constant=type("NaN", (Exception,), {}))
+            plain = json.loads(text, parse_constant=type("NaN or Infinity", (Exception,), {}))
             return msgspec.convert(plain, cls, dec_hook=_from_plain)
     except RecursionError as error:
         raise ProfileFormatError("the profile is nested too deep") from error

@@ -80,7 +80,7 @@ def test_names_of_any_length_and_any_amount_of_advice_stay_within_twelve_lines()
     text = str(replace(profile, advice=(advice,) * 9, notes=("Note " * 90,) * 9))
     assert text.count("\n") <= 60 and max(map(len, text.splitlines()[1:])) <= 100
     assert len(answer_lines(profile)) <= 12
-    assert re.search(r"^layer_with\S+…\S+last  x +100\.0%", text, re.MULTILINE)
+    assert re.search(r"^layer_with\S+…\S+last  x +100%", text, re.MULTILINE)
 
 
 def test_modules_go_by_their_own_time_of_a_typical_step() -> None:

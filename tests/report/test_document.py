@@ -58,7 +58,7 @@ def test_the_page_gets_every_text_with_the_number_that_it_is_sorted_by() -> None
     assert made["rows"] == [
         [["a"], ["20.0", 0.02], ["50.0%", 0.5]],
         [["b"], ["0.123", 0.000123456], ["n/a"]],
-        [["c"], ["n/a"], ["0.0%", 0.0]],
+        [["c"], ["n/a"], ["0%", 0.0]],
     ]
     assert [one["bar"] for one in made["head"]] == [False, False, True]
     assert (words, figure, data["note"]) == ({"text": "words"}, {"label": "a", "value": "b"}, "\\x1b")

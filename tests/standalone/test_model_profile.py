@@ -81,7 +81,7 @@ def test_several_timed_runs_have_a_mean_a_spread_and_samples_a_second(
     assert lines["fwd FLOPS per GPU = fwd flops per GPU / fwd latency"] == f"{FIRST // 3} FLOPS"
     # Typical (the middle two), its share of the step, mean, least and greatest.
     row = next(line for line in printed.splitlines() if line.startswith("forward "))
-    assert row.split() == ["forward", "2.50", "100.0%", "3.00", "1.00", "6.00"]
+    assert row.split() == ["forward", "2.50", "100%", "3.00", "1.00", "6.00"]
     assert lines["samples/second"] == "0.67"  # 2 in 3 s
 
 
