@@ -157,7 +157,7 @@ def test_a_trace_and_a_comparison_are_pages_of_the_same_parts(opened: Callable[.
     assert "One global step" not in found.texts("#two-runs-compared")[0]
     assert _cells(found, "by-module")[0][:4] == ["fc1", "5.00", "9.00", "4.00"]
     found = opened("trace")
-    assert found.page.locator("#kernels, #operators, #memory-bytes-").count() == 3
+    assert found.page.locator("#kernels, #operators, #memory").count() == 3
     assert found.page.locator(".roofline circle").count() > 0
     label = found.page.locator(".curve svg").get_attribute("aria-label") or ""
     assert label.startswith("Memory over time on device 0. Peak 6 GB")
