@@ -13,15 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from decimal import Decimal
-from functools import lru_cache
 from itertools import compress
-from operator import attrgetter
 from os import PathLike, fspath
 from typing import IO, Any, cast
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import METADATA_KEY
@@ -32,7 +29,6 @@ from lightning_flops.trace.recorded import RecordedInputs
 
 _ABSENT = -1
 _LONGEST_US = 2**62 / 1000
-_NOT_AS_EXPECTED = (struct.error, OverflowError)
 _FOREIGN = 255
 _FEW, _LONGER = 3, 10
 """A kernel that runs over so many others of its stream, each of them so many times shorter, has a wrong end."""
@@ -65,7 +61,7 @@ _REASONS: tuple[tuple[Any, str], ...] = (
 _NULL_ARGUMENTS = re.compile(rb'"args"\s*:\s*null')
 _RAW = msgspec.Raw(b"")
 _ARGUMENTS: dict[str, tuple[str, Any]] = {
-    "external_id": ("External id", _ABSENT), "old_external_id": ("external id", _ABSENT),
+    "external_id": ("External id", _ABSENT), "old_id": ("external id", _ABSENT),
     "sequence": ("Sequence number", _ABSENT), "forward_thread": ("Fwd thread id", _ABSENT),
     "concrete": ("Concrete Inputs", _RAW), "types": ("Input type", _RAW), "strides": ("Input Strides", _RAW),
     "dims": ("Input Dims", _RAW), "old_dims": ("Input dims", _RAW),
@@ -111,15 +107,12 @@ class Event(msgspec.Struct, gc=False):
 
 DECODER = msgspec.json.Decoder(list[Event])
 """Makes events of the text of a JSON list; what no table needs is checked and passed over."""
-_OF_HOST = ("sequence", "forward_thread", "external_id", "old_external_id")
-_OF_LAUNCHES = ("correlation", "external_id", "old_external_id")
-_OF_DEVICE = ("bytes", "device", "blocks_per_sm", "occupancy_percent")
-_OF_MEMORY = ("size", "device_index", "device_type", "total_allocated")
-
-
-@lru_cache(maxsize=1024)
-def _kind(category: str | None) -> int:
-    return KIND_OF_CATEGORY.get((category or "").lower(), _FOREIGN)
+_OF_DEVICE = ("device", "bytes", "blocks_per_sm", "occupancy_percent")
+_IS_OF_DEVICE = bytes(kind >= Kind.KERNEL for kind in range(256))
+"""For ``bytes.translate``: which kinds of events have these columns."""
+_CODES = defaultdict(lambda: np.dtype(np.int64).char, blocks_per_sm="d", occupancy_percent="d", kind="b")
+_CODES |= dict.fromkeys(("name", "lane", "inputs", "collective"), "i")
+"""Types of columns as ``struct`` and numpy name them."""
 
 
 def _numbers() -> defaultdict[Any, int]:
@@ -129,34 +122,24 @@ def _numbers() -> defaultdict[Any, int]:
     return found
 
 
-def _packed(code: str, values: Sequence[Any]) -> Any:
-    """*values* as a column; ``struct`` converts faster than numpy, and refuses what is of another type."""
-    return np.frombuffer(struct.pack(f"{len(values)}{code}", *values), dtype=code)
+def _packed(name: str, values: Sequence[Any]) -> bytes:
+    """A column; an argument that is no number, or over 64 bits, is as one that is not there."""
+    try:
+        return struct.pack(f"{len(values)}{_CODES[name]}", *values)  # faster than numpy, and takes no other types
+    except (struct.error, OverflowError):
+        return np.array([_number(value, _ARGUMENTS[name][1]) for value in values], dtype=_CODES[name]).tobytes()
 
 
 def _nanoseconds(times_us: list[Any]) -> Ints:
     """Whole nanoseconds of times in microseconds: files give three decimals, so that sums are exact."""
     try:
-        times = _packed("d", times_us)
-    except _NOT_AS_EXPECTED:  # some are text
+        times = np.frombuffer(struct.pack(f"{len(times_us)}d", *times_us))
+    except (struct.error, OverflowError):  # some are text
         return np.array([round(Decimal(time or 0) * 1000) for time in times_us], dtype=np.int64)
     if not (np.abs(times) < _LONGEST_US).all():  # nor is one that is no number
         raise ValueError("an event has no time that a clock shows")
     whole_us = np.floor(times)
-    rest_ns: Ints = np.rint((times - whole_us) * 1000).astype(np.int64)
-    rest_ns += whole_us.astype(np.int64) * 1000
-    return rest_ns
-
-
-def _columns(arguments: list[Any], names: tuple[str, ...]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """Arguments of events; -1 or NaN for one that an event does not have, that is no number, or over 64 bits."""
-    for name, values in zip(names, zip(*map(attrgetter(*names), arguments), strict=True), strict=bool(arguments)):
-        absent = _ARGUMENTS[name][1]
-        code = "d" if isinstance(absent, float) else "q"
-        try:
-            yield name, _packed(code, values)
-        except _NOT_AS_EXPECTED:
-            yield name, np.array([_number(value, absent) for value in values], dtype=code)
+    return np.rint((times - whole_us) * 1000).astype(np.int64) + whole_us.astype(np.int64) * 1000
 
 
 def _number(value: Any, absent: float) -> float:
@@ -181,66 +164,76 @@ class Columns:
     def __init__(self, source: str) -> None:
         self._source = source
         self._names, self._lanes, self._inputs, self._collectives = _numbers(), _numbers(), _numbers(), _numbers()
-        self._parts: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
-        self._memory: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
-        self._without_occupancy: dict[int, Any] = {}
-        """By row the arguments."""
-        self._foreign, self._processes = Counter[tuple[str, Any]](), dict[Any, str]()
-        self._rows = self._seen = 0
+        self._parts, self._memory = defaultdict[str, bytearray](bytearray), defaultdict[str, bytearray](bytearray)
+        self._without_occupancy: dict[int, tuple[bytes, bytes, Any, Any]] = {}
+        """By row grid, block, registers and shared memory."""
+        self._foreign, self._processes, self._seen = Counter[tuple[str, Any]](), dict[Any, str](), 0
 
     def add(self, events: Sequence[Event]) -> None:
         """Append what *events* say; those of another tool are counted and left out."""
         self._seen += len(events)
-        marks = [event for event in events if event.ph != "X"]
-        spans = [event for event in events if event.ph == "X"] if marks else events
+        spans: list[Any] = [event for event in events if event.ph == "X"]
+        if len(spans) < len(events):
+            self._add_marks([event for event in events if event.ph != "X"])
+        kinds = bytes([KIND_OF_CATEGORY.get(span.cat, _FOREIGN) for span in spans])
+        if _FOREIGN in kinds:  # torch 1.8 writes capitals
+            kinds = bytes([KIND_OF_CATEGORY.get((span.cat or "").lower(), _FOREIGN) for span in spans])
+            ours = [kind != _FOREIGN for kind in kinds]
+            self._foreign.update((one.cat or "", one.pid) for one, own in zip(spans, ours, strict=True) if not own)
+            spans, kinds = [*compress(spans, ours)], bytes(compress(kinds, ours))
+        times = _nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
+        given = [span.args for span in spans]
+        on_device = [*compress(given, kinds.translate(_IS_OF_DEVICE))]
+        columns: dict[str, list[Any]] = {
+            "name": [*map(self._names.__getitem__, [span.name for span in spans])],
+            "lane": [self._lanes[span.pid, span.tid] for span in spans],
+            "inputs": [
+                self._inputs[(*map(bytes, (dims, one.types, one.concrete, one.strides)),)] if dims else _ABSENT
+                for one in given
+                for dims in (one.dims or one.old_dims,)
+            ],
+            "collective": [_ABSENT if one.collective is None else self._collectives[_collective(one)] for one in given],
+            "external_id": [one.old_id if one.external_id == _ABSENT else one.external_id for one in given],
+            "sequence": [one.sequence for one in given],
+            "forward_thread": [one.forward_thread for one in given],
+            "correlation": [one.correlation for one in given],
+            "device": [one.device for one in on_device],
+            "bytes": [one.bytes for one in on_device],
+            "blocks_per_sm": [one.blocks_per_sm for one in on_device],
+            "occupancy_percent": [one.occupancy_percent for one in on_device],
+            "of_collectives": [_bytes(one) for one in given if one.collective is not None],
+        }
+        for name, values in columns.items():
+            self._parts[name] += _packed(name, values)
+        self._parts["start_ns"] += times[: len(spans)].tobytes()
+        self._parts["duration_ns"] += times[len(spans) :].tobytes()
+        if 0 in columns["occupancy_percent"]:
+            for row, one in enumerate(given, len(self._parts["kind"])):
+                if one.occupancy_percent == 0 and _number(one.shared_memory, 0) > _MUCH_SHARED_BYTES:
+                    self._without_occupancy[row] = bytes(one.grid), bytes(one.block), one.registers, one.shared_memory
+        self._parts["kind"] += kinds
+
+    def _add_marks(self, marks: Sequence[Event]) -> None:
+        """Append what events without a length say: names of processes, and allocations."""
         self._processes |= {one.pid: str(one.args.process) for one in marks if one.name == "process_name"}
         if memory := [event for event in marks if event.ph == "i" and event.name == "[memory]"]:
-            found = dict(_columns([event.args for event in memory], _OF_MEMORY))
-            found["lane"] = _packed("i", [self._lanes[event.pid, event.tid] for event in memory])
-            found["time_ns"] = _nanoseconds([event.ts for event in memory])
-            found["device"] = np.where(found.pop("device_type") == 0, -1, found.pop("device_index"))
-            for name, values in found.items():
-                self._memory[name].append(values)
-        kind = np.frombuffer(bytes(map(_kind, [span.cat for span in spans])), dtype=np.uint8)
-        if (foreign := kind == _FOREIGN).any():
-            self._foreign.update((span.cat or "", span.pid) for span in compress(spans, foreign.tobytes()))
-            spans, kind = [*compress(spans, (~foreign).tobytes())], kind[~foreign]
-        times = _nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
-        columns: dict[str, Any] = {
-            "kind": kind,
-            "name": _packed("i", [self._names[span.name] for span in spans]),
-            "lane": _packed("i", [self._lanes[span.pid, span.tid] for span in spans]),
-            "start_ns": times[: len(spans)],
-            "duration_ns": times[len(spans) :],
-            **{name: np.full(len(spans), _ABSENT, dtype=np.int32) for name in ("inputs", "collective")},
-            **{name: np.full(len(spans), _ARGUMENTS[name][1]) for name in (*_OF_HOST, *_OF_LAUNCHES, *_OF_DEVICE)},
-        }
-        on_host = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION)
-        on_device = kind >= Kind.KERNEL
-        for chosen, names in ((on_host, _OF_HOST), (kind >= Kind.RUNTIME, _OF_LAUNCHES), (on_device, _OF_DEVICE)):
-            rows, arguments = np.flatnonzero(chosen), [span.args for span in compress(spans, chosen.tobytes())]
-            for name, values in _columns(arguments, names):
-                columns[name][rows] = values
-            for row, one in zip(rows.tolist(), arguments, strict=True) if names is not _OF_LAUNCHES else ():
-                if dims := one.dims or one.old_dims:
-                    texts = (*map(bytes, (dims, one.types, one.concrete, one.strides)),)
-                    columns["inputs"][row] = self._inputs[texts]
-                if one.collective is not None:
-                    columns["collective"][row], columns["bytes"][row] = self._collectives[_collective(one)], _bytes(one)
-                if one.occupancy_percent == 0 and _number(one.shared_memory, 0) > _MUCH_SHARED_BYTES:
-                    self._without_occupancy[self._rows + row] = one
-        if (unnamed := on_device & (columns["device"] == _ABSENT)).any():
-            columns["device"][unnamed] = [_number(one.pid, _ABSENT) for one in compress(spans, unnamed.tobytes())]
-        for name, values in columns.items():
-            self._parts[name].append(values)
-        self._rows += len(spans)
+            for name in ("size", "device_index", "device_type", "total_allocated"):
+                self._memory[name] += _packed(name, [getattr(event.args, name) for event in memory])
+            self._memory["lane"] += _packed("lane", [self._lanes[event.pid, event.tid] for event in memory])
+            self._memory["time_ns"] += _nanoseconds([event.ts for event in memory]).tobytes()
 
     def trace(self, metadata: Mapping[str, Any]) -> Trace:
         """The finished trace, with what else stands in the file as *metadata*; the columns are used up."""
         names = tuple(map(str, self._names))
-        columns: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self._parts.items()}
-        kind, old_ids = columns.pop("kind").astype(np.int8), columns.pop("old_external_id")
-        columns["external_id"] = np.where(columns["external_id"] == _ABSENT, old_ids, columns["external_id"])
+        columns: dict[str, Any] = {name: np.frombuffer(part, _CODES[name]) for name, part in self._parts.items()}
+        kind, lane, of_collectives = columns.pop("kind"), columns.pop("lane"), columns.pop("of_collectives")
+        on_device = np.flatnonzero(kind >= Kind.KERNEL)
+        processes = np.array([_number(process, _ABSENT) for process, _ in self._lanes], dtype=np.int64)
+        columns["device"] = np.where(columns["device"] == _ABSENT, processes[lane[on_device]], columns["device"])
+        for name in _OF_DEVICE:
+            values, columns[name] = columns[name], np.full(len(kind), _ARGUMENTS[name][1])
+            columns[name][on_device] = values
+        columns["bytes"][columns["collective"] >= 0] = of_collectives
         left_out = {key: count for key, count in self._foreign.items() if key[0] != "Trace"}  # around all of old ones
         foreign = ", ".join(repr(name or "none")[:80] for name in sorted({name for name, _ in left_out})[:5])
         silent = sorted({self._processes.get(process, str(process)) for name, process in left_out if not name})
@@ -259,21 +252,22 @@ class Columns:
             notes.append("Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32.")
         if without := self._without_occupancy:
             by_index = {one.index: one for one in devices}
-            found = [_occupancy(one, by_index.get(columns["device"][row])) for row, one in without.items()]
+            found = [_occupancy(*said, by_index.get(columns["device"][row])) for row, said in without.items()]
             columns["occupancy_percent"][[*without]] = found
             known = f"worked out for {len(found) - sum(map(math.isnan, found))} of them, the others are left out"
             notes.append(f"Occupancy is written as 0 for {len(found)} kernels with much shared memory: {known}.")
         # A process or thread may be written as a number here and as text there.
         lane_of = numbered((str(process), str(thread)) for process, thread in self._lanes)[1].astype(np.int32)
-        memory = {name: np.concatenate(parts) for name, parts in self._memory.items()}
+        memory = {name: np.frombuffer(part, _CODES[name]) for name, part in self._memory.items()}
         if memory:
             memory["lane"] = lane_of[memory["lane"]]
+            memory["device"] = np.where(memory.pop("device_type") == 0, -1, memory.pop("device_index"))
         return _without_overlong(
             Trace(
                 source=self._source,
                 names=names,
                 kind=np.where((kind == Kind.OPERATOR) & scopes, np.int8(Kind.ANNOTATION), kind),
-                lane=lane_of[columns.pop("lane")],
+                lane=lane_of[lane],
                 duration_ns=np.maximum(columns.pop("duration_ns"), 0),
                 recorded_inputs=tuple(map(_recorded_inputs, self._inputs)),
                 collectives=(*self._collectives, Collective()),
@@ -348,20 +342,19 @@ def _without_overlong(trace: Trace) -> Trace:
     return replace(trace, duration_ns=duration_ns, notes=(*trace.notes, f"{words}{len(found)}, by {cut_us:,.0f} us."))
 
 
-def _occupancy(launched: Any, device: DeviceProperties | None) -> float:
+def _occupancy(grid: bytes, block: bytes, registers: Any, shared_memory: Any, device: DeviceProperties | None) -> float:
     """Percent of a multiprocessor's warps that a kernel of these arguments can fill; NaN where it is not known."""
-    sizes = [_converted(_value(bytes(one)), list[int]) or [0] for one in (launched.grid, launched.block)]
-    (blocks, threads), registers = map(math.prod, sizes), launched.registers
+    blocks, threads = (math.prod(_converted(_value(one), list[int]) or [0]) for one in (grid, block))
     if device is None or threads <= 0 or not device.max_threads or not device.sm_count:
         return math.nan
     warps, most_warps = -(-threads // 32), device.max_threads // 32
-    limits = [most_warps // warps]
+    limits: list[int] = [most_warps // warps]
     if type(registers) is int and registers > 0:  # given to a warp 256 at a time
         limits.append((device.registers or _REGISTERS) // (-(-registers * 32 // 256) * 256) // warps)
     if device.shared_memory:
-        limits.append(device.shared_memory // launched.shared_memory)
+        limits.append(device.shared_memory // shared_memory)
     fitting = min(max(1, min(limits)), blocks / device.sm_count if blocks > 0 else math.inf)
-    return 100.0 * min(1.0, fitting * warps / most_warps)
+    return 100.0 * float(min(1.0, fitting * warps / most_warps))
 
 
 def load_trace(path: str | PathLike[str]) -> Trace:
@@ -379,6 +372,7 @@ def load_trace(path: str | PathLike[str]) -> Trace:
         with ExitStack() as stack:
             for events in _event_lists(_opened(source, stack), metadata):
                 columns.add(events)
+                events.clear()  # the next ones are made in their memory
             return columns.trace(metadata)
     except (LightningFlopsError, MemoryError):
         raise
@@ -443,7 +437,7 @@ def _head(stream: IO[bytes]) -> tuple[bytes, bytes]:
     return text[: found.start()], text[found.end() :]
 
 
-def _decoded(text: bytes, mend: Callable[[bytes], bytes] = bytes) -> tuple[list[Event], bytes, bool] | None:
+def _decoded(text: bytes, mend: Callable[[memoryview], Any] = memoryview) -> tuple[list[Event], bytes, bool] | None:
     """Events that stand whole at the beginning of *text*, what follows, and if the list ends there; None without."""
     # An event ends with a brace, and a comma behind it. Within an event such a pair may stand too; then the piece
     # before it is no list.
@@ -455,19 +449,19 @@ def _decoded(text: bytes, mend: Callable[[bytes], bytes] = bytes) -> tuple[list[
         if _END_OF_EVENT.match(text, end + 1) is None:
             continue
         tries += 1
-        piece = mend(text[begin : end + 1])
+        piece = mend(memoryview(text)[begin : end + 1])
         try:
             return DECODER.decode(b"[%b]" % piece), text[end + 1 :], False
         except (msgspec.DecodeError, RecursionError) as error:
             if (trailing := _END_OF_LIST.search(str(error))) is not None:  # the list has ended before
                 at = int(trailing[1]) - 2  # it counts from 1, and the bracket before
-                return DECODER.decode(b"[" + piece[:at]), piece[at:] + text[end + 1 :], True
+                return DECODER.decode(b"[" + piece[:at]), b"%b%b" % (piece[at:], text[end + 1 :]), True
     return None
 
 
-def _mended(text: bytes) -> bytes:
+def _mended(text: bytes | memoryview) -> bytes:
     """*text* with backslashes escaped, null for numbers that JSON does not have, and no bytes that are no UTF-8."""
-    text = text.decode("utf-8", errors="replace").encode()
+    text = str(text, "utf-8", errors="replace").encode()
     text = _BACKSLASH.sub(lambda found: found[0] if found[1] else b"\\\\", text)
     return _NULL_ARGUMENTS.sub(b'"args":{}', _BARE.sub(rb"\1null", text))
 
