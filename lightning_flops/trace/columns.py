@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, indices, merge
+from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, group_by, indices, merge
 from lightning_flops.trace.modules import find_frames
 from lightning_flops.trace.names import Kind, host_collective, is_collective_kernel, is_of_another_vendor
 from lightning_flops.trace.recorded import RecordedInputs
@@ -151,7 +151,7 @@ class Trace:
     @cached_property
     def used_device(self) -> DeviceProperties | None:
         """What ran the kernels; None where several kinds of devices did, or one that the head does not describe."""
-        found = [self.described(index) for index in np.unique(self.device[self.kind == Kind.KERNEL]).tolist()]
+        found = [self.described(index) for index in group_by(self.device[self.kind == Kind.KERNEL]).keys[0].tolist()]
         kinds = {one and (one.name, one.compute_capability, one.sm_count) for one in found}
         return found[0] if len(kinds) == 1 else None
 
@@ -178,11 +178,14 @@ class Trace:
         return merge(self.start_ns[rows], self.end_ns[rows])
 
     def where(self, holds: Callable[[str], object], *kinds: Kind) -> Mask:
-        """Rows of these *kinds* for whose name *holds* returns anything true; it is called once for each name."""
-        rows = np.flatnonzero(np.isin(np.arange(len(Kind)), kinds)[self.kind])
-        used = np.unique(self.name[rows])
-        accepted = np.zeros(len(self.names), dtype=bool)
-        accepted[used] = [bool(holds(self.names[name])) for name in used.tolist()]
-        found = np.zeros(len(self), dtype=bool)
-        found[rows] = accepted[self.name[rows]]
-        return found
+        """Rows of these *kinds* for whose name *holds* returns anything true, called once for a kind and a name."""
+        known, number = self._kinds_and_names
+        return np.array([kind in kinds and bool(holds(name)) for kind, name in known], dtype=bool)[number]
+
+    @cached_property
+    def _kinds_and_names(self) -> tuple[list[tuple[int, str]], Ints]:
+        """Each kind with each name that events of it have; and for each row the place of its own among these."""
+        both = self.kind * np.int64(len(self.names)) + self.name
+        used = np.bincount(both) > 0
+        kinds, names = np.divmod(np.flatnonzero(used), len(self.names))
+        return [*zip(kinds.tolist(), self.texts(names), strict=True)], (np.cumsum(used) - 1)[both]

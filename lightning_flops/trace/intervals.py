@@ -59,13 +59,17 @@ _FIRST = -(2**62)  # a moment before all others
 
 def merge(starts: Ints, ends: Ints) -> Intervals:
     """Every moment that at least one of the given intervals covers; they may overlap, be empty and be unordered."""
-    some = np.flatnonzero(ends > starts)
-    if not len(some):
+    some = ends > starts
+    if not some.all():
+        starts, ends = starts[some], ends[some]
+    if not len(starts):
         return NOTHING
-    some = some[np.argsort(starts[some], kind="stable")]  # fast where events come in order
-    starts, reached = starts[some], np.maximum.accumulate(ends[some])
-    firsts = np.flatnonzero(np.append(True, starts[1:] > reached[:-1]))
-    return Intervals(starts[firsts], reached[np.append(firsts[1:] - 1, len(starts) - 1)])
+    if (starts[1:] < starts[:-1]).any():  # events mostly come in order
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+    reached = np.maximum.accumulate(ends)
+    begins = starts[1:] > reached[:-1]
+    return Intervals(starts[np.append(True, begins)], reached[np.append(begins, True)])
 
 
 def union(*parts: Intervals) -> Intervals:
@@ -108,10 +112,10 @@ def inside(covered: Intervals, moments: Ints) -> Mask:
 
 def levels(starts: Ints, ends: Ints, weights: Floats) -> tuple[Ints, Floats]:
     """Moments, and the sum of the weights of all events that run from each of these on, held to 1."""
-    moments, at = np.unique(np.concatenate([starts, ends]), return_inverse=True)
-    change = np.bincount(at.reshape(-1), np.concatenate([weights, -weights]))
+    groups = group_by(np.concatenate([starts, ends]))
+    change = np.bincount(groups.number, np.concatenate([weights, -weights]))
     # Sums of binary fractions leave about 1e-13 where nothing runs.
-    return moments, np.clip(np.round(np.cumsum(change), 9), 0.0, 1.0)
+    return groups.keys[0], np.clip(np.round(np.cumsum(change), 9), 0.0, 1.0)
 
 
 def sums_by(owner: Ints, values: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
@@ -150,7 +154,7 @@ class Groups:
     def number(self) -> Ints:
         """For each row the number of its group."""
         found = np.empty_like(self.order)
-        found[self.order] = np.repeat(np.arange(len(self.firsts)), self.calls)
+        found[self.order] = np.cumsum(np.bincount(self.firsts, minlength=len(self.order))) - 1
         return found
 
     def parts(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:

@@ -36,7 +36,6 @@ _OF_TORCH = re.compile(r"(^|/)torch/|/lib/python3\.\d+/(?!site-packages/|dist-pa
 _INSIDE_STEP = ("data_wait", "transfer", "optimizer", "bubble", "other")
 """A module called in one of these parts runs forward all the same; in others, such as validation, it does not count."""
 
-
 _NO_PHASE, _FORWARD, _BACKWARD = range(3)
 """What a frame is part of, whoever owns it."""
 _BOTH = {"forward": _FORWARD, "backward": _BACKWARD}
@@ -201,8 +200,11 @@ def place_of(frame: str) -> str | None:
 
 def called_from(trace: Trace) -> dict[int, str]:
     """By the index of an operator's name, the user's line that called it first, as Python's calls say it."""
-    rows, calls = trace.by_start(trace.links.operators), in_nesting_order(trace, trace.of(Kind.PYTHON))
+    calls = in_nesting_order(trace, trace.of(Kind.PYTHON))
+    if not len(calls):
+        return {}
     around, is_users = nest(trace, calls)[0], trace.where(lambda name: place_of(name) is not None, Kind.PYTHON)
+    rows = trace.by_start(trace.links.operators)
     inner = enclosing(trace, calls, around, trace.lane[rows], trace.start_ns[rows])
     rows, users = rows[inner >= 0], nearest(around, is_users)[inner[inner >= 0]]
     names, first = np.unique(trace.name[rows], return_index=True)

@@ -123,8 +123,8 @@ def _shares(kinds: Iterable[Intervals], starts: Ints, ends: Ints) -> Ints:
     """What each of *kinds* takes of each span, a row for each, and the rest; a shared moment is the first one's."""
     covered, reached = intervals.NOTHING, [np.zeros(len(starts), dtype=np.int64)]
     for moments in kinds:
-        covered = intervals.union(covered, moments)
-        reached.append(covered_within(covered, starts, ends))
+        covered = intervals.union(covered, moments) if len(moments.starts) else covered
+        reached.append(covered_within(covered, starts, ends) if len(moments.starts) else reached[-1])
     return np.diff([*reached, ends - starts], axis=0)
 
 
@@ -260,7 +260,7 @@ def _pieces(trace: Trace, part_of: Callable[[str], str | None] = marked_phase) -
     steps, rows = trace.steps, _in_steps(trace, part_of)
     starts = trace.start_ns[rows]
     ends = np.minimum(trace.end_ns[rows], steps.host_end_ns[steps.of(starts)])
-    cuts = np.unique(np.concatenate([steps.host_start_ns, steps.host_end_ns, starts, ends]))
+    cuts = intervals.group_by(np.concatenate([steps.host_start_ns, steps.host_end_ns, starts, ends])).keys[0]
     names = [_UNMARKED] * (len(cuts) - 1)
     begins, until = np.searchsorted(cuts, starts).tolist(), np.searchsorted(cuts, ends).tolist()
     for row, begin, end in zip(rows.tolist(), begins, until, strict=True):  # outer before inner

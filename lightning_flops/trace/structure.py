@@ -83,10 +83,10 @@ def nest(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
     """For each row of the trace which of *rows*, in nesting order, encloses it, or -1; and how many enclose each."""
     parent = np.full(len(trace), -1, dtype=np.int64)
     starts, ends = trace.start_ns[rows], trace.end_ns[rows]
-    # Whoever encloses a row is the one right before it or encloses that one. All rows look at once: where the
-    # candidate does not, its own candidate is next, and what that one passed over does not enclose either.
+    # Where not all before a row have ended, what encloses it is the one right before it or encloses that one. All rows
+    # look at once: where the candidate does not, its own is next, and what that passed over does not enclose either.
     around = np.arange(-1, len(rows) - 1)
-    around[np.flatnonzero(np.diff(trace.lane[rows], prepend=-1))] = -1
+    around[1:][(np.diff(trace.lane[rows]) != 0) | (np.maximum.accumulate(ends)[:-1] <= starts[1:])] = -1
     looking = np.flatnonzero(around >= 0)
     while len(looking):
         outer = around[looking]
@@ -124,6 +124,5 @@ def _matching(known: Ints, numbers: Ints, rows: Ints) -> Ints:
     if not len(known):
         return np.full(len(rows), -1, dtype=np.int64)
     known = known[np.argsort(numbers[known], kind="stable")]
-    index = np.searchsorted(numbers[known], numbers[rows], side="left")
-    index[index == len(known)] = 0
+    index = np.minimum(np.searchsorted(numbers[known], numbers[rows], side="left"), len(known) - 1)
     return np.where(numbers[known[index]] == numbers[rows], known[index], -1)

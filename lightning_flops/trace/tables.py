@@ -100,7 +100,7 @@ def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
         return None
     rows = np.flatnonzero((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
     groups = group_by(trace.name[rows])
-    calls = [np.unique(trace.links.launch[here]) for here in groups.parts(rows)]
+    calls = [group_by(trace.links.launch[here]).keys[0] for here in groups.parts(rows)]
     host = [intervals.durations_of(trace.duration_ns[here[here >= 0]], whole_ns=trace.steps.host_ns) for here in calls]
     return table(
         Row,
@@ -345,7 +345,7 @@ def memory_curves(trace: Trace) -> tuple[schema.MemoryCurve, ...] | None:
         absolute = bool((total >= 0).all())
         allocated = total if absolute else np.cumsum(memory["size"][rows])
         # Of each of at most 500 stretches its begin and the most in it.
-        firsts, peak = np.unique(np.linspace(0, len(rows) - 1, 500, dtype=np.int64)), int(allocated.argmax())
+        firsts, peak = group_by(np.linspace(0, len(rows) - 1, 500, dtype=np.int64)).keys[0], int(allocated.argmax())
         curve = schema.MemoryCurve(
             device=device,
             absolute=absolute,
