@@ -13,7 +13,7 @@ describe("numbers in pictures", () => {
     ]);
     expect([0.07667, 2, 1e-9, 0].map(duration)).toEqual(["76.7 ms", "2 s", "1 ns", "0 s"]);
     expect(bytes(2_000_000)).toBe("2 MB");
-    expect(percent(0.4125)).toBe("41.3%");
+    expect([0.4124, 0.0475, 0.0005, 1, 0].map(percent)).toEqual(["41.2%", "4.75%", "0.05%", "100%", "0%"]);
     expect(plain(1234567)).toBe("1,234,567");
   });
   test("say n/a of what is not known", () => {

@@ -5,7 +5,7 @@ export const NOT_AVAILABLE = "n/a";
 type Known = number | null | undefined;
 
 const LARGE = ["", "K", "M", "G", "T", "P", "E", "Z"];
-const SECONDS = ["s", "ms", "µs", "ns"];
+const SECONDS = ["s", "ms", "us", "ns"];
 
 function isKnown(value: Known): value is number {
   return typeof value === "number" && Number.isFinite(value);
@@ -40,9 +40,12 @@ export function duration(seconds: Known): string {
   return `${short(scaled)} ${SECONDS[power]}`;
 }
 
-/** `percent(0.4125)` is "41.3%". */
+/** With three significant digits, and two decimals at most: `percent(0.4124)` is "41.2%". */
 export function percent(fraction: Known): string {
-  return isKnown(fraction) ? `${(fraction * 100).toFixed(1)}%` : NOT_AVAILABLE;
+  if (!isKnown(fraction)) return NOT_AVAILABLE;
+  const value = fraction * 100;
+  const decimals = [99.95, 9.995].filter((most) => Math.abs(value) < most).length;
+  return `${value.toFixed(value ? decimals : 0)}%`;
 }
 
 /** Thousands apart. */
