@@ -142,7 +142,7 @@ def test_counts_print_a_table_by_module_also_when_the_model_is_gone() -> None:
     gc.collect()
     text = str(counts)
     assert text == inside == lightning_flops.render_text(counts)
-    assert "module       params  weight shapes  FLOPs forward  FLOPs backward" in text
+    assert "module       params  weight shapes  forward, FLOPs  backward, FLOPs" in text
     rows = rows_of(text)
     # 3 * 5 + 5 and 5 * 7 + 7 parameters; FLOPs as above.
     assert rows[""] == ["62", str(FIRST + SECOND), str(FIRST + 2 * SECOND)]

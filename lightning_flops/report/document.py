@@ -182,9 +182,11 @@ def _fitting(unit: str, largest: float) -> tuple[str, float]:
 
 
 def _significant(value: float | str, size: float) -> str:
-    """Three significant digits, three decimals at most; what is text already stays."""
+    """Three significant digits, three decimals at most; ints without a prefix in full, and text as it is."""
     if isinstance(value, str):
         return value
+    if isinstance(value, int) and size == 1.0:
+        return plain(value)
     scaled = value / size
     if 0 < abs(scaled) < 0.0005:
         return "<0.001" if scaled > 0 else ">-0.001"
