@@ -43,9 +43,7 @@ def _sizes(text: str) -> dict[str, int]:
         metavar="TENSOR=AXIS,...",
         help="axes of a tensor of the batch that vary, by its name or position; AXIS:NAME names one",
     ),
-    option(
-        "--at", type=_sizes, action="append", default=[], metavar="NAME=SIZE,...", help="print the FLOPs of these sizes"
-    ),
+    option("--at", type=_sizes, action="append", default=[], metavar="NAME=SIZE,...", help="sizes to print FLOPs of"),
     option("--causal-attention", choices=("full", "half"), default="full", help="of the score matrix (default: full)"),
     option("--json", action="store_true", help="print JSON"),
 )

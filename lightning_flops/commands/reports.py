@@ -9,18 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
-from lightning_flops.commands.terminal import (
-    Status,
-    command,
-    complain,
-    in_forms,
-    option,
-    print_whole,
-    say,
-    terminal_width,
-)
+from lightning_flops.commands.terminal import Status, command, complain, in_forms, option, print_whole, terminal_width
 from lightning_flops.errors import ComparisonError, ConfigError, LightningFlopsError
 from lightning_flops.report.document import SortKey
+from lightning_flops.sinks.console import say
 from lightning_flops.units import printable
 
 if TYPE_CHECKING:
@@ -164,16 +156,9 @@ def _rows(text: str) -> int:
 
 
 @command(
-    option(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="trace, .json or .json.gz, path or URL, or a folder; several: one of each rank",
-    ),
+    option("files", nargs="+", metavar="FILE", help="a trace, path or URL, or a folder; several: one of each rank"),
     in_forms("every table whole"),
-    option(
-        "--rows", type=_rows, default=20, metavar="N", help="rows of each long table, 0 for all (default: %(default)s)"
-    ),
+    option("--rows", type=_rows, default=20, metavar="N", help="rows of each long table, 0 for all (default: 20)"),
     option(
         "--sort",
         choices=get_args(SortKey),
@@ -248,8 +233,7 @@ def compare(options: argparse.Namespace) -> int:
 
     comparison = _compared(options)
     if not options.quiet:
-        text = comparison.to_json() if options.json else render_comparison(comparison, width=terminal_width())
-        print_whole(text)
+        print_whole(comparison.to_json() if options.json else render_comparison(comparison, width=terminal_width()))
     ends = {"holds": Status.HOLDS, "does not hold": Status.DONE, "is inconclusive": _LEFT_OPEN[options.starved]}
     statuses = [Status.DONE]
     for condition in options.fail_if:

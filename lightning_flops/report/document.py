@@ -196,8 +196,7 @@ def _significant(value: float | str, size: float) -> str:
 
 # ---- the page and the notebook
 
-_ROWS = 1000
-"""What a page has of long tables."""
+_ROWS = 1000  # what a page has of long tables
 LARGEST = 1e300
 """More is no figure of a run, and may be an int that no float can hold."""
 

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from lightning_flops.report.document import Section, SortKey, Table, short
 from lightning_flops.units import page, printable
 
-_WIDTH = 120
-"""Most columns of a paragraph."""
-_TITLE_WIDTH = 100
-"""Width of the rules that titles stand in."""
+_WIDTH = 120  # of a paragraph, at most
+_TITLE_WIDTH = 100  # of the rules that titles stand in
 _LABEL_WIDTH = 70
 _VALUE_CHARS = 30
 _LEAST_NAME_CHARS, _NAME_CHARS = 16, 56
@@ -78,11 +76,8 @@ def _least_width(cells: Sequence[str]) -> int:
     return next((one for one in widths if len({short(cell, one) for cell in cells}) == len({*cells})), widths.stop)
 
 
-WHOLE = View(rows=200)
-"""As wide as it is."""
-
-VIEW = View(rows=8, width=_TITLE_WIDTH)
-"""What of a profile is drawn as text."""
+WHOLE = View(rows=200)  # as wide as it is
+VIEW = View(rows=8, width=_TITLE_WIDTH)  # what of a profile is drawn as text
 
 
 def draw(section: Section, view: View = VIEW) -> Iterator[str]:

@@ -245,8 +245,8 @@ def flops_section(profile: Profile) -> Section:
     flagged = "that is flagged causal counts half the score matrix."
     note += flagged if half else "counts the full score matrix, causal or not."
     if moved.total:
-        bytes_of = {name: si(profile.per_step(getattr(moved, name)), "B") for name in PHASES}
-        columns.append(Column("bytes", lambda row: bytes_of.get(row[1], ""), str))
+        bytes_of = {name: profile.per_step(getattr(moved, name)) for name in PHASES}
+        columns.append(Column("", lambda row: bytes_of.get(row[1], ""), unit="B"))
         note += " Bytes are what all operators read and write, elementwise ones included."
     if ranks is not None:
         of_all, of_model = ranks.flops, ranks.flops_of_model

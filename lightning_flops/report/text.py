@@ -36,8 +36,7 @@ from lightning_flops.schema.step import Advice
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.units import page, plain, plural
 
-_MOST_LINES = 59
-"""Lines of the short report above the rule that ends it."""
+_MOST_LINES = 59  # of the short report, above the rule that ends it
 
 Renderable = Profile | ThroughputSummary | FlopCounts | FlopsFormula | FormulaReport | Comparison
 
