@@ -6,7 +6,7 @@ latencies the profiler reports, and two without. A pair is the marked step's rep
 two plain steps beside each other (A/A) show how large a difference of nothing is. Differences are reported less plain:
 medians over pairs with 95% bootstrap intervals. Target: ≤ 2% or ≤ 60 µs.
 Reported parts are the Trainer's own actions, so that ``zero_grad`` and what Lightning does around each are in them, and
-not in the model's clock: a fixed cost of a step, which is why the small models miss the target.
+not in the model's clock: a fixed cost of a step, which is why the optimizer misses the target.
 """
 
 from __future__ import annotations
