@@ -120,7 +120,7 @@ def summary_row(tool: str, pairs: Sequence[tuple[Answer | None, int | None]]) ->
 
 def failures(rows: Sequence[Row], tool: str) -> list[list[object]]:
     """A tool's distinct reasons for not answering, and how many networks had each."""
-    # The first words of a message tell its kind; the rest often names the one network's tensors.
+    # The first words of a message name its kind; the rest often names the one network's tensors.
     answers = [row.forward[tool] for row in rows]
     reasons = Counter(f"{one.kind}: {one.words}"[:110] for one in answers if one.kind != "answered")
     return [[tool, count, reason] for reason, count in reasons.items()]

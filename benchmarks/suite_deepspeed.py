@@ -43,7 +43,7 @@ zero/test_zero_tiled.py), and, for time, all others.
 
 
 def _drop_locks(work: Path) -> None:
-    """Of a run that was ended while it compiled: the next would wait for ever."""
+    """Remove the locks of a run that was ended while it compiled: the next would wait for ever."""
     for lock in work.glob("extensions/*/lock"):
         lock.unlink()
 

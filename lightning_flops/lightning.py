@@ -231,7 +231,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     @safe
     def _take_settings(self, trainer: Trainer, run: str) -> None:
-        """Take those for a *run* of *trainer*, whose strategy has not made its engine yet."""
+        """Take the settings for a *run* of *trainer*, whose strategy has not made its engine yet."""
         ours = [one for one in trainer.callbacks if isinstance(one, FlopsProfilerCallback)]  # type: ignore[attr-defined]
         if self._for_any_trainer and not all(one._for_any_trainer for one in ours):
             self._config = ProfilerConfig(enabled=False)

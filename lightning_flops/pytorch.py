@@ -251,7 +251,7 @@ class TrainingProfiler(ProfiledRun):
 
     @contextmanager
     def outside_of_steps(self, name: str = "validation") -> Iterator[None]:
-        """What runs inside belongs to no step; an evaluation in evaluation mode without gradients needs no such."""
+        """What runs inside belongs to no step; an evaluation needs it only with gradients on, or in training mode."""
         with ExitStack() as after:
             if (loop := self._loop) is not None:
                 loop.leave_out(name)

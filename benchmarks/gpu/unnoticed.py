@@ -25,7 +25,7 @@ _SYNCHRONIZED = "called a synchronizing CUDA operation"
 
 
 def _watched(here: Here) -> FlopsProfilerCallback:
-    """With all that it does."""
+    """The profiler with all that it does."""
     return profiler(here, timing_steps=3, trace=True, monitor=True, profile_memory=True, record_shapes=True)
 
 

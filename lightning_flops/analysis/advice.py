@@ -127,7 +127,7 @@ def _share_of_wait(rule: str, evidence: Evidence) -> float | None:
 
 
 def _more_workers(evidence: Evidence) -> int | None:
-    """So many more as keep up and have an idle core, or any core where loading needs none; None: cores unknown."""
+    """Workers to add: as many as keep up and find a core, idle where loading computes; None: cores unknown."""
     cores, now = evidence.facts.cores, evidence.facts.loader_workers or 0
     if cores is None or evidence.step_sec is None:
         return None

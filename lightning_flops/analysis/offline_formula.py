@@ -33,7 +33,7 @@ class FlopsFormula:
     """FLOPs of one forward and backward of a model as an exact function of its batch's sizes.
 
     ``formula(batch=8, sequence=4096)`` gives the FLOPs for these sizes: by the formula, if they lie between sizes that
-    were counted, else by counting a batch of these sizes on fake tensors. So the answer is exact for every size.
+    were counted, else by counting a batch of these sizes on fake tensors. So FLOPs are exact for every size.
     """
 
     def __init__(

@@ -79,11 +79,11 @@ def make_rank_record(profile: Profile) -> RankRecord:
     )
 
 
-def pack(answer: RankRecord | RankAbsence) -> bytes:
-    """*answer* in at most ``RECORD_LIMIT_BYTES``, without modules and single calls where it must, or ValueError."""
-    if isinstance(answer, RankAbsence):
-        answer = answer._replace(reason=answer.reason[:500])
-    tries = [answer, _shortened(answer)] if isinstance(answer, RankRecord) else [answer]
+def pack(record: RankRecord | RankAbsence) -> bytes:
+    """*record* in at most ``RECORD_LIMIT_BYTES``, without modules and single calls where it must, or ValueError."""
+    if isinstance(record, RankAbsence):
+        record = record._replace(reason=record.reason[:500])
+    tries = [record, _shortened(record)] if isinstance(record, RankRecord) else [record]
     for sent in tries:
         encoded = _encoder.encode(sent)
         packed = zlib.compress(encoded, 1)

@@ -138,7 +138,7 @@ TAG_PREFIX = _checked(
 
 
 def unknown_setting(name: object, known: Iterable[str], *, owner: str = "") -> str:
-    """That *name* is none of the settings *known* to *owner*, and which of them is most like it."""
+    """Words for a *name* that is none of the settings *known* to *owner*, and which of them is most like it."""
     named = name if isinstance(name, str) and re.fullmatch(r"[ -~]{1,60}", name) else shown(name, chars=60)
     near = max(known, key=lambda other: difflib.SequenceMatcher(None, named, other).ratio())
     return f"{BLOCK}.{named} is not a setting{f' of {owner}' if owner else ''}, did you mean {near}?"

@@ -1,4 +1,4 @@
-"""What a report says first: the answer in a few sentences and a bar, or in one line."""
+"""The summary that a report begins with: a few sentences and a bar, or one line."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _BAR_COLUMNS = 80  # the bar is not to be broken by a narrow terminal
 _CELLS = 40  # of a step's bar, all its parts together
 
 
-def answer(profile: Profile) -> list[str]:
+def summary(profile: Profile) -> list[str]:
     """The summary in plain words: what ran where, a step's time and MFU, stalls, and FLOPs."""
     run, step = f"{_what(profile)} {_when(profile)}", f"{_step(profile)} {_utilization(profile)}".rstrip()
     return [printable(words) for words in (run, step, _stalls(profile), _flops(profile)) if words]
 
 
-def answer_lines(profile: Profile) -> list[str]:
-    """The answer, three lines at most for each part of it, with a bar of the step's parts."""
-    first, step, *others = [VIEW.paragraph(words, rest="  ", most=3) for words in answer(profile)]
+def summary_lines(profile: Profile) -> list[str]:
+    """The summary, three lines at most for each part of it, with a bar of the step's parts."""
+    first, step, *others = [VIEW.paragraph(words, rest="  ", most=3) for words in summary(profile)]
     return [*first, *step, *_bar(step_parts(profile)), *(line for lines in others for line in lines)]
 
 

@@ -23,12 +23,12 @@ import msgspec
 
 from lightning_flops.report.compare_text import comparison_sections
 from lightning_flops.report.document import Column, Section, Table, as_data, at, field, share
-from lightning_flops.report.headline import answer, step_parts
+from lightning_flops.report.headline import step_parts, summary
 from lightning_flops.report.profile_document import NOT_DESCRIBED, notes_sections, saving, share_of_peak, short_sections
 from lightning_flops.report.summary_text import where
 from lightning_flops.report.text import detailed_sections
-from lightning_flops.report.trace_document import answer as answer_of_traces
 from lightning_flops.report.trace_document import common_sections, names_of, trace_sections
+from lightning_flops.report.trace_document import summary as summary_of_traces
 from lightning_flops.schema import codec
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile, ProfiledRun
@@ -94,7 +94,7 @@ def render_traces_page(report: TracesReport) -> str:
         view = page_view(
             f"Trace of {name}",
             f"{trace.source} · {plain(trace.events)} events",
-            answer_of_traces(report),
+            summary_of_traces(report),
             [*common_sections(report), *notes_sections(trace.notes), *trace_sections(trace)],
             roofline=_traced_roofline(trace),
             curves=_curves(trace),
@@ -191,7 +191,7 @@ def profile_view(profile: Profile) -> View:
     return page_view(
         (profile.modules[0].type_name if profile.modules else "") or "FLOPs profile",
         f"{where(profile)}, step {profile.profile_step} counted",
-        [*answer(profile), *(f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1])],
+        [*summary(profile), *(f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1])],
         sections,
         parts=step_parts(profile),
         steps=_steps(profile),

@@ -12,7 +12,7 @@ from lightning_flops.analysis.offline_formula import FlopsFormula
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections, render_comparison
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
 from lightning_flops.report.document import Section, as_html
-from lightning_flops.report.headline import answer, answer_lines, counted, figures
+from lightning_flops.report.headline import counted, figures, summary, summary_lines
 from lightning_flops.report.layout import VIEW, WHOLE, draw, draw_all
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.profile_document import (
@@ -69,7 +69,7 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
         return draw_all(_sections(profile), WHOLE)
     if not (profile.settings.detailed if detailed is None else detailed):
         return page([*_short_lines(profile), VIEW.rule()])
-    lines = answer_lines(profile)
+    lines = summary_lines(profile)
     for section in (*short_sections(profile), summary_section(profile), *detailed_sections(profile)):
         lines += draw(section)
     return page([*lines, "", *aggregated_lines(profile), "", *detailed_lines(profile), VIEW.rule()])
@@ -77,7 +77,7 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
 
 def render_html(report: Renderable) -> str:
     """The short report for a notebook, as plain tables."""
-    return as_html(answer(report) if isinstance(report, Profile) else (), _sections(report))
+    return as_html(summary(report) if isinstance(report, Profile) else (), _sections(report))
 
 
 def line(report: Profile | ThroughputSummary | Comparison) -> str:
@@ -100,7 +100,7 @@ def _short_lines(profile: Profile) -> list[str]:
     """The short report: of many long names, fewer modules, pieces of advice and notes are shown."""
     lines: list[str] = []
     for modules, advice, notes in ((10, 4, 2), (10, 3, 1), (6, 2, 1), (2, 1, 0)):
-        lines = answer_lines(profile)
+        lines = summary_lines(profile)
         for section in short_sections(profile, modules=modules, advice=advice, notes=notes):
             lines += draw(section)
         if len(lines) <= _MOST_LINES:

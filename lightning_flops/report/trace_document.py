@@ -277,7 +277,7 @@ def render_traces(
     report: TracesReport, *, top_rows: int | None = 20, sort: SortKey | None = None, width: int | None = None
 ) -> str:
     """The summary, *top_rows* or all rows of every table of every trace, and the ranks side by side."""
-    sections = [Section("Summary", "", points(answer(report)))]
+    sections = [Section("Summary", "", points(summary(report)))]
     for trace, name in zip(report.traces, names_of(report), strict=True):
         number, marked = len(trace.step_times.steps), trace.step_times.marked
         steps = f"{number} {plural('step', number)}" if marked else "no profiler steps: the whole trace is one step"
@@ -293,7 +293,7 @@ _PARTS = 4
 _KERNELS = 3
 
 
-def answer(report: TracesReport) -> list[str]:
+def summary(report: TracesReport) -> list[str]:
     """What the traces say at first sight, and what to try first, in sentences."""
     if len(report.traces) == 1:
         (trace,) = report.traces

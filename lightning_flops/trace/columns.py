@@ -48,7 +48,7 @@ class DeviceProperties(
 
     @property
     def compute_capability(self) -> tuple[int, int] | None:
-        """As the CUDA programming guide numbers them."""
+        """Major and minor, as the CUDA programming guide numbers them."""
         return None if self.major is None or self.minor is None else (self.major, self.minor)
 
 

@@ -98,7 +98,7 @@ def _captured(trace: Trace) -> Mask:
 
 
 def _broken_off(trace: Trace, rows: Ints, parts: Ints) -> Ints:
-    """Those of the calls *rows* that never ran: checkpointing without reentry ends its repetition by an exception."""
+    """The calls among *rows* that never ran: checkpointing without reentry ends its repetition by an exception."""
     # It has nothing inside but what keeps inputs for the backward, where the same call of the forward has something.
     links, holds = trace.links, np.zeros(len(trace) + 1, dtype=bool)
     keeps = trace.where(lambda name: name in ("aten::detach", "detach"), Kind.OPERATOR)
@@ -153,7 +153,7 @@ def _inputs_of(trace: Trace) -> Ints:
 
 
 def _sizes(inputs: RecordedInputs) -> list[_Sizes]:
-    """Of the first three arguments; empty for one that is no tensor."""
+    """Sizes of the first three arguments; empty for one that is no tensor."""
     known = [isinstance(one, list) and all(type(size) is int for size in one) for one in inputs.dims[:3]]
     return [*(tuple(one) if fits else () for one, fits in zip(inputs.dims, known, strict=False)), (), (), ()][:3]
 

@@ -315,7 +315,7 @@ def _collective(arguments: Any) -> Collective:
 
 
 def _bytes(arguments: Any) -> int:
-    """Of a collective's larger side, as benchmarks give it: what all_gather yields, and what reduce_scatter takes."""
+    """Bytes of a collective's larger side, as benchmarks give it: what all_gather yields, or reduce_scatter takes."""
     size = _ELEMENT_BYTES.get(str(arguments.dtype).lower(), 0)
     known = [count for count in (arguments.in_elements, arguments.out_elements) if type(count) is int]
     return int(_number(max(known) * size, _ABSENT)) if known and size else _ABSENT

@@ -352,7 +352,7 @@ def test_a_slow_module_is_named_with_its_forward() -> None:
     )
 
 
-def test_a_slow_forward_under_sharding_is_told_from_the_waits_of_the_others_in_it() -> None:
+def test_a_slow_forward_under_sharding_is_separate_from_the_waits_of_the_others_in_it() -> None:
     # Weights are gathered in the forward, so there the others wait, and all forwards take as long.
     parts = HEALTHY | {"forward": 60}
     found, late_ms = only(record(0, parts, exposed={"forward": 40}), record(1, parts, exposed={"forward": 10}))
@@ -362,7 +362,7 @@ def test_a_slow_forward_under_sharding_is_told_from_the_waits_of_the_others_in_i
 # ---- what is no straggler
 
 
-def test_a_hiccup_of_the_traced_step_names_nobody() -> None:
+def test_a_hiccup_of_the_traced_step_names_no_rank() -> None:
     # Rank 1 came 50 ms late in that one step, which therefore took 150; no timed step took more than 100.
     late = HEALTHY | {"forward": 80.0}
     waited = HEALTHY | {"backward": 110.0}
@@ -370,7 +370,7 @@ def test_a_hiccup_of_the_traced_step_names_nobody() -> None:
     assert find_stragglers([record(0, HEALTHY, exposed={"backward": 55}, traced=waited), mine]) == ()
 
 
-def test_parts_that_differ_by_chance_name_nobody() -> None:
+def test_parts_that_differ_by_chance_name_no_rank() -> None:
     # Forwards of 10 and 60 ms in turn, on rank 1 one more of the long ones: its mean is 2.6 ms above the other's.
     def unsteady(long: int) -> list[dict[str, float]]:
         return [HEALTHY | {"forward": 60.0}] * long + [HEALTHY | {"forward": 10.0}] * (TIMED - long)
@@ -395,7 +395,7 @@ def test_without_traces_only_waits_for_data_and_transfers_tell() -> None:
 
 
 def test_stages_of_a_pipeline_are_held_against_their_own_ranks() -> None:
-    # The second stage's forward is three times the first's: unbalanced, and nobody's fault.
+    # The second stage's forward is three times the first's: unbalanced, and no rank's fault.
     first = [record(rank, HEALTHY, exposed=WAITING) for rank in (0, 1)]
     second = [record(rank, HEALTHY | {"forward": 90}, exposed=WAITING, stage=1) for rank in (2, 3)]
     assert find_stragglers([*first, *second]) == ()
@@ -403,7 +403,7 @@ def test_stages_of_a_pipeline_are_held_against_their_own_ranks() -> None:
     assert only(*first, second[0], late)[0].rank == 3
 
 
-def test_nobody_is_named_where_all_keep_pace_nor_a_rank_alone_or_untimed() -> None:
+def test_no_rank_is_named_where_all_keep_pace_nor_a_rank_alone_or_untimed() -> None:
     assert find_stragglers([healthy(rank) for rank in range(4)]) == ()
     slow = record(1, HEALTHY | {"data_wait": 41}, exposed=WAITING)
     untimed = replace(healthy(0), profile=replace(healthy(0).profile, timing=None))

@@ -209,5 +209,5 @@ def towers_in_their_own_threads() -> Example:
         return results["left"] + results["right"]
 
     model = Parts(forward, left=nn.Linear(INPUTS, HIDDEN), right=nn.Linear(2 * INPUTS, HIDDEN))
-    # Each thread numbers its nodes from the same start: whose a node is, a backward elsewhere cannot tell.
+    # Each thread numbers its nodes from the same start: whose a node is, a backward elsewhere cannot know.
     return Example(model, torch.randn(BATCH, INPUTS), torch.randn(BATCH, 2 * INPUTS)).costs(3 * FIRST, 3 * FIRST)

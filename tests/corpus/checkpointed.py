@@ -155,7 +155,7 @@ class NestedCheckpoints(nn.Module):
 
 
 def nested(*, outer: bool, inner: bool) -> Example:
-    """The outer checkpoint repeats a, b, c and d once (d only if reentrant), the inner b and c again (c likewise)."""
+    """The outer checkpoint repeats a, b, c and d once (d only if reentrant), the inner b and c again (c as well)."""
     batch = 2
     sizes = (3, 4, 5, 6, 7, 8)
     stem, a, b, c, d = (2 * batch * inputs * outputs for inputs, outputs in itertools.pairwise(sizes))
@@ -250,7 +250,7 @@ def gradient_penalty_through_a_checkpoint() -> Example:
 
 @FAMILY.network
 def checkpoint_that_does_not_stop_early() -> Example:
-    """Told not to stop early, it repeats the last product too."""
+    """Where it may not stop early, it repeats the last product too."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         with set_checkpoint_early_stop(False):

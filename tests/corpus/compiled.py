@@ -173,7 +173,7 @@ def compiled_checkpoint_of(
 FAMILY.put("compiled_checkpoint", lambda: compiled_checkpoint_of(backend="aot_eager"))
 # What the backward repeats is spread among its gradients' kernels.
 FAMILY.put("compiled_checkpoint_to_kernels", lambda: compiled_checkpoint_of(backend="inductor"))
-# Repeated products and gradients have one size: what tells them apart is what they depend on.
+# Repeated products and gradients have one size: what separates them is what they depend on.
 FAMILY.put("compiled_checkpoint_of_squares", lambda: compiled_checkpoint_of(backend="aot_eager", widths=(6, 6, 6)))
 # Compiled for every batch size: the sizes are those of the call.
 FAMILY.put("compiled_checkpoint_of_any_batch", lambda: compiled_checkpoint_of(backend="inductor", dynamic=True))

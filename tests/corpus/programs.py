@@ -21,7 +21,7 @@ def adversarial_step() -> Example:
     """A discriminator's update on real and generated data, then the generator's through the discriminator.
 
     The root is never called, only its parts. In the generator's backward the discriminator computes its weights'
-    gradients too: nobody told it not to.
+    gradients too: no setting keeps it from them.
     """
     batch, noise, hidden, data, features, classes = 3, 4, 7, 5, 11, 2
 

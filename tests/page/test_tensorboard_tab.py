@@ -86,7 +86,7 @@ def ask(address: str, path: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def document(address: str) -> dict[str, Any]:
-    """What the server tells of its runs, once it has read the files."""
+    """What the server lists of its runs, once it has read the files."""
     found: dict[str, Any] = {"runs": []}
     for _ in range(600):
         with contextlib.suppress(urllib.error.URLError):  # it is not up yet

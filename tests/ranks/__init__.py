@@ -135,7 +135,7 @@ def _start(
 
 
 def _held_port(undo: contextlib.ExitStack) -> int:
-    """A port that nobody else is given until *undo*: a socket is bound to it, and rank 0 may listen there all the same.
+    """A port that no other process gets until *undo*: a socket is bound to it, and rank 0 may listen there anyway.
 
     The system gives no port that is bound to who asks for any; who asks for this one gets it if both reuse addresses.
     """
@@ -147,7 +147,7 @@ def _held_port(undo: contextlib.ExitStack) -> int:
 
 
 def _place(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """What torchrun tells a process of its place."""
+    """Environment variables in which torchrun writes a process's place."""
     number = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "tests"}
     return {name: str(value) for name, value in (number | job).items()}

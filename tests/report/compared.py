@@ -2,7 +2,7 @@
 
 All of them are the MLP of ``windows``: fc1 (400 M forward, 400 M backward), act, fc2 (200 M and 400 M). A step of the
 first takes 22 ms: 2 waiting for data, 5 forward, 10 backward, 3 optimizer, 2 the loop's own. In its traced step the
-forward is fc1 2 ms, act 0.5, fc2 1, the root 1.5; the backward fc1 3, act 1, fc2 4, and 2 of nobody.
+forward is fc1 2 ms, act 0.5, fc2 1, the root 1.5; the backward fc1 3, act 1, fc2 4, and 2 of no module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The answer: what a report says in its first lines, and in one line."""
+"""The summary: what a report says in its first lines, and in one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import ModuleRecord
-from lightning_flops.report.headline import answer_lines, figures
+from lightning_flops.report.headline import figures, summary_lines
 from lightning_flops.report.profile_document import top_modules
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.step import Advice
@@ -36,7 +36,7 @@ PROFILES = {
 @pytest.mark.parametrize("name", PROFILES)
 def test_the_short_report_opens_with_the_answer_and_fits_a_screen_of_60_lines_and_100_columns(name: str) -> None:
     profile = PROFILES[name]
-    lines, text = answer_lines(profile), str(profile)
+    lines, text = summary_lines(profile), str(profile)
     golden(f"headline/{name}.txt", "\n".join(lines) + "\n")
     assert len(lines) <= 12 and text.startswith("\n".join((*lines, "", "-")))
     assert text.count("\n") <= 60 and max(map(len, text.split("\n"))) <= 100
@@ -51,7 +51,7 @@ def test_the_short_report_opens_with_the_answer_and_fits_a_screen_of_60_lines_an
 
 def test_shares_of_the_bar_are_those_of_the_step() -> None:
     # 8, 6, 2, 2 and 2 of 20 ms, in 40 blocks of a half millisecond.
-    assert answer_lines(PROFILES["no_trace"])[3:5] == [
+    assert summary_lines(PROFILES["no_trace"])[3:5] == [
         f"backward 40.0% {16 * '█'}  forward 30.0% {12 * '█'}",
         f"data wait 10.0% {4 * '█'}  optimizer 10.0% {4 * '█'}  other 10.0% {4 * '█'}",
     ]
@@ -79,7 +79,7 @@ def test_names_of_any_length_and_any_amount_of_advice_stay_within_twelve_lines()
     advice = Advice(rule="r", **long, threshold="", source="", unless="", ceiling=0.25)
     text = str(replace(profile, advice=(advice,) * 9, notes=("Note " * 90,) * 9))
     assert text.count("\n") <= 60 and max(map(len, text.splitlines()[1:])) <= 100
-    assert len(answer_lines(profile)) <= 12
+    assert len(summary_lines(profile)) <= 12
     assert re.search(r"^layer_with\S+…\S+last  x +100%", text, re.MULTILINE)
 
 

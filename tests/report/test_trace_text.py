@@ -81,7 +81,7 @@ def of(*events: Event, device: str | None = A100, rank: int | None = None, world
     return trace(*events, **more)
 
 
-def answer(*traces: Trace) -> list[str]:
+def summary_of(*traces: Trace) -> list[str]:
     """The sentences of the first section, without advice."""
     text = render_traces(analyze_traces(traces, formulas=recorded_work))
     section = text[text.index("\n- ") : text.index("\n\n")].replace("\n  ", " ").split("\n- ")[1:]
@@ -92,7 +92,7 @@ def answer(*traces: Trace) -> list[str]:
 def test_one_step() -> None:
     # 780 MFLOPs of 1,950. The kernel runs for 50 us of 100 and the loader for 8; before the kernel there are 5 us of
     # the operator, of which 1 us is the launch; nothing ran in the 37 us that are left.
-    assert answer(of(*STEP)) == [
+    assert summary_of(of(*STEP)) == [
         "The step takes 100 us: kernel 50.0%, other 37.0%, data loader 8.00%, cpu 4.00%.",
         "MFU is 40.0%, HFU 40.0% of the device's dense peak, 19.5 TFLOP/s in float32.",
         "Most kernel time: gemm of aten::mm 100% (at 80.0% of the peak).",
@@ -101,12 +101,12 @@ def test_one_step() -> None:
 
 def test_what_was_not_counted_makes_it_a_lower_bound() -> None:
     uncounted = operator("mine::matmul_of_mine", 80, 5, **shapes([4, 4]))
-    assert answer(of(*STEP, uncounted))[1].startswith("MFU is at least 40.0%, HFU at least 40.0% of the ")
+    assert summary_of(of(*STEP, uncounted))[1].startswith("MFU is at least 40.0%, HFU at least 40.0% of the ")
 
 
 def test_without_marks_the_whole_trace() -> None:
     # From the operator's begin at 10 us to the kernel's end at 70.
-    assert answer(of(*product(1, 10, rows=3_900_000, kernel_us=50)))[0].startswith(
+    assert summary_of(of(*product(1, 10, rows=3_900_000, kernel_us=50)))[0].startswith(
         "The whole trace takes 60 us: kernel 83.3%, "
     )
 
@@ -132,9 +132,9 @@ ON_THE_HOST = (step(1, 0, 100), STEP[2])
     ],
 )
 def test_without_mfu_there_is_its_reason(found: Trace, reason: str) -> None:
-    assert answer(found)[1] == f"MFU is n/a: {reason}."
+    assert summary_of(found)[1] == f"MFU is n/a: {reason}."
 
 
 def test_of_several_ranks_the_first_are_named_and_the_others_counted() -> None:
-    lines = answer(*(of(*STEP, rank=rank, world_size=6) for rank in range(6)))
+    lines = summary_of(*(of(*STEP, rank=rank, world_size=6) for rank in range(6)))
     assert [line.split(":")[0] for line in lines] == ["rank 0", "rank 1", "rank 2", "rank 3", "And 2 more traces."]

@@ -38,7 +38,7 @@ def mlp_traced() -> tuple[WindowRecord, TracedStep]:
     """A step of 22 ms on the host: 2 waiting, 5 forward, 10 backward, 3 optimizer, 2 of the loop's own.
 
     fc1 takes 2 ms forward and 3 backward, act 0.5 and 1, fc2 1 and 4; the root 1.5 ms forward; 0.5 ms of the backward
-    are gradient accumulation and 1.5 nobody's. With the counted FLOPs fc1 does 400 M / 2 ms = 200 GFLOP/s forward and
+    are gradient accumulation and 1.5 of no module. By the counted FLOPs fc1 has 400 M / 2 ms = 200 GFLOP/s forward and
     400 M / 3 ms = 133.33 backward, fc2 200 M / 1 ms = 200 and 400 M / 4 ms = 100.
     """
     loaded = trace(

@@ -1,4 +1,4 @@
-"""A profile as JSON: what is written, what is read again, and what a file that cannot be read is told."""
+"""A profile as JSON: what is written, what is read again, and the message of a file that cannot be read."""
 
 from __future__ import annotations
 
