@@ -61,6 +61,8 @@ def peaks(options: argparse.Namespace) -> Peaks:
 
     given: dict[str | None, float] = dict(options.peak)
     by_dtype = {dtype: peak for dtype, peak in given.items() if dtype is not None}
+    if None in given and by_dtype:
+        raise ConfigError("--peak must be one figure for all dtypes, or one for each of them, and both were given")
     return Peaks(flops_per_sec=by_dtype or given.get(None), memory_bytes_per_sec=options.bandwidth)
 
 

@@ -28,11 +28,11 @@ def write_text_file(path: str | Path, text: str) -> None:
         if local is None:
             _write_remote(path, content)
             return
-        local = local.resolve()  # a link stays a link; what it points to is replaced
         mode = local.stat().st_mode if local.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
             local.write_bytes(content)  # a device or a pipe cannot be replaced; a folder raises, as it should
             return
+        local = local.resolve()  # a link stays a link; what it points to is replaced
         with _draft(local, [content]) as draft:
             if mode is not None:
                 shutil.copymode(local, draft)

@@ -237,8 +237,7 @@ class Work:
             self.dtype[may_be_tf32 & self._launched(uses_tensor_cores)] = 0
         self.device = _device_of(trace, self.dtypes, peaks)
         known = np.array([self.device.peak[dtype] or np.nan for dtype in self.dtypes])
-        self._peak = known[self.dtype]
-        """Of each call in its dtype; NaN where that is not known."""
+        self._peak = known[self.dtype]  # of each call in its dtype; NaN where that is not known
         self._highest_peak = np.where(may_be_tf32, np.maximum(self._peak, known[0]), self._peak)
         """Of each call in the dtypes in which it may have run; NaN where that of one is not known."""
 
@@ -265,8 +264,10 @@ class Work:
         timed = np.where(self.time_ns > 0, self.executed, 0) if over_ns is None else self.executed
         time_ns = of(self.time_ns) if over_ns is None else over_ns
         rates = [ratio(flops * NS_PER_SEC, ns) for flops, ns in zip(of(timed), time_ns, strict=True)]
-        hfu = [one if (one or 0) <= MOST_OF_PEAK else None for one in self._of_peak(timed, of, time_ns)]
-        return {**{name: of(values) for name, values in self.parts.items()}, "flops_per_sec": rates, "hfu": hfu}
+        pairs = zip(rates, self._of_peak(timed, of, time_ns), strict=True)
+        possible = [(rate, hfu) if (hfu or 0) <= MOST_OF_PEAK else (None, None) for rate, hfu in pairs]
+        columns = {name: of(values) for name, values in self.parts.items()}
+        return columns | {"flops_per_sec": [rate for rate, _ in possible], "hfu": [hfu for _, hfu in possible]}
 
     def _of_peak(self, flops: Ints, of: Sums, time_ns: list[float]) -> list[float | None]:
         """Time that *flops* of each group take at the devices' peak ÷ *time_ns*; None where a peak is not known."""
@@ -284,7 +285,7 @@ class Work:
                 name = "the whole trace" if step.step is None else f"step {step.step}"
                 missing = f"its FLOPs take {step.hfu or 0:.1f} times its time at the peak, so time is missing"
                 uncounted.append(UncountedRow(name=name, calls=1, reason=NO_MFU + (nothing or missing)))
-                steps[place] = replace(step, mfu=None, hfu=None)
+                steps[place] = replace(step, mfu=None, hfu=None, flops_per_sec=None)
         walls = [step.wall_us for step in steps]
         shares = np.array([(step.mfu, step.hfu) for step in steps], dtype=np.float64)  # None is NaN
         means = np.average(shares, axis=0, weights=walls).tolist() if any(walls) else [math.nan] * 2
@@ -306,6 +307,7 @@ class Work:
     def _steps(self, uncounted: Ints) -> tuple[TracedStepFlops, ...]:
         trace, steps, devices = self.trace, self.trace.steps, self.device.devices
         walls = (steps.end_ns - steps.start_ns).tolist()
+        of_devices = [devices * wall for wall in walls]
         step = steps.of(trace.start_ns[self.rows])
 
         def of(values: npt.NDArray[Any]) -> list[Any]:
@@ -313,13 +315,14 @@ class Work:
             return sums_by(step + 1, values, len(steps) + 1)[1:].tolist()  # type: ignore[no-any-return]
 
         counted = {"mfu": self.parts["forward"] + self.parts["backward"], "hfu": self.executed}
-        shares = {name: self._of_peak(flops, of, [devices * wall for wall in walls]) for name, flops in counted.items()}
+        shares = {name: self._of_peak(flops, of, of_devices) for name, flops in counted.items()}
+        rates = [ratio(flops * NS_PER_SEC, wall) for flops, wall in zip(of(self.executed), walls, strict=True)]
         return table(
             TracedStepFlops,
             step=steps.numbers,
             wall_us=[wall / NS_PER_US for wall in walls],
             lower_bound=np.isin(np.arange(len(steps)), steps.of(trace.start_ns[uncounted])).tolist(),
-            **self._columns(of, walls) | shares,
+            **self._columns(of, of_devices) | shares | {"flops_per_sec": rates},
         )
 
     def _operators(self, peaks: Mapping[str, float]) -> tuple[OperatorFlops, ...]:

@@ -36,8 +36,7 @@ _OF_TORCH = re.compile(r"(^|/)torch/|/lib/python3\.\d+/(?!site-packages/|dist-pa
 _INSIDE_STEP = ("data_wait", "transfer", "optimizer", "bubble", "other")
 """A module called in one of these parts runs forward all the same; in others, such as validation, it does not count."""
 
-_NO_PHASE, _FORWARD, _BACKWARD = range(3)
-"""What a frame is part of, whoever owns it."""
+_NO_PHASE, _FORWARD, _BACKWARD = range(3)  # what a frame is part of, whoever owns it
 _BOTH = {"forward": _FORWARD, "backward": _BACKWARD}
 
 

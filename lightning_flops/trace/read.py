@@ -42,8 +42,7 @@ _ELEMENT_BYTES = {
 """By the lower-case names of what communicates."""
 BLOCK_BYTES = 1 << 17
 """How much is decoded at once: larger pieces are given back to the system, and their pages are faulted in anew."""
-_LONGEST_BYTES = 64 << 20
-"""Most of a file that is searched for the end of one event, or of what stands beside the events."""
+_LONGEST_BYTES = 64 << 20  # most that is searched for the end of one event, or of what stands beside the events
 _HEAD_KEYS = ("deviceProperties", "distributedInfo", METADATA_KEY)
 _EVENTS = re.compile(rb'\A\[|(?<!\\)"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\s*,?\s*")
@@ -209,8 +208,8 @@ class Columns:
         self._parts["duration_ns"] += times[len(spans) :].tobytes()
         if 0 in columns["occupancy_percent"]:
             for row, one in enumerate(given, len(self._parts["kind"])):
-                if one.occupancy_percent == 0 and _number(one.shared_memory, 0) > _MUCH_SHARED_BYTES:
-                    self._without_occupancy[row] = bytes(one.grid), bytes(one.block), one.registers, one.shared_memory
+                if one.occupancy_percent == 0 and (shared := _number(one.shared_memory, 0)) > _MUCH_SHARED_BYTES:
+                    self._without_occupancy[row] = bytes(one.grid), bytes(one.block), one.registers, int(shared)
         self._parts["kind"] += kinds
 
     def _add_marks(self, marks: Sequence[Event]) -> None:

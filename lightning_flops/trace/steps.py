@@ -169,8 +169,8 @@ class Phase(NamedTuple):
 def find_phases(trace: Trace) -> dict[str, Phase]:
     """The phases that scopes name, the innermost first; a forward or backward that none names is known by operators."""
     part_of, starts, ends = _pieces(trace, lambda name: phase_of(name) or (marked_phase(name) and _UNMARKED))
-    scopes, names = _in_steps(trace, phase_of), np.array(part_of)
-    called = np.array([phase_of(name) for name in trace.texts(trace.name[scopes])])
+    scopes, names = _in_steps(trace, phase_of), np.array(part_of, dtype=str)
+    called = np.array([phase_of(name) for name in trace.texts(trace.name[scopes])], dtype=str)
 
     def by_scopes(name: str) -> Phase:
         # A scope that only others of the phase fill, such as a wrapper's forward in a training step's, is no call.
