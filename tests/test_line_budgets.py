@@ -1,7 +1,6 @@
 """Most lines that each folder of the package may have: a mechanism that is added is paid for by one that goes.
 
-A folder that has shrunk gets a lower number here, in the commit that made it smaller: some fifty lines are room for
-a formula, a rule or an adapter's fact.
+A folder that has shrunk gets a lower number, in the commit that made it smaller; some fifty lines are room to grow.
 """
 
 from __future__ import annotations

@@ -133,6 +133,8 @@ ON_THE_HOST = (step(1, 0, 100), STEP[2])
 )
 def test_without_mfu_there_is_its_reason(found: Trace, reason: str) -> None:
     assert summary_of(found)[1] == f"MFU is n/a: {reason}."
+    flops: Any = analyze_traces((found,), formulas=recorded_work).traces[0].flops
+    assert MISSING not in reason or flops.steps[0].flops_per_sec is None  # it would be above the peak
 
 
 def test_of_several_ranks_the_first_are_named_and_the_others_counted() -> None:
