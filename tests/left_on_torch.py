@@ -49,8 +49,8 @@ def torch_state() -> dict[str, Any]:
             torch.enable_grad.__enter__,
             torch.set_grad_enabled.__exit__,
             torch.cuda.CUDAGraph.replay,
-            torch._C._InferenceMode.__enter__,
-            torch._C._InferenceMode.__exit__,
+            repr(torch._C._InferenceMode.__enter__),  # pickles know no instance methods
+            repr(torch._C._InferenceMode.__exit__),
         ],
         "grad": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "callbacks of the compiler": compiler_callbacks(),
