@@ -1,6 +1,6 @@
 """Most lines that each folder of the package may have: a mechanism that is added is paid for by one that goes.
 
-A folder that has shrunk gets a lower number, in the commit that made it smaller; some fifty lines are room to grow.
+A folder that has shrunk gets the lower number here, in the commit that made it smaller.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import lightning_flops
 
 PACKAGE = Path(lightning_flops.__file__).parent
 MOST_LINES = {
-    "(root)": 1_880,
-    "adapters": 2_450,
-    "analysis": 4_300,
+    "(root)": 1_870,
+    "adapters": 2_400,
+    "analysis": 4_220,
     "commands": 600,
     "config": 590,
-    "measure": 6_700,
+    "measure": 6_580,
     "report": 2_600,
-    "run": 1_550,
-    "schema": 1_400,
+    "run": 1_500,
+    "schema": 1_390,
     "sinks": 710,
     "trace": 2_650,
 }
