@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 import venv
 import zipfile
 from collections.abc import Iterable
@@ -139,8 +138,7 @@ def test_an_index_shows_the_readme_without_links_that_lead_nowhere(built: Path) 
 
 def test_tests_collect_from_the_sdist(built: Path, tmp_path: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
-    with tarfile.open(sdist) as files:
-        files.extractall(tmp_path, filter="data")
+    printed(tmp_path, sys.executable, "-m", "tarfile", "-e", sdist)
     (unpacked,) = tmp_path.iterdir()
     collect = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/corpus", "tests/test_readme.py")
     assert "no tests collected" not in printed(unpacked, sys.executable, *collect, PYTHONPATH=str(unpacked))
