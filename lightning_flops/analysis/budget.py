@@ -1,7 +1,9 @@
 """The breakdown of a step: one account of where peak x time went, in eight rows that add up to the step's wall time.
 
-The times of a step's parts are those of a typical step. What filled each part is known of the traced step alone, so
-its shares divide them. What neither shows is not guessed: such rows are n/a, and their time stands in ``compute``.
+The times of a step's parts are those of a typical step. What filled each part is known of the traced step alone. A
+device's work takes as long there as in any other, and only its waits for the host are longer, which torch.profiler slows:
+they are what that work leaves of the part. On the host everything is slower, so its shares divide the part. What neither
+shows is not guessed: such rows are n/a, and their time stands in ``compute``.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def build_budget(
     if timing is None or timing.global_step.typical_sec <= 0:
         return None
     filling = None if traced is None else traced.filling
-    times_ns: dict[BudgetKey, int | None] = {**dict.fromkeys(_ROWS), **_spent_ns(timing.parts, filling or {})}
+    work = None if traced is None else traced.device_scale
+    times_ns: dict[BudgetKey, int | None] = {**dict.fromkeys(_ROWS), **_spent_ns(timing.parts, filling or {}, work)}
     notes = []
     if filling is None:
         times_ns |= dict.fromkeys(_OF_TRACE)
@@ -62,8 +65,13 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _spent_ns(parts: Iterable[PartTiming], fillings: Mapping[str, PartFilling]) -> Counter[BudgetKey]:
-    """Nanoseconds of each row before any peak; what no trace divides is computing."""
+def _spent_ns(
+    parts: Iterable[PartTiming], fillings: Mapping[str, PartFilling], work: float | None
+) -> Counter[BudgetKey]:
+    """Nanoseconds of each row before any peak; what no trace divides is computing.
+
+    *work* is what the steps do ÷ what the traced ones did, on a device; None on the host.
+    """
     spent = Counter[BudgetKey](dict.fromkeys(_ROWS[2:], 0))
     for part in parts:
         if _NO_COMPUTE.issuperset(part.phases):
@@ -76,5 +84,9 @@ def _spent_ns(parts: Iterable[PartTiming], fillings: Mapping[str, PartFilling]) 
             "idle": sum(one.idle_ns + one.copies_ns for one in inside),
             "compute": sum(one.matmul_ns for one in inside),  # the last, which has all where nothing is known
         }
-        spent.update(dict(zip(weights, apportioned(_ns(part.typical_sec), list(weights.values())), strict=True)))
+        typical_ns = _ns(part.typical_sec)
+        if inside and work is not None:
+            weights |= {key: round(work * weights[key]) for key in ("operators", "communication", "compute")}
+            weights["idle"] = max(0, typical_ns + weights["idle"] - sum(weights.values()))
+        spent.update(dict(zip(weights, apportioned(typical_ns, list(weights.values())), strict=True)))
     return spent

@@ -188,23 +188,26 @@ class _Run:
         works = self.works.get(phases[0], {})
         owned = map(sum, zip(Work(), *works.values(), strict=True))
         left = Work(*(max(0, every - own) for every, own in zip(work, owned, strict=True)))
-        weights = self._filling(phases[0], list(works))
+        weights = self._filling(phases[0], list(works), ns)
         keys = [*((rows[name], None) for name in works), *((_OUTSIDE, of) for of in ("communication", "idle", None))]
         every = zip(apportioned(ns, weights), [*works.values(), None, None, left], strict=True)
         return cast("_Pieces", dict(zip(keys, every, strict=True)))
 
-    def _filling(self, phase: TimePhase, modules: Sequence[str]) -> list[int]:
-        """Nanoseconds that *modules*, communication, idle time of a device, and the rest fill of a traced part."""
+    def _filling(self, phase: TimePhase, modules: Sequence[str], timed_ns: int) -> list[int]:
+        """Nanoseconds that *modules*, communication, idle time of a device, and the rest fill of a part.
+
+        On a device they are those of the timed part, where it waits for its host for less time than while traced.
+        """
         part, fillings = self.inside[phase], (self.traced and self.traced.filling) or {}
         scale = getattr(self.traced, f"{phase}_scale", 1.0)
         times = {one.name: one.times for one in self.profile.modules if one.times is not None}
         own = [_ns(getattr(times.get(name), f"own_{phase}_sec", None) or 0.0) for name in modules]
         communication = _ns(scale * part.exposed_sec)
-        computing = max(0, _ns(scale * part.wall_sec) - communication)
-        idle = 0
+        wall_ns, idle = _ns(scale * part.wall_sec), 0
         if phase in fillings and next(iter(times.values())).clock == "device":
-            idle = min(computing, round(scale * fillings[phase].idle_ns))
-        computing -= idle
+            busy_ns = wall_ns - round(scale * fillings[phase].idle_ns)
+            wall_ns, idle = max(timed_ns, busy_ns), max(0, timed_ns - busy_ns)
+        computing = max(0, wall_ns - communication - idle)
         if sum(own) > computing:  # a module's time has what ran at once on several streams, and its own communication
             own = apportioned(computing, own)
         return [*own, communication, idle, computing - sum(own)]

@@ -22,6 +22,8 @@ _ALIGNMENT_16_BITS = 8
 _LEAST_SEC, _CHANCE_SHARE = 1.0, 0.25
 """Of timed steps that took less, another process that wakes up for a moment may have such a share."""
 
+_US_PER_SEC = 1e6
+
 _NO_FACTS = RunFacts()
 _DROPS = frozenset(("aten.bernoulli_", "aten.native_dropout"))
 _DEVIATES = frozenset(("aten.rsqrt", "aten.sqrt", "aten.std", "aten.var", "aten.var_mean", "aten.linalg_vector_norm"))
@@ -115,7 +117,7 @@ def gather_evidence(
     if traced is None or traced.is_apart or step_sec is None:
         return evidence
     if traced.tables is not None:
-        evidence = with_trace(evidence, traced.tables)
+        evidence = with_trace(evidence, traced.tables, scale=traced.device_scale)
     operators: defaultdict[str, set[str]] = defaultdict(set)
     for cell in window.flops.cells:
         if cell.phase == "forward":
@@ -158,18 +160,24 @@ def _misaligned(
     return share, tuple(f"{name} ({of})" for name, of in sizes.items())
 
 
-def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
-    """*evidence* and what the tables of *trace* show."""
+def with_trace(evidence: Evidence, trace: TraceReport, *, scale: float | None = None) -> Evidence:
+    """*evidence* and what the tables of *trace* show.
+
+    With *scale*, a device's times are times that factor, and shares of the timed step: torch.profiler slows the host,
+    and with it a step that waits for the host, but not what the device does.
+    """
     mean, kernel_share = trace.step_times.mean, evidence.kernel_share
-    wall_us = mean.wall_us
+    wall_us, wait_us = mean.wall_us, mean.data_loader_us
+    if scale and evidence.step_sec is not None:
+        wall_us, wait_us = _US_PER_SEC * evidence.step_sec / scale, _US_PER_SEC * (evidence.data_wait_sec or 0.0) / scale
     found: dict[str, float | None] = {}
     if trace.overlap is not None:
-        found["exposed_communication"] = ratio(part=trace.overlap.exposed_us, whole=trace.overlap.wall_us)
+        steps = trace.overlap.wall_us / mean.wall_us if mean.wall_us else 1.0
+        found["exposed_communication"] = ratio(part=trace.overlap.exposed_us, whole=wall_us * steps)
     if mean.kernel_us is not None:
         kernel_share = ratio(part=mean.kernel_us, whole=wall_us)
-        # The parts of a step exclude one another, so what no device event and no wait for data fills is idle. The wait
-        # is that of the traced step itself: the timed steps' may be another.
-        others = (mean.memcpy_us, mean.memset_us, mean.communication_us, mean.data_loader_us)
+        # The parts of a step exclude one another, so what no device event and no wait for data fills is idle.
+        others = (mean.memcpy_us, mean.memset_us, mean.communication_us, wait_us)
         busy = ratio(part=mean.kernel_us + sum(part or 0.0 for part in others), whole=wall_us)
         found["idle"] = max(0.0, 1.0 - (busy or 0.0))
     if trace.kernel_summary is not None and trace.kernel_summary.tensor_core_ratio == 0:

@@ -43,23 +43,27 @@ class MemoryWatch:
 
     def __init__(self, root: nn.Module, *, read: Callable[[], MemoryReading], on_device: bool) -> None:
         self._root, self._read, self._on_device = root, read, on_device
-        self._open: list[tuple[str, int | None]] = []
-        """Each part that is running, and what was held when it began."""
+        self._open: list[tuple[str | None, int | None]] = []
+        """Each part that is running, None if it only belongs to one, and what was held when it began."""
         self._held: dict[str, int | None] = {}
         """What each phase held when it ended."""
         self._kept: int | None = None
         self._gradients = 0
 
-    def enter(self, part: str) -> None:
-        """*part* begins, inside whatever part is running."""
-        self._open.append((part, self._read().current))
+    def enter(self, part: str, *, counts: bool = True) -> None:
+        """*part* begins, inside whatever part is running.
+
+        Without *counts* it only belongs to one: Lightning drops gradients between the forward and the backward.
+        """
+        self._open.append((part if counts else None, self._read().current))
 
     def leave(self) -> None:
         """The part entered last ends."""
         if not self._open:
             return
         now, (part, before) = self._read().current, self._open.pop()
-        self._held[part] = _larger(self._held.get(part), now)
+        if part is not None:
+            self._held[part] = _larger(self._held.get(part), now)
         if part == "forward" and self._on_device and now is not None and before is not None:
             self._kept = _larger(self._kept, now - before)
         if part == "backward":

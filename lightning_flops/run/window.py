@@ -66,7 +66,7 @@ class Window:
     def enter(self, part: TimePhase | str, *, counts: bool) -> None:
         """*part* of the step begins."""
         if self.is_open and self.recorder.counting:
-            self.memory.enter(part)
+            self.memory.enter(part, counts=counts)
         self.recorder.enter(part, counts=counts)
 
     def leave(self) -> None:

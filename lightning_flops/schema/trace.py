@@ -130,6 +130,12 @@ class TracedStep:
     #: Every call of every collective: what another rank's are matched with. Empty in a run of one rank.
     collectives: tuple[CollectiveCalls, ...] = ()
 
+    @property
+    def device_scale(self) -> float | None:
+        """Factor of what a device did in it, for a typical step; None if the trace shows no device."""
+        on_device = self.tables is not None and self.tables.step_times.mean.kernel_us is not None
+        return self.forward_scale if on_device else None
+
     def named(self, word: str) -> str:
         """These steps for people, each of them a *word*: "step 8", "steps 29-33"."""
         return f"{plural(word, self.steps)} {run_text(range(self.index, self.index + self.steps))}"

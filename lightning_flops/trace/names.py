@@ -66,7 +66,7 @@ _TENSOR_CORE = re.compile(
 may_use_tensor_cores = re.compile(
     r"aten::(mm|addmm|bmm|baddbmm|addbmm|_addmm_activation|_scaled_mm|_grouped_mm|matmul|linear|einsum|addmv|mv|dot"
     r"|_?convolution\w*|conv(_transpose)?[123]d|(cudnn|miopen)_convolution\w*"
-    r"|_?(scaled_dot_product|flash|efficient)_\w*attention\w*|_(cudnn|thnn_fused)_\w*rnn\w*|_cudnn_rnn\w*)$"
+    r"|_?(scaled_dot_product|flash|efficient|cudnn)_\w*attention\w*|_(cudnn|thnn_fused)_\w*rnn\w*|_cudnn_rnn\w*)$"
 ).match
 """Whether an operator is one of matrix products, convolutions, attention or recurrent layers."""
 

@@ -253,7 +253,8 @@ class Columns:
             by_index = {one.index: one for one in devices}
             found = [_occupancy(*said, by_index.get(columns["device"][row])) for row, said in without.items()]
             columns["occupancy_percent"][[*without]] = found
-            known = f"worked out for {len(found) - sum(map(math.isnan, found))} of them, the others are left out"
+            unknown = sum(map(math.isnan, found))
+            known = f"worked out for {len(found) - unknown} of them, the others are left out" if unknown else "worked out"
             notes.append(f"Occupancy is written as 0 for {len(found)} kernels with much shared memory: {known}.")
         # A process or thread may be written as a number here and as text there.
         lane_of = numbered((str(process), str(thread)) for process, thread in self._lanes)[1].astype(np.int32)
