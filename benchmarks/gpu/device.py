@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +20,20 @@ from lightning_flops.analysis.peaks import peak_for
 from ..machine import code_in_words, machine_in_words, versions
 from ..phase_times import Stopwatch
 from .checks import Check, Here, Row, at_least, at_most, exactly, holds, not_here, reported, unjudged, within
-from .nets import FIRST_STEP, SETTLES, Net, batches_of, fit, forget, gpt_on, layers, next_token_loss, profiler, size_for
+from .nets import (
+    FIRST_STEP,
+    LARGE,
+    SETTLES,
+    Net,
+    batches_of,
+    fit,
+    forget,
+    gpt_on,
+    layers,
+    next_token_loss,
+    profiler,
+    size_for,
+)
 
 # ---- what all the rest was seen on
 
@@ -63,7 +77,8 @@ _EDGE = 8192
 
 def _mfu(here: Here) -> Iterator[Row]:
     """The formula's FLOPs ÷ events around untimed steps ÷ the peak, in the fit of which ours is."""
-    size, watch, timed = size_for(here), Stopwatch(on_gpu=here.on_gpu), here.pick(50, 3)
+    size = size_for(here, replace(LARGE, batch=16))  # so long a step that it never waits for a slow host
+    watch, timed = Stopwatch(on_gpu=here.on_gpu), here.pick(40, 3)
     peak = peak_for(torch.cuda.get_device_name(here.device), "bfloat16") if here.on_gpu else _GIVEN_PEAK
     if peak is None:
         yield not_here("MFU by hand", "the table has no peak for this device")
@@ -116,14 +131,22 @@ _RESETS = ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_m
 
 
 class _Read(Net):
-    """Reads the allocator's totals where its phases end; its activations outweigh a rounding."""
+    """Reads the allocator's totals where its phases end; its activations outweigh a rounding.
+
+    Its forward ends before Lightning drops the gradients, and its optimizer's step after the batch.
+    """
 
     def __init__(self, here: Here) -> None:
         super().__init__(layers(here, here.pick(2048, 64), here.pick(8, 2)))
         self.seen: dict[str, list[int]] = {"forward": [], "backward": [], "optimizer": []}
-        hooks = ("on_before_backward", "on_after_backward", "on_train_batch_end")
-        for hook, held in zip(hooks, self.seen.values(), strict=True):
-            setattr(self, hook, partial(self._look, held))
+        for hook, held in (("on_after_backward", "backward"), ("on_train_batch_end", "optimizer")):
+            setattr(self, hook, partial(self._look, self.seen[held]))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """As any other's."""
+        loss = super().training_step(batch, batch_idx)
+        self._look(self.seen["forward"])
+        return loss
 
     def _look(self, held: list[int], *_: Any) -> None:
         held.append(int(torch.cuda.memory_stats(self.device)["allocated_bytes.all.current"]))
@@ -131,8 +154,10 @@ class _Read(Net):
 
 def _phases(here: Here) -> Iterator[Row]:
     """Held at the end of each phase of the counted step; an unprofiled run is the truth."""
-    plain, resets = _trained(here, None), list[str]()
-    forget(here)
+    resets = list[str]()
+    for _ in range(2):  # in the first one libraries take what they keep for themselves
+        plain = _trained(here, None)
+        forget(here)
     with ExitStack() as undo:
         for name in _RESETS:
             if hasattr(torch.cuda, name):

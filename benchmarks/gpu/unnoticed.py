@@ -146,14 +146,13 @@ def _waits(here: Here, callback: FlopsProfilerCallback | None) -> Counter[int]:
 
 
 def _memory(here: Here) -> Iterator[Row]:
-    """What the device's allocator holds when the fit is over and its objects are gone."""
-    left = []
-    for callback in (None, None, _watched(here)):  # the first one leaves what libraries keep for themselves
+    """What the device's allocator holds when the fit is over, its objects are gone, and the profile is there."""
+    left, profiles = [], []
+    for watched in (False, False, True):  # the first one leaves what libraries keep for themselves
         before = torch.cuda.memory_allocated(here.device)
-        done = _gpt_fit(here, callback)
-        if callback is not None:
-            _ = done.profile  # it is kept, and holds no tensor
-        del done
+        done = _gpt_fit(here, _watched(here) if watched else None)
+        profiles.append(done.profile if watched else None)
+        del done  # with the callback: Lightning gives every callback the model's method `log`, and so the model
         gc.collect()
         left.append(torch.cuda.memory_allocated(here.device) - before)
     yield exactly("bytes on the device that are left when the objects of a fit are gone", left[2], left[1])
