@@ -19,6 +19,7 @@ from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.step import Advice, DtypeFlops, ModuleTimes
 from lightning_flops.schema.trace import TracedStep
 from tests.report import windows
+from tests.report.traced_windows import transformer_traced
 from tests.report.windows import A100, cell
 
 DEFAULTS = AdviceThresholds()
@@ -223,6 +224,11 @@ def test_times_are_those_of_a_typical_step() -> None:
     assert evidence.compute_share == pytest.approx(0.7)
     assert evidence.shares["optimizer"] == pytest.approx(0.1)
     assert (evidence.shares["starved"], evidence.idle_cores) == (0.2, 1.5)
+
+
+def test_device_is_idle_for_what_its_kernels_leave_of_the_timed_step_and_not_of_the_slower_traced_one() -> None:
+    traced = replace(transformer_traced()[1], forward_scale=0.1)  # kernels of 79.5 ms, for ten times the work
+    assert gathered(traced=traced).shares["idle"] == pytest.approx(1 - (7.95 + 4) / 20)  # 4 ms wait for data
 
 
 @pytest.mark.parametrize(

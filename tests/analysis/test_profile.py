@@ -245,6 +245,9 @@ def test_row_of_useful_flops_is_the_mfu_and_attention_that_is_not_executed_is_ta
     assert found["model"] == 24_307_692
     assert found["other_flops"] == 153_846 - 538_461
     assert found["model"] == round(known(profile.rates.mfu) * 100_000_000)
+    # Kernels take 26 ms of the forward's 30, and 53.5 fill the 50 of the backward; the optimizer's 10 are not traced.
+    assert found["idle"] == 4_000_000
+    assert found["compute"] == 26_000_000 + 50_000_000 + 10_000_000 - found["model"] - found["other_flops"]
 
 
 def test_flops_that_took_less_time_than_at_the_peak_give_no_row() -> None:

@@ -98,14 +98,16 @@ def traced_step(
     return windows.traced(**{"parts": parts, **step}, tables=tables)
 
 
-def on_device(*, forward_ms: float, busy_ms: float, exposed_ms: float, idle_ms: float) -> Profile:
+def on_device(
+    *, forward_ms: float, busy_ms: float, exposed_ms: float, idle_ms: float, traced_ms: float | None = None
+) -> Profile:
     """A run on a device, whose traced forward is so much work of fc1, communication that nothing hides, and idle."""
     traced = traced_step(
         {"": 0, "fc1": busy_ms, "act": 0, "fc2": 0},
         BACKWARD_MS,
         clock="device",
         parts=(
-            TracedPart(name="forward", wall_sec=forward_ms / 1e3, exposed_sec=exposed_ms / 1e3),
+            TracedPart(name="forward", wall_sec=(traced_ms or forward_ms) / 1e3, exposed_sec=exposed_ms / 1e3),
             TracedPart(name="backward", wall_sec=0.01, exposed_sec=0.0),
             TracedPart(name="optimizer", wall_sec=0.003, exposed_sec=0.0),
         ),
