@@ -160,11 +160,7 @@ def main() -> int:
     wrong = sum(not right for _, right in rows)
     columns = ["file", "", "kernels", "their union", "steps", "FLOPs of matrix products"]
     columns += ["greatest MFU or HFU", "impossible"]
-    lines = [
-        *table(columns, [row for row, _ in rows]),
-        "",
-        f"{len(files)} files, {wrong} with something wrong.",
-    ]
+    lines = [*table(columns, [row for row, _ in rows]), "", f"{len(files)} files, {wrong} with something wrong."]
     write_page(options.output, [*described(__doc__), *lines])
     return int(wrong > 0)
 

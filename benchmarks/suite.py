@@ -342,9 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("project", choices=("lightning", "deepspeed"))
     parser.add_argument("source", type=Path, help="folder that holds its repository")
     parser.add_argument("--work", type=Path, required=True, help="folder for what runs, and for the records")
-    parser.add_argument(
-        "--output", type=Path, help="the page (default: in benchmarks/results, unless --parts is given)"
-    )
+    parser.add_argument("--output", type=Path, help="the page (default: in benchmarks/results, without --parts)")
     parser.add_argument("--jobs", type=int, default=2, help="pieces that run at the same time")
     parser.add_argument("--parts", nargs="+", help="some of its pieces")
     options = parser.parse_args(arguments)

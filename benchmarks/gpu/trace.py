@@ -38,10 +38,8 @@ def _by_module(here: Here) -> Iterator[Row]:
     lost_forward, lost_backward = modules.unattributed_forward_us, modules.unattributed_backward_us
     yield from unjudged(
         here,
-        _at_most_share("forward that no module has, of the forward", lost_forward / modules.forward_us, LOST_FORWARD),
-        _at_most_share(
-            "backward that no module has, of the backward", lost_backward / modules.backward_us, LOST_BACKWARD
-        ),
+        _at_most_share("forward that no module has", lost_forward / modules.forward_us, LOST_FORWARD),
+        _at_most_share("backward that no module has", lost_backward / modules.backward_us, LOST_BACKWARD),
     )
     forward = sum(row.own_forward_us for row in modules.rows) + lost_forward
     claim = "modules' own forwards, added up, beside the forward"
