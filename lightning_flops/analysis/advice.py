@@ -23,11 +23,8 @@ from lightning_flops.schema.step import Advice
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.units import duration, percent, plain
 
-ON_COMMUNICATION = ("exposed_communication", "waiting", "straggler")
-"""Rules whose answer changes once the other ranks are known."""
-
-LEAST_WAIT_SEC = 0.001
-"""A worker process hands a batch over in about a millisecond: no shorter wait is saved by one."""
+ON_COMMUNICATION = ("exposed_communication", "waiting", "straggler")  # rules that the other ranks' answers change
+LEAST_WAIT_SEC = 0.001  # a worker process hands a batch over in about a millisecond: no shorter wait is saved by one
 
 _PROFILER, _MATCHER, _OWN = "PyTorch Profiler's recommendations", "torch.profiler's pattern matcher", "this project"
 _US_PER_SEC = 1e6

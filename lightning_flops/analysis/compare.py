@@ -38,17 +38,12 @@ from lightning_flops.units import percent, plural
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _COMPUTING: tuple[TimePhase, ...] = ("forward", "backward", "optimizer")
 _BY_MODULE: tuple[TimePhase, ...] = ("forward", "backward")
-_WAITS: Mapping[TimePhase, Cause] = {
-    "data_wait": "data", "transfer": "loop", "bubble": "communication", "other": "loop"
-}  # fmt: skip
+_WAITS: dict[TimePhase, Cause] = {"data_wait": "data", "transfer": "loop", "bubble": "communication", "other": "loop"}
 """What a part of a step that computes nothing of the model is a wait for."""
-_STARVED = 0.05
-"""From this share of lost processor time on, the times of a run say little of its program."""
-_ERRORS = 4
-"""So many standard errors of both runs together may separate a module's times by figures."""
+_STARVED = 0.05  # from this share of lost processor time on, the times of a run say little of its program
+_ERRORS = 4  # so many standard errors of both runs together may separate a module's times by figures
 _Phases = tuple[TimePhase, ...]
-_Row = tuple[str | None, str | None]
-"""Names of a module in A and in B; both None for what no module owns."""
+_Row = tuple[str | None, str | None]  # names of a module in A and in B; both None for what no module owns
 _OUTSIDE: _Row = (None, None)
 _Pieces = dict[tuple[_Row, Cause | None], tuple[int, Work | None]]
 """Time and work of the pieces of a part of a step, by whose they are, and what they are a wait for."""
@@ -125,8 +120,7 @@ class _Run:
             raise ComparisonError(f"the steps cannot be compared: {source} has no timed step")
         self.profile, self.timing, self.traced, self.source = profile, profile.timing, profile.traced, source
         parts = self.traced.parts if self.traced and any(one.times for one in profile.modules) else ()
-        self.inside = {part.name: part for part in parts if part.name in _COMPUTING}
-        """Parts of which it is known what filled them."""
+        self.inside = {part.name: part for part in parts if part.name in _COMPUTING}  # what filled these is known
 
     def identity(self) -> ComparedRun:
         """What the comparison says of it."""
@@ -223,8 +217,7 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-_Sums = Counter[str]
-"""Nanoseconds of both runs, and of each cause of their difference, added up over pieces."""
+_Sums = Counter[str]  # nanoseconds of both runs, and of each cause of their difference, added up over pieces
 
 
 def _times(sums: _Sums) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -23,21 +23,17 @@ from lightning_flops.schema.comparison import Comparison, FigureDifference
 from lightning_flops.schema.profile import Profile
 from lightning_flops.units import shown, si
 
-LEAST_STEPS = 4
-"""Timed steps of each run, below which nothing is said of noise."""
+LEAST_STEPS = 4  # timed steps of each run, below which nothing is said of noise
 _T = (5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.98, 2.95, 2.92, 2.90, 2.88, 2.86, 2.85)
 """Student's t of ``CONFIDENCE``, two-sided, from three degrees of freedom on; the last of all beyond."""
 
 Floats = npt.NDArray[np.float64]
 WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
 """Figures of the wall clock, which say little of a run that was starved of processors."""
-_OF_PEAK = ("mfu", "hfu")
 Figure = tuple[float | None, Floats | None, str | None]
 """A figure of a run; what it is in each step or in proportion to that, None of an exact count; why it is not known."""
 
-_SIGNS: Mapping[str, Callable[[float, float], bool]] = {
-    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le
-}  # fmt: skip
+_SIGNS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _FORM = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*")
 
 
@@ -79,7 +75,7 @@ def figure_difference(name: str, in_a: Figure, in_b: Figure, *, peaks: tuple[str
     if a is None or b is None:
         which, words = ("A", why_a) if a is None else ("B", why_b)
         reason = f"not known in {which}" + (f": {words}" if words else "")
-    elif name in _OF_PEAK and peaks[0] != peaks[1]:
+    elif name in ("mfu", "hfu") and peaks[0] != peaks[1]:
         reason = f"it is of other peaks: {peaks[0]} in A, {peaks[1]} in B"
     elif b and not a:
         reason = "0 in A"
@@ -128,9 +124,6 @@ def judge(comparison: Comparison, condition: str) -> tuple[Verdict, str]:
     return "does not hold", f"{words}: within noise" if sign(figure.ratio, limit) else words
 
 
-_OF_PROFILES = ("micro_steps", "samples", "tokens", "params", "trainable_params")
-
-
 def peaks_text(peaks: Mapping[str, float]) -> str:
     """*peaks*, FLOP/s by dtype, in words; what rounds to the same is the same."""
     return ", ".join(f"{si(peak, 'FLOP/s')} ({dtype})" for dtype, peak in sorted(peaks.items()))
@@ -150,7 +143,8 @@ def setting_differences(a: Profile, b: Profile) -> dict[str, tuple[str, str]]:
 
 def _set_up(profile: Profile) -> dict[str, str]:
     found = {f"context.{one.name}": getattr(profile.context, one.name) for one in fields(profile.context)}
-    found |= {name: getattr(profile, name) for name in _OF_PROFILES}
+    of_profile = ("micro_steps", "samples", "tokens", "params", "trainable_params")
+    found |= {name: getattr(profile, name) for name in of_profile}
     found |= {"dtypes": ", ".join(one.dtype for one in profile.dtypes), "peaks": peaks_of(profile)}
     found["memory_bandwidth"] = si(profile.memory_bytes_per_sec, "B/s")
     found |= {f"settings.{one.name}": getattr(profile.settings, one.name) for one in fields(profile.settings)}

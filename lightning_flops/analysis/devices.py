@@ -164,11 +164,9 @@ def why_no_peak(name: str, dtype: str) -> str:
     """Why there is no peak of the device that torch calls *name*, if it has one, in *dtype*, without a full stop."""
     if _PART.search(name):
         return "a MIG slice or a virtual GPU: its share of the device's peak is not published"
-    if device_named(name) is None:
-        return (
-            f"no figure is known for a device called {name}" if name else "no device of one known name ran the kernels"
-        )
-    return f"no rate in {dtype} is published for {name}"
+    if device_named(name) is not None:
+        return f"no rate in {dtype} is published for {name}"
+    return f"no figure is known for a device called {name}" if name else "no device of one known name ran the kernels"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,8 +152,7 @@ class FlopCounts:
 
     def own_bytes_by_module(self) -> dict[str, PhaseBytes]:
         """Bytes read and written by each module without those of the modules below it."""
-        cells = grouped(self.record.cells, lambda cell: cell.module)
-        return {name: bytes_by_phase(group) for name, group in cells.items()}
+        return {name: bytes_by_phase(of) for name, of in grouped(self.record.cells, lambda one: one.module).items()}
 
     def by_operator(self) -> dict[str, PhaseFlops]:
         """FLOPs of each operator, such as ``aten.mm``; operators without FLOPs are left out."""

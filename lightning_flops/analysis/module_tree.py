@@ -12,9 +12,6 @@ from lightning_flops.analysis.module_names import parent_name, with_those_above,
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops, UncountedOperator
 from lightning_flops.schema.step import ModuleProfile, ModuleTimes
 
-_NONE = PhaseFlops()
-_NO_BYTES = PhaseBytes()
-
 
 def build_modules(
     records: Iterable[ModuleRecord], counts: FlopCounts, times: Mapping[str, ModuleTimes] | None = None
@@ -30,7 +27,8 @@ def build_modules(
     for name in (*by_name, *(cell.module for cell in record.cells), *record.module_calls):
         for above in with_those_above(name) if name != OUTSIDE else ():
             by_name.setdefault(above, ModuleRecord(name=above, type_name=""))
-    total, total_bytes = with_those_below(own, _NONE), with_those_below(moved, _NO_BYTES)
+    no_flops, no_bytes = PhaseFlops(), PhaseBytes()
+    total, total_bytes = with_those_below(own, no_flops), with_those_below(moved, no_bytes)
     return tuple(
         ModuleProfile(
             name=name,
@@ -38,9 +36,9 @@ def build_modules(
             extra_repr=by_name[name].extra_repr,
             params=by_name[name].params,
             calls=record.module_calls.get(name, 0),
-            own=own.get(name, _NONE),
-            total=total.get(name, _NONE),
-            total_bytes=total_bytes.get(name, _NO_BYTES),
+            own=own.get(name, no_flops),
+            total=total.get(name, no_flops),
+            total_bytes=total_bytes.get(name, no_bytes),
             alias_of=by_name[name].alias_of,
             times=times.get(name),
         )

@@ -45,7 +45,6 @@ class FlopsFormula:
         self._counted: dict[tuple[int, ...], Counted] = {}
         self._asked: dict[tuple[int, ...], SizedFlops] = {}
         example = tuple(sizes[name] for name in self._names)
-        self._take(example, Formula())  # what it raises is raised
         self._formula = self._searched(example, (1,) * len(example))
         if not self.holds:  # as with images and paddings
             wide = tuple(1 if name in batch_names else sizes[name] for name in self._names)
@@ -85,9 +84,8 @@ class FlopsFormula:
         for (bucket, _), value in flops.items():
             buckets[bucket] += value
         source: Literal["counted", "formula"] = "counted" if predicted is None else "formula"
-        answer = SizedFlops(sizes=dict(zip(self._names, values, strict=True)), source=source, **buckets)
-        self._asked[values] = answer
-        return answer
+        self._asked[values] = SizedFlops(sizes=dict(zip(self._names, values, strict=True)), source=source, **buckets)
+        return self._asked[values]
 
     def report(self) -> FormulaReport:
         """The formula, and the sizes it was asked for."""
@@ -127,7 +125,7 @@ class FlopsFormula:
     def _searched(self, example: tuple[int, ...], apart: tuple[int, ...]) -> Formula:
         """The formula of batches near the example, whose sizes are so far *apart*; then some that are much larger."""
         formula, numbers = Formula(), random.Random(0)
-        self._take(example, formula)
+        self._take(example, formula)  # what it raises is raised
         for _ in range(_MOST_COUNTS):
             values = tuple(size + numbers.randrange(9) * one for size, one in zip(example, apart, strict=True))
             with suppress(Exception):  # of the user's model, which may refuse a size

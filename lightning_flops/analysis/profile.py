@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.budget import build_budget
@@ -15,7 +15,7 @@ from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flo
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peaks import COPY, measured_peaks, peak_for
-from lightning_flops.analysis.rates import build_rates, peak_seconds_of_step
+from lightning_flops.analysis.rates import build_rates, peak_seconds_of_step, share_of_flops
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
@@ -32,7 +32,7 @@ from lightning_flops.records import (
     WindowRecord,
 )
 from lightning_flops.schema.profile import Origin, Profile, ReportSettings
-from lightning_flops.schema.step import DtypeFlops, ModuleTimes, OperatorProfile, StepFlops
+from lightning_flops.schema.step import DtypeFlops, OperatorProfile, StepFlops
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import plural
 
@@ -63,10 +63,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         tokens=tokens,
         context=context,
     )
-    times: dict[str, ModuleTimes] = {}
-    notes: tuple[str, ...] = ()
-    if traced is not None:
-        times, notes = module_times(traced, cells, peaks, counted_steps=steps)
+    times, notes = ({}, ()) if traced is None else module_times(traced, cells, peaks, counted_steps=steps)
     evidence = gather_evidence(
         window,
         timing=timing,
@@ -76,7 +73,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         traced=traced,
     )
     root = next((module for module in window.modules if module.name == ""), None)
-    operators = _operators(cells)
     return Profile(
         profile_step=window.profile_step,
         report_step=window.profile_step,  # who shows it says when
@@ -98,7 +94,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         micro_steps=sum(step.micro_steps for step in window.counted_steps) / steps,
         samples=samples,
         tokens=tokens,
-        flops=_mean_flops(total, steps=steps),
+        flops=share_of_flops(total, of=steps),
         bytes_total=bytes_by_phase(cells),
         dtypes=dtypes,
         peaks_flops_per_sec=peaks,
@@ -115,7 +111,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         lower_bound=counts.is_lower_bound,
         modules=build_modules(window.modules, counts, times),
         outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
-        operators=operators,
+        operators=_operators(cells),
         uncounted=dict(window.flops.uncounted),
         memory=window.memory,
         traced=traced,
@@ -191,11 +187,6 @@ def _not_ignored(name: str, ignored: Collection[str]) -> str:
     return name
 
 
-def _mean_flops(total: StepFlops, *, steps: int) -> StepFlops:
-    """*total* over *steps* counted steps as that of one, each figure to the nearest whole FLOP."""
-    return StepFlops(**{one.name: (2 * getattr(total, one.name) + steps) // (2 * steps) for one in fields(StepFlops)})
-
-
 def _flops_by_dtype(cells: Sequence[OperatorCell]) -> tuple[DtypeFlops, ...]:
     """FLOPs in each dtype that has any, most first."""
     found = (
@@ -234,9 +225,7 @@ def _device_figures(
         for dtype in dict.fromkeys((*DTYPE_NAMES, *(one.dtype for one in dtypes)))
         if (peak := peak_for(context.device_name, dtype, config.peak_flops_per_sec, measured)) is not None
     }
-    bandwidth = config.memory_bytes_per_sec
-    if bandwidth is None:
-        bandwidth = (device and device.memory_bytes_per_sec) or measured.get(COPY)
+    bandwidth = config.memory_bytes_per_sec or (device and device.memory_bytes_per_sec) or measured.get(COPY)
     otherwise: Origin = "measured" if device is None and measured else "vendor"
     return peaks, bandwidth, otherwise if config.peak_flops_per_sec is None else "given"
 
@@ -251,7 +240,6 @@ def _notes(window: WindowRecord, *, timed: int) -> tuple[str, ...]:
     notes = [*window.notes, *window.flops.notes]
     if not window.counted_steps:
         notes.append("No step was counted to its end: the FLOPs are of everything that ran while the counter was on.")
-    wrong = sum(step.seconds is not None for step in window.timed_steps) - timed
-    if wrong:
+    if wrong := sum(step.seconds is not None for step in window.timed_steps) - timed:
         notes.append(f"Left out: {wrong} timed {plural('step', wrong)} with times that cannot be right.")
     return tuple(dict.fromkeys(notes))

@@ -83,8 +83,7 @@ def pack(record: RankRecord | RankAbsence) -> bytes:
     """*record* in at most ``RECORD_LIMIT_BYTES``, without modules and single calls where it must, or ValueError."""
     if isinstance(record, RankAbsence):
         record = record._replace(reason=record.reason[:500])
-    tries = [record, _shortened(record)] if isinstance(record, RankRecord) else [record]
-    for sent in tries:
+    for sent in (record, _shortened(record)) if isinstance(record, RankRecord) else (record,):
         encoded = _encoder.encode(sent)
         packed = zlib.compress(encoded, 1)
         if len(packed) <= RECORD_LIMIT_BYTES and len(encoded) <= _INFLATED_LIMIT_BYTES:
@@ -102,11 +101,5 @@ def _shortened(record: RankRecord) -> RankRecord:
     none, traced = array("q"), record.traced
     if traced is not None:
         traced = replace(traced, collectives=tuple(replace(one, latency_ns=none) for one in traced.collectives))
-    return replace(
-        record,
-        traced=traced,
-        module_names=(),
-        own_forward_ns=none,
-        own_backward_ns=none,
-        left_out="the times of its modules and of each single call of a collective",
-    )
+    words = "the times of its modules and of each single call of a collective"
+    return replace(record, traced=traced, module_names=(), own_forward_ns=none, own_backward_ns=none, left_out=words)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from statistics import fmean, median
@@ -20,13 +20,13 @@ from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.flop_counts import grouped
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rank_record import RankAbsence, RankRecord
-from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio, sum_if_all_known
+from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio, share_of_flops, sum_if_all_known
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import RunContext
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankFigures, RanksProfile, StageProfile
-from lightning_flops.schema.step import JobRates, StepFlops
+from lightning_flops.schema.step import JobRates
 
 
 def with_ranks(
@@ -100,20 +100,14 @@ def _figures(profile: Profile) -> RankFigures:
 
 
 def _stages(profiles: Sequence[Profile]) -> tuple[StageProfile, ...]:
-    """The stages of which a rank answered; one without a pipeline."""
-
-    def of_one_copy(ranks: Sequence[Profile]) -> StepFlops:
-        """FLOPs of one copy of a stage whose copies are in *ranks*, to the nearest whole FLOP."""
-        parts, of_all = _ranks_of_one_copy(ranks[0].context), len(ranks)
-        flops = asdict(reduce(add, (one.flops for one in ranks)))
-        return StepFlops(**{name: (2 * parts * total + of_all) // (2 * of_all) for name, total in flops.items()})
-
+    """The stages of which a rank answered; one without a pipeline. FLOPs are those of one copy."""
+    parts = _ranks_of_one_copy(profiles[0].context)
     return tuple(
         StageProfile(
             stage=stage,
             params=ranks[0].params,  # each rank answers for the whole stage
             trainable_params=ranks[0].trainable_params,
-            flops=of_one_copy(ranks),
+            flops=share_of_flops(reduce(add, (one.flops for one in ranks)), parts=parts, of=len(ranks)),
         )
         for stage, ranks in sorted(grouped(profiles, lambda one: one.context.pp_rank).items())
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TypeVar
 
 from lightning_flops.records import BatchTokens, RunContext
@@ -86,6 +87,11 @@ def mean(*, total: float | None, steps: int) -> float | None:
     return total if total is None or steps == 1 else total / steps
 
 
+def share_of_flops(flops: StepFlops, *, parts: int = 1, of: int) -> StepFlops:
+    """So many *parts* *of* *flops*, each figure to the nearest whole FLOP."""
+    return StepFlops(**{name: (2 * parts * one + of) // (2 * of) for name, one in asdict(flops).items()})
+
+
 def sum_if_all_known(values: Iterable[_Number | None]) -> _Number | None:
     """The sum of *values*; None if one of them is not known, or if there are none."""
     total: _Number | None = None
@@ -116,6 +122,7 @@ def build_rates(
     device, unknown = context.device_name or context.device_type, ", ".join(no_peak_of)
     no_peak = f"no dense peak is known for {unknown} on {device}; {GIVE_PEAK}" if unknown else _UNUSUAL
     no_samples = "the batch size is not known; set batch_size"
+    no_tokens = "how to count tokens was not said; set tokens_per_sample"
     spent = {
         "forward_flops_per_sec": (flops.forward, "forward_sec"),
         "backward_flops_per_sec": (trained, "backward_sec"),
@@ -128,11 +135,7 @@ def build_rates(
         **{name: (mean(total=of, steps=counted_steps), time, _UNUSUAL) for name, (of, time) in spent.items()},
         "samples_per_sec": (samples and samples * context.dp_size, "global_step_sec", no_samples),
         "iter_samples_per_sec": (samples and samples * context.dp_size, "iter_sec", no_samples),
-        "tokens_per_sec": (
-            tokens and tokens * context.dp_size,
-            "global_step_sec",
-            "how to count tokens was not said; set tokens_per_sample",
-        ),
+        "tokens_per_sec": (tokens and tokens * context.dp_size, "global_step_sec", no_tokens),
         "mfu": (peak_sec[0], "global_step_sec", no_peak),
         "hfu": (peak_sec[1], "global_step_sec", no_peak),
         "data_wait_ratio": (None if timing is None else timing.data_wait_sec, "global_step_sec", _MIXED),

@@ -104,9 +104,8 @@ class _Sum:
                 if bucket in _MODEL:
                     sums[dtype] = sums.get(dtype, 0) + value
         model = sum(by_dtype[0].values())
-        known = self.useful is not None and self.steps
         ratio = min(1.0, self.estimated / model) if model else 0.0
-        return UnprofiledFlops(by_dtype[0], by_dtype[1] if known else None, ratio)
+        return UnprofiledFlops(by_dtype[0], by_dtype[1] if self.useful is not None and self.steps else None, ratio)
 
 
 @dataclass(slots=True)

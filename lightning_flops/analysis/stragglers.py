@@ -20,14 +20,9 @@ from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.trace import TracedPart
 from lightning_flops.units import duration, percent
 
-_MAIN_SHARE = 0.5
-"""A part, or a module, is named if it has at least this share of what a rank is late by."""
-
-_STANDARD_ERRORS = 4.0
-"""A difference of means that is less than so many standard errors may be by chance."""
-
-_NEVER_WAITS = {"data_wait", "transfer"}
-"""Phases in which no rank waits for another."""
+_MAIN_SHARE = 0.5  # a part, or a module, is named if it has at least this share of what a rank is late by
+_STANDARD_ERRORS = 4.0  # a difference of means that is less than so many standard errors may be by chance
+_NEVER_WAITS = {"data_wait", "transfer"}  # phases in which no rank waits for another
 
 
 class _Rank(NamedTuple):

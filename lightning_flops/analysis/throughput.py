@@ -11,9 +11,7 @@ from lightning_flops.schema.throughput import Spread, ThroughputSummary
 _NO_PEAK = f"no dense peak of this device is known for every dtype of the run; {GIVE_PEAK}"
 _NO_FORMULA = "no formula gives the cost of its steps without padding"
 
-_OF_FLOPS = tuple(
-    "model_flops hardware_flops lower_bound steps_counted steps_by_formula steps_estimated checks".split()
-)
+_OF_FLOPS = "model_flops hardware_flops lower_bound steps_counted steps_by_formula steps_estimated checks".split()
 
 
 def build_throughput(
@@ -68,9 +66,7 @@ def build_throughput(
         tokens=tokens.processed,
         real_tokens=tokens.real,
         padding_ratio=padding_ratio(tokens),
-        tokens_per_sec=per_second(
-            amount=None if timed_tokens is None else timed_tokens * dp_size, seconds=seconds.total
-        ),
+        tokens_per_sec=per_second(amount=timed_tokens and timed_tokens * dp_size, seconds=seconds.total),
         unavailable=unavailable | impossible,
     )
 

@@ -15,7 +15,6 @@ from lightning_flops.records import ProcessorLoss, StepRecord, TimePhase
 from lightning_flops.schema.step import PartTiming, Stalls, TimingProfile
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
-
 _OF_TRAINING: tuple[TimePhase, ...] = ("backward", "bubble", "optimizer")
 _STALLS_FROM = 1.1  # a step that takes so many times as long as a typical one has stalled
 _LONGEST_SEC = 1e9  # thirty years: no step takes longer
@@ -23,9 +22,8 @@ _LONGEST_SEC = 1e9  # thirty years: no step takes longer
 
 def is_timed(step: StepRecord) -> bool:
     """Whether the times of *step* are possible: no part negative or absurd, their sum above zero."""
-    if step.seconds is None:
-        return False
-    return all(_is_duration(getattr(step.seconds, phase)) for phase in _PHASES) and step.seconds.total > 0
+    seconds = step.seconds
+    return seconds is not None and all(_is_duration(getattr(seconds, one)) for one in _PHASES) and seconds.total > 0
 
 
 def build_timing(
