@@ -93,10 +93,7 @@ def _shared_depth(name: str, caller: str) -> int:
 
 
 def describe_modules(
-    root: nn.Module,
-    *,
-    whole: nn.Module | None = None,
-    note: Callable[[str], object] = logger.warning,
+    root: nn.Module, *, whole: nn.Module | None = None, note: Callable[[str], object] = logger.warning
 ) -> tuple[ModuleRecord, ...]:
     """What each module of *root* is and how many parameters it holds, in ``named_modules`` order.
 
@@ -114,7 +111,7 @@ def describe_modules(
         if module not in own:
             own[module] = parameters.of(module)
         if own[module]:
-            for above in _with_those_above(name):
+            for above in {"", *itertools.accumulate(name.split("."), "{}.{}".format)}:  # itself and all around it
                 below[above].update(own[module])
     with random_state_kept():
         extra_reprs = {module: _extra_repr(module) for module in described.values()}
@@ -140,14 +137,6 @@ def describe_modules(
             )
         )
     return tuple(records)
-
-
-def _with_those_above(name: str) -> Iterator[str]:
-    """*name* and the names of the modules that it is in."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
-    yield ""
 
 
 def _extra_repr(module: nn.Module) -> str:

@@ -11,12 +11,10 @@ class Notes:
     """Notes of one run of training. Some hold for every report of the run, the others for its present window only."""
 
     def __init__(self) -> None:
-        self.speak: Callable[[str], object] = str
-        """Gets each note of the whole run, once."""
+        self.speak: Callable[[str], object] = str  # gets each note of the whole run, once
         self._of_run: list[str] = []
         self._of_window: list[str] = []
-        self._reported: set[str] = set()
-        """Notes of a window's report."""
+        self._reported: set[str] = set()  # notes of a window's report
 
     def of_report(self) -> tuple[str, ...]:
         """What the report of the present window, which is made now, has to say, in the order in which it was noted."""

@@ -50,10 +50,7 @@ class OptimizerHooks:
         """Call us from here on."""
         remove_retired()
         self._is_up = True
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
+        self._handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
 
     def remove(self) -> None:
         """Call us no more. If torch goes through its hooks now, ours do nothing, and are removed at a later step."""

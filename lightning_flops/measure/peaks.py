@@ -9,13 +9,10 @@ import torch
 
 from lightning_flops import host_clock
 
-_SEC_EACH = 0.1
-"""How long each size is measured, and the copy."""
-_LEAST_SEC = 0.01
-"""A product that takes less is tried in twice the size: starting it would be a share of its time."""
+_SEC_EACH = 0.1  # how long each size is measured, and the copy
+_LEAST_SEC = 0.01  # a product that takes less is tried in twice the size: starting it would be a share of its time
 _SIZES = (256, 512, 1024, 2048, 4096, 8192)
-_COPIED_BYTES = 1 << 26
-"""More than caches hold."""
+_COPIED_BYTES = 1 << 26  # more than caches hold
 
 
 def measure(device: torch.device) -> tuple[dict[str, float], float]:

@@ -180,11 +180,9 @@ class Recorder:
         self._settle_steps = min(settle_steps, timing_steps)
         self.state = Phase.WAITING
         self._step = _RunningStep()
-        self._ended: _RunningStep | None = None
-        """A step that is over, until its last batch's scope is left."""
+        self._ended: _RunningStep | None = None  # a step that is over, until its last batch's scope is left
         self._steps_done = self._profile_step = 0
-        self._counter: PartCounter | None = None
-        """Counts the running step, where one is counted."""
+        self._counter: PartCounter | None = None  # counts the running step, where one is counted
         self._sampler: PartCounter | None = None
         self._measured: _Measured | None = None
         self._unseen: set[TimePhase] = set()
@@ -347,11 +345,8 @@ class Recorder:
         step = replace(ended.record(self._steps_done), flops=counter.step_ends())
         self._steps_done += 1
         lower_bound = any(one.may_have_flops for one in counter.flops.uncounted.values())
-        self._tell_counted(
-            CountedStep(
-                flops=counter.step_buckets, lower_bound=lower_bound, data_dependent=counter.step_is_data_dependent
-            )
-        )
+        by_values = counter.step_is_data_dependent
+        self._tell_counted(CountedStep(flops=counter.step_buckets, lower_bound=lower_bound, data_dependent=by_values))
         if not in_window:
             self._go_on(Phase.WAITING)
         elif (measured := self._measured) is None:

@@ -12,9 +12,6 @@ from torch import distributed, nn
 
 from lightning_flops.measure.optimizer_hooks import with_inner
 from lightning_flops.records import OptimizerFacts, RunFacts
-from lightning_flops.units import package_logger
-
-logger = package_logger(__name__)
 
 
 def gather_run_facts(

@@ -16,20 +16,15 @@ class PartCounter:
     """Counts whole steps; they add up."""
 
     def __init__(self, counter: FlopCounter) -> None:
-        self.counter = counter
-        """Counts what runs inside of it."""
+        self.counter = counter  # counts what runs inside of it
         self._open: list[tuple[str, ExitStack]] = []
         self._seen = PhaseFlops()
         self._before_step = PhaseFlops()
         self._buckets: BucketFlops = {}
-        self.flops = FlopRecord()
-        """What was counted until the last step ended."""
-        self.step_buckets: BucketFlops = {}
-        """FLOPs of the last step, by bucket and dtype."""
-        self.step_is_data_dependent = False
-        """Values in tensors have decided sizes in the last step."""
-        self.mixed: set[TimePhase] = set()
-        """Phases whose work ran, in part, while the loop was in another of them."""
+        self.flops = FlopRecord()  # what was counted until the last step ended
+        self.step_buckets: BucketFlops = {}  # FLOPs of the last step, by bucket and dtype
+        self.step_is_data_dependent = False  # values in tensors have decided sizes in the last step
+        self.mixed: set[TimePhase] = set()  # phases whose work ran, in part, while the loop was in another of them
 
     def enter(self, part: str) -> None:
         """*part* of a step begins, inside whatever part is running."""

@@ -34,10 +34,8 @@ class VariedBatch:
             batch if isinstance(batch, Mapping) else enumerate((batch,) if self._one else batch)
         )
         tensors = {key: one for key, one in self._arguments.items() if isinstance(one, torch.Tensor)}
-        self.sizes: dict[str, int] = {}
-        """Each variable's size in the batch."""
-        self.batch_names: set[str] = set()
-        """Variables that are the first axis of a tensor: samples."""
+        self.sizes: dict[str, int] = {}  # each variable's size in the batch
+        self.batch_names: set[str] = set()  # variables that are the first axis of a tensor: samples
         if not isinstance(vary, Mapping):
             raise ConfigError(f"vary must be a mapping from a tensor of the batch to its axes, got {shown(vary)}")
         if not vary:

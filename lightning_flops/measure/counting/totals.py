@@ -35,13 +35,11 @@ class Totals:
         """Held by whoever adds to it: what fails meanwhile ends the counter, which asks for it again."""
         self.flops: dict[FlopPhase, int] = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
         self.calls: dict[str, int] = {}
-        self.estimates: dict[str, str] = {}
-        """Operators whose FLOPs are estimates, and where those come from."""
+        self.estimates: dict[str, str] = {}  # operators whose FLOPs are estimates, and where those come from
         self._notes: dict[str, None] = {}
         self._failures: set[str] = set()
         self._cells: dict[tuple[str, FlopPhase, str, str], Cell] = {}
-        self._uncounted: dict[str, list[Any]] = {}
-        """By operator: calls, modules, whether any call may have had FLOPs."""
+        self._uncounted: dict[str, list[Any]] = {}  # by operator: calls, modules, whether any call may have had FLOPs
 
     def cell(self, module: str, phase: FlopPhase, operator: str, dtype: str = "") -> Cell:
         """A cell, made if there is none; *dtype* is that of the arithmetic, none where no FLOPs are counted."""

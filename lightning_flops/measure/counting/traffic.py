@@ -14,22 +14,18 @@ from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES,
 from lightning_flops.measure.torch_private.needed import OpOverload, schema_of
 
 _OVERWRITING = frozenset(
-    (
-        "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ eye "
-        "trunc_normal_"
-    ).split()
+    "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ eye "
+    "trunc_normal_".split()
 )
 """In-place operators that write their first argument without reading it."""
 
 _NO_TRAFFIC = frozenset(
-    (
-        "empty empty_like empty_strided empty_permuted empty_quantized _empty_affine_quantized new_empty "
-        "new_empty_strided _unsafe_view lift_fresh lift detach alias is_same_size size stride numel dim sym_size "
-        "sym_stride sym_numel sym_storage_offset is_contiguous is_strides_like_format set_ resize_ resize_as_ "
-        "_resize_output_ _local_scalar_dense _nested_tensor_size _nested_tensor_strides _nested_get_values "
-        "_nested_tensor_storage_offsets _nested_view_from_jagged _nested_get_offsets _nested_get_lengths "
-        "_nested_get_jagged_dummy"
-    ).split()
+    "empty empty_like empty_strided empty_permuted empty_quantized _empty_affine_quantized new_empty "
+    "new_empty_strided _unsafe_view lift_fresh lift detach alias is_same_size size stride numel dim sym_size "
+    "sym_stride sym_numel sym_storage_offset is_contiguous is_strides_like_format set_ resize_ resize_as_ "
+    "_resize_output_ _local_scalar_dense _nested_tensor_size _nested_tensor_strides _nested_get_values "
+    "_nested_tensor_storage_offsets _nested_view_from_jagged _nested_get_offsets _nested_get_lengths "
+    "_nested_get_jagged_dummy".split()
 )
 """Operators that move no tensor's data: they make a view, an unfilled tensor, or read its shape."""
 
@@ -40,10 +36,8 @@ _READS_NUMBER = "_local_scalar_dense"
 """The operator behind ``Tensor.item``, and wherever else a tensor stands for a number."""
 
 _SIZED_BY_VALUES = frozenset(
-    (
-        "_pack_padded_sequence _nested_tensor_from_mask _nested_tensor_from_tensor_list _nested_view_from_jagged "
-        "_to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc"
-    ).split()
+    "_pack_padded_sequence _nested_tensor_from_mask _nested_tensor_from_tensor_list _nested_view_from_jagged "
+    "_to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc".split()
 )
 """Operators of whose results torch does not say that numbers in tensors may decide their sizes."""
 

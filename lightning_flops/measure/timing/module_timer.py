@@ -38,13 +38,10 @@ class ModuleTimer:
         self._names = ModuleNames(root)
         self._failed = False
         self._thread = threading.get_ident()
-        self._running: list[tuple[nn.Module | None, str]] = []
-        """The forwards that are running, by module and name."""
-        self._stamps: list[tuple[Any, str | None]] = []
-        """Stamps, each with the name of the module that runs from there."""
+        self._running: list[tuple[nn.Module | None, str]] = []  # the forwards that are running, by module and name
+        self._stamps: list[tuple[Any, str | None]] = []  # stamps, each with the name of the module that runs from there
         self._undo = ExitStack()
-        self.outermost_calls = 0
-        """Calls of the root, or of a module below it that was called from outside."""
+        self.outermost_calls = 0  # calls of the root, or of a module below it that was called from outside
 
     def __enter__(self) -> ModuleTimer:
         """Puts up the hooks."""

@@ -31,8 +31,7 @@ from lightning_flops.units import package_logger
 logger = package_logger(__name__)
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
-_SILENT = "6"
-"""At this level Kineto does not report every start and stop on stderr."""
+_SILENT = "6"  # at this level Kineto does not report every start and stop on stderr
 
 
 class StepTracer:
@@ -45,15 +44,12 @@ class StepTracer:
     def __init__(self, root: nn.Module, *, device: torch.device, **settings: bool) -> None:
         self._root, self._device, self._settings = root, device, settings
         self._folder: str | None = None
-        self._profiler: Any = None
-        """One that was prepared."""
+        self._profiler: Any = None  # one that was prepared
         self._recording = self._ours = self._is_up = False
         self._undo = ExitStack()
-        self._marks: list[Any] = []
-        """Marks that are open: the step's, and those of the parts that are running."""
+        self._marks: list[Any] = []  # marks that are open: the step's, and those of the parts that are running
         self._index = self._first_index = -1
-        self.lost: str | None = None
-        """Why something cannot be traced, in a sentence; None if everything can."""
+        self.lost: str | None = None  # why something cannot be traced, in a sentence; None if everything can
 
     # ---- the schedule
 

@@ -29,10 +29,8 @@ class TraceCycles:
         self._position = self._cycles = 0
         self._signatures: list[StepSignature] = []
         self._alike = False
-        self.traces: list[TracedStepRecord] = []
-        """The traces, one of each cycle."""
-        self.over = tracer is None
-        """Whether no step will be recorded any more."""
+        self.traces: list[TracedStepRecord] = []  # the traces, one of each cycle
+        self.over = tracer is None  # whether no step will be recorded any more
 
     @property
     def notes(self) -> tuple[str, ...]:

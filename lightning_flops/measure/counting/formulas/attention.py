@@ -35,7 +35,6 @@ from lightning_flops.measure.torch_private.needed import modes_off
 
 _TOP_LEFT, _BOTTOM_RIGHT = 1, 2  # values of the memory-efficient kernels' custom_mask_type
 
-
 Matrices = Sequence[tuple[int, int, int]]
 """Score matrices: how many heads (batch included) have each, its queries and its keys."""
 

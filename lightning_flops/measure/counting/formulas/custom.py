@@ -17,7 +17,6 @@ from lightning_flops.measure.torch_private.optional import custom_operator_name
 
 F = TypeVar("F", bound=Formula | int)
 
-
 Listener = Callable[[Entry], AbstractContextManager[Callable[..., None]]]
 """Entered around each call of a registered autograd function or Triton kernel; what it hands out gets the arguments,
 without autograd's ``ctx``, the keyword arguments and the result of a call that has returned."""

@@ -20,14 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_flops.measure.counting.formulas.contract import (
-    RESULT,
-    Rule,
-    Unreadable,
-    Work,
-    host_integers,
-    rules,
-)
+from lightning_flops.measure.counting.formulas.contract import RESULT, Rule, Unreadable, Work, host_integers, rules
 from lightning_flops.measure.torch_private.needed import is_fake, modes_off, stored
 
 _STRIDED = torch.strided

@@ -23,12 +23,7 @@ from lightning_flops.measure.counting.formulas.contract import (
 from lightning_flops.measure.counting.formulas.convolution import CONVOLUTION_RULES
 from lightning_flops.measure.counting.formulas.estimates import ESTIMATE_RULES
 from lightning_flops.measure.counting.formulas.products import PRODUCT_RULES
-from lightning_flops.measure.torch_private.needed import (
-    OpOverload,
-    is_composite,
-    overloads_named,
-    schema_of,
-)
+from lightning_flops.measure.torch_private.needed import OpOverload, is_composite, overloads_named, schema_of
 from lightning_flops.measure.torch_private.optional import triton_kernel
 
 RULES: Mapping[str, Rule] = {**PRODUCT_RULES, **CONVOLUTION_RULES, **ATTENTION_RULES, **ESTIMATE_RULES}
@@ -164,12 +159,10 @@ def hides_flops(name: str, args: Arguments, kwargs: Keywords, out: Any) -> bool:
 # tensor, or if its author has registered 0.
 
 TORCH_NAMESPACES = frozenset(
-    (
-        "aten prim prims profiler quantized _quantized quantized_decomposed quantization sparse inductor "
-        "inductor_prims _inductor_test mkl mkldnn mkldnn_prepacked onednn prepacked rngprims static_runtime "
-        "streams symm_mem fsdp ao bucketing c10d _c10d_functional _c10d_functional_autograd c10d_functional "
-        "_dtensor cplib debugprims export flex_lib onnx"
-    ).split()
+    "aten prim prims profiler quantized _quantized quantized_decomposed quantization sparse inductor "
+    "inductor_prims _inductor_test mkl mkldnn mkldnn_prepacked onednn prepacked rngprims static_runtime "
+    "streams symm_mem fsdp ao bucketing c10d _c10d_functional _c10d_functional_autograd c10d_functional "
+    "_dtensor cplib debugprims export flex_lib onnx".split()
 )
 """Namespaces that torch itself fills."""
 
@@ -192,14 +185,12 @@ _FREE_IN_SPITE_OF_THE_NAME = re.compile(
 )
 
 _LIBRARIES_FREE = frozenset(
-    (
-        "bitsandbytes::dequantize_4bit bitsandbytes::dequantize_blockwise bitsandbytes::int8_double_quant "
-        "bitsandbytes::int8_mm_dequant bitsandbytes::int8_vectorwise_dequant bitsandbytes::int8_vectorwise_quant "
-        "bitsandbytes::optimizer_update_32bit bitsandbytes::optimizer_update_8bit_blockwise "
-        "bitsandbytes::quantize_4bit bitsandbytes::quantize_blockwise deepspeed::dim_zero_all_to_all "
-        "torchvision::_ps_roi_pool_backward torchvision::_roi_pool_backward torchvision::nms "
-        "torchvision::ps_roi_pool torchvision::roi_pool"
-    ).split()
+    "bitsandbytes::dequantize_4bit bitsandbytes::dequantize_blockwise bitsandbytes::int8_double_quant "
+    "bitsandbytes::int8_mm_dequant bitsandbytes::int8_vectorwise_dequant bitsandbytes::int8_vectorwise_quant "
+    "bitsandbytes::optimizer_update_32bit bitsandbytes::optimizer_update_8bit_blockwise "
+    "bitsandbytes::quantize_4bit bitsandbytes::quantize_blockwise deepspeed::dim_zero_all_to_all "
+    "torchvision::_ps_roi_pool_backward torchvision::_roi_pool_backward torchvision::nms "
+    "torchvision::ps_roi_pool torchvision::roi_pool".split()
 )
 """Operators of libraries that people have read: they convert, compare, pool, update parameters or communicate."""
 
