@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from array import array
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -84,14 +84,14 @@ def above(module: str) -> Any:
     return importlib.import_module(f"lightning_flops.{module}")
 
 
-_Versioned: Any = msgspec.defstruct("_Versioned", [("schema_version", int)])
-"""What a text says of its own form."""
+_Versioned: Any = msgspec.defstruct("_Versioned", [("schema_version", int)])  # what a text says of its own form
+_decoder: Any = cache(lambda cls: msgspec.json.Decoder(cls, dec_hook=_from_plain))
 
 
 def _decoded(cls: type[_T], text: str) -> _T:
     try:
         try:
-            return cast("_T", _decoder(cast("Hashable", cls)).decode(text))
+            return cast("_T", _decoder(cls).decode(text))
         except msgspec.DecodeError as error:
             if "malformed" not in str(error):
                 raise
@@ -102,11 +102,6 @@ def _decoded(cls: type[_T], text: str) -> _T:
         raise ProfileFormatError("the profile is nested too deep") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise ProfileFormatError(f"the profile cannot be read: {error}") from error
-
-
-@cache
-def _decoder(cls: Hashable) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(cast("Any", cls), dec_hook=_from_plain)
 
 
 def _plain(value: object) -> object:

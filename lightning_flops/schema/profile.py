@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
 from lightning_flops.schema import codec
@@ -86,14 +86,12 @@ class Profile(codec.Shown):
 
     def per_step(self, total: int) -> float:
         """*total* over all counted steps as a mean per step; exact when one step was counted."""
-        steps = len(self.counted_steps)
-        return total if steps <= 1 else total / steps
+        return total / len(self.counted_steps) if len(self.counted_steps) > 1 else total
 
     @property
     def has_backward(self) -> bool:
         """Whether there is anything to say of a backward and an optimizer: the run trains, or one of them ran in it."""
-        flops = self.flops
-        return self.context.trains or flops.backward + flops.recompute + flops.optimizer > 0
+        return self.context.trains or self.flops.total > self.flops.forward
 
     @property
     def step_name(self) -> str:
@@ -137,8 +135,7 @@ class Profile(codec.Shown):
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
         """The profile at *path*, a ``profile.json`` or a folder of logs, local or a URL; or a LightningFlopsError."""
-        profile: Profile = codec.above("sinks.profile_files").read_profile(path)[0]
-        return profile
+        return cast("Profile", codec.above("sinks.profile_files").read_profile(path)[0])
 
 
 class ProfiledRun(NamedTuple):

@@ -8,6 +8,8 @@ from typing import Literal
 
 from lightning_flops.records import PhaseBytes, PhaseFlops, TimePhase
 
+FEW_STEPS = 8  # from fewer timed steps no advice is given: one hiccup would decide it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
@@ -141,9 +143,6 @@ class Stalls:
 def _seconds(*phases: TimePhase) -> property:
     """Mean seconds of *phases* together; None if they are mixed up with others, or there are none."""
     return property(lambda timing: timing.seconds_of(*phases))
-
-
-FEW_STEPS = 8  # from fewer timed steps no advice is given: one hiccup would decide it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
