@@ -97,29 +97,24 @@ class Trace:
     notes: tuple[str, ...] = ()  #: What was left out or mended while reading, in sentences.
 
     def __len__(self) -> int:
-        """Events."""
         return len(self.start_ns)
 
     end_ns = cached_property[Ints](lambda trace: trace.start_ns + trace.duration_ns)  #: End of each event.
-    #: Rows that are kernels, copies or memsets.
-    on_device = cached_property[Mask](lambda trace: trace.kind >= Kind.KERNEL)
+    on_device = cached_property[Mask](lambda trace: trace.kind >= Kind.KERNEL)  #: Kernels, copies and memsets.
     #: Whether anything ran on an accelerator; False for a CPU trace, whose device figures are all unknown.
     has_device = cached_property[bool](lambda trace: bool(trace.on_device.any()))
     #: Lengths of all device events, added up.
     device_work_ns = cached_property[int](lambda trace: int(trace.duration_ns[trace.on_device].sum()))
-    #: Rows of kernels, copies and memsets, by start.
-    device_rows = cached_property[Ints](lambda trace: trace.by_start(trace.on_device))
+    device_rows = cached_property[Ints](lambda trace: trace.by_start(trace.on_device))  #: Rows of these, by start.
     links = cached_property(link)  #: Who called and who launched whom.
     #: When each event was launched, or began if no launch of it is known.
     launch_ns = cached_property[Ints](
         lambda trace: np.where(trace.links.launch >= 0, trace.start_ns[trace.links.launch], trace.start_ns)
     )
     operator_times = cached_property(OperatorTimes)  #: The times of every operator, with and without what it called.
-    #: The steps of the trace, each up to the last device event that was launched in it.
-    steps = cached_property(find_steps)
+    steps = cached_property(find_steps)  #: Its steps, each up to the last device event that was launched in it.
     phases = cached_property(find_phases)  #: When the phases of training ran in the steps.
-    #: The modules, phases and autograd nodes in which operators ran; None where the trace shows no modules.
-    frames = cached_property(find_frames)
+    frames = cached_property(find_frames)  #: Modules, phases and nodes in which operators ran; None without modules.
 
     @cached_property
     def launches(self) -> tuple[Ints, Ints]:

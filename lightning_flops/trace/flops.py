@@ -30,10 +30,8 @@ from lightning_flops.trace.structure import nearest
 from lightning_flops.trace.tables import by_shape, with_callees
 from lightning_flops.units import si
 
-Formulas = Callable[[str, RecordedInputs], RecordedWork]
-"""FLOPs of one recorded call. ``measure.counting.recorded_calls`` has the one there is; it needs torch."""
-PARTS = ("forward", "backward", "recompute", "optimizer")
-"""The buckets that an operator's FLOPs belong to, by number."""
+Formulas = Callable[[str, RecordedInputs], RecordedWork]  # measure.counting.recorded_calls has them, by torch
+PARTS = ("forward", "backward", "recompute", "optimizer")  # the buckets that an operator's FLOPs belong to, by number
 _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = range(len(PARTS))
 _CAPTURE = re.compile(r"(cuda|hip)Stream(Begin|End)Capture")
 _OLD_CONVOLUTION = re.compile(r"aten::\w+_convolution(_backward_(input|weights?))?$")
@@ -42,8 +40,7 @@ _Sizes = tuple[int, ...]
 _NO_SHAPES = "its shapes were not recorded"
 _TOO_MANY = "its shapes give more FLOPs or bytes than a trace can have"
 _MOST = 2**58  # FLOPs of a call: five minutes of an H100
-Sums = Callable[[npt.NDArray[Any]], list[Any]]
-"""The sums of a column of all calls in each of some groups."""
+Sums = Callable[[npt.NDArray[Any]], list[Any]]  # the sums of a column of all calls in each of some groups
 _KERNEL_ALONE = "a kernel that multiplies, launched by no operator that was counted"
 
 
@@ -234,17 +231,13 @@ class Work:
         # Which units computed float32 is not always known; before compute capability 8.0 none has TF32.
         may_be_tf32 = (self.dtype == 1) & ((getattr(trace.used_device, "compute_capability", None) or (8, 0)) >= (8, 0))
         if trace.names_tell_tensor_cores:
-            self.dtype[may_be_tf32 & self._launched(uses_tensor_cores)] = 0
+            launchers = trace.links.operator_of_launch[trace.where(uses_tensor_cores, Kind.KERNEL)]
+            self.dtype[may_be_tf32 & np.isin(self.rows, self.owner[launchers[launchers >= 0]])] = 0
         self.device = _device_of(trace, self.dtypes, peaks)
         known = np.array([self.device.peak[dtype] or np.nan for dtype in self.dtypes])
         self._peak = known[self.dtype]  # of each call in its dtype; NaN where that is not known
         self._highest_peak = np.where(may_be_tf32, np.maximum(self._peak, known[0]), self._peak)
         """Of each call in the dtypes in which it may have run; NaN where that of one is not known."""
-
-    def _launched(self, holds: Callable[[str], object]) -> Mask:
-        """Which calls launched a kernel for whose name *holds*."""
-        launchers = self.trace.links.operator_of_launch[self.trace.where(holds, Kind.KERNEL)]
-        return np.isin(self.rows, self.owner[launchers[launchers >= 0]])
 
     def impossible(self) -> dict[int, str]:
         """Works whose calls would have run beyond what the device can do, and why they cannot have."""

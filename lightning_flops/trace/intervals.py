@@ -18,8 +18,7 @@ Mask = npt.NDArray[np.bool_]
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
-NS_PER_US = 1000
-NS_PER_SEC = 1e9
+NS_PER_US, NS_PER_SEC = 1000, 1e9
 
 
 def order_by(keys: npt.NDArray[np.signedinteger]) -> Ints:
@@ -52,8 +51,7 @@ class Intervals(NamedTuple):
         return int((self.ends - self.starts).sum())
 
 
-NOTHING = Intervals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-"""No moment at all."""
+NOTHING = Intervals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))  # no moment at all
 _FIRST = -(2**62)  # a moment before all others
 
 

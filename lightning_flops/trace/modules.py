@@ -21,21 +21,19 @@ from lightning_flops.records import marked_module, marked_phase
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.trace.intervals import NS_PER_US, Ints, counted_once, split_by, sums_by, table
 from lightning_flops.trace.names import Kind, phase_of
-from lightning_flops.trace.structure import enclosing, in_nesting_order, nearest, nest, without_inner
+from lightning_flops.trace.structure import enclosing, nearest, nest, without_inner
 
 if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
 
 _NODE = "autograd::engine::evaluate_function: "
-_CALL = "nn.Module: "
-"""What the event of a module's call begins with; the class and a number follow: ``Linear_0``."""
+_CALL = "nn.Module: "  # what the event of a module's call begins with; the class and a number follow: ``Linear_0``
 _NO_MODULE, _OPTIMIZER, _ACCUMULATION = -1, -2, -3
 """Owners that are no module: of nothing known, of the optimizer, of adding gradients to parameters; in the backward."""
 _FRAME = re.compile(r"(.+?)\((\d+)\): ")
 _OF_TORCH = re.compile(r"(^|/)torch/|/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<")
 _INSIDE_STEP = ("data_wait", "transfer", "optimizer", "bubble", "other")
 """A module called in one of these parts runs forward all the same; in others, such as validation, it does not count."""
-
 _NO_PHASE, _FORWARD, _BACKWARD = range(3)  # what a frame is part of, whoever owns it
 _BOTH = {"forward": _FORWARD, "backward": _BACKWARD}
 
@@ -68,8 +66,7 @@ def find_frames(trace: Trace) -> Frames | None:
     modules = tuple(dict.fromkeys(one for name in ("", *module_of.values()) for one in with_those_above(name)))
     numbers = {name: index for index, name in enumerate(modules)}
     is_node = trace.where(lambda name: name.startswith(_NODE), Kind.OPERATOR)
-    rows = in_nesting_order(trace, np.flatnonzero(is_frame | is_node))
-    parent, _ = nest(trace, rows)
+    rows, parent, _ = nest(trace, np.flatnonzero(is_frame | is_node))
     maker = _maker_frames(trace, rows[is_node[rows]], rows, parent)
     # The last of each is outside of every frame, where a module that is called runs forward.
     owner, phase = np.full(len(trace) + 1, _NO_MODULE), np.append(np.zeros(len(trace), dtype=np.int64), _FORWARD)
@@ -95,8 +92,8 @@ def _called_modules(trace: Trace) -> dict[int, str]:
 
     A module that is called in several places, such as again in a backward, has the name of its first call.
     """
-    rows = in_nesting_order(trace, np.flatnonzero(trace.where(lambda name: name.startswith(_CALL), Kind.PYTHON)))
-    around, names, first = nest(trace, rows)[0], dict[int, str](), dict[str, str]()
+    rows, around, _ = nest(trace, np.flatnonzero(trace.where(lambda name: name.startswith(_CALL), Kind.PYTHON)))
+    names, first = dict[int, str](), dict[str, str]()
     for row in trace.by_start(rows).tolist():
         own, outer = trace.name_of(row).removeprefix(_CALL).replace(".", "_"), names.get(int(around[row]))
         names[row] = first.setdefault(own, f"{outer}.{own}" if outer else own)
@@ -192,17 +189,16 @@ def place_of(frame: str) -> str | None:
     match = _FRAME.match(frame)
     if match is None or _OF_TORCH.search(match[1]) is not None:
         return None
-    if match[1].partition("/")[0].removesuffix(".py") in sys.stdlib_module_names:
-        return None
-    return f"{match[1]}:{match[2]}"
+    is_pythons = match[1].partition("/")[0].removesuffix(".py") in sys.stdlib_module_names
+    return None if is_pythons else f"{match[1]}:{match[2]}"
 
 
 def called_from(trace: Trace) -> dict[int, str]:
     """By the index of an operator's name, the user's line that called it first, as Python's calls say it."""
-    calls = in_nesting_order(trace, trace.of(Kind.PYTHON))
+    calls, around, _ = nest(trace, trace.of(Kind.PYTHON))
     if not len(calls):
         return {}
-    around, is_users = nest(trace, calls)[0], trace.where(lambda name: place_of(name) is not None, Kind.PYTHON)
+    is_users = trace.where(lambda name: place_of(name) is not None, Kind.PYTHON)
     rows = trace.by_start(trace.links.operators)
     inner = enclosing(trace, calls, around, trace.lane[rows], trace.start_ns[rows])
     rows, users = rows[inner >= 0], nearest(around, is_users)[inner[inner >= 0]]

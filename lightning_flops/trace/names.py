@@ -52,8 +52,7 @@ _MARKED_PHASES = {"data_wait": "data loader", "forward": "forward", "backward": 
 _DEVICE_COLLECTIVE = re.compile(r"[nr]ccl|oneccl|mscclpp|cross_device_reduce|(one|two)_shot_all_r|multimem_all", re.I)
 _COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?(?:Kernel_?)?([A-Z][A-Za-z]*)", re.I)
 _STARTS_OR_WAITS = re.compile(r"_?c10d(_functional\w*)?::|autograd::engine::|torch::autograd::")
-_COMPILED = ("CompiledFunction", "Torch-Compiled Region")
-"""Scopes of code that torch.compile made; its own loops on the host are no operators."""
+_COMPILED = ("CompiledFunction", "Torch-Compiled Region")  # scopes of torch.compile, whose loops are no operators
 
 _TENSOR_CORE = re.compile(
     r"[hi]mma|gmma|[hi]884|[hi]1688|16816|s161616|tensorop(?!withscalar)|_tensor\d|xmma|nvjet|s1688|tf32(?!x?_?simt)"
@@ -93,8 +92,7 @@ is_of_another_vendor = re.compile(r"(hip|ze|ur)[A-Z]|.*(?i:AMD|Radeon|Instinct|g
 
 def step_number(name: str) -> int | None:
     """The number of the profiler step that a scope's name marks; None for any other name."""
-    match = _STEP.match(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if (match := _STEP.match(name)) else None
 
 
 def phase_of(name: str) -> str | None:
@@ -111,8 +109,7 @@ def is_users_scope(name: str) -> bool:
 
 def host_collective(name: str) -> str | None:
     """The collective that a host scope performs itself (``gloo:all_reduce``; ``nccl:`` only launches): its name."""
-    match = _HOST_COLLECTIVE.match(name)
-    return match[2] if match else None
+    return match[2] if (match := _HOST_COLLECTIVE.match(name)) else None
 
 
 @lru_cache(maxsize=4096)

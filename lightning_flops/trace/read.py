@@ -40,8 +40,7 @@ _ELEMENT_BYTES = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
 }  # fmt: skip
 """By the lower-case names of what communicates."""
-BLOCK_BYTES = 1 << 17
-"""How much is decoded at once: larger pieces are given back to the system, and their pages are faulted in anew."""
+BLOCK_BYTES = 1 << 17  # decoded at once: larger pieces go back to the system, and their pages are faulted in anew
 _LONGEST_BYTES = 64 << 20  # most that is searched for the end of one event, or of what stands beside the events
 _HEAD_KEYS = ("deviceProperties", "distributedInfo", METADATA_KEY)
 _EVENTS = re.compile(rb'\A\[|(?<!\\)"traceEvents"\s*:\s*\[')
@@ -104,11 +103,9 @@ class Event(msgspec.Struct, gc=False):
     args: _Arguments = _Arguments()
 
 
-DECODER = msgspec.json.Decoder(list[Event])
-"""Makes events of the text of a JSON list; what no table needs is checked and passed over."""
+DECODER = msgspec.json.Decoder(list[Event])  # what no table needs of a text is checked and passed over
 _OF_DEVICE = ("device", "bytes", "blocks_per_sm", "occupancy_percent")
-_IS_OF_DEVICE = bytes(kind >= Kind.KERNEL for kind in range(256))
-"""For ``bytes.translate``: which kinds of events have these columns."""
+_IS_OF_DEVICE = bytes(kind >= Kind.KERNEL for kind in range(256))  # for bytes.translate: kinds with these columns
 _CODES = defaultdict(lambda: np.dtype(np.int64).char, blocks_per_sm="d", occupancy_percent="d", kind="b")
 _CODES |= dict.fromkeys(("name", "lane", "inputs", "collective"), "i")
 """Types of columns as ``struct`` and numpy name them."""
@@ -164,8 +161,7 @@ class Columns:
         self._source = source
         self._names, self._lanes, self._inputs, self._collectives = _numbers(), _numbers(), _numbers(), _numbers()
         self._parts, self._memory = defaultdict[str, bytearray](bytearray), defaultdict[str, bytearray](bytearray)
-        self._without_occupancy: dict[int, tuple[bytes, bytes, Any, Any]] = {}
-        """By row grid, block, registers and shared memory."""
+        self._without_occupancy: dict[int, tuple[bytes, bytes, Any, Any]] = {}  # grid, block, registers, memory, by row
         self._foreign, self._processes, self._seen = Counter[tuple[str, Any]](), dict[Any, str](), 0
 
     def add(self, events: Sequence[Event]) -> None:
@@ -253,8 +249,8 @@ class Columns:
             by_index = {one.index: one for one in devices}
             found = [_occupancy(*said, by_index.get(columns["device"][row])) for row, said in without.items()]
             columns["occupancy_percent"][[*without]] = found
-            unknown = sum(map(math.isnan, found))
-            known = f"worked out for {len(found) - unknown} of them, the others are left out" if unknown else "worked out"
+            lost = sum(map(math.isnan, found))
+            known = f"worked out for {len(found) - lost} of them, the others are left out" if lost else "worked out"
             notes.append(f"Occupancy is written as 0 for {len(found)} kernels with much shared memory: {known}.")
         # A process or thread may be written as a number here and as text there.
         lane_of = numbered((str(process), str(thread)) for process, thread in self._lanes)[1].astype(np.int32)

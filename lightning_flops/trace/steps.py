@@ -35,7 +35,6 @@ class Steps:
     odd: tuple[str, ...] = ()  #: Marks that are no whole steps, in sentences.
 
     def __len__(self) -> int:
-        """Steps."""
         return len(self.start_ns)
 
     @property

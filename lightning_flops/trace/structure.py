@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 _NODE = re.compile(r"autograd::engine::evaluate_function:|torch::autograd::AccumulateGrad|\w+Backward\d*$")
 """Nodes that autograd runs; the last are those of torch 1.8."""
-_ROUNDING_NS = 1000
-"""A callee may seem to end so much later than its caller. What ends later still overlaps, and is not called by it."""
+_ROUNDING_NS = 1000  # a callee may seem to end so much later than its caller; what ends later was not called by it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,8 +36,7 @@ def link(trace: Trace) -> Links:
     """Callers, launches and launching operators."""
     # A device event without a known launch, such as one whose call lies outside the trace, falls back to the external
     # id that it shares with its operator. Of several calls of one number the outer one launched, which began first.
-    operators = in_nesting_order(trace, trace.of(Kind.OPERATOR))
-    parent, depth = nest(trace, operators)
+    operators, parent, depth = nest(trace, trace.of(Kind.OPERATOR))
     by_depth = operators[np.argsort(depth, kind="stable")]
     levels = tuple(np.split(by_depth, np.cumsum(np.bincount(depth))[:-1])) if len(operators) else ()
     launch, launcher = np.full((2, len(trace)), -1, dtype=np.int64)
@@ -70,17 +68,16 @@ def enclosing(trace: Trace, rows: Ints, parent: Ints, lanes: Lanes, moments_ns: 
     return found
 
 
-def in_nesting_order(trace: Trace, rows: Ints) -> Ints:
-    """*rows* thread by thread, by start, outer before inner: as ``nest`` needs them, and as files mostly have them."""
+def nest(trace: Trace, rows: Ints) -> tuple[Ints, Ints, Ints]:
+    """*rows* in nesting order: thread by thread, by start, outer before inner, as files mostly have them.
+
+    With them for each row of the trace which of these encloses it, or -1; and how many enclose each.
+    """
     rows = rows[order_by(trace.lane[rows])]
     lanes, starts, lengths = trace.lane[rows], trace.start_ns[rows], trace.duration_ns[rows]
     later = np.diff(starts)
     sorted_already = (np.diff(lanes) > 0) | (later > 0) | ((later == 0) & (np.diff(lengths) <= 0))
-    return rows if sorted_already.all() else rows[np.lexsort((-lengths, starts, lanes))]
-
-
-def nest(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
-    """For each row of the trace which of *rows*, in nesting order, encloses it, or -1; and how many enclose each."""
+    rows = rows if sorted_already.all() else rows[np.lexsort((-lengths, starts, lanes))]
     parent = np.full(len(trace), -1, dtype=np.int64)
     starts, ends = trace.start_ns[rows], trace.end_ns[rows]
     # Where not all before a row have ended, what encloses it is the one right before it or encloses that one. All rows
@@ -99,7 +96,7 @@ def nest(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
     depth, above = enclosed.astype(np.int64), around.copy()
     while len(inside := np.flatnonzero(above >= 0)):  # each round looks twice as far up
         depth[inside], above[inside] = depth[inside] + depth[above[inside]], above[above[inside]]
-    return parent, depth
+    return rows, parent, depth
 
 
 def without_inner(trace: Trace, around: Ints) -> Ints:

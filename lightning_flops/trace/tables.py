@@ -187,12 +187,11 @@ def with_callees(trace: Trace, own: Ints) -> Ints:
 class OperatorTimes:
     """The times of every operator, with and without what it called; a column over all rows of the trace for each."""
 
-    # As in torch's own tables, ``aten::sum`` that only passes other arguments on to ``aten::sum`` is one call.
-
     def __init__(self, trace: Trace) -> None:
         links, of_operator = trace.links, trace.links.operator_of_launch
         inner = np.flatnonzero(links.parent >= 0)
         outer = links.parent[inner]
+        # As in torch's own tables, ``aten::sum`` that only passes other arguments on to ``aten::sum`` is one call.
         inner = inner[(trace.name[inner] == trace.name[outer]) & (np.bincount(outer, minlength=1)[outer] == 1)]
         is_call = trace.kind == Kind.OPERATOR
         is_call[inner] = False
@@ -249,8 +248,7 @@ def _operators(trace: Trace, rows: Ints, groups: Groups, **more: Iterable[Any]) 
     return found or None
 
 
-StepSums = Mapping[TableName, Mapping[str, Ints]]
-"""Of each table by name nanoseconds and calls, a column for each step."""
+StepSums = Mapping[TableName, Mapping[str, Ints]]  # of each table by name nanoseconds and calls, a column for each step
 
 
 def step_sums(trace: Trace) -> StepSums:
