@@ -21,8 +21,6 @@ from lightning_flops.schema.comparison import (
 from lightning_flops.units import duration, percent, plain, si
 
 _NS = 1e9
-_ROWS_SHOWN = 12
-_NAMES_SHOWN = 8
 _CAUSES_NAMED = 3
 _WORDS = {"work": ("more work", "less work"), "efficiency": ("worse efficiency", "better efficiency")} | {
     "waiting": ("more waiting", "less waiting")
@@ -36,7 +34,7 @@ _TITLES: dict[TableName, str] = {
 
 def render_comparison(comparison: Comparison, *, width: int | None = None) -> str:
     """The report on *comparison*, for people, in a terminal of *width* columns; None for no limit."""
-    return draw_all(comparison_sections(comparison), View(rows=_ROWS_SHOWN, width=width))
+    return draw_all(comparison_sections(comparison), View(rows=12, width=width))
 
 
 def comparison_headline(comparison: Comparison) -> str:
@@ -102,8 +100,7 @@ def _most_of_it(comparison: Comparison) -> Iterator[str]:
         ns = one.difference_ns if one.beyond_noise else one.work_ns
         time, cause = _signed(ns) if ns else "", f"({why})" if (why := _cause(one)) else ""
         found.append((ns, " ".join(filter(None, (_name(one), time, cause)))))
-    named = sorted(found, key=lambda item: -abs(item[0]))[:_CAUSES_NAMED]
-    if named:
+    if named := sorted(found, key=lambda item: -abs(item[0]))[:_CAUSES_NAMED]:
         half = 2 * abs(sum(ns for ns, _ in named)) >= abs(comparison.step.difference_ns)
         of = "Beyond noise" if comparison.kind == "traces" else "Most of it" if half else "Part of it"
         yield f"{of}: {', '.join(words for _, words in named)}."
@@ -113,7 +110,7 @@ def _modules(comparison: Comparison) -> Iterator[Item]:
     if not _timed(comparison):
         yield "No times of modules in both runs; the notes say why."
         if names := [f"{_name(one)} ({_counts(one)})" for one in comparison.modules[:-1] if one.other_counts]:
-            yield f"Other counts: {some_of(names, most=_NAMES_SHOWN)}."
+            yield f"Other counts: {some_of(names, most=8)}."
         return
     yield (
         "Forward and backward of each module without those below it; the parts are means over the timed steps, their "

@@ -63,8 +63,7 @@ class Table:
         return [f"(and {cut:,} more)"] if cut > 0 else []
 
 
-Item = Table | Mapping[str, str] | str
-"""A table, figures by their labels, or a paragraph."""
+Item = Table | Mapping[str, str] | str  # a table, figures by their labels, or a paragraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +115,7 @@ def named(label: str) -> Column:
     return field(label, "name", short, "name")
 
 
-CALLS = field("calls", "calls", sort="calls")
-"""The column that most tables have."""
+CALLS = field("calls", "calls", sort="calls")  # the column that most tables have
 
 
 def spread(path: str, labels: str = "total mean max min ratio", *, prefix: str = "", sort: str = "") -> list[Column]:
@@ -197,8 +195,7 @@ def _significant(value: float | str, size: float) -> str:
 # ---- the page and the notebook
 
 _ROWS = 1000  # what a page has of long tables
-LARGEST = 1e300
-"""More is no figure of a run, and may be an int that no float can hold."""
+LARGEST = 1e300  # more is no figure of a run, and may be an int that no float can hold
 
 
 def as_data(section: Section) -> dict[str, Any]:

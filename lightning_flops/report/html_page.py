@@ -36,8 +36,7 @@ from lightning_flops.schema.step import ModuleProfile
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.units import plain, plural, printable
 
-BUNDLE = files("lightning_flops.report") / "page"
-"""What ``web/`` builds: ``page.js``, ``style.css``."""
+BUNDLE = files("lightning_flops.report") / "page"  # what ``web/`` builds: ``page.js``, ``style.css``
 
 
 class WindowFigures(msgspec.Struct):
@@ -59,18 +58,14 @@ class PageRun(msgspec.Struct):
     problems: list[str] = []  #: What could not be read, in sentences.
 
 
-View = dict[str, Any]
-"""Plain JSON of one profile, trace or comparison, as ``web/src/document.ts`` has it."""
-Window = tuple[WindowFigures, bytes]
-"""Figures of a view that can be chosen, and the view, compressed."""
-_Run = tuple[str, Iterable[Window], Iterable[str]]
-"""Name, windows, and what could not be read."""
+View = dict[str, Any]  # plain JSON of one profile, trace or comparison, as ``web/src/document.ts`` has it
+Window = tuple[WindowFigures, bytes]  # figures of a view that can be chosen, and the view, compressed
+_Run = tuple[str, Iterable[Window], Iterable[str]]  # name, windows, and what could not be read
 
 
 def render_page(runs: Sequence[ProfiledRun]) -> str:
     """The page of *runs*, whole: it needs no network, and opens from disk."""
-    shown = [(run.name, list(map(_window, run.windows)), run.problems) for run in runs]
-    return _page("FLOPs profile", shown)
+    return _page("FLOPs profile", [(run.name, list(map(_window, run.windows)), run.problems) for run in runs])
 
 
 def render_latest(profile: Profile, windows: deque[Window]) -> str:

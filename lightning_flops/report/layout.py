@@ -15,8 +15,7 @@ _TITLE_WIDTH = 100  # of the rules that titles stand in
 _LABEL_WIDTH = 70
 _VALUE_CHARS = 30
 _LEAST_NAME_CHARS, _NAME_CHARS = 16, 56
-_MARK = re.compile(r"(-|\d+\.) ")
-"""What a point of a list begins with; the lines that go on stand behind it."""
+_MARK = re.compile(r"(-|\d+\.) ")  # what a point of a list begins with; the lines that go on stand behind it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

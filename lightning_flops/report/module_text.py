@@ -129,8 +129,7 @@ class _Tree:
         """Latencies of the module of this name, or the means of several; nothing where one is not known."""
         parts = []
         for phase, word in (("forward", "fwd"), ("backward", "bwd")):
-            seconds = self._mean(names, f"{phase}_sec", fmean)
-            if seconds is not None:
+            if (seconds := self._mean(names, f"{phase}_sec", fmean)) is not None:
                 share = _share(seconds, at(f"times.{phase}_sec")(self._root))
                 rate, of_peak = (self._mean(names, f"{phase}_{name}") for name in ("flops_per_sec", "utilization"))
                 part = f"{word} latency {amount(seconds, 's')}, {share} {word} latency"

@@ -15,11 +15,8 @@ from lightning_flops.schema.ranks import RanksProfile
 from lightning_flops.schema.step import FEW_STEPS, Advice, Budget, BudgetKey, ModuleProfile
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
 
-NOT_DESCRIBED = "(not described)"
-"""Stands for the class of a module that did work but that the model does not list."""
-
+NOT_DESCRIBED = "(not described)"  # stands for the class of a module that did work but that the model does not list
 NO_ADVICE = "Nothing that was measured is above its threshold."
-
 _DETAILED = "in the detailed report"
 
 

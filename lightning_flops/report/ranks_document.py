@@ -18,9 +18,7 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankCollectiveRow, RankComparison, RankRow, RanksProfile
 from lightning_flops.units import duration, percent, plain, si
 
-_SHOWN = 4
-"""Points of a list."""
-
+_SHOWN = 4  # points of a list
 _TIMES = {
     "wall": "overlap.wall_us",
     "compute": "overlap.computation_us",

@@ -288,9 +288,7 @@ def render_traces(
 
 # ---- the summary
 
-_TRACES = 4
-_PARTS = 4
-_KERNELS = 3
+_TRACES, _PARTS, _KERNELS = 4, 4, 3  # the most of each that it names
 
 
 def summary(report: TracesReport) -> list[str]:
