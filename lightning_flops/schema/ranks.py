@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from lightning_flops.schema.step import JobRates, StepFlops
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     Integers: TypeAlias = array[int]
 else:
     Integers = array  # before Python 3.12 it takes no type of its items, and JSON is read by the types of fields
+
+_Figure = TypeVar("_Figure", int, StepFlops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,16 +128,6 @@ class Straggler:
     module: str | None
 
 
-def _of_model(figure: str) -> property:
-    """The stages' *figure* added up; None if one is missing."""
-
-    def added_up(ranks: RanksProfile) -> Any:
-        known = [one for stage in ranks.stages if (one := getattr(stage, figure)) is not None]
-        return reduce(add, known) if len(known) == ranks.pipeline_stages else None
-
-    return property(added_up)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksProfile:
     """All ranks of a job together; every figure is of those that answered, and of one global step."""
@@ -167,7 +159,22 @@ class RanksProfile:
         """Ranks of the job."""
         return len(self.ranks) + sum(map(len, self.absences.values()))
 
-    flops_of_model = _of_model("flops")  #: FLOPs of one copy of the model; None if no rank of some stage answered.
-    #: Unique logical parameters of the whole model; None if those of a stage are not known.
-    params = _of_model("params")
-    trainable_params = _of_model("trainable_params")  #: Parameters of the whole model that need a gradient.
+    @property
+    def flops_of_model(self) -> StepFlops | None:
+        """FLOPs of one copy of the model; None if no rank of some stage answered."""
+        return self._of_model([stage.flops for stage in self.stages])
+
+    @property
+    def params(self) -> int | None:
+        """Unique logical parameters of the whole model; None if those of a stage are not known."""
+        return self._of_model([stage.params for stage in self.stages])
+
+    @property
+    def trainable_params(self) -> int | None:
+        """Parameters of the whole model that need a gradient."""
+        return self._of_model([stage.trainable_params for stage in self.stages])
+
+    def _of_model(self, figures: Sequence[_Figure | None]) -> _Figure | None:
+        """The stages' *figures* added up; None if one is missing."""
+        known = [one for one in figures if one is not None]
+        return reduce(add, known) if len(known) == self.pipeline_stages else None
