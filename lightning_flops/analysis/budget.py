@@ -1,9 +1,9 @@
 """The breakdown of a step: one account of where peak x time went, in eight rows that add up to the step's wall time.
 
 The times of a step's parts are those of a typical step. What filled each part is known of the traced step alone. A
-device's work takes as long there as in any other, and only its waits for the host are longer, which torch.profiler slows:
-they are what that work leaves of the part. On the host everything is slower, so its shares divide the part. What neither
-shows is not guessed: such rows are n/a, and their time stands in ``compute``.
+device's work takes as long there as in any other, and only its waits for the host, which torch.profiler slows, are
+longer: the device is idle for what that work leaves of the part. On the host everything is slower, so its shares divide
+the part. What neither shows is not guessed: such rows are n/a, and their time stands in ``compute``.
 """
 
 from __future__ import annotations

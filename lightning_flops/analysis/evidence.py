@@ -169,7 +169,7 @@ def with_trace(evidence: Evidence, trace: TraceReport, *, scale: float | None = 
     mean, kernel_share = trace.step_times.mean, evidence.kernel_share
     wall_us, wait_us = mean.wall_us, mean.data_loader_us
     if scale and evidence.step_sec is not None:
-        wall_us, wait_us = _US_PER_SEC * evidence.step_sec / scale, _US_PER_SEC * (evidence.data_wait_sec or 0.0) / scale
+        wall_us, wait_us = (_US_PER_SEC * sec / scale for sec in (evidence.step_sec, evidence.data_wait_sec or 0.0))
     found: dict[str, float | None] = {}
     if trace.overlap is not None:
         steps = trace.overlap.wall_us / mean.wall_us if mean.wall_us else 1.0
