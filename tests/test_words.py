@@ -18,7 +18,7 @@ SAY = {
     r"\b(told|tells?|telling)\b": "notify, record, read, show, separate",
     r"\bshared out\b|\bstands? down\b": "apportioned; is disabled, detaches",
     r"\bat stake\b|\bforet": "potential saving; predicted",
-    r"\b(errand|random word|undisturbed|doors?|likewise|session|spared)\b": "run id; unprofiled; adapter; run; the noun",
+    r"\b(errand|random word|undisturbed|doors?|likewise|session|spared)\b": "run id; unprofiled; adapter; run; a noun",
     r"\b(the answer|to spare|idle values|dispelled|looks left|set apart)\b": "summary; skipped; data-dependent",
 }
 
