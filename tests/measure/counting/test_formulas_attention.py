@@ -51,71 +51,72 @@ FUSED = [
         "flash_attention_for_cpu flash_attention efficient_attention cudnn_attention fused_attention_overrideable"
     ).split()
 ]
-CALLS: dict[str, tuple[dict[str, Any], Work]] = {
-    **{name: ({**HEADS_FIRST, "is_causal": False}, Work(FORWARD)) for name in FUSED},
+
+
+def call(work: Work, **given: Any) -> tuple[Work, dict[str, Any]]:
+    """What a call with the arguments *given* costs."""
+    return work, given
+
+
+CALLS: dict[str, tuple[Work, dict[str, Any]]] = {
+    **{name: call(Work(FORWARD), **HEADS_FIRST, is_causal=False) for name in FUSED},
     **{
-        f"{name},causal": ({**HEADS_FIRST, "is_causal": True}, Work(FORWARD, skipped=2 * SKIPPED * 24, causal=True))
+        f"{name},causal": call(Work(FORWARD, skipped=2 * SKIPPED * 24, causal=True), **HEADS_FIRST, is_causal=True)
         for name in FUSED
     },
-    **{f"{name}_backward": ({**HEADS_FIRST, "is_causal": False}, Work(BACKWARD, REPEATED)) for name in FUSED},
+    **{f"{name}_backward": call(Work(BACKWARD, REPEATED), **HEADS_FIRST, is_causal=False) for name in FUSED},
     **{
-        f"{name}_backward,causal": (
-            {**HEADS_FIRST, "is_causal": True},
-            Work(BACKWARD, REPEATED, 2 * SKIPPED * (8 + 8 + 16 + 16 + 8), causal=True),
+        f"{name}_backward,causal": call(
+            Work(BACKWARD, REPEATED, 2 * SKIPPED * (8 + 8 + 16 + 16 + 8), True), **HEADS_FIRST, is_causal=True
         )
         for name in FUSED
     },
-    "aten::_flash_attention_forward": ({**SEQUENCE_FIRST, "is_causal": False}, Work(FORWARD)),
+    "aten::_flash_attention_forward": call(Work(FORWARD), **SEQUENCE_FIRST, is_causal=False),
     # Its causal mask lines the last query up with the last key.
-    "aten::_flash_attention_forward,causal": (
-        {**SEQUENCE_FIRST, "is_causal": True},
-        Work(FORWARD, 0, FROM_THE_END, True),
+    "aten::_flash_attention_forward,causal": call(
+        Work(FORWARD, 0, FROM_THE_END, True), **SEQUENCE_FIRST, is_causal=True
     ),
-    "aten::_flash_attention_backward": ({**SEQUENCE_FIRST, "is_causal": False}, Work(BACKWARD, REPEATED)),
-    "aten::_efficient_attention_forward": ({**SEQUENCE_FIRST, "custom_mask_type": 0}, Work(FORWARD)),
-    "aten::_efficient_attention_forward,1": (
-        {**SEQUENCE_FIRST, "custom_mask_type": 1},
-        Work(FORWARD, 0, 2 * SKIPPED * 24, True),
+    "aten::_flash_attention_backward": call(Work(BACKWARD, REPEATED), **SEQUENCE_FIRST, is_causal=False),
+    "aten::_efficient_attention_forward": call(Work(FORWARD), **SEQUENCE_FIRST, custom_mask_type=0),
+    "aten::_efficient_attention_forward,1": call(
+        Work(FORWARD, 0, 2 * SKIPPED * 24, True), **SEQUENCE_FIRST, custom_mask_type=1
     ),
-    "aten::_efficient_attention_forward,2": (
-        {**SEQUENCE_FIRST, "custom_mask_type": 2},
-        Work(FORWARD, 0, FROM_THE_END, True),
+    "aten::_efficient_attention_forward,2": call(
+        Work(FORWARD, 0, FROM_THE_END, True), **SEQUENCE_FIRST, custom_mask_type=2
     ),
-    "aten::_efficient_attention_backward": ({**SEQUENCE_FIRST, "custom_mask_type": 0}, Work(BACKWARD, REPEATED)),
-    "aten::_flash_attention_forward,packed": (FLASH_PACKED, Work(32 * ENTRIES, by_values=True)),
-    "aten::_flash_attention_backward,packed": (FLASH_PACKED, Work(64 * ENTRIES, 16 * ENTRIES, by_values=True)),
-    "aten::_efficient_attention_forward,packed": (
-        {
-            **{name: one[None] for name, one in PACKED.items()},
-            "cu_seqlens_q": QUERIES_END,
-            "cu_seqlens_k": KEYS_END,
-            "custom_mask_type": 0,
-        },
+    "aten::_efficient_attention_backward": call(Work(BACKWARD, REPEATED), **SEQUENCE_FIRST, custom_mask_type=0),
+    "aten::_flash_attention_forward,packed": call(Work(32 * ENTRIES, by_values=True), **FLASH_PACKED),
+    "aten::_flash_attention_backward,packed": call(Work(64 * ENTRIES, 16 * ENTRIES, by_values=True), **FLASH_PACKED),
+    "aten::_efficient_attention_forward,packed": call(
         Work(32 * ENTRIES, by_values=True),
+        **{name: one[None] for name, one in PACKED.items()},
+        cu_seqlens_q=QUERIES_END,
+        cu_seqlens_k=KEYS_END,
+        custom_mask_type=0,
     ),
-    "aten::_flash_attention_forward,packed and causal": (
-        {**SQUARE, "cum_seq_q": QUERIES_END, "cum_seq_k": QUERIES_END, "is_causal": True},
+    "aten::_flash_attention_forward,packed and causal": call(
         Work(32 * 4 * (4 + 9), 0, 32 * 4 * (1 + 3), causal=True, by_values=True),
+        **SQUARE,
+        cum_seq_q=QUERIES_END,
+        cum_seq_k=QUERIES_END,
+        is_causal=True,
     ),
-    "aten::_flash_attention_forward,window": (
-        {**FIVE, "is_causal": True, "window_size_left": 2, "window_size_right": 0},
-        Work(16 * 25, 0, 16 * (25 - 12), True),
+    "aten::_flash_attention_forward,window": call(
+        Work(16 * 25, 0, 16 * (25 - 12), True), **FIVE, is_causal=True, window_size_left=2, window_size_right=0
     ),
-    "aten::_efficient_attention_forward,window": (
-        {**FIVE, "custom_mask_type": 1, "window_size": 3},
-        Work(16 * 25, 0, 16 * (25 - 12), True),
+    "aten::_efficient_attention_forward,window": call(
+        Work(16 * 25, 0, 16 * (25 - 12), True), **FIVE, custom_mask_type=1, window_size=3
     ),
     # One key on either side: 2 + 3 + 3 + 3 + 2.
-    "aten::_flash_attention_forward,both sides": (
-        {**FIVE, "is_causal": False, "window_size_left": 1, "window_size_right": 1},
-        Work(16 * 25, 0, 16 * (25 - 13)),
+    "aten::_flash_attention_forward,both sides": call(
+        Work(16 * 25, 0, 16 * (25 - 13)), **FIVE, is_causal=False, window_size_left=1, window_size_right=1
     ),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_fused_kernel_counts_the_full_score_matrix_and_what_its_mask_leaves_out(name: str) -> None:
-    given, expected = CALLS[name]
+    expected, given = CALLS[name]
     assert work_by_name(name, None, given) == expected
 
 
