@@ -52,11 +52,7 @@ LIMITS: list[tuple[str, float, Callable[[float], dict[str, Any]]]] = [
     ("dropout", 0.10, lambda share: {"shares": {"dropout": share}}),
     ("starved", 0.05, lambda share: {"shares": {"starved": share}}),
     ("idle", 0.20, lambda share: {"shares": {"idle": share}}),
-    (
-        "tensor_core_eligible",
-        0.05,
-        lambda share: {"shares": {"tensor_core_eligible": share}, "device": TENSOR_CORES},
-    ),
+    ("tensor_core_eligible", 0.05, lambda share: {"shares": {"tensor_core_eligible": share}, "device": TENSOR_CORES}),
     ("float32", 0.05, lambda share: {"shares": {"float32": share}, "device": TENSOR_CORES}),
     ("misaligned", 0.05, lambda share: {"shares": {"misaligned": share}}),
     ("pageable_copies", 0.05, lambda share: {"shares": {"pageable_copies": share}}),

@@ -199,10 +199,7 @@ def weights_that_deepspeed_cut_count_whole_and_the_others_once() -> None:
     ]
     settings = {
         "zero_optimization": {"stage": 1},
-        "tensor_parallel": {
-            "autotp_size": 2,
-            "partition_config": {"use_default_specs": False, "layer_specs": cut},
-        },
+        "tensor_parallel": {"autotp_size": 2, "partition_config": {"use_default_specs": False, "layer_specs": cut}},
     }
     profile = trained(_network(), torch.ones(SAMPLES, WIDTH), settings=settings)
     assert (profile.context.world_size, profile.context.dp_size, profile.context.tp_size) == (2, 1, 2)

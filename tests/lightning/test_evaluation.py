@@ -69,8 +69,7 @@ def test_a_batch_is_counted_and_those_after_it_are_timed_part_by_part(
 
 
 @pytest.mark.parametrize(
-    ("batches", "counted", "timed"),
-    [(1, 0, []), (2, 1, []), (4, 1, []), (5, 1, [4]), (9, 1, [4, 5, 6])],
+    ("batches", "counted", "timed"), [(1, 0, []), (2, 1, []), (4, 1, []), (5, 1, [4]), (9, 1, [4, 5, 6])]
 )
 def test_a_short_loop_is_profiled_as_far_as_it_goes(
     trainer: MakeTrainer, now: FakeNow, windows: list[Any], batches: int, counted: int, timed: list[int]

@@ -94,9 +94,7 @@ def test_what_a_strategy_communicates_in_a_step_is_there_call_by_call(
 
 
 @pytest.mark.parametrize("scenario", ["ddp", "zero_3"])
-def test_all_calls_of_real_ranks_are_matched_and_parts_of_a_traced_step_add_up_to_it(
-    scenario: str,
-) -> None:
+def test_all_calls_of_real_ranks_are_matched_and_parts_of_a_traced_step_add_up_to_it(scenario: str) -> None:
     profiles = [profile_in(returned) for returned in launched()(scenario)]
     found = known(known(profiles[0].ranks).communication)
     assert found.notes == ()
