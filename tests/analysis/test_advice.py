@@ -99,9 +99,7 @@ def waits(wait_sec: float, *, step_sec: float = 0.1, batches: float = 1, **measu
         pytest.param(waits(0.05, cores=16, loader_workers=2), "data_wait", 4, id="more"),
     ],
 )
-def test_what_to_do_about_a_wait_for_data_goes_by_its_length_and_the_idle_cores(
-    evidence: Evidence, rule: str | None, workers: int
-) -> None:
+def test_advice_on_waits_goes_by_length_and_idle_cores(evidence: Evidence, rule: str | None, workers: int) -> None:
     assert rules(evidence) == ([] if rule is None else [rule])
     if workers:
         assert only(evidence).remedy == f"Set the DataLoader's num_workers={workers}, with persistent_workers=True."
@@ -224,9 +222,7 @@ def test_times_are_those_of_a_typical_step() -> None:
 @pytest.mark.parametrize(
     ("seconds", "waited", "share"), [(1.0, 0.06, 0.06), (0.05, 0.2, None), (0.05, 0.5, 0.5), (0.05, None, None)]
 )
-def test_a_short_run_is_called_starved_where_chance_does_not_explain_it(
-    seconds: float, waited: float | None, share: float | None
-) -> None:
+def test_a_short_run_is_starved_beyond_chance(seconds: float, waited: float | None, share: float | None) -> None:
     found = gathered(processor=ProcessorLoss(seconds=seconds, batches_sec=(), waited_share=waited))
     assert found.shares["starved"] == share
 

@@ -56,11 +56,9 @@ class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self.x[index], self.y[index]
 
 
-def loader(
-    batches: int, *, extra: int = 0, on_fetch: Callable[[], None] | None = None, **kwargs: Any
-) -> DataLoader[Any]:
+def loader(batches: int, *, extra: int = 0, on_fetch: Callable[[], None] | None = None, **more: Any) -> DataLoader[Any]:
     """*batches* batches of 6, and a last one of *extra*."""
-    return DataLoader(Rows(batches * BATCH + extra, on_fetch=on_fetch), batch_size=BATCH, **kwargs)
+    return DataLoader(Rows(batches * BATCH + extra, on_fetch=on_fetch), batch_size=BATCH, **more)
 
 
 def nothing(part: str) -> None:

@@ -151,9 +151,7 @@ def test_reports_of_a_fit_and_of_the_loops_after_it_keep_apart(trainer: MakeTrai
     assert texts <= set(board.Tags()["tensors"])
 
 
-def test_throughput_is_of_the_loops_batches_without_what_comes_before_the_first(
-    trainer: MakeTrainer, monitor_now: FakeNow
-) -> None:
+def test_throughput_is_of_the_loops_batches_from_the_first_on(trainer: MakeTrainer, monitor_now: FakeNow) -> None:
     net = new_evaluated_net(now=monitor_now)
     net.on_predict_epoch_start = lambda: monitor_now.sleep(1000.0)
     callback = FlopsProfilerCallback(timer_only=True)

@@ -83,9 +83,7 @@ launched = partial(launch, "tests.ranks.scenarios_communication", ranks=RANKS, i
         ("zero_3", [("all_gather", 6), ("all_reduce", 2)]),
     ],
 )
-def test_what_a_strategy_communicates_in_a_step_is_there_call_by_call(
-    scenario: str, expected: Sequence[tuple[str, int]]
-) -> None:
+def test_what_a_strategy_communicates_is_there_call_by_call(scenario: str, expected: Sequence[tuple[str, int]]) -> None:
     for returned in launched()(scenario):
         traced = known(profile_in(returned).traced)
         rows = [(one.name, one.calls) for one in traced.collectives]

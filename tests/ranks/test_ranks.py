@@ -82,9 +82,7 @@ def closed(all_ranks: list[Ranks]) -> None:
         one.close()
 
 
-def test_a_rank_that_never_answers_is_waited_for_until_the_time_is_over_and_named(
-    store: Careful, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rank_that_never_answers_is_waited_for_and_named(store: Careful, caplog: pytest.LogCaptureFixture) -> None:
     clock = FakeNow()
     zero, one, _, three = all_ranks = job(store, clock=clock)
     zero.await_reports(PROFILES[0])

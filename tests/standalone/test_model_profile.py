@@ -62,9 +62,7 @@ def test_every_module_is_left_in_the_mode_it_came_in(root_trains: bool) -> None:
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
-def test_several_timed_runs_have_a_mean_a_spread_and_samples_a_second(
-    now: FakeNow, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_timed_runs_have_a_mean_a_spread_and_a_rate(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
     # After one to warm up, the timed forwards take 1 s, 2 s, 6 s and 3 s; the counted one and the one after it, 50 s.
     seconds = iter([9.0, 1.0, 2.0, 6.0, 3.0, 50.0, 50.0])
 
@@ -119,9 +117,7 @@ def test_a_module_depth_shows_the_levels_down_to_it(now: FakeNow, capsys: pytest
     assert depths(99) == every
 
 
-def test_an_output_file_gets_the_report_and_nothing_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_file_gets_the_report_and_none_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "made" / "for" / "it" / "profile.txt"
     for _ in range(2):
         get_model_profile(model_of_two(), (2, 3), output_file=str(path))

@@ -47,9 +47,7 @@ def traced(step: Callable[[], None], path: Path) -> TraceFlops:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_trace_has_the_flops_that_were_worked_out_by_hand_and_the_operators_and_bytes_of_the_counter(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_trace_has_flops_worked_out_by_hand_and_operators_and_bytes_of_the_counter(name: str, tmp_path: Path) -> None:
     network = NETWORKS[name]
     example = network.example()
     example.run()  # what is only done once, as laying out weights anew, belongs to neither
