@@ -69,10 +69,8 @@ def test_the_module_is_the_command() -> None:
 
 
 def test_a_reader_that_closes_early_is_no_error() -> None:
-    program = (
-        "import sys; sys.modules['torch'] = None; from lightning_flops.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", program, "trace", "--json", str(RESNET)]
+    code = "import sys; sys.modules['torch'] = None; from lightning_flops.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "trace", "--json", str(RESNET)]
     # Unbuffered, Python would take a write that the pipe took a part of for a whole one.
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=buffered) as process:

@@ -366,10 +366,8 @@ def test_an_interval_is_welchs() -> None:
 
 
 def described(name: str, type_name: str = "Linear", *, params: int = 0, flops: int = 0) -> ModuleProfile:
-    counted: dict[str, Any] = {"own": PhaseFlops(forward=flops), "total": PhaseFlops(forward=flops), "calls": 1}
-    return ModuleProfile(
-        name=name, type_name=type_name, extra_repr="", params=params, total_bytes=PhaseBytes(), **counted
-    )
+    more: dict[str, Any] = {"own": PhaseFlops(forward=flops), "total": PhaseFlops(forward=flops), "calls": 1}
+    return ModuleProfile(name=name, type_name=type_name, extra_repr="", params=params, total_bytes=PhaseBytes(), **more)
 
 
 ROOT = described("", "Net")

@@ -129,9 +129,7 @@ def test_a_fit_that_profiled_nothing_leaves_no_file_but_throughput_that_was_aske
     assert [name for name in files_in(tmp_path) if name.endswith((".json", ".txt"))] == []
     assert sum("Throughput of the run" in record.getMessage() for record in caplog.records) == 1
     trainer(FlopsProfilerCallback(timer_only=True)).fit(new_net(), loader(6))
-    assert [name for name in files_in(tmp_path) if name.endswith((".json", ".txt"))] == [
-        "lightning_flops/throughput.json"
-    ]
+    assert [one for one in files_in(tmp_path) if one.endswith((".json", ".txt"))] == ["lightning_flops/throughput.json"]
 
 
 def test_the_prefix_is_a_setting_and_so_is_whether_a_run_is_monitored(trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -74,17 +74,13 @@ def test_several_timed_runs_have_a_mean_a_spread_and_a_rate(now: FakeNow, capsys
     get_model_profile(Calling(slow, nn.Linear(3, 5)), (2, 3), timed_runs=4, detailed=False)
     assert list(seconds) == []
     printed = capsys.readouterr().out
-    lines = _labelled(printed)
+    lines = {label: value.strip() for label, _, value in (line.partition(":") for line in printed.splitlines())}
     assert lines["fwd latency"] == "3 s"
     assert lines["fwd FLOPS per GPU = fwd flops per GPU / fwd latency"] == f"{FIRST // 3} FLOPS"
     # Typical (the middle two), its share of the step, mean, least and greatest.
     row = next(line for line in printed.splitlines() if line.startswith("forward "))
     assert row.split() == ["forward", "2.50", "100%", "3.00", "1.00", "6.00"]
     assert lines["samples/second"] == "0.67"  # 2 in 3 s
-
-
-def _labelled(printed: str) -> dict[str, str]:
-    return {line.partition(":")[0]: line.partition(":")[2].strip() for line in printed.splitlines()}
 
 
 def test_the_report_is_this(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:

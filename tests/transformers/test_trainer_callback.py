@@ -36,10 +36,8 @@ def only_profile(callback: FlopsProfilerTrainerCallback) -> Profile:
 
 def flops_of(profile: Profile) -> PhaseFlops:
     """What was counted in a step; the model has no estimate, no recomputation and no product in its optimizer."""
-    flops = profile.flops
-    return PhaseFlops(
-        forward=flops.forward, backward=flops.backward, recompute=flops.recompute, optimizer=flops.optimizer
-    )
+    one = profile.flops
+    return PhaseFlops(forward=one.forward, backward=one.backward, recompute=one.recompute, optimizer=one.optimizer)
 
 
 def in_order(trainer: Trainer) -> Trainer:
