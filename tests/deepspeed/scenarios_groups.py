@@ -55,16 +55,8 @@ class _Routed(nn.Module):
 
     def __init__(self, *, ep_size: int) -> None:
         super().__init__()
-        self.moe = MoE(
-            WIDTH,
-            nn.Linear(WIDTH, WIDTH),
-            num_experts=EXPERTS,
-            ep_size=ep_size,
-            k=1,
-            min_capacity=0,
-            drop_tokens=False,
-            use_rts=False,
-        )
+        routing: dict[str, Any] = {"k": 1, "min_capacity": 0, "drop_tokens": False, "use_rts": False}
+        self.moe = MoE(WIDTH, nn.Linear(WIDTH, WIDTH), num_experts=EXPERTS, ep_size=ep_size, **routing)
         self.head = nn.Linear(WIDTH, CLASSES)
         with torch.no_grad():
             self.moe.deepspeed_moe.gate.wg.weight.copy_(torch.eye(EXPERTS, WIDTH))

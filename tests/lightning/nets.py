@@ -234,10 +234,7 @@ def new_trainer(root: str, tmp_path: Any, *callbacks: Any, **kwargs: Any) -> Any
     settings: dict[str, Any] = {
         "accelerator": "cpu",
         "devices": 1,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
+        **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
         "default_root_dir": tmp_path,
         "max_epochs": 1,
         "callbacks": list(callbacks),

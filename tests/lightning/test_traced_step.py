@@ -80,7 +80,6 @@ def test_a_kept_trace_has_modules_phases_tracks_and_the_same_figures(trainer: Ma
     loaded = load_trace(file)
     assert loaded.rank == 0  # which torch says in runs of several processes only
     assert loaded.memory
-    assert report.traced.tables is not None
     assert module_table(loaded) == report.traced.tables.modules
     allocated = {row.name: row.self_allocation_bytes for row in report.traced.tables.memory or ()}
     assert allocated["aten::addmm"] == BATCH * (HIDDEN + OUT) * 4  # both outputs in float32
