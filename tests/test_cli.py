@@ -69,10 +69,8 @@ def test_the_module_is_the_command() -> None:
 
 
 def test_a_reader_that_closes_early_is_no_error() -> None:
-    program = (
-        "import sys; sys.modules['torch'] = None; from lightning_flops.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", program, "trace", "--json", str(RESNET)]
+    code = "import sys; sys.modules['torch'] = None; from lightning_flops.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "trace", "--json", str(RESNET)]
     # Unbuffered, Python would take a write that the pipe took a part of for a whole one.
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=buffered) as process:
@@ -83,9 +81,7 @@ def test_a_reader_that_closes_early_is_no_error() -> None:
         assert process.wait(timeout=120) == 0
 
 
-def test_ctrl_c_ends_a_command_without_a_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("lightning_flops.trace.report.analyze_one", Mock(side_effect=KeyboardInterrupt))
     assert main(["trace", FILES[0]]) == 130
     assert capsys.readouterr() == ("", "")
@@ -207,9 +203,7 @@ def test_a_starved_run_leaves_conditions_on_the_wall_clock_open(
         ),
     ],
 )
-def test_what_cannot_be_compared_ends_with_2_and_the_reason(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_incomparable_runs_end_with_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *arguments]) == 2
     assert message in capsys.readouterr().err
 

@@ -39,9 +39,7 @@ SENTENCES: Any = {"input_ids": (0, 1)}
         ),
     ],
 )  # fmt: skip
-def test_a_formula_of_a_whole_model(
-    name: str, names: str, example: tuple[int, ...], vary: Any, sizes: list[tuple[int, ...]]
-) -> None:
+def test_whole_models(name: str, names: str, example: tuple[int, ...], vary: Any, sizes: list[tuple[int, ...]]) -> None:
     model = model_named(name)
     formula = flops_formula(model.make(), model.batch(*example), vary=vary)
     assert formula.holds

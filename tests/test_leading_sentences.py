@@ -35,9 +35,7 @@ def test_a_forgotten_optimizer_is_named(caplog: pytest.LogCaptureFixture) -> Non
     assert "nothing was profiled: profile_step is 1, and this run ended after 1 step(s)" in caplog.messages
 
 
-def test_a_loop_ends_with_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loops_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(logging.getLogger("lightning_flops"), "level", logging.WARNING)
     train(6, given=True, log_dir="logs")
@@ -54,9 +52,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, caplog: pyt
     assert line.startswith("the FLOPs report was not written: [Errno 20] Not a directory")
 
 
-def test_a_misspelt_option_is_answered_with_the_nearest_and_a_short_dtype_is_taken(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_misspelt_option_gets_the_nearest_and_a_short_dtype_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--profile-steps", "3", "train.py"])
     assert capsys.readouterr().err.endswith("unrecognized arguments: --profile-steps, did you mean --profile-step?\n")

@@ -17,16 +17,12 @@ from lightning_flops.measure.torch_private import before_2_9
 from lightning_flops.measure.torch_private.needed import take
 from lightning_flops.pytorch import count_flops
 from tests.left_on_torch import torch_state_and_warnings
+from tests.standalone.nets import model_state
 
 
 def small_model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Tanh(), nn.Linear(5, 7))
-
-
-def model_state(model: nn.Module) -> list[tuple[int, list[str], list[int]]]:
-    """Each module, the names of its attributes, and its hooks."""
-    return [(id(module), sorted(vars(module)), list(module._forward_hooks)) for module in model.modules()]
 
 
 def run_step(model: nn.Module, *, seed: int = 1) -> None:

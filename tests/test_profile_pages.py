@@ -20,6 +20,7 @@ from lightning_flops.errors import ComparisonError
 from lightning_flops.records import BatchTotals, Extremes
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
+from tests.analysis.in_memory import known
 from tests.analysis.test_compare import assert_adds_up
 from tests.golden_files import golden
 from tests.pages import REPOSITORY
@@ -132,13 +133,11 @@ def test_comparisons_of_every_kind_of_profile_keep_to_it_and_add_up(name: str) -
 def test_throughput_keeps_to_it() -> None:
     seconds = Extremes(number=2, total=3.0, least=1.0, greatest=2.0)
     totals = BatchTotals(batches=2, seconds=seconds, reader_sec=None, samples=None, samples_per_sec=None)
-    summary = build_throughput(totals, dp_size=1)
-    assert summary is not None
+    summary = known(build_throughput(totals, dp_size=1))
     validate(json.loads(summary.to_json()), "ThroughputSummary")
     waits = Extremes(number=2, total=1.0, least=0.25, greatest=0.75)
     rates = Extremes(number=2, total=12.0, least=4.0, greatest=8.0)
-    whole = build_throughput(replace(totals, reader_sec=waits, samples=12, samples_per_sec=rates), dp_size=1)
-    assert whole is not None
+    whole = known(build_throughput(replace(totals, reader_sec=waits, samples=12, samples_per_sec=rates), dp_size=1))
     # 1 s of 3 in the loader; 12 samples in 3 s.
     assert whole.reader_ratio == 1 / 3 and whole.ips is not None and whole.ips.average == 4.0
     golden("json/throughput.json", whole.to_json())
@@ -147,7 +146,6 @@ def test_throughput_keeps_to_it() -> None:
 
 def test_summary_is_the_headline_by_name() -> None:
     profile = Profile.from_json(json.dumps(MLP))
-    assert profile.timing is not None
     # What the file says under its own names, in this order.
     expected = {
         "global_step_sec": MLP["timing"]["global_step"]["mean_sec"],

@@ -14,13 +14,7 @@ import lightning_flops
 from lightning_flops.pytorch import count_flops, count_offline
 from lightning_flops.records import PhaseFlops
 from tests.left_on_torch import torch_state
-
-FIRST = 2 * 2 * 3 * 5  # a batch of 2 through Linear(3, 5)
-SECOND = 2 * 2 * 5 * 7  # and through Linear(5, 7)
-
-
-def model_of_two() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 7))
+from tests.standalone.nets import FIRST, SECOND, model_of_two
 
 
 def test_a_training_step_is_counted_forward_and_backward_by_module() -> None:
@@ -126,12 +120,6 @@ def test_an_offline_count_leaves_in_the_model_nothing_that_its_forward_stored() 
     assert list(model.state_dict()) == ["0.layer.weight", "0.layer.bias"]
 
 
-def rows_of(text: str) -> dict[str, list[str]]:
-    """The table's cells by module."""
-    lines = [line.split() for line in text.split("\n") if line.strip() and not line.startswith("-")]
-    return {cells[0] if cells[0] != "Sequential" else "": cells[1:] for cells in lines}
-
-
 def test_counts_print_a_table_by_module_also_when_the_model_is_gone() -> None:
     model = model_of_two()
     with count_flops(model) as counts:
@@ -143,9 +131,10 @@ def test_counts_print_a_table_by_module_also_when_the_model_is_gone() -> None:
     text = str(counts)
     assert text == inside == lightning_flops.render_text(counts)
     assert "module       params  weight shapes  forward, FLOPs  backward, FLOPs" in text
-    rows = rows_of(text)
+    lines = [line.split() for line in text.split("\n") if line.strip() and not line.startswith("-")]
+    rows = {name: cells for name, *cells in lines}
     # 3 * 5 + 5 and 5 * 7 + 7 parameters; FLOPs as above.
-    assert rows[""] == ["62", str(FIRST + SECOND), str(FIRST + 2 * SECOND)]
+    assert rows["Sequential"] == ["62", str(FIRST + SECOND), str(FIRST + 2 * SECOND)]
     assert rows["0:"] == ["Linear", "20", "5x3,", "5", str(FIRST), str(FIRST)]
     assert rows["1:"] == ["ReLU", "0", "0", "0"]
     assert rows["2:"] == ["Linear", "42", "7x5,", "7", str(SECOND), str(2 * SECOND)]

@@ -47,11 +47,7 @@ def test_results_and_random_numbers_are_the_same_bits_and_nothing_is_left(
     ("kind", "seam"), [(kind, seam) for kind, (_, adapters) in SEAMED.items() for seam in seams(*adapters)]
 )
 def test_a_failure_of_ours_is_one_warning_and_the_run_goes_on_untouched(
-    kind: str,
-    seam: str,
-    plain: Callable[[str], dict[str, Any]],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    kind: str, seam: str, plain: Callable[[str], dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = plain(kind)
     with broken_at(seam, *SEAMED[kind].adapters, after=kind == "lightning by hand") as broken:

@@ -53,11 +53,7 @@ LIMITS: list[tuple[str, float, Callable[[float], dict[str, Any]]]] = [
     ("dropout", 0.10, lambda share: {"shares": {"dropout": share}}),
     ("starved", 0.05, lambda share: {"shares": {"starved": share}}),
     ("idle", 0.20, lambda share: {"shares": {"idle": share}}),
-    (
-        "tensor_core_eligible",
-        0.05,
-        lambda share: {"shares": {"tensor_core_eligible": share}, "device": TENSOR_CORES},
-    ),
+    ("tensor_core_eligible", 0.05, lambda share: {"shares": {"tensor_core_eligible": share}, "device": TENSOR_CORES}),
     ("float32", 0.05, lambda share: {"shares": {"float32": share}, "device": TENSOR_CORES}),
     ("misaligned", 0.05, lambda share: {"shares": {"misaligned": share}}),
     ("pageable_copies", 0.05, lambda share: {"shares": {"pageable_copies": share}}),
@@ -89,13 +85,9 @@ def waits(wait_sec: float, *, step_sec: float = 0.1, batches: float = 1, **measu
         pytest.param(waits(0.05, cores=1), "data_wait_full", 0, id="one core"),
         pytest.param(waits(0.05, cores=8, idle_cores=0.4), "data_wait_full", 0, id="no idle core"),
         pytest.param(waits(0.05, cores=8, idle_cores=0.6), "data_wait", 1, id="an idle core"),
-        pytest.param(
-            waits(0.05, cores=2, loader_workers=2, idle_cores=1.5), "data_wait_full", 0, id="workers are cores"
-        ),
+        pytest.param(waits(0.05, cores=2, loader_workers=2, idle_cores=1.5), "data_wait_full", 0, id="workers' cores"),
         # Of 100 ms, 50 wait for data; a process that was to compute for 25 of them and more may have loaded.
-        pytest.param(
-            waits(0.05, idle_cores=0.0, processor_share=0.25, **TWO_CORES), "data_wait_full", 0, id="computes"
-        ),
+        pytest.param(waits(0.05, idle_cores=0.0, processor_share=0.25, **TWO_CORES), "data_wait_full", 0, id="busy"),
         pytest.param(waits(0.05, idle_cores=0.0, processor_share=0.24, **TWO_CORES), "data_wait", 1, id="disk"),
         # 75 ms to load a batch that 25 ms train on: three.
         pytest.param(waits(0.075, cores=16, loader_workers=0), "data_wait", 3, id="as many as keep up"),
@@ -104,19 +96,15 @@ def waits(wait_sec: float, *, step_sec: float = 0.1, batches: float = 1, **measu
         pytest.param(waits(0.05, cores=16, loader_workers=2), "data_wait", 4, id="more"),
     ],
 )
-def test_what_to_do_about_a_wait_for_data_goes_by_its_length_and_the_idle_cores(
-    evidence: Evidence, rule: str | None, workers: int
-) -> None:
+def test_advice_on_waits_goes_by_length_and_idle_cores(evidence: Evidence, rule: str | None, workers: int) -> None:
     assert rules(evidence) == ([] if rule is None else [rule])
     if workers:
         assert only(evidence).remedy == f"Set the DataLoader's num_workers={workers}, with persistent_workers=True."
 
 
 def test_advice_has_the_fact_the_remedy_the_ceiling_and_when_not_to_follow_it() -> None:
-    evidence = waits(
-        0.05, cores=8, loader_workers=0, idle_cores=6.5, device=TENSOR_CORES, shares={"pageable_copies": 0.01}
-    )
-    assert only(evidence) == Advice(
+    one = waits(0.05, cores=8, loader_workers=0, idle_cores=6.5, device=TENSOR_CORES, shares={"pageable_copies": 0.01})
+    assert only(one) == Advice(
         rule="data_wait",
         fact="The step waits 50 ms a batch for data (50.0%), with 0 loader workers; this process may use 8 cores, 6.5 "
         "of them idle.",
@@ -234,9 +222,7 @@ def test_device_is_idle_for_what_its_kernels_leave_of_the_timed_step_and_not_of_
 @pytest.mark.parametrize(
     ("seconds", "waited", "share"), [(1.0, 0.06, 0.06), (0.05, 0.2, None), (0.05, 0.5, 0.5), (0.05, None, None)]
 )
-def test_a_short_run_is_called_starved_where_chance_does_not_explain_it(
-    seconds: float, waited: float | None, share: float | None
-) -> None:
+def test_a_short_run_is_starved_beyond_chance(seconds: float, waited: float | None, share: float | None) -> None:
     found = gathered(processor=ProcessorLoss(seconds=seconds, batches_sec=(), waited_share=waited))
     assert found.shares["starved"] == share
 
@@ -290,9 +276,7 @@ def test_modules_that_a_remedy_is_known_for_are_found_by_class_and_operators(
     type_name: str, operators: tuple[str, ...], found: str | None
 ) -> None:
     modules = (ModuleRecord(name="a", type_name=type_name), ModuleRecord(name="b", type_name=type_name))
-    cells = tuple(
-        cell(name, "forward", 0, operator=f"aten.{operator}") for name in ("a", "b") for operator in operators
-    )
+    cells = tuple(cell(at, "forward", 0, operator=f"aten.{operator}") for at in ("a", "b") for operator in operators)
     flops = replace(windows.mlp_window().flops, cells=cells)
     evidence = gathered(modules=modules, flops=flops, times={"a": 2.0, "b": 4.0}, traced=TRACED)
     # 6 of 20 ms, b first.

@@ -77,9 +77,7 @@ def test_a_slower_module_is_efficiency_of_that_module() -> None:
 
 
 @pytest.mark.parametrize(("error", "beyond"), [(0.1, True), (0.2, False), (None, None)])
-def test_a_module_is_held_against_its_own_spread_over_the_traced_steps(
-    error: float | None, beyond: bool | None
-) -> None:
+def test_a_module_is_held_against_its_spread_over_the_traced_steps(error: float | None, beyond: bool | None) -> None:
     # Act takes 1.5 ms in A and 4.5 in B; 4 sqrt(1.5^2 + 4.5^2) = 18.97, so with errors of 10% up to 1.897 ms are noise.
     slow = {**FORWARD_MS, "act": 3.5}
     a = run(traced=traced_step(FORWARD_MS, BACKWARD_MS, error=error))
@@ -354,9 +352,7 @@ def causes(one: Mapping[Cause, int]) -> tuple[int, ...]:
         pytest.param(400, 400, Work(100, 10), Work(200, 0), (200, -200, 0, 0), id="they make up for each other"),
     ],
 )
-def test_a_difference_is_split_by_cause(
-    a_ns: int, b_ns: int, a: Work | None, b: Work | None, expected: tuple[int, ...]
-) -> None:
+def test_split_by_cause(a_ns: int, b_ns: int, a: Work | None, b: Work | None, expected: tuple[int, ...]) -> None:
     assert causes(split(a_ns=a_ns, b_ns=b_ns, a=a, b=b)) == expected
 
 
@@ -373,10 +369,8 @@ def test_an_interval_is_welchs() -> None:
 
 
 def described(name: str, type_name: str = "Linear", *, params: int = 0, flops: int = 0) -> ModuleProfile:
-    counted: dict[str, Any] = {"own": PhaseFlops(forward=flops), "total": PhaseFlops(forward=flops), "calls": 1}
-    return ModuleProfile(
-        name=name, type_name=type_name, extra_repr="", params=params, total_bytes=PhaseBytes(), **counted
-    )
+    more: dict[str, Any] = {"own": PhaseFlops(forward=flops), "total": PhaseFlops(forward=flops), "calls": 1}
+    return ModuleProfile(name=name, type_name=type_name, extra_repr="", params=params, total_bytes=PhaseBytes(), **more)
 
 
 ROOT = described("", "Net")

@@ -58,9 +58,7 @@ from tests.report.windows import build_profile
         ("NVIDIA GeForce RTX 5090", "bfloat16", 209.5),
     ],
 )
-def test_peak_is_the_dense_one_that_the_vendor_publishes_of_exactly_this_device(
-    device: str, dtype: str, tflops: float
-) -> None:
+def test_peak_is_the_dense_one_published_of_exactly_this_device(device: str, dtype: str, tflops: float) -> None:
     assert abs(known(peak_for(device, dtype)) / 1e12 - tflops) < 0.06  # white papers print one decimal
 
 
@@ -148,9 +146,7 @@ def test_a_peak_given_after_the_run_gives_what_it_would_have_given_in_it() -> No
     assert given.budget == inside.budget is not None
 
 
-def test_peaks_that_were_measured_on_the_machine_stand_in_where_no_vendors_are_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measured_peaks_stand_in_where_no_vendors_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     window = replace(MLP, context=replace(MLP.context, host=platform.node()))
     before = build_profile(window, config=ProfilerConfig())

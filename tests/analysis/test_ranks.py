@@ -203,12 +203,9 @@ def test_scalars_are_the_jobs_where_the_ranks_are_known() -> None:
     alone, whole = profile_scalars(profile), profile_scalars(with_ranks(profile, answers))
     changed = {tag for tag in alone if alone[tag] != whole[tag]}
     assert changed == {f"flops_profiler/{tag}" for tag in ("mfu", "hfu", "samples_per_sec", "iter_samples_per_sec")}
-    assert (alone["flops_profiler/mfu"], alone["flops_profiler/samples_per_sec"]) == pytest.approx(
-        (0.1, 10_000), rel=1e-12
-    )
-    assert (whole["flops_profiler/mfu"], whole["flops_profiler/samples_per_sec"]) == pytest.approx(
-        (0.075, 7_500), rel=1e-12
-    )
+    for found, rates in ((alone, [0.1, 10_000]), (whole, [0.075, 7_500])):
+        mfu, samples_per_sec = found["flops_profiler/mfu"], found["flops_profiler/samples_per_sec"]
+        assert [mfu, samples_per_sec] == pytest.approx(rates, rel=1e-12)
 
 
 @pytest.mark.parametrize(

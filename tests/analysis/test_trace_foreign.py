@@ -74,10 +74,8 @@ def test_a_repeated_call_at_the_end_of_a_file_does_not_make_the_forward_repeated
 
 
 def test_without_kernels_the_time_of_the_runtimes_calls_is_told_all_the_same() -> None:
-    found = trace(
-        operator("aten::mm", 0, 100), launch(1, 20, 5), span("cuda_runtime", "cudaDeviceSynchronize", 100, 900)
-    )
-    report = report_of(found)
+    synchronize = span("cuda_runtime", "cudaDeviceSynchronize", 100, 900)
+    report = report_of(trace(operator("aten::mm", 0, 100), launch(1, 20, 5), synchronize))
     mean = report.step_times.mean
     assert (mean.runtime_us, mean.cpu_us, mean.other_us, mean.kernel_us) == (905, 95, 0, None)
     assert any("launched no kernel" in note for note in report.notes)

@@ -104,8 +104,7 @@ def test_every_test_of_a_run_has_an_outcome_also_behind_one_that_ends_the_proces
 
 
 @pytest.mark.parametrize(
-    ("project", "repository"),
-    [("lightning", "Lightning-AI/pytorch-lightning"), ("deepspeed", "deepspeedai/DeepSpeed")],
+    ("project", "repository"), [("lightning", "Lightning-AI/pytorch-lightning"), ("deepspeed", "deepspeedai/DeepSpeed")]
 )
 def test_a_folder_without_the_source_is_refused_in_words(
     project: str, repository: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

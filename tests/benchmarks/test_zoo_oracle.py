@@ -80,9 +80,7 @@ PROJECTIONS, MODULES_SCORES = 4 * 2 * 5 * 8 * 8, 2 * 2 * 5 * 5 * 4
         ),
     ],
 )
-def test_a_call_costs_what_it_multiplies_and_backward_only_what_is_needed(
-    run: Callable[[], torch.Tensor], by_hand: Expected
-) -> None:
+def test_a_call_costs_its_products_backward_those_needed(run: Callable[[], torch.Tensor], by_hand: Expected) -> None:
     assert expected(run) == by_hand
 
 
@@ -97,9 +95,7 @@ def test_a_call_costs_what_it_multiplies_and_backward_only_what_is_needed(
         ("ijk,jl->il", [(2, 3, 4), (3, 5)], 2 * 2 * 3 * 5),  # k is summed before
     ],
 )
-def test_an_einsum_of_two_costs_every_letter_that_meets(
-    equation: str, shapes: list[tuple[int, ...]], flops: int
-) -> None:
+def test_an_einsum_costs_every_letter_that_meets(equation: str, shapes: list[tuple[int, ...]], flops: int) -> None:
     operands = [inputs(*shape) for shape in shapes]
     assert expected(lambda: torch.einsum(equation, *operands)) == Expected(flops, 2 * flops)
 

@@ -18,18 +18,8 @@ from tests.deepspeed.scenario import scenario
 STEPS = 4
 UNKNOWN = "in the DeepSpeed config, flops_profiler.step is not a setting, did you mean profile_step?"
 
-
 FIRST: dict[str, Any] = {**BLOCK, "profile_step": 1}
-VALUES: dict[str, Any] = {
-    "true": True,
-    "0": 0,
-    "-2": -2,
-    "0.5": 0.5,
-    "nan": math.nan,
-    "'1'": "1",
-    "null": None,
-    "[1]": [1],
-}
+VALUES = {"true": True, "0": 0, "-2": -2, "0.5": 0.5, "nan": math.nan, "'1'": "1", "null": None, "[1]": [1]}
 NAMES = "enabled profile_step module_depth top_modules detailed output_file recompute_fwd_factor"
 BLOCKS: dict[str, Any] = {
     **{f"{name}={words}": {**FIRST, name: value} for name in NAMES.split() for words, value in VALUES.items()},

@@ -55,16 +55,8 @@ class _Routed(nn.Module):
 
     def __init__(self, *, ep_size: int) -> None:
         super().__init__()
-        self.moe = MoE(
-            WIDTH,
-            nn.Linear(WIDTH, WIDTH),
-            num_experts=EXPERTS,
-            ep_size=ep_size,
-            k=1,
-            min_capacity=0,
-            drop_tokens=False,
-            use_rts=False,
-        )
+        routing: dict[str, Any] = {"k": 1, "min_capacity": 0, "drop_tokens": False, "use_rts": False}
+        self.moe = MoE(WIDTH, nn.Linear(WIDTH, WIDTH), num_experts=EXPERTS, ep_size=ep_size, **routing)
         self.head = nn.Linear(WIDTH, CLASSES)
         with torch.no_grad():
             self.moe.deepspeed_moe.gate.wg.weight.copy_(torch.eye(EXPERTS, WIDTH))
@@ -199,10 +191,7 @@ def weights_that_deepspeed_cut_count_whole_and_the_others_once() -> None:
     ]
     settings = {
         "zero_optimization": {"stage": 1},
-        "tensor_parallel": {
-            "autotp_size": 2,
-            "partition_config": {"use_default_specs": False, "layer_specs": cut},
-        },
+        "tensor_parallel": {"autotp_size": 2, "partition_config": {"use_default_specs": False, "layer_specs": cut}},
     }
     profile = trained(_network(), torch.ones(SAMPLES, WIDTH), settings=settings)
     assert (profile.context.world_size, profile.context.dp_size, profile.context.tp_size) == (2, 1, 2)

@@ -56,11 +56,9 @@ class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self.x[index], self.y[index]
 
 
-def loader(
-    batches: int, *, extra: int = 0, on_fetch: Callable[[], None] | None = None, **kwargs: Any
-) -> DataLoader[Any]:
+def loader(batches: int, *, extra: int = 0, on_fetch: Callable[[], None] | None = None, **more: Any) -> DataLoader[Any]:
     """*batches* batches of 6, and a last one of *extra*."""
-    return DataLoader(Rows(batches * BATCH + extra, on_fetch=on_fetch), batch_size=BATCH, **kwargs)
+    return DataLoader(Rows(batches * BATCH + extra, on_fetch=on_fetch), batch_size=BATCH, **more)
 
 
 def nothing(part: str) -> None:
@@ -236,10 +234,7 @@ def new_trainer(root: str, tmp_path: Any, *callbacks: Any, **kwargs: Any) -> Any
     settings: dict[str, Any] = {
         "accelerator": "cpu",
         "devices": 1,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
+        **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
         "default_root_dir": tmp_path,
         "max_epochs": 1,
         "callbacks": list(callbacks),

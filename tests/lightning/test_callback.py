@@ -65,13 +65,11 @@ def test_a_deepspeed_block_is_the_callbacks_settings_and_may_lie_in_a_file(tmp_p
         assert FlopsProfilerCallback.from_deepspeed_config(form).config == ProfilerConfig(**given)
 
 
-@pytest.mark.parametrize(
-    "config", [{}, {"flops_profiler": {"profile_step": 1}}, {"flops_profiler": {"enabled": False}}]
-)
+@pytest.mark.parametrize("given", [{}, {"flops_profiler": {"profile_step": 1}}, {"flops_profiler": {"enabled": False}}])
 def test_a_block_that_is_absent_or_not_enabled_profiles_nothing_and_says_so(
-    root: str, trainer: MakeTrainer, config: dict[str, Any], caplog: pytest.LogCaptureFixture
+    root: str, trainer: MakeTrainer, given: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    callback = FlopsProfilerCallback.from_deepspeed_config(config)
+    callback = FlopsProfilerCallback.from_deepspeed_config(given)
     trainer(callback).fit(new_net(root), loader(8))
     assert callback.profile is None
     assert warnings_in(caplog) == ["flops_profiler.enabled is not true: this fit is not profiled"]

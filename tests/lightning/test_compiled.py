@@ -37,9 +37,7 @@ def fresh_compiler() -> Iterator[None]:
     ("what", "backend"),
     [("the whole", "inductor"), *((one, "aot_eager") for one in ("a submodule", "a block in place", "the step"))],
 )
-def test_a_compiled_model_is_counted_as_it_runs_and_never_recompiled(
-    trainer: MakeTrainer, what: str, backend: str
-) -> None:
+def test_a_compiled_model_is_counted_as_it_runs_not_recompiled(trainer: MakeTrainer, what: str, backend: str) -> None:
     def train(*callbacks: Any) -> tuple[list[float], int, int]:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()

@@ -53,9 +53,7 @@ def test_with_the_switch_a_trainer_is_profiled_by_the_defaults(
     }
 
 
-def test_a_callback_of_the_users_own_is_the_only_one_that_works(
-    root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_own_callback_works_alone(root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTNING_FLOPS", "1")
     own = FlopsProfilerCallback(profile_step=3, timing_steps=2)
     run = trainer(own)

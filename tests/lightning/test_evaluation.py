@@ -69,8 +69,7 @@ def test_a_batch_is_counted_and_those_after_it_are_timed_part_by_part(
 
 
 @pytest.mark.parametrize(
-    ("batches", "counted", "timed"),
-    [(1, 0, []), (2, 1, []), (4, 1, []), (5, 1, [4]), (9, 1, [4, 5, 6])],
+    ("batches", "counted", "timed"), [(1, 0, []), (2, 1, []), (4, 1, []), (5, 1, [4]), (9, 1, [4, 5, 6])]
 )
 def test_a_short_loop_is_profiled_as_far_as_it_goes(
     trainer: MakeTrainer, now: FakeNow, windows: list[Any], batches: int, counted: int, timed: list[int]
@@ -152,9 +151,7 @@ def test_reports_of_a_fit_and_of_the_loops_after_it_keep_apart(trainer: MakeTrai
     assert texts <= set(board.Tags()["tensors"])
 
 
-def test_throughput_is_of_the_loops_batches_without_what_comes_before_the_first(
-    trainer: MakeTrainer, monitor_now: FakeNow
-) -> None:
+def test_throughput_is_of_the_loops_batches_from_the_first_on(trainer: MakeTrainer, monitor_now: FakeNow) -> None:
     net = new_evaluated_net(now=monitor_now)
     net.on_predict_epoch_start = lambda: monitor_now.sleep(1000.0)
     callback = FlopsProfilerCallback(timer_only=True)

@@ -43,9 +43,7 @@ def test_automatic_optimization(trainer: MakeTrainer, now: FakeNow, windows: lis
     assert callback.profile is not None
 
 
-def test_accumulated_batches_are_a_step_and_so_is_the_ragged_last_group(
-    trainer: MakeTrainer, now: FakeNow, windows: list[Any]
-) -> None:
+def test_accumulated_and_ragged_last_batches_are_steps(trainer: MakeTrainer, now: FakeNow, windows: list[Any]) -> None:
     # Each epoch: batches 0-3 are one step, 4-7 another, 8-9 a ragged third.
     whole, ragged = (FlopsProfilerCallback(profile_step=step, timing_steps=2) for step in (0, 2))
     trainer(whole, accumulate_grad_batches=4, max_epochs=3).fit(new_net(now=now), loader(10))
@@ -82,9 +80,7 @@ def test_without_an_optimizer_every_batch_is_a_step(trainer: MakeTrainer, window
     assert (indices(windows[0].counted_steps), flops(windows[0])) == ([2], batch_flops())
 
 
-def test_lbfgs_runs_its_closure_several_times_in_one_step(
-    trainer: MakeTrainer, now: FakeNow, windows: list[Any]
-) -> None:
+def test_lbfgs_runs_its_closure_several_times_a_step(trainer: MakeTrainer, now: FakeNow, windows: list[Any]) -> None:
     net = new_net(now=now)
     given: dict[str, Any] = {"max_iter": 2, "tolerance_grad": 0.0, "tolerance_change": 0.0}
     net.configure_optimizers = lambda: torch.optim.LBFGS(net.parameters(), **given)
@@ -210,9 +206,7 @@ def test_only_steps_of_the_counted_shape_are_timed_and_where_those_are_few_more_
     assert indices(window.counted_steps) == [0, *range(43, 62)]
 
 
-def test_a_forward_inside_the_update_makes_the_times_of_both_inseparable(
-    trainer: MakeTrainer, windows: list[Any]
-) -> None:
+def test_a_forward_inside_the_update_makes_their_times_inseparable(trainer: MakeTrainer, windows: list[Any]) -> None:
     class Hidden(torch.optim.SGD):
         """Calls its closure, and the model once more."""
 
@@ -250,9 +244,7 @@ def test_variable_batches_are_counted_as_often_as_timed(trainer: MakeTrainer, wi
     assert [step.samples for step in window.timed_steps] == list(range(4, 14))
 
 
-def test_each_fit_and_a_resumed_one_opens_a_window_of_its_own(
-    trainer: MakeTrainer, windows: list[Any], tmp_path: Any
-) -> None:
+def test_each_fit_and_a_resumed_one_has_its_own_window(trainer: MakeTrainer, windows: list[Any], tmp_path: Any) -> None:
     callback, net = FlopsProfilerCallback(profile_step=1, timing_steps=1), new_net()
     first = trainer(callback, max_epochs=1)
     shown_at = []
@@ -318,9 +310,7 @@ def test_fast_dev_run_clamps_the_step_and_leaves_no_files(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_step_beyond_the_run_is_one_warning_with_both_numbers(
-    trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_step_beyond_the_run_is_one_warning(trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
     callback = FlopsProfilerCallback(profile_step=6)
     trainer(callback).fit(new_net(), loader(6))
     assert callback.profile is None

@@ -25,9 +25,7 @@ def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_tensorboard_holds_every_scalar_on_the_runs_own_axis_and_the_whole_text(
-    trainer: MakeTrainer, tmp_path: Path
-) -> None:
+def test_tensorboard_has_every_scalar_on_the_runs_axis_and_the_whole_text(trainer: MakeTrainer, tmp_path: Path) -> None:
     callback = FlopsProfilerCallback(
         profile_step=1, timing_steps=3, tokens_per_sample=5, peak_flops_per_sec=1e12, trace=False
     )
@@ -104,9 +102,7 @@ def test_lightnings_log_says_where_the_report_lies_where_the_packages_own_is_not
     assert "Flops Profiler" not in capfd.readouterr().out
 
 
-def test_without_a_logger_that_has_folders_all_lies_in_one_of_ours_where_runs_keep_each_others(
-    trainer: MakeTrainer, tmp_path: Path
-) -> None:
+def test_without_a_loggers_folder_all_lies_in_ours_and_runs_keep_others(trainer: MakeTrainer, tmp_path: Path) -> None:
     base: Any = importlib.import_module(f"{ROOT}.loggers.logger").DummyLogger
     service = type("Service", (base,), {"save_dir": str(tmp_path / "service")})()
     callback = FlopsProfilerCallback(timing_steps=1, output_file=tmp_path / "new" / "folder" / "profile.log")
@@ -133,9 +129,7 @@ def test_a_fit_that_profiled_nothing_leaves_no_file_but_throughput_that_was_aske
     assert [name for name in files_in(tmp_path) if name.endswith((".json", ".txt"))] == []
     assert sum("Throughput of the run" in record.getMessage() for record in caplog.records) == 1
     trainer(FlopsProfilerCallback(timer_only=True)).fit(new_net(), loader(6))
-    assert [name for name in files_in(tmp_path) if name.endswith((".json", ".txt"))] == [
-        "lightning_flops/throughput.json"
-    ]
+    assert [one for one in files_in(tmp_path) if one.endswith((".json", ".txt"))] == ["lightning_flops/throughput.json"]
 
 
 def test_the_prefix_is_a_setting_and_so_is_whether_a_run_is_monitored(trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -96,9 +96,7 @@ def test_timer_only_reports_times_alone(
     assert ThroughputSummary.from_json(kept.read_text()) == summary
 
 
-def test_the_summary_leaves_out_counted_and_traced_batches_and_what_is_no_training(
-    trainer: MakeTrainer, monitor_now: FakeNow
-) -> None:
+def test_the_summary_is_of_plain_training_batches(trainer: MakeTrainer, monitor_now: FakeNow) -> None:
     callback = FlopsProfilerCallback(profile_step=2, timing_steps=2)
     run = trainer(callback, val_check_interval=4, max_epochs=2)
     run.fit(new_net(now=monitor_now, validates=True), loader(8), loader(1))
@@ -107,9 +105,7 @@ def test_the_summary_leaves_out_counted_and_traced_batches_and_what_is_no_traini
     assert summary.batch_cost_sec == Spread(average=14.0, maximum=14.0, minimum=14.0)
 
 
-def test_an_interrupted_run_has_its_summary_of_the_samples_that_its_steps_were_given(
-    trainer: MakeTrainer, monitor_now: FakeNow
-) -> None:
+def test_an_interrupted_run_has_a_summary_of_what_its_steps_got(trainer: MakeTrainer, monitor_now: FakeNow) -> None:
     net = new_net(now=monitor_now)
     step = net.training_step
 

@@ -64,9 +64,7 @@ def test_every_module_has_its_time_and_from_the_counted_flops_its_rates(trainer:
     assert report.notes == ()
 
 
-def test_a_kept_trace_has_modules_phases_and_counter_tracks_and_gives_the_same_figures(
-    trainer: MakeTrainer, tmp_path: Path
-) -> None:
+def test_a_kept_trace_has_modules_phases_tracks_and_the_same_figures(trainer: MakeTrainer, tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     report = profile_of(trainer, new_net(), trace_dir=folder, record_shapes=True, profile_memory=True)
     assert report.traced is not None and report.traced.tables is not None and report.notes == ()
@@ -82,7 +80,6 @@ def test_a_kept_trace_has_modules_phases_and_counter_tracks_and_gives_the_same_f
     loaded = load_trace(file)
     assert loaded.rank == 0  # which torch says in runs of several processes only
     assert loaded.memory
-    assert report.traced.tables is not None
     assert module_table(loaded) == report.traced.tables.modules
     allocated = {row.name: row.self_allocation_bytes for row in report.traced.tables.memory or ()}
     assert allocated["aten::addmm"] == BATCH * (HIDDEN + OUT) * 4  # both outputs in float32
@@ -109,9 +106,7 @@ def test_a_run_that_ends_before_the_traced_step_says_so(trainer: MakeTrainer) ->
 
 
 @pytest.mark.parametrize("lightnings", [False, True])
-def test_beside_a_profiler_of_the_users_no_step_is_traced(
-    trainer: MakeTrainer, tmp_path: Path, lightnings: bool
-) -> None:
+def test_beside_a_users_profiler_no_step_is_traced(trainer: MakeTrainer, tmp_path: Path, lightnings: bool) -> None:
     if lightnings:
         kind = importlib.import_module(f"{ROOT}.profilers").PyTorchProfiler
         own = kind(dirpath=tmp_path, filename="own", export_to_chrome=False)

@@ -23,7 +23,7 @@ from tests.left_on_torch import torch_state
 from tests.loops.nets import BATCH, NARROW, WIDE, Rows
 from tests.results import profile_of
 
-_LOADS_WITHOUT_US = """
+WITHOUT_US = """
 import sys
 sys.modules["lightning_flops"] = None
 import pickle, torch
@@ -48,9 +48,7 @@ def test_copies_and_pickles_made_inside_the_loop_work_without_this_package(tmp_p
         twin.register_forward_hook(lambda *_: calls.append(1))
         assert torch.equal(twin(rows), net(rows)) and calls == [1]
         assert profiler.run is not None
-    loaded = subprocess.run(
-        [sys.executable, "-c", _LOADS_WITHOUT_US, str(file)], capture_output=True, text=True, check=True
-    )
+    loaded = subprocess.run([sys.executable, "-c", WITHOUT_US, str(file)], capture_output=True, text=True, check=True)
     assert loaded.stdout == "1\n"  # a function that does nothing
 
 

@@ -62,8 +62,6 @@ def test_facts_of_a_cpu_and_its_backend() -> None:
 
 
 def test_weight_sizes_are_what_a_product_has_for_inputs_and_outputs() -> None:
-    model = nn.Sequential(
-        nn.Linear(5, 7), nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(6, 6, 3, groups=6), nn.LayerNorm(4)
-    )
-    sizes = {module.name: module.weight_sizes for module in describe_modules(model)}
+    net = nn.Sequential(nn.Linear(5, 7), nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(6, 6, 3, groups=6), nn.LayerNorm(4))
+    sizes = {module.name: module.weight_sizes for module in describe_modules(net)}
     assert sizes == {"": (), "0": (7, 5), "1": (8, 3), "2": (6,), "3": ()}

@@ -37,9 +37,7 @@ ADDRESS = "data/plugin/lightning_flops"
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs: one with three windows and a predict loop, one with markup as names and with broken windows."""
     folder = tmp_path_factory.mktemp("logs")
-    first, second = (
-        RunFiles(ProfilerConfig(), partial(str, folder / version)) for version in ("version_0", "version_1")
-    )
+    first, second = (RunFiles(ProfilerConfig(), partial(str, folder / f"version_{run}")) for run in (0, 1))
     for step in (110, 10, 60):
         first.write_tab(samples.decoder(step), prefix="flops_profiler")
     first.write_tab(samples.many_ranks(), prefix="flops_profiler/predict")

@@ -65,18 +65,14 @@ def with_torch(profiled: bool) -> dict[str, Any]:
 
 
 def with_accelerate(profiled: bool) -> dict[str, Any]:
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    driver = Accelerator(cpu=True, gradient_accumulation_steps=3)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, data = accelerator.prepare(model, optimizer, loader(2 * 3 * STEPS))
-    with (
-        profile_training(model, optimizer, accelerator=accelerator, **SETTINGS)
-        if profiled
-        else nullcontext() as profiler
-    ):
+    model, optimizer, data = driver.prepare(model, optimizer, loader(2 * 3 * STEPS))
+    with profile_training(model, optimizer, accelerator=driver, **SETTINGS) if profiled else nullcontext() as profiler:
         for (rows,) in data:
-            with accelerator.accumulate(model):
-                accelerator.backward(model(rows).square().mean())
+            with driver.accumulate(model):
+                driver.backward(model(rows).square().mean())
                 optimizer.step()
                 optimizer.zero_grad()
     AcceleratorState._reset_state()  # accelerator.end_training() would end the process group, too

@@ -242,17 +242,11 @@ TWO: dict[str, Callable[[], dict[str, Any]]] = {
     "fsdp2": partial(twice, strategy=parallel(2, 1), prepare=shard, hidden=5, window=TRACED),
     "tensors": partial(twice, strategy=parallel(1, 2), prepare=split, window=TRACED),
     "sequences": partial(twice, strategy=parallel(1, 2), prepare=split_sequences, **OF_TOKENS),
-    "contexts": partial(
-        twice,
-        strategy=partial(ContextParallel, data=1, context=2),
-        attends=True,
-        **OF_TOKENS,
-    ),
+    "contexts": partial(twice, strategy=partial(ContextParallel, data=1, context=2), attends=True, **OF_TOKENS),
 }
 FOUR: dict[str, Callable[[], dict[str, Any]]] = {
     "fsdp1_hybrid": partial(
-        twice,
-        strategy=partial(ShardedOnCpu, mesh=(2, 2), auto_wrap_policy=LAYERS, sharding_strategy="HYBRID_SHARD"),
+        twice, strategy=partial(ShardedOnCpu, mesh=(2, 2), auto_wrap_policy=LAYERS, sharding_strategy="HYBRID_SHARD")
     ),
     "fsdp2_tensors": partial(twice, strategy=parallel(2, 2), prepare=split_and_shard, window=TRACED),
 }

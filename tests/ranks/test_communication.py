@@ -83,9 +83,7 @@ launched = partial(launch, "tests.ranks.scenarios_communication", ranks=RANKS, i
         ("zero_3", [("all_gather", 6), ("all_reduce", 2)]),
     ],
 )
-def test_what_a_strategy_communicates_in_a_step_is_there_call_by_call(
-    scenario: str, expected: Sequence[tuple[str, int]]
-) -> None:
+def test_what_a_strategy_communicates_is_there_call_by_call(scenario: str, expected: Sequence[tuple[str, int]]) -> None:
     for returned in launched()(scenario):
         traced = known(profile_in(returned).traced)
         rows = [(one.name, one.calls) for one in traced.collectives]
@@ -94,9 +92,7 @@ def test_what_a_strategy_communicates_in_a_step_is_there_call_by_call(
 
 
 @pytest.mark.parametrize("scenario", ["ddp", "zero_3"])
-def test_all_calls_of_real_ranks_are_matched_and_parts_of_a_traced_step_add_up_to_it(
-    scenario: str,
-) -> None:
+def test_all_calls_of_real_ranks_are_matched_and_parts_of_a_traced_step_add_up_to_it(scenario: str) -> None:
     profiles = [profile_in(returned) for returned in launched()(scenario)]
     found = known(known(profiles[0].ranks).communication)
     assert found.notes == ()

@@ -51,9 +51,7 @@ def test_one_report_comes_out_for_both_processes(strategy: str, shared: int, tem
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize(("part", "named"), [("data", ("data wait", None)), ("forward", ("forward", "network.second"))])
-def test_the_rank_that_sleeps_is_named_with_the_part_and_the_module(
-    part: str, named: tuple[str, str | None], temporary: Path
-) -> None:
+def test_the_rank_that_sleeps_is_named_and_where(part: str, named: tuple[str, str | None], temporary: Path) -> None:
     printed, profile = train(temporary, "--slow-rank", "1", "--slow-part", part)
     (found,) = known(profile.ranks).stragglers
     assert (found.rank, (found.part, found.module)) == (1, named)

@@ -22,9 +22,7 @@ PARAMS = WIDE * MIDDLE + MIDDLE + MIDDLE * NARROW + NARROW
         ("fabric", "lightning.fabric", "DDPStrategy", 3),
     ],
 )
-def test_each_rank_counts_its_own_work_and_rank_0_reports_on_both(
-    scenario: str, framework: str, strategy: str, micro_steps: int
-) -> None:
+def test_ranks_count_and_rank_0_reports_on_both(scenario: str, framework: str, strategy: str, micro_steps: int) -> None:
     returned = launch("tests.ranks.scenarios_loops", ranks=2)(scenario)
     for rank, result in enumerate(returned):
         profile = profile_in(result)

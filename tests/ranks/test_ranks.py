@@ -82,9 +82,7 @@ def closed(all_ranks: list[Ranks]) -> None:
         one.close()
 
 
-def test_a_rank_that_never_answers_is_waited_for_until_the_time_is_over_and_named(
-    store: Careful, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rank_that_never_answers_is_waited_for_and_named(store: Careful, caplog: pytest.LogCaptureFixture) -> None:
     clock = FakeNow()
     zero, one, _, three = all_ranks = job(store, clock=clock)
     zero.await_reports(PROFILES[0])
@@ -179,10 +177,7 @@ def test_a_store_that_fails_is_the_reason_why_ranks_are_missing_and_is_asked_not
     zero.await_reports(PROFILES[0])
     zero.await_reports(of_step(PROFILES[0], 9))
     reason = "the key-value store failed: DistNetworkError: Connection reset by peer"
-    assert [absences(one) for one in zero.ready()] == [
-        dict.fromkeys((2, 3), reason),
-        dict.fromkeys((1, 2, 3), reason),
-    ]
+    assert [absences(one) for one in zero.ready()] == [dict.fromkeys((2, 3), reason), dict.fromkeys((1, 2, 3), reason)]
     for other in others:
         other.send(PROFILES[1])
     assert not any(one.pending for one in all_ranks)

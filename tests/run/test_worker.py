@@ -22,9 +22,7 @@ class Hangs:
         assert self.goes_on.wait(60)
 
 
-def test_the_training_goes_on_while_a_job_hangs_and_the_end_waits_a_bounded_time(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_training_goes_on_while_a_job_hangs_and_the_end_waits_a_bounded_time(caplog: pytest.LogCaptureFixture) -> None:
     worker, hangs, delivered = Worker(), Hangs(), []
     worker.submit(hangs, "the report of step 3")
     assert hangs.begun.wait(60)

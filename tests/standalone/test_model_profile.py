@@ -62,9 +62,7 @@ def test_every_module_is_left_in_the_mode_it_came_in(root_trains: bool) -> None:
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
-def test_several_timed_runs_have_a_mean_a_spread_and_samples_a_second(
-    now: FakeNow, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_timed_runs_have_a_mean_a_spread_and_a_rate(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
     # After one to warm up, the timed forwards take 1 s, 2 s, 6 s and 3 s; the counted one and the one after it, 50 s.
     seconds = iter([9.0, 1.0, 2.0, 6.0, 3.0, 50.0, 50.0])
 
@@ -76,17 +74,13 @@ def test_several_timed_runs_have_a_mean_a_spread_and_samples_a_second(
     get_model_profile(Calling(slow, nn.Linear(3, 5)), (2, 3), timed_runs=4, detailed=False)
     assert list(seconds) == []
     printed = capsys.readouterr().out
-    lines = _labelled(printed)
+    lines = {label: value.strip() for label, _, value in (line.partition(":") for line in printed.splitlines())}
     assert lines["fwd latency"] == "3 s"
     assert lines["fwd FLOPS per GPU = fwd flops per GPU / fwd latency"] == f"{FIRST // 3} FLOPS"
     # Typical (the middle two), its share of the step, mean, least and greatest.
     row = next(line for line in printed.splitlines() if line.startswith("forward "))
     assert row.split() == ["forward", "2.50", "100%", "3.00", "1.00", "6.00"]
     assert lines["samples/second"] == "0.67"  # 2 in 3 s
-
-
-def _labelled(printed: str) -> dict[str, str]:
-    return {line.partition(":")[0]: line.partition(":")[2].strip() for line in printed.splitlines()}
 
 
 def test_the_report_is_this(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,9 +113,7 @@ def test_a_module_depth_shows_the_levels_down_to_it(now: FakeNow, capsys: pytest
     assert depths(99) == every
 
 
-def test_an_output_file_gets_the_report_and_nothing_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_file_gets_the_report_and_none_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "made" / "for" / "it" / "profile.txt"
     for _ in range(2):
         get_model_profile(model_of_two(), (2, 3), output_file=str(path))

@@ -109,9 +109,7 @@ def test_two_profilers_at_once_count_each_their_own_model_and_leave_nothing() ->
     assert torch_state_and_warnings() == before
 
 
-def test_recomputed_forwards_are_neither_forward_flops_nor_forward_time(
-    now: FakeNow, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recomputed_forwards_are_no_forward_flops_nor_time(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
     block = nn.Sequential(nn.Linear(3, 5), Sleeping(now, 1.0))
     model = Calling(lambda self, x: checkpoint(self.layer, x, use_reentrant=False), block)
     with set_checkpoint_early_stop(False):
@@ -167,9 +165,7 @@ def test_a_profiler_that_is_dropped_detaches_from_torch() -> None:
 # ---- time
 
 
-def test_a_modules_latency_is_its_own_and_that_of_the_modules_inside(
-    now: FakeNow, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_modules_latency_is_its_own_and_of_those_inside(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
     model = Block(now, Sleeping(now, 4.0), Block(now, Sleeping(now, 8.0)))
     profiler = started(model)
     profiler.start_profile(count=False)
@@ -272,9 +268,7 @@ def test_an_engine_knows_sizes_and_the_latencies_of_its_step_and_measured_rates_
     ]
 
 
-def test_a_model_on_a_device_without_a_clock_is_counted_and_its_latency_is_not_available(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_on_a_device_without_a_clock_a_model_is_counted_without_latency(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7)).to("meta")
     profiler = started(model)
     model(torch.ones(2, 3, device="meta"))

@@ -84,18 +84,10 @@ def test_packed_steps_are_counted_and_the_run_is_the_sum_of_its_sequences(bounds
         return flatten(features)
 
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=HIDDEN,
-            intermediate_size=INSIDE,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            num_key_value_heads=KEY_HEADS,
-            attn_implementation="packed_here",  # type: ignore[call-arg]
-            use_cache=False,
-        )
-    )
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": INSIDE}
+    sizes |= {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS}
+    sizes |= {"attn_implementation": "packed_here", "use_cache": False}
+    model = LlamaForCausalLM(LlamaConfig(**sizes))
     callback = FlopsProfilerTrainerCallback(profile_step=PROFILE_STEP, timing_steps=6, trace=False)
     given = {"remove_unused_columns": False, "train_sampling_strategy": "sequential"}
     data: Any = [{"input_ids": one, "labels": one} for one in texts]
@@ -143,15 +135,9 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize("accumulated", [1, 3])
 def test_tokens_of_batches_that_are_moved_are_known(accumulated: int, moved: list[Any], tmp_path: Path) -> None:
     callback = FlopsProfilerTrainerCallback(timing_steps=2, trace=False)
-    trainer = new_trainer(
-        tmp_path,
-        callback,
-        data=Sentences(10 * BATCH),
-        gradient_accumulation_steps=accumulated,
-        num_train_epochs=2,
-        eval_dataset=Sentences(2 * BATCH),
-        eval_strategy="epoch",
-    )
+    data: dict[str, Any] = {"data": Sentences(10 * BATCH), "eval_dataset": Sentences(2 * BATCH)}
+    how: dict[str, Any] = {"gradient_accumulation_steps": accumulated, "num_train_epochs": 2, "eval_strategy": "epoch"}
+    trainer = new_trainer(tmp_path, callback, **data, **how)
     before = data_loader.send_to_device
     trainer.train()
     assert data_loader.send_to_device is before

@@ -36,10 +36,8 @@ def only_profile(callback: FlopsProfilerTrainerCallback) -> Profile:
 
 def flops_of(profile: Profile) -> PhaseFlops:
     """What was counted in a step; the model has no estimate, no recomputation and no product in its optimizer."""
-    flops = profile.flops
-    return PhaseFlops(
-        forward=flops.forward, backward=flops.backward, recompute=flops.recompute, optimizer=flops.optimizer
-    )
+    one = profile.flops
+    return PhaseFlops(forward=one.forward, backward=one.backward, recompute=one.recompute, optimizer=one.optimizer)
 
 
 def in_order(trainer: Trainer) -> Trainer:
@@ -65,9 +63,7 @@ def test_the_flops_of_a_step_are_those_counted_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("profile_step", "batches"), [(1, 3), (2, 2), (3, 3)])
-def test_accumulated_batches_are_one_step_and_the_last_of_an_epoch_may_be_short(
-    profile_step: int, batches: int, tmp_path: Path
-) -> None:
+def test_accumulated_batches_are_a_step_that_may_be_short(profile_step: int, batches: int, tmp_path: Path) -> None:
     """Eight batches of an epoch are groups of three, three and two."""
     callback = profiler(profile_step=profile_step)
     trainer = in_order(new_trainer(tmp_path, callback, gradient_accumulation_steps=3, num_train_epochs=5))

@@ -80,9 +80,7 @@ def test_tensorboard_has_the_figures_and_the_report(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("bar", [True, False])
-def test_files_are_below_the_output_folder_and_one_line_says_so(
-    bar: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_line_says_where_files_are(bar: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     callback = profiler()
     new_net_trainer(tmp_path, callback, disable_tqdm=not bar).train()
     folder = tmp_path / "lightning_flops"

@@ -77,9 +77,7 @@ def slow_libraries(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("slow_libraries")
 @pytest.mark.parametrize("accumulated", [1, 3])
-def test_every_place_of_a_step_has_its_own_time(
-    accumulated: int, tmp_path: Path, now: FakeNow, windows: list[WindowRecord]
-) -> None:
+def test_every_place_has_its_time(accumulated: int, tmp_path: Path, now: FakeNow, windows: list[WindowRecord]) -> None:
     trainer = new_net_trainer(
         tmp_path, SlowEvents(now), profiler(monitor=False), now=now, kind=slow_trainer(now),
         rows=Rows(8 * accumulated * ROWS, on_fetch=lambda: now.sleep(FETCH)), gradient_accumulation_steps=accumulated,

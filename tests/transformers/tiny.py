@@ -130,10 +130,7 @@ def new_trainer(
     """A Trainer of the tiny GPT-2 on *data*, 8 batches of sentences if there is none."""
     rows = Sentences(8 * BATCH) if data is None else data
     own = {name: given.pop(name) for name in ("eval_dataset", "compute_metrics") if name in given}
-    trainer = kind(
-        model=new_gpt2(), args=arguments(folder, **given), train_dataset=rows, callbacks=list(callbacks), **own
-    )
-    return trainer
+    return kind(model=new_gpt2(), args=arguments(folder, **given), train_dataset=rows, callbacks=list(callbacks), **own)
 
 
 def new_net_trainer(

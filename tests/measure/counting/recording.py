@@ -48,14 +48,21 @@ def work_of(name: str, *args: Any, out: Any = None, **kwargs: Any) -> Work:
     return work if isinstance(work, Work) else Work(work)
 
 
-def work_by_name(name: str, out: Any, given: dict[str, Any]) -> Work:
-    """What the formula says of a call with the *given* arguments, put where the operator's schema has them."""
-    name = name.partition(",")[0]
+class Call:
+    """A call that returns *out*, its arguments by the names that the operator's schema has, and what it costs."""
+
+    def __init__(self, cost: int | Work, /, out: Any = None, **given: Any) -> None:
+        self.cost, self.out, self.given = cost, out, given
+
+
+def work_by_name(name: str, call: Call) -> Work:
+    """What the formula says of the call, each argument of which is put where the operator's schema has it."""
+    name, given = name.partition(",")[0], call.given
     schema = operator(name)._schema
     assert set(given) <= {argument.name for argument in schema.arguments}, schema
     args = [given.get(argument.name) for argument in schema.arguments if not argument.kwarg_only]
     keywords = {each.name: given[each.name] for each in schema.arguments if each.kwarg_only and each.name in given}
-    return work_of(name, *args, out=out, **keywords)
+    return work_of(name, *args, out=call.out, **keywords)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -17,7 +17,7 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
 from lightning_flops.measure.counting.formulas.contract import Unreadable, Work
 from lightning_flops.measure.counting.formulas.registry import lookup
-from tests.measure.counting.recording import meta, total_flops, work_by_name, work_of
+from tests.measure.counting.recording import Call, meta, total_flops, work_by_name, work_of
 
 # 2 samples, 4 heads, 6 queries, 10 keys, head size 8, value head size 16
 QUERY, KEY, VALUE = (2, 4, 6, 8), (2, 4, 10, 8), (2, 4, 10, 16)
@@ -51,72 +51,66 @@ FUSED = [
         "flash_attention_for_cpu flash_attention efficient_attention cudnn_attention fused_attention_overrideable"
     ).split()
 ]
-CALLS: dict[str, tuple[dict[str, Any], Work]] = {
-    **{name: ({**HEADS_FIRST, "is_causal": False}, Work(FORWARD)) for name in FUSED},
+
+CALLS = {
+    **{name: Call(Work(FORWARD), **HEADS_FIRST, is_causal=False) for name in FUSED},
     **{
-        f"{name},causal": ({**HEADS_FIRST, "is_causal": True}, Work(FORWARD, skipped=2 * SKIPPED * 24, causal=True))
+        f"{name},causal": Call(Work(FORWARD, skipped=2 * SKIPPED * 24, causal=True), **HEADS_FIRST, is_causal=True)
         for name in FUSED
     },
-    **{f"{name}_backward": ({**HEADS_FIRST, "is_causal": False}, Work(BACKWARD, REPEATED)) for name in FUSED},
+    **{f"{name}_backward": Call(Work(BACKWARD, REPEATED), **HEADS_FIRST, is_causal=False) for name in FUSED},
     **{
-        f"{name}_backward,causal": (
-            {**HEADS_FIRST, "is_causal": True},
-            Work(BACKWARD, REPEATED, 2 * SKIPPED * (8 + 8 + 16 + 16 + 8), causal=True),
+        f"{name}_backward,causal": Call(
+            Work(BACKWARD, REPEATED, 2 * SKIPPED * (8 + 8 + 16 + 16 + 8), True), **HEADS_FIRST, is_causal=True
         )
         for name in FUSED
     },
-    "aten::_flash_attention_forward": ({**SEQUENCE_FIRST, "is_causal": False}, Work(FORWARD)),
+    "aten::_flash_attention_forward": Call(Work(FORWARD), **SEQUENCE_FIRST, is_causal=False),
     # Its causal mask lines the last query up with the last key.
-    "aten::_flash_attention_forward,causal": (
-        {**SEQUENCE_FIRST, "is_causal": True},
-        Work(FORWARD, 0, FROM_THE_END, True),
+    "aten::_flash_attention_forward,causal": Call(
+        Work(FORWARD, 0, FROM_THE_END, True), **SEQUENCE_FIRST, is_causal=True
     ),
-    "aten::_flash_attention_backward": ({**SEQUENCE_FIRST, "is_causal": False}, Work(BACKWARD, REPEATED)),
-    "aten::_efficient_attention_forward": ({**SEQUENCE_FIRST, "custom_mask_type": 0}, Work(FORWARD)),
-    "aten::_efficient_attention_forward,1": (
-        {**SEQUENCE_FIRST, "custom_mask_type": 1},
-        Work(FORWARD, 0, 2 * SKIPPED * 24, True),
+    "aten::_flash_attention_backward": Call(Work(BACKWARD, REPEATED), **SEQUENCE_FIRST, is_causal=False),
+    "aten::_efficient_attention_forward": Call(Work(FORWARD), **SEQUENCE_FIRST, custom_mask_type=0),
+    "aten::_efficient_attention_forward,1": Call(
+        Work(FORWARD, 0, 2 * SKIPPED * 24, True), **SEQUENCE_FIRST, custom_mask_type=1
     ),
-    "aten::_efficient_attention_forward,2": (
-        {**SEQUENCE_FIRST, "custom_mask_type": 2},
-        Work(FORWARD, 0, FROM_THE_END, True),
+    "aten::_efficient_attention_forward,2": Call(
+        Work(FORWARD, 0, FROM_THE_END, True), **SEQUENCE_FIRST, custom_mask_type=2
     ),
-    "aten::_efficient_attention_backward": ({**SEQUENCE_FIRST, "custom_mask_type": 0}, Work(BACKWARD, REPEATED)),
-    "aten::_flash_attention_forward,packed": (FLASH_PACKED, Work(32 * ENTRIES, by_values=True)),
-    "aten::_flash_attention_backward,packed": (FLASH_PACKED, Work(64 * ENTRIES, 16 * ENTRIES, by_values=True)),
-    "aten::_efficient_attention_forward,packed": (
-        {
-            **{name: one[None] for name, one in PACKED.items()},
-            "cu_seqlens_q": QUERIES_END,
-            "cu_seqlens_k": KEYS_END,
-            "custom_mask_type": 0,
-        },
+    "aten::_efficient_attention_backward": Call(Work(BACKWARD, REPEATED), **SEQUENCE_FIRST, custom_mask_type=0),
+    "aten::_flash_attention_forward,packed": Call(Work(32 * ENTRIES, by_values=True), **FLASH_PACKED),
+    "aten::_flash_attention_backward,packed": Call(Work(64 * ENTRIES, 16 * ENTRIES, by_values=True), **FLASH_PACKED),
+    "aten::_efficient_attention_forward,packed": Call(
         Work(32 * ENTRIES, by_values=True),
+        **{name: one[None] for name, one in PACKED.items()},
+        cu_seqlens_q=QUERIES_END,
+        cu_seqlens_k=KEYS_END,
+        custom_mask_type=0,
     ),
-    "aten::_flash_attention_forward,packed and causal": (
-        {**SQUARE, "cum_seq_q": QUERIES_END, "cum_seq_k": QUERIES_END, "is_causal": True},
+    "aten::_flash_attention_forward,packed and causal": Call(
         Work(32 * 4 * (4 + 9), 0, 32 * 4 * (1 + 3), causal=True, by_values=True),
+        **SQUARE,
+        cum_seq_q=QUERIES_END,
+        cum_seq_k=QUERIES_END,
+        is_causal=True,
     ),
-    "aten::_flash_attention_forward,window": (
-        {**FIVE, "is_causal": True, "window_size_left": 2, "window_size_right": 0},
-        Work(16 * 25, 0, 16 * (25 - 12), True),
+    "aten::_flash_attention_forward,window": Call(
+        Work(16 * 25, 0, 16 * (25 - 12), True), **FIVE, is_causal=True, window_size_left=2, window_size_right=0
     ),
-    "aten::_efficient_attention_forward,window": (
-        {**FIVE, "custom_mask_type": 1, "window_size": 3},
-        Work(16 * 25, 0, 16 * (25 - 12), True),
+    "aten::_efficient_attention_forward,window": Call(
+        Work(16 * 25, 0, 16 * (25 - 12), True), **FIVE, custom_mask_type=1, window_size=3
     ),
     # One key on either side: 2 + 3 + 3 + 3 + 2.
-    "aten::_flash_attention_forward,both sides": (
-        {**FIVE, "is_causal": False, "window_size_left": 1, "window_size_right": 1},
-        Work(16 * 25, 0, 16 * (25 - 13)),
+    "aten::_flash_attention_forward,both sides": Call(
+        Work(16 * 25, 0, 16 * (25 - 13)), **FIVE, is_causal=False, window_size_left=1, window_size_right=1
     ),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_fused_kernel_counts_the_full_score_matrix_and_what_its_mask_leaves_out(name: str) -> None:
-    given, expected = CALLS[name]
-    assert work_by_name(name, None, given) == expected
+    assert work_by_name(name, CALLS[name]) == CALLS[name].cost
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (3, 8), (8, 3), (1, 7), (7, 1)])

@@ -10,7 +10,7 @@ import torch
 
 from lightning_flops.measure.counting.formulas.contract import Unreadable, Work
 from lightning_flops.measure.counting.formulas.registry import lookup
-from tests.measure.counting.recording import forward_and_backward, leaf, meta, operator, work_by_name
+from tests.measure.counting.recording import Call, forward_and_backward, leaf, meta, operator, work_by_name
 
 # What these libraries define, as far as their formulas read it; none of them is needed.
 SCHEMAS = {
@@ -65,6 +65,7 @@ ENTRIES, SKIPPED = 2 * 4 * 25, 2 * 4 * 10
 ENDS, PACKED = torch.tensor([0, 2, 5]), meta(5, 4, 8)
 PACKED_ENTRIES, PACKED_SKIPPED = 4 * (4 + 9), 4 * (1 + 3)
 FLASH = {"q": ROWS, "k": ROWS, "v": ROWS}
+FLASH_CAUSAL = {**FLASH, "causal": True, "window_size_left": -1, "window_size_right": -1}
 VARLEN = {"q": PACKED, "k": PACKED, "v": PACKED, "cu_seqlens_q": ENDS, "cu_seqlens_k": ENDS, "causal": False}
 OF_TORCH = {"query": PACKED, "key": PACKED, "value": PACKED, "cu_seq_q": ENDS}
 # 2 images of 4 to 6 channels, 3 × 3, and 5 boxes of 7 × 7 bins, 2 × 2 points in each
@@ -72,61 +73,47 @@ KERNEL, MADE, POOLED = meta(6, 4, 3, 3), meta(2, 6, 6, 6), meta(5, 6, 7, 7)
 DEFORMED, POINTS = 2 * (2 * 6 * 6 * 6) * 4 * 9, 5 * 6 * 7 * 7 * 2 * 2
 INT8 = {"A": meta(3, 8, dtype=torch.int8), "B": meta(5, 8, dtype=torch.int8)}
 
-CALLS: dict[str, tuple[dict[str, Any], Any, Work]] = {
-    "flash_attn::_flash_attn_forward": ({**FLASH, "causal": False}, None, Work(32 * ENTRIES)),
-    "flash_attn::_flash_attn_forward,causal": (
-        {**FLASH, "causal": True, "window_size_left": -1, "window_size_right": -1},
-        None,
-        Work(32 * ENTRIES, 0, 32 * SKIPPED, True),
+CALLS = {
+    "flash_attn::_flash_attn_forward": Call(Work(32 * ENTRIES), **FLASH, causal=False),
+    "flash_attn::_flash_attn_forward,causal": Call(Work(32 * ENTRIES, 0, 32 * SKIPPED, True), **FLASH_CAUSAL),
+    "flash_attn::_flash_attn_backward": Call(Work(64 * ENTRIES, 16 * ENTRIES, 80 * SKIPPED, True), **FLASH_CAUSAL),
+    "flash_attn::_flash_attn_varlen_forward": Call(Work(32 * PACKED_ENTRIES, by_values=True), **VARLEN),
+    "flash_attn::_flash_attn_varlen_backward": Call(
+        Work(64 * PACKED_ENTRIES, 16 * PACKED_ENTRIES, by_values=True), **VARLEN
     ),
-    "flash_attn::_flash_attn_backward": (
-        {**FLASH, "causal": True, "window_size_left": -1, "window_size_right": -1},
-        None,
-        Work(64 * ENTRIES, 16 * ENTRIES, 80 * SKIPPED, True),
-    ),
-    "flash_attn::_flash_attn_varlen_forward": (VARLEN, None, Work(32 * PACKED_ENTRIES, by_values=True)),
-    "flash_attn::_flash_attn_varlen_backward": (
-        VARLEN,
-        None,
-        Work(64 * PACKED_ENTRIES, 16 * PACKED_ENTRIES, by_values=True),
-    ),
-    "torch_attn::_varlen_attn": ({**OF_TORCH, "is_causal": False}, None, Work(32 * PACKED_ENTRIES, by_values=True)),
-    "torch_attn::_varlen_attn,causal": (
-        {**OF_TORCH, "is_causal": True},
-        None,
-        Work(32 * PACKED_ENTRIES, 0, 32 * PACKED_SKIPPED, causal=True, by_values=True),
+    "torch_attn::_varlen_attn": Call(Work(32 * PACKED_ENTRIES, by_values=True), **OF_TORCH, is_causal=False),
+    "torch_attn::_varlen_attn,causal": Call(
+        Work(32 * PACKED_ENTRIES, 0, 32 * PACKED_SKIPPED, causal=True, by_values=True), **OF_TORCH, is_causal=True
     ),
     # Each query sees itself and the one before: 1 + 2 of 4 and 1 + 2 + 2 of 9.
-    "torch_attn::_varlen_attn,window": (
-        {**OF_TORCH, "is_causal": True, "window_size": [1, 0]},
-        None,
+    "torch_attn::_varlen_attn,window": Call(
         Work(32 * PACKED_ENTRIES, 0, 32 * 4 * (1 + 4), causal=True, by_values=True),
+        **OF_TORCH,
+        is_causal=True,
+        window_size=[1, 0],
     ),
-    "torch_attn::_varlen_attn_backward": (
-        {**OF_TORCH, "cu_seq_k": ENDS, "is_causal": False},
-        None,
-        Work(64 * PACKED_ENTRIES, 16 * PACKED_ENTRIES, by_values=True),
+    "torch_attn::_varlen_attn_backward": Call(
+        Work(64 * PACKED_ENTRIES, 16 * PACKED_ENTRIES, by_values=True), **OF_TORCH, cu_seq_k=ENDS, is_causal=False
     ),
-    "torchvision::deform_conv2d": ({"weight": KERNEL}, MADE, Work(DEFORMED)),
-    "torchvision::_deform_conv2d_backward": ({"grad": MADE, "weight": KERNEL}, None, Work(2 * DEFORMED)),
-    "torchvision::roi_align": ({"sampling_ratio": 2}, POOLED, Work(2 * 4 * POINTS)),
-    "torchvision::_roi_align_backward": ({"grad": POOLED, "sampling_ratio": 2}, None, Work(2 * 4 * POINTS)),
-    "bitsandbytes::int8_linear_matmul": (INT8, None, Work(2 * 3 * 8 * 5)),
-    "bitsandbytes::int8_linear_matmul.out": (INT8, None, Work(2 * 3 * 8 * 5)),
-    "bitsandbytes::gemv_4bit": ({"A": meta(1, 8), "shapeB": [5, 8]}, meta(1, 5), Work(80)),
+    "torchvision::deform_conv2d": Call(Work(DEFORMED), out=MADE, weight=KERNEL),
+    "torchvision::_deform_conv2d_backward": Call(Work(2 * DEFORMED), grad=MADE, weight=KERNEL),
+    "torchvision::roi_align": Call(Work(2 * 4 * POINTS), out=POOLED, sampling_ratio=2),
+    "torchvision::_roi_align_backward": Call(Work(2 * 4 * POINTS), grad=POOLED, sampling_ratio=2),
+    "bitsandbytes::int8_linear_matmul": Call(Work(2 * 3 * 8 * 5), **INT8),
+    "bitsandbytes::int8_linear_matmul.out": Call(Work(2 * 3 * 8 * 5), **INT8),
+    "bitsandbytes::gemv_4bit": Call(Work(80), out=meta(1, 5), A=meta(1, 8), shapeB=[5, 8]),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_an_operator_of_a_library_counts_like_torchs(name: str) -> None:
-    given, out, expected = CALLS[name]
-    assert work_by_name(name, out, given) == expected
+    assert work_by_name(name, CALLS[name]) == CALLS[name].cost
 
 
 def test_what_a_formula_leaves_out_is_said_and_what_it_cannot_read_is_refused() -> None:
     assert "sampling" in lookup(operator("torchvision::deform_conv2d")).estimate
     with pytest.raises(Unreadable, match="follows from the boxes' sizes"):
-        work_by_name("torchvision::roi_align", POOLED, {"sampling_ratio": -1})
+        work_by_name("torchvision::roi_align", Call(0, out=POOLED, sampling_ratio=-1))
     assert lookup(operator("torchvision::nms")).kind == "free"
 
 

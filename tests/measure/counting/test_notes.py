@@ -18,9 +18,7 @@ from tests.corpus.case import BATCH, FIRST, HIDDEN, INPUTS, OUTPUTS, SECOND
 from tests.left_on_torch import torch_state
 
 
-def test_a_replayed_cuda_graph_is_listed_as_heavy_under_the_module_that_replays_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_replayed_cuda_graph_is_heavy_in_the_module_that_replays_it(monkeypatch: pytest.MonkeyPatch) -> None:
     replayed = []
 
     def replay(graph: Any) -> None:

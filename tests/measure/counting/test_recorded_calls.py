@@ -18,6 +18,7 @@ from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.tables import TraceFlops
 from lightning_flops.trace import analyze_trace, load_trace
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
+from tests.analysis.in_memory import known
 from tests.corpus import all_networks
 
 NAMES = """
@@ -40,16 +41,12 @@ def traced(step: Callable[[], None], path: Path) -> TraceFlops:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         step()
     profiler.export_chrome_trace(str(path))
-    flops = analyze_trace(load_trace(path), formulas=recorded_work).flops
-    assert flops is not None
-    return flops
+    return known(analyze_trace(load_trace(path), formulas=recorded_work).flops)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_trace_has_the_flops_that_were_worked_out_by_hand_and_the_operators_and_bytes_of_the_counter(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_trace_has_flops_worked_out_by_hand_and_operators_and_bytes_of_the_counter(name: str, tmp_path: Path) -> None:
     network = NETWORKS[name]
     example = network.example()
     example.run()  # what is only done once, as laying out weights anew, belongs to neither
@@ -170,16 +167,15 @@ def trace_of_products(path: Path, *sizes: int) -> Path:
 def test_large_products_are_summed_exactly(tmp_path: Path) -> None:
     # 2 x 2^19 x 2^19 x 2^19, and 2 x 4 x 4 x 4.
     path = trace_of_products(tmp_path / "one.json", 2**19, 4)
-    flops = analyze_trace(load_trace(path), formulas=recorded_work).flops
-    assert flops is not None
+    flops = known(analyze_trace(load_trace(path), formulas=recorded_work).flops)
     assert flops.steps[0].forward == 2**58 + 128
     assert not flops.uncounted
 
 
 @pytest.mark.parametrize("sizes", [(2**20, 2**20, 4), (2**31, 4)], ids=str)
 def test_products_that_no_trace_can_have_are_listed(sizes: tuple[int, ...], tmp_path: Path) -> None:
-    flops = analyze_trace(load_trace(trace_of_products(tmp_path / "huge.json", *sizes)), formulas=recorded_work).flops
-    assert flops is not None
+    path = trace_of_products(tmp_path / "huge.json", *sizes)
+    flops = known(analyze_trace(load_trace(path), formulas=recorded_work).flops)
     assert flops.steps[0].forward == 2 * 4 * 4 * 4
     assert flops.steps[0].lower_bound
     (row,) = flops.uncounted

@@ -96,10 +96,7 @@ def test_a_profiler_that_waits_for_its_turn_is_left_alone() -> None:
 @pytest.mark.parametrize("moment", ["warming", "recording"])
 @pytest.mark.parametrize(
     "users_profiler",
-    [
-        lambda: profile(activities=[ProfilerActivity.CPU]),
-        lambda: autograd_profiler.profile(use_kineto=True),
-    ],
+    [lambda: profile(activities=[ProfilerActivity.CPU]), lambda: autograd_profiler.profile(use_kineto=True)],
     ids=["torch.profiler", "autograd.profiler"],
 )
 def test_a_profiler_that_is_set_up_meanwhile_takes_over(users_profiler: Callable[[], Any], moment: str) -> None:
