@@ -110,10 +110,7 @@ def with_given_peaks(
             job[name] = None if before is None or not own or here is None else before * here / own
         ranks = replace(ranks, rates=replace(ranks.rates, **job))
     budget = build_budget(
-        timing=profile.timing,
-        traced=profile.traced,
-        peak_sec=peak_sec,
-        lower_bound=profile.lower_bound,
+        timing=profile.timing, traced=profile.traced, peak_sec=peak_sec, lower_bound=profile.lower_bound
     )
     settings = profile.settings if flops_per_sec is None else replace(profile.settings, peaks_from="given")
     return replace(

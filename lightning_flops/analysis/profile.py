@@ -99,12 +99,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         dtypes=dtypes,
         peaks_flops_per_sec=peaks,
         timing=timing,
-        budget=build_budget(
-            timing=timing,
-            traced=traced,
-            peak_sec=peak_sec,
-            lower_bound=counts.is_lower_bound,
-        ),
+        budget=build_budget(timing=timing, traced=traced, peak_sec=peak_sec, lower_bound=counts.is_lower_bound),
         memory_bytes_per_sec=bandwidth,
         rates=rates,
         unavailable=unavailable,

@@ -144,10 +144,7 @@ class ProfilerConfig:
         "How many seconds the report of rank 0 waits for the measurements of other ranks. Training goes on meanwhile.",
         rules.NUMBER_FROM_ZERO,
     )
-    all_ranks: bool = _setting(
-        False,
-        "Let every rank write files of its own profile, such as profile.rank3.json.",
-    )
+    all_ranks: bool = _setting(False, "Let every rank write files of its own profile, such as profile.rank3.json.")
     html: bool = _setting(
         True,
         "Write the report also as a page to look at, profile.html, beside the profile.json of rank 0, and "

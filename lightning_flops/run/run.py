@@ -204,11 +204,7 @@ class Run:
         return self.window.marks is not None
 
     def batch_done(
-        self,
-        *batches: tuple[Any, Shapes, BatchTokens | None],
-        updates: int,
-        ends_step: bool,
-        logs: bool = False,
+        self, *batches: tuple[Any, Shapes, BatchTokens | None], updates: int, ends_step: bool, logs: bool = False
     ) -> None:
         """*batches* went through the loop, several of them together as micro-batches of a pipeline.
 

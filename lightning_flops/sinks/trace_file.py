@@ -27,13 +27,7 @@ adds up events finds nothing new in a kept file."""
 
 
 def keep_trace(
-    path: str,
-    folder: str,
-    *,
-    rank: int,
-    step: int,
-    counters: Sequence[CounterTrack] = (),
-    process: int = 0,
+    path: str, folder: str, *, rank: int, step: int, counters: Sequence[CounterTrack] = (), process: int = 0
 ) -> str:
     """Copy a trace file that torch wrote, marks turned into annotations, and say where it lies now.
 

@@ -171,9 +171,7 @@ OTHER_WITHOUT_GRAD = {
 NOT_REPEATED = {"autograd_forms.towers_in_their_own_threads": "a thread does not say that a repetition started it"}
 """Networks whose repetition is not seen, not all of it: why."""
 
-CANNOT_BE_SAVED = {
-    "attention_layers.attention_over_jagged_samples": "torch cannot read the shapes of what it saved",
-}
+CANNOT_BE_SAVED = {"attention_layers.attention_over_jagged_samples": "torch cannot read the shapes of what it saved"}
 """Networks that only a reentrant checkpoint can repeat: why."""
 
 

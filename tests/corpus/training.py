@@ -252,9 +252,7 @@ def teacher_inside_the_model() -> Example:
         teacher=nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
     )
     return Example(model, torch.randn(batch, inputs)).costs(
-        student + teacher,
-        student,
-        by_module={"teacher": (teacher,), "student": (student, student)},
+        student + teacher, student, by_module={"teacher": (teacher,), "student": (student, student)}
     )
 
 

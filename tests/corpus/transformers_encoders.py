@@ -30,11 +30,7 @@ FAMILY = Family("transformers_encoders")
 def bert_example(model: str, attention: str, *, batch: int, sequence: int, heads: int, **more: Any) -> Example:
     """Two layers of 12, 20 between them, and 37 words."""
     made = tiny(
-        model,
-        vocab_size=37,
-        max_position_embeddings=16,
-        **stack(12, 2, heads, 20),
-        attn_implementation=attention,
+        model, vocab_size=37, max_position_embeddings=16, **stack(12, 2, heads, 20), attn_implementation=attention
     )
     return Example(made, kwargs={"input_ids": tokens(37, batch, sequence)}, **more)
 

@@ -28,9 +28,7 @@ from tests.report import windows
 
 def _traced(loaded: Trace, *, source: str = "(events)", files: tuple[str, ...] = ()) -> TracedStep:
     return windows.traced(
-        files=files,
-        tables=replace(analyze_trace(loaded), source=source),
-        filling=step_filling(loaded),
+        files=files, tables=replace(analyze_trace(loaded), source=source), filling=step_filling(loaded)
     )
 
 
