@@ -36,16 +36,16 @@ else:  # LightningCLI runs the callback's TYPE_CHECKING imports: these must not 
 
 IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")  # the two names under which Lightning is installed
 
+# The user's, which run inside the backward and the optimizer's step.
+_HOOKS = ("on_before_backward", "on_after_backward", "on_before_zero_grad", "on_before_optimizer_step")
+
 _PARTS = {  # of a step, by the Trainer's action, and whether it is a whole forward, backward or update
     "batch_to_device": ("transfer", False),
     **dict.fromkeys(("training_step", "validation_step", "test_step", "predict_step"), ("forward", True)),
     "optimizer_step": ("optimizer", True),
     "optimizer_zero_grad": ("optimizer", False),
     "configure_gradient_clipping": ("optimizer", False),
-    # Hooks of the user's that run inside the backward and the optimizer's step.
-    **dict.fromkeys(
-        ("on_before_backward", "on_after_backward", "on_before_zero_grad", "on_before_optimizer_step"), ("other", False)
-    ),
+    **dict.fromkeys(_HOOKS, ("other", False)),
 }
 
 # Parts when the strategy takes them: the user's module has methods of the same names.
@@ -125,6 +125,7 @@ class LightningRun:
     # ---- parts of a step
 
     def _mark(self, stack: ExitStack) -> None:
+        self._empty = _empty_hooks(self._trainer)
         for method in ("start", "stop"):
             begins = partial(LightningRun._action, begins=method == "start")
             hear(self, type(self._trainer.profiler), method, stack, begins=begins)  # type: ignore[attr-defined]
@@ -146,9 +147,11 @@ class LightningRun:
             if kind == "on_after_backward" and self._in_backward:
                 self._in_backward = False
                 run.leave()
-            run.enter(part, counts=counts and self._is_whole(kind))
+            if action_name not in self._empty:
+                run.enter(part, counts=counts and self._is_whole(kind))
         else:
-            run.leave()
+            if action_name not in self._empty:
+                run.leave()
             # Autograd runs between the last hook before the backward and the first one after it.
             if kind == "on_before_backward" and owner.startswith("[LightningModule]"):
                 self._in_backward = True
@@ -234,6 +237,15 @@ class LightningRun:
 
 
 # ---- what a Trainer knows about its run, and where its reports go; nothing here asks another rank
+
+
+def _empty_hooks(trainer: Trainer) -> frozenset[str]:
+    """Actions in which nothing runs, hooks of Lightning's own bases: a mark costs more, and each callback has four."""
+    owners = {f"[Callback]{one.state_key}": one for one in trainer.callbacks}  # type: ignore[attr-defined]
+    owners[f"[LightningModule]{type(trainer.lightning_module).__name__}"] = trainer.lightning_module
+    bases = {f"{root}.{base}" for root in IMPORT_ROOTS for base in ("callbacks.callback", "core.hooks")}
+    hooks = {f"{name}.{hook}": getattr(owner, hook) for name, owner in owners.items() for hook in _HOOKS}
+    return frozenset(name for name, hook in hooks.items() if getattr(hook, "__module__", None) in bases)
 
 
 def is_lightnings(kind: type) -> bool:

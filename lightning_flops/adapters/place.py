@@ -172,8 +172,7 @@ def run_context(frame: Frame, model: nn.Module, *, accumulate: int, autocast: st
         sizes = sizes_along(dict(sorted(known, key=operator.itemgetter(1))), world_size=frame.world_size)
     alike = ("framework", "framework_version", "rank", "world_size", "strategy")
     fields: dict[str, Any] = {name: getattr(frame, name) for name in alike}
-    fields |= {"precision": frame.precision(autocast), "accumulate": accumulate}
-    return run_context_on(device_of(model), sizes, **fields)
+    return run_context_on(device_of(model), sizes, precision=frame.precision(autocast), accumulate=accumulate, **fields)
 
 
 def loop_output(
@@ -216,9 +215,7 @@ def root_of(model: nn.Module) -> nn.Module:
 
 def optimizers_in(given: Any) -> tuple[Any, ...]:
     """The optimizers that a user gave, without accelerate's and Fabric's wrappers; a ConfigError for anything else."""
-    if given is None:
-        return ()
-    several = given if isinstance(given, Iterable) else (given,)
+    several = () if given is None else given if isinstance(given, Iterable) else (given,)
     found = tuple(map(_unwrapped, several))
     for one in found:
         if not callable(getattr(one, "step", None)):

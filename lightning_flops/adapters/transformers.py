@@ -111,9 +111,8 @@ class TrainerRun(LoopRun):
         if self._engine is None:
             super()._hear_updates(undo)
         else:  # accelerate has it update inside of its own backward, which is more than autograd's
-            of = TrainerRun
-            hear(self, Accelerator, "backward", undo, begins=of.backward_begins, ends=of.backward_ends)
-            hear(self, type(self._engine), "step", undo, begins=of.update_begins, ends=of.update_ends)
+            hear(self, Accelerator, "backward", undo, begins=TrainerRun.backward_begins, ends=TrainerRun.backward_ends)
+            hear(self, type(self._engine), "step", undo, begins=TrainerRun.update_begins, ends=TrainerRun.update_ends)
 
     # ---- parts of a step that no hook of torch's shows, while they are marked
 
@@ -182,10 +181,7 @@ class TrainerRun(LoopRun):
         if trainer is not self.trainer or "validation" in self.run.outside_of:
             return
         self.logging = True
-        if "train_runtime" in logs:  # its last
-            self.run.finish()
-        else:
-            self.run.log()
+        self.run.finish() if "train_runtime" in logs else self.run.log()  # that is its last
 
     @safe
     def finish(self, error: BaseException | None = None) -> None:

@@ -41,15 +41,12 @@ class _ImportWatch(MetaPathFinder):
     name: str
     imported: Callable[[ModuleType], None]
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         """What the other finders find, with a loader that notifies us; None for every other module."""
         if fullname != self.name:
             return None
         finders = [one for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
-        specs = (one.find_spec(fullname, path, target) for one in finders)
-        spec = next((one for one in specs if one is not None), None)
+        spec = next(filter(None, (one.find_spec(fullname, path, target) for one in finders)), None)
         loader: Any = getattr(spec, "loader", None)
         if loader is None:
             return spec

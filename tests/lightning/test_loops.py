@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
+from lightning_flops.measure.timing.phase_timer import PhaseTimer
 from lightning_flops.records import PhaseFlops, PhaseSeconds
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import BATCH, IN, OUT, ROOT, MakeTrainer, Rows, batch_flops, loader, new_gan, new_net
@@ -381,3 +383,21 @@ def test_every_hook_of_a_step_has_its_part_in_all_micro_steps(
             other=hook_seconds("other", **of_micro_steps),
         )
     assert window.mixed_phases == ()
+
+
+def test_hook_of_a_callback_is_other_time_and_one_that_does_nothing_costs_no_mark(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = importlib.import_module(root).Callback
+    slow = type("Slow", (base,), {"on_before_optimizer_step": lambda *_: now.sleep(16)})
+    enter, marks = PhaseTimer.enter, Counter[int]()
+
+    def counted(timer: PhaseTimer, part: str, **how: bool) -> None:
+        marks[len(windows)] += 1
+        enter(timer, part, **how)
+
+    monkeypatch.setattr(PhaseTimer, "enter", counted)
+    for callbacks in ((), (base(), base()), (slow(),)):
+        trainer(profiler(), *callbacks).fit(new_net(root, now=now), loader(8))
+    assert [[step.seconds.other for step in window.timed_steps] for window in windows] == [[0, 0], [0, 0], [16, 16]]
+    assert marks[0] == marks[1] == marks[2] - 2  # one for each timed step
