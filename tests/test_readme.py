@@ -66,7 +66,7 @@ RESULTS = (
     ("lightning_suite.md", r"Trainer, ([\d,]+) end as without", r"^\| Ended alike [^|]*\| ([\d,]+) \|"),
     ("lightning_suite.md", r"as without it and (\d+) compare", r"^\| By construction \| (\d+) \|"),
     ("lightning_suite.md", r"item; (\d+) showed a fault", r"^\| Faults \| (\d+) \|"),
-    ("lightning_suite_rest.md", r"Of ([\d,]+) more, those of its utilities", r"^\| Ended alike [^|]*\| ([\d,]+) \|"),
+    ("lightning_suite_rest.md", r"item; (\d+) showed a fault", r"^\| Faults \| (\d+) \|"),
 )
 
 
@@ -83,7 +83,7 @@ def test_the_failures_it_speaks_of_are_those_of_the_campaigns() -> None:
     result = (REPOSITORY / "benchmarks" / "results" / "faults.md").read_text()
     campaigns = re.findall(r"^\| \S+ \| ([\d,]+) \| (\d+) \|$", result, re.MULTILINE)
     tried = sum(int(number.replace(",", "")) for number, _ in campaigns)
-    assert f"- {tried:,} failures raised at random lines" in README.read_text()
+    assert f"none of {tried:,} failures raised at random lines" in " ".join(README.read_text().split())
     assert {faults for _, faults in campaigns} == {"0"}
 
 
