@@ -65,7 +65,7 @@ RESULTS = (
     ("lightning_suite.md", r"Of ([\d,]+) of Lightning's own tests", r"^\| Ran without and with[^|]+\| ([\d,]+) \|"),
     ("lightning_suite.md", r"Trainer, ([\d,]+) end as without", r"^\| Ended alike [^|]*\| ([\d,]+) \|"),
     ("lightning_suite.md", r"as without it and (\d+) compare", r"^\| By construction \| (\d+) \|"),
-    ("lightning_suite.md", r"item; (\d+) showed a fault", r"^\| Faults \| (\d+) \|"),
+    ("lightning_suite.md", r"item by item; (\d+) showed a fault", r"^\| Faults \| (\d+) \|"),
     ("lightning_suite_rest.md", r"item; (\d+) showed a fault", r"^\| Faults \| (\d+) \|"),
 )
 

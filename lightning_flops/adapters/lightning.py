@@ -36,7 +36,7 @@ else:  # LightningCLI runs the callback's TYPE_CHECKING imports: these must not 
 
 IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")  # the two names under which Lightning is installed
 
-# The user's, which run inside the backward and the optimizer's step.
+# Hooks of the user's, which run inside the backward and the optimizer's step.
 _HOOKS = ("on_before_backward", "on_after_backward", "on_before_zero_grad", "on_before_optimizer_step")
 
 _PARTS = {  # of a step, by the Trainer's action, and whether it is a whole forward, backward or update
@@ -116,16 +116,15 @@ class LightningRun:
 
     def begin(self) -> None:
         """The loop is about to fetch its first batch."""
-        run = self.run
-        run.begin()
-        hear_fetches(self, run.undo)
+        self.run.begin()
+        hear_fetches(self, self.run.undo)
         self._updates = self._attempts()
         self.outside("start")  # until the first batch is there
 
     # ---- parts of a step
 
     def _mark(self, stack: ExitStack) -> None:
-        self._empty = _empty_hooks(self._trainer)
+        self._hooked = _hooked(self._trainer)
         for method in ("start", "stop"):
             begins = partial(LightningRun._action, begins=method == "start")
             hear(self, type(self._trainer.profiler), method, stack, begins=begins)  # type: ignore[attr-defined]
@@ -137,6 +136,7 @@ class LightningRun:
         run = self.run
         owner, _, kind = action_name.rpartition(".")
         part, counts = _PARTS.get(kind, (None, False))
+        is_empty = kind in _HOOKS and action_name not in self._hooked
         if kind.endswith("_next"):
             self.fetch_begins() if begins else self.fetch_ends(None)
         elif kind == "save_checkpoint":
@@ -147,10 +147,10 @@ class LightningRun:
             if kind == "on_after_backward" and self._in_backward:
                 self._in_backward = False
                 run.leave()
-            if action_name not in self._empty:
+            if not is_empty:
                 run.enter(part, counts=counts and self._is_whole(kind))
         else:
-            if action_name not in self._empty:
+            if not is_empty:
                 run.leave()
             # Autograd runs between the last hook before the backward and the first one after it.
             if kind == "on_before_backward" and owner.startswith("[LightningModule]"):
@@ -159,8 +159,7 @@ class LightningRun:
 
     def _is_whole(self, kind: str) -> bool:
         """Whether an optimizer's step updates: Lightning calls DeepSpeed's after every batch."""
-        engine = self._engine
-        return kind != "optimizer_step" or engine is None or bool(engine.is_gradient_accumulation_boundary())
+        return kind != "optimizer_step" or not self._engine or bool(self._engine.is_gradient_accumulation_boundary())
 
     @safe
     def fetch_begins(self, iterator: Any = None) -> None:
@@ -197,10 +196,9 @@ class LightningRun:
     def batch_starts(self, batch: Any) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
         self._steps_go_on()
-        run = self.run
         self._batch, self._shapes = batch, tensor_shapes(batch)
-        self._tokens = run.tokens.take(batch, fetched=self._reads_ahead) if run.tokens.reads else None
-        run.batch_begins(self._shapes, self._tokens)
+        self._tokens = self.run.tokens.take(batch, fetched=self._reads_ahead) if self.run.tokens.reads else None
+        self.run.batch_begins(self._shapes, self._tokens)
 
     def batch_ends(self, batch: Any) -> None:
         """*batch* went through the loop, and with it perhaps a step."""
@@ -239,13 +237,17 @@ class LightningRun:
 # ---- what a Trainer knows about its run, and where its reports go; nothing here asks another rank
 
 
-def _empty_hooks(trainer: Trainer) -> frozenset[str]:
-    """Actions in which nothing runs, hooks of Lightning's own bases: a mark costs more, and each callback has four."""
-    owners = {f"[Callback]{one.state_key}": one for one in trainer.callbacks}  # type: ignore[attr-defined]
-    owners[f"[LightningModule]{type(trainer.lightning_module).__name__}"] = trainer.lightning_module
+def _hooked(trainer: Trainer) -> frozenset[str]:
+    """Actions of hooks in which something runs: marking one of Lightning's own costs more than calling it."""
     bases = {f"{root}.{base}" for root in IMPORT_ROOTS for base in ("callbacks.callback", "core.hooks")}
-    hooks = {f"{name}.{hook}": getattr(owner, hook) for name, owner in owners.items() for hook in _HOOKS}
-    return frozenset(name for name, hook in hooks.items() if getattr(hook, "__module__", None) in bases)
+    owners = [(f"[Callback]{one.state_key}", one) for one in trainer.callbacks]  # type: ignore[attr-defined]
+    owners.append((f"[LightningModule]{type(trainer.lightning_module).__name__}", trainer.lightning_module))
+
+    def runs(owner: Any, hook: str) -> bool:
+        holder = next((one for one in (owner, *type(owner).__mro__) if hook in vars(one)), owner)
+        return holder is owner or holder.__module__ not in bases
+
+    return frozenset(f"{name}.{hook}" for name, owner in owners for hook in _HOOKS if runs(owner, hook))
 
 
 def is_lightnings(kind: type) -> bool:

@@ -44,10 +44,9 @@ def run_context_on(device: torch.device, sizes: ParallelSizes, **fields: Any) ->
 
 def sizes_along(known: Mapping[str, int], *, world_size: int) -> ParallelSizes:
     """How many ranks share the work, given the *known* sizes of dimensions as ``mesh_sizes`` names them."""
-    sizes = {f"{name}_size": size for name, size in known.items()}
     # Ranks with different experts see different data.
     same_data = math.prod(size for name, size in known.items() if name != "ep")
-    return ParallelSizes(dp_size=max(1, world_size // same_data), **sizes)
+    return ParallelSizes(dp_size=max(1, world_size // same_data), **{f"{name}_size": known[name] for name in known})
 
 
 _KINDS = {"tensor": "tp", "pipeline": "pp", "context": "cp", "sequence": "sp", "expert": "ep"}
@@ -145,9 +144,8 @@ def accelerate_frame(accelerator: Any, model: nn.Module, *, framework: str = "ac
 
 def _strategy(model: nn.Module) -> str:
     """The wrapper that spreads the work, by its class; empty without one."""
-    kinds = {kind.__name__ for kind in type(model).__mro__}
     wrappers = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel")
-    return next((name for name in wrappers if name in kinds), "")
+    return next((name for name in wrappers if any(name == kind.__name__ for kind in type(model).__mro__)), "")
 
 
 def _precision(model: nn.Module, mixed: str) -> str:

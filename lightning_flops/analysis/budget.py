@@ -1,9 +1,10 @@
 """The breakdown of a step: one account of where peak x time went, in eight rows that add up to the step's wall time.
 
-The times of a step's parts are those of a typical step. What filled each part is known of the traced step alone. A
-device's work takes as long there as in any other, and only its waits for the host, which torch.profiler slows, are
-longer: the device is idle for what that work leaves of the part. On the host everything is slower, so its shares divide
-the part. What neither shows is not guessed: such rows are n/a, and their time stands in ``compute``.
+The times of a step's parts are those of a typical step. What filled each part is known of the traced step alone. In it
+a device computes as long as in any other step of its kind, but waits longer for the host, which torch.profiler slows:
+the device is idle for what its work leaves of the typical part. On the host, and for communication, which waits for
+other hosts, shares of the traced part divide the typical one. What neither shows is not guessed: such rows are n/a, and
+their time stands in ``compute``.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def build_budget(
     if timing is None or timing.global_step.typical_sec <= 0:
         return None
     filling = None if traced is None else traced.filling
-    work = None if traced is None else traced.device_scale
-    times_ns: dict[BudgetKey, int | None] = {**dict.fromkeys(_ROWS), **_spent_ns(timing.parts, filling or {}, work)}
+    spent_ns = _spent_ns(timing.parts, filling or {}, on_device=traced is not None and traced.shows_device)
+    times_ns: dict[BudgetKey, int | None] = {**dict.fromkeys(_ROWS), **spent_ns}
     notes = []
     if filling is None:
         times_ns |= dict.fromkeys(_OF_TRACE)
@@ -66,12 +67,9 @@ def _ns(seconds: float) -> int:
 
 
 def _spent_ns(
-    parts: Iterable[PartTiming], fillings: Mapping[str, PartFilling], work: float | None
+    parts: Iterable[PartTiming], fillings: Mapping[str, PartFilling], *, on_device: bool
 ) -> Counter[BudgetKey]:
-    """Nanoseconds of each row before any peak; what no trace divides is computing.
-
-    *work* is what the steps do ÷ what the traced ones did, on a device; None on the host.
-    """
+    """Nanoseconds of each row before any peak; what no trace divides is computing."""
     spent = Counter[BudgetKey](dict.fromkeys(_ROWS[2:], 0))
     for part in parts:
         if _NO_COMPUTE.issuperset(part.phases):
@@ -85,8 +83,8 @@ def _spent_ns(
             "compute": sum(one.matmul_ns for one in inside),  # the last, which has all where nothing is known
         }
         typical_ns = _ns(part.typical_sec)
-        if inside and work is not None:
-            weights |= {key: round(work * weights[key]) for key in ("operators", "communication", "compute")}
+        if on_device and (traced_ns := sum(weights.values())):
+            weights["communication"] = weights["communication"] * typical_ns // traced_ns
             weights["idle"] = max(0, typical_ns + weights["idle"] - sum(weights.values()))
         spent.update(dict(zip(weights, apportioned(typical_ns, list(weights.values())), strict=True)))
     return spent

@@ -188,20 +188,22 @@ class _Run:
         return cast("_Pieces", dict(zip(keys, every, strict=True)))
 
     def _filling(self, phase: TimePhase, modules: Sequence[str], timed_ns: int) -> list[int]:
-        """Nanoseconds that *modules*, communication, idle time of a device, and the rest fill of a part.
+        """Nanoseconds that *modules*, communication, idle time of a device, and the rest fill of a traced part.
 
-        On a device they are those of the timed part, where it waits for its host for less time than while traced.
+        A device waits less for its host in the timed part, which takes *timed_ns*, than in the traced one.
         """
         part, fillings = self.inside[phase], (self.traced and self.traced.filling) or {}
         scale = getattr(self.traced, f"{phase}_scale", 1.0)
         times = {one.name: one.times for one in self.profile.modules if one.times is not None}
         own = [_ns(getattr(times.get(name), f"own_{phase}_sec", None) or 0.0) for name in modules]
-        communication = _ns(scale * part.exposed_sec)
-        wall_ns, idle = _ns(scale * part.wall_sec), 0
+        wall_ns, communication, idle = _ns(scale * part.wall_sec), _ns(scale * part.exposed_sec), 0
+        computing = max(0, wall_ns - communication)
         if phase in fillings and next(iter(times.values())).clock == "device":
-            busy_ns = wall_ns - round(scale * fillings[phase].idle_ns)
-            wall_ns, idle = max(timed_ns, busy_ns), max(0, timed_ns - busy_ns)
-        computing = max(0, wall_ns - communication - idle)
+            idle = min(computing, round(scale * fillings[phase].idle_ns))
+        computing -= idle
+        if self.traced and self.traced.shows_device:
+            communication = communication * timed_ns // max(1, wall_ns)  # it waits for other hosts, and keeps its share
+            idle = max(0, timed_ns - computing - communication)
         if sum(own) > computing:  # a module's time has what ran at once on several streams, and its own communication
             own = apportioned(computing, own)
         return [*own, communication, idle, computing - sum(own)]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from lightning_flops.schema.comparison import Cause
 
-FLOPS_PER_BYTE = 10  # fLOPs that take as long as moving a byte: an A100 does 19.5 TFLOP/s on 2.0 TB/s
+FLOPS_PER_BYTE = 10  # FLOPs that take as long as moving a byte: an A100 does 19.5 TFLOP/s on 2.0 TB/s
 
 
 class Work(NamedTuple):

@@ -14,15 +14,13 @@ from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, de
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import ModuleRecord, OperatorCell, ProcessorLoss, RunFacts, TimePhase, WindowRecord
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.step import DtypeFlops, ModuleTimes, TimingProfile
+from lightning_flops.schema.step import Budget, DtypeFlops, ModuleTimes, TimingProfile
 from lightning_flops.schema.trace import TracedStep, TraceReport
 
 _ALIGNMENT_16_BITS = 8
 """Elements: tensor cores take 16-bit matrices in pieces of 16 bytes."""
 _LEAST_SEC, _CHANCE_SHARE = 1.0, 0.25
 """Of timed steps that took less, another process that wakes up for a moment may have such a share."""
-
-_US_PER_SEC = 1e6
 
 _NO_FACTS = RunFacts()
 _DROPS = frozenset(("aten.bernoulli_", "aten.native_dropout"))
@@ -80,6 +78,7 @@ def gather_evidence(
     dtypes: Sequence[DtypeFlops],
     times: Mapping[str, ModuleTimes],
     traced: TracedStep | None,
+    budget: Budget | None,
 ) -> Evidence:
     """What *window*, and the figures that were made of it, know that a rule can use."""
     context, processor = window.context, window.processor
@@ -117,7 +116,12 @@ def gather_evidence(
     if traced is None or traced.is_apart or step_sec is None:
         return evidence
     if traced.tables is not None:
-        evidence = with_trace(evidence, traced.tables, scale=traced.device_scale)
+        evidence = with_trace(evidence, traced.tables)
+    if budget is not None and traced.shows_device:  # a typical step waits less for its host than the traced one
+        ns = {key: time_ns or 0 for key, time_ns in budget.rows_ns.items()}
+        kernel_ns = ns["model"] + ns["other_flops"] + ns["compute"] + ns["operators"]
+        shares = {**evidence.shares, "idle": ratio(part=ns["idle"], whole=budget.wall_ns)}
+        evidence = replace(evidence, shares=shares, kernel_share=ratio(part=kernel_ns, whole=budget.wall_ns))
     operators: defaultdict[str, set[str]] = defaultdict(set)
     for cell in window.flops.cells:
         if cell.phase == "forward":
@@ -160,24 +164,18 @@ def _misaligned(
     return share, tuple(f"{name} ({of})" for name, of in sizes.items())
 
 
-def with_trace(evidence: Evidence, trace: TraceReport, *, scale: float | None = None) -> Evidence:
-    """*evidence* and what the tables of *trace* show.
-
-    With *scale*, a device's times are times that factor, and shares of the timed step: torch.profiler slows the host,
-    and with it a step that waits for the host, but not what the device does.
-    """
+def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
+    """*evidence* and what the tables of *trace* show."""
     mean, kernel_share = trace.step_times.mean, evidence.kernel_share
-    wall_us, wait_us = mean.wall_us, mean.data_loader_us
-    if scale and evidence.step_sec is not None:
-        wall_us, wait_us = (_US_PER_SEC * sec / scale for sec in (evidence.step_sec, evidence.data_wait_sec or 0.0))
+    wall_us = mean.wall_us
     found: dict[str, float | None] = {}
     if trace.overlap is not None:
-        steps = trace.overlap.wall_us / mean.wall_us if mean.wall_us else 1.0
-        found["exposed_communication"] = ratio(part=trace.overlap.exposed_us, whole=wall_us * steps)
+        found["exposed_communication"] = ratio(part=trace.overlap.exposed_us, whole=trace.overlap.wall_us)
     if mean.kernel_us is not None:
         kernel_share = ratio(part=mean.kernel_us, whole=wall_us)
-        # The parts of a step exclude one another, so what no device event and no wait for data fills is idle.
-        others = (mean.memcpy_us, mean.memset_us, mean.communication_us, wait_us)
+        # The parts of a step exclude one another, so what no device event and no wait for data fills is idle. The wait
+        # is that of the traced step itself: the timed steps' may be another.
+        others = (mean.memcpy_us, mean.memset_us, mean.communication_us, mean.data_loader_us)
         busy = ratio(part=mean.kernel_us + sum(part or 0.0 for part in others), whole=wall_us)
         found["idle"] = max(0.0, 1.0 - (busy or 0.0))
     if trace.kernel_summary is not None and trace.kernel_summary.tensor_core_ratio == 0:

@@ -64,6 +64,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         context=context,
     )
     times, notes = ({}, ()) if traced is None else module_times(traced, cells, peaks, counted_steps=steps)
+    budget = build_budget(timing=timing, traced=traced, peak_sec=peak_sec, lower_bound=counts.is_lower_bound)
     evidence = gather_evidence(
         window,
         timing=timing,
@@ -71,6 +72,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         dtypes=dtypes,
         times=times,
         traced=traced,
+        budget=budget,
     )
     root = next((module for module in window.modules if module.name == ""), None)
     return Profile(
@@ -99,7 +101,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         dtypes=dtypes,
         peaks_flops_per_sec=peaks,
         timing=timing,
-        budget=build_budget(timing=timing, traced=traced, peak_sec=peak_sec, lower_bound=counts.is_lower_bound),
+        budget=budget,
         memory_bytes_per_sec=bandwidth,
         rates=rates,
         unavailable=unavailable,

@@ -44,7 +44,7 @@ class MemoryWatch:
     def __init__(self, root: nn.Module, *, read: Callable[[], MemoryReading], on_device: bool) -> None:
         self._root, self._read, self._on_device = root, read, on_device
         self._open: list[tuple[str | None, int | None]] = []
-        """Each part that is running, None if it only belongs to one, and what was held when it began."""
+        """Each part that is running, None for one without an end of its own, and what was held when it began."""
         self._held: dict[str, int | None] = {}
         """What each phase held when it ended."""
         self._kept: int | None = None
@@ -53,9 +53,10 @@ class MemoryWatch:
     def enter(self, part: str, *, counts: bool = True) -> None:
         """*part* begins, inside whatever part is running.
 
-        Without *counts* it only belongs to one: Lightning drops gradients between the forward and the backward.
+        An optimizer's part that is no update (not *counts*) has no end of its own: Lightning drops the gradients
+        between the forward and the backward.
         """
-        self._open.append((part if counts else None, self._read().current))
+        self._open.append((part if counts or part != "optimizer" else None, self._read().current))
 
     def leave(self) -> None:
         """The part entered last ends."""

@@ -25,6 +25,7 @@ class Worker:
         self._running: str | None = None
         self.made: deque[Callable[[], None]] = deque()  # what finished jobs have returned, for the training thread
         self._thread: threading.Thread | None = None
+        self._latest: threading.Thread | None = None  # it ends a moment after it has nothing more to do
         self._pid = os.getpid()
         self._given_up = False
 
@@ -38,7 +39,7 @@ class Worker:
                 thread = threading.Thread(target=self._work, name="lightning_flops", daemon=True)
                 try:
                     thread.start()
-                    self._thread = thread
+                    self._thread = self._latest = thread
                 except RuntimeError:  # the interpreter ends, and starts no more threads
                     self._work()
 
@@ -65,7 +66,7 @@ class Worker:
         """Wait for all jobs, and call what they made; False: it has said what is missing after *within_sec*."""
         until = host_clock.now() + within_sec
         while not self._is_off:
-            if (thread := self._thread) is not None:
+            if (thread := self._latest) is not None:
                 thread.join(max(0.0, until - host_clock.now()))
             while self.made:
                 self.made.popleft()()

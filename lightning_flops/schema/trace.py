@@ -131,10 +131,10 @@ class TracedStep:
     collectives: tuple[CollectiveCalls, ...] = ()
 
     @property
-    def device_scale(self) -> float | None:
-        """Factor of what a device did in it, for a typical step; None if the trace shows no device."""
-        on_device = self.tables is not None and self.tables.step_times.mean.kernel_us is not None
-        return self.forward_scale if on_device else None
+    def shows_device(self) -> bool:
+        """Whether it shows how long a device works in a step such as the counted one."""
+        modules = None if self.tables is None else self.tables.modules
+        return self.like_counted and modules is not None and modules.clock == "device"
 
     def named(self, word: str) -> str:
         """These steps for people, each of them a *word*: "step 8", "steps 29-33"."""

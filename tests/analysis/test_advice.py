@@ -16,7 +16,7 @@ from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import ModuleRecord, OptimizerFacts, PhaseSeconds, ProcessorLoss, RunFacts
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.step import Advice, DtypeFlops, ModuleTimes
+from lightning_flops.schema.step import Advice, Budget, BudgetKey, DtypeFlops, ModuleTimes
 from lightning_flops.schema.trace import TracedStep
 from tests.report import windows
 from tests.report.traced_windows import transformer_traced
@@ -178,7 +178,13 @@ def test_thresholds_are_settings() -> None:
 # ---- what a window knows
 
 
-def gathered(*, times: dict[str, float] | None = None, traced: TracedStep | None = None, **changes: Any) -> Evidence:
+def gathered(
+    *,
+    times: dict[str, float] | None = None,
+    traced: TracedStep | None = None,
+    budget: Budget | None = None,
+    **changes: Any,
+) -> Evidence:
     """Evidence of eight equal steps of 20 ms; *times* are the modules' own milliseconds."""
     seconds = PhaseSeconds(data_wait=0.004, forward=0.006, backward=0.008, optimizer=0.002)
     window = replace(
@@ -199,6 +205,7 @@ def gathered(*, times: dict[str, float] | None = None, traced: TracedStep | None
         dtypes=(DtypeFlops(dtype="float32", model=30, hardware=30), DtypeFlops(dtype="tf32", model=70, hardware=70)),
         times=of_modules,
         traced=traced,
+        budget=budget,
     )
 
 
@@ -214,9 +221,13 @@ def test_times_are_those_of_a_typical_step() -> None:
     assert (evidence.shares["starved"], evidence.idle_cores) == (0.2, 1.5)
 
 
-def test_device_is_idle_for_what_its_kernels_leave_of_the_timed_step_and_not_of_the_slower_traced_one() -> None:
-    traced = replace(transformer_traced()[1], forward_scale=0.1)  # kernels of 79.5 ms, for ten times the work
-    assert gathered(traced=traced).shares["idle"] == pytest.approx(1 - (7.95 + 4) / 20)  # 4 ms wait for data
+def test_device_is_idle_for_what_the_breakdown_of_a_typical_step_says_and_not_in_the_slower_traced_one() -> None:
+    rows: dict[BudgetKey, int | None] = {"model": 30, "other_flops": -5, "compute": 20, "operators": 5, "idle": 40}
+    budget = Budget(wall_ns=100, rows_ns=rows, notes=())
+    found = gathered(traced=transformer_traced()[1], budget=budget)
+    assert (found.shares["idle"], found.kernel_share) == (0.4, 0.5)
+    unlike = replace(transformer_traced()[1], like_counted=False)  # it did other work: kernels fill 79.5 of its 93.5 ms
+    assert gathered(traced=unlike, budget=budget).shares["idle"] == pytest.approx(14 / 93.5)
 
 
 @pytest.mark.parametrize(

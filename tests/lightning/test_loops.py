@@ -389,7 +389,8 @@ def test_hook_of_a_callback_is_other_time_and_one_that_does_nothing_costs_no_mar
     root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = importlib.import_module(root).Callback
-    slow = type("Slow", (base,), {"on_before_optimizer_step": lambda *_: now.sleep(16)})
+    slow = type("Slow", (base,), {"on_before_optimizer_step": lambda *_: now.sleep(16), "state_key": "one name"})
+    idle = type("Idle", (base,), {"state_key": "one name"})
     enter, marks = PhaseTimer.enter, Counter[int]()
 
     def counted(timer: PhaseTimer, part: str, **how: bool) -> None:
@@ -397,7 +398,7 @@ def test_hook_of_a_callback_is_other_time_and_one_that_does_nothing_costs_no_mar
         enter(timer, part, **how)
 
     monkeypatch.setattr(PhaseTimer, "enter", counted)
-    for callbacks in ((), (base(), base()), (slow(),)):
+    for callbacks in ((), (base(), idle()), (slow(), idle())):
         trainer(profiler(), *callbacks).fit(new_net(root, now=now), loader(8))
     assert [[step.seconds.other for step in window.timed_steps] for window in windows] == [[0, 0], [0, 0], [16, 16]]
-    assert marks[0] == marks[1] == marks[2] - 2  # one for each timed step
+    assert marks[0] == marks[1] == marks[2] - 2 * 2  # two callbacks of one name in two timed steps

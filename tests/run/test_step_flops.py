@@ -334,6 +334,12 @@ def test_ever_new_shapes_are_kept_as_a_sum() -> None:
     assert sums.model_flops == 30 + 30 * sum(range(1, 10_001))
 
 
+def test_the_global_random_state_is_not_touched() -> None:
+    before = random.getstate()
+    simulate([Step(FIXED, 10_000)] * 100)
+    assert random.getstate() == before
+
+
 def test_profiled_steps_are_in_the_sum_of_the_run_and_in_no_rate() -> None:
     flops = StepFlops()
     key = FIXED, (None,), 1
