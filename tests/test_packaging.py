@@ -98,10 +98,15 @@ def printed(folder: Path, *command: object, **environment: str) -> str:
     return run.stdout
 
 
-def needed(requirements: Iterable[str]) -> set[str]:
-    """Names of what these *requirements* without extras need here, with what that needs in turn."""
-    wanted = [one for one in map(Requirement, requirements) if not one.marker or one.marker.evaluate({"extra": ""})]
-    return {one.name for one in wanted}.union(*(needed(metadata.requires(one.name) or ()) for one in wanted))
+def needed(requirements: Iterable[str], extras: Iterable[str] = ("",)) -> set[str]:
+    """Names of what these *requirements* with *extras* need here, with what that needs, as torch for CUDA does."""
+
+    def wanted(one: Requirement) -> bool:
+        return one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras)
+
+    found = list(filter(wanted, map(Requirement, requirements)))
+    of_these = (needed(metadata.requires(one.name) or (), ("", *one.extras)) for one in found)
+    return {one.name for one in found}.union(*of_these)
 
 
 def test_the_wheel_installs_in_a_new_environment_of_what_it_declares_and_counts(built: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def prose() -> list[tuple[str, int, str]]:
             tokens = list(tokenize.tokenize(file.readline))
         words = [one for one in tokens if tokenize.tok_name[one.type] in ("STRING", "COMMENT", "FSTRING_MIDDLE")]
         for one in words:
-            text = re.sub(r"{[^{}]*}", "", one.string) if one.string[0] in "fr" else one.string
+            text = re.sub(r"{[^{}]*}", "", one.string) if one.string[:1] in "fr" else one.string
             found += [(str(path), at, line) for at, line in enumerate(text.split("\n"), one.start[0])]
     return found
 
