@@ -47,6 +47,8 @@ def duration(seconds: float | None) -> str:
 def percent(fraction: float | None) -> str:
     """A fraction of one as a percentage, with two decimals at most: ``percent(0.4125)`` is ``"41.2%"``."""
     number = _known(None if fraction is None else Decimal(fraction).scaleb(2))
+    if number and 0 < number < Decimal("0.005"):
+        return "<0.01%"
     return NOT_AVAILABLE if number is None else f"{number:,.{_decimals(number) if number else 0}f}%"
 
 

@@ -120,7 +120,8 @@ def gather_evidence(
     if budget is not None and traced.shows_device:  # a typical step waits less for its host than the traced one
         ns = {key: time_ns or 0 for key, time_ns in budget.rows_ns.items()}
         kernel_ns = ns["model"] + ns["other_flops"] + ns["compute"] + ns["operators"]
-        shares = {**evidence.shares, "idle": ratio(part=ns["idle"], whole=budget.wall_ns)}
+        copies_ns = sum(one.copies_ns for one in (traced.filling or {}).values())
+        shares = {**evidence.shares, "idle": ratio(part=max(0, ns["idle"] - copies_ns), whole=budget.wall_ns)}
         evidence = replace(evidence, shares=shares, kernel_share=ratio(part=kernel_ns, whole=budget.wall_ns))
     operators: defaultdict[str, set[str]] = defaultdict(set)
     for cell in window.flops.cells:

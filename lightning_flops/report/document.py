@@ -142,13 +142,14 @@ def us(time_us: float | None) -> str:
 
 
 _ARGUMENTS = re.compile(r"(?<=\S)\((?:[^()]|\([^()]*\))*\)$")
+_NAMESPACES = re.compile(r"^void |\(anonymous namespace\)::|\b(at|native|c10|std)::")
 
 
 def short(name: str, chars: int = 56) -> str:
-    """*name*, cut to *chars* characters: a C++ function's arguments go first, then its middle."""
+    """*name*, cut to *chars* characters: a C++ function's arguments and namespaces go first, then its middle."""
     name = printable(name)
     if len(name) > chars:
-        name = _ARGUMENTS.sub("", name).removeprefix("void ")
+        name = _NAMESPACES.sub("", _ARGUMENTS.sub("", name))
     tail = (chars - 1) // 2
     return name if len(name) <= chars else f"{name[: chars - 1 - tail]}…{name[len(name) - tail :]}"
 

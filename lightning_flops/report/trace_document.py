@@ -130,7 +130,8 @@ def _steps(times: tables.StepTimes) -> Section:
     return Section(
         "Step time",
         "Each moment of a step counts once: under the first name from the left that ran then. The parts add up to the "
-        "wall time. A step lasts to the end of the last kernel that was launched in it.",
+        "wall time. A step lasts to the end of the last kernel that was launched in it. Recording slows the host, so "
+        "other steps take less.",
         [Table(rows, [Column("", itemgetter(0), str), *columns])],
     )
 
@@ -168,6 +169,7 @@ def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
         Column("", lambda step: _step_name(step.step), str),
         Column("wall", at("wall_us"), unit="us", sort="total"),
         *all_of({phase: phase for phase in ("forward", "backward", "recompute", "optimizer")}, unit="FLOPs"),
+        *all_of({"skipped": "skipped"} if any(step.skipped for step in flops.steps) else {}, unit="FLOPs"),
         Column("", at("flops_per_sec"), unit="FLOP/s", sort="rate"),
         *all_of({"MFU": "mfu", "HFU": "hfu"}, percent),
     ]
@@ -191,7 +193,8 @@ def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
     return Section(
         "FLOPs",
         "From shapes in the trace, by the counter's formulas; a multiply-add is two. MFU: forward + backward over what "
-        "the dense peak allows in the step's wall time; HFU: what the kernels executed, recomputation included.",
+        "the dense peak allows in the step's wall time; HFU and FLOP/s: what the kernels executed, with recomputation, "
+        "without what masked attention skips.",
         items,
         "roofline",
     )

@@ -55,7 +55,7 @@ _STARTS_OR_WAITS = re.compile(r"_?c10d(_functional\w*)?::|autograd::engine::|tor
 _COMPILED = ("CompiledFunction", "Torch-Compiled Region")  # scopes of torch.compile, whose loops are no operators
 
 _TENSOR_CORE = re.compile(
-    r"[hi]mma|gmma|[hi]884|[hi]1688|16816|s161616|tensorop(?!withscalar)|_tensor\d|xmma|nvjet|s1688|tf32(?!x?_?simt)"
+    r"[hi]mma|gmma|[hi]884|[hi]1688|16816|s161616|tensorop(?!withscalar)|_tensor\d|xmma(?!\w*_[fd]fma)|nvjet|s1688|tf32(?!x?_?simt)"
     r"|flash_(fwd|bwd)|pytorch_flash|fmha_v2|fmha_cutlass[fb]_(f16|bf16).*_sm(7[05]|8\d|9\d|1\d\d)"
     r"|cudnn_generated_fort_native_sdpa|cutlass3x_sm(90|1\d\d)|cutlass_\d+_wmma|device_kernel.*sm(90|100)",
     re.I,

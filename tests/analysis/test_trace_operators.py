@@ -283,6 +283,7 @@ ON_TENSOR_CORES = (
 )
 MULTIPLY = (  # on no tensor cores, or of other libraries and vendors, whose names do not say
     "ampere_sgemm_128x64_nn",
+    "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_stage3_warpsize1x2x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas",
     "maxwell_scudnn_winograd_128x128_ldg1_ldg4_tile418n_nt",
     "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
     "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0",  # rocBLAS, hipBLASLt
