@@ -33,34 +33,37 @@ def listen(undo: ExitStack, owner: Any, name: Any, begins: Begins, *, failed: Fa
     a class the instance first; who listens last is called first. *failed* gets what *begins*, or what it returned,
     raised; without it these raise nothing but what is the user's.
     """
-    key = id(owner), name
-    if key not in _wrapped:
-        none = list[_Listener]()
-        _wrapped[key] = none, _wrap(owner, name, none)
-    listeners, remove = _wrapped[key]
-    listeners.append(one := _Listener(begins, failed))
+    key, one = (id(owner), name), _Listener(begins, failed)
 
     def drop() -> None:
-        listeners.remove(one)  # who still holds the wrapper runs the function alone, and keeps nothing else alive
+        listeners, remove = _wrapped.get(key, ([one], lambda: None))
+        if one in listeners:  # who still holds the wrapper runs the function alone, and keeps nothing else alive
+            listeners.remove(one)
         if not listeners:
-            del _wrapped[key]
+            _wrapped.pop(key, None)
             remove()
 
-    undo.callback(drop)
+    undo.callback(drop)  # first, so that whatever is raised from here on leaves nothing behind
+    if key not in _wrapped:
+        none = list[_Listener]()
+        put_up, remove = _wrap(owner, name, none)
+        _wrapped[key] = none, remove
+        put_up()
+    _wrapped[key][0].append(one)
 
 
-def _wrap(owner: Any, name: Any, listeners: list[_Listener]) -> Callable[[], None]:
+def _wrap(owner: Any, name: Any, listeners: list[_Listener]) -> tuple[Callable[[], None], Callable[[], None]]:
+    """What puts a wrapper with *listeners* in the function's place, and what removes it."""
     table = owner if isinstance(owner, dict) else vars(owner)
     put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
     original = table[name]
     wrapper = _heard(listeners, original)
-    put(name, wrapper)
 
     def remove() -> None:
         if table[name] is wrapper:  # otherwise other code has wrapped it since, and keeps it
             put(name, original)
 
-    return remove
+    return functools.partial(put, name, wrapper), remove
 
 
 def _heard(listeners: list[_Listener], original: Callable[..., Any]) -> Callable[..., Any]:
