@@ -57,7 +57,7 @@ def times_section(profile: Profile) -> Section:
         words += f" Between steps: {', '.join(between)}."
     if (busy := ratio(part=timing.cpu_time_sec, whole=timing.global_step.mean_sec)) is not None:
         system = timing.cpu_system_ratio
-        of_all = "n/a (in under 0.2 s, or outside of Linux)" if system is None else f"{percent(system)} of all"
+        of_all = "n/a (it is known on Linux, from 0.2 s on)" if system is None else f"{percent(system)} of all"
         words += f" CPU (process) {percent(busy)} of a processor, CPU (system) {of_all}."
     parts = [part for part in timing.parts if any(part.steps_sec)]
     return Section(title, "", [Table([*parts, timing.global_step], columns, whole=True), words], "steps")
