@@ -73,13 +73,14 @@ page-tools: $(VENV)/.installed-dev
 OLD_VENV := .venv-deepspeed-0.16
 
 test-deepspeed-0.16: $(OLD_VENV)/.installed
-	$(OLD_VENV)/bin/python -m pytest tests/deepspeed
+	OMP_NUM_THREADS=1 $(OLD_VENV)/bin/python -m pytest -W ignore::DeprecationWarning tests/deepspeed
 
 $(OLD_VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(OLD_VENV)/bin/python || $(PYTHON) -m venv $(OLD_VENV)
 	grep -v '^deepspeed==' constraints.txt > $(OLD_VENV)/constraints.txt
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint $(OLD_VENV)/constraints.txt --editable '.[tensorboard,trace]' deepspeed==0.16.9 pytest pytest-timeout
+		--constraint $(OLD_VENV)/constraints.txt --editable '.[lightning,pytorch-lightning,tensorboard,trace]' \
+		deepspeed==0.16.9 pytest pytest-timeout
 	@touch $@
 
 # The torch that pip brings, whatever constraints.txt says; there is no DeepSpeed in it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import deepspeed
 import pytest
 import torch
 from deepspeed.runtime.activation_checkpointing import checkpointing
@@ -32,6 +33,7 @@ class Block(nn.Module):
         return torch.sigmoid(self.last(x * kept))
 
 
+@pytest.mark.skipif(deepspeed.__version__.startswith("0.16"), reason="it has no checkpoints on a CPU")
 @pytest.mark.parametrize("kind", [checkpointing.checkpoint, checkpointing.non_reentrant_checkpoint])
 @pytest.mark.parametrize("as_module", [True, False])
 def test_a_layer_without_grad_is_repeated_like_the_others(kind: Callable[..., Any], as_module: bool) -> None:
