@@ -159,7 +159,8 @@ class LightningRun:
 
     def _is_whole(self, kind: str) -> bool:
         """Whether an optimizer's step updates: Lightning calls DeepSpeed's after every batch."""
-        return kind != "optimizer_step" or not self._engine or bool(self._engine.is_gradient_accumulation_boundary())
+        engine = self._engine
+        return kind != "optimizer_step" or engine is None or bool(engine.is_gradient_accumulation_boundary())
 
     @safe
     def fetch_begins(self, iterator: Any = None) -> None:

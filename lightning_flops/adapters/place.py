@@ -213,8 +213,7 @@ def root_of(model: nn.Module) -> nn.Module:
 
 def optimizers_in(given: Any) -> tuple[Any, ...]:
     """The optimizers that a user gave, without accelerate's and Fabric's wrappers; a ConfigError for anything else."""
-    several = () if given is None else given if isinstance(given, Iterable) else (given,)
-    found = tuple(map(_unwrapped, several))
+    found = tuple(map(_unwrapped, () if given is None else given if isinstance(given, Iterable) else (given,)))
     for one in found:
         if not callable(getattr(one, "step", None)):
             raise ConfigError(f"optimizer must be an optimizer or several, with a method step, got {shown(one)}")
