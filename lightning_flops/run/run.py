@@ -325,11 +325,10 @@ class Run:
 
     def close(self) -> None:
         """Remove everything of ours from torch and from the framework's objects."""
-        if not self.closed:
-            self.closed = True
-            if hasattr(self, "window"):
-                self.undo.callback(self.window.abandon)
-            close_quietly(self.undo)
+        if not self.closed and hasattr(self, "window"):
+            self.undo.callback(self.window.abandon)
+        self.closed = True
+        close_quietly(self.undo)  # nothing the second time, unless something was raised here the first time
 
 
 def safe(hook: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R | None]:
