@@ -22,8 +22,9 @@ from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, Shapes, TimePhase
+from lightning_flops.run.facts import Facts
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.run import Facts, Run, safe
+from lightning_flops.run.run import Run, safe
 from lightning_flops.schema.profile import Profile
 
 _ADAPTER = "_lightning_flops_adapter"  # attribute of an engine that is profiled

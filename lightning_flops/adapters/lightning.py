@@ -22,8 +22,9 @@ from lightning_flops.measure.batches import tensor_shapes
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes
+from lightning_flops.run.facts import Facts
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.run import Facts, Run, safe
+from lightning_flops.run.run import Run, safe
 from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.services import Services
 

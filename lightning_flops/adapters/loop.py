@@ -28,8 +28,9 @@ from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.needed import hide
 from lightning_flops.measure.torch_private.optional import fetched_ahead, leave_compiled_code, was_used, workers_of
 from lightning_flops.records import BatchTokens, Shapes
+from lightning_flops.run.facts import Facts
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.run import Facts, Run, failed, safe
+from lightning_flops.run.run import Run, failed, safe
 from lightning_flops.schema.profile import Profile
 
 _NOT_CALLED = "The model was not called, or by compiled code: forward is what ran from the batch to the backward."

@@ -10,7 +10,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_flops.analysis.peaks import measured_peaks, peak_for
 from lightning_flops.analysis.profile import build_profile
@@ -24,9 +24,11 @@ from lightning_flops.measure.run_facts import gather_run_facts
 from lightning_flops.records import BatchTokens, RunContext, StepSums, UnprofiledFlops, WindowRecord
 from lightning_flops.report.headline import figures
 from lightning_flops.report.scalars import monitor_scalars
+from lightning_flops.run.facts import Facts
 from lightning_flops.run.monitor import Monitor, MonitorReading
 from lightning_flops.run.output import LoggedOutput, RunFiles
 from lightning_flops.run.ranks import NoStoreError, Ranks
+from lightning_flops.run.window import Window
 from lightning_flops.run.worker import Worker
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
@@ -34,10 +36,6 @@ from lightning_flops.schema.trace import TracedStep
 from lightning_flops.signals import words_of
 from lightning_flops.sinks.trace_file import keep_trace
 from lightning_flops.units import package_logger
-
-if TYPE_CHECKING:
-    from lightning_flops.run.run import Facts, Run
-    from lightning_flops.run.window import Window
 
 logger = package_logger(__name__)
 
@@ -276,18 +274,23 @@ class Reports:
         elif self._config.every is None:
             self.warn(f"{context.step_word} {step} was not profiled: {ended}")
 
-    def finish(self, run: Run, *, interrupted_by: BaseException | None) -> None:
-        """*run* is over: wait a bounded time for what is being written, and write its throughput."""
+    def finish(
+        self, monitor: Monitor, flops: StepSums | None, *, missed: str | None, interrupted_by: BaseException | None
+    ) -> None:
+        """The run is over: wait a bounded time for what is being written, and write its throughput.
+
+        *missed* says when it ended if a window was still to close.
+        """
         within = _SEC_TO_FINISH if interrupted_by is None else _SEC_AFTER_ERROR
         done, ranks = self._worker.finish(within), self._ranks
         if ranks is not None and done:
-            if run.window.step is not None:
+            if missed is not None:
                 why = "ended" if interrupted_by is None else f"was interrupted by {type(interrupted_by).__name__}"
-                ranks.say_absent(None, f"its run {why} after {run.steps_done} step(s), before its window closed")
+                ranks.say_absent(None, f"its run {why} {missed}, before its window closed")
             for profile in ranks.finish(self._config.ranks_timeout_sec if interrupted_by is None else _SEC_AFTER_ERROR):
                 self._show(profile)
         if self._config.monitor:
-            self._summarize(run.monitor, run.flops.totals())
+            self._summarize(monitor, flops)
         self._worker.finish(within)
         if ranks is not None:
             ranks.close()

@@ -8,13 +8,10 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
-
-import torch
-from torch import nn
 
 from lightning_flops.analysis.step_flops import StepFlops
 from lightning_flops.config import ProfilerConfig
@@ -23,9 +20,9 @@ from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.timing.processor_wait import heat_counter
 from lightning_flops.measure.tokens import TokenReader
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
-from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes, TimePhase
+from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
+from lightning_flops.run.facts import Facts
 from lightning_flops.run.monitor import Monitor
-from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.reports import Reports
 from lightning_flops.run.window import Window, new_window
 from lightning_flops.schema.profile import Profile
@@ -36,30 +33,6 @@ logger = package_logger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """One run as its framework knows it: what a run asks of its adapter."""
-
-    root: nn.Module  # the model whose modules own the work
-    device: torch.device  # where the model is
-    output: LoggedOutput  # where rank 0 shows its reports
-    context: Callable[[], RunContext]  # returns where the run takes place, as it is now
-    x_axis: Callable[[], int]  # returns the run's own step, which its loggers use as x-axis
-    optimizers: Callable[[], Iterable[Any] | None]  # returns the optimizers that update the model; None if not known
-    whole_model: Callable[[], nn.Module]  # returns the model with all its wrappers
-    rank: int = 0
-    world_size: int = 1
-    loop: Loop = "training"
-    profile_step: int | None  # the first step to profile, given as the number of steps before it; None: there is none
-    settle_steps: int = 2  # steps left alone after a counted one, until batches that were fetched ahead are used up
-    loader_workers: Callable[[], int | None] = lambda: None  # returns the fewest workers of the training DataLoaders
-    logged_at: Callable[[], int] | None = None  # returns the loggers' x-axis, as DeepSpeed's samples; None: the step
-    declared_batch_size: Callable[[], int] | None = None  # returns what the framework's settings name; None: nothing
-    unseen: tuple[TimePhase, ...] = ()  # parts the loop never shows apart; if any, its wait for data may be unseen, too
-    ends_when_dropped: bool = False  # a run that is dropped is over, and reports: its framework does not always say so
-    mark_parts: Callable[[ExitStack], None] = lambda stack: None  # puts hooks around a step's parts; the stack undoes
 
 
 @dataclass(slots=True)
@@ -308,7 +281,12 @@ class Run:
                 self.reports.not_reached(window.step, self.context(), steps_done=self.steps_done)
         finally:  # also if Ctrl-C comes once more
             self.close()
-        self.reports.finish(self, interrupted_by=interrupted_by)
+        self.reports.finish(
+            self.monitor,
+            self.flops.totals(),
+            missed=f"after {self.steps_done} step(s)" if self.window.step is not None else None,
+            interrupted_by=interrupted_by,
+        )
 
     def __del__(self) -> None:
         # A framework that never says that the run is over, and a user who has dropped it with our callback.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.counting.flop_counter import FlopCounter
@@ -17,9 +16,7 @@ from lightning_flops.measure.timing.processor_wait import Heat, ProcessorWatch
 from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import TimePhase
-
-if TYPE_CHECKING:
-    from lightning_flops.run.run import Facts
+from lightning_flops.run.facts import Facts
 
 
 @dataclass(slots=True)
