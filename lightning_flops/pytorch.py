@@ -135,15 +135,16 @@ def profile_training(
     writer: Any = None,
     accelerator: Any = None,
     fabric: Any = None,
-    log_every_n_steps: int = 50,
-    initial_step: int = 0,
+    log_every_n_steps: int | None = None,
+    initial_step: int | None = None,
     **settings: Unpack[SettingArguments],
 ) -> TrainingProfiler:
     """Profiles a training loop of your own, around which it is put with ``with``.
 
     A step ends when *optimizer* has made its step, of several the last one, or where the loop calls
     ``profiler.step()``, as it must without an optimizer. Batches are seen if they come from a torch DataLoader;
-    ``profiler.batches(...)`` shows those of any other iterable. A setting that is None has not been given.
+    ``profiler.batches(...)`` shows those of any other iterable. A setting that is None has not been given. A DeepSpeed
+    engine as *model* knows its optimizer and its steps.
 
     Args:
         model: what the loop calls: with its wrappers, such as DistributedDataParallel, or compiled. Of several models
@@ -154,8 +155,10 @@ def profile_training(
             ``wandb.log`` is.
         accelerator: the ``accelerate.Accelerator`` of the loop, whose trackers get the reports, too.
         fabric: the ``lightning.fabric.Fabric`` of the loop, whose loggers get the reports, too.
-        log_every_n_steps: how often throughput and MFU are written during the run.
-        initial_step: the x-axis of the loop's first step, in a loop that goes on after a checkpoint.
+        log_every_n_steps: how often throughput and MFU are written during the run. None: every 50 steps, of an engine
+            as often as it prints.
+        initial_step: the x-axis of the loop's first step, in a loop that goes on after a checkpoint. None: 0, of an
+            engine its ``global_steps``.
 
     Raises:
         ConfigError: a setting breaks its rule, or an argument is not what is described here.
@@ -168,7 +171,7 @@ def profile_training(
     if writer is not None and not is_writer(writer):
         raise ConfigError(f"writer must have add_scalar, or be a function of scalars and a step, got {shown(writer)}")
     for name, value, least in (("log_every_n_steps", log_every_n_steps, 1), ("initial_step", initial_step, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             raise ConfigError(f"{name} must be an integer >= {least}, got {shown(value)}")
     config = config_from(settings, owner="profile_training")
     optimizers = () if is_engine(model) else optimizers_in(optimizer)
@@ -177,9 +180,11 @@ def profile_training(
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)
         output, close = loop_output(frame, config, log_dir=log_dir, writer=writer)
         if is_engine(model):  # made by the loop, or by accelerate
-            return engine_run(model, config, publish, output=output), close
-        logs: dict[str, Any] = {"log_every_n_steps": log_every_n_steps}
-        logs["x_axis"] = lambda: initial_step + run.run.steps_done
+            of_engine = engine_run(model, config, publish, output=output)
+            of_engine.log_every, of_engine.initial_step = log_every_n_steps, initial_step
+            return of_engine, close
+        logs: dict[str, Any] = {"log_every_n_steps": log_every_n_steps or 50}
+        logs["x_axis"] = lambda: (initial_step or 0) + run.run.steps_done
         run: LoopRun = LoopRun(model, optimizers, config=config, publish=publish, frame=frame, output=output, **logs)
         return run, close
 

@@ -34,10 +34,10 @@ def version() -> str:
     return str(getattr(sys.modules.get("deepspeed"), "__version__", "unknown"))
 
 
-def is_reading_due(engine: Any) -> bool:
-    """Whether throughput is written now: as often as DeepSpeed prints, which accelerate silences by infinity."""
+def steps_between_readings(engine: Any) -> int:
+    """How often throughput is written: as often as DeepSpeed prints, which accelerate silences by infinity."""
     every = engine.steps_per_print() or 0
-    return int(engine.global_steps) % (int(every) if 1 <= every < math.inf else _STEPS_BETWEEN_READINGS) == 0
+    return int(every) if 1 <= every < math.inf else _STEPS_BETWEEN_READINGS
 
 
 def switch_off_builtin(engine: Any, run: Run) -> None:

@@ -61,6 +61,8 @@ class EngineRun:
     """The adapter of one engine, on one rank; the engine keeps it alive."""
 
     unseen: tuple[TimePhase, ...] = ("transfer", "other")  # as in ``Facts``
+    log_every: int | None = None  # steps from one reading of throughput to the next; None: as often as DeepSpeed prints
+    initial_step: int | None = None  # x-axis of the first step; None: the engine's own count, which checkpoints keep
 
     def __init__(
         self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], output: LoggedOutput | None
@@ -82,7 +84,7 @@ class EngineRun:
             device=torch.device(engine.device),
             output=output or context.engine_output(engine, config),
             context=lambda: context.run_context(engine),
-            x_axis=lambda: int(engine.global_steps),
+            x_axis=self._x_axis,
             logged_at=None if output else lambda: int(engine.global_samples),  # as DeepSpeed's own scalars
             optimizers=lambda: (engine.optimizer,),
             whole_model=lambda: engine.module,
@@ -102,6 +104,13 @@ class EngineRun:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # in a pickle or a copy of the engine
+
+    def _x_axis(self) -> int:
+        return int(self.engine.global_steps) if self.initial_step is None else self.initial_step + self.run.steps_done
+
+    def is_reading_due(self) -> bool:
+        """Whether throughput is written after the step that ends now."""
+        return int(self.engine.global_steps) % (self.log_every or context.steps_between_readings(self.engine)) == 0
 
     def _is_between_steps(self) -> bool:
         return int(self.engine.micro_steps) % int(self.engine.gradient_accumulation_steps()) == 0
@@ -263,10 +272,10 @@ class EngineRun:
         self._is_whole |= ends_step
 
     def _batch_ends(self, *, ends_step: bool = False) -> None:
-        run, engine, shapes, batch, tokens = self.run, self.engine, self._shapes, self._batch, self._tokens
+        run, shapes, batch, tokens = self.run, self._shapes, self._batch, self._tokens
         self._shapes, self._batch, self._tokens, self._backward_done = (), (), None, False
         self._in_step = not ends_step
-        logs = ends_step and context.is_reading_due(engine)
+        logs = ends_step and self.is_reading_due()
         run.batch_done((batch, shapes, tokens), updates=int(ends_step), ends_step=ends_step, logs=logs)
 
     def _mode_changes(self, mode: bool = True) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import MethodType
 from typing import Any
 
-from lightning_flops.adapters.deepspeed_context import is_reading_due, version
+from lightning_flops.adapters.deepspeed_context import version
 from lightning_flops.adapters.deepspeed_engine import EngineRun, Hooks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import tensor_shapes
@@ -125,4 +125,4 @@ class PipelineRun(EngineRun):
 
     def _train_batch_ends(self, _: Any) -> None:
         batches, self._micro_batches = self._micro_batches or [((), (), None)], []
-        self.run.batch_done(*batches, updates=1, ends_step=True, logs=is_reading_due(self.engine))
+        self.run.batch_done(*batches, updates=1, ends_step=True, logs=self.is_reading_due())

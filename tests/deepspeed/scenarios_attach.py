@@ -21,6 +21,7 @@ from torch import nn
 from lightning_flops.adapters.deepspeed_engine import adapter_of
 from lightning_flops.deepspeed import attach, install, uninstall
 from lightning_flops.errors import LightningFlopsError
+from lightning_flops.pytorch import profile_training
 from tests.deepspeed.engines import (
     BLOCK,
     config,
@@ -193,3 +194,21 @@ def pickles_and_copies_in_a_counted_step_have_nothing_of_ours() -> None:
     train(engine, STEPS)
     assert flops_of(profile_of(engine, handle)) == (FORWARD, BACKWARD)
     assert adapter_of(same) is None
+
+
+@scenario()
+def a_loop_around_an_engine_says_how_often_and_where_throughput_is_written() -> None:
+    """By itself an engine writes as often as it prints."""
+
+    def written_at(**asked: Any) -> list[int]:
+        engine, written = engine_of(config(block=None, steps_per_print=4)), list[tuple[int, str]]()
+
+        def write(scalars: dict[str, float], step: int) -> None:
+            written.extend((step, tag) for tag in scalars)
+
+        with profile_training(engine, writer=write, profile_step=100, trace=False, **asked):
+            train(engine, 10)
+        return [step for step, tag in written if tag == "flops_monitor/batches_per_sec"]
+
+    assert written_at() == [4, 8]
+    assert written_at(log_every_n_steps=2, initial_step=500) == [502, 504, 506, 508, 510]
