@@ -9,15 +9,17 @@ import itertools
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 import lightning_flops
-from lightning_flops.commands import formula, peak, reports, run  # noqa: F401 - each has its commands
-from lightning_flops.commands.terminal import COMMANDS, PROGRAM, Act, Status, command, complain, print_whole
+from lightning_flops.commands import compare, formula, peak, report, run, show, skill, trace
+from lightning_flops.commands.terminal import COMMANDS, PROGRAM, Act, Status, complain
 from lightning_flops.config import ARGUMENTS
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.units import printable
+
+_IN_ORDER = (run, show, report, trace, compare, formula, peak, skill)
+"""The files of the commands, as the help lists them; each has the command of its name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     whole = _Parser(prog=PROGRAM, description="What a PyTorch training run computes and waits for.", allow_abbrev=False)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {lightning_flops.__version__}")
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name in ("run", "formula", "show", "report", "trace", "compare", "peak", "skill"):
+    for name in (module.__name__.rpartition(".")[2] for module in _IN_ORDER):
         act, options, settings = COMMANDS[name]
         words = inspect.getdoc(act) or ""  # none under python -OO
         does = words.partition("\n")[0].rstrip(".")
@@ -68,10 +70,3 @@ def parser() -> argparse.ArgumentParser:
         for option in options:
             option(added)
     return whole
-
-
-@command()
-def skill(options: argparse.Namespace) -> int:
-    """Print the path of the instructions for coding agents."""
-    print_whole(f"{Path(__file__).with_name('SKILL.md')}\n")
-    return Status.DONE

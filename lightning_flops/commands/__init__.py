@@ -1,1 +1,1 @@
-"""What each command of ``lightning-flops`` takes and does: ``add`` is the part for argparse, the rest is its work."""
+"""The commands of ``lightning-flops``, one a file: its options, help and work. A new one joins the list in ``cli``."""

@@ -1,0 +1,98 @@
+"""``lightning-flops compare``: what takes longer in one run than in another, and conditions for a CI job."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from lightning_flops.commands.common import add_peaks, analyzed, held_against
+from lightning_flops.commands.terminal import Status, command, complain, in_forms, option, print_whole, terminal_width
+from lightning_flops.errors import ComparisonError
+
+if TYPE_CHECKING:
+    from lightning_flops.schema.comparison import Comparison
+
+_LEFT_OPEN = {None: Status.INCONCLUSIVE, "fail": Status.HOLDS, "pass": Status.DONE}
+"""Exit status of a condition that a starved run leaves open, by ``--starved``."""
+_WHERE = "profile.json of a run or its folder of logs; or a trace, or a folder with one of each rank; path or URL"
+
+
+@command(
+    option("a", metavar="A", help=f"the run before: {_WHERE}"),
+    option("b", metavar="B", help="the run after, of the same kind"),
+    in_forms("the whole comparison"),
+    option("--quiet", action="store_true", help="print nothing but the verdicts on conditions"),
+    add_peaks,
+    option(
+        "--fail-if",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="end with status 1 if this holds beyond noise: one of 'Figures of both', which stands for its ratio B / A,"
+        " one of > >= < <=, and a number; may be given several times",
+    ),
+    option(
+        "--starved",
+        choices=("fail", "pass"),
+        help="what a condition on the wall clock comes to if a run was starved of processors: status 1 or 0, not 3",
+    ),
+)
+def compare(options: argparse.Namespace) -> int:
+    """Say why the steps of one run take longer than those of another, by profiles or traces.
+
+    The causes are more work, worse efficiency, more waiting and noise: of profiled runs by part of
+    the step and by module, of traces of torch.profiler by part, kernel, operator and collective.
+
+    Examples:
+      lightning-flops compare lightning_logs/version_0 lightning_logs/version_1
+      lightning-flops compare before.pt.trace.json.gz after.pt.trace.json.gz
+      lightning-flops compare --fail-if 'global_step_sec > 1.05' --fail-if 'hardware_flops > 1' main branch
+
+    exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared,
+    and standard error says why. 3: a condition is inconclusive: a run was starved of processors.
+    """
+    from lightning_flops.analysis.compare_figures import judge
+    from lightning_flops.report.compare_text import render_comparison
+    from lightning_flops.sinks.file import write_text_file
+
+    comparison = _compared(options)
+    if not options.quiet:
+        print_whole(comparison.to_json() if options.json else render_comparison(comparison, width=terminal_width()))
+    ends = {"holds": Status.HOLDS, "does not hold": Status.DONE, "is inconclusive": _LEFT_OPEN[options.starved]}
+    statuses = [Status.DONE]
+    for condition in options.fail_if:
+        try:
+            verdict, words = judge(comparison, condition)
+        except ComparisonError as error:
+            complain(f"--fail-if {error}", command="compare")
+            statuses.append(Status.FAILED)
+            continue
+        complain(f"--fail-if '{condition}' {verdict}: {words}", command="compare")
+        statuses.append(ends[verdict])
+    if options.html is not None:
+        write_text_file(options.html, comparison.to_html())
+    return max(statuses, key=(Status.DONE, Status.INCONCLUSIVE, Status.HOLDS, Status.FAILED).index)
+
+
+def _compared(options: argparse.Namespace) -> Comparison:
+    """The comparison of two profiles, or of the traces of two runs."""
+    from lightning_flops.sinks.profile_files import read_profile, traces_at
+
+    sources = (options.a, options.b)
+    a, b = map(traces_at, sources)
+    if a is not None and b is not None:
+        from lightning_flops.analysis.compare_traces import compare_traces
+
+        each = analyzed([*a, *b], options, stepwise=True)
+        return compare_traces(each[: len(a)], each[len(a) :], sources=sources)
+    from lightning_flops.analysis.compare import compare_profiles
+
+    if a is not None or b is not None:
+        trace, profile = sources if b is None else sources[::-1]
+        raise ComparisonError(
+            f"{trace} is a trace and {read_profile(profile)[1]} a profile: a trace's steps ran under torch.profiler, "
+            "which slows them down, and those that a profile times did not; give two traces, as trace_dir keeps them"
+        )
+    (first, source_a), (second, source_b) = map(read_profile, sources)
+    first, second = held_against(options, first), held_against(options, second)
+    return compare_profiles(first, second, sources=(source_a, source_b))
