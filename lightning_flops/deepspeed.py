@@ -9,10 +9,10 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import os
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 try:
@@ -91,7 +91,9 @@ def uninstall() -> None:
         _installed.pop().close()
 
 
-def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] | str | Path | None = None) -> Handle:
+def attach(
+    engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None
+) -> Handle:
     """Profile *engine* from here on; its steps are counted from the one that begins now or next.
 
     *config* is a ``"flops_profiler"`` block, or a DeepSpeed config (object, path or URL) that has one. None takes the
@@ -129,7 +131,9 @@ def end_all() -> None:
         handle.detach()
 
 
-def _settings(engine: Any, config: ProfilerConfig | Mapping[str, Any] | str | Path | None) -> ProfilerConfig:
+def _settings(
+    engine: Any, config: ProfilerConfig | Mapping[str, Any] | str | os.PathLike[str] | None
+) -> ProfilerConfig:
     if isinstance(config, ProfilerConfig):
         return config
     if config is None:

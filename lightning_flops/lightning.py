@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -72,7 +72,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         module_depth: int | None = None,
         top_modules: int | None = None,
         detailed: bool | None = None,
-        output_file: str | Path | None = None,
+        output_file: str | os.PathLike[str] | None = None,
         recompute_fwd_factor: float | None = None,
         *,
         timing_steps: int | None = None,
@@ -80,7 +80,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         timer_only: bool | None = None,
         trace_schedule: Mapping[str, int] | None = None,
         trace: bool | None = None,
-        trace_dir: str | Path | None = None,
+        trace_dir: str | os.PathLike[str] | None = None,
         record_shapes: bool | None = None,
         profile_memory: bool | None = None,
         with_stack: bool | None = None,
@@ -113,7 +113,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._making_engine = ExitStack()
 
     @classmethod
-    def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> FlopsProfilerCallback:
+    def from_deepspeed_config(cls, config: Mapping[str, Any] | str | os.PathLike[str]) -> FlopsProfilerCallback:
         """A callback with the settings of a DeepSpeed config's ``"flops_profiler"`` block; without one it does nothing.
 
         *config* is a dict, or the path or URL of a JSON file; a ConfigError says what is wrong in it.

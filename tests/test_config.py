@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from lightning_flops import ConfigError, ProfilerConfig
 from lightning_flops.config import TraceSchedule, config_from
@@ -22,6 +23,7 @@ def refusal(**settings: Any) -> str:
     return str(caught.value)
 
 
+_NO_STEPS = [-1, True, 1.0, "2", None, [], [1, -1], [1, 2.0], {1}, "12", {1: 2}, range(0), range(10**9), range(10**30)]
 _NO_PEAK = [0, -1.0, math.inf, math.nan, True, "1e12", 10**400]
 
 
@@ -29,14 +31,18 @@ _NO_PEAK = [0, -1.0, math.inf, math.nan, True, "1e12", 10**400]
     ("name", "right", "wrong"),
     [
         ("enabled", [True, False], ["yes", 1, 0, None]),
-        ("profile_step", [0, 1, 10**9], [-1, True, 1.0, "2", None, [], [1, -1], [1, 2.0], {1}]),
+        ("profile_step", [0, 1, 10**9], _NO_STEPS),
         ("every", [None, 1], [0, -1, True, 1.0, "2"]),
         ("timer_only", [True], [1, None, "yes"]),
         ("trace_schedule", [], [{"active": 0}, {"repeat": 0}, {"wait": -1}, {"warm": 1}, {"wait": 1.0}, 3, [1, 1]]),
         ("module_depth", [-1, 0, 7], [-2, False, 0.5]),
         ("top_modules", [1, 50], [0, -1, True, 1.0, "1"]),
         ("detailed", [True], ["true", 1, None]),
-        ("output_file", [None, "report.txt", "s3://bucket/report.txt"], ["", "  ", 3, False, Path("report.txt")]),
+        (
+            "output_file",
+            [None, "report.txt", "s3://bucket/report.txt"],
+            ["", "  ", 3, False, b"report.txt", ["report.txt"]],
+        ),
         ("recompute_fwd_factor", [0, 0.0, 1, 0.5], [-0.1, math.nan, math.inf, "1", True, None]),
         ("timing_steps", [1, 500], [0, 20.0, True]),
         ("ranks_timeout_sec", [0, 0.25, 600], [-0.5, math.nan, math.inf, "30", True, None]),
@@ -89,6 +95,52 @@ def test_what_is_asked_of_the_trace_needs_one(name: str, asked: Any, nothing: An
     assert ProfilerConfig(**{name: asked}).trace is True
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (range(1, 50, 10), (1, 11, 21, 31, 41)),
+        (np.array([20, 1]), (1, 20)),
+        ((20, 1), (1, 20)),
+        (OmegaConf.create({"steps": [20, "${first}"], "first": 1}).steps, (1, 20)),
+        (np.int64(3), 3),
+    ],
+    ids=["range", "array", "tuple", "ListConfig", "numpy's integer"],
+)
+def test_steps_may_come_in_any_sequence(given: Any, kept: Any) -> None:
+    assert ProfilerConfig(profile_step=given).profile_step == kept
+    assert config_from({"profile_step": given}, owner="profile").profile_step == kept
+    steps = kept if isinstance(kept, tuple) else (kept,)
+    assert {type(step) for step in steps} == {int}  # which JSON can hold
+
+
+@pytest.mark.parametrize("wrong", [np.array(3), np.array([1.0, 2.0]), np.array([[1, 2]]), OmegaConf.create({"1": 2})])
+def test_what_is_no_sequence_of_integers_is_refused(wrong: Any) -> None:
+    assert refusal(profile_step=wrong).startswith("flops_profiler.profile_step must be an integer >= 0, or a list of")
+
+
+class Mounted:
+    """A path of a library that has a class of its own for it."""
+
+    def __fspath__(self) -> str:
+        return "mounted/place"
+
+
+@pytest.mark.parametrize("name", ["output_file", "trace_dir", "tensorboard_dir"])
+def test_a_path_may_be_any_object_that_stands_for_one(name: str) -> None:
+    paths: list[tuple[Any, str]] = [(Path("a") / "b", str(Path("a", "b"))), (Mounted(), "mounted/place")]
+    for path, kept in paths:
+        config = ProfilerConfig(**{name: path})
+        assert getattr(config, name) == kept and type(getattr(config, name)) is str
+
+
+def test_hydras_mappings_are_mappings() -> None:
+    node = OmegaConf.create({"peak_flops_per_sec": {"bf16": 312e12}, "trace_schedule": {"active": 3}, "every": 5})
+    config = ProfilerConfig.from_block({"enabled": True, **node})
+    assert config.peak_flops_per_sec == {"bfloat16": 312e12}
+    assert (config.trace_schedule, config.every) == (TraceSchedule(active=3), 5)
+    assert ProfilerConfig.from_deepspeed_config(OmegaConf.create({"flops_profiler": node})).every == 5
+
+
 def test_steps_of_a_list_are_put_in_order_each_once() -> None:
     config = ProfilerConfig.from_block({"enabled": True, "profile_step": [50, 1, np.int64(9), 50]})
     assert config.profile_step == (1, 9, 50)
@@ -98,7 +150,7 @@ def test_steps_of_a_list_are_put_in_order_each_once() -> None:
 def test_a_trace_schedule_may_be_a_mapping_that_names_what_differs() -> None:
     config = ProfilerConfig.from_block({"enabled": True, "trace_schedule": {"wait": 2, "active": 3}})
     assert config.trace_schedule == TraceSchedule(wait=2, warmup=1, active=3, repeat=1)
-    assert ProfilerConfig(trace_schedule=None) == ProfilerConfig()  # type: ignore[arg-type]
+    assert ProfilerConfig(trace_schedule=None) == ProfilerConfig()
 
 
 def test_an_unknown_key_is_named_with_the_nearest_known_one() -> None:
@@ -164,7 +216,7 @@ NESTED = functools.reduce(lambda inner, _: [inner], range(100_000), list[Any]())
     [
         ({"profile_step": NESTED}, "flops_profiler.profile_step must be an integer >= 0, or a list of such"),
         ({"ranks_timeout_sec": 10**5_000}, "flops_profiler.ranks_timeout_sec must be a number >= 0"),
-        ({"output_file": 10**5_000}, "flops_profiler.output_file must be a path or URL as text, or None"),
+        ({"output_file": 10**5_000}, "flops_profiler.output_file must be a path or URL, or None"),
         ({"top_modules": "9" * 10**6}, "flops_profiler.top_modules must be an integer >= 1"),
         (NESTED, "flops_profiler must be an object, got a value of type list"),
         ({"x" * 10**6: 1}, "flops_profiler.'xxx"),

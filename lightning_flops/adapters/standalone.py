@@ -5,6 +5,7 @@ Forwards that are timed are not those that are counted: only then are the times 
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -139,7 +140,7 @@ class FlopsProfiler:
         module_depth: int = -1,
         top_modules: int = 1,
         detailed: bool = True,
-        output_file: str | None = None,
+        output_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Prints the report, which names *profile_step*; *detailed* has the tree of modules.
 
@@ -201,7 +202,7 @@ def get_model_profile(
     top_modules: int = 1,
     warm_up: int = 1,
     as_string: bool = True,
-    output_file: str | None = None,
+    output_file: str | os.PathLike[str] | None = None,
     ignore_modules: Collection[type[nn.Module]] | None = None,
     mode: Literal["forward", "generate"] = "forward",
     timed_runs: int = 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from lightning_flops.errors import ConfigError
 from lightning_flops.units import shown
 
 _TOO_LARGE = 10**15  # no run has so many steps or samples, and every report can show an integer below it
+_MOST_STEPS = 10**6  # of a list: a range may be as long as it likes
 
 
 class Rule(NamedTuple):
@@ -63,9 +65,11 @@ def integer_from(lowest: int) -> Rule:
 
 
 def _steps(value: Any) -> int | tuple[int, ...]:
-    if not isinstance(value, (list, tuple)):
+    if isinstance(value, numbers.Number):
         return _integer(value, 0)
-    _require(value)
+    # By its methods: numpy's arrays are no ``Sequence``.
+    _require(hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping)))
+    _require(0 < len(value) <= _MOST_STEPS)
     return tuple(sorted({_integer(step, 0) for step in value}))
 
 
@@ -125,9 +129,16 @@ TRACE_SCHEDULE_OR_NONE = _or_none(
 # MLflow is the strictest of the usual loggers: these characters, in a path without dots for folders.
 _TAG_PREFIX = re.compile(r"(?! )[A-Za-z0-9_ -][A-Za-z0-9_. -]*(/[A-Za-z0-9_ -][A-Za-z0-9_. -]*)*(?<! )")
 
+
+def _path(value: Any) -> str:
+    path = os.fspath(value)
+    _require(isinstance(path, str) and path.strip())
+    return str(path)
+
+
 BOOLEAN = _checked("true or false", lambda value: isinstance(value, bool))
 FULL_OR_HALF = _checked("'full' or 'half'", lambda value: isinstance(value, str) and value in ("full", "half"))
-PATH_OR_NONE = _or_none(_checked("a path or URL as text", lambda value: isinstance(value, str) and value.strip()))
+PATH_OR_NONE = _or_none(Rule("a path or URL", _path))
 TAG_PREFIX = _checked(
     "letters, digits, spaces and _ - . with single / only between them",
     lambda value: isinstance(value, str) and _TAG_PREFIX.fullmatch(value),

@@ -5,18 +5,22 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from lightning_flops.config import rules
 from lightning_flops.config.rules import refuse_unknown, unknown_setting
 from lightning_flops.config.values import BLOCK, AdviceThresholds, TraceSchedule
 from lightning_flops.errors import ConfigError
 from lightning_flops.units import shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _T = TypeVar("_T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -156,6 +160,10 @@ class ProfilerConfig:
     )
     tag_prefix: str = _setting(BLOCK, "The prefix of the tags of scalars and texts.", rules.TAG_PREFIX)
 
+    if TYPE_CHECKING:  # what the fields are is what is kept; more is taken
+
+        def __init__(self, **settings: Unpack[_Settings]) -> None: ...
+
     def __post_init__(self) -> None:
         """Check every setting against its rule, and keep it in the form that the rule gives it."""
         wrong = []
@@ -163,7 +171,7 @@ class ProfilerConfig:
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, setting.rule.kept(value))
-            except (ValueError, ArithmeticError):
+            except (ValueError, ArithmeticError, TypeError):
                 wrong.append(f"{BLOCK}.{name} must be {setting.rule.words}, got {shown(value)}")
         if wrong:
             raise ConfigError("; ".join(wrong))
@@ -202,7 +210,7 @@ class ProfilerConfig:
         return cls(**{"enabled": False, "detailed": True, **block})
 
     @classmethod
-    def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> ProfilerConfig:
+    def from_deepspeed_config(cls, config: Mapping[str, Any] | str | os.PathLike[str]) -> ProfilerConfig:
         """Settings from the ``"flops_profiler"`` block of a DeepSpeed config; not enabled if it has none.
 
         *config* is a mapping, or the path or URL of a JSON file; a ConfigError says what is wrong in it.
@@ -251,11 +259,11 @@ ARGUMENTS = tuple(name for name in SETTINGS if name not in _IN_A_BLOCK_ONLY)
 """The names of the settings that are arguments."""
 
 
-def _read_config(path: str | Path) -> Mapping[str, Any]:
+def _read_config(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     """The JSON object in the file of a DeepSpeed config at *path*, which is a path or URL."""
-    if not isinstance(path, (str, Path)):
+    if not isinstance(path, (str, os.PathLike)):
         raise ConfigError(f"a DeepSpeed config must be an object or the path of a JSON file, got {shown(path)}")
-    place = str(path)
+    place = os.fspath(path)
     try:
         if "://" in place or "::" in place:  # importing fsspec takes a tenth of a second, and few need it here
             files, name = importlib.import_module("fsspec").core.url_to_fs(place)
@@ -275,12 +283,8 @@ def _read_config(path: str | Path) -> Mapping[str, Any]:
 
 
 def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings among a callback's *arguments*: those that are not None. A ``Path`` becomes text."""
-    return {
-        name: str(value) if SETTINGS[name].rule is rules.PATH_OR_NONE and isinstance(value, Path) else value
-        for name, value in arguments.items()
-        if value is not None
-    }
+    """The settings among a callback's *arguments*: those that are not None."""
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def with_settings_described(docstring: str | None, names: Iterable[str]) -> str | None:
@@ -315,11 +319,11 @@ class SettingArguments(TypedDict, total=False):
     module_depth: int | None
     top_modules: int | None
     detailed: bool | None
-    output_file: str | Path | None
+    output_file: str | os.PathLike[str] | None
     recompute_fwd_factor: float | None
     timing_steps: int | None
     trace: bool | None
-    trace_dir: str | Path | None
+    trace_dir: str | os.PathLike[str] | None
     record_shapes: bool | None
     profile_memory: bool | None
     with_stack: bool | None
@@ -337,6 +341,11 @@ class SettingArguments(TypedDict, total=False):
     all_ranks: bool | None
     html: bool | None
     tag_prefix: str | None
+
+
+class _Settings(SettingArguments, total=False):
+    enabled: bool
+    tensorboard_dir: str | os.PathLike[str] | None
 
 
 def takes_settings(function: F) -> F:

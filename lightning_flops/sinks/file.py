@@ -17,7 +17,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 
-def write_text_file(path: str | Path, text: str) -> None:
+def write_text_file(path: str | os.PathLike[str], text: str) -> None:
     """Replace the content of the file that the user has named by *text*, as UTF-8; missing folders are created.
 
     A local file appears whole or not at all: a reader, or a crash, never meets half a report. Links are followed. A
@@ -100,7 +100,7 @@ def _takes_name(draft: Path, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(path: str | Path) -> Iterator[Path | None]:
+def _opened(path: str | os.PathLike[str]) -> Iterator[Path | None]:
     """*path* if it is a local one, or a URL of one, else None; every error inside is an OSError that names it."""
     try:
         file_system, name = fsspec.core.url_to_fs(str(path))
@@ -113,7 +113,7 @@ def _opened(path: str | Path) -> Iterator[Path | None]:
         raise OSError(f"cannot write {path}: {type(error).__name__}: {error}") from error
 
 
-def _write_remote(path: str | Path, content: bytes) -> None:
+def _write_remote(path: str | os.PathLike[str], content: bytes) -> None:
     file_system, name = fsspec.core.url_to_fs(str(path))
     # An object store needs no folders, and may not let us make the bucket that exists.
     with contextlib.suppress(PermissionError):
