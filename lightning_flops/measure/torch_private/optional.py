@@ -99,6 +99,9 @@ new_profiler: Any = take("torch.profiler:_KinetoProfile", torch.profiler.profile
 profiler_is_recording: Callable[[], bool] = take("torch._C:_autograd._profiler_enabled", lambda: False)
 """Whether a profiler of torch's records what runs now on this thread; False where torch does not say."""
 
+profiler_has_stopped: Callable[[], None] = take("torch.autograd.profiler:_run_on_profiler_stop", lambda: None)
+"""Tells the parts of torch that are written in Python that no profiler records."""
+
 _step_dict: Mapping[str, int] = take("torch.autograd.profiler:KinetoStepTracker._step_dict", {})
 
 

@@ -99,8 +99,8 @@ class StepTracer:
             self._close_marks()
             rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
             self._profiler.add_metadata_json(METADATA_KEY, json.dumps({"rank": rank}))
-            self._by_us(self._profiler.stop_trace)
-            profiler, self._profiler, self._recording = self._profiler, None, False
+            profiler = self._take()
+            self._end(profiler)
             path = self._export(profiler)
             record = TracedStepRecord(index=self._first_index, signatures=signatures, process=os.getpid(), path=path)
             events = profiler.profiler.kineto_results.events()
@@ -121,8 +121,7 @@ class StepTracer:
             self._close_marks()
 
     def _stop_profiler(self) -> None:
-        profiler, was_recording = self._profiler, self._recording
-        self._profiler, self._recording = None, False
+        was_recording, profiler = self._recording, self._take()
         if profiler is None:
             return
         try:
@@ -130,9 +129,24 @@ class StepTracer:
             if not was_recording and not optional.profiler_is_recording():
                 self._by_us(profiler.start_trace)  # only a start and a stop make Kineto drop what it prepared
             if optional.profiler_is_recording():
-                self._by_us(profiler.stop_trace)
+                self._end(profiler)
         except Exception:  # of torch, or of whatever else listens to its profiler; the rest is undone all the same
             logger.warning("torch.profiler could not be stopped", exc_info=True)
+
+    def _take(self) -> Any:
+        """The profiler, which from here on nothing else can end: to end it twice would end the process."""
+        profiler, self._profiler, self._recording = self._profiler, None, False
+        return profiler
+
+    def _end(self, profiler: Any) -> None:
+        """Have torch stop *profiler*. A Ctrl-C may be raised on any line in here, also when torch has stopped."""
+        try:
+            self._by_us(profiler.stop_trace)
+        except BaseException:
+            if optional.profiler_is_recording():
+                self._by_us(profiler.stop_trace)
+            optional.profiler_has_stopped()
+            raise
 
     # ---- inside
 

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch.autograd.profiler as autograd_profiler
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from benchmarks.runner import answer_of
 from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
@@ -128,6 +130,42 @@ def test_a_failure_of_torchs_profiler_is_said_and_reaches_nobody(monkeypatch: py
     assert tracer.lost == (
         "No step was traced: torch.profiler failed (RuntimeError: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES)."
     )
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("function", ["_prepare_profiler", "_enable_profiler", "_disable_profiler"])
+def test_what_a_signal_raises_at_torchs_profiler_passes_and_it_ends_once(function: str, moment: str) -> None:
+    """Torch itself answers: a recording that is ended twice has no result, and to write that kills the process."""
+    answer = answer_of(lambda: _interrupted(function, moment), timeout_sec=60.0)
+    assert answer.words == ""
+    assert answer.value == ["KeyboardInterrupt", None, True]
+
+
+def _interrupted(function: str, moment: str) -> list[Any]:
+    """What came out, what a second end has recorded, and whether torch is as it was and can record again."""
+    original, moments = getattr(autograd_profiler, function), []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if moments or moment == "after":
+            result = original(*args, **kwargs)
+        if not moments:
+            moments.append(moment)
+            raise KeyboardInterrupt
+        return result
+
+    before = torch_state()
+    tracer, raised = StepTracer(new_net(), device=CPU), ""
+    with patch.object(autograd_profiler, function, interrupted):
+        try:
+            tracer.start(0)
+            tracer.stop(SIGNATURE)
+        except KeyboardInterrupt as error:
+            raised = type(error).__name__
+        again = tracer.stop(SIGNATURE)
+        tracer.give_up()
+    as_it_was = torch_state() == before
+    _, record = traced(new_net())
+    return [raised, again, as_it_was and table_of(record)[1]["first"].calls > 0]
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
