@@ -43,6 +43,7 @@ def torch_state() -> dict[str, Any]:
             torch.nn.functional.linear,
             torch.matmul,
             torch.optim.SGD.step,
+            torch.jit._recursive.create_script_module,
             torch.utils.checkpoint.checkpoint,
             DataLoader.__iter__,
             torch_dataloader._BaseDataLoaderIter.__next__,

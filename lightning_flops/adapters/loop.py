@@ -22,7 +22,7 @@ from lightning_flops.adapters.place import Frame, called_in, device_of, root_of,
 from lightning_flops.adapters.wrapping import hear, hear_backwards, hear_fetches
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import HIDDEN_SHAPE, tensor_shapes
-from lightning_flops.measure.module_hooks import around_compilations
+from lightning_flops.measure.module_hooks import around_compilations, around_scripting
 from lightning_flops.measure.optimizer_hooks import OptimizerHooks
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.needed import hide
@@ -178,6 +178,7 @@ class LoopRun:
 
         undo.callback(take_down)
         put_up()
+        around_scripting(undo, take_down, put_up)
         if was_used():  # code that had seen the hooks would break its graph there
             around_compilations(undo, take_down, put_up)
 

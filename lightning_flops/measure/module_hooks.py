@@ -11,8 +11,9 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from lightning_flops.measure.patches import listen
 from lightning_flops.measure.torch_private.needed import hide
-from lightning_flops.measure.torch_private.optional import compiler_callbacks
+from lightning_flops.measure.torch_private.optional import READS_MODULE, compiler_callbacks, torchscript
 
 Failed = Callable[[str, Exception], None]
 """Gets the place where something of ours failed, and the error; it never raises."""
@@ -93,6 +94,20 @@ def around_compilations(undo: ExitStack, begins: Callable[..., None], ends: Call
         compiler.register_start_callback(begins)
         undo.callback(_take_out, compiler.remove_end_callback, ends)
         compiler.register_end_callback(ends)
+
+
+def around_scripting(undo: ExitStack, begins: Callable[[], None], ends: Callable[[], None]) -> None:
+    """Calls *begins* before TorchScript is made of a module, with the hooks on it, and *ends* after it, until *undo*.
+
+    Torch can make none of a hook that is ours.
+    """
+
+    def reads(*_: Any, **__: Any) -> Callable[..., None]:
+        begins()
+        return lambda result, error: ends()
+
+    if hasattr(torchscript, READS_MODULE):
+        listen(undo, torchscript, READS_MODULE, reads)
 
 
 def _take_out(remove: Callable[[Any], None], callback: Callable[..., None]) -> None:

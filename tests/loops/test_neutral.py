@@ -52,6 +52,27 @@ def test_copies_and_pickles_made_inside_the_loop_work_without_this_package(tmp_p
     assert loaded.stdout == "1\n"  # a function that does nothing
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_torchscript_of_the_model_is_made_in_every_step_and_the_loop_is_heard_on() -> None:
+    """In the counted step, in timed and traced ones, and outside of the window."""
+    net = nn.Sequential(nn.Linear(WIDE, NARROW))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    rows = torch.randn(BATCH, WIDE)
+    makers = {"script": lambda: torch.jit.script(net), "trace": lambda: torch.jit.trace(net, rows)}
+    with profile_training(net, optimizer, profile_step=1, timing_steps=2) as profiler:
+        for _ in range(10):
+            loss = net(rows).sum()
+            for name, made in {name: make() for name, make in makers.items()}.items():
+                assert torch.equal(made(rows), net(rows)), name
+                assert len(made._forward_hooks) + len(made._forward_pre_hooks) == 0, name
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    profile = profile_of(profiler)
+    assert profile.flops.backward == 2 * BATCH * WIDE * NARROW
+    assert len(profile.timed_steps) == 2 and profile.traced is not None
+
+
 def test_a_profiler_that_was_dropped_ends_itself_and_leaves_nothing() -> None:
     gc.collect()  # what another test has dropped
     net = nn.Linear(WIDE, NARROW)

@@ -88,6 +88,14 @@ def custom_operator_name(target: Any) -> str | None:
     return str(target._qualname) if isinstance(target, _CustomOperator) else None
 
 
+# ---- TorchScript
+
+torchscript: Any = take("torch.jit:_recursive", None)
+"""The module of torch that makes TorchScript of a user's module."""
+
+READS_MODULE = "create_script_module"
+"""Its function that reads that module, and compiles each hook on it."""
+
 # ---- torch.profiler
 
 new_mark: Callable[[str], Any] = take("torch._C:_profiler._RecordFunctionFast", record_function)
