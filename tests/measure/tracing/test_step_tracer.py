@@ -143,7 +143,7 @@ def test_what_a_signal_raises_at_torchs_profiler_passes_and_it_ends_once(functio
 
 def _interrupted(function: str, moment: str) -> list[Any]:
     """What came out, what a second end has recorded, and whether torch is as it was and can record again."""
-    original, moments = getattr(autograd_profiler, function), []
+    original, moments = getattr(autograd_profiler, function), list[str]()
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         if moments or moment == "after":
