@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -74,8 +75,23 @@ def test_every_public_name_can_be_imported_and_is_listed_in_order() -> None:
     assert set(names) == {"__version__", *lightning_flops._MODULES}
 
 
-def test_the_core_requires_torch_and_what_records_and_traces_are_read_with() -> None:
-    assert [Requirement(one).name for one in PROJECT["dependencies"]] == ["torch", "msgspec", "numpy"]
+def imported() -> set[str]:
+    """The packages of others that files of this one name in an import."""
+    names = set[str]()
+    for path in Path(lightning_flops.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names |= {name.partition(".")[0].replace("_", "-") for name in named}
+    return names - {name.replace("_", "-") for name in sys.stdlib_module_names} - {"lightning-flops"}
+
+
+def test_the_core_requires_torch_and_what_reports_and_traces_are_read_with_and_every_import_is_declared() -> None:
+    required = [Requirement(one).name for one in PROJECT["dependencies"]]
+    assert required == ["torch", "msgspec", "numpy", "fsspec"]
+    optional = {Requirement(one).name for extra in PROJECT["optional-dependencies"].values() for one in extra}
+    of_these = {"tqdm", "werkzeug"}  # where transformers and tensorboard are there, which need them
+    assert imported() - {*required, *optional} == {*of_these, "pynvml", "typing-extensions"}  # done without; types
 
 
 # ---- what is built
