@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from lightning_flops.cli import main
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -58,6 +61,8 @@ PROGRAMS = {
         "import sys\n"
         "print([name for name in ('torch', 'deepspeed', 'lightning', 'pytorch_lightning') if name in sys.modules])\n"
     ),
+    "settings.py": "import os\nprint(os.environ['LIGHTNING_FLOPS_SETTINGS'])\n",
+    "has_an_option.py": "import argparse\nargparse.ArgumentParser().add_argument('--every')\n",
     "switch.py": "import os\nprint(os.environ['LIGHTNING_FLOPS'])\n",
 }
 
@@ -140,7 +145,69 @@ def test_a_program_that_trains_nothing_does_not_end_silently(folder: Path) -> No
 def test_a_wrong_setting_is_named_before_the_program_begins(folder: Path) -> None:
     ended = python(folder, "-m", "lightning_flops", "run", "--timing-steps", "0", "exits.py", "3")
     assert (ended.status, ended.out) == (2, "")
-    assert ended.err == "lightning-flops run: error: --timing-steps must be an integer >= 1, got 0\n"
+    assert ended.err.endswith("run: error: argument --timing-steps: must be an integer >= 1, got 0\n")
+    ended = python(folder, "-m", "lightning_flops", "run", "--trace", "false", "--trace-dir", "x", "exits.py", "3")
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err == "lightning-flops run: error: --trace must be true where trace_dir is given, got False\n"
+
+
+def test_each_setting_is_written_in_one_way(folder: Path) -> None:
+    options = """
+    --profile-step 1,5 --trace-schedule active=3,repeat=2 --trace-schedule wait=1 --peak-flops-per-sec bf16=312e12
+    --memory-bytes-per-sec 2e12 --every 20 --html false --detailed True --output-file 1,5 --causal-attention half
+    --advice-thresholds data_wait=0.25
+    """
+    assert json.loads(run(folder, *shlex.split(options), "settings.py").out) == {
+        "profile_step": [1, 5],
+        "trace_schedule": {"active": 3, "repeat": 2, "wait": 1},
+        "peak_flops_per_sec": {"bf16": 312e12},
+        "memory_bytes_per_sec": 2e12,
+        "every": 20,
+        "html": False,
+        "detailed": True,
+        "output_file": "1,5",
+        "causal_attention": "half",
+        "advice_thresholds": {"data_wait": 0.25},
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--profile-step [1,5]", "must be an integer >= 0, or a list of such, written 1,5, got [1,5]"),
+        ("--profile-step ''", "must be an integer >= 0, or a list of such, written 1,5, got "),
+        (
+            """--trace-schedule '{"active": 3}'""",
+            "must be a mapping from wait, warmup (>= 0), active and repeat (>= 1) to integers, written "
+            """active=3,repeat=2, got {"active": 3}""",
+        ),
+        ("--trace-schedule active=3,wait", "written active=3,repeat=2, got active=3,wait"),
+        ("--timing-steps 1,2", "argument --timing-steps: must be an integer >= 1, got 1,2"),
+        ("--html yes", "argument --html: must be true or false, got yes"),
+        ("--peak-flops-per-sec bf16=0", "written 312e12 for all, or bfloat16=312e12,float32=67e12, got bf16=0"),
+        ("--peak-flops-per-sec 1e12 --peak-flops-per-sec bf16=1e12", "must be one value for all names, or one for "),
+    ],
+)
+def test_another_way_of_writing_a_setting_is_refused_with_the_right_one(
+    options: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", *shlex.split(options), "no_program.py"])
+    assert said in capsys.readouterr().err
+
+
+def test_options_of_ours_behind_the_program_are_named(folder: Path) -> None:
+    behind = ["--profile-step", "3", "--timing_steps=5", "--batch-size", "8", "--own", "--profile-step=4"]
+    ended = run(folder, "show.py", *behind)
+    assert ended.out == python(folder, "show.py", *behind).out
+    assert ended.err == (
+        "lightning-flops run: --profile-step, --timing-steps stand behind show.py, which gets what follows it: options "
+        "of this command stand before it\n"
+    )
+    assert run(folder, "show.py", *behind, RANK="1").err == ""  # the first process has said it
+    assert run(folder, "has_an_option.py", "--every", "8").err == ""  # the program's own
+    module = run(folder, "-m", "package.module", "--every", "8")
+    assert "run: --every stands behind package.module, which gets" in module.err
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,11 @@ _WHAT_TO_WRITE = (
 )
 
 
+def is_first_process() -> bool:
+    """Whether this process is the only one of the program, or the first that a launcher has started."""
+    return next((os.environ[name] for name in _RANKS_OF_LAUNCHERS if name in os.environ), "0") == "0"
+
+
 class ProfiledProgram:
     """The training of this process's program, profiled. No framework is loaded before the program loads it.
 
@@ -62,8 +67,7 @@ class ProfiledProgram:
             of_engines.end_all()  # a report that is being written counts, too
         reports = sys.modules.get("lightning_flops.run.reports")  # not imported here: it would import torch
         outcomes = None if reports is None else reports.OUTCOMES
-        rank = next((os.environ[name] for name in _RANKS_OF_LAUNCHERS if name in os.environ), "0")
-        if rank == "0" and (outcomes is None or not (outcomes.profiles or outcomes.warned)):
+        if is_first_process() and (outcomes is None or not (outcomes.profiles or outcomes.warned)):
             say(f"nothing was profiled: {self._reason(outcomes, error)}")
 
     def _reason(self, outcomes: Any, error: BaseException | None) -> str:

@@ -1,13 +1,15 @@
-"""What the commands share that read profiles and traces: a device's own figures, and how traces are analyzed."""
+"""What several commands share: how settings are written as options, a device's own figures, how traces are analyzed."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from lightning_flops.commands.terminal import Option
+from lightning_flops.config import SETTINGS, ProfilerConfig, rules
 from lightning_flops.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +20,102 @@ if TYPE_CHECKING:
 
 PATH = "a profile.json, or a folder of logs with such files below it; path or URL"
 """What ``show`` and ``report`` are given."""
+
+# ---- settings as options: 20, true, 1,5 and active=3,repeat=2, wherever a setting is asked for
+
+_FORMS = {
+    rules.STEP_OR_STEPS: ("N,...", "1,5"),
+    rules.PEAK_OR_NONE: ("DTYPE=FLOPS,...", "312e12 for all, or bfloat16=312e12,float32=67e12"),
+    rules.TRACE_SCHEDULE_OR_NONE: ("NAME=N,...", "active=3,repeat=2"),
+    rules.THRESHOLDS_OR_NONE: ("NAME=SHARE,...", "data_wait=0.1,idle=0.3"),
+}
+"""By the rule of settings that have several values: how an option has them, and an example."""
+_TEXTS = (rules.PATH_OR_NONE, rules.TAG_PREFIX, rules.FULL_OR_HALF)
+
+
+class _Pieces(argparse.Action):
+    """Puts the pieces of a mapping together."""
+
+    def __call__(self, parser: Any, namespace: Any, value: Any, option: Any = None) -> None:
+        before = getattr(namespace, self.dest)
+        if before is not None and isinstance(before, Mapping) != isinstance(value, Mapping):
+            raise argparse.ArgumentError(self, "must be one value for all names, or one for each, not both")
+        setattr(namespace, self.dest, {**before, **value} if isinstance(before, Mapping) else value)
+
+
+def option_name(setting: str) -> str:
+    """How a command line writes a *setting*."""
+    return f"--{setting.replace('_', '-')}"
+
+
+def setting(name: str, *options: str, help: str = "", metavar: str = "") -> Option:
+    """The option for the setting *name*, by which its value is checked; its own name and help if no others are given.
+
+    Pieces of a mapping may be given one by one.
+    """
+    rule, words = SETTINGS[name].rule, SETTINGS[name].help.replace("``", "")
+    form, example = _FORMS.get(rule, ("VALUE", ""))
+    written = f", written {example}" if example else ""
+
+    def read(text: str) -> object:
+        value = text if rule in _TEXTS else _value(text)
+        try:
+            ProfilerConfig.from_block({name: value})
+        except ConfigError:
+            must = f"must be {rule.words.removesuffix(', or None')}{written}"
+            raise argparse.ArgumentTypeError(f"{must}, got {text}") from None
+        return value
+
+    shown = f"{help or words.replace('%', '%%')}{f' As {example}.' if example else ''}"
+    names, form = options or (option_name(name),), metavar or form
+    return lambda parser: parser.add_argument(*names, type=read, action=_Pieces, metavar=form, help=shown)
+
+
+def _value(text: str) -> object:
+    """A number, true or false, several of them, or several by name; what is none of these stays text."""
+    if "=" in text:
+        return {name.strip(): _one(value) for name, _, value in (part.partition("=") for part in text.split(","))}
+    values = [_one(part) for part in text.split(",")]
+    return values if len(values) > 1 else values[0]
+
+
+def _one(text: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+# ---- a device's own figures
+
+
+def add_peaks(parser: argparse.ArgumentParser) -> None:
+    """Add the options that give a device's own figures."""
+    dense = "dense peak of one device in FLOP/s, for all dtypes or by dtype; wins over the table of devices."
+    setting("peak_flops_per_sec", "--peak", help=dense)(parser)
+    bandwidth = "bandwidth of one device's memory in bytes/s: 2.0e12"
+    setting("memory_bytes_per_sec", "--bandwidth", help=bandwidth, metavar="BYTES")(parser)
+
+
+def peaks(options: argparse.Namespace) -> Peaks:
+    """The figures that were given."""
+    from lightning_flops.trace import Peaks
+
+    given = ProfilerConfig(peak_flops_per_sec=options.peak, memory_bytes_per_sec=options.bandwidth)
+    return Peaks(flops_per_sec=given.peak_flops_per_sec, memory_bytes_per_sec=given.memory_bytes_per_sec)
+
+
+def held_against(options: argparse.Namespace, profile: Profile) -> Profile:
+    """*profile* with the figures that were given, or, if none were, with those that this machine has measured."""
+    from lightning_flops.analysis.peaks import with_given_peaks, with_measured_peaks
+
+    given = peaks(options)
+    return with_measured_peaks(profile) if given == type(given)() else with_given_peaks(profile, **asdict(given))
+
+
+# ---- traces
 
 
 def analyzed(files: Sequence[str], options: argparse.Namespace, **settings: Any) -> list[AnalyzedTrace]:
@@ -34,60 +132,3 @@ def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
     from lightning_flops.measure.counting.recorded_calls import recorded_work
 
     return recorded_work(operator, inputs)
-
-
-def add_peaks(parser: argparse.ArgumentParser) -> None:
-    """Add the options that give a device's own figures."""
-    parser.add_argument(
-        "--peak",
-        type=_peak,
-        action="append",
-        default=[],
-        metavar="DTYPE=FLOPS",
-        help="dense peak of one device in FLOP/s, for a dtype or for all: bfloat16=312e12, or 312e12; wins over the "
-        "table of devices, may be given several times",
-    )
-    parser.add_argument(
-        "--bandwidth", type=_number, metavar="BYTES", help="bandwidth of one device's memory in bytes/s: 2.0e12"
-    )
-
-
-def peaks(options: argparse.Namespace) -> Peaks:
-    """The figures that were given."""
-    from lightning_flops.trace import Peaks
-
-    given: dict[str | None, float] = dict(options.peak)
-    by_dtype = {dtype: peak for dtype, peak in given.items() if dtype is not None}
-    if None in given and by_dtype:
-        raise ConfigError("--peak must be one figure for all dtypes, or one for each of them, and both were given")
-    return Peaks(flops_per_sec=by_dtype or given.get(None), memory_bytes_per_sec=options.bandwidth)
-
-
-def held_against(options: argparse.Namespace, profile: Profile) -> Profile:
-    """*profile* with the figures that were given, or, if none were, with those that this machine has measured."""
-    from lightning_flops.analysis.peaks import with_given_peaks, with_measured_peaks
-
-    given = peaks(options)
-    return with_measured_peaks(profile) if given == type(given)() else with_given_peaks(profile, **asdict(given))
-
-
-def _peak(text: str) -> tuple[str | None, float]:
-    from lightning_flops.config import ProfilerConfig
-
-    dtype, equals, value = text.rpartition("=")
-    peak = _number(value)
-    try:
-        kept = ProfilerConfig(peak_flops_per_sec={dtype: peak} if equals else peak).peak_flops_per_sec
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return next(iter(kept)) if isinstance(kept, dict) else None, peak
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number > 0, got {text!r}")
-    return value

@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
 import re
 import runpy
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
 from lightning_flops import entry_points
-from lightning_flops.adapters.program import ProfiledProgram
+from lightning_flops.adapters.program import ProfiledProgram, is_first_process
+from lightning_flops.commands.common import option_name, setting
 from lightning_flops.commands.terminal import Status, command, complain, option
-from lightning_flops.config import ARGUMENTS, BLOCK, OWN_FOLDER, SETTINGS
+from lightning_flops.config import ARGUMENTS, BLOCK, OWN_FOLDER
 from lightning_flops.errors import ConfigError
 
-
-def _option(setting: str) -> str:
-    return f"--{setting.replace('_', '-')}"
-
-
-def _value(text: str) -> object:
-    """A setting's value: JSON, as 20, true or {"wait": 1}; any other text is text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return {"True": True, "False": False}.get(text, text)
+_OF_ANY_PROGRAM = ("batch_size",)  # an option that most programs have
 
 
 def _settings(parser: argparse.ArgumentParser) -> None:
     """An option for each setting that can be written on a command line."""
     group = parser.add_argument_group("settings")
     for name in ARGUMENTS:
-        words = SETTINGS[name].help.replace("``", "").replace("%", "%%")
-        group.add_argument(_option(name), metavar="VALUE", type=_value, help=words)
+        setting(name)(group)
+
+
+def _misplaced(program: Sequence[str], *, is_module: bool) -> list[str]:
+    """Options behind the *program* that are ours by their names, and that its file does not speak of."""
+    text = ""
+    if not is_module:
+        with contextlib.suppress(OSError):
+            text = Path(program[0]).read_text(encoding="utf-8", errors="replace")
+    ours = {option_name(name): name for name in ARGUMENTS if name not in _OF_ANY_PROGRAM}
+    found = dict.fromkeys(one.partition("=")[0].replace("_", "-") for one in program[1:])
+    return [one for one in found if one in ours and one not in text and ours[one] not in text]
 
 
 @command(
@@ -63,12 +67,15 @@ def run(options: argparse.Namespace) -> int:
         settings = {**entry_points.settings(), **given}  # those that are given win over those in the environment
         profiled = ProfiledProgram(settings, log_dir=options.log_dir)
     except ConfigError as wrong:
-        words = re.sub(rf"{BLOCK}\.(\w+)", lambda found: _option(found[1]), str(wrong))
+        words = re.sub(rf"{BLOCK}\.(\w+)", lambda found: option_name(found[1]), str(wrong))
         complain(f"error: {words}", command="run")
         return Status.FAILED
     if not options.module and not os.path.exists(program[0]):
         complain(f"can't open file {program[0]!r}: No such file or directory")
         return Status.FAILED
+    if is_first_process() and (behind := _misplaced(program, is_module=options.module)):
+        stands = f"{', '.join(behind)} {'stands' if len(behind) == 1 else 'stand'} behind {program[0]}"
+        complain(f"{stands}, which gets what follows it: options of this command stand before it", command="run")
     # The program and what it starts see our environment, in which a value that is there stays.
     os.environ[entry_points.SETTINGS] = json.dumps(settings)
     os.environ.setdefault(entry_points.SWITCH, "1")

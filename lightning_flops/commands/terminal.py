@@ -17,8 +17,8 @@ from lightning_flops.units import printable
 
 Act = Callable[[argparse.Namespace], int]
 """Does what a command's options ask for, and returns the exit status."""
-Option = Callable[[argparse.ArgumentParser], object]
-"""Adds an option or argument, or several."""
+Option = Callable[[Any], object]
+"""Adds an option or argument, or several, to a parser or a group of one."""
 COMMANDS: dict[str, tuple[Act, tuple[Option, ...], dict[str, Any]]] = {}
 """Every command that is imported, with its options and the other arguments of its parser."""
 
