@@ -84,6 +84,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         record_shapes: bool | None = None,
         profile_memory: bool | None = None,
         with_stack: bool | None = None,
+        lines: bool | None = None,
         monitor: bool | None = None,
         batch_size: int | Callable[[Any], int] | None = None,
         tokens_per_sample: int | Callable[[Any], int] | None = None,

@@ -292,6 +292,31 @@ class TracedStepRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LineRecord:
+    """One line of the user's program in one part of the sampled steps."""
+
+    part: str  # a ``TimePhase``, or what belongs to no step
+    file: str  # empty: nothing of the user's was on the stack
+    line: int
+    function: str  # its qualified name
+    hook: str  # ``Class.hook`` of the framework's callback that was running; empty: none
+    text: str  # of the line
+    callee: str  # the Python function that it had called; empty: none
+    only_enters: bool  # it only calls the model, the backward, the update, the loader or the framework
+    seconds: float  # in all sampled steps together
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinesRecord:
+    """What steps after the traced ones have shown of the user's lines."""
+
+    steps: int  # how many were sampled
+    lines: tuple[LineRecord, ...]  # the one with most time first
+    why: str = ""  # why there are none, or not more, as the end of a sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRecord:
     """Memory of this rank in the counted step, and what it is for, in bytes."""
 
@@ -337,6 +362,7 @@ class WindowRecord:
     settle_steps: int = 0
     variable: bool = False  # signatures or FLOPs of steps kept changing: counted and timed ones are different samples
     traces: tuple[TracedStepRecord, ...] = ()  # one record of each traced cycle; if there is none, the notes say why
+    lines: LinesRecord | None = None  # the user's lines in sampled steps; None where no loop was profiled
     memory: MemoryRecord | None = None  # None if it was not read
     facts: RunFacts | None = None  # how the run is set up; None if it was not read
     processor: ProcessorLoss | None = None  # over the timed steps; None if they were too short

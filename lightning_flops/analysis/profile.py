@@ -12,6 +12,7 @@ from lightning_flops.analysis.budget import build_budget
 from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flops_by_phase, grouped
+from lightning_flops.analysis.lines import build_lines
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peaks import COPY, measured_peaks, peak_for
@@ -65,6 +66,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     )
     times, notes = ({}, ()) if traced is None else module_times(traced, cells, peaks, counted_steps=steps)
     budget = build_budget(timing=timing, traced=traced, peak_sec=peak_sec, lower_bound=counts.is_lower_bound)
+    lines = build_lines(window.lines, timing=timing, on_host=context.device_type == "cpu")
     evidence = gather_evidence(
         window,
         timing=timing,
@@ -112,6 +114,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         uncounted=dict(window.flops.uncounted),
         memory=window.memory,
         traced=traced,
+        lines=lines,
         ranks=None,
         advice=() if timing is None or timing.few_steps else advise(evidence, config.thresholds),
         notes=(*_notes(window, timed=len(timed)), *notes),

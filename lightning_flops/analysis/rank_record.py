@@ -71,7 +71,7 @@ def make_rank_record(profile: Profile) -> RankRecord:
         traced = replace(traced, tables=None, own_forward_sec=None, filling=None, collectives=())
     none: dict[str, tuple[()]] = dict.fromkeys(("modules", "operators", "advice", "notes"), ())
     return RankRecord(
-        profile=replace(profile, traced=traced, ranks=None, budget=None, uncounted={}, **none),  # type: ignore[arg-type]
+        profile=replace(profile, traced=traced, ranks=None, budget=None, lines=None, uncounted={}, **none),  # type: ignore[arg-type]
         traced=of_trace,
         module_names=tuple(timed),
         own_forward_ns=array("q", [round(1e9 * times.own_forward_sec) for times in timed.values()]),

@@ -94,6 +94,10 @@ class ProfilerConfig:
     record_shapes: bool = _setting(False, "Record the shapes of operators' inputs in the traced steps.")
     profile_memory: bool = _setting(False, "Record what is allocated and freed in the traced steps.")
     with_stack: bool = _setting(False, "Record the Python calls of the traced steps. It makes them much slower.")
+    lines: bool = _setting(
+        True,
+        "Sample the lines of your program in some steps after the traced ones, by a timer signal on the main thread.",
+    )
     monitor: bool = _setting(True, "Log throughput and MFU as long as training runs, and a summary at the end.")
     batch_size: int | Callable[[Any], int] | None = _setting(
         None,
@@ -327,6 +331,7 @@ class SettingArguments(TypedDict, total=False):
     record_shapes: bool | None
     profile_memory: bool | None
     with_stack: bool | None
+    lines: bool | None
     monitor: bool | None
     batch_size: int | Callable[[Any], int] | None
     tokens_per_sample: int | Callable[[Any], int] | None

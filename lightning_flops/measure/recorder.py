@@ -3,7 +3,7 @@
 An adapter's events reach a ``Recorder`` by the ``Run``. The recorder's phase, and nothing else, decides which step is
 counted, which are timed, and when the window is over::
 
-    waiting ── open() ──> counting ──> settling ──> timing ──────────────────────┬──> tracing ──> closed
+    waiting ── open() ──> counting ──> settling ──> timing ──────────────────────┬──> tracing ──> lines ──> closed
                              ^                        │                          │
                              └── signatures keep changing: as many are counted ──┘
 """
@@ -24,6 +24,7 @@ from lightning_flops.config import TraceSchedule
 from lightning_flops.measure.batches import never_alike, shapes_text
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.part_counter import PartCounter
+from lightning_flops.measure.lines import LineSampler
 from lightning_flops.measure.module_scope import describe_modules
 from lightning_flops.measure.notes import Notes, notes_on_times
 from lightning_flops.measure.timing.clocks import WallClock
@@ -57,6 +58,7 @@ class Phase(Enum):
     SETTLING = "settling"  #: Steps are left alone until the loader's queue has drained.
     TIMING = "timing"
     TRACING = "tracing"
+    LINES = "lines"  #: The user's lines are sampled.
     CLOSED = "closed"
 
 
@@ -156,6 +158,7 @@ class Recorder:
         new_counter: makes the FLOP counter when the window opens.
         notes: gets what the report must say of this window.
         tracing: traces steps after the timed ones; None: none is traced.
+        lines: samples the user's lines in steps after these; None: it was not asked for.
         whole: returns *root* with all its wrappers; None: it has none.
         counted: gets every step that was counted to its end.
     """
@@ -170,6 +173,7 @@ class Recorder:
         new_counter: Callable[[nn.Module], FlopCounter],
         notes: Notes,
         tracing: TraceCycles | None = None,
+        lines: LineSampler | None = None,
         whole: Callable[[], nn.Module | None] = lambda: None,
         counted: Callable[[CountedStep], None] = lambda step: None,
     ) -> None:
@@ -177,6 +181,7 @@ class Recorder:
         self._timing_steps, self._clock = timing_steps, clock
         self._notes, self._tell_counted = notes, counted
         self._traces = TraceCycles(None, TraceSchedule()) if tracing is None else tracing
+        self._lines = LineSampler(asked=False) if lines is None else lines
         self._settle_steps = min(settle_steps, timing_steps)
         self.state = Phase.WAITING
         self._step = _RunningStep()
@@ -189,6 +194,7 @@ class Recorder:
         self._scope = ExitStack()  # of the batch that runs
         self._undo = ExitStack()
         self._undo.callback(self._traces.give_up)
+        self._undo.callback(self._lines.stop)
         self._undo.callback(self._scope.close)
 
     @property
@@ -203,7 +209,9 @@ class Recorder:
 
     @property
     def timer(self) -> PhaseTimer | None:
-        """Takes the marks of the running step if it is timed."""
+        """Takes the marks of the running step if it is timed, or its lines are sampled."""
+        if self.state is Phase.LINES:
+            return self._lines.timer
         return self._measured.timer if self.state is Phase.TIMING and self._measured is not None else None
 
     @property
@@ -212,9 +220,14 @@ class Recorder:
         return self.state is Phase.TRACING and not self._traces.waits
 
     @property
+    def sampling_lines(self) -> bool:
+        """Whether the running step's lines are sampled; its time is then not usable."""
+        return self.state is Phase.LINES
+
+    @property
     def marking(self) -> bool:
         """Whether the running step's phases must be marked."""
-        return self.counting or self.state is Phase.TIMING or self.tracing
+        return self.counting or self.tracing or self.state in (Phase.TIMING, Phase.LINES)
 
     @property
     def closed(self) -> bool:
@@ -314,6 +327,14 @@ class Recorder:
         """Leave at least *steps* steps alone after the counted one, but not more than are timed."""
         self._settle_steps = min(max(self._settle_steps, steps), self._timing_steps)
 
+    def resume(self) -> None:
+        """What is measured of a batch is in place: it goes on from here."""
+        if self.state is Phase.LINES:
+            self._lines.resume()
+            self._go_on(Phase.CLOSED if self._lines.over else Phase.LINES)
+        elif (timer := self.timer) is not None:
+            timer.go_on()
+
     # ---- steps end
 
     def end_batch(self, *, shapes: Shapes, samples: int | None, tokens: int | None, ends_step: bool) -> None:
@@ -325,7 +346,12 @@ class Recorder:
         if not ends_step:
             return
         step, self._step = self._step, _RunningStep()
-        if self.counting or self.tracing:
+        if self.state is Phase.LINES:
+            self._lines.pause()
+            self._lines.step_ends()
+            self._steps_done += 1
+            self._go_on(Phase.CLOSED if self._lines.over else Phase.LINES)
+        elif self.counting or self.tracing:
             self._ended = step
         elif self.state is Phase.TRACING:  # the schedule leaves it alone: it has no scope, and is over now
             self._traced_step_ends(step)
@@ -402,7 +428,7 @@ class Recorder:
         self._steps_done += 1
         self._traces.step_ends(step.record(self._steps_done).signature)
         if self._traces.over:
-            self._go_on(Phase.CLOSED)
+            self._samples_lines_or_closes()
 
     def _traces_or_closes(self, measured: _Measured) -> None:
         """Counts and times are complete."""
@@ -410,7 +436,14 @@ class Recorder:
         flops = measured.counter.flops
         calls = sum(cell.calls for cell in flops.cells) + sum(one.calls for one in flops.uncounted.values())
         self._traces.begin(measured.is_comparable, operators=calls // len(measured.counted))
-        self._go_on(Phase.CLOSED if self._traces.over else Phase.TRACING)
+        if self._traces.over:
+            self._samples_lines_or_closes()
+        else:
+            self._go_on(Phase.TRACING)
+
+    def _samples_lines_or_closes(self) -> None:
+        self._lines.begin()
+        self._go_on(Phase.CLOSED if self._lines.over else Phase.LINES)
 
     def _go_on(self, phase: Phase) -> None:
         """Change to *phase*, unless the window was abandoned meanwhile."""
@@ -446,6 +479,7 @@ class Recorder:
             settle_steps=self._settle_steps,
             variable=measured.variable,
             traces=tuple(traces.traces),
+            lines=self._lines.record(),
             mixed_phases=_in_order(mixed | self._unseen),
         )
         for sentence in notes_on_times(

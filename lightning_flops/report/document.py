@@ -29,6 +29,7 @@ class Column:
     unit: str = ""
     group: str = ""
     bar: bool = False  #: Shares of one, which a page draws as bars.
+    link: Callable[[Any], str] | None = None  #: Where a page's cell of it leads; empty: nowhere.
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,10 @@ def _items(item: Item) -> Iterator[dict[str, Any]]:
             {"label": label, "left": not place or column.left, "bar": column.bar}
             for place, (column, (label, _, _)) in enumerate(zip(item.columns, laid, strict=True))
         ]
-        columns = [map(_cell, texts, values) for _, values, texts in laid]
+        columns = [list(map(_cell, texts, values)) for _, values, texts in laid]
+        for column, cells_of in zip(item.columns, columns, strict=True):
+            for row, cell in zip(item.rows, cells_of if column.link else (), strict=False):
+                cell += [None, column.link(row)] if column.link else []
         yield {"head": head, "rows": list(map(list, zip(*columns, strict=True)))}
         words = item.more(_ROWS)
     elif isinstance(item, Mapping):

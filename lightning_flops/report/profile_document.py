@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lightning_flops.analysis.module_names import pattern_of
@@ -12,22 +13,30 @@ from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
 from lightning_flops.report.document import Column, Section, Table, at, field, filled, points, share, some_of
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
-from lightning_flops.schema.step import FEW_STEPS, Advice, Budget, BudgetKey, ModuleProfile
+from lightning_flops.schema.step import FEW_STEPS, Advice, Budget, BudgetKey, LinesProfile, ModuleProfile
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
 
 NOT_DESCRIBED = "(not described)"  # stands for the class of a module that did work but that the model does not list
 NO_ADVICE = "Nothing that was measured is above its threshold."
 _DETAILED = "in the detailed report"
+_LINE_CHARS = 44  # of a line of the user's program
 
 
 def short_sections(
-    profile: Profile, *, modules: int = 10, advice: int | None = None, notes: int | None = None
+    profile: Profile,
+    *,
+    modules: int = 10,
+    lines: int | None = None,
+    advice: int | None = None,
+    notes: int | None = None,
 ) -> Iterator[Section]:
-    """What every report shows below its summary: so many modules, pieces of advice and notes; all advice has rules."""
+    """What every report shows below its summary: so many modules, lines and so on; all advice has its rules."""
     yield times_section(profile)
     if profile.budget is not None:
         yield breakdown_section(profile, profile.budget)
     yield modules_section(profile, most=modules)
+    if profile.lines is not None:
+        yield lines_section(profile.lines, most=lines)
     few = f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(profile.context.step_word, FEW_STEPS)}."
     nothing = few if at("timing.few_steps")(profile) else NO_ADVICE
     yield advice_section(profile.advice, most=advice, nothing=nothing)
@@ -172,6 +181,30 @@ def modules_section(profile: Profile, *, most: int) -> Section:
     words += ["FLOPs are lower bounds."] if profile.lower_bound else []
     words += ["Rough: traced steps took far longer, or shorter."] if at("traced.is_apart")(profile) else []
     return Section(title, "", [Table(found[:most], filled(found, columns), whole=True), " ".join(words)])
+
+
+def _cut(text: str, *, chars: int) -> str:
+    return text if len(text) <= chars else f"{text[: chars - 1]}…"
+
+
+def lines_section(lines: LinesProfile, *, most: int | None = None) -> Section:
+    """The user's lines with most of a step's time on the host."""
+    title = "Your lines"
+    if not lines.rows:
+        return Section(title, "", [f"{NOT_AVAILABLE}: {lines.why or 'no sample fell into a part of a step'}."])
+    columns = [
+        Column("", lambda row: row.where or "(nothing of yours on the stack)", str, link=at("link")),
+        Column("", at("seconds"), unit="s"),
+        share("share", at("share")),
+        Column("part", at("part"), str, left=True),
+        Column("line", at("text"), partial(_cut, chars=_LINE_CHARS), left=True),
+    ]
+    words = (
+        f"By samples of the host's time in {plain(lines.steps)} further {plural('step', lines.steps)}; in place of a "
+    )
+    words += "line the next one may stand." + (f" No more of them: {lines.why}." if lines.why else "")
+    shown = lines.rows[:most]
+    return Section(title, "", [Table(shown, columns, whole=True), words])
 
 
 def advice_section(advice: Sequence[Advice], *, most: int | None = None, nothing: str = NO_ADVICE) -> Section:

@@ -41,7 +41,7 @@ _MOST_LINES = 59  # of the short report, above the rule that ends it
 Renderable = Profile | ThroughputSummary | FlopCounts | FlopsFormula | FormulaReport | Comparison
 
 _DOCUMENTS: Mapping[type, Callable[[Any], Iterable[Section]]] = {
-    Profile: lambda profile: short_sections(profile, advice=4, notes=2),
+    Profile: lambda profile: short_sections(profile, lines=5, advice=4, notes=2),
     Comparison: comparison_sections,
     FlopCounts: lambda counts: [counts_section(counts)],
     FlopsFormula: lambda formula: [formula_section(formula.report())],
@@ -99,9 +99,9 @@ def _sections(report: object) -> Iterable[Section]:
 def _short_lines(profile: Profile) -> list[str]:
     """The short report: of many long names, fewer modules, pieces of advice and notes are shown."""
     lines: list[str] = []
-    for modules, advice, notes in ((10, 4, 2), (10, 3, 1), (6, 2, 1), (2, 1, 0)):
+    for modules, of_user, advice, notes in ((10, 5, 4, 2), (8, 5, 3, 1), (6, 4, 2, 1), (2, 2, 1, 0)):
         lines = summary_lines(profile)
-        for section in short_sections(profile, modules=modules, advice=advice, notes=notes):
+        for section in short_sections(profile, modules=modules, lines=of_user, advice=advice, notes=notes):
             lines += draw(section)
         if len(lines) <= _MOST_LINES:
             break

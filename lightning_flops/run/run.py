@@ -184,7 +184,8 @@ class Run:
         Their shapes and tokens were taken before the step may have changed them. *updates* optimizer attempts belong to
         them, and perhaps the end of a step, at which the run *logs* its metrics.
         """
-        step, window, profiled = self._step, self.window, self.window.scope is not None
+        step, window = self._step, self.window
+        profiled = window.scope is not None or window.recorder.sampling_lines
         samples: int | None = 0
         for number, (batch, shapes, tokens) in enumerate(batches, 1):
             size = self.meter.samples(batch, shapes)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.counting.flop_counter import FlopCounter
+from lightning_flops.measure.lines import LineSampler
 from lightning_flops.measure.memory import MemoryWatch, memory_reader
 from lightning_flops.measure.notes import Notes
-from lightning_flops.measure.recorder import CountedStep, Recorder
+from lightning_flops.measure.recorder import CountedStep, Phase, Recorder
 from lightning_flops.measure.timing.clocks import clock_for
 from lightning_flops.measure.timing.processor_wait import Heat, ProcessorWatch
 from lightning_flops.measure.tracing.step_tracer import StepTracer
@@ -48,8 +49,8 @@ class Window:
     def follow(self, mark_parts: Callable[[ExitStack], None], *, outside: bool) -> None:
         """Have in place what the next batch needs: *mark_parts*, a scope unless it is *outside* of steps, watches."""
         recorder = self.recorder
-        timer, self.is_idle = recorder.timer, recorder.idle and not self.is_open
-        self.processors.follow(timed=timer is not None)
+        self.is_idle = recorder.idle and not self.is_open
+        self.processors.follow(timed=recorder.state is Phase.TIMING)
         if not recorder.marking:
             self.unmark()
         elif self.marks is None:
@@ -57,8 +58,7 @@ class Window:
             mark_parts(self.marks)
         if not outside:
             self.enter_scope()
-        if timer is not None:
-            timer.go_on()  # what was read and put in place here is in no step
+        recorder.resume()  # what was read and put in place here is in no step
 
     def enter(self, part: TimePhase | str, *, counts: bool) -> None:
         """*part* of the step begins."""
@@ -118,6 +118,7 @@ def new_window(step: int | None, *, facts: Facts, config: ProfilerConfig, notes:
         new_counter=lambda root: FlopCounter(root, causal_attention=config.causal_attention),
         notes=notes,
         tracing=tracing,
+        lines=LineSampler(asked=config.lines),
         whole=facts.whole_model,
         counted=counted.append,
     )

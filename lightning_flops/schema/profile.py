@@ -15,6 +15,7 @@ from lightning_flops.schema.step import (
     Budget,
     DtypeFlops,
     JobRates,
+    LinesProfile,
     ModuleProfile,
     OperatorProfile,
     Rates,
@@ -80,6 +81,8 @@ class Profile(codec.Shown):
     uncounted: Mapping[str, UncountedOperator]  #: Operators that ran and are in no sum, over all counted steps.
     memory: MemoryRecord | None  #: Memory of this rank in the counted step; None if it was not looked at.
     traced: TracedStep | None  #: One more step, which ran under torch.profiler; None if there is none.
+    #: The user's lines, sampled in other steps; None where no loop was profiled.
+    lines: LinesProfile | None = None
     ranks: RanksProfile | None  #: All ranks of the job together; None where this rank's is the only profile at hand.
     advice: tuple[Advice, ...]  #: What holds the run back, the largest possible saving first.
     notes: tuple[str, ...]  #: What is missing or degraded, in sentences.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -138,6 +139,44 @@ class Stalls:
     steps: int  #: How many of the timed steps.
     seconds: float  #: By how much they took longer than as many typical ones, together.
     part: str  #: Name of the part with most of that.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineProfile:
+    """One line of the user's program in one part of a step, by samples of the host's time."""
+
+    file: str  #: Path of its file; empty where nothing of the user's was on the stack.
+    line: int  #: Its number.
+    function: str  #: Qualified name of its function.
+    text: str  #: What stands there.
+    hook: str  #: Hook of a framework's callback that was running, as ``Class.on_train_batch_end``; empty: none.
+    part: str  #: The part of the step for people.
+    seconds: float  #: Of a typical step: the part's time, divided by its samples; on a device the host's time.
+    share: float | None  #: Share of a typical step; on a device of the sampled one.
+    samples: int  #: How many samples stand behind it.
+    #: Whether it only calls the model, the backward, the update, the loader or the framework.
+    only_enters: bool
+
+    @property
+    def where(self) -> str:
+        """Hook, function, file and number for people."""
+        name = os.path.basename(self.file)
+        hook = "" if self.hook == self.function else self.hook
+        return " ".join(filter(None, (hook, self.function, f"{name}:{self.line}" if name else "")))
+
+    @property
+    def link(self) -> str:
+        """Address under which an editor opens it; empty where there is no such file."""
+        return f"vscode://file/{self.file.lstrip('/')}:{self.line}" if os.path.isabs(self.file) else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinesProfile:
+    """The user's lines in steps that were sampled for them, and are in no other figure."""
+
+    steps: int  #: How many steps were sampled.
+    rows: tuple[LineProfile, ...]  #: The line with most time first.
+    why: str = ""  #: Why there are none, or not more, as the end of a sentence; empty: there are enough.
 
 
 def _seconds(*phases: TimePhase) -> property:

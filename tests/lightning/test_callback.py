@@ -37,7 +37,7 @@ def test_every_argument_reaches_the_setting_of_its_name() -> None:
         **dict.fromkeys(("peak_flops_per_sec", "memory_bytes_per_sec", "ranks_timeout_sec"), 11.0),
         **dict.fromkeys(("detailed", "record_shapes", "profile_memory", "with_stack", "all_ranks"), True),
         **{"output_file": "report.txt", "trace_dir": "traces", "tag_prefix": "mine", "causal_attention": "half"},
-        **{"recompute_fwd_factor": 0.5, "trace_schedule": {"wait": 7}, "html": False},
+        **{"recompute_fwd_factor": 0.5, "trace_schedule": {"wait": 7}, "html": False, "lines": False},
         "advice_thresholds": {"data_wait": 0.2},
     }
     apart: dict[str, Any] = {"timer_only": True, "trace": False, "monitor": False}  # none of them goes with all others

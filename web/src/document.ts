@@ -1,7 +1,7 @@
 // What the page shows, as lightning_flops/report/page_views.py writes it.
 
 /** Text, and the number that it is sorted by. */
-export type Cell = readonly [text: string, value?: number];
+export type Cell = readonly [text: string, value?: number | null, link?: string];
 
 export interface TableData {
   head: readonly { label: string; left: boolean; bar: boolean }[];

@@ -59,7 +59,7 @@ export function Table({ data, caption }: { data: TableData; caption: string }): 
               <tr key={at}>
                 {head.map((one, column) => (
                   <td key={column} class={one.left ? "text" : "figure"}>
-                    {one.bar ? <Share cell={row[column]} /> : row[column]?.[0]}
+                    {one.bar ? <Share cell={row[column]} /> : <Words cell={row[column]} />}
                   </td>
                 ))}
               </tr>
@@ -101,6 +101,11 @@ function Head(props: {
   );
 }
 
+/** Text, which may lead to an editor. */
+function Words({ cell }: { cell: Cell | undefined }): JSX.Element {
+  return cell?.[2]?.startsWith("vscode://file/") ? <a href={cell[2]}>{cell[0]}</a> : <>{cell?.[0]}</>;
+}
+
 /** A share of one as a small bar behind its figure. */
 function Share({ cell }: { cell: Cell | undefined }): JSX.Element {
   const share = cell?.[1] ?? 0;
@@ -130,7 +135,7 @@ export function sorted(rows: Rows, sorting: Sorting | null): Rows {
     const [text = "", value] = one[sorting.column] ?? [];
     const [otherText = "", otherValue] = other[sorting.column] ?? [];
     if (missing(text) || missing(otherText)) return Number(missing(text)) - Number(missing(otherText));
-    if (value !== undefined && otherValue !== undefined) return sign * (value - otherValue);
+    if (typeof value === "number" && typeof otherValue === "number") return sign * (value - otherValue);
     return sign * text.localeCompare(otherText, "en", { numeric: true });
   });
 }

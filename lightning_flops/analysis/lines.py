@@ -1,0 +1,93 @@
+"""The user's lines: what each takes of a typical step.
+
+Samples divide a part of the step; its length is that of the timed steps, which were not sampled. On a device a part's
+time is the device's and a sample is the host's, so there the time of the sampled steps is shown.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lightning_flops.analysis.rates import ratio
+from lightning_flops.records import LineRecord, LinesRecord
+from lightning_flops.schema.step import LineProfile, LinesProfile, TimingProfile
+
+_LEAST_SAMPLES = 8  # of what is named as a cause; in fewer steps than twice as many, half of their number
+
+
+def build_lines(record: LinesRecord | None, *, timing: TimingProfile | None, on_host: bool) -> LinesProfile | None:
+    """The lines of *record* with their seconds of a step; None where there was no loop to sample."""
+    if record is None:
+        return None
+    parts = () if timing is None else timing.parts
+    name_of: dict[str, str] = {phase: part.name for part in parts for phase in part.phases}
+    typical = {part.name: part.typical_sec for part in parts} if on_host else {}
+    inside = [one for one in record.lines if one.part in name_of]
+    sampled: defaultdict[str, float] = defaultdict(float)
+    groups: defaultdict[tuple[str, int, str, str, str], list[LineRecord]] = defaultdict(list)
+    for one in inside:
+        sampled[name_of[one.part]] += one.seconds
+        groups[one.file, one.line, one.function, one.hook, name_of[one.part]].append(one)
+    step_sec = sum(typical.values()) or sum(sampled.values()) / max(1, record.steps)
+    rows = []
+    for (file, line, function, hook, part), found in groups.items():
+        seconds = sum(one.seconds for one in found)
+        entering = sum(one.seconds for one in found if one.only_enters)
+        of_step = seconds / sampled[part] * typical[part] if part in typical else seconds / record.steps
+        rows.append(
+            LineProfile(
+                file=file,
+                line=line,
+                function=function,
+                text=found[0].text,
+                hook=hook,
+                part=part,
+                seconds=of_step,
+                share=ratio(part=of_step, whole=step_sec),
+                samples=sum(one.samples for one in found),
+                only_enters=2 * entering > seconds,
+            )
+        )
+    rows.sort(key=lambda row: -row.seconds)
+    return LinesProfile(steps=record.steps, rows=tuple(rows), why=record.why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Lines of one function, or of one callback's hook, in one part of the step."""
+
+    part: str
+    share: float
+    rows: Sequence[LineProfile]  #: The one with most time first.
+
+    @property
+    def words(self) -> str:
+        """Where it is, and what stands there: "Ema.on_train_batch_end train.py:12 (also 13, 14): ``…``"."""
+        first, *others = self.rows
+        if not first.file:
+            return first.hook
+        also = [str(row.line) for row in others if row.seconds > 0.3 * first.seconds][:3]
+        hook = f"{first.hook} " if first.hook and first.hook != first.function else ""
+        place = f"{hook}{first.function} {os.path.basename(first.file)}:{first.line}"
+        return f"{place}{f' (also {chr(44).join(also)})' if also else ''}: {first.text[:80]}"
+
+
+def causes(lines: LinesProfile | None, parts: Iterable[str]) -> list[Cause]:
+    """What the user's own code does in *parts* of a step, the most time first; without what only enters them."""
+    if lines is None:
+        return []
+    wanted, groups = set(parts), defaultdict[tuple[str, str, str], list[LineProfile]](list)
+    for row in lines.rows:
+        if row.part in wanted and not (row.only_enters and not row.hook):
+            of_hook = row.only_enters or not row.file
+            groups["" if of_hook else row.file, row.hook if of_hook else row.function, row.part].append(row)
+    least = min(_LEAST_SAMPLES, max(1, lines.steps // 2))
+    found = [
+        Cause(part=part, share=sum(row.share or 0.0 for row in rows), rows=rows)
+        for (_, _, part), rows in groups.items()
+        if sum(row.samples for row in rows) >= least
+    ]
+    return sorted(found, key=lambda one: -one.share)

@@ -1,0 +1,287 @@
+"""The user's lines, sampled by a timer signal on the training thread inside some steps that are in no figure.
+
+A sample is the innermost line that is the user's: not torch's, the framework's, the standard library's or ours. Below a
+callback of a framework it also has the hook. The marks of a step's parts say which part a sample is of.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import random
+import signal
+import site
+import sys
+import sysconfig
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from lightning_flops import host_clock
+from lightning_flops.measure.timing.clocks import WallClock
+from lightning_flops.measure.timing.phase_timer import PhaseTimer
+from lightning_flops.measure.torch_private.needed import hide
+from lightning_flops.records import LineRecord, LinesRecord
+
+LEAST_STEPS, LEAST_SEC, MOST_STEPS = 5, 0.3, 50
+INTERVAL_SEC, JITTER = 0.0005, 0.4  # a fixed interval would lock onto what repeats in steps of its length
+_DENSE = 1000  # after as many samples of one step they become rarer, so that a long step does not fill the memory
+_MOST_LINES = 500  # of one record
+
+_OWN = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
+_PASSES_ON = os.path.join(_OWN, "measure", "patches.py"), "call"
+_CALL_HOOKS = ("_call_callback_hooks", "_call_lightning_module_hook", "call_event")
+"""The functions of Lightning and transformers that call a callback's hooks, or a module's."""
+_HOOKS = ("on_", "configure_gradient", "lr_scheduler_step")
+_CALL_MODULE = ("_wrapped_call_impl", "_call_impl")
+_INLINE = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
+
+Owner = Literal["user", "library", "ours"]
+
+
+class Place(NamedTuple):
+    """Where one sample is."""
+
+    file: str  # empty: nothing of the user's is on the stack
+    line: int
+    function: str
+    callee: str  # the Python function that the line has called; empty: none
+    hook: str  # ``Class.hook`` of a framework's callback; empty: in none
+
+
+@functools.cache
+def _folders() -> tuple[str, ...]:
+    """The folders of torch, of the standard library and of what is installed."""
+    paths = sysconfig.get_paths()
+    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    found |= {*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__)}
+    found |= {one for one in sys.path if os.path.basename(one.rstrip(os.sep)) in ("site-packages", "dist-packages")}
+    found.add(os.path.dirname(torch.__file__))
+    return tuple(os.path.realpath(one) + os.sep for one in found)
+
+
+@functools.cache
+def _main_package() -> str:
+    """The folder of a package that runs by ``python -m``: it is the user's, wherever it is installed; else empty."""
+    name = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "").partition(".")[0]
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return os.path.dirname(os.path.realpath(file)) + os.sep if file.endswith("__init__.py") else ""
+
+
+@functools.cache
+def owner_of(file: str) -> Owner:
+    """Whose the code of *file* is."""
+    if file.startswith("<"):
+        return "user" if file.startswith(("<stdin", "<ipython", "<cell")) else "library"
+    real = os.path.realpath(file)
+    if real.startswith(_OWN):
+        return "ours"
+    if (package := _main_package()) and package != _OWN and real.startswith(package):
+        return "user"
+    return "library" if real.startswith(_folders()) else "user"
+
+
+def _owner(frame: FrameType) -> Owner:
+    """Whose the code of *frame* is; generated code, such as a dataclass's ``__init__``, is its module's."""
+    file = frame.f_code.co_filename
+    if file == "<string>" or file.startswith("<frozen"):
+        return owner_of(frame.f_globals.get("__file__") or "<string>")
+    return owner_of(file)
+
+
+def _name(code: CodeType) -> str:
+    return str(getattr(code, "co_qualname", code.co_name)).replace("<locals>.", "")  # Python 3.10 has the short name
+
+
+def place_of(innermost: FrameType | None) -> Place | None:
+    """Where the code of the *innermost* frame is; None in code of ours. No frame is kept."""
+    below: CodeType | None = None
+    inner: CodeType | None = None
+    user: tuple[str, int, str] | None = None
+    function: CodeType | None = None
+    hook = ""
+    frame = innermost
+    while frame is not None:
+        code = frame.f_code
+        owner = _owner(frame)
+        if user is None and owner == "ours" and (code.co_filename, code.co_name) != _PASSES_ON:
+            return None
+        if user is None and owner == "library":
+            below = code
+        elif owner == "user" and user is None:
+            user, function = (code.co_filename, frame.f_lineno, below.co_name if below else ""), code
+        elif function is not None and function.co_name in _INLINE and code.co_filename == function.co_filename:
+            function = code  # the function around a comprehension
+        if not hook and inner is not None and code.co_name in _CALL_HOOKS and inner.co_name.startswith(_HOOKS):
+            hook = _name(inner)
+        inner, frame = code, frame.f_back
+    if user is None or function is None:
+        return Place("", 0, "", below.co_name if below else "", hook)
+    return Place(user[0], user[1], _name(function), user[2], hook)
+
+
+def why_not(*, ours: bool = False) -> str:
+    """Why nothing can be sampled now, as the end of a sentence; empty: it can. *ours*: the handler of SIGALRM is."""
+    if threading.current_thread() is not threading.main_thread():
+        return "training does not run on the main thread, which alone gets signals"
+    if not hasattr(signal, "setitimer"):
+        return "this system has no timer that signals"
+    is_free = ours or signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    if not is_free or signal.getitimer(signal.ITIMER_REAL)[0]:
+        return "the program uses SIGALRM, or its timer, itself"
+    if sys.getprofile() is not None or sys.gettrace() is not None:
+        return "a profiler, tracer or debugger is on"
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    if monitoring is not None and any(monitoring.get_tool(number) for number in range(6)):
+        return "a profiler, tracer or debugger is on"
+    return ""
+
+
+class _LineTimer(PhaseTimer):
+    """The parts of a sampled step, and the lines of the user's at which they were entered."""
+
+    def __init__(self) -> None:
+        super().__init__(WallClock())
+        self.entries: set[tuple[str, int, str]] = set()
+        self.entered_at: set[tuple[str, int]] = set()
+
+    def enter(self, part: str, *, counts: bool = True) -> None:
+        """As of every timer; a line that has called the model, say, is not what takes its time."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _owner(frame) == "ours":
+            frame = frame.f_back
+        if (place := place_of(frame)) is not None:
+            self.entries.add((*place[:2], place.callee))
+            self.entered_at.add(place[:2])
+        super().enter(part, counts=counts)
+
+    @property
+    def interval(self) -> int:
+        """Number of the interval between boundaries of the running step, as in its marks."""
+        return len(self._stamps) - 1
+
+    def only_enters(self, part: str, place: Place) -> bool:
+        """Whether the line of *place* only calls what the time of *part* is of."""
+        if (*place[:2], place.callee) in self.entries or not place.file:
+            return True
+        calls_module = part in ("forward", "backward") and place.callee in _CALL_MODULE
+        return calls_module or (part != "other" and place[:2] in self.entered_at)
+
+
+class LineSampler:
+    """Samples of the training thread in one step after the other, from ``resume`` to ``step_ends``.
+
+    Between these, and after ``stop``, no timer runs. The handler is in place from the first ``resume`` to ``stop``.
+    """
+
+    def __init__(self, *, asked: bool = True, now: Callable[[], float] = host_clock.now) -> None:
+        self.why = "" if asked else "lines=False"  # why there is nothing, or nothing more, to sample
+        self.timer = _LineTimer()
+        self.over = not asked
+        self._now, self._last = now, 0.0
+        self._jitter = random.Random(0).uniform  # a generator of our own
+        self._samples: list[tuple[int, float, Place]] = []  # of the running step
+        self._seconds: defaultdict[tuple[str, Place], float] = defaultdict(float)
+        self._numbers: Counter[tuple[str, Place]] = Counter()
+        self._step_sec: list[float] = []
+        self._handler: Callable[[int, FrameType | None], Any] | None = None
+        self._runs = False
+
+    def begin(self) -> None:
+        """The first step begins here, unless ``over`` says that nothing can be sampled."""
+        if not self.over:
+            self.why = why_not()
+            self.over = bool(self.why)
+            self.timer.begin()
+
+    def resume(self) -> None:
+        """A step begins, or goes on."""
+        if self.over or self._runs:
+            return
+        if self._handler is None:
+            self._install()
+        elif signal.getsignal(signal.SIGALRM) is not self._handler or why_not(ours=True):
+            self.why, self.over = "the program has begun to use a profiler, or SIGALRM, itself", True
+            return
+        self.timer.go_on()
+        self._runs, self._last = True, self._now()
+        self._arm()
+
+    def _install(self) -> None:
+        def handler(number: int, frame: FrameType | None) -> None:
+            try:
+                self.take(frame)
+            except Exception as error:  # never into the user's program
+                self.why, self.over, self._runs = f"{type(error).__name__}: {error}", True, False
+            if self._runs:
+                self._arm()
+
+        for function in (handler, LineSampler.take, LineSampler._arm, place_of, _owner):
+            hide(function)  # torch would compile them where they interrupt what it compiles
+        self._handler = handler
+        signal.signal(signal.SIGALRM, handler)
+        signal.siginterrupt(signal.SIGALRM, False)  # a library's call of the system is taken up again
+
+    def _arm(self) -> None:
+        rarer = 1 + len(self._samples) // _DENSE
+        signal.setitimer(signal.ITIMER_REAL, INTERVAL_SEC * rarer * self._jitter(1 - JITTER, 1 + JITTER))
+
+    def take(self, frame: FrameType | None) -> None:
+        """One sample: what ran since the last one is where the *frame* is."""
+        now = self._now()
+        if (place := place_of(frame)) is not None:
+            self._samples.append((self.timer.interval, now - self._last, place))
+        self._last = now
+
+    def pause(self) -> None:
+        """What runs from here on is in no sample."""
+        runs, self._runs = self._runs, False
+        if runs and signal.getsignal(signal.SIGALRM) is self._handler:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def step_ends(self) -> None:
+        """A step is over, and ``pause`` was called; ``over`` says whether there are enough."""
+        marks = self.timer.cut()
+        self._step_sec.append(marks.stamps[-1] - marks.stamps[0])
+        for interval, seconds, place in self._samples:
+            part = marks.parts[min(interval, len(marks.parts) - 1)]
+            self._seconds[part, place] += seconds
+            self._numbers[part, place] += 1
+        self._samples.clear()
+        enough = len(self._step_sec) >= LEAST_STEPS and sum(self._step_sec) >= LEAST_SEC
+        self.over |= enough or len(self._step_sec) >= MOST_STEPS
+
+    def stop(self) -> None:
+        """Put back what was there before."""
+        self.over = True
+        self.pause()
+        handler, self._handler = self._handler, None
+        if handler is not None and signal.getsignal(signal.SIGALRM) is handler:  # else it is the user's
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    def record(self) -> LinesRecord:
+        """What the whole steps have shown, the line with most time first."""
+        lines = []
+        longest = sorted(self._seconds.items(), key=lambda item: -item[1])
+        for (part, place), seconds in longest[:_MOST_LINES]:
+            lines.append(
+                LineRecord(
+                    part=part,
+                    file=place.file,
+                    line=place.line,
+                    function=place.function,
+                    hook=place.hook,
+                    text=linecache.getline(place.file, place.line).strip()[:200] if place.file else "",
+                    callee=place.callee,
+                    only_enters=self.timer.only_enters(part, place),
+                    seconds=seconds,
+                    samples=self._numbers[part, place],
+                )
+            )
+        why = self.why or ("" if self._step_sec else "the run ended before steps were sampled")
+        return LinesRecord(steps=len(self._step_sec), lines=tuple(lines), why=why)
