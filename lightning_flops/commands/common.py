@@ -120,11 +120,12 @@ def held_against(options: argparse.Namespace, profile: Profile) -> Profile:
 
 def analyzed(files: Sequence[str], options: argparse.Namespace, **settings: Any) -> list[AnalyzedTrace]:
     """What trace *files* say, one after the other, with the figures that were given."""
-    from lightning_flops.trace import load_trace
+    from lightning_flops.trace import by_process, load_trace
     from lightning_flops.trace.report import analyze_one
 
     formulas = recorded_work if importlib.util.find_spec("torch") else None
-    return [analyze_one(load_trace(file), formulas=formulas, peaks=peaks(options), **settings) for file in files]
+    traces = (trace for file in files for trace in by_process(load_trace(file)))
+    return [analyze_one(trace, formulas=formulas, peaks=peaks(options), **settings) for trace in traces]
 
 
 def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -91,6 +91,7 @@ class Trace:
     #: ``total_allocated`` then (-1 where not written); empty where the trace was taken without ``profile_memory``.
     memory: Mapping[str, Ints]
     devices: tuple[DeviceProperties, ...]
+    processes: tuple[str, ...] = ()  #: By lane, what its process is called in the file.
     rank: int | None = None
     #: The ranks of the only process group there is, to which all communication belongs; None if it is not known.
     only_group: tuple[int, ...] | None = None
@@ -136,6 +137,13 @@ class Trace:
         # A kernel that says which collective it is needs no known name.
         found[(self.kind == Kind.KERNEL) & (self.collective >= 0)] = True
         return found | self.where(host_collective, Kind.ANNOTATION, Kind.OPERATOR)
+
+    def only(self, rows: Mask, **changes: Any) -> Trace:
+        """The trace of some rows alone, with other *changes*."""
+        for one in fields(self):
+            if isinstance(column := getattr(self, one.name), np.ndarray):
+                changes[one.name] = column[rows]
+        return replace(self, **changes)
 
     def described(self, device: int) -> DeviceProperties | None:
         """What the head says of a device. AMD's numbers count processors too: where its devices are alike, of any."""

@@ -253,27 +253,26 @@ class Columns:
             known = f"worked out for {len(found) - lost} of them, the others are left out" if lost else "worked out"
             notes.append(f"Occupancy is written as 0 for {len(found)} kernels with much shared memory: {known}.")
         # A process or thread may be written as a number here and as text there.
-        lane_of = numbered((str(process), str(thread)) for process, thread in self._lanes)[1].astype(np.int32)
+        lanes, lane_of = numbered((str(process), str(thread)) for process, thread in self._lanes)
         memory = {name: np.frombuffer(part, _CODES[name]) for name, part in self._memory.items()}
         if memory:
             memory["lane"] = lane_of[memory["lane"]]
             memory["device"] = np.where(memory.pop("device_type") == 0, -1, memory.pop("device_index"))
-        return _without_overlong(
-            Trace(
-                source=self._source,
-                names=names,
-                kind=np.where((kind == Kind.OPERATOR) & scopes, np.int8(Kind.ANNOTATION), kind),
-                lane=lane_of[lane],
-                duration_ns=np.maximum(columns.pop("duration_ns"), 0),
-                recorded_inputs=tuple(map(_recorded_inputs, self._inputs)),
-                collectives=(*self._collectives, Collective()),
-                memory=memory,
-                devices=devices,
-                notes=tuple(notes),
-                **columns,
-                **_place_in_run(metadata),
-            )
+        trace = Trace(
+            source=self._source,
+            names=names,
+            kind=np.where((kind == Kind.OPERATOR) & scopes, np.int8(Kind.ANNOTATION), kind),
+            lane=lane_of.astype(np.int32)[lane],
+            processes=tuple(process for process, _ in lanes),
+            recorded_inputs=tuple(map(_recorded_inputs, self._inputs)),
+            collectives=(*self._collectives, Collective()),
+            memory=memory,
+            devices=devices,
+            notes=tuple(notes),
+            **columns,
+            **_place_in_run(metadata),
         )
+        return _without_overlong(_without_negative(trace))
 
 
 def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,6 +314,13 @@ def _bytes(arguments: Any) -> int:
     size = _ELEMENT_BYTES.get(str(arguments.dtype).lower(), 0)
     known = [count for count in (arguments.in_elements, arguments.out_elements) if type(count) is int]
     return int(_number(max(known) * size, _ABSENT)) if known and size else _ABSENT
+
+
+def _without_negative(trace: Trace) -> Trace:
+    """*trace* without events that end before they begin."""
+    wrong = trace.duration_ns < 0
+    note = f"Left out: events with a negative length: {wrong.sum():,}."
+    return trace.only(~wrong, notes=(*trace.notes, note)) if wrong.any() else trace
 
 
 def _without_overlong(trace: Trace) -> Trace:

@@ -19,6 +19,7 @@ from lightning_flops.trace.flops import Formulas, Peaks, find_work
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.names import Kind
 from lightning_flops.trace.steps import overlap, phase_table, step_parts, step_times
+from lightning_flops.trace.structure import launch_notes
 
 _NO_KERNELS = "Calls of the runtime launched no kernel, copy or memset that was recorded: its work is in no table."
 _UNMARKED = "No rank is named a straggler: not every trace has marks of steps, so what a rank did in one is not known."
@@ -43,7 +44,7 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
     if work is not None and kernels is not None:
         of_kernels = work.of_kernels()
         kernels = tuple(replace(row, flops=of_kernels.get(row.name)) for row in kernels)
-    launched_nothing = () if trace.has_device or not (trace.kind == Kind.RUNTIME).any() else (_NO_KERNELS,)
+    nothing = () if trace.has_device or not (trace.kind == Kind.RUNTIME).any() else (_NO_KERNELS,)
     return TraceReport(
         source=trace.source,
         rank=trace.rank,
@@ -62,7 +63,13 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
         transfers=tables.transfer_table(trace),
         user_scopes=tables.user_scope_table(trace),
         idle=tables.idle_times(trace),
-        notes=(*trace.notes, *trace.steps.odd, *launched_nothing, *(work.device.notes if work else ())),
+        notes=(
+            *trace.notes,
+            *trace.steps.odd,
+            *nothing,
+            *launch_notes(trace),
+            *(work.device.notes if work else ()),
+        ),
         memory_curves=tables.memory_curves(trace),
         flops=None if work is None else work.totals(),
     )

@@ -1,14 +1,20 @@
-"""Who called and launched whom: by nesting in time, by correlation ids, and by the ids of operators."""
+"""Who called and launched whom: an operator encloses what it calls and launches, in time and on its thread.
+
+Ids join a device event to the call that launched it, and to nothing else: what numbers operators in one writer's files
+counts launches in another's. Where several calls have the number of an event, as in files whose ids begin again or are
+all zero, time decides; where that does not either, the launch is not known, and the trace's notes say of how many.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lightning_flops.trace.intervals import Ints, Lanes, Mask, order_by, split_by
+from lightning_flops.trace.intervals import Ints, Lanes, Mask, group_by, order_by, split_by
 from lightning_flops.trace.names import Kind
 
 if TYPE_CHECKING:
@@ -16,7 +22,8 @@ if TYPE_CHECKING:
 
 _NODE = re.compile(r"autograd::engine::evaluate_function:|torch::autograd::AccumulateGrad|\w+Backward\d*$")
 """Nodes that autograd runs; the last are those of torch 1.8."""
-_ROUNDING_NS = 1000  # a callee may seem to end so much later than its caller; what ends later was not called by it
+_LAUNCHES = re.compile("launch|memcpy|memset", re.I)
+_ROUNDING_NS = 1000  # what begins so shortly before another one's end, and ends that much later, was not called by it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,28 +35,89 @@ class Links:
     levels: tuple[Ints, ...]  #: Rows by how many operators enclose them.
     launch: Ints  #: For each row of a device event, the runtime call that launched it.
     operator_of_launch: Ints  #: For each row of a device event, the innermost operator in which it was launched.
+    ambiguous: int  #: Device events whose number several launches have, at times that fit each.
     is_node: Mask  #: Rows of operators that autograd runs for a backward.
     is_backward: Mask  #: These, and rows of operators that such a one called.
 
 
 def link(trace: Trace) -> Links:
     """Callers, launches and launching operators."""
-    # A device event without a known launch, such as one whose call lies outside the trace, falls back to the external
-    # id that it shares with its operator. Of several calls of one number the outer one launched, which began first.
     operators, parent, depth = nest(trace, trace.of(Kind.OPERATOR))
     by_depth = operators[np.argsort(depth, kind="stable")]
     levels = tuple(np.split(by_depth, np.cumsum(np.bincount(depth))[:-1])) if len(operators) else ()
-    launch, launcher = np.full((2, len(trace)), -1, dtype=np.int64)
-    numbered = trace.correlation >= 0
-    rows = np.flatnonzero(trace.on_device & numbered)
-    launch[rows] = _matching(trace.by_start((trace.kind == Kind.RUNTIME) & numbered), trace.correlation, rows)
-    launched = np.flatnonzero(launch >= 0)
+    launch, ambiguous = _launches(trace)
+    launched, launcher = np.flatnonzero(launch >= 0), np.full(len(trace), -1, dtype=np.int64)
     calls = launch[launched]
     launcher[launched] = enclosing(trace, operators, parent, trace.lane[calls], trace.start_ns[calls])
-    rows = np.flatnonzero(trace.on_device & (launch < 0) & (trace.external_id > 0))
-    launcher[rows] = _matching(operators, trace.external_id, rows)
     is_node = trace.where(_NODE.match, Kind.OPERATOR) | ((trace.kind == Kind.OPERATOR) & (trace.forward_thread > 0))
-    return Links(operators, parent, levels, launch, launcher, is_node, nearest(parent, is_node) >= 0)
+    is_backward = nearest(parent, is_node) >= 0
+    return Links(operators, parent, levels, launch, launcher, ambiguous, is_node, is_backward)
+
+
+def launch_notes(trace: Trace) -> Iterator[str]:
+    """What is not known of launches, or looks wrong, in sentences."""
+    rows, launch, ambiguous = trace.device_rows, trace.links.launch[trace.device_rows], trace.links.ambiguous
+    missing, early = int((launch < 0).sum()) - ambiguous, int((trace.launch_ns[rows] > trace.start_ns[rows]).sum())
+    of_all = f"of the {len(rows):,} kernels, copies and memsets"
+    if missing:
+        yield f"No launch is in the file of {missing:,} {of_all}: no operator has their time."
+    if ambiguous:
+        yield f"Several launches have the number of {ambiguous:,} {of_all}, at times that fit: no operator has theirs."
+    if early:
+        yield f"The clocks of host and device differ: {early:,} {of_all} begin before the call that launched them."
+
+
+def launch_numbers(trace: Trace) -> Ints:
+    """For each row the number that a launch and what it launched have in common; -1 without."""
+    # AMD's roctracer writes no correlation: there it is the External id.
+    by_external = np.where(trace.external_id > 0, 2 * trace.external_id + 1, -1)
+    return np.where(trace.correlation >= 0, 2 * trace.correlation, by_external)
+
+
+def _launches(trace: Trace) -> tuple[Ints, int]:
+    """For each row of a device event the call that launched it, or -1; and how many may be of several calls."""
+    number = launch_numbers(trace)
+    calls = trace.by_start((trace.kind == Kind.RUNTIME) & (number >= 0))
+    calls = calls[np.argsort(number[calls], kind="stable")]
+    # A call of the driver within the runtime's has its number: the outer one launched.
+    again = (np.diff(number[calls]) == 0) & (np.diff(trace.lane[calls]) == 0)
+    again &= trace.start_ns[calls[1:]] < trace.end_ns[calls[:-1]]
+    calls = calls[np.append(True, ~again)[: len(calls)]]
+    events = trace.device_rows[number[trace.device_rows] >= 0]
+    firsts, ends = (np.searchsorted(number[calls], number[events], side=side) for side in ("left", "right"))
+    found, of_one, of_several = np.full(len(trace), -1, dtype=np.int64), ends - firsts == 1, events[ends - firsts > 1]
+    found[events[of_one]] = calls[firsts[of_one]]
+    if len(of_several):
+        calls = calls[trace.where(_LAUNCHES.search, Kind.RUNTIME)[calls] & np.isin(number[calls], number[of_several])]
+        found[of_several] = _in_time(trace, calls, of_several, number)
+    return found, int((found[of_several] < 0).sum())
+
+
+def _in_time(trace: Trace, calls: Ints, events: Ints, number: Ints) -> Ints:
+    """For each of *events*, which are by start, the one of *calls* with its number that launched it; -1 if unclear."""
+    rows, is_call = np.concatenate([calls, events]), np.arange(len(calls) + len(events)) < len(calls)
+    group = group_by(number[rows]).number
+    order = np.lexsort((~is_call, trace.start_ns[rows], group))
+    rows, is_call, group = rows[order], is_call[order], group[order]
+    of_calls, of_events = rows[is_call], rows[~is_call]
+    called, launched = np.bincount(group, is_call).astype(np.int64), np.bincount(group, ~is_call).astype(np.int64)
+    mine = group[~is_call]
+    begins = np.cumsum(called) - called
+    # Either as many calls as events, and one stream, which runs in the order of the launches.
+    turn = begins[mine] + np.arange(len(mine)) - (np.cumsum(launched) - launched)[mine]
+    in_turn = of_calls[np.minimum(turn, len(of_calls) - 1)] if len(of_calls) else np.full(len(mine), -1)
+    lanes = trace.lane[of_events]
+    same_lane = np.append(True, (np.diff(lanes) == 0) | (np.diff(mine) != 0))
+    fits = same_lane & (trace.start_ns[in_turn] <= trace.start_ns[of_events])
+    ordered = (called == launched) & (np.bincount(mine, ~fits, len(called)) == 0)
+    # Or each launch is done before the next one of its number: then the last call before an event launched it.
+    last = np.cumsum(is_call)[~is_call] - 1
+    used = np.bincount(last[last >= begins[mine]], minlength=len(of_calls)) > 0
+    idle = np.bincount(group[is_call], ~used, len(called)) + np.bincount(mine, last < begins[mine], len(called))
+    latest = np.where(idle[mine] == 0, of_calls[last], -1) if len(of_calls) else in_turn
+    found = np.full(len(trace), -1, dtype=np.int64)
+    found[of_events] = np.where(ordered[mine], in_turn, latest)
+    return found[events]
 
 
 def enclosing(trace: Trace, rows: Ints, parent: Ints, lanes: Lanes, moments_ns: Ints) -> Ints:
@@ -87,7 +155,8 @@ def nest(trace: Trace, rows: Ints) -> tuple[Ints, Ints, Ints]:
     looking = np.flatnonzero(around >= 0)
     while len(looking):
         outer = around[looking]
-        passed = (ends[outer] <= starts[looking]) | (ends[outer] < ends[looking] - _ROUNDING_NS)
+        left = ends[outer] - starts[looking]
+        passed = (left <= 0) | ((left <= _ROUNDING_NS) & (ends[outer] < ends[looking] - _ROUNDING_NS))
         looking = looking[passed]
         around[looking] = around[around[looking]]
         looking = looking[around[looking] >= 0]
@@ -114,12 +183,3 @@ def nearest(around: Ints, wanted: Mask) -> Ints:
     while len(passed := np.flatnonzero((above >= 0) & ~wanted[above])):
         above[passed] = above[above[passed]]  # each round looks twice as far up
     return above
-
-
-def _matching(known: Ints, numbers: Ints, rows: Ints) -> Ints:
-    """For each of *rows* the first of *known* that has the same of *numbers*; -1 without."""
-    if not len(known):
-        return np.full(len(rows), -1, dtype=np.int64)
-    known = known[np.argsort(numbers[known], kind="stable")]
-    index = np.minimum(np.searchsorted(numbers[known], numbers[rows], side="left"), len(known) - 1)
-    return np.where(numbers[known[index]] == numbers[rows], known[index], -1)

@@ -65,13 +65,6 @@ def test_device_time_belongs_to_the_operator_that_launched_and_to_its_callers() 
     assert [one and one.ratio for one in times["aten::linear"]] == [1, 7 / 52]
 
 
-def test_a_kernel_without_its_launch_goes_to_the_operator_with_its_external_id() -> None:
-    number: dict[str, Any] = {"External id": 5}
-    found = rows(operator("aten::mm", 0, 50, **number), operator("aten::add", 60, 5), kernel(77, 100, 40, **number))
-    assert (device := found["aten::mm"].device_self) is not None
-    assert device.total_us == 40
-
-
 def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None:
     loaded = trace(
         operator("aten::linear", 0, 50), memory(2, 100),
