@@ -409,6 +409,8 @@ class BatchTotals:
     samples: int | None  # None if the size of a batch was not known
     samples_per_sec: Extremes | None  # samples of each batch / its seconds; None if they are not known
     tokens: BatchTokens = UNKNOWN_TOKENS  # of all batches
+    #: Mean seconds of a batch, and of its wait, in stretches of equally many batches in a row: how much they vary.
+    stretches_sec: tuple[tuple[float, float], ...] = ()
 
 
 class UnprofiledFlops(NamedTuple):

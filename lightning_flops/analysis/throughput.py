@@ -68,6 +68,8 @@ def build_throughput(
         padding_ratio=padding_ratio(tokens),
         tokens_per_sec=per_second(amount=timed_tokens and timed_tokens * dp_size, seconds=seconds.total),
         unavailable=unavailable | impossible,
+        batch_stretches_sec=tuple(one for one, _ in totals.stretches_sec),
+        reader_stretches_sec=() if reader is None else tuple(wait for _, wait in totals.stretches_sec),
     )
 
 

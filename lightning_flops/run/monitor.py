@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from lightning_flops import host_clock
 from lightning_flops.records import NO_TOKENS, BatchTokens, BatchTotals, Extremes
 
+_MOST_STRETCHES = 64
+
 
 @dataclass(slots=True)
 class MonitorReading:
@@ -44,6 +46,32 @@ def _with(value: float | None, others: Extremes | None) -> Extremes | None:
 
 
 @dataclass(slots=True)
+class Stretches:
+    """Seconds of batches in a row, and of their waits: in 32 to 63 stretches of equally many, however long a run is."""
+
+    sums: list[tuple[float, float]] = field(default_factory=list)  # of complete stretches
+    length: int = 1  # batches of each
+    _batches: int = 0  # of the running one
+    _seconds: float = 0.0
+    _wait: float = 0.0
+
+    def add(self, seconds: float, wait: float) -> None:
+        """Add a batch."""
+        self._batches, self._seconds, self._wait = self._batches + 1, self._seconds + seconds, self._wait + wait
+        if self._batches < self.length:
+            return
+        self.sums.append((self._seconds, self._wait))
+        self._batches, self._seconds, self._wait = 0, 0.0, 0.0
+        if len(self.sums) == _MOST_STRETCHES:
+            pairs = zip(self.sums[::2], self.sums[1::2], strict=True)
+            self.sums, self.length = [(one[0] + next_[0], one[1] + next_[1]) for one, next_ in pairs], 2 * self.length
+
+    def means(self) -> tuple[tuple[float, float], ...]:
+        """Of one batch in each complete stretch."""
+        return tuple((seconds / self.length, wait / self.length) for seconds, wait in self.sums)
+
+
+@dataclass(slots=True)
 class Monitor:
     """Adds up batches until it is read, and over the whole run."""
 
@@ -59,6 +87,7 @@ class Monitor:
     _batch_sec: Extremes | None = None
     _waits: Extremes | None = None
     _rates: Extremes | None = None
+    _stretches: Stretches = field(default_factory=Stretches)
 
     def go_on(self) -> None:
         """A batch begins here: what ran since the last one was the profiler's."""
@@ -98,6 +127,7 @@ class Monitor:
         if not profiled:
             for sums in (self._reading, self._total):
                 sums.add(seconds, wait, samples, tokens)
+            self._stretches.add(seconds, wait or 0.0)
             self._batch_sec, self._waits = _with(seconds, self._batch_sec), _with(wait, self._waits)
             self._rates = _with(samples / seconds if samples is not None and seconds > 0 else None, self._rates)
         seconds += self._step_sec
@@ -119,4 +149,5 @@ class Monitor:
             samples=total.samples,
             samples_per_sec=None if total.samples is None else self._rates,
             tokens=total.tokens,
+            stretches_sec=self._stretches.means(),
         )

@@ -26,7 +26,7 @@ class ThroughputSummary(codec.Shown):
     sums over some batches by the number of others. Here every average is a total over a total.
     """
 
-    VERSION = 4
+    VERSION = 5
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     batches: int  #: Batches of this rank.
     reader_ratio: float | None  #: Share of the batches' time inside the data loader; None if no wait was seen.
@@ -60,3 +60,6 @@ class ThroughputSummary(codec.Shown):
     tokens_per_sec: float | None = None
     #: Why ``mfu`` or ``useful_mfu`` is None, in a few words.
     unavailable: Mapping[str, str] = field(default_factory=dict)
+    #: Mean batch cost in each of at most 63 stretches of equally many batches in a row: what of a difference is noise.
+    batch_stretches_sec: tuple[float, ...] = ()
+    reader_stretches_sec: tuple[float, ...] = ()  #: Mean reader cost in these stretches; empty if no wait was seen.

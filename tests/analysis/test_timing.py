@@ -106,6 +106,18 @@ def test_averages_are_totals_over_totals() -> None:
     assert summary.ips_unit == "samples/s"
 
 
+def test_batches_in_a_row_are_added_up_in_stretches_of_equally_many() -> None:
+    few = known(run([(0.25 * at, 0.75 * at, 8) for at in range(1, 64)]))
+    assert few.batch_stretches_sec == tuple(range(1, 64))
+    assert few.reader_stretches_sec == tuple(0.25 * at for at in range(1, 64))
+    # 64 stretches of one batch are 32 of two, and, of twice as many batches, of four; the last two fill none.
+    many = known(run([(0.25 * at, 0.75 * at, 8) for at in range(1, 131)]))
+    assert many.batch_stretches_sec == tuple(4.0 * at + 2.5 for at in range(32))
+    assert many.reader_stretches_sec == tuple(at + 0.625 for at in range(32))
+    assert few.batch_cost_sec.average == 32.0 and many.batch_cost_sec.average == 65.5
+    assert known(run([(0.0, 1.0, 8)] * 100_000)).batch_stretches_sec == (1.0,) * 48
+
+
 def test_without_known_samples_the_rate_is_of_batches() -> None:
     summary = known(run([(0.0, 1.0, 8), (0.0, 4.0, None)]))
     assert summary.ips_unit == "batches/s"
