@@ -1,0 +1,383 @@
+"""What a loop says of itself: a clock at its own fetches, what it handled in each step, and FLOPs by hand."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_flops import Profile
+from lightning_flops.pytorch import profile_training
+from lightning_flops.schema.throughput import ThroughputSummary
+
+SETTINGS: dict[str, Any] = {"profile_step": 3, "timing_steps": 8, "trace": False}
+STEPS = 24
+BATCH, IN, HIDDEN, OUT = 8, 16, 32, 4
+PAUSE_SEC, FETCH_SEC = 0.004, 0.002
+"""What a forward and a fetch take: a busy machine must not decide, and what they compute takes far less."""
+
+_SHARE, _LEAST_SEC = 0.05, 0.0002
+_STEPS_OF_A_REPORT = 5
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of a loop, by its own account."""
+
+    samples: float = 0
+    micro_steps: int = 0
+    forward: int = 0  # FLOPs of all its models; a multiply-add is two
+    backward: int = 0
+    recompute: int = 0
+    optimizer: int = 0
+    seconds: float = 0.0  # without what is outside of steps
+    waited: float = 0.0  # for data
+    outside: float = 0.0  # what the loop itself would not call training, before or in this step
+    undecided: float = 0.0  # seconds of what nobody can tell from that
+    undecided_forward: int = 0  # and its FLOPs
+
+    @property
+    def flops(self) -> tuple[int, int, int, int]:
+        """By phase."""
+        return self.forward, self.backward, self.recompute, self.optimizer
+
+    def left_out(self) -> Step:
+        """This step, if what is undecided in it is no training."""
+        seconds, outside = self.seconds - self.undecided, self.outside + self.undecided
+        return replace(self, seconds=seconds, outside=outside, forward=self.forward - self.undecided_forward)
+
+
+class Account:
+    """The account that one loop keeps while it trains; with *alone* nothing of this package is around it."""
+
+    def __init__(self, *, quick: bool = False, alone: bool = False) -> None:
+        self.steps: list[Step] = []
+        self.run: Any = None  # what has the profile
+        self.quick = quick
+        self.settings = dict(SETTINGS)
+        self.alone = alone
+        self._step = Step()
+        self._since = time.perf_counter()
+        self._is_outside = False
+
+    def pause(self, share: float = 1.0) -> None:
+        """Stands for *share* of what a model of some size would compute."""
+        if not self.quick:
+            time.sleep(share * PAUSE_SEC)
+
+    def fetch_pause(self) -> None:
+        """Stands for what a loader of some size would load."""
+        if not self.quick:
+            time.sleep(FETCH_SEC)
+
+    @contextmanager
+    def profiled(self, model: Any, optimizer: Any = None, **more: Any) -> Iterator[Any]:
+        """What is put around the loop; the account begins with it."""
+        if self.alone:
+            self.begins()
+            yield None
+            return
+        with profile_training(model, optimizer, **self.settings, **more) as self.run:
+            self.begins()
+            yield self.run
+
+    def by(self, made: Callable[[], Any]) -> list[Any]:
+        """The callback that *made* makes, in a list; an empty one if nothing of this package is around the loop."""
+        if self.alone:
+            return []
+        self.run = made()
+        return [self.run]
+
+    def begins(self) -> None:
+        """The first step begins."""
+        self._step, self._since = Step(), time.perf_counter()
+
+    def fetches(self, source: Iterable[Any]) -> Iterator[Any]:
+        """*source*, with the clock at the loop's own fetches."""
+        iterator = iter(source)
+        while True:
+            asked = time.perf_counter()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self._step.waited += time.perf_counter() - asked
+            yield batch
+
+    def handled(self, samples: float, micro_steps: int = 1) -> None:
+        """So much was trained on."""
+        self._step.samples += samples
+        self._step.micro_steps += micro_steps
+
+    def forward(self, model: nn.Module, rows: int) -> None:
+        """*model* was called with *rows* rows."""
+        self._step.forward += forward_flops(model, rows)
+
+    def backward(self, model: nn.Module, rows: int, *, inputs: bool = False, weights: bool = True) -> None:
+        """Gradients went back through *model*: to its *weights*, and to its *inputs*."""
+        self._step.backward += backward_flops(model, rows, inputs=inputs, weights=weights)
+
+    def computed(self, **flops: int) -> None:
+        """FLOPs of other kinds, by phase."""
+        for phase, number in flops.items():
+            setattr(self._step, phase, getattr(self._step, phase) + number)
+
+    def trained(self, model: nn.Module, rows: int, *, samples: float | None = None, micro_steps: int = 1) -> None:
+        """*model* went forward and backward on *rows* rows, which are the step's samples unless it says otherwise."""
+        self.forward(model, rows)
+        self.backward(model, rows)
+        self.handled(rows if samples is None else samples, micro_steps)
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """What runs inside is no training: neither its time, nor its waits, nor its FLOPs."""
+        if self._is_outside:
+            yield
+            return
+        asked, waited, self._is_outside = time.perf_counter(), self._step.waited, True
+        yield
+        self._step.outside += time.perf_counter() - asked
+        self._step.waited, self._is_outside = waited, False
+
+    def mark(self) -> tuple[Any, ...]:
+        """Where the account is, for ``back_to``."""
+        return len(self.steps), replace(self._step), self._since, time.perf_counter()
+
+    def back_to(self, mark: tuple[Any, ...]) -> None:
+        """What ran since *mark* is outside of steps."""
+        number, self._step, self._since, asked = mark
+        del self.steps[number:]
+        if not self._is_outside:
+            self._step.outside += time.perf_counter() - asked
+
+    @contextmanager
+    def undecided(self) -> Iterator[None]:
+        """What runs inside may be the step's or outside of it, as far as anybody can tell from what is called."""
+        asked, forward = time.perf_counter(), self._step.forward
+        yield
+        self._step.undecided += time.perf_counter() - asked
+        self._step.undecided_forward += self._step.forward - forward
+
+    def step(self) -> None:
+        """A step is over, here."""
+        now, step = time.perf_counter(), self._step
+        step.seconds = now - self._since - step.outside
+        self.steps.append(step)
+        self._step, self._since = Step(), now
+
+
+# ---- small models, what they cost by hand, and what they are trained on
+
+
+def net(*sizes: int) -> nn.Sequential:
+    """Linear layers of these sizes, or of the usual ones, with a ReLU between two."""
+    torch.manual_seed(0)
+    sizes = sizes or (IN, HIDDEN, OUT)
+    layers: list[nn.Module] = []
+    for before, after in zip(sizes, sizes[1:], strict=False):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _products(model: nn.Module) -> list[int]:
+    """Multiply-adds of one row in each linear layer of *model*, in their order."""
+    return [one.in_features * one.out_features for one in model.modules() if isinstance(one, nn.Linear)]
+
+
+def forward_flops(model: nn.Module, rows: int) -> int:
+    """FLOPs of a forward."""
+    return 2 * rows * sum(_products(model))
+
+
+def backward_flops(model: nn.Module, rows: int, *, inputs: bool = False, weights: bool = True) -> int:
+    """FLOPs of a backward: one product for a layer's weights, one for its input, which the first may not need."""
+    first, *others = _products(model)
+    return 2 * rows * (weights * (first + sum(others)) + inputs * first + sum(others))
+
+
+def loss_of(output: torch.Tensor) -> torch.Tensor:
+    """A loss without any product."""
+    return output.square().mean()
+
+
+class Rows(Dataset[Any]):
+    """*length* rows, loaded a batch at a time, which takes its time."""
+
+    def __init__(self, account: Account, length: int, *widths: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self._rows = [torch.randn(length, width, generator=generator) for width in widths or (IN,)]
+        self._pause = account.fetch_pause
+
+    def __len__(self) -> int:
+        return len(self._rows[0])
+
+    def __getitems__(self, places: Sequence[int]) -> list[Any]:
+        self._pause()
+        taken = [rows[list(places)] for rows in self._rows]
+        return list(zip(*taken, strict=True)) if len(taken) > 1 else list(taken[0])
+
+
+def loader(account: Account, batches: int = STEPS, size: int = BATCH, *widths: int, **more: Any) -> DataLoader[Any]:
+    """A torch DataLoader of so many batches."""
+    return DataLoader(Rows(account, batches * size, *widths), batch_size=size, **more)
+
+
+def sgd(*models: nn.Module) -> torch.optim.SGD:
+    """An optimizer of all parameters of *models*."""
+    return torch.optim.SGD([weight for one in models for weight in one.parameters()], lr=1e-3)
+
+
+def update(optimizer: Any) -> None:
+    """An optimizer's step, and no gradients after it."""
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+# ---- the account beside what was reported
+
+
+class Figure(NamedTuple):
+    """One figure of both."""
+
+    name: str
+    own: object  # by the loop's account
+    said: object
+    right: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """What a loop cannot be held to."""
+
+    unknown: bool = False  # its samples: n/a with its reason is right, too
+    no_wait: bool = False  # it waits for nothing that could be seen: n/a is right
+    optimizer: bool = True  # FLOPs of its optimizer were worked out by hand
+    varies: bool = False  # FLOPs of its steps differ: those of the run are an estimate
+    first_unseen: bool = False  # the profiler finds the loop by its first update
+
+
+@dataclass(slots=True)
+class _Judge:
+    figures: list[Figure] = field(default_factory=list)
+
+    def exact(self, name: str, own: object, said: object, *, right: bool | None = None) -> None:
+        self.figures.append(Figure(name, own, said, own == said if right is None else right))
+
+    def near(self, name: str, own: float, said: float | None, *, least: float = 0.0, share: float = _SHARE) -> None:
+        right = said is not None and abs(said - own) <= max(share * own, least)
+        self.figures.append(Figure(name, own, said, right))
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean of *values*; not a number if there are none."""
+    known = list(values)
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def figures(
+    steps: Sequence[Step],
+    profile: Profile | None,
+    throughput: ThroughputSummary | None,
+    allowed: Allowed,
+    *,
+    times: bool,
+) -> list[Figure]:
+    """Every figure that is held to the account of *steps*; those of *times* only where nothing else runs."""
+    either = [
+        _figures(one, profile, throughput, allowed, times=times) for one in (steps, [s.left_out() for s in steps])
+    ]
+    return min(either, key=lambda found: sum(not one.right for one in found))
+
+
+def _figures(
+    steps: Sequence[Step],
+    profile: Profile | None,
+    throughput: ThroughputSummary | None,
+    allowed: Allowed,
+    *,
+    times: bool,
+) -> list[Figure]:
+    judge = _Judge()
+    if profile is None:
+        judge.exact("profile", "one", "none")
+        return judge.figures
+    counted = [steps[one] for one in profile.counted_steps if one < len(steps)]
+    timed = [steps[one] for one in profile.timed_steps if one < len(steps)]
+    judge.exact("timed steps", len(profile.timed_steps), len(timed))
+    samples = mean(one.samples for one in timed or counted)
+    unknown = profile.samples is None and bool(profile.unavailable.get("samples_per_sec"))
+    judge.exact("samples", samples, profile.samples, right=(allowed.unknown and unknown) or samples == profile.samples)
+    judge.exact("micro-steps", mean(one.micro_steps for one in counted), float(profile.micro_steps))
+    said, phases = profile.flops, slice(4 if allowed.optimizer else 3)
+    own = tuple(round(mean(one)) for one in zip(*(one.flops for one in counted), strict=True))[phases]
+    judge.exact("FLOPs", own, (said.forward, said.backward, said.recompute, said.optimizer)[phases])
+    if throughput is None:
+        judge.exact("throughput", "one", "none")
+        return judge.figures
+    known = throughput.steps_counted + throughput.steps_by_formula + throughput.steps_estimated
+    seen = steps[allowed.first_unseen :]
+    judge.exact("steps of the run", len(seen), known)
+    in_all = sum(one.forward + one.backward for one in seen)
+    judge.near("FLOPs of the run", in_all, throughput.model_flops, share=0.1 if allowed.varies else 0.0)
+    if times:
+        _hold_times(judge, steps, timed, profile, throughput, allowed)
+    return judge.figures
+
+
+def _left_out(profile: Profile, allowed: Allowed) -> tuple[Callable[[int], bool], ...]:
+    """Which steps the run's throughput leaves out: the first and counted ones, and perhaps those beside a report."""
+    last = profile.timed_steps[-1] if profile.timed_steps else -_STEPS_OF_A_REPORT
+
+    def measured(number: int) -> bool:
+        return number <= allowed.first_unseen or number in profile.counted_steps
+
+    return measured, lambda number: measured(number) or last <= number < last + _STEPS_OF_A_REPORT
+
+
+def _rate(steps: Iterable[Step]) -> float:
+    """Samples per second of *steps* together."""
+    known = list(steps)
+    return sum(one.samples for one in known) / math.fsum(one.seconds for one in known)
+
+
+def _hold_times(
+    judge: _Judge,
+    steps: Sequence[Step],
+    timed: Sequence[Step],
+    profile: Profile,
+    throughput: ThroughputSummary,
+    allowed: Allowed,
+) -> None:
+    timing = profile.timing
+    if timing is None:
+        judge.exact("timing", "one", "none")
+        return
+    # At the end of the last one the window is closed, which the loop's clock takes for a part of that step.
+    seconds = mean(one.seconds for one in timed[:-1])
+    judge.near("step ms", 1e3 * seconds, 1e3 * mean(timing.global_step.steps_sec[:-1]), least=1e3 * _LEAST_SEC)
+    if not (allowed.unknown and profile.samples is None):
+        rate = mean(one.samples for one in timed) / seconds
+        judge.near("samples/s", rate, profile.rates.samples_per_sec, least=rate * _LEAST_SEC / seconds)
+        # Which steps run beside a report, and are left out, only the profiler knows: either rate is right.
+        rates = [
+            _rate(one for number, one in enumerate(steps) if not left_out(number))
+            for left_out in _left_out(profile, allowed)
+        ]
+        ips = throughput.ips.average if throughput.ips is not None and throughput.ips_unit == "samples/s" else None
+        right = ips is not None and (1 - _SHARE) * min(rates) <= ips <= (1 + _SHARE) * max(rates)
+        judge.exact("samples/s of the run", rates[0], ips, right=right)
+    wait = timing.data_wait_sec
+    waited = mean(one.waited for one in timed)
+    if allowed.no_wait:
+        judge.exact("data wait ms", None, wait, right=wait is None or wait <= waited + _LEAST_SEC)
+    else:
+        judge.near("data wait ms", 1e3 * waited, None if wait is None else 1e3 * wait, least=1e3 * _LEAST_SEC)
+    outside = math.fsum(one.outside for one in timed)
+    judge.near("outside ms", 1e3 * outside, 1e3 * math.fsum(timing.excluded_sec.values()), least=2.0)
