@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from lightning_flops.signals import words_of
+from lightning_flops.sinks.tensorboard_tab import event, new_event_file
 from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
@@ -102,32 +103,47 @@ class TrainerLog(Services):
 
 
 class TensorBoardFiles:
-    """TensorBoard's files in one folder, made when there is something to write."""
+    """TensorBoard's files in one folder, made when there is something to write.
+
+    They are written here, and not by the thread of torch's ``SummaryWriter``, which would print what it raises. After
+    the first error nothing more is tried: a record that is there in part ends the file for its readers.
+    """
 
     def __init__(self, folder: str) -> None:
         self.log_dir = folder
-
-    @functools.cached_property
-    def inner(self) -> Any:
-        """The writer that torch has: nothing else here needs torch."""
-        return importlib.import_module("torch.utils.tensorboard").SummaryWriter(self.log_dir)
+        self._file: Any = None
+        self._error: OSError | None = None
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         """Write one number."""
-        self.inner.add_scalar(tag, value, step)
+        self._write("scalar", tag, value, step)
 
     def add_text(self, tag: str, text: str, step: int) -> None:
         """Write one text, which TensorBoard reads as Markdown."""
-        self.inner.add_text(tag, text, step)
+        self._write("text", tag, text, step)
+
+    def _write(self, kind: str, tag: str, value: Any, step: int) -> None:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        summary = getattr(importlib.import_module("torch.utils.tensorboard.summary"), kind)(tag, value)
+        try:
+            if self._file is None:
+                self._file = new_event_file(self.log_dir)
+            self._file.write(event(step=step, summary=summary))
+        except OSError as error:
+            self._error = error
+            raise
 
     def flush(self) -> None:
         """Let TensorBoard see what was written."""
-        self.inner.flush()
+        if self._file is not None:
+            self._file.flush()
 
     def close(self) -> None:
         """Close the files, if any were made."""
-        if "inner" in vars(self):
-            self.inner.close()
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 def _is_integration(callback: Any) -> bool:

@@ -1,11 +1,11 @@
-"""Makes event files of our own with what TensorBoard's tab "FLOPs" shows: one window of a run in each."""
+"""Makes TensorBoard's event files, and what its tab "FLOPs" shows: one window of a run in a file of its own."""
 
 from __future__ import annotations
 
 import importlib
 import io
 import secrets
-from typing import Final
+from typing import Any, Final
 
 from lightning_flops import host_clock
 
@@ -22,10 +22,8 @@ def tab_events(*, tag: str, figures: bytes, packed: bytes, step: int) -> bytes:
     importlib.import_module("torch.utils.tensorboard")
     protos = "tensorboard.compat.proto"
     records = importlib.import_module(f"{protos}.summary_pb2")
-    events = importlib.import_module(f"{protos}.event_pb2")
     tensors = importlib.import_module(f"{protos}.tensor_pb2")
     types = importlib.import_module(f"{protos}.types_pb2")
-    writers = importlib.import_module("tensorboard.summary.writer.record_writer")
     metadata = records.SummaryMetadata(
         plugin_data=records.SummaryMetadata.PluginData(plugin_name=PLUGIN, content=figures),
         data_class=records.DATA_CLASS_TENSOR,
@@ -33,10 +31,28 @@ def tab_events(*, tag: str, figures: bytes, packed: bytes, step: int) -> bytes:
     tensor = tensors.TensorProto(dtype=types.DT_STRING, string_val=[packed])
     summary = records.Summary(value=[records.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])
     file = io.BytesIO()
-    writer, now = writers.RecordWriter(file), host_clock.wall_sec()
-    writer.write(events.Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
-    writer.write(events.Event(wall_time=now, step=step, summary=summary).SerializeToString())
+    _records(file).write(event(step=step, summary=summary))
     return file.getvalue()
+
+
+def new_event_file(folder: str) -> Any:
+    """A new file in *folder*, a path or any URL that TensorBoard opens, whose ``write`` takes what ``event`` returns."""
+    files = importlib.import_module("tensorboard.compat").tf.io.gfile
+    files.makedirs(folder)
+    return _records(files.GFile(f"{folder.rstrip('/')}/{event_file_name(0)}", "wb"))
+
+
+def event(**content: Any) -> bytes:
+    """One event of an event file, which happens now."""
+    kind = importlib.import_module("tensorboard.compat.proto.event_pb2").Event
+    return bytes(kind(wall_time=host_clock.wall_sec(), **content).SerializeToString())
+
+
+def _records(file: Any) -> Any:
+    """What writes events to *file*; the first says what the others are."""
+    writer = importlib.import_module("tensorboard.summary.writer.record_writer").RecordWriter(file)
+    writer.write(event(file_version="brain.Event:2"))
+    return writer
 
 
 def event_file_name(number: int) -> str:

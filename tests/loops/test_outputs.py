@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,17 @@ def test_a_summary_writer_gets_scalars_and_text_and_throughput_alone_is_a_file(n
     profiler = train(now, timer_only=True, log_dir=tmp_path / "timed")
     assert profiler.profile is None and throughput_of(profiler).batches == 12
     assert [one.name for one in (tmp_path / "timed" / "lightning_flops").iterdir()] == ["throughput.json"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="needs a folder in which nobody can make a file")
+def test_a_folder_that_cannot_be_written_is_one_warning(now: FakeNow, caplog: pytest.LogCaptureFixture) -> None:
+    """A thread that raised would fail the test, too."""
+    with caplog.at_level(logging.WARNING, "lightning_flops"):
+        profiler = train(now, log_dir="/proc/self/fdinfo", log_every_n_steps=1)
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert ["the FLOPs report was not written: " in one for one in said].count(True) == 1
+    assert not [one for one in said if "did not take" in one]
+    assert profile_of(profiler).flops.forward == FORWARD
 
 
 def test_a_function_gets_scalars_and_their_step(now: FakeNow) -> None:
