@@ -6,6 +6,7 @@ Every error is an OSError that names the path.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -15,6 +16,9 @@ from pathlib import Path
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+
+_WITHOUT_LINKS = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+"""What file systems answer that have no links; any other error is one of the disk."""
 
 
 def write_text_file(path: str | os.PathLike[str], text: str) -> None:
@@ -73,6 +77,15 @@ def numbered(path: str, number: int) -> str:
     return f"{stem}-{number}{dot}{suffix}"
 
 
+def shown_path(path: str) -> str:
+    """*path* from the working directory, if it lies below it, and if that is still there."""
+    try:
+        shown = os.path.relpath(path) if os.path.isabs(path) else path  # a URL is not
+    except OSError:
+        return path
+    return path if shown.startswith("..") else shown
+
+
 def remove_file(path: str) -> None:
     """Remove the file at *path*, if that can be done."""
     with contextlib.suppress(Exception):  # file systems raise what their client libraries raise
@@ -94,7 +107,9 @@ def _takes_name(draft: Path, path: Path) -> bool:
         os.link(draft, path)
     except FileExistsError:
         return False
-    except OSError:  # a file system without links
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:
+            raise
         draft.replace(path)
     return True
 

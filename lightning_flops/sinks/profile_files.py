@@ -15,6 +15,7 @@ from lightning_flops.config.values import OWN_FOLDER
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.codec import LONGEST_PROFILE
 from lightning_flops.schema.profile import Profile, ProfiledRun
+from lightning_flops.sinks.file import shown_path
 
 PROFILE_FILE: Final = re.compile(r"profile(?P<whose>(?:\.[a-z0-9]+)*)(?:-(?P<number>[0-9]{1,9}))?\.json")
 """``profile.json``, ``profile-2.json``, ``profile.predict.json``, ``profile.rank3-2.json``."""
@@ -169,8 +170,7 @@ class Place:
             return self.given
         if not self._is_local:
             return str(self._system.unstrip_protocol(file))
-        relative = os.path.relpath(file)
-        return file if relative.startswith("..") else relative
+        return shown_path(file)
 
 
 def _read_run(place: Place, name: str, files: Sequence[str]) -> ProfiledRun:

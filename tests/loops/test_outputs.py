@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,21 @@ def test_a_folder_that_cannot_be_written_is_one_warning(now: FakeNow, caplog: py
     assert ["the FLOPs report was not written: " in one for one in said].count(True) == 1
     assert not [one for one in said if "did not take" in one]
     assert profile_of(profiler).flops.forward == FORWARD
+
+
+def test_a_working_directory_that_was_removed_takes_nothing_from_the_run(
+    now: FakeNow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    with caplog.at_level(logging.WARNING, "lightning_flops"):
+        train(now, log_dir=tmp_path / "logs")
+    assert not [one.getMessage() for one in caplog.records if "failed" in one.getMessage()]
+    names = {one.name for one in (tmp_path / "logs" / "lightning_flops").iterdir()}
+    assert {"profile.json", "profile.html", "throughput.json"} <= names
 
 
 def test_a_function_gets_scalars_and_their_step(now: FakeNow) -> None:
