@@ -24,7 +24,14 @@ from lightning_flops.report.text import fenced, render_advice, render_text
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.sinks.console import to_log
-from lightning_flops.sinks.file import numbered, remove_file, shown_path, write_new_file, write_own_file, write_text_file
+from lightning_flops.sinks.file import (
+    numbered,
+    remove_file,
+    shown_path,
+    write_new_file,
+    write_own_file,
+    write_text_file,
+)
 from lightning_flops.sinks.services import Services
 from lightning_flops.sinks.tensorboard_tab import event_file_name, tab_events
 from lightning_flops.units import package_logger

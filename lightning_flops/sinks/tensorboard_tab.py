@@ -36,7 +36,7 @@ def tab_events(*, tag: str, figures: bytes, packed: bytes, step: int) -> bytes:
 
 
 def new_event_file(folder: str) -> Any:
-    """A new file in *folder*, a path or any URL that TensorBoard opens, whose ``write`` takes what ``event`` returns."""
+    """A new file in *folder*, a path or a URL that TensorBoard opens: its ``write`` takes what ``event`` returns."""
     files = importlib.import_module("tensorboard.compat").tf.io.gfile
     files.makedirs(folder)
     return _records(files.GFile(f"{folder.rstrip('/')}/{event_file_name(0)}", "wb"))
