@@ -17,8 +17,8 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+# What file systems answer that have no links; any other error is one of the disk.
 _WITHOUT_LINKS = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
-"""What file systems answer that have no links; any other error is one of the disk."""
 
 
 def write_text_file(path: str | os.PathLike[str], text: str) -> None:

@@ -141,9 +141,8 @@ class TensorBoardFiles:
 
     def close(self) -> None:
         """Close the files, if any were made."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def _is_integration(callback: Any) -> bool:

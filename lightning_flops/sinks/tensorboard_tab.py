@@ -19,17 +19,11 @@ def tab_events(*, tag: str, figures: bytes, packed: bytes, step: int) -> bytes:
     a few of the window's, which TensorBoard knows without reading the profile: *packed*, JSON compressed by gzip.
     """
     # The training thread may import the same at this moment, for its writer: two orders of import would deadlock.
-    importlib.import_module("torch.utils.tensorboard")
-    protos = "tensorboard.compat.proto"
-    records = importlib.import_module(f"{protos}.summary_pb2")
-    tensors = importlib.import_module(f"{protos}.tensor_pb2")
-    types = importlib.import_module(f"{protos}.types_pb2")
-    metadata = records.SummaryMetadata(
-        plugin_data=records.SummaryMetadata.PluginData(plugin_name=PLUGIN, content=figures),
-        data_class=records.DATA_CLASS_TENSOR,
-    )
-    tensor = tensors.TensorProto(dtype=types.DT_STRING, string_val=[packed])
-    summary = records.Summary(value=[records.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])
+    torchs = importlib.import_module("torch.utils.tensorboard.summary")
+    plugin = torchs.SummaryMetadata.PluginData(plugin_name=PLUGIN, content=figures)
+    metadata = torchs.SummaryMetadata(plugin_data=plugin, data_class="DATA_CLASS_TENSOR")
+    tensor = torchs.TensorProto(dtype="DT_STRING", string_val=[packed])
+    summary = torchs.Summary(value=[torchs.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])
     file = io.BytesIO()
     _records(file).write(event(step=step, summary=summary))
     return file.getvalue()
