@@ -99,7 +99,7 @@ def advise_on_traces(
         evidence = Evidence(
             step_sec=mean.wall_us / _US_PER_SEC,
             data_wait_sec=None if mean.data_loader_us is None else mean.data_loader_us / _US_PER_SEC,
-            shares={"waiting": waiting},
+            shares={"waiting": waiting, "unmatched": float(ranks is not None and bool(ranks.notes))},
             device=device,
         )
         whose = "" if len(traces) == 1 else f"{file}: " if trace.rank is None else f"Rank {trace.rank}: "
@@ -170,6 +170,13 @@ def _of_optimizer(evidence: Evidence) -> Mapping[str, str]:
     return {"names": " and ".join(dict.fromkeys(one.type_name for one in single)), "ways": ", or with ".join(ways)}
 
 
+def _of_waiting(evidence: Evidence) -> Mapping[str, str]:
+    if evidence.shares.get("waiting") is None:
+        return {"waits": "with any wait for other ranks, which is not known"}
+    known = " as far as it is known" if evidence.shares.get("unmatched") else ""
+    return {"waits": f"the wait for other ranks left out{known}"}
+
+
 def _of_straggler(evidence: Evidence) -> Mapping[str, str]:
     one = evidence.straggler
     return {} if one is None else {"who": straggler_evidence(one), "look": straggler_action(one)}
@@ -222,7 +229,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="exposed_communication",
         measured=lambda one: one.transfer_share,
-        fact="Communication that no computation hides takes {measured} of the step, the wait for other ranks left out.",
+        words=_of_waiting,
+        fact="Communication that no computation hides takes {measured} of the step, {waits}.",
         # Sharded gradients (ZeRO-2 and -3, FSDP) are reduced in every micro-step: accumulation saves nothing there.
         remedy="Raise the batch size, or, where gradients are reduced once a step (DDP, ZeRO-0 and -1), accumulate "
         "them over more batches; let communication begin earlier (DDP: a smaller bucket_cap_mb; DeepSpeed: "

@@ -39,6 +39,7 @@ KIND_OF_CATEGORY = {category: kind for kind, words in _CATEGORIES.items() for ca
 
 _STEP = re.compile(r"ProfilerStep#([0-9]{1,18})$")
 _HOST_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):(\w+)")
+_STARTS_COLLECTIVE = re.compile(r"[nrx]ccl:_?(\w+)")
 # Scopes that torch itself opens, up to 1.8 as operators; every other scope, but for marks, is the user's.
 _OF_TORCH = re.compile(r"ProfilerStep#|enumerate\(|Optimizer\.(step|zero_grad)#|(gloo|nccl|mpi|ucc|xccl):")
 _PHASES = {
@@ -110,6 +111,11 @@ def is_users_scope(name: str) -> bool:
 def host_collective(name: str) -> str | None:
     """The collective that a host scope performs itself (``gloo:all_reduce``; ``nccl:`` only launches): its name."""
     return match[2] if (match := _HOST_COLLECTIVE.match(name)) else None
+
+
+def scope_of_collective(name: str) -> str | None:
+    """The collective that a scope of torch's starts on a device: ``all_to_all`` for ``nccl:all_to_all``."""
+    return match[1] if (match := _STARTS_COLLECTIVE.match(name)) else None
 
 
 @lru_cache(maxsize=4096)

@@ -245,12 +245,18 @@ def _in_steps(trace: Trace, holds: Callable[[str], object]) -> Ints:
 
 
 def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
-    """The parts of the steps of *trace* by the marks around them, in order of their first moments."""
+    """The parts of the steps of *trace* by the marks around them, in order of their first moments; else by kind."""
     # With a device, a part ends when the work launched before its end is done, as an event recorded there on the
     # device's stream would show. Communication does not move a boundary, so a wait stays in the part that waited.
+    parts, mean = step_filling(trace), step_times(trace).mean
+    if {*parts} == {_UNMARKED} and trace.has_device:
+        kernel_us, wait_us, exposed_us = (mean.kernel_us or 0.0), (mean.data_loader_us or 0.0), mean.communication_us
+        rest = (_UNMARKED, mean.wall_us - kernel_us - wait_us, exposed_us or 0.0)
+        kinds = (("kernel time", kernel_us, 0.0), ("data_wait", wait_us, 0.0), rest)
+        return tuple(TracedPart(name=name, wall_sec=us / 1e6, exposed_sec=of / 1e6) for name, us, of in kinds if us)
     return tuple(
         TracedPart(name=name, wall_sec=sum(astuple(one)) / NS_PER_SEC, exposed_sec=one.communication_ns / NS_PER_SEC)
-        for name, one in step_filling(trace).items()
+        for name, one in parts.items()
     )
 
 

@@ -16,15 +16,22 @@ from lightning_flops.schema.tables import MemoryRow, OperatorRow, Row
 from lightning_flops.trace import intervals
 from lightning_flops.trace.intervals import NS_PER_US, Groups, Ints, Lanes, group_by, ratio, split_by, sums_by, table
 from lightning_flops.trace.modules import called_from
-from lightning_flops.trace.names import Kind, collective_of, is_users_scope, may_use_tensor_cores, uses_tensor_cores
+from lightning_flops.trace.names import (
+    Kind,
+    collective_of,
+    is_users_scope,
+    may_use_tensor_cores,
+    scope_of_collective,
+    uses_tensor_cores,
+)
 from lightning_flops.trace.steps import launched_ns
-from lightning_flops.trace.structure import enclosing, nearest, without_inner
+from lightning_flops.trace.structure import enclosing, nearest, nest, without_inner
 
 if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
 
-_POINT_TO_POINT = ("send", "recv", "recvAnysource", "sendrecv")
-"""Communication from one rank to another; NCCL's exchange of all with all names its kernel so, its arguments do not."""
+_POINT_TO_POINT = ("send", "recv", "recvAnysource", "sendrecv", "coalesced")
+"""Communication from one rank to another; what is above a kernel of such a name may say that it is a collective."""
 
 
 def device_metrics(trace: Trace) -> tuple[schema.DeviceMetrics, ...] | None:
@@ -253,7 +260,7 @@ StepSums = Mapping[TableName, Mapping[str, Ints]]  # of each table by name nanos
 
 def step_sums(trace: Trace) -> StepSums:
     """What each kernel, operator (without callees) and collective took in each step in which it was launched."""
-    times, (collectives, number, names) = trace.operator_times, collectives_by_name(trace)
+    times, (collectives, _, number, names) = trace.operator_times, find_collectives(trace)
 
     def sums(of: Sequence[str], name: Lanes, rows: Ints, spent_ns: Ints) -> dict[str, Ints]:
         step = trace.steps.of(trace.launch_ns[rows])
@@ -271,24 +278,52 @@ def step_sums(trace: Trace) -> StepSums:
     }
 
 
-def collectives_by_name(trace: Trace) -> tuple[Ints, Ints, list[str]]:
-    """Rows of all collectives, by start; of each the index of its name, by its arguments or event; and the names."""
-    rows = trace.by_start(trace.is_collective)
-    events = zip(trace.texts(trace.name[rows]), trace.collective[rows].tolist(), strict=True)
-    names, number = intervals.numbered(trace.collectives[one].name or collective_of(event) for event, one in events)
-    return rows, number, names
+class Collectives(NamedTuple):
+    """All collectives of a trace, by start."""
+
+    rows: Ints
+    said: Ints  #: For each the row that has the arguments of a collective: the kernel, or an operator above it; or -1.
+    number: Ints  #: For each the index of its name.
+    names: list[str]
+
+
+def find_collectives(trace: Trace) -> Collectives:
+    """The collectives of *trace*, each by what it is: NCCL runs many of them as kernels that send and receive.
+
+    The name is that of the arguments of the kernel, or of the operator above it; else of torch's scope around the
+    launch, ``nccl:all_to_all``; else of the operator, ``c10d::alltoall_base_``; else what the kernel's name says.
+    """
+    rows, links = trace.by_start(trace.is_collective), trace.links
+    says, is_c10d = trace.collective >= 0, trace.where(lambda name: name.startswith("c10d::"), Kind.OPERATOR)
+    around, above = np.append(links.parent, -1), links.operator_of_launch[rows]
+    said = np.where(says[rows], rows, nearest(around, np.append(says & (trace.kind == Kind.OPERATOR), False))[above])
+    starter = nearest(around, np.append(is_c10d, False))[above]
+    scopes, outer, _ = nest(trace, np.flatnonzero(trace.where(scope_of_collective, Kind.ANNOTATION)))
+    launch = links.launch[rows]
+    scope = np.where(launch >= 0, enclosing(trace, scopes, outer, trace.lane[launch], trace.start_ns[launch]), -1)
+
+    def name(row: int, said: int, scope: int, starter: int) -> str:
+        if said >= 0:
+            return str(trace.collectives[trace.collective[said]].name)
+        if scope >= 0:
+            return scope_of_collective(trace.name_of(scope)) or ""
+        of_operator = trace.name_of(starter).removeprefix("c10d::").strip("_") if starter >= 0 else ""
+        return of_operator or collective_of(trace.name_of(row))
+
+    names, number = intervals.numbered(map(name, *(one.tolist() for one in (rows, said, scope, starter))))
+    return Collectives(rows, said, number, names)
 
 
 def collective_table(trace: Trace) -> tuple[Row, ...] | None:
     """Collectives by name, the longest first; None when the trace has none."""
-    rows, number, names = collectives_by_name(trace)
+    rows, said, number, names = find_collectives(trace)
     groups, lengths = group_by(number), trace.duration_ns[rows]
     found = table(
         Row,
         intervals.longest_first("device", "host"),
         name=names,
         calls=groups.calls,
-        bytes=groups.sums_known(trace.bytes[rows]),
+        bytes=groups.sums_known(np.where(said >= 0, trace.bytes[said], -1)),
         **{"device" if trace.has_device else "host": groups.durations(lengths, whole_ns=int(lengths.sum()))},
     )
     return found or None
@@ -296,29 +331,30 @@ def collective_table(trace: Trace) -> tuple[Row, ...] | None:
 
 def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
     """The collectives of *trace*, grouped by name, process group and the step in which they were started."""
-    default_group = None if trace.only_group is None else str(list(trace.only_group))
-    rows, number, names = collectives_by_name(trace)
+    rows, said, number, names = find_collectives(trace)
     step = trace.steps.of(trace.launch_ns[rows])
     if trace.steps.marked:
-        rows, number, step = rows[step >= 0], number[step >= 0], step[step >= 0]
+        rows, said, number, step = (column[step >= 0] for column in (rows, said, number, step))
     numbers = [number if trace.steps.marked else None for number in (*trace.steps.numbers, None)]
+    what = np.where(said >= 0, trace.collective[said], -1)  # the last one says nothing
+    everyone = [] if trace.only_group is None else [*trace.only_group]
 
     def key(one: int, index: int, step: int) -> tuple[str, str | None, int | None]:
-        group = None if names[one] in _POINT_TO_POINT else trace.collectives[index].group or default_group
+        group = None if names[one] in _POINT_TO_POINT else trace.collectives[index].group or str(everyone or "") or None
         if len(group or "") > 40:  # a report of thousands of ranks has thousands of these
             group = hashlib.blake2b(str(group).encode(errors="surrogatepass"), digest_size=8).hexdigest()
         return names[one], group, numbers[step]
 
-    keys, place = intervals.numbered(map(key, number.tolist(), trace.collective[rows].tolist(), step.tolist()))
+    keys, place = intervals.numbered(map(key, number.tolist(), what.tolist(), step.tolist()))
     groups, lengths = group_by(place), trace.duration_ns[rows]
     return table(
         CollectiveCalls,
         name=[name for name, _, _ in keys],
         group=[group for _, group, _ in keys],
-        group_size=[trace.collectives[one[0]].group_size for one in groups.parts(trace.collective[rows])],
+        group_size=[trace.collectives[one[0]].group_size or len(everyone) or None for one in groups.parts(what)],
         step=[step for _, _, step in keys],
         calls=groups.calls,
-        bytes=groups.sums_known(trace.bytes[rows]),
+        bytes=groups.sums_known(np.where(said >= 0, trace.bytes[said], -1)),
         total_ns=groups.sums(lengths),
         latency_ns=[array("q", one.tolist()) for one in groups.parts(lengths)],
     )

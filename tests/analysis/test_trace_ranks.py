@@ -150,6 +150,84 @@ def test_an_exchange_of_all_with_all_is_a_collective_though_its_kernel_sends_and
     assert waits_of([exchange(0, 8), exchange(1, 5)]) == [3, 0]
 
 
+SAYS: dict[str, Any] = {"Collective name": "all_to_allv", "Group size": 2}
+SENDS = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
+
+
+def exchanging(rank: int, computes_us: float, *above: Event) -> Trace:
+    """A step of 11,000 us: this rank computes, then an exchange of all with all ends for both at 10,110 us."""
+    ends = 10_110.0
+    communication = launched(2, 220, 100 + computes_us, ends - 100 - computes_us, name=SENDS, stream=20)
+    return of_rank(rank, step(1, 0, 11_000), *launched(1, 20, 100, computes_us), *above, *communication)
+
+
+@pytest.mark.parametrize(
+    ("name", "above"),
+    [
+        ("alltoall_base", [operator("c10d::alltoall_base_", 200, 60)]),
+        ("all_to_all", [operator("c10d::alltoall_base_", 200, 60), scope("nccl:all_to_all", 210, 40)]),
+        ("all_to_all", [scope("nccl:all_to_all", 210, 40)]),
+        ("gather", [operator("c10d::gather_", 200, 60), scope("nccl:gather", 210, 40)]),
+        ("scatter", [operator("c10d::scatter_", 200, 60)]),
+        (
+            "all_to_allv",
+            [
+                operator("c10d::alltoall_base_", 200, 60),
+                operator("record_param_comms", 205, 50, **SAYS),
+                scope("nccl:all_to_all", 210, 40),
+            ],
+        ),
+    ],
+)
+def test_a_collective_is_what_stands_above_its_kernel_and_so_its_waiting_is_known(
+    name: str, above: list[Event]
+) -> None:
+    """Rank 0 computes 8 ms longer: 10 us are transfer, and rank 1 waits 8,000 us for it."""
+    report = analyze_traces([exchanging(0, 10_000, *above), exchanging(1, 2_000, *above)])
+    ranks = known(report.ranks)
+    assert [(row.collectives[0].name, row.transfer_us, row.wait_us) for row in ranks.ranks] == [
+        (name, 10, 0), (name, 10, 8_000)
+    ]  # fmt: skip
+    assert ranks.notes == ()
+    (advice,) = (one for one in report.advice if one.rule == "straggler")
+    assert advice.fact == (
+        "The other ranks wait 8 ms a step (72.7% of it) for rank 0: its kernel time takes 8 ms longer than theirs."
+    )
+    assert not {"exposed_communication", "waiting"} & {one.rule for one in report.advice}
+
+
+@pytest.mark.parametrize("above", [[scope("nccl:send 0->1", 210, 40)], [scope("nccl:coalesced", 210, 40)], []])
+def test_what_goes_from_one_rank_to_another_stays_unmatched_and_no_wait_is_said_to_be_left_out(
+    above: list[Event],
+) -> None:
+    report = analyze_traces([exchanging(rank, computes, *above) for rank, computes in enumerate((10_000, 2_000))])
+    assert [row.wait_us for row in known(report.ranks).ranks] == [None, None]
+    (advice,) = (one for one in report.advice if one.rule == "exposed_communication")
+    assert advice.fact.startswith(
+        "Rank 1: Communication that no computation hides takes 72.8% of the step, with any wait for other ranks, which"
+    )
+
+
+def test_a_wait_that_is_known_in_part_is_said_to_be_left_out_in_part() -> None:
+    other = [*launched(3, 400, 10_200, 600, name=SENDS, stream=21)]  # which nothing above names
+    above = [scope("nccl:all_to_all", 210, 40), *other]
+    report = analyze_traces([exchanging(0, 7_000, *above), exchanging(1, 7_100, *above)])
+    (advice,) = (one for one in report.advice if one.rule == "exposed_communication")
+    assert "the wait for other ranks left out as far as it is known" in advice.fact
+
+
+def test_arguments_above_a_kernel_have_its_bytes_and_group() -> None:
+    arguments: dict[str, Any] = {"Collective name": "all_to_allv", "In msg nelems": 6144, "Out msg nelems": 6144}
+    arguments |= {"dtype": "Float", "Group size": 4, "Process Group Ranks": "[0, 1, 2, 3]"}
+    above = [operator("c10d::alltoall_base_", 200, 60), operator("record_param_comms", 205, 50, **arguments)]
+    traces = [exchanging(rank, 2_000, *above) for rank in (0, 1)]
+    assert [row.bytes for row in collective_table(traces[0]) or ()] == [4 * 6144]
+    assert compare_ranks(traces).notes == (
+        "Calls of all_to_allv in groups that have ranks without a trace here, so waiting may be counted as transfer: "
+        "1.",
+    )
+
+
 def test_a_host_collective_belongs_to_the_only_group_there_is() -> None:
     # Written as none, a group is all four; two groups of the same members, as frameworks make them, are one.
     everyone: list[int] = [0, 1, 2, 3]
@@ -240,8 +318,7 @@ def test_a_straggler_is_told_of_where_all_ranks_are_at_hand() -> None:
     report = analyze_traces([communicating(rank, start, ranks=3) for rank, start in enumerate((6_000, 6_000, 7_600))])
     (advice,) = (one for one in report.advice if one.rule == "straggler")
     assert advice.fact == (
-        "The other ranks wait 1.6 ms a step (16.0% of it) for rank 2: what is in no named part of its step takes "
-        "1.6 ms longer than theirs."
+        "The other ranks wait 1.6 ms a step (16.0% of it) for rank 2: its kernel time takes 1.6 ms longer than theirs."
     )
     assert round(known(advice.ceiling), 9) == 0.16  # 1.6 of the step's 10 ms
 
