@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from torch import nn
 
-from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run, is_engine
+from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_in, engine_run
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.place import frame_of, loop_output, optimizers_in
 from lightning_flops.analysis.flop_counts import FlopCounts
@@ -141,7 +141,7 @@ def profile_training(
 ) -> TrainingProfiler:
     """Profiles a training loop of your own, around which it is put with ``with``.
 
-    A step ends when *optimizer* has made its step, of several the last one, or where the loop calls
+    A step ends when *optimizer* has made its step, of several at the next fetch after that, or where the loop calls
     ``profiler.step()``, as it must without an optimizer. Batches are seen if they come from a torch DataLoader;
     ``profiler.batches(...)`` shows those of any other iterable. A setting that is None has not been given. A DeepSpeed
     engine as *model* knows its optimizer and its steps.
@@ -174,13 +174,14 @@ def profile_training(
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             raise ConfigError(f"{name} must be an integer >= {least}, got {shown(value)}")
     config = config_from(settings, owner="profile_training")
-    optimizers = () if is_engine(model) else optimizers_in(optimizer)
+    engine = engine_in(model)  # made by the loop, by accelerate or by Fabric
+    optimizers = optimizers_in(optimizer) if engine is None else ()
 
     def make(publish: Callable[[Profile], None]) -> tuple[LoopRun | EngineRun, Callable[[], None]]:
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)
         output, close = loop_output(frame, config, log_dir=log_dir, writer=writer)
-        if is_engine(model):  # made by the loop, or by accelerate
-            of_engine = engine_run(model, config, publish, output=output)
+        if engine is not None:
+            of_engine = engine_run(engine, config, publish, output=output)
             of_engine.log_every, of_engine.initial_step = log_every_n_steps, initial_step
             return of_engine, close
         logs: dict[str, Any] = {"log_every_n_steps": log_every_n_steps or 50}
@@ -274,7 +275,7 @@ class Batches(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         iterator = iter(self._loader)
         while True:
-            loop = self._loop()
+            loop, batch = self._loop(), None
             if loop is not None:
                 loop.fetch_begins(self)
             try:
@@ -283,9 +284,7 @@ class Batches(Generic[T]):
                 return
             finally:
                 if loop is not None:
-                    loop.fetch_ends(None)
-            if loop is not None:
-                loop.hands_out(batch)
+                    loop.fetch_ends(batch, handed_out=True)
             yield batch
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
@@ -397,6 +397,11 @@ class BatchTokens(NamedTuple):
 
 NO_TOKENS = BatchTokens(0, 0, 0)
 UNKNOWN_TOKENS = BatchTokens(None, None, None)  # of a batch that does not show them
+
+
+def together(tokens: Sequence[BatchTokens | None]) -> BatchTokens | None:
+    """The tokens of several batches; None if one of them does not show its."""
+    return None if None in tokens else NO_TOKENS.plus(*tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,9 @@ from lightning_flops.schema.profile import Profile
 
 _ADAPTER = "_lightning_flops_adapter"  # attribute of an engine that is profiled
 
+_WRAPPED = ("_forward_module", "_orig_mod")  # attributes of wrappers around an engine
+_MOST_WRAPPERS = 3
+
 # By the name of a method: what is called before it, with its arguments, and after it, with what it returned.
 Hooks = dict[str, tuple[Callable[..., object], Callable[[Any], object]]]
 
@@ -37,6 +40,16 @@ def is_engine(model: object) -> bool:
     """Whether *model* is a DeepSpeed engine of any kind."""
     names = [f"{kind.__module__}.{kind.__name__}" for kind in type(model).__mro__]
     return "deepspeed.runtime.engine.DeepSpeedEngine" in names
+
+
+def engine_in(model: object) -> Any:
+    """The engine that *model* is, or is a wrapper of, as Fabric's and the compiler's are; None: there is none."""
+    for _ in range(_MOST_WRAPPERS):
+        if model is None or is_engine(model):
+            return model
+        held = vars(model).get("_modules", {}) if isinstance(model, torch.nn.Module) else {}
+        model = next((held[name] for name in _WRAPPED if name in held), None)
+    return None
 
 
 def engine_run(
@@ -190,10 +203,10 @@ class EngineRun:
         self.run.fetch_begins()
 
     @safe
-    def fetch_ends(self, batch: Any = None) -> None:
+    def fetch_ends(self, batch: Any = None, *, handed_out: bool = False) -> None:
         """End of a fetch that delivered *batch*; if that goes to a device, its tokens are read here, on the host."""
         self.run.fetch_ends()
-        if self.run.facts.device.type != "cpu" and not self._evaluates:
+        if not handed_out and self.run.facts.device.type != "cpu" and not self._evaluates:
             self.run.tokens.fetch(batch)
 
     # ---- what a loop says itself that ``profile_training`` is around
@@ -210,9 +223,6 @@ class EngineRun:
 
     def end_step(self) -> None:
         """Nothing: the engine knows its steps."""
-
-    def hands_out(self, batch: Any) -> None:
-        """Nothing: the engine is called with its batches."""
 
     def _work_begins(self, *_: Any, **__: Any) -> None:
         if self.run.is_marking:

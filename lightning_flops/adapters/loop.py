@@ -1,12 +1,12 @@
 """A training loop of the user's own: torch's public hooks of its models and optimizers, and autograd's two entries.
 
-A batch is what the models were called with, or what ``batches`` handed out. A step ends with that of the last listed
-optimizer, or where the loop says so. What runs between the forward and the backward is the loss, and is forward, too. A
-model that is called with gradients off in evaluation mode is an evaluation, which belongs to no step.
+Where a batch begins, where a step ends and what belongs to none, ``adapters/steps.py`` decides. What runs between the
+forward and the backward is the loss, and is forward, too.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,22 +17,34 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.adapters.place import Frame, called_in, device_of, root_of, run_context
+from lightning_flops.adapters.steps import Decision, Part, StepEnd, Steps
 from lightning_flops.adapters.wrapping import hear, hear_backwards, hear_fetches
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.measure.batches import HIDDEN_SHAPE, tensor_shapes
+from lightning_flops.measure.batches import HIDDEN_SHAPE, alike_parts, first_tensor, samples_in, tensor_shapes
 from lightning_flops.measure.module_hooks import around_compilations, around_scripting
 from lightning_flops.measure.optimizer_hooks import OptimizerHooks
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.needed import hide
-from lightning_flops.measure.torch_private.optional import fetched_ahead, leave_compiled_code, was_used, workers_of
+from lightning_flops.measure.torch_private.optional import (
+    fetched_ahead,
+    leave_compiled_code,
+    loader_of,
+    was_used,
+    workers_of,
+)
 from lightning_flops.records import BatchTokens, Shapes
 from lightning_flops.run.facts import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, failed, safe
 from lightning_flops.schema.profile import Profile
 
+_NO_SAMPLES = (
+    "samples/s is n/a: {}. batch_size=... says how many samples a batch has, profiler.batches(...) what a batch is, "
+    "profiler.step() where a step ends."
+)
 _NOT_CALLED = "The model was not called, or by compiled code: forward is what ran from the batch to the backward."
 
 
@@ -57,37 +69,34 @@ class Hook:
 hide(Hook.__call__)
 
 
+def _update_is_over(optimizer: Any, adapter: LoopRun, _: Any) -> None:
+    adapter.update_ends(optimizer)
+
+
+def _nothing(*_: Any) -> None:
+    """As torch does, which calls no hook after a step that has raised."""
+
+
 @dataclass(slots=True)
-class _Batch:
-    """The running batch."""
+class _MicroStep:
+    """What one micro-step computes on."""
 
     shapes: Shapes = ()
     tokens: BatchTokens | None = None
     given: Any = ()  # what settings that are functions of the batch are asked of
-    handed: bool = False  # by ``batches``: its shapes are known
-    pending: bool = False  # a model was called on it
-    after_backward: bool = False
-    next_is_there: bool = False  # the one after it was fetched
-    updates: int = 0
-    ends_step: bool = False  # the last optimizer has made its step
 
 
-@dataclass(slots=True)
-class _Place:
-    """Where the loop is; what runs in another one of its kind is a depth."""
+class _Names:
+    """A number for each object that a loop's events are of; holds none of them."""
 
-    forwards: int = 0
-    in_forward: bool = False
-    backwards: int = 0
-    updates: int = 0
-    fetches: int = 0
-    outside: int = 0  # of what the loop itself leaves out of its steps
-    away: bool = False  # until the loop goes on with its steps, for an evaluation
-    asked: Callable[[], Any] = lambda: None  # returns what was asked for a batch last
-    feeder: Callable[[], Any] | None = lambda: None  # what has fed the latest forward of a step; None: what comes next
-    has_fetched: bool = False
-    has_trained: bool = False  # a model was called in training mode
-    ends_known: bool = False  # the loop says where its steps end
+    def __init__(self) -> None:
+        self._numbers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._next = itertools.count()
+
+    def __call__(self, one: object) -> int:
+        if one not in self._numbers:
+            self._numbers[one] = next(self._next)
+        return int(self._numbers[one])
 
 
 class LoopRun:
@@ -115,15 +124,19 @@ class LoopRun:
         self._model = model
         self._optimizers = tuple(optimizers)
         self._log_every = log_every_n_steps
-        self._asks = callable(config.batch_size) or callable(config.tokens_per_sample)  # of each batch
-        self._place = _Place()
-        self._batch = _Batch()
-        self._micro_batches = 0
+        self._steps = Steps(range(len(self._optimizers)))
+        self._name = _Names()
+        self._micro_steps: list[_MicroStep] = []
+        self._inputs: list[weakref.ref[torch.Tensor]] = []  # first tensors of the step's forwards
+        self._handed: _MicroStep | None = None  # what ``batches`` has handed out, and no forward has taken
+        self._fetched: Shapes = ()
+        self._learned: set[Shapes] = set()  # shapes of fetched batches whose steps were counted
+        self._asked: Callable[[], Any] = lambda: None  # returns what was asked for a batch last
+        self._waits = self._away = self._in_forward = self._in_update = False
+        self._updates = 0
         self._accumulate = 1
         self._autocast = ""
         self._workers: int | None = None
-        self._learned: set[Shapes] = set()  # shapes of fetched batches whose steps were counted
-        self._shapes_fetched: Shapes = ()
         known: dict[str, Any] = {
             "root": root_of(model),
             "device": device_of(model),
@@ -144,19 +157,24 @@ class LoopRun:
 
     def begin(self) -> None:
         """The loop begins."""
-        undo = self.run.undo
+        undo, kind = self.run.undo, type(self)
         self._hear_models(undo)
         self._hear_updates(undo)
         hear_backwards(self, undo)
-        hear(self, torch.autograd, "grad", undo, begins=LoopRun.backward_begins, ends=LoopRun.backward_ends)
+        hear(self, torch.autograd, "grad", undo, begins=kind.grad_begins, ends=kind.grad_ends)
         hear_fetches(self, undo)
         self.run.begin()
 
     def _hear_updates(self, undo: ExitStack) -> None:
-        begins, ends = Hook(self, type(self).update_begins), Hook(self, type(self).update_ends)
+        kind = type(self)
+        begins, ends = Hook(self, kind.update_begins), Hook(self, kind.update_ends)
         for one in self._optimizers:
-            undo.callback(one.register_step_pre_hook(begins).remove)
-            undo.callback(one.register_step_post_hook(ends).remove)
+            if hasattr(one, "register_step_pre_hook"):
+                undo.callback(one.register_step_pre_hook(begins).remove)
+                undo.callback(one.register_step_post_hook(ends).remove)
+            else:  # several in one, or another thing with a step
+                over = partial(_update_is_over, one)
+                hear(self, type(one), "step", undo, begins=kind.update_begins, ends=over, raises=_nothing, of=one)
         if not self._optimizers:
             hooks = OptimizerHooks(begins, ends, failed=partial(failed, self.run))
             undo.callback(hooks.remove)
@@ -182,250 +200,243 @@ class LoopRun:
         if was_used():  # code that had seen the hooks would break its graph there
             around_compilations(undo, take_down, put_up)
 
+    def _decided(self, decision: Decision) -> Part:
+        """Do what *decision* says, and return what its event is."""
+        if decision.ended is not None:
+            self._step_is_over(decision.ended)
+        if self._steps.away != self._away:
+            self._away = self._steps.away
+            if self._away:
+                self.run.outside("validation", since_batch=not self._steps.has_begun)
+            else:
+                self.run.inside()
+        return decision.part
+
+    def _step_is_over(self, ended: StepEnd) -> None:
+        run, found, number = self.run, self._micro_steps or [_MicroStep(self._fetched)], len(ended.rows)
+        while len(found) > number:  # what was taken for one, until a batch was fetched for the step
+            extra = found.pop()
+            found[-1].shapes += extra.shapes
+        found += [_MicroStep()] * (number - len(found))
+        if ended.why:
+            run.notes.add_for_run(_NO_SAMPLES.format(ended.why))
+        if self._steps.is_blind and run.is_marking:
+            run.notes.add(_NOT_CALLED)
+        updates, self._updates, self._micro_steps, self._accumulate = self._updates, 0, [], number
+        self._inputs.clear()
+        logs = self._log_every > 0 and (run.steps_done + 1) % self._log_every == 0
+        batches = [(one.given, one.shapes, one.tokens) for one in found]
+        run.batch_done(*batches, updates=updates, ends_step=True, logs=logs, rows=ended.rows)
+
     # ---- the parts of a step
 
     @safe
     def forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is called."""
-        place = self._place
-        place.forwards += 1
-        if place.forwards > 1 or place.backwards or place.outside:
-            return  # a model inside another one, or a recomputation
-        self._end_step_if_due()
-        if self._evaluates(module):
+        steps = self._steps
+        if steps.is_inside:  # a model inside another one, a recomputation, or in what the loop leaves out
+            steps.forward_begins(None, None)
             return
-        self._steps_go_on()
-        if self._batch.after_backward and (self._batch.next_is_there or not place.has_fetched):
-            self._batch_is_over(ends_step=False)
-        place.has_trained |= module.training
-        place.feeder = place.asked
-        self._take(args, kwargs)
-        if not place.in_forward:
-            place.in_forward = True
-            self.run.enter("forward")
+        has_begun, grads = steps.has_begun, torch.is_grad_enabled()
+        given = self._given(args, kwargs)
+        shapes = tensor_shapes(given)
+        same = grads and self._is_same(given)
+        decision = steps.forward_begins(
+            self._name(module), samples_in(shapes), grads=grads, training=module.training, same=same
+        )
+        part = self._decided(decision)
+        if part is Part.OUTSIDE:
+            return
+        if part is Part.MICRO_STEP:
+            self._micro_step_begins(given, shapes, is_first=not has_begun or decision.ended is not None)
+        elif grads and self._micro_steps:
+            self._micro_steps[-1].shapes += shapes
+        if not self._in_forward:
+            self._in_forward = True
+            self.run.enter("forward", counts=grads)
 
-    def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take the shapes and the tokens of the batch before the model can change it."""
-        run, batch = self.run, self._batch
-        first, batch.pending = not batch.pending, True
-        if not batch.handed:
-            batch.shapes += tensor_shapes((*args, *kwargs.values()) if kwargs else args)
-        if not first:
-            return
-        batch.next_is_there = False
-        device = run.facts.device.type
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a model is called with, as the user calls it."""
+        if args and kwargs:
+            return (*args, *kwargs.values())
+        return kwargs or (args[0] if len(args) == 1 else args)
+
+    def _is_same(self, given: Any) -> bool:
+        """Whether the first tensor in *given* is one that a forward of this step had."""
+        first = first_tensor(given)
+        if first is None or any(one() is first for one in self._inputs):
+            return first is not None
+        self._inputs.append(weakref.ref(first))
+        return False
+
+    def _micro_step_begins(self, given: Any, shapes: Shapes, *, is_first: bool) -> None:
+        """A micro-step begins; if it *is_first*, nothing of its step has computed anything."""
+        run, device = self.run, self.run.facts.device.type
         if run.is_marking and torch.is_autocast_enabled(device):
             self._autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-        given = kwargs or (args[0] if len(args) == 1 else args)
-        if self._asks and not batch.handed:
-            batch.given = given
-        if run.tokens.reads or run.tokens.fetched:
-            tokens = run.tokens.take(None, fetched=True)
-            if tokens is not None and tokens.processed in {one[0] * one[1] for one in batch.shapes if len(one) > 1}:
-                batch.tokens = tokens
-            elif device == "cpu":
-                batch.tokens = run.tokens.of(given)
-        if not (self.counts_at_fetch and self._place.has_fetched):
-            run.batch_begins(batch.shapes, batch.tokens)
+        one, self._handed = self._handed or _MicroStep(shapes, given=self._kept(given)), None
+        one.tokens = self._tokens(given, shapes)
+        self._micro_steps.append(one)
+        if is_first and not (self.counts_at_fetch and self._steps.fetches):
+            run.batch_begins(one.shapes, one.tokens)
+
+    def _kept(self, given: Any) -> Any:
+        """*given*, if a setting is a function of it; it is not held otherwise."""
+        config = self.run.config
+        return given if callable(config.batch_size) or callable(config.tokens_per_sample) else ()
+
+    def _tokens(self, given: Any, shapes: Shapes) -> BatchTokens | None:
+        """The tokens of a batch, read where it was fetched, or here if it is on the host."""
+        reader = self.run.tokens
+        if not (reader.reads or reader.fetched):
+            return None
+        tokens = reader.take(None, fetched=True)
+        if tokens is not None and tokens.processed in {one[0] * one[1] for one in shapes if len(one) > 1}:
+            return tokens
+        return reader.of(given) if self.run.facts.device.type == "cpu" else None
 
     @safe
     def forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         """A model's forward is over, or has raised; in an optimizer's closure, the loss is still a part of it."""
-        place = self._place
-        place.forwards = max(0, place.forwards - 1)
-        if not place.updates:
+        self._steps.forward_ends()
+        if not self._steps.updating:
             self._forward_is_over()
 
     def _forward_is_over(self) -> None:
-        if self._place.in_forward and not self._place.forwards:
-            self._place.in_forward = False
+        if self._in_forward and not self._steps.forwards:
+            self._in_forward = False
             self.run.leave()
 
     @safe
     def backward_begins(self, *_: Any, **__: Any) -> None:
         """Autograd is about to run; what ran since the forward was the loss."""
-        place, batch = self._place, self._batch
-        if place.outside:
-            return
-        place.backwards += 1
-        if place.backwards > 1:  # a reentrant checkpoint's
-            return
-        self._steps_go_on()
-        if not batch.pending:  # compiled code called the model, and no hook of ours
-            batch.pending, batch.next_is_there = True, False
-            batch.shapes = self._shapes_fetched or batch.shapes
-            if self.run.is_marking:
-                self.run.notes.add(_NOT_CALLED)
-        batch.after_backward = True
-        self._forward_is_over()
-        self.run.claim("forward")
-        self.run.enter("backward")
+        self._autograd_begins(grad_only=False)
+
+    @safe
+    def grad_begins(self, *_: Any, **__: Any) -> None:
+        """``torch.autograd.grad`` begins, which accumulates nothing."""
+        self._autograd_begins(grad_only=True)
+
+    def _autograd_begins(self, *, grad_only: bool) -> None:
+        part = self._decided(self._steps.backward_begins(grad_only=grad_only))
+        if part is Part.STEP or part is Part.MICRO_STEP:
+            if part is Part.MICRO_STEP:  # compiled code called the model, and no hook of ours
+                self._micro_steps.append(_MicroStep(self._fetched))
+            self._forward_is_over()
+            self.run.claim("forward")
+            self.run.enter("backward")
 
     @safe
     def backward_ends(self, _: Any = None) -> None:
-        """Autograd has run."""
-        place = self._place
-        place.backwards = max(0, place.backwards - 1)
-        if not (place.backwards or place.outside):
-            place.forwards = int(place.in_forward)
+        """Autograd has run, or has raised."""
+        self._autograd_ends(grad_only=False)
+
+    @safe
+    def grad_ends(self, _: Any = None) -> None:
+        """``torch.autograd.grad`` has run, or has raised."""
+        self._autograd_ends(grad_only=True)
+
+    def _autograd_ends(self, *, grad_only: bool) -> None:
+        steps = self._steps
+        steps.backward_ends(grad_only=grad_only)
+        if not (steps.backwards or steps.leaves_out):
+            steps.forwards = int(self._in_forward)  # a forward inside, if it has raised, has no end
             self.run.leave()
-            self._end_step_if_due()
 
     @safe
     def update_begins(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """An optimizer's step begins; where a subclass's step calls its parent's, the hooks are called again."""
-        self._steps_go_on()
-        self._place.updates += 1
-        if self._place.updates == 1:
+        if self._decided(self._steps.update_begins()) is Part.STEP:
+            self._in_update = True
             self.run.enter("optimizer")
 
     @safe
     def update_ends(self, optimizer: Any, *_: Any) -> None:
         """An optimizer's step is over."""
-        place, batch = self._place, self._batch
-        if not place.ends_known and optimizer is (self._optimizers or (None,))[-1]:
-            batch.ends_step = True
-        place.updates -= 1
-        if place.updates > 0 or place.outside:
-            return
-        if place.updates == 0:  # otherwise its closure has fetched a batch
+        index = next((number for number, one in enumerate(self._optimizers) if one is optimizer), -1)
+        # A traced step ends with what comes next: here torch's own scope of the update is still open.
+        later = self.run.is_marking and self.run.window.recorder.tracing
+        decision = self._steps.update_ends(index, later=later)
+        if decision.part is Part.STEP:
+            self._update_is_over()
+            self._updates += 1
+            self._decided(decision)
+
+    def _update_is_over(self) -> None:
+        if self._in_update:  # otherwise its closure has fetched a batch
+            self._in_update = False
             self._forward_is_over()
             self.run.leave()
-        place.updates = 0
-        batch.updates += 1
-        # A traced step ends with what comes next: here torch's own scope of the update is still open.
-        if not (self.run.is_marking and self.run.window.recorder.tracing):
-            self._end_step_if_due()
 
     # ---- batches
 
     @safe
     def fetch_begins(self, source: Any) -> None:
         """A DataLoader's iterator, or ``batches``, is asked for a batch."""
-        place = self._place
-        if place.updates:  # no optimizer's step runs where a batch is asked for: this one has raised
-            place.updates = 0
-            self.run.leave()
-        self._end_step_if_due()
-        if place.feeder is None or place.feeder() is source:
-            place.feeder = weakref.ref(source)
-            self._steps_go_on()  # the loop goes back to the loader of its steps
-        elif not (place.outside or place.fetches):
-            self._evaluates(*called_in(self.run.facts.root), fetches=True)
-        if place.outside or place.away:
+        steps = self._steps
+        if not steps.is_inside:
+            self._update_is_over()  # no optimizer's step runs where a batch is asked for: this one has raised
+        training = any(one.training for one in called_in(self.run.facts.root))
+        decision = steps.fetch_begins(self._name(source), grads=torch.is_grad_enabled(), training=training)
+        if self._decided(decision) is not Part.STEP:
             return
-        place.fetches += 1
-        if place.asked() is not source:
-            if (workers := workers_of(source)) is not None:
-                self._workers = workers
-                settle = steps_to_settle(batches_ahead=fetched_ahead(source), batches_a_step=self._accumulate)
-                self.run.window.recorder.settle_for(settle)
-            if place.fetches == 1:
-                place.asked = weakref.ref(source)
-        if place.fetches == 1:
-            place.has_fetched = True
-            self.run.fetch_begins()
+        if self._asked() is not source:
+            self._asked = weakref.ref(source)
+            self._workers = workers_of(source) if self._workers is None else self._workers
+            settle = steps_to_settle(batches_ahead=fetched_ahead(source), batches_a_step=self._accumulate)
+            self.run.window.recorder.settle_for(settle)
+        self._waits = True
+        self.run.fetch_begins()
 
     @safe
-    def fetch_ends(self, batch: Any) -> None:
-        """End of a fetch that delivered *batch*; None: the loader is at its end, or the batch will be handed out."""
-        place = self._place
-        if not place.fetches:
+    def fetch_ends(self, batch: Any, *, handed_out: bool = False) -> None:
+        """A fetch has brought *batch*, which ``batches`` has *handed_out*, or None: the loader is at its end."""
+        steps, source = self._steps, self._asked()
+        if not (self._waits and steps.fetching == 1):  # inside of another one, or outside of steps
+            steps.fetch_fails()
             return
-        place.fetches -= 1
-        if not place.fetches:
-            self._batch.next_is_there = True
-            self.run.fetch_ends()
-        if batch is not None:
-            self._shapes_fetched = tensor_shapes(batch)
-            if self.counts_at_fetch:
-                self._comes(self._shapes_fetched)
-            if self._reads_fetched:
-                self.run.tokens.fetch(batch)
-
-    def _comes(self, shapes: Shapes) -> None:
-        """A batch of *shapes* is there: have its step counted if they are new, before anything computes on it."""
-        if not (self._batch.pending or shapes in self._learned):
-            self.run.batch_begins(shapes)
+        self._waits = False
+        self.run.fetch_ends()
+        if batch is None:
+            steps.fetch_fails(self._name(source))
+            return
+        shapes = tensor_shapes(batch)
+        loader = self._name(loader_of(source))
+        steps.fetch_ends(self._name(source), samples_in(shapes), alike_parts(batch), loader=loader, explicit=handed_out)
+        if handed_out and HIDDEN_SHAPE not in shapes:  # otherwise they are those of what the model gets
+            self._handed = _MicroStep(shapes, given=self._kept(batch))
+        self._fetched = shapes
+        if self.counts_at_fetch and not (steps.has_begun or shapes in self._learned):
+            self.run.batch_begins(shapes)  # before anything computes on it
             if self.run.window.recorder.counting:
                 self._learned.add(shapes)
+        if self._reads_fetched and not handed_out:
+            self.run.tokens.fetch(batch)
 
-    @safe
-    def hands_out(self, batch: Any) -> None:
-        """``batches`` hands out *batch*, which is what the step computes on."""
-        if self._place.outside or self._place.away:
-            return
-        if self._batch.after_backward:
-            self._batch_is_over(ends_step=False)
-        shapes = tensor_shapes(batch)
-        self._batch.given = batch
-        if HIDDEN_SHAPE not in shapes:  # otherwise those of what the model gets
-            self._batch.shapes, self._batch.handed = shapes, True
-            self._comes(shapes)
-
-    def _end_step_if_due(self) -> None:
-        if self._batch.ends_step and not (self._place.backwards or self._place.updates):
-            self._batch_is_over(ends_step=True)
-
-    def _batch_is_over(self, *, ends_step: bool) -> None:
-        run, batch, self._batch = self.run, self._batch, _Batch()
-        logs = ends_step and self._log_every > 0 and (run.steps_done + 1) % self._log_every == 0
-        self._micro_batches += 1
-        if ends_step:
-            self._accumulate, self._micro_batches = self._micro_batches, 0
-        done = (batch.given, batch.shapes, batch.tokens)
-        run.batch_done(done, updates=batch.updates, ends_step=ends_step, logs=logs)
-
-    # ---- what belongs to no step
-
-    def _evaluates(self, *modules: nn.Module, fetches: bool = False) -> bool:
-        """Whether one of *modules* is evaluated now, or a batch is fetched for that: what runs belongs to no step."""
-        may_train = torch.is_grad_enabled() and not (fetches and self._place.has_trained)
-        if may_train or all(one.training for one in modules):
-            return False
-        if not self._place.away:
-            self._goes_away("validation", since_batch=not self._batch.pending)
-        return True
-
-    def _goes_away(self, what: str, *, since_batch: bool = False) -> None:
-        """*what* begins, which belongs to no step, until the loop goes on with its steps."""
-        self._steps_go_on()
-        self._place.away = True
-        self.run.outside(what, since_batch=since_batch)
-
-    def _steps_go_on(self) -> None:
-        if self._place.away:
-            self._place.away = False
-            self.run.inside()
+    # ---- what the loop says itself
 
     @safe
     def leave_out(self, what: str) -> None:
         """*what* begins, which belongs to no step, until ``take_in``."""
-        place, batch = self._place, self._batch
-        self._end_step_if_due()
-        if batch.pending and not (place.outside or batch.after_backward):
+        if self._steps.awaits_backward:
             self.run.claim("forward")
-        place.outside += 1
+        self._decided(self._steps.leave_out())
         self.run.outside(what)
 
     @safe
     def take_in(self) -> None:
         """End of what belonged to no step."""
-        self._place.outside -= 1
+        self._steps.take_in()
         self.run.inside()
 
     @safe
-    def end_step(self) -> None:
-        """The loop says that a batch is through, and with it a step, if it was updated."""
-        self._place.ends_known = True
-        if self._batch.pending or not self._optimizers:
-            self._steps_go_on()
-            self._batch.updates = self._batch.updates or int(not self._optimizers)
-            self._batch_is_over(ends_step=self._batch.updates > 0)
+    def end_step(self, *, updated: bool | None = None) -> None:
+        """A batch is through, and with it a step, if it was *updated*; None: if an optimizer's step was seen."""
+        self._updates = self._updates if updated is None else int(updated)
+        self._decided(self._steps.mark(updated=updated))
 
     @safe
     def finish(self, error: BaseException | None = None) -> None:
         """The loop is over, or has raised *error*."""
-        self._steps_go_on()
-        self._end_step_if_due()
+        self._decided(self._steps.finish())
         self.run.finish(interrupted_by=error)

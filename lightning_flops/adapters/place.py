@@ -215,7 +215,7 @@ def optimizers_in(given: Any) -> tuple[Any, ...]:
     """The optimizers that a user gave, without accelerate's and Fabric's wrappers; a ConfigError for anything else."""
     found = tuple(map(_unwrapped, () if given is None else given if isinstance(given, Iterable) else (given,)))
     for one in found:
-        if not callable(getattr(one, "step", None)):
+        if not callable(getattr(type(one), "step", None)):  # its class has it, so that its calls can be heard
             raise ConfigError(f"optimizer must be an optimizer or several, with a method step, got {shown(one)}")
     return found
 

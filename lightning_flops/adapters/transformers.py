@@ -27,6 +27,7 @@ from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.deepspeed_groups import parallel_sizes
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
+from lightning_flops.records import BatchTokens, Shapes
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import safe
 from lightning_flops.sinks.services import TrainerLog
@@ -63,7 +64,7 @@ class TrainerRun(LoopRun):
         self._over = over
         self.log = log = TrainerLog(trainer.callback_handler.callbacks)
         self.logging = False  # the Trainer logs metrics of its training now
-        self._is_between_epochs = False
+        self._is_between_epochs, self._epoch_begins = False, True
         updated, frame = optimizers_in(trainer.optimizer), _frame_of(trainer)
         output = LoggedOutput(
             config,
@@ -88,7 +89,7 @@ class TrainerRun(LoopRun):
             mark_parts=self._mark,
             unseen=(),
         )
-        self._place.ends_known = True
+        self._steps.ends_known = self._steps.outside_known = True
         self._accumulate = accumulate
         self._reads_fetched = True  # accelerate moves them; what it skips in a training that goes on is dropped here
         self.run.tokens.fetched = deque(maxlen=accumulate + 1)
@@ -99,49 +100,62 @@ class TrainerRun(LoopRun):
         run, trainer = self.run, self.trainer
         if self._engine is not None:
             switch_off_builtin(self._engine, run)
-        hear(self, type(trainer), "log", run.undo, begins=TrainerRun.log_begins, ends=_log_ends)
-        hear(self, CallbackHandler, "on_epoch_begin", run.undo, raises=TrainerRun.finish)
+        hear(self, type(trainer), "log", run.undo, begins=TrainerRun.log_begins, ends=_log_ends, of=trainer)
+        over = TrainerRun.finish
+        hear(self, CallbackHandler, "on_epoch_begin", run.undo, raises=over, of=trainer.callback_handler)
         if hasattr(trainer, "_run_epoch"):  # otherwise what is on torch after an error stays until it trains again
-            hear(self, type(trainer), "_run_epoch", run.undo, raises=TrainerRun.finish)
+            hear(self, type(trainer), "_run_epoch", run.undo, raises=over, of=trainer)
         super().begin()
-        self.epoch_begins()
         self._goes_away("start")  # until the first batch is asked for
 
     def _hear_updates(self, undo: ExitStack) -> None:
         if self._engine is None:
             super()._hear_updates(undo)
         else:  # accelerate has it update inside of its own backward, which is more than autograd's
-            hear(self, Accelerator, "backward", undo, begins=TrainerRun.backward_begins, ends=TrainerRun.backward_ends)
-            hear(self, type(self._engine), "step", undo, begins=TrainerRun.update_begins, ends=TrainerRun.update_ends)
+            kind, backward = TrainerRun, {"of": self.trainer.accelerator}
+            hear(self, Accelerator, "backward", undo, begins=kind.backward_begins, ends=kind.backward_ends, **backward)
+            update = {"begins": kind.update_begins, "ends": kind.update_ends}
+            hear(self, type(self._engine), "step", undo, of=self._engine, **update)
 
     # ---- parts of a step that no hook of torch's shows, while they are marked
 
     def _mark(self, stack: ExitStack) -> None:
         trainer = self.trainer
-        for owner, name, part in (
-            (type(trainer), "compute_loss", "forward"),
-            (accelerate_loaders, "send_to_device", "transfer"),
-            (Accelerator, "clip_grad_norm_", "optimizer"),
-            (type(trainer.model_wrapped), "zero_grad", "optimizer"),
+        model = trainer.model_wrapped
+        for owner, name, part, of in (
+            (type(trainer), "compute_loss", "forward", trainer),
+            (accelerate_loaders, "send_to_device", "transfer", None),
+            (Accelerator, "clip_grad_norm_", "optimizer", trainer.accelerator),
+            (type(model), "zero_grad", "optimizer", model),
         ):
             begins = safe(lambda one, *_, part=part, **__: one.run.enter(part, counts=False))
-            hear(self, owner, name, stack, begins=begins, ends=safe(lambda one, _: one.run.leave()))
+            hear(self, owner, name, stack, begins=begins, ends=safe(lambda one, _: one.run.leave()), of=of)
 
     # ---- batches
 
-    def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(kwargs)
-        given.pop("num_items_in_batch", None)  # that is of all batches of a step
-        super()._take(args, given)
-        unknown = getattr(self._batch.tokens, "real", None) is None
-        if unknown and self._wants_tokens and self.run.window.is_open and "input_ids" in given:
+    @safe
+    def fetch_begins(self, source: Any) -> None:
+        """A DataLoader's iterator is asked for a batch: the first one of an epoch feeds its steps."""
+        if self._epoch_begins:
+            self._epoch_begins = False
+            self._steps.expect(self._name(source))
+        super().fetch_begins(source)
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # The number of items is that of all batches of a step.
+        return super()._given(args, {name: value for name, value in kwargs.items() if name != "num_items_in_batch"})
+
+    def _tokens(self, given: Any, shapes: Shapes) -> BatchTokens | None:
+        tokens = super()._tokens(given, shapes)
+        is_text = isinstance(given, dict) and "input_ids" in given
+        if is_text and (tokens is None or tokens.real is None) and self._wants_tokens and self.run.window.is_open:
             self.run.notes.add_for_run(_NO_TOKENS)
+        return tokens
 
     @safe
     def batch_ends(self, control: TrainerControl | None = None) -> None:
         """The Trainer is through with a batch, and with a step, if it has *control* of what comes next."""
-        self._batch.updates = int(control is not None)
-        self._batch_is_over(ends_step=control is not None)
+        self.end_step(updated=control is not None)
         if control is not None:
             self.goes_on(control)
 
@@ -150,8 +164,7 @@ class TrainerRun(LoopRun):
     @safe
     def epoch_begins(self) -> None:
         """An epoch begins; what is asked for a batch next has those of the training."""
-        self._is_between_epochs = False
-        self._place.feeder = None
+        self._is_between_epochs, self._epoch_begins = False, True
 
     @safe
     def epoch_ends(self, control: TrainerControl) -> None:
@@ -163,7 +176,7 @@ class TrainerRun(LoopRun):
     @safe
     def goes_on(self, control: TrainerControl) -> None:
         """Have what comes before the next batch in no step; the Trainer logs before it evaluates and saves."""
-        may_save = control.should_save or (self._place.away and self.trainer.args.save_strategy == "best")
+        may_save = control.should_save or (self._steps.away and self.trainer.args.save_strategy == "best")
         if control.should_evaluate and not control.should_log:
             self._goes_away("validation")
         elif may_save and not control.should_log:
@@ -171,7 +184,15 @@ class TrainerRun(LoopRun):
         elif self._is_between_epochs:
             self._goes_away("epoch restart")
         else:
-            self._steps_go_on()
+            self._goes_away(None)
+
+    def _goes_away(self, what: str | None) -> None:
+        """*what* begins, which belongs to no step, until the next batch is asked for; None: the step goes on."""
+        if self._away:
+            self.run.inside()
+        self._away = self._steps.away = what is not None
+        if what is not None:
+            self.run.outside(what)
 
     # ---- the Trainer's log, and the end
 

@@ -23,18 +23,21 @@ def hear(
     begins: Callable[..., object] | None = None,
     ends: Callable[[Any, Any], object] | None = None,
     raises: Callable[[Any, BaseException], object] | None = None,
+    of: object = None,
 ) -> None:
     """Have *listener*, which is held weakly, hear of calls on its run's training thread until *undo* is closed.
 
     *begins* gets the arguments before the function does, *ends* what it has returned, or None where it has raised;
     where *raises* is given it gets what was raised. All are safe methods of the listener's. *owner* is as for ``wrap``;
-    of a class, the first of its bases that has the function.
+    of a class, the first of its bases that has the function, and *of* is its only instance whose calls are heard.
     """
-    held = weakref.ref(listener)
+    held, only = weakref.ref(listener), None if of is None else weakref.ref(of)
 
     def has_begun(*args: Any, **kwargs: Any) -> Ends | None:
         one = held()
         if one is None or one.run is None or one.run.thread != threading.get_ident():
+            return None
+        if only is not None and not (args and args[0] is only()):
             return None
         if begins is not None:
             begins(one, *args, **kwargs)

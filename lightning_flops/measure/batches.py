@@ -69,6 +69,19 @@ def samples_in(shapes: Shapes) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
+def alike_parts(batch: Any) -> int:
+    """Elements of the list *batch*, if they have the same shapes: each may be a batch of its own; 1: it is none."""
+    if not isinstance(batch, (list, tuple)) or len({tensor_shapes(one) for one in batch}) != 1:
+        return 1
+    return len(batch) if samples_in(tensor_shapes(batch[0])) is not None else 1
+
+
+def first_tensor(given: Any) -> torch.Tensor | None:
+    """The first tensor among a model's arguments, or in the dict or sequence that is the first of them."""
+    values = given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else (given,)
+    return next((one for one in values if isinstance(one, torch.Tensor)), None)
+
+
 class BatchMeter:
     """Samples and tokens of batches, by the settings of these names, or else by the batches themselves.
 
@@ -89,12 +102,16 @@ class BatchMeter:
         self._note = note
         self._declared = declared
 
-    def samples(self, batch: Any, shapes: Shapes) -> int | None:
-        """Samples in *batch*, whose tensors have these *shapes*; None if that is not known."""
+    def given(self, batch: Any, otherwise: int | None) -> int | None:
+        """Samples in *batch* as the setting says them, or else *otherwise*."""
         if isinstance(self._batch_size, int):
             return self._batch_size
+        return otherwise if self._batch_size is None else self._ask("batch_size", self._batch_size, batch)
+
+    def samples(self, batch: Any, shapes: Shapes) -> int | None:
+        """Samples in *batch*, whose tensors have these *shapes*; None if that is not known."""
         if self._batch_size is not None:
-            return self._ask("batch_size", self._batch_size, batch)
+            return self.given(batch, None)
         samples = samples_in(shapes)
         if samples is None and self._declared is not None:
             samples = int(self._declared())

@@ -25,24 +25,27 @@ class MonitorReading:
     samples: int | None = 0  # None if the size of a batch is not known
     tokens: BatchTokens = NO_TOKENS
 
-    def add(self, seconds: float, wait: float | None, samples: int | None, tokens: BatchTokens | None) -> None:
-        """Add a batch."""
+    def add(
+        self, seconds: float, wait: float | None, samples: int | None, tokens: BatchTokens | None, batches: int
+    ) -> None:
+        """Add so many batches."""
         self.seconds += seconds
         if wait is not None:
             self.data_wait_sec = (self.data_wait_sec or 0.0) + wait
-        self.batches += 1
+        self.batches += batches
         self.samples = None if samples is None or self.samples is None else self.samples + samples
         self.tokens = self.tokens.plus(tokens)
 
 
-def _with(value: float | None, others: Extremes | None) -> Extremes | None:
-    """The extremes of *others*, if there are any, and of *value*, if it is known."""
+def _with(value: float | None, others: Extremes | None, *, of: int = 1) -> Extremes | None:
+    """The extremes of *others*, if there are any, and of the mean of so many values whose sum is *value*, if known."""
     if value is None:
         return others
+    mean = value / of
     if others is None:
-        return Extremes(number=1, total=value, least=value, greatest=value)
-    least, greatest = min(value, others.least), max(value, others.greatest)
-    return Extremes(number=others.number + 1, total=others.total + value, least=least, greatest=greatest)
+        return Extremes(number=of, total=value, least=mean, greatest=mean)
+    least, greatest = min(mean, others.least), max(mean, others.greatest)
+    return Extremes(number=others.number + of, total=others.total + value, least=least, greatest=greatest)
 
 
 @dataclass(slots=True)
@@ -115,8 +118,16 @@ class Monitor:
             self._wait = (self._wait or 0.0) + self.now() - self._fetch_since
             self._fetch_since = None
 
-    def batch(self, *, samples: int | None, tokens: BatchTokens | None, profiled: bool, ends_step: bool) -> float:
-        """A batch is done, in no figure if it was *profiled*; returns the seconds of its step until now."""
+    def batch(
+        self,
+        *,
+        samples: int | None,
+        tokens: BatchTokens | None,
+        profiled: bool,
+        ends_step: bool,
+        batches: int = 1,
+    ) -> float:
+        """So many batches are done, in no figure if *profiled*; returns the seconds of their step until now."""
         if self._outside_since is not None:  # a batch that ends while something outside of steps goes on
             self.inside()
             self.outside()
@@ -126,9 +137,11 @@ class Monitor:
         self.all_tokens = self.all_tokens.plus(tokens)
         if not profiled:
             for sums in (self._reading, self._total):
-                sums.add(seconds, wait, samples, tokens)
-            self._stretches.add(seconds, wait or 0.0)
-            self._batch_sec, self._waits = _with(seconds, self._batch_sec), _with(wait, self._waits)
+                sums.add(seconds, wait, samples, tokens, batches)
+            for _ in range(batches):
+                self._stretches.add(seconds / batches, (wait or 0.0) / batches)
+            self._batch_sec = _with(seconds, self._batch_sec, of=batches)
+            self._waits = _with(wait, self._waits, of=batches)
             self._rates = _with(samples / seconds if samples is not None and seconds > 0 else None, self._rates)
         seconds += self._step_sec
         self._step_sec = 0.0 if ends_step else seconds

@@ -266,7 +266,7 @@ class Reports:
         if not steps_done and context.framework in ("torch", "accelerate"):
             given = [type(one).__name__ for one in self._facts.optimizers() or ()]
             none = "no optimizer was given to profile_training, and step() was never called"
-            ended += f": {given[-1]}, the last optimizer in the list, ends each" if given else f": {none}"
+            ended += f": a step ends when {' and '.join(given)} have made their updates" if given else f": {none}"
         if not self._has_closed_a_window:
             OUTCOMES.reasons.append(f"profile_step is {step}, and {ended}")
             OUTCOMES.warned |= self._writes

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -20,7 +20,7 @@ from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.timing.processor_wait import heat_counter
 from lightning_flops.measure.tokens import TokenReader
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
-from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
+from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase, together
 from lightning_flops.run.facts import Facts
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.reports import Reports
@@ -177,18 +177,24 @@ class Run:
         return self.window.marks is not None
 
     def batch_done(
-        self, *batches: tuple[Any, Shapes, BatchTokens | None], updates: int, ends_step: bool, logs: bool = False
+        self,
+        *batches: tuple[Any, Shapes, BatchTokens | None],
+        updates: int,
+        ends_step: bool,
+        logs: bool = False,
+        rows: Sequence[int | None] | None = None,
     ) -> None:
         """*batches* went through the loop, several of them together as micro-batches of a pipeline.
 
         Their shapes and tokens were taken before the step may have changed them. *updates* optimizer attempts belong to
-        them, and perhaps the end of a step, at which the run *logs* its metrics.
+        them, and perhaps the end of a step, at which the run *logs* its metrics. *rows* are the samples of each, if the
+        adapter knows them better than the shapes do; the setting ``batch_size`` wins.
         """
         step, window = self._step, self.window
         profiled = window.scope is not None or window.recorder.sampling_lines
         samples: int | None = 0
         for number, (batch, shapes, tokens) in enumerate(batches, 1):
-            size = self.meter.samples(batch, shapes)
+            size = self.meter.samples(batch, shapes) if rows is None else self.meter.given(batch, rows[number - 1])
             samples = None if samples is None or size is None else samples + size
             step.batches.append(shapes)
             step.tokens.append(tokens)
@@ -203,7 +209,13 @@ class Run:
         step.profiled |= profiled or self.reports.analyzing
         if profiled:
             window.leave_scope()  # before the clock is read: the end of counting is a part of what it costs
-        seconds = self.monitor.batch(samples=samples, tokens=tokens, profiled=step.profiled, ends_step=ends_step)
+        seconds = self.monitor.batch(
+            samples=samples,
+            tokens=together([one for *_, one in batches]),
+            profiled=step.profiled,
+            ends_step=ends_step,
+            batches=1 if rows is None else len(rows),
+        )
         if ends_step:
             self._step_ends(seconds)
             if logs:

@@ -417,13 +417,24 @@ def test_a_step_of_two_models_ends_with_the_last_optimizer_or_where_the_loop_say
     assert loop.summary.model_flops == 8 * 2 * (FORWARD + BACKWARD)
 
 
-def test_an_optimizer_that_never_ends_a_step_is_named(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
-    class Later(SlowSGD):
-        """The discriminator's, in a loop that trains without it."""
+class Later(SlowSGD):
+    """The discriminator's, in a loop that trains without it."""
 
-    loop.begin(optimizer=[loop.optimizer, Later(Net(loop.now).parameters(), loop.now)])
-    assert loop.profiler.profile is None
-    assert "Later, the last optimizer in the list, ends each" in caplog.text
+
+def test_of_several_optimizers_one_that_makes_no_step_changes_nothing(loop: Loop) -> None:
+    profile = loop.run(optimizer=[loop.optimizer, Later(Net(loop.now).parameters(), loop.now)])
+    assert (flops(profile), profile.samples, profile.micro_steps) == ((FORWARD, BACKWARD), BATCH, 1)
+    assert loop.summary.ips is not None and loop.summary.ips.maximum == BATCH / loop.summary.batch_cost_sec.minimum
+
+
+def test_an_optimizer_without_which_no_step_ends_is_named(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    optimizers = [loop.optimizer, Later(Net(loop.now).parameters(), loop.now)]
+    profiler = profile_training(loop.net, optimizers, **SETTINGS)
+    with profiler:  # nothing is fetched: the next step may begin with either of them
+        for rows in [torch.ones(BATCH, WIDE)] * 8:
+            loop.step(profiler, 0, rows)
+    assert profiler.profile is None
+    assert "a step ends when SlowSGD and Later have made their updates" in caplog.text
     assert "this run ended after 0 step(s)" in caplog.text
 
 

@@ -108,7 +108,7 @@ profiler_is_recording: Callable[[], bool] = take("torch._C:_autograd._profiler_e
 """Whether a profiler of torch's records what runs now on this thread; False where torch does not say."""
 
 profiler_has_stopped: Callable[[], None] = take("torch.autograd.profiler:_run_on_profiler_stop", lambda: None)
-"""Tells the parts of torch that are written in Python that no profiler records."""
+"""Called to have the parts of torch that are written in Python know that no profiler records."""
 
 _step_dict: Mapping[str, int] = take("torch.autograd.profiler:KinetoStepTracker._step_dict", {})
 
@@ -139,6 +139,12 @@ def workers_of(iterator: Any) -> int | None:
     """The worker processes of a DataLoader's iterator; None if it does not say, or is another iterator."""
     workers = getattr(iterator, "_num_workers", None) if isinstance(iterator, iterator_class or ()) else None
     return workers if isinstance(workers, int) else None
+
+
+def loader_of(iterator: Any) -> Any:
+    """What a DataLoader and its iterators, one an epoch, have in common; of anything else that itself."""
+    sampler = getattr(iterator, "_index_sampler", None)
+    return iterator if sampler is None else sampler
 
 
 def fetched_ahead(loader: Any) -> int:

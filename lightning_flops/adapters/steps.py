@@ -1,0 +1,393 @@
+"""What a loop's events mean: where a batch begins, where a step ends, and what belongs to no step. No torch, no clock.
+
+Events come in the order in which the training thread sees them. docs/loops.md has the rules in sentences; what they
+cannot know is None, with a reason, and never a guess.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+_MOST_AHEAD = 2  # batches that stay fetched ahead from step to step; a loop that skips some at a resume leaves more
+
+
+class Part(Enum):
+    """What an event is to the loop's steps."""
+
+    MICRO_STEP = "micro-step"  #: Samples begin: a fetched batch, a piece of one, or what the model is called with.
+    STEP = "step"  #: Something else of the step.
+    OUTSIDE = "outside"  #: Of no step: an evaluation.
+    INNER = "inner"  #: Inside of another part.
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """A step that is over."""
+
+    rows: tuple[int | None, ...]  #: Samples of each micro-step; at least one.
+    why: str = ""  #: Why the samples are not known, if they are not.
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What an event is, and the step that ended just before it."""
+
+    part: Part = Part.STEP
+    ended: StepEnd | None = None
+
+
+@dataclass(slots=True)
+class _Fetched:
+    """A batch that a loader has handed out."""
+
+    source: Hashable
+    loader: Hashable
+    rows: int | None
+    parts: int  # alike elements of a list, of which each may be a batch of its own
+    left: int = 0  # rows that nothing was trained on so far
+
+
+@dataclass(slots=True)
+class _Step:
+    """The running step."""
+
+    begun: bool = False  # something was fetched for it, or has trained
+    looked: bool = False  # a forward without gradients came first
+    computed: bool = False  # autograd has run for a model that is not given
+    lookers: set[Hashable] = field(default_factory=set)  # models in evaluation mode that did, before any trained
+    forwards: int = 0  # with gradients
+    in_round: bool = False  # one has run, and its backward has not
+    sources: set[Hashable] = field(default_factory=set)  # iterators of whose batches the round has taken
+    rows: list[int | None] = field(default_factory=list)  # of each micro-step
+    own_model: Hashable = None  # whose forwards the rows are, where nothing was fetched
+    is_fetched: bool = False  # the rows are a loader's
+    updates: Counter[Hashable] = field(default_factory=Counter)
+    why: str = ""
+
+    def add(self, rows: int | None, *, micro_step: bool) -> None:
+        """Add *rows* to the micro-step that runs, or as a *micro_step*."""
+        if micro_step or not self.rows:
+            self.rows.append(rows)
+        else:
+            last = self.rows[-1]
+            self.rows[-1] = None if last is None or rows is None else last + rows
+
+
+class Steps:
+    """The machine of one loop, which updates these *optimizers*; with none of them, steps end where the loop says so.
+
+    Models, optimizers, iterators and loaders are known by any hashable name; nothing of them is held.
+    """
+
+    def __init__(self, optimizers: Iterable[Hashable] = ()) -> None:
+        self._optimizers = frozenset(optimizers)
+        self._step = _Step()
+        self._waiting: list[_Fetched] = []  # fetched, and not yet trained on
+        self._current: _Fetched | None = None  # what the latest micro-step is of
+        self._rest = 0  # rows of earlier batches that no forward got
+        self._feeders: set[Hashable] = set()  # iterators and loaders whose batches were trained on
+        self._trainees: set[Hashable] = set()  # models that were called with gradients
+        self._usual_lookers: set[Hashable] | None = None  # models that have looked first in each step so far
+        self._in_training_mode = False  # a model was called with gradients in it, once
+        self._explicit = False  # the loop says what its batches are
+        self.ends_known = False  # the loop says where its steps end
+        self.outside_known = False  # the loop says what belongs to none of them
+        self.away = False  # for an evaluation, until the loop goes on
+        self._left_out = self.fetching = self.forwards = self.backwards = self.updating = 0  # depths
+
+    @property
+    def outside(self) -> bool:
+        """Whether what runs now belongs to no step."""
+        return self.away or self._left_out > 0
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether it does not because the loop says so."""
+        return self._left_out > 0
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a call of a model now would be a part of something else."""
+        return self.forwards + self.backwards + self.fetching + self._left_out > 0
+
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether a model was called with gradients, and autograd has not run since."""
+        return self._step.in_round and not self._left_out
+
+    @property
+    def fetches(self) -> bool:
+        """Whether steps were trained on fetched batches."""
+        return bool(self._feeders)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of the running step was seen that may compute."""
+        return self._step.looked or self._step.computed or self._step.forwards > 0
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether no model was ever called with gradients: compiled code may hide its calls."""
+        return not self._trainees
+
+    # ---- fetches
+
+    def fetch_begins(self, source: Hashable, *, grads: bool = True, training: bool = True) -> Decision:
+        """The iterator *source* is asked for a batch; *training*: a model of the loop is in training mode."""
+        self.updating = 0  # no update runs where a batch is asked for: it has raised
+        self.fetching += 1
+        if self.fetching > 1 or self._left_out:
+            return Decision(Part.INNER)
+        ended = self._end() if self._step.updates and self._ends_by_itself else None
+        is_known = source in self._feeders
+        if self.outside_known:
+            self.away &= not is_known
+        else:
+            self.away = not (grads and (is_known or training or not self._in_training_mode))
+        if self.is_blind and self._step.looked and not self.outside_known:  # all that was fetched so far was looked at
+            self._waiting, self._step.begun, self.away = [], False, True
+        return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
+
+    def fetch_ends(
+        self,
+        source: Hashable,
+        rows: int | None = None,
+        parts: int = 1,
+        *,
+        loader: Hashable = None,
+        explicit: bool = False,
+    ) -> None:
+        """It has brought *rows* in *parts* alike tensors; *explicit*: the loop itself says that this is a batch."""
+        self.fetching = max(0, self.fetching - 1)
+        self._explicit |= explicit
+        if self.fetching or self.outside or explicit < self._explicit:
+            return
+        if not self._step.begun:
+            self._leave_current()
+        self._waiting.append(_Fetched(source, source if loader is None else loader, rows, parts))
+        self._step.begun = True
+
+    def fetch_fails(self, source: Hashable = None) -> None:
+        """It is at its end, or has raised: what it has brought without feeding a step was for something else."""
+        self.fetching = max(0, self.fetching - 1)
+        if source is not None and source not in self._feeders:
+            self._waiting = [one for one in self._waiting if one.source != source]
+
+    def expect(self, source: Hashable) -> None:
+        """The loop says that *source* feeds its steps."""
+        self._feeders.add(source)
+
+    # ---- forwards
+
+    def forward_begins(
+        self, model: Hashable, rows: int | None, *, grads: bool = True, training: bool = True, same: bool = False
+    ) -> Decision:
+        """*model* is called with *rows*; *same*: with the very tensor that a forward of this step was called with."""
+        self.forwards += 1
+        if self._left_out:
+            return Decision(Part.OUTSIDE)
+        if self.forwards > 1 or self.backwards or self.fetching:
+            return Decision(Part.INNER)
+        if not grads:
+            return self._look(model, training=training)
+        self.away = False
+        ended = self._end() if self._is_complete and not (self._feeders and len(self._optimizers) > 1) else None
+        step = self._step
+        if not step.forwards and (self._waiting or not self._feeders):
+            self._usual_lookers = step.lookers & (step.lookers if self._usual_lookers is None else self._usual_lookers)
+        self._trainees.add(model)
+        self._in_training_mode |= training
+        starts = not step.in_round
+        if starts:
+            step.sources = set()
+        begins = not (same or step.updates) and self._trains(model, rows, starts=starts)
+        step.begun = step.in_round = True
+        step.forwards += 1
+        return Decision(Part.MICRO_STEP if begins else Part.STEP, ended)
+
+    def forward_ends(self) -> None:
+        """A call of a model is over, or has raised."""
+        self.forwards = max(0, self.forwards - 1)
+
+    def _look(self, model: Hashable, *, training: bool) -> Decision:
+        """A forward without gradients: a teacher, a rollout or an evaluation."""
+        ended = self._end() if self._is_complete and not self.away else None
+        step = self._step
+        step.looked |= not training or step.begun
+        if self.outside_known:
+            return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
+        if not (training or step.forwards):
+            step.lookers.add(model)
+        if self._waiting and self._feeders and not step.forwards and not self._is_fed:
+            self._waiting, step.begun, self.away = [], False, True  # of a loader that never fed a step
+        usual = self._usual_lookers is not None and model in self._usual_lookers
+        if step.begun:
+            is_of_step = step.forwards > 0 or usual or model not in self._trainees
+        else:
+            is_of_step = usual and not self._feeders
+        self.away |= not (training or is_of_step)
+        return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
+
+    @property
+    def _is_fed(self) -> bool:
+        return any(one.loader in self._feeders for one in self._waiting)
+
+    def _trains(self, model: Hashable, rows: int | None, *, starts: bool) -> bool:
+        """A forward on new rows; *starts*: the first since a backward. Returns whether a micro-step begins."""
+        step, now = self._step, self._current
+        if now is not None and rows is not None and rows <= now.left:  # a piece
+            now.left -= rows
+            self._add_fetched(rows, micro_step=starts)
+            return starts
+        if self.updating and step.rows:  # a closure that is called once more
+            return False
+        if starts and now is not None and now.parts > 1 and now.rows in (rows, None):  # a part
+            now.parts -= 1
+            self._add_fetched(rows, micro_step=True)
+            return True
+        if self._take(rows, micro_step=starts):
+            return starts
+        if step.is_fetched:
+            if starts and now is not None and now.rows is None:
+                step.why = "a batch of unknown size was trained in several forwards"
+            return False
+        if not step.rows:
+            step.own_model = model
+        elif not starts or model != step.own_model:
+            return False
+        step.add(rows, micro_step=True)  # what the model is called with; after a backward, gradients are accumulated
+        return True
+
+    def _add_fetched(self, rows: int | None, *, micro_step: bool) -> None:
+        step = self._step
+        if not step.is_fetched:
+            step.rows, step.is_fetched = [], True
+        step.add(rows, micro_step=micro_step)
+
+    def _take(self, rows: int | None, *, micro_step: bool) -> bool:
+        """Take a batch that waits, of other iterators one more each until *rows* are there; whether one was there."""
+        step, got = self._step, 0
+        for one in sorted(self._waiting, key=lambda each: each.source not in self._feeders):
+            if one.source in step.sources:
+                continue
+            if one.parts == rows != one.rows:  # its parts were samples
+                one.rows, one.parts = rows, 1
+            self._leave_current()
+            self._waiting.remove(one)
+            self._feeders |= {one.source, one.loader}
+            step.sources.add(one.source)
+            used = rows if one.rows is None else one.rows if rows is None else min(one.rows, rows - got)
+            one.left = 0 if one.rows is None or used is None else one.rows - used
+            self._current = one
+            self._add_fetched(used, micro_step=micro_step and not got)
+            if self._rest:
+                step.add(self._rest, micro_step=False)
+                self._rest = 0
+            got += used or 0
+            if one.rows is None or rows is None or got >= rows:
+                return True
+        return got > 0
+
+    def _leave_current(self) -> None:
+        """No further piece of the latest batch comes: its other rows were handed out, too."""
+        if self._current is not None:
+            self._rest += self._current.left
+            self._current = None
+
+    # ---- backwards and updates
+
+    def backward_begins(self, *, grad_only: bool = False) -> Decision:
+        """Autograd is about to run; *grad_only*: it accumulates nothing."""
+        if self._left_out:
+            return Decision(Part.OUTSIDE)
+        self.away = False
+        self.backwards += 1
+        if self.backwards > 1:
+            return Decision(Part.INNER)
+        step, ended = self._step, None
+        step.computed = True
+        if self._is_complete and not (step.in_round or self.updating or self._feeders):
+            ended = self._end()
+        if self.is_blind and not (grad_only or step.updates) and self._take(None, micro_step=True):
+            return Decision(Part.MICRO_STEP, ended)
+        return Decision(Part.STEP, ended)
+
+    def backward_ends(self, *, grad_only: bool = False) -> None:
+        """Autograd has run, or has raised."""
+        if self._left_out:
+            return
+        self.backwards = max(0, self.backwards - 1)
+        if not self.backwards:
+            self._step.in_round &= grad_only
+            self._step.sources = self._step.sources if grad_only else set()
+
+    def update_begins(self) -> Decision:
+        """An optimizer's step begins, perhaps inside of another one's."""
+        self.away &= self._left_out > 0
+        self.updating += 1
+        return Decision(Part.STEP if self.updating == 1 else Part.INNER)
+
+    def update_ends(self, optimizer: Hashable, *, later: bool = False) -> Decision:
+        """It is over, and with it a step of a single optimizer, or *later*: where the next thing begins."""
+        self.updating = max(0, self.updating - 1)
+        if self.updating or self._left_out:
+            return Decision(Part.INNER)
+        self._step.updates[optimizer] += 1
+        self._step.in_round &= self.backwards > 0
+        ends_here = len(self._optimizers) == 1 and self._is_complete and not later
+        return Decision(Part.STEP, self._end() if ends_here else None)
+
+    # ---- ends
+
+    def mark(self, *, updated: bool | None = None) -> Decision:
+        """The loop says that a batch is through, and with it a step if that was *updated*; None: if anything was."""
+        step = self._step
+        self.ends_known, step.in_round, step.sources = True, False, set()
+        if updated is None:
+            updated = bool(step.updates or not self._optimizers) and bool(step.rows or step.forwards or step.updates)
+        return Decision(Part.STEP, self._end() if updated else None)
+
+    def leave_out(self) -> Decision:
+        """What comes belongs to no step, until ``take_in``; calls may nest."""
+        ended = self._end() if self._is_complete and not self._left_out else None
+        self._left_out += 1
+        return Decision(Part.OUTSIDE, ended)
+
+    def take_in(self) -> None:
+        """End of what the loop left out."""
+        self._left_out = max(0, self._left_out - 1)
+
+    def finish(self) -> Decision:
+        """The loop is over."""
+        is_over = self._is_complete or (self._feeders and self._step.updates and self._ends_by_itself)
+        return Decision(Part.STEP, self._end() if is_over else None)
+
+    @property
+    def _ends_by_itself(self) -> bool:
+        return bool(self._optimizers) and not self.ends_known
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether every optimizer has made its update."""
+        return self._ends_by_itself and not self.backwards and self._optimizers <= self._step.updates.keys()
+
+    def _end(self) -> StepEnd:
+        step = self._step
+        if self.is_blind and not step.rows:
+            self._take(None, micro_step=True)  # compiled code has made the whole step
+        self._step = _Step()
+        self._waiting = [one for one in self._waiting if one.loader in self._feeders][-_MOST_AHEAD:]
+        if self._waiting:
+            self._leave_current()
+        if self._current is not None:
+            self._current.parts = 1
+        if not step.rows:
+            return StepEnd((None,), step.why or "no batch was fetched for a step, and no model called")
+        if not step.is_fetched and len(self._optimizers) > 1 and max(step.updates.values(), default=0) > 1:
+            step.why = "no batch was fetched, and an optimizer made several updates in one step"
+        if not step.why and None in step.rows:
+            step.why = "the size of a batch is not known"
+        return StepEnd((None,) * len(step.rows) if step.why else tuple(step.rows), step.why)
