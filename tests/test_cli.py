@@ -19,8 +19,10 @@ from lightning_flops.measure.timing.processor_wait import ProcessorWatch
 from lightning_flops.records import ProcessorLoss
 from lightning_flops.report.compare_text import render_comparison
 from lightning_flops.report.trace_document import render_traces
+from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.trace import load_trace
-from tests.analysis.in_memory import analyze_traces
+from tests.analysis.in_memory import analyze_traces, known
+from tests.analysis.test_timing import run as timed_run
 from tests.analysis.trace_events import RANKS, RESNET, slowed
 from tests.forks import run_fork
 from tests.pages import REPOSITORY, blocks, on_page
@@ -225,6 +227,23 @@ def test_two_folders_of_ranks_traces_are_compared(folder: Path, capsys: pytest.C
     assert (slower.name, slower.a_ns, slower.b_ns) == ("ampere_sgemm_128x64_nn", 4_000_000, 8_000_000)
 
 
+@pytest.mark.parametrize("path", ["timed", "timed/throughput.json"])
+def test_the_throughput_of_a_run_without_a_profile_is_shown(
+    path: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = known(timed_run([(0.5, 0.5, 8), (0.5, 1.5, 8), (2.0, 3.0, 4)]))
+    (folder / "timed").mkdir()
+    (folder / "timed" / "throughput.json").write_text(summary.to_json())
+    assert main(["show", path]) == 0
+    printed = capsys.readouterr().out
+    assert printed == str(summary)
+    assert re.search(
+        r"reader_cost +1\.000000 +2\.000000 +0\.500000\nbatch_cost +2\.666667 .*\nips +2\.500000 ", printed
+    )
+    assert main(["show", "--json", path]) == 0
+    assert ThroughputSummary.from_json(capsys.readouterr().out) == summary
+
+
 @pytest.mark.parametrize("path", ["before", "before/profile.json"])
 def test_a_file_or_a_folder_of_logs_is_shown(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert Profile.load(path) == A == Profile.load(Path(path))
@@ -232,6 +251,8 @@ def test_a_file_or_a_folder_of_logs_is_shown(path: str, capsys: pytest.CaptureFi
     assert capsys.readouterr() == (str(A), "")
     assert main(["show", "--detailed", path]) == 0
     assert capsys.readouterr().out == render_text(A, detailed=True)
+    assert main(["show", "--json", path]) == 0
+    assert Profile.from_json(capsys.readouterr().out) == A
     assert main(["show", "--peak", "1400e9", path]) == 0
     assert "of 1.4 TFLOP/s (float32), as given." in capsys.readouterr().out.replace("\n  ", " ")
     for options in (["--peak", "bf16=9e12,fp32=1400e9"], ["--peak", "fp32=1400e9", "--peak", "bf16=9e12"]):

@@ -1,12 +1,12 @@
-"""What a path or a URL stands for: profiles, one file or all in a folder of logs, or the files of traces."""
+"""What a path or a URL stands for: what runs have written, one file or all in a folder of logs, or files of traces."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -15,21 +15,29 @@ from lightning_flops.config.values import OWN_FOLDER
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.codec import LONGEST_PROFILE
 from lightning_flops.schema.profile import Profile, ProfiledRun
+from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.sinks.file import shown_path
 
-PROFILE_FILE: Final = re.compile(r"profile(?P<whose>(?:\.[a-z0-9]+)*)(?:-(?P<number>[0-9]{1,9}))?\.json")
-"""``profile.json``, ``profile-2.json``, ``profile.predict.json``, ``profile.rank3-2.json``."""
+OWN_FILE: Final = re.compile(
+    r"(?P<kind>profile|throughput)(?P<whose>(?:\.[a-z0-9]+)*)(?:-(?P<number>[0-9]{1,9}))?\.json"
+)
+"""``profile.json``, ``profile-2.json``, ``profile.predict.json``, ``profile.rank3-2.json``, ``throughput.json``."""
+
+Kind = Literal["profile", "throughput"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+_CLASSES: Final[Mapping[Kind, Any]] = {"profile": Profile, "throughput": ThroughputSummary}
 
 _LOOP: Final = re.compile(r"(?:\.(?:predict|test|validate))?")  # the middle of a name of rank 0
 _MOST_BYTES: Final = 4 * LONGEST_PROFILE + 1  # more would be more characters than are read
 _TRACE_ENDINGS: Final = (".json", ".json.gz")
 _OF_A_PROFILE: Final = b'"schema_version"'  # stands at the beginning of every report of this package, and in no trace
+_OF_THROUGHPUT: Final = b'"ips_unit"'  # ... and this of a run's throughput
 _LOOKED_AT_BYTES: Final = 4096
 _OF_TRACES: Final = "`lightning-flops trace` reads traces"
 
 
 class _FoundFile(NamedTuple):
-    """A file whose name is one that runs give to a profile."""
+    """A file whose name is one that runs give to what they write."""
 
     file: str
     logs: str  # the folder of the run's logs, which the file's own may lie in
@@ -50,9 +58,12 @@ def read_runs(path: str) -> tuple[ProfiledRun, ...]:
     root = place.root.rstrip("/")
     own_name = root.rpartition("/")[2]
     if not place.is_folder:
-        return (ProfiledRun(name=own_name, windows=(place.read(place.root),), problems=()),)
+        return (ProfiledRun(name=own_name, windows=(place.read(place.root, "profile"),), problems=()),)
     runs: dict[str, list[tuple[int, str]]] = {}
-    for one in place.profiles():
+    found = place.own("profile")
+    if not found:
+        raise place.has_none("profile")
+    for one in found:
         below = one.logs[len(root) :].strip("/") or own_name
         runs.setdefault(f"{below}{one.whose.replace('.', ' ')}", []).append((one.number, one.file))
     return tuple(_read_run(place, run, [file for _, file in sorted(files)]) for run, files in sorted(runs.items()))
@@ -67,30 +78,31 @@ def read_profile(path: str | os.PathLike[str]) -> tuple[Profile, str]:
     Raises:
         LightningFlopsError: there is none, or it cannot be read; the message names what was looked at.
     """
+    return read_report(path, "profile")
+
+
+def read_report(path: str | os.PathLike[str], *kinds: Kind) -> tuple[Any, str]:
+    """What *path* stands for of the first of these *kinds* that is there, as for ``read_profile``."""
     place = Place(os.fspath(path))
-    if not place.is_folder:
-        return place.read(place.root), place.given
-    found = [one for one in place.profiles() if _LOOP.fullmatch(one.whose)]
-    if not found:
-        raise place.has_none
-    root = place.root.rstrip("/")
-    last = max(found, key=lambda one: (one.logs == root, not one.whose, one.written, one.number, one.file))
-    return place.read(last.file), place.shown(last.file)
+    file = next(filter(None, map(place.last, kinds)), None)
+    if file is None:
+        raise place.has_none(*kinds)
+    return place.read(file, *kinds), place.shown(file)
 
 
 def traces_at(path: str) -> tuple[str, ...] | None:
-    """The trace files at *path*; None if there is a profile, or a folder of logs with profiles below it.
+    """The trace files at *path*; None if a run has written it, or if there is such a file below a folder of logs.
 
-    A folder without profiles stands for all files in it whose names end as traces' do. What can be read only once, such
+    Any other folder stands for all files in it whose names end as traces' do. What can be read only once, such
     as a pipe, is taken for a profile.
 
     Raises:
-        LightningFlopsError: there is nothing at *path*, or a folder with neither profiles nor traces.
+        LightningFlopsError: there is nothing at *path*, or a folder with neither reports nor traces.
     """
     place = Place(path)
     if not place.is_folder:
         return None if place.holds_profile() else (path,)
-    return None if place.profiles(required=False) else place.traces(f"{place.has_none}, and")
+    return None if place.own(*KINDS) else place.traces(f"{place.has_none(*KINDS)}, and")
 
 
 def traces_in(folder: str) -> tuple[str, ...]:
@@ -111,14 +123,14 @@ class Place:
         if not there:
             raise LightningFlopsError(f"{given}: there is no such file or folder")
 
-    @property
-    def has_none(self) -> LightningFlopsError:
-        """What to raise for a folder without a profile."""
-        return LightningFlopsError(f"{self.given}: no profile.json is in this folder or below it")
+    def has_none(self, *kinds: Kind) -> LightningFlopsError:
+        """What to raise for a folder without files of these *kinds*."""
+        names = " or ".join(f"{kind}.json" for kind in kinds)
+        return LightningFlopsError(f"{self.given}: no {names} is in this folder or below it")
 
     def holds_profile(self) -> bool:
         """Whether the file is a profile, and no trace; or one that cannot be read twice."""
-        if PROFILE_FILE.fullmatch(self.root.rpartition("/")[2]) or (self._is_local and not os.path.isfile(self.root)):
+        if OWN_FILE.fullmatch(self.root.rpartition("/")[2]) or (self._is_local and not os.path.isfile(self.root)):
             return True
         with _errors_of(self.given), self._system.open(self.root, "rb") as stream:
             return _OF_A_PROFILE in stream.read(_LOOKED_AT_BYTES)
@@ -128,36 +140,48 @@ class Place:
         with _errors_of(self.given):
             files = sorted(one["name"] for one in self._system.ls(self.root, detail=True) if one["type"] == "file")
         names = ((file, file.rpartition("/")[2]) for file in files)
-        found = [file for file, name in names if name.endswith(_TRACE_ENDINGS) and not PROFILE_FILE.fullmatch(name)]
+        found = [file for file, name in names if name.endswith(_TRACE_ENDINGS) and not OWN_FILE.fullmatch(name)]
         if not found:
             raise LightningFlopsError(f"{without} no trace ({', '.join(_TRACE_ENDINGS)}) is in this folder")
         return tuple(map(self.shown, found))
 
-    def profiles(self, *, required: bool = True) -> Sequence[_FoundFile]:
-        """The profiles anywhere below the folder; at least one if *required*."""
+    def last(self, kind: Kind) -> str | None:
+        """The file itself; in a folder the one of this *kind* that was written last, None without one."""
+        if not self.is_folder:
+            return str(self.root)
+        found = [one for one in self.own(kind) if _LOOP.fullmatch(one.whose)]
+        root = self.root.rstrip("/")
+        found.sort(key=lambda one: (one.logs == root, not one.whose, one.written, one.number, one.file))
+        return found[-1].file if found else None
+
+    def own(self, *kinds: Kind) -> Sequence[_FoundFile]:
+        """The files of these *kinds* that runs have written anywhere below the folder."""
         with _errors_of(self.given):
             files = self._system.find(self.root, detail=True)
         found = []
         for file, about in sorted(files.items()):
             folder, _, name = file.rpartition("/")
-            match = PROFILE_FILE.fullmatch(name)
-            if match is not None and (
-                not self._is_local or os.path.isfile(file)
-            ):  # a pipe would be waited for for ever
-                logs = folder.removesuffix(f"/{OWN_FOLDER}")
-                found.append(_FoundFile(file, logs, match["whose"], int(match["number"] or 1), _written(about)))
-        if required and not found:
-            raise self.has_none
+            match = OWN_FILE.fullmatch(name)
+            if match is None or match["kind"] not in kinds:
+                continue
+            if not self._is_local or os.path.isfile(file):  # a pipe would be waited for for ever
+                logs, number = folder.removesuffix(f"/{OWN_FOLDER}"), int(match["number"] or 1)
+                found.append(_FoundFile(file, logs, match["whose"], number, _written(about)))
         return found
 
-    def read(self, file: str) -> Profile:
-        """The profile in *file*."""
+    def read(self, file: str, *kinds: Kind) -> Any:
+        """What a run has written into *file*, of one of these *kinds*."""
         shown = self.shown(file)
         opened = open if self._is_local else self._system.open  # fsspec's local files seek, which a pipe cannot
         with _errors_of(shown), opened(file, "rb") as stream:
             content = stream.read(_MOST_BYTES)
+        kind: Kind = "throughput" if _OF_THROUGHPUT in content[:_LOOKED_AT_BYTES] else "profile"
+        if kind not in kinds:
+            raise LightningFlopsError(
+                f"{shown}: this is the {kind} of a run, and its {' or '.join(kinds)} is needed here"
+            )
         try:
-            return Profile.from_json(content.decode("utf-8"))
+            return _CLASSES[kind].from_json(content.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise LightningFlopsError(f"{shown}: this is no profile (not UTF-8); {_OF_TRACES}") from error
         except LightningFlopsError as error:
@@ -178,7 +202,7 @@ def _read_run(place: Place, name: str, files: Sequence[str]) -> ProfiledRun:
     problems: list[str] = []
     for file in files:
         try:
-            windows.append(place.read(file))
+            windows.append(place.read(file, "profile"))
         except LightningFlopsError as error:
             problems.append(str(error))
     return ProfiledRun(name=name, windows=tuple(windows), problems=tuple(problems))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,13 +12,21 @@ import pytest
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.profile import Profile
-from lightning_flops.sinks.profile_files import read_profile, read_runs, traces_at
+from lightning_flops.schema.throughput import Spread, ThroughputSummary
+from lightning_flops.sinks.profile_files import KINDS, read_profile, read_report, read_runs, traces_at
 from tests.report.compared import run
 
 PROFILE = run()
 
 
-def write(path: Path, profile: Profile, *, at: float | None = None) -> Path:
+def throughput(batches: int) -> ThroughputSummary:
+    cost = Spread(average=1.0, maximum=1.0, minimum=1.0)
+    return ThroughputSummary(
+        batches=batches, reader_ratio=None, reader_cost_sec=None, batch_cost_sec=cost, ips=cost, ips_unit="batches/s"
+    )
+
+
+def write(path: Path, profile: Profile | ThroughputSummary, *, at: float | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(profile.to_json(), encoding="utf-8")
     if at is not None:
@@ -77,6 +86,38 @@ def test_of_several_windows_the_last_and_of_several_loops_the_training(tmp_path:
     for name in ("profile.json", "profile-2.json", "profile-10.json"):
         (tmp_path / name).unlink()
     assert number_at(tmp_path) == "12"
+
+
+def test_a_run_without_a_profile_stands_for_its_throughput(tmp_path: Path) -> None:
+    for name, batches in (("throughput.json", 1), ("throughput-2.json", 2), ("throughput.predict.json", 3)):
+        write(tmp_path / "timed" / "lightning_flops" / name, throughput(batches), at=1e9)
+    for kinds in (KINDS, KINDS[1:]):
+        found, file = read_report(tmp_path / "timed", *kinds)
+        assert (found, Path(file).name) == (throughput(2), "throughput-2.json")
+        assert read_report(tmp_path / "timed" / "lightning_flops" / "throughput.json", *kinds)[0] == throughput(1)
+    renamed = write(tmp_path / "before.json", throughput(4))
+    assert read_report(renamed, *KINDS) == (throughput(4), str(renamed))
+    assert traces_at(str(tmp_path / "timed")) is None and traces_at(str(renamed)) is None  # it ends as traces' files do
+
+    write(tmp_path / "both" / "throughput.json", throughput(5), at=2e9)
+    write(tmp_path / "both" / "profile.json", numbered(1), at=1e9)
+    assert read_report(tmp_path / "both", *KINDS)[0] == numbered(1)
+    assert read_report(tmp_path / "both", "throughput")[0] == throughput(5)
+
+
+def test_what_is_no_profile_or_no_throughput_is_named(tmp_path: Path) -> None:
+    timed, profiled = write(tmp_path / "throughput.json", throughput(1)), write(tmp_path / "p" / "a.json", PROFILE)
+    for refuses in (read_profile, read_runs):
+        with pytest.raises(LightningFlopsError, match="this is the throughput of a run, and its profile is needed"):
+            refuses(str(timed))
+    for path, why in (
+        (profiled, "this is the profile of a run, and its throughput is needed here"),
+        (profiled.parent, "no throughput.json is in this folder or below it"),
+    ):
+        with pytest.raises(LightningFlopsError, match=re.escape(why)):
+            read_report(path, "throughput")
+    with pytest.raises(LightningFlopsError, match=r"no profile\.json or throughput\.json is in this folder"):
+        read_report(profiled.parent, *KINDS)
 
 
 def test_a_url_is_read_as_a_path_is() -> None:
