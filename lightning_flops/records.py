@@ -264,6 +264,7 @@ class OptimizerFacts:
     """How an optimizer updates its parameters."""
 
     type_name: str
+    updates: str = ""  # how: "fused", "foreach" or "tensor by tensor"; empty where torch's optimizers do not tell
     faster_with: tuple[str, ...] = ()  # arguments with which it would update many tensors at once, if it does not
 
 
@@ -277,6 +278,7 @@ class RunFacts:
     nccl: bool | None = None  # whether this torch has NCCL, which none has on Windows
     optimizers: tuple[OptimizerFacts, ...] | None = None
     loader_workers: int | None = None  # fewest worker processes of the training DataLoaders
+    compiled: bool = False  # torch.compile was seen to wrap the model, or modules of it
     cores: int | None = None  # cores that this process may use
     padding_ratio: float | None = None  # share of padding in the tokens of the run's batches so far
 

@@ -8,8 +8,10 @@ difference, ``compare_figures`` that of chance.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Any, cast, get_args
@@ -33,7 +35,7 @@ from lightning_flops.schema.comparison import (
 )
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile, phases_text
-from lightning_flops.units import percent, plural
+from lightning_flops.units import percent, plain, plural
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _COMPUTING: tuple[TimePhase, ...] = ("forward", "backward", "optimizer")
@@ -41,6 +43,7 @@ _BY_MODULE: tuple[TimePhase, ...] = ("forward", "backward")
 _WAITS: dict[TimePhase, Cause] = {"data_wait": "data", "transfer": "loop", "bubble": "communication", "other": "loop"}
 """What a part of a step that computes nothing of the model is a wait for."""
 _STARVED = 0.05  # from this share of lost processor time on, the times of a run say little of its program
+_SHARED = 0.25  # from this share of the processors that other programs have on, they slow a run without starving it
 _ERRORS = 4  # so many standard errors of both runs together may separate a module's times by figures
 _Phases = tuple[TimePhase, ...]
 _Row = tuple[str | None, str | None]  # names of a module in A and in B; both None for what no module owns
@@ -49,48 +52,46 @@ _Pieces = dict[tuple[_Row, Cause | None], tuple[int, Work | None]]
 """Time and work of the pieces of a part of a step, by whose they are, and what they are a wait for."""
 
 
-def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A", "B")) -> Comparison:
+def compare_profiles(
+    a: Profile | Sequence[Profile],
+    b: Profile | Sequence[Profile],
+    *,
+    sources: tuple[str | Sequence[str], str | Sequence[str]] = ("A", "B"),
+) -> Comparison:
     """What the step of run *b* takes longer than that of run *a*, and why.
 
     Every nanosecond of the difference has one of three causes. *More work*: FLOPs or bytes changed, modules are new or
     gone. *Worse efficiency*: the same work, slower. *More waiting*: for data, communication, the host, or the loop
     around the model. A cause is below zero if there is less of it. The causes of all parts of a step, or of all
-    modules, add up to the whole difference, to the nanosecond. What the spread of the timed steps explains is marked as
-    noise: that within the two runs.
+    modules, add up to the whole difference, to the nanosecond. What chance explains is marked as noise: of one run a
+    side the spread of its timed steps, of two and more that of the runs.
 
     Args:
-        a: the profile that is compared with.
-        b: the profile that is compared.
+        a: the profile that is compared with, or several of runs of the same program: times are their means.
+        b: the profile that is compared, or several.
         sources: where they are from, for the report.
 
     Raises:
         ComparisonError: one of them has no timed step, or one run trains and the other does not.
     """
-    runs = first, second = _Run(a, sources[0]), _Run(b, sources[1])
-    if a.context.loop != b.context.loop:
+    first, second = sides = _Side(a, sources[0]), _Side(b, sources[1])
+    loops = [side.profile.context.loop for side in sides]
+    if loops[0] != loops[1]:
         raise ComparisonError(
-            f"the steps cannot be compared: {sources[0]} is of a {a.context.loop} loop, {sources[1]} of a "
-            f"{b.context.loop} loop"
+            f"the steps cannot be compared: {first.source} is of a {loops[0]} loop, {second.source} of a "
+            f"{loops[1]} loop"
         )
-    of_a, of_b = ({part.phases for part in run.timing.parts} for run in runs)
-    rest = {phase for phases in of_a ^ of_b for phase in phases}  # what the two separate in other ways is one part
-    joined = tuple(phase for phase in _PHASES if phase in rest)
-    every = sorted([*(of_a & of_b), *([joined] if joined else [])], key=lambda phases: _PHASES.index(phases[0]))
-
-    partners = match_modules(a.modules, b.modules)
-    rows: list[_Row] = [(partners.get(one.name), one.name) for one in b.modules]
-    taken = set(partners.values())
-    rows += [(one.name, None) for one in a.modules if one.name not in taken]
-    rows_a, rows_b = ({str(row[side]): row for row in rows if row[side] is not None} for side in (0, 1))
-
+    every, rows = _parts_of_both([*first.runs, *second.runs]), _rows_of_both(first.profile, second.profile)
+    per_byte = figures.flops_per_byte([side.profile for side in sides])
     whole, of_parts, of_rows = _Sums(), defaultdict[_Phases, _Sums](_Sums), defaultdict[_Row, _Sums](_Sums)
     for phases in every:
-        by_module = all(len(phases) == 1 and phases[0] in run.inside for run in runs)
-        in_a, in_b = first.pieces(phases, rows_a, by_module), second.pieces(phases, rows_b, by_module)
+        by_module = all(len(phases) == 1 and phases[0] in run.inside for side in sides for run in side.runs)
+        in_a, in_b = (side.pieces(phases, rows, place, by_module) for place, side in enumerate(sides))
         for piece in in_a | in_b:
             (a_ns, work_a), (b_ns, work_b) = in_a.get(piece, (0, None)), in_b.get(piece, (0, None))
             row, wait = piece
-            causes = {wait: b_ns - a_ns} if wait else split(a_ns=a_ns, b_ns=b_ns, a=work_a, b=work_b)
+            amounts: dict[str, Any] = {"a_ns": a_ns, "b_ns": b_ns, "a": work_a, "b": work_b, "flops_per_byte": per_byte}
+            causes = {wait: b_ns - a_ns} if wait else split(**amounts)
             for sums in (whole, of_parts[phases], of_rows[row]):
                 sums.update(causes, a_ns=a_ns, b_ns=b_ns)
 
@@ -99,21 +100,96 @@ def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A",
         return CausedDifference(name=name, **_times(sums), noise_ns=noise)
 
     step = tuple(phase for phases in every for phase in phases)
-    return Comparison(
+    compared = Comparison(
         kind="profiles",
         a=first.identity(),
         b=second.identity(),
-        settings=figures.setting_differences(a, b),
+        settings=figures.setting_differences(first.profile, second.profile),
         figures=tuple(_figures(first, second, step)),
-        step=part(b.step_name, step, whole),
+        step=part(second.profile.step_name, step, whole),
         parts=tuple(part(phases_text(phases), phases, of_parts[phases]) for phases in every),
-        modules=tuple(_modules(first, second, rows, of_rows)),
-        notes=tuple(_notes(runs)),
+        notes=tuple(_notes(sides, per_byte)),
     )
+    return replace(compared, modules=tuple(_modules(sides, rows, of_rows, told=compared.is_told)))
+
+
+def _parts_of_both(runs: Sequence[_Run]) -> list[_Phases]:
+    """The parts that all runs separate; what some separate in other ways is one part."""
+    parts = [{part.phases for part in run.timing.parts} for run in runs]
+    alike = set.intersection(*parts)
+    rest = {phase for of in parts for phases in of - alike for phase in phases}
+    joined = tuple(phase for phase in _PHASES if phase in rest)
+    return sorted([*alike, *([joined] if joined else [])], key=lambda phases: _PHASES.index(phases[0]))
+
+
+def _rows_of_both(a: Profile, b: Profile) -> list[_Row]:
+    """The modules of B with their partners in A, then those that are gone."""
+    partners = match_modules(a.modules, b.modules)
+    rows: list[_Row] = [(partners.get(one.name), one.name) for one in b.modules]
+    taken = set(partners.values())
+    return [*rows, *((one.name, None) for one in a.modules if one.name not in taken)]
+
+
+class _Side:
+    """The runs of one side: times are their means, all else that of the first."""
+
+    def __init__(self, profiles: Profile | Sequence[Profile], sources: str | Sequence[str]) -> None:
+        each = [profiles] if isinstance(profiles, Profile) else list(profiles)
+        names = [sources] * len(each) if isinstance(sources, str) else list(sources)
+        self.runs = [_Run(profile, source) for profile, source in zip(each, names, strict=True)]
+        self.profile, more = each[0], len(each) - 1
+        self.source = f"{names[0]} and {more} more" if more and names[0] != names[-1] else names[0]
+        self.own_ns = [Counter[_Row]() for _ in self.runs]  # of each run, by row
+        modules = [[module.name for module in profile.modules] for profile in each]
+        if any(names != modules[0] for names in modules):
+            raise ComparisonError(
+                f"{self.source} cannot be one side: their modules differ, so these are other programs"
+            )
+
+    def identity(self) -> ComparedRun:
+        """What the comparison says of it."""
+        about, runs = self.runs[0].about, len(self.runs)
+        share = statistics.median(run.timing.starved_share or 0.0 for run in self.runs)
+        of = "its steps were timed it was" if runs == 1 else f"the steps of {runs} runs were timed they were"
+        starved = f"for {percent(share)} of the time in which {of} ready to run and had to wait for a processor."
+        return ComparedRun(
+            source=self.source,
+            runs=runs,
+            about=about if runs == 1 else f"{plain(runs)} runs: {about} in each",
+            starved=starved if share > _STARVED else "",
+            others_share=max((run.others_share for run in self.runs if run.others_share), default=None),
+        )
+
+    def steps(self, phases: _Phases) -> figures.Runs:
+        """Seconds of each timed step in *phases*, of each run."""
+        return [run.steps(phases) for run in self.runs]
+
+    def module(self, name: str | None) -> ModuleSide | None:
+        """What forward and backward of a module compute; None if it is not there."""
+        if name is None:
+            return None
+        flops, moved = map(sum, zip(*(works[name] for works in self.runs[0].works.values()), strict=True))
+        return ModuleSide(name=name, flops=round(flops), bytes=round(moved))
+
+    def pieces(self, phases: _Phases, rows: Sequence[_Row], place: int, by_module: bool) -> _Pieces:
+        """What a part of the step consists of, the mean of the runs'."""
+        of = {str(row[place]): row for row in rows if row[place] is not None}
+        found = [run.pieces(phases, of, by_module) for run in self.runs]
+        for own, pieces in zip(self.own_ns, found, strict=True):
+            own.update({row: ns for (row, wait), (ns, _) in pieces.items() if not wait})
+        if len(found) == 1:
+            return found[0]
+        every = dict.fromkeys(piece for pieces in found for piece in pieces)
+        means = {piece: round(statistics.fmean(one.get(piece, (0, None))[0] for one in found)) for piece in every}
+        works = {piece: [work for one in found if (work := one.get(piece, (0, None))[1])] for piece in every}
+        return {
+            piece: (ns, Work(*map(statistics.fmean, zip(*works[piece], strict=True))) if works[piece] else None)
+            for piece, ns in means.items()
+        }
 
 
 class _Run:
-    """One of the two runs."""
+    """One run."""
 
     def __init__(self, profile: Profile, source: str) -> None:
         if profile.timing is None:
@@ -122,15 +198,23 @@ class _Run:
         parts = self.traced.parts if self.traced and any(one.times for one in profile.modules) else ()
         self.inside = {part.name: part for part in parts if part.name in _COMPUTING}  # what filled these is known
 
-    def identity(self) -> ComparedRun:
-        """What the comparison says of it."""
-        profile, steps, share = self.profile, self.timing.timed_steps, self.timing.starved_share or 0.0
+    @property
+    def about(self) -> str:
+        """Its model, device and steps, in words."""
+        profile, steps = self.profile, self.timing.timed_steps
         model = f"{profile.modules[0].type_name} on " if profile.modules else ""
         where = f"{model}{profile.context.device_name or 'unknown device'}"
-        about = f"{where}, step {profile.profile_step} counted, {steps} timed {plural('step', steps)}"
-        starved = f"for {percent(share)} of the time in which its steps were timed it was ready to run and had to wait"
-        words = f"{starved} for a processor." if share > _STARVED else ""
-        return ComparedRun(source=self.source, about=about, starved=words)
+        return f"{where}, step {profile.profile_step} counted, {steps} timed {plural('step', steps)}"
+
+    @property
+    def others_share(self) -> float | None:
+        """As in ``ComparedRun``."""
+        timing, cores = self.timing, int(self.profile.set_up.get("cores", 0))
+        own = ratio(part=timing.cpu_time_sec, whole=timing.global_step_sec)
+        if self.profile.context.device_type != "cpu" or timing.cpu_system_ratio is None or own is None or not cores:
+            return None
+        share = timing.cpu_system_ratio - own / cores
+        return share if share > _SHARED else None
 
     def steps(self, phases: _Phases) -> figures.Floats:
         """Seconds of each timed step in *phases*."""
@@ -150,13 +234,6 @@ class _Run:
                 one.name: Work(per_step(_amount(one.own, phase)), per_step(moved[one.name])) for one in modules
             }
         return found
-
-    def side(self, name: str | None) -> ModuleSide | None:
-        """What forward and backward of a module compute; None if it is not there."""
-        if name is None:
-            return None
-        flops, moved = map(sum, zip(*(works[name] for works in self.works.values()), strict=True))
-        return ModuleSide(name=name, flops=round(flops), bytes=round(moved))
 
     @cached_property
     def errors(self) -> dict[str | None, float]:
@@ -228,63 +305,84 @@ def _times(sums: _Sums) -> dict[str, Any]:
     return {"a_ns": sums["a_ns"], "b_ns": sums["b_ns"], "causes": causes}
 
 
-def _modules(a: _Run, b: _Run, rows: Sequence[_Row], of_rows: Mapping[_Row, _Sums]) -> Iterator[ModuleDifference]:
-    """Each row, and last what no module owns."""
+def _modules(
+    sides: tuple[_Side, _Side], rows: Sequence[_Row], of_rows: Mapping[_Row, _Sums], *, told: bool
+) -> Iterator[ModuleDifference]:
+    """Each row, and last what no module owns; with what may be chance, where the difference of the step is *told*."""
+    a, b = sides
     for row in rows:
         own = of_rows.get(row, _Sums())
-        errors = own["a_ns"] * a.errors.get(row[0], math.nan), own["b_ns"] * b.errors.get(row[1], math.nan)
-        noise = _ERRORS * math.hypot(*errors)
-        known = (own["a_ns"] or own["b_ns"]) and not math.isnan(noise)
-        yield ModuleDifference(
-            name=str(row[0] if row[1] is None else row[1]),
-            a=a.side(row[0]),
-            b=b.side(row[1]),
-            **_times(own),
-            noise_ns=math.ceil(noise) if known else None,
-        )
+        noise = _noise_of_module(sides, row, own) if told and (own["a_ns"] or own["b_ns"]) else None
+        name = str(row[0] if row[1] is None else row[1])
+        yield ModuleDifference(name=name, a=a.module(row[0]), b=b.module(row[1]), **_times(own), noise_ns=noise)
     outside = ModuleSide(name=OUTSIDE, flops=0, bytes=0)
     yield ModuleDifference(name=OUTSIDE, a=outside, b=outside, **_times(of_rows[_OUTSIDE]), noise_ns=None)
 
 
-def _figures(a: _Run, b: _Run, step: _Phases) -> Iterator[FigureDifference]:
+def _noise_of_module(sides: tuple[_Side, _Side], row: _Row, own: _Sums) -> int | None:
+    """How far the difference of a module may be chance; None if it is not known."""
+    a, b = sides
+    if figures.several(a.runs, b.runs):
+        return figures.noise_ns(*([np.array([1e-9 * one[row]]) for one in side.own_ns] for side in sides))
+    errors = own["a_ns"] * a.runs[0].errors.get(row[0], math.nan), own["b_ns"] * b.runs[0].errors.get(row[1], math.nan)
+    noise = _ERRORS * math.hypot(*errors)
+    return None if math.isnan(noise) else math.ceil(noise)
+
+
+def _figures(a: _Side, b: _Side, step: _Phases) -> Iterator[FigureDifference]:
     """Each number of the summary, with the noise of the times that it is made of."""
-
-    def steps(run: _Run) -> dict[str, figures.Floats]:
-        whole, processor = run.steps(step), np.array(run.timing.processor_steps_sec)
-        of_wall = dict.fromkeys(figures.WALL, whole) | {"data_wait_ratio": run.steps(("data_wait",)) / whole}
-        return of_wall | {"cpu_time_sec": processor}
-
-    steps_a, steps_b = steps(a), steps(b)
-    of_a, of_b = (cast("dict[str, Any]", run.profile.summary()) for run in (a, b))
-    why_a, why_b = ({**run.profile.unavailable, **run.profile.job_unavailable} for run in (a, b))
+    of_a, of_b = (_figures_of(side, step) for side in (a, b))
     peaks = figures.peaks_of(a.profile), figures.peaks_of(b.profile)
-    for name in (one for one in of_a if one != "advice"):
-        in_a, in_b = (of_a[name], steps_a.get(name), why_a.get(name)), (of_b[name], steps_b.get(name), why_b.get(name))
-        yield figures.figure_difference(name, in_a, in_b, peaks=peaks)
+    for name in of_a:
+        yield figures.figure_difference(name, of_a[name], of_b[name], peaks=peaks)
 
 
-def _notes(runs: Sequence[_Run]) -> Iterator[str]:
+def _figures_of(side: _Side, step: _Phases) -> dict[str, figures.Figure]:
+    """Each number of the summary of a side, the mean of its runs', in its steps, and why it is not known."""
+    wall = side.steps(step)
+    steps: dict[str, figures.Runs] = dict.fromkeys(figures.WALL, wall)
+    waits = side.steps(("data_wait",))
+    steps["data_wait_ratio"] = [wait / whole for wait, whole in zip(waits, wall, strict=True)]
+    steps["cpu_time_sec"] = [np.array(run.timing.processor_steps_sec) for run in side.runs]
+    of_runs = [cast("dict[str, Any]", run.profile.summary()) for run in side.runs]
+    why = {**side.profile.unavailable, **side.profile.job_unavailable}
+    found: dict[str, figures.Figure] = {}
+    for name in (one for one in of_runs[0] if one != "advice"):
+        values = [one[name] for one in of_runs]
+        value = None if None in values else values[0] if len(set(values)) == 1 else statistics.fmean(values)
+        found[name] = value, steps.get(name), why.get(name)
+    return found
+
+
+def _notes(sides: Sequence[_Side], per_byte: float) -> Iterator[str]:
     """What limits the comparison, in sentences."""
+    runs = [run for side in sides for run in side.runs]
     if untimed := [run.source for run in runs if not run.inside]:
         yield (
             f"Differences by module are not known without times of modules in {' and '.join(untimed)}. What the trace "
             "shows of waiting inside a part is in its work and efficiency."
         )
+    else:
+        yield f"Where FLOPs and bytes changed differently, a byte weighs as much as {per_byte:.3g} FLOPs."
     for run in runs:
-        profile, context, steps = run.profile, run.profile.context, run.timing.timed_steps
-        if steps < figures.LEAST_STEPS:
-            yield figures.too_few(run.source, f"{steps} timed steps")
-        if run.traced is not None and run.traced.is_apart:
-            yield (
-                f"The traced steps of {run.source} took over twice or under half as long as its timed ones: which "
-                "module a difference is in is uncertain."
-            )
-        if profile.lower_bound:
-            yield f"FLOPs of {run.source} are lower bounds: what could not be counted is not in its work."
-        if context.world_size > 1:
-            yield f"Times of {run.source} are those of rank {context.rank} of {context.world_size}."
+        yield from _notes_of(run)
     for note in dict.fromkeys(note for run in runs for note in run.profile.notes):
         yield f"{' and '.join(run.source for run in runs if note in run.profile.notes)}: {note}"
+
+
+def _notes_of(run: _Run) -> Iterator[str]:
+    context, steps = run.profile.context, run.timing.timed_steps
+    if steps < figures.LEAST_STEPS:
+        yield figures.too_few(run.source, f"{steps} timed steps")
+    if run.traced is not None and run.traced.is_apart:
+        yield (
+            f"The traced steps of {run.source} took over twice or under half as long as its timed ones: which "
+            "module a difference is in is uncertain."
+        )
+    if run.profile.lower_bound:
+        yield f"FLOPs of {run.source} are lower bounds: what could not be counted is not in its work."
+    if context.world_size > 1:
+        yield f"Times of {run.source} are those of rank {context.rank} of {context.world_size}."
 
 
 def match_modules(a: Sequence[ModuleProfile], b: Sequence[ModuleProfile]) -> dict[str, str]:

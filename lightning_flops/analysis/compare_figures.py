@@ -1,9 +1,10 @@
 """Figures and settings of two runs, what of a difference is chance, and conditions that may end a CI job.
 
-Chance is Welch's t (Biometrika 34, 1947) over the means of batches of neighbouring steps. Steps that follow one another
-are alike: a core slows down for a while. So each run's timed steps are cut into batches of n^(1/3) neighbours, at least
-five of them, whose means are nearly independent (A. Law and W. Kelton, "Simulation Modeling and Analysis"). It is the
-noise *within* the two runs: what changes from one start of a program to the next, no run can see of itself.
+Of one run a side, chance is Welch's t (Biometrika 34, 1947) over the means of batches of neighbouring steps. Steps that
+follow one another are alike: a core slows down for a while. So each run's timed steps are cut into batches of n^(1/3)
+neighbours, at least five of them, whose means are nearly independent (A. Law and W. Kelton, "Simulation Modeling and
+Analysis"). It is the noise *within* the two runs: what changes from one start of a program to the next, no run can see
+of itself. Of several runs a side, chance is Student's t over the means of whole runs, which have that as well.
 """
 
 from __future__ import annotations
@@ -11,28 +12,34 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from lightning_flops.analysis.compare_split import FLOPS_PER_BYTE
+from lightning_flops.analysis.rates import peak_seconds, per_second, ratio
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import Comparison, FigureDifference
 from lightning_flops.schema.profile import Profile
 from lightning_flops.units import shown, si
 
 LEAST_STEPS = 4  # timed steps of each run, below which nothing is said of noise
-_T = (5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.98, 2.95, 2.92, 2.90, 2.88, 2.86, 2.85)
-"""Student's t of ``CONFIDENCE``, two-sided, from three degrees of freedom on; the last of all beyond."""
+_T = (9.92, 5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.98, 2.95, 2.92, 2.90, 2.88, 2.86, 2.85)
+"""Student's t of ``CONFIDENCE``, two-sided, from two degrees of freedom on; the last of all beyond."""
 
 Floats = npt.NDArray[np.float64]
 WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
 """Figures of the wall clock, which say little of a run that was starved of processors."""
-Figure = tuple[float | None, Floats | None, str | None]
-"""A figure of a run; what it is in each step or in proportion to that, None of an exact count; why it is not known."""
+Runs = Sequence[Floats]
+"""Something in each step of each run of a side."""
+Figure = tuple[float | None, Runs | None, str | None]
+"""A figure of a side; what it is in each step or in proportion to that, None of an exact count; why it is not known."""
 
+_NOT_KNOWN = "n/a"
 _SIGNS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _FORM = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*")
 
@@ -42,31 +49,51 @@ def too_few(source: str, steps: str) -> str:
     return f"What is noise is not known: {source} has {steps}, and less than {LEAST_STEPS} say nothing of their spread."
 
 
-def noise_ns(a: Floats, b: Floats) -> int | None:
-    """How far the difference of the means of *a* and *b*, seconds of each step of both runs, may be chance."""
-    return None if min(len(a), len(b)) < LEAST_STEPS else round(1e9 * _half_width(_batch_means(a), _batch_means(b)))
+def noise_ns(a: Runs, b: Runs) -> int | None:
+    """How far the difference of the means of *a* and *b*, seconds of each step of both sides, may be chance."""
+    width = _half_width(a, b)
+    return None if width is None else round(1e9 * width)
 
 
-def noise_factor(a: Floats, b: Floats) -> float:
+def noise_factor(a: Runs, b: Runs) -> float | None:
     """By what the ratio B / A of a figure, known of each step, may be multiplied or divided; 1 where one is 0."""
-    means = [_batch_means(one) for one in (a, b)]
-    return math.exp(_half_width(*(one / one.mean() for one in means))) if all(one.any() for one in means) else 1.0
+    means = [float(np.mean([one.mean() for one in side])) for side in (a, b)]
+    if not all(means):
+        return 1.0
+    width = _half_width(*([one / mean for one in side] for side, mean in zip((a, b), means, strict=True)))
+    return None if width is None else math.exp(width)
+
+
+def several(a: Sequence[object], b: Sequence[object]) -> bool:
+    """Whether the noise between runs is known: there are two or more on each side."""
+    return min(len(a), len(b)) > 1
+
+
+def _half_width(a: Runs, b: Runs) -> float | None:
+    """Half of the interval of the difference of two sides' means; None where too few steps show it."""
+    if several(a, b):
+        of_runs = [np.array([one.mean() for one in side]) for side in (a, b)]
+        squares = sum(float(one.var()) * len(one) for one in of_runs)
+        freedom = len(a) + len(b) - 2
+        return _t(freedom) * math.sqrt(squares / freedom * (1 / len(a) + 1 / len(b)))
+    if min(map(len, (*a, *b))) < LEAST_STEPS:
+        return None
+    batches = [np.concatenate([_batch_means(one) for one in side]) for side in (a, b)]
+    squares_of = [float(one.var(ddof=1)) / len(one) for one in batches]
+    if not sum(squares_of):
+        return 0.0
+    parts = [square**2 / (len(one) - 1) for square, one in zip(squares_of, batches, strict=True)]
+    return _t(int(sum(squares_of) ** 2 / sum(parts))) * math.sqrt(sum(squares_of))
+
+
+def _t(freedom: int) -> float:
+    return _T[min(freedom, len(_T) + 1) - 2]
 
 
 def _batch_means(steps: Floats) -> Floats:
     length = max(1, min(round(math.pow(len(steps), 1 / 3)), len(steps) // 5))
     means: Floats = steps[: len(steps) // length * length].reshape(-1, length).mean(axis=1)
     return means
-
-
-def _half_width(a: Floats, b: Floats) -> float:
-    """Half of Welch's interval of the difference of two means."""
-    squares = [float(one.var(ddof=1)) / len(one) for one in (a, b)]
-    if not sum(squares):
-        return 0.0
-    parts = [square**2 / (len(one) - 1) for square, one in zip(squares, (a, b), strict=True)]
-    freedom = int(sum(squares) ** 2 / sum(parts))
-    return _T[min(freedom, len(_T) + 2) - 3] * math.sqrt(sum(squares))
 
 
 def figure_difference(name: str, in_a: Figure, in_b: Figure, *, peaks: tuple[str, str]) -> FigureDifference:
@@ -81,12 +108,8 @@ def figure_difference(name: str, in_a: Figure, in_b: Figure, *, peaks: tuple[str
         reason = "0 in A"
     else:
         ratio = b / a if a else 1.0
-        if of_a is None or of_b is None or not a:
-            factor = 1.0
-        elif min(len(of_a), len(of_b)) < LEAST_STEPS:
-            reason = "single steps are not known, or too few to say what is noise"
-        else:
-            factor = noise_factor(of_a, of_b)
+        factor = 1.0 if of_a is None or of_b is None or not a else noise_factor(of_a, of_b)
+        reason = "single steps are not known, or too few to say what is noise" if factor is None else ""
     return FigureDifference(name=name, a=a, b=b, ratio=ratio, noise_factor=factor, reason=reason)
 
 
@@ -138,11 +161,24 @@ def peaks_of(profile: Profile) -> str:
 def setting_differences(a: Profile, b: Profile) -> dict[str, tuple[str, str]]:
     """What is set up differently: context, model and settings."""
     of_a, of_b = _set_up(a), _set_up(b)
-    return {name: (of_a[name], text) for name, text in of_b.items() if of_a[name] != text}
+    names = dict.fromkeys((*of_b, *of_a))
+    both = {name: (of_a.get(name, _NOT_KNOWN), of_b.get(name, _NOT_KNOWN)) for name in names}
+    return {name: texts for name, texts in both.items() if texts[0] != texts[1]}
+
+
+def flops_per_byte(profiles: Sequence[Profile]) -> float:
+    """FLOPs that these runs' devices do in the dtypes that ran while they move a byte; of other devices their mean."""
+    known = []
+    for one in profiles:
+        spent = {dtype.dtype: float(dtype.hardware) for dtype in one.dtypes}
+        peak = per_second(amount=sum(spent.values()), seconds=peak_seconds(spent, one.peaks_flops_per_sec))
+        known.append(ratio(part=peak, whole=one.memory_bytes_per_sec))
+    return statistics.geometric_mean([one or FLOPS_PER_BYTE for one in known])
 
 
 def _set_up(profile: Profile) -> dict[str, str]:
-    found = {f"context.{one.name}": getattr(profile.context, one.name) for one in fields(profile.context)}
+    found: dict[str, Any] = {**profile.set_up}
+    found |= {f"context.{one.name}": getattr(profile.context, one.name) for one in fields(profile.context)}
     of_profile = ("micro_steps", "samples", "tokens", "params", "trainable_params")
     found |= {name: getattr(profile, name) for name in of_profile}
     found |= {"dtypes": ", ".join(one.dtype for one in profile.dtypes), "peaks": peaks_of(profile)}
@@ -153,5 +189,5 @@ def _set_up(profile: Profile) -> dict[str, str]:
 
 def _as_text(value: Any) -> str:
     if value is None:
-        return "n/a"
+        return _NOT_KNOWN
     return f"{value:,}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value) or "(none)"

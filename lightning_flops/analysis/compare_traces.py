@@ -118,16 +118,16 @@ class _Run:
     def figures(self) -> dict[str, figures.Figure]:
         """Step time and rates with the times that their noise is of, counts of one step, and the most memory."""
         wall, flops = self.part("wall_us"), [one.flops for one in self.reports]
-        found: dict[str, figures.Figure] = {"global_step_sec": (float(wall.mean()) / _NS_PER_SEC, wall, None)}
+        found: dict[str, figures.Figure] = {"global_step_sec": (float(wall.mean()) / _NS_PER_SEC, [wall], None)}
         for name in ("mfu", "hfu"):
             used = sum_if_all_known(one and getattr(one, name) for one in flops)
-            found[name] = used and used / len(flops), wall, why_no_mfu(self.reports)
+            found[name] = used and used / len(flops), [wall], why_no_mfu(self.reports)
         for name in ("forward_flops", "backward_flops", "hardware_flops"):
             counts = [getattr(step, name.removesuffix("_flops")) for one in flops if one for step in one.steps]
             found[name] = statistics.mean(counts) if all(flops) else None, None, why_no_flops(self.reports)
         waits, known = self.part("data_loader_us"), self.knows("data_loader_us") and wall.any()
         share = float(waits.mean() / wall.mean()) if known else None
-        found["data_wait_ratio"] = share, waits / np.maximum(wall, 1), "the trace shows no DataLoader"
+        found["data_wait_ratio"] = share, [waits / np.maximum(wall, 1)], "the trace shows no DataLoader"
         curves = [one for report in self.reports for one in report.memory_curves or ()]
         peaks = [one.peak_bytes for one in curves if one.device >= 0 and one.absolute]
         why = "the trace does not say how much memory is allocated on the device"
@@ -138,7 +138,7 @@ class _Run:
 def _times(ns: Sequence[Floats]) -> dict[str, Any]:
     """The fields of a difference of nanoseconds in each step."""
     a_ns, b_ns = (round(float(one.mean())) for one in ns)
-    return {"a_ns": a_ns, "b_ns": b_ns, "noise_ns": figures.noise_ns(ns[0] / _NS_PER_SEC, ns[1] / _NS_PER_SEC)}
+    return {"a_ns": a_ns, "b_ns": b_ns, "noise_ns": figures.noise_ns([ns[0] / _NS_PER_SEC], [ns[1] / _NS_PER_SEC])}
 
 
 def _rows(runs: tuple[_Run, _Run], which: TableName) -> tuple[CalledDifference, ...]:

@@ -28,6 +28,7 @@ from lightning_flops.records import (
     PhaseFlops,
     PhaseSeconds,
     RunContext,
+    RunFacts,
     StepRecord,
     StepSignature,
     WindowRecord,
@@ -89,6 +90,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             causal_attention=config.causal_attention,
             peaks_from=peaks_from,
         ),
+        set_up=_set_up(window.facts),
         counted_steps=tuple(step.index for step in window.counted_steps),
         timed_steps=tuple(step.index for step in timed),
         params=None if root is None else root.params,
@@ -228,6 +230,21 @@ def _device_figures(
     bandwidth = config.memory_bytes_per_sec or (device and device.memory_bytes_per_sec) or measured.get(COPY)
     otherwise: Origin = "measured" if device is None and measured else "vendor"
     return peaks, bandwidth, otherwise if config.peak_flops_per_sec is None else "given"
+
+
+def _set_up(facts: RunFacts | None) -> dict[str, str]:
+    """What is known of the set-up, by name."""
+    if facts is None:
+        return {}
+    found = {}
+    if facts.optimizers:
+        ways = [", ".join(filter(None, (one.type_name, one.updates))) for one in facts.optimizers]
+        found["optimizer"] = "; ".join(dict.fromkeys(ways))
+    if facts.loader_workers is not None:
+        found["workers"] = str(facts.loader_workers)
+    if facts.cores is not None:
+        found["cores"] = str(facts.cores)
+    return found | ({"compiled": "seen"} if facts.compiled else {})
 
 
 def _mean_amount(amounts: Sequence[int | None]) -> float | None:

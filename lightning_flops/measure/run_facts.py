@@ -37,6 +37,10 @@ def gather_run_facts(
         nccl=distributed.is_available() and distributed.is_nccl_available(),
         optimizers=None if optimizers is None else tuple(_optimizer_facts(one, device) for one in optimizers),
         loader_workers=loader_workers,
+        compiled=any(
+            type(one).__name__ == "OptimizedModule" or getattr(one, "_compiled_call_impl", None) is not None
+            for one in root.modules()
+        ),
         cores=_cores(),
     )
 
@@ -63,8 +67,22 @@ def _optimizer_facts(optimizer: Any, device: torch.device) -> OptimizerFacts:
     every = with_inner(optimizer)
     torchs = (one for one in every if isinstance(one, torch.optim.Optimizer) and "foreach" in one.defaults)
     inner = next(torchs, every[-1])
-    faster_with = _faster_with(inner, device) if isinstance(inner, torch.optim.Optimizer) else ()
-    return OptimizerFacts(type_name=type(inner).__name__, faster_with=faster_with)
+    if not isinstance(inner, torch.optim.Optimizer):
+        return OptimizerFacts(type_name=type(inner).__name__)
+    updates, faster_with = _updates(inner, device), _faster_with(inner, device)
+    return OptimizerFacts(type_name=type(inner).__name__, updates=updates, faster_with=faster_with)
+
+
+def _updates(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
+    """How the optimizer updates its parameters, as torch chooses it."""
+    group = {**optimizer.defaults, **optimizer.param_groups[0]}
+    if group.get("fused"):
+        return "fused"
+    if "foreach" not in group:
+        return ""
+    # Unless told otherwise torch takes foreach on a GPU alone. On a CPU it updates tensor by tensor all the same.
+    is_foreach = group["foreach"] is None or group["foreach"]
+    return "foreach" if is_foreach and device.type == "cuda" and not group.get("differentiable") else "tensor by tensor"
 
 
 def _faster_with(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[str, ...]:

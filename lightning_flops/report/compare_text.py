@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from lightning_flops.records import OUTSIDE
 from lightning_flops.report.document import Column, Item, Section, Table, all_of, field, points, short, some_of
@@ -10,8 +11,12 @@ from lightning_flops.report.layout import View, draw_all
 from lightning_flops.report.profile_document import missing_rates
 from lightning_flops.schema.comparison import (
     CONFIDENCE,
+    SHARED,
+    STARTS,
     CalledDifference,
+    Cause,
     CausedDifference,
+    ComparedRun,
     Comparison,
     FigureDifference,
     ModuleDifference,
@@ -21,7 +26,12 @@ from lightning_flops.schema.comparison import (
 from lightning_flops.units import duration, percent, plain, si
 
 _NS = 1e9
-_CAUSES_NAMED = 3
+_CAUSES_NAMED, _LEAST_NAMED = 3, 0.1  # parts or modules in a sentence, and the least share of the difference of each
+_BEARS_ON_SPEED = (
+    *("optimizer", "workers", "cores", "compiled", "dtypes", "micro_steps", "params"),
+    *("context.precision", "context.device_name", "context.world_size", "context.strategy"),
+    *("context.micro_batch_size", "context.torch_version"),
+)
 _WORDS = {"work": ("more work", "less work"), "efficiency": ("worse efficiency", "better efficiency")} | {
     "waiting": ("more waiting", "less waiting")
 }
@@ -44,18 +54,26 @@ def comparison_headline(comparison: Comparison) -> str:
     of_a, of_b = (duration(ns / _NS) for ns in (step.a_ns, step.b_ns))
     which = "The whole trace" if step.name == "whole trace" else f"One {step.name}"
     words = f"{which} takes {of_b} in B and {of_a} in A: {_signed(step.difference_ns)}{share}"
+    if starved := [letter for letter, side in _sides(comparison).items() if side.starved]:
+        return f"{words}, which decides nothing: {' and '.join(starved)} had to wait for processors."
     if step.noise_ns is None:
         return f"{words}; what of it is noise is not known."
     ends = " to ".join(_signed(step.difference_ns + one) for one in (-step.noise_ns, step.noise_ns))
     verdict = "more than noise explains" if step.beyond_noise else "within noise"
-    return f"{words}, {verdict} ({CONFIDENCE:.0%}: {ends})."
+    if step.beyond_noise and not comparison.is_told and comparison.kind == "profiles":
+        shares = {of: side.others_share for of, side in _sides(comparison).items() if side.others_share is not None}
+        others = " and ".join(f"{percent(share)} of {of}'s processors" for of, share in shares.items())
+        beside = f", beside other programs on {others}" if others else ""
+        verdict += f", but two starts of one program may differ by {comparison.starts_share:.0%} more{beside}"
+    by = f"by {comparison.a.runs} and {comparison.b.runs} runs" if comparison.has_several_runs else "by one run a side"
+    return f"{words}, {verdict} ({CONFIDENCE:.0%}: {ends}, {by})."
 
 
 def comparison_sections(comparison: Comparison) -> list[Section]:
     """What differs, why, by part, and by module or kernel."""
     of_traces = comparison.kind == "traces"
-    sides = {"A": comparison.a, "B": comparison.b}
-    items: list[Item] = [comparison_headline(comparison), *_most_of_it(comparison)]
+    sides = _sides(comparison)
+    items: list[Item] = [comparison_headline(comparison), *_set_up(comparison.settings), *_most_of_it(comparison)]
     items += [f"{letter} was starved: {run.starved}" for letter, run in sides.items() if run.starved]
     items += [f"{letter}: {run.source} ({run.about})" for letter, run in sides.items()]
     if comparison.settings:
@@ -64,16 +82,35 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         items.append(Table([*comparison.settings.items()], [name, *both], whole=True))
     elif not of_traces:
         items.append("Set up alike: device, ranks, batch, precision, versions, parameters and settings.")
-    columns = [*_columns("mean", causes=not of_traces), *all_of({"noise": "noise_ns"}, unit="ns"), _VERDICT]
+    verdict = Column("verdict", partial(_verdict, comparison), str, left=True)
+    columns = [*_columns("mean", causes=not of_traces), *all_of({"noise": "noise_ns"}, unit="ns"), verdict]
     parts = Table((*comparison.parts, comparison.step), columns, whole=True)
-    tables = [Section(_TITLES[of], "", [_table(rows)]) for of, rows in comparison.tables.items()]
+    tables = [Section(_TITLES[of], "", [_table(rows, verdict)]) for of, rows in comparison.tables.items()]
+    noise = _BETWEEN_RUNS if comparison.has_several_runs else f"{_WITHIN_RUNS}{'' if of_traces else _ONE_RUN}"
     return [
         Section("Two traces compared" if of_traces else "Two runs compared", "", items),
         Section("By part of the step", "", [parts]),
-        *(tables if of_traces else [Section("By module", "", list(_modules(comparison)))]),
+        *(tables if of_traces else [Section("By module", "", list(_modules(comparison, verdict)))]),
         _figures_section(comparison.figures),
-        Section("How to read it", "", points([_OF_TRACES if of_traces else _OF_PROFILES, _NOISE, *comparison.notes])),
+        Section("How to read it", "", points([_OF_TRACES if of_traces else _OF_PROFILES, noise, *comparison.notes])),
     ]
+
+
+def _sides(comparison: Comparison) -> dict[str, ComparedRun]:
+    return {"A": comparison.a, "B": comparison.b}
+
+
+def _set_up(settings: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    """What bears on speed and is set up differently: "AdamW: fused in A, foreach in B"."""
+    named = []
+    for name, both in settings.items():
+        if name in _BEARS_ON_SPEED:
+            kinds, ways = zip(*(one.partition(", ")[::2] for one in both), strict=True)
+            of_one_kind = len(set(kinds)) == 1 and all(ways)
+            label, values = (kinds[0], ways) if of_one_kind else (name.removeprefix("context."), both)
+            named.append(f"{label.replace('_', ' ')}: {values[0]} in A, {values[1]} in B")
+    if named:
+        yield f"Set up differently: {'; '.join(named)}."
 
 
 def _signed(ns: int) -> str:
@@ -88,36 +125,54 @@ def _columns(first: str, *, causes: bool) -> list[Column]:
 
 
 def _most_of_it(comparison: Comparison) -> Iterator[str]:
-    """The causes of the difference, which add up to it, and the parts and modules that it comes from beyond noise."""
-    causes = {kind: int(getattr(comparison.step, f"{kind}_ns")) for kind in _WORDS}
-    if any(causes.values()):
+    """The causes of a difference that is told, the parts and modules that it comes from, and counts that differ."""
+    named: list[TimeDifference] = []
+    if comparison.is_told or comparison.kind == "traces":
+        causes = {kind: int(getattr(comparison.step, f"{kind}_ns")) for kind in _WORDS}
         words = [f"{_WORDS[kind][ns < 0]} {_signed(ns)}" for kind, ns in causes.items() if ns]
-        yield f"By cause: {', '.join(words)}."
-    found: list[tuple[int, str]] = []
-    modules = [one for one in comparison.modules if one.beyond_noise or one.other_counts]
-    by_module = ("forward", "backward") if modules and _timed(comparison) else ()  # modules say more
-    for one in (*modules, *(part for part in comparison.parts if part.beyond_noise and part.name not in by_module)):
-        ns = one.difference_ns if one.beyond_noise else one.work_ns
-        time, cause = _signed(ns) if ns else "", f"({why})" if (why := _cause(one)) else ""
-        found.append((ns, " ".join(filter(None, (_name(one), time, cause)))))
-    if named := sorted(found, key=lambda item: -abs(item[0]))[:_CAUSES_NAMED]:
-        half = 2 * abs(sum(ns for ns, _ in named)) >= abs(comparison.step.difference_ns)
+        if words:
+            yield f"By cause: {', '.join(words)}."
+        named = _named(comparison)
+    if named:
+        half = 2 * abs(sum(one.difference_ns for one in named)) >= abs(comparison.step.difference_ns)
         of = "Beyond noise" if comparison.kind == "traces" else "Most of it" if half else "Part of it"
-        yield f"{of}: {', '.join(words for _, words in named)}."
+        found = (" ".join(filter(None, (_name(one), _signed(one.difference_ns), _why(one)))) for one in named)
+        yield f"{of}: {', '.join(found)}."
+    others = [one for one in comparison.modules if one.other_counts and one not in named]
+    if others:
+        ordered = sorted(others, key=lambda one: -abs(one.work_ns))
+        counts = [f"{_name(one)} ({_counts(one)})" if one.a and one.b else _name(one) for one in ordered]
+        yield f"Other counts, whatever the times are: {some_of(counts, most=_CAUSES_NAMED)}."
 
 
-def _modules(comparison: Comparison) -> Iterator[Item]:
+def _named(comparison: Comparison) -> list[TimeDifference]:
+    """The modules and parts beyond noise that make up the difference of the step, the largest first."""
+    modules = [one for one in comparison.modules if one.beyond_noise]
+    by_module = ("forward", "backward") if modules and _timed(comparison) else ()  # modules say more
+    parts = [one for one in comparison.parts if one.beyond_noise and one.name not in by_module]
+    every: list[TimeDifference] = [*modules, *parts]
+    if comparison.kind == "profiles":
+        every = [one for one in every if _is_cause(one, of_ns=comparison.step.difference_ns)]
+    return sorted(every, key=lambda one: -abs(one.difference_ns))[:_CAUSES_NAMED]
+
+
+def _is_cause(row: TimeDifference, *, of_ns: int) -> bool:
+    """Whether *row* is no trifle, and, unless its counts differ, goes the same way as the whole difference."""
+    other_counts = isinstance(row, ModuleDifference) and row.other_counts
+    share = row.difference_ns / of_ns
+    return (abs(share) if other_counts else share) >= _LEAST_NAMED
+
+
+def _modules(comparison: Comparison, verdict: Column) -> Iterator[Item]:
     if not _timed(comparison):
         yield "No times of modules in both runs; the notes say why."
-        if names := [f"{_name(one)} ({_counts(one)})" for one in comparison.modules[:-1] if one.other_counts]:
-            yield f"Other counts: {some_of(names, most=8)}."
         return
     yield (
         "Forward and backward of each module without those below it; the parts are means over the timed steps, their "
         "shares from the traced steps."
     )
     rows = sorted(comparison.modules, key=lambda one: -abs(one.difference_ns))
-    yield Table([one for one in rows if one.a_ns or one.b_ns], [*_columns("own", causes=True), _VERDICT])
+    yield Table([one for one in rows if one.a_ns or one.b_ns], [*_columns("own", causes=True), verdict])
 
 
 def _timed(comparison: Comparison) -> bool:
@@ -125,44 +180,53 @@ def _timed(comparison: Comparison) -> bool:
     return any(one.a_ns or one.b_ns for one in comparison.modules[:-1])
 
 
-def _table(found: Sequence[CalledDifference]) -> Table | str:
+def _table(found: Sequence[CalledDifference], verdict: Column) -> Table | str:
     """A table of traces, without the rows that do not differ."""
     shown = [row for row in found if row.difference_ns or row.calls_a != row.calls_b]
     if not shown:
         return f"No difference in any of {plain(len(found))}."
     calls = Column("calls", lambda row: " -> ".join(dict.fromkeys(map(plain, (row.calls_a, row.calls_b)))), str)
-    return Table(shown, [*_columns("mean", causes=False), calls, _VERDICT])
+    return Table(shown, [*_columns("mean", causes=False), calls, verdict])
 
 
-def _verdict(row: TimeDifference) -> str:
+def _verdict(comparison: Comparison, row: TimeDifference) -> str:
     """The cause of a difference beyond noise, if it is known, or what else is special about a row."""
     if isinstance(row, CalledDifference) and not (row.calls_a and row.calls_b):
         return "new" if row.calls_b else "gone"  # which is no chance
-    if row.beyond_noise:
+    if row.beyond_noise and (comparison.kind == "traces" or comparison.is_told):
         return _cause(row) or "beyond noise"
-    words = ["noise"] if row.difference_ns and row.beyond_noise is not None else []
+    words = ["noise"] if row.difference_ns and row.beyond_noise is False else []
     words += [_counts(row)] if isinstance(row, ModuleDifference) and row.other_counts else []
     return ", ".join(words)
 
 
-_VERDICT = Column("verdict", _verdict, str, left=True)
-
-
 def _cause(row: TimeDifference) -> str:
-    """The cause that has most of a difference, of those that have its sign; of one within noise its other counts."""
-    if isinstance(row, ModuleDifference) and not row.beyond_noise:
-        return _counts(row)
+    """The cause that has most of a difference, of those that have its sign."""
     sign = 1 if row.difference_ns > 0 else -1
     kind = max(_WORDS, key=lambda kind: sign * int(getattr(row, f"{kind}_ns", 0)))
     return _WORDS[kind][sign < 0] if isinstance(row, CausedDifference) and row.causes else ""
 
 
+def _why(row: TimeDifference) -> str:
+    """The cause of a difference, and of other work how much more it is."""
+    cause = _cause(row)
+    if cause.endswith("work") and isinstance(row, ModuleDifference) and row.a and row.b:
+        cause += f": {_counts(row)}"
+    return f"({cause})" if cause else ""
+
+
 def _counts(one: ModuleDifference) -> str:
-    """How many FLOPs, or else bytes, a step of B has more, or less; they are exact, whatever the times are."""
-    for unit, name in (("FLOPs", "flops"), ("B", "bytes")):
-        if more := getattr(one.b, name, 0) - getattr(one.a, name, 0):
-            return f"{'+' if more > 0 else ''}{si(more, unit)}"
-    return "new" if one.a is None else "gone"
+    """How many FLOPs, or bytes, a step of B has more, or less: of the two what has taken, or saved, more time.
+
+    They are exact, whatever the times are.
+    """
+    if one.a is None or one.b is None:
+        return "new" if one.a is None else "gone"
+    more_bytes = one.b.bytes - one.a.bytes
+    amounts: dict[Cause, tuple[int, str]] = {"flops": (one.b.flops - one.a.flops, "FLOPs"), "bytes": (more_bytes, "B")}
+    found = [kind for kind, (more, _) in amounts.items() if more]
+    more, unit = amounts[max(found, key=lambda kind: abs(one.causes.get(kind, 0)), default="flops")]
+    return f"{'+' if more > 0 else ''}{si(more, unit)}" if more else ""
 
 
 def _name(row: TimeDifference) -> str:
@@ -191,15 +255,20 @@ def _figures_section(figures: Sequence[FigureDifference]) -> Section:
 _OF_PROFILES = (
     "Work: more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the rest of the time that "
     "computes. Waiting: for data, for other ranks, of the device for the host, and what the loop does around the "
-    "model. The causes of a line add up to its B - A, and the lines to the whole. The verdict on a difference beyond "
-    "noise (of a module: four standard errors of its traced steps) is its main cause; FLOPs or bytes that a module has "
-    "more or fewer of are exact, and stand there within noise as well."
+    "model. The causes of a line add up to its B - A, and the lines to the whole. A cause is named where the step "
+    "differs by more than noise and no run was starved; FLOPs or bytes that a module has more or fewer of are exact, "
+    "and stand there within noise as well."
 )
 _OF_TRACES = (
     "Each moment of a step counts under the first part from the top that ran then. All other tables are sums of what "
     "was launched or began in the step; they may overlap. Steps under torch.profiler are slower: record both alike."
 )
-_NOISE = (
+_WITHIN_RUNS = (
     f"Noise is the spread of the steps ({CONFIDENCE:.0%} by Welch's t). What changes from one start of a program to "
-    "the next, or with what else the machine does, is not in it: compare two runs of A to see that."
+    "the next, or with what else the machine does, is not in it."
 )
+_ONE_RUN = (
+    f" So a cause is named from {STARTS:.0%} of the step beyond it on, of {SHARED:.0%} beside other programs. "
+    "Several runs a side show it: lightning-flops compare A1 A2 A3 -- B1 B2 B3."
+)
+_BETWEEN_RUNS = f"Noise is the spread of the runs of each side ({CONFIDENCE:.0%} by Student's t of their means)."

@@ -8,6 +8,8 @@ from typing import Literal
 
 from lightning_flops.schema import codec
 
+STARTS = 0.05  # two starts of one program may differ by this share, which one run a side does not show
+SHARED = 0.3  # ... and by this, where other programs have much of the processors
 CONFIDENCE = 0.99  # of noise: at 95% one or two of a step's thirty parts and kernels would seem to differ in any runs
 
 #: What a difference comes from. Work: FLOPs changed, bytes changed, modules are new or gone. Efficiency: the same work,
@@ -28,8 +30,8 @@ class TimeDifference:
     name: str  #: What took the time: a part of the step, a module, a kernel.
     a_ns: int  #: Time in a step of A.
     b_ns: int  #: Time in a step of B.
-    #: How far the difference may be chance, of a module four standard errors over the traced steps; None: not known.
-    noise_ns: int | None
+    #: How far the difference may be chance; of a module in one run a side four standard errors over the traced steps.
+    noise_ns: int | None  #: None: not known; of a module also where the step's own difference may be chance.
 
     @property
     def difference_ns(self) -> int:
@@ -114,19 +116,23 @@ class FigureDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """One of the two runs."""
+    """One of the two sides: a run, or several runs of the same program."""
 
-    source: str  #: File, folder or URL it was read from, or ``A`` and ``B``.
+    source: str  #: File, folder or URL it was read from, or ``A`` and ``B``; of several runs the first.
+    runs: int = 1  #: How many runs the times are means of; from two on each side noise is that between runs.
     about: str  #: Its model, device, ranks and steps, in words.
     #: What was measured if it had too little processor time, so that its times say little; empty if it had enough.
     starved: str = ""
+    #: Share of its machine's processor time that other programs used while a run on processors was timed, above a
+    #: quarter: they slow each other through caches and memory. None if it is less, or not known.
+    others_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison(codec.Shown):
     """Run B held against run A; immutable."""
 
-    VERSION = 3
+    VERSION = 4
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     kind: Literal["profiles", "traces"]  #: What of the runs is compared.
     a: ComparedRun  #: The run that is compared with.
@@ -142,6 +148,28 @@ class Comparison(codec.Shown):
     #: Rows of each kind that one of the runs shows, the largest difference first; of traces.
     tables: Mapping[TableName, tuple[CalledDifference, ...]] = field(default_factory=dict)
     notes: tuple[str, ...]  #: What is not known, or was joined to something else, in sentences.
+
+    @property
+    def has_several_runs(self) -> bool:
+        """Whether noise is that between runs, of which there are at least two a side."""
+        return min(self.a.runs, self.b.runs) > 1
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the step differs so that there is something to explain.
+
+        Its difference is beyond noise, of one run a side by what two starts of a program may differ by, and neither
+        side was starved of processors.
+        """
+        if self.step.noise_ns is None or self.a.starved or self.b.starved:
+            return False
+        return abs(self.step.difference_ns) > self.step.noise_ns + self.starts_share * self.step.a_ns
+
+    @property
+    def starts_share(self) -> float:
+        """By which share of a step two starts of one program may differ beyond noise; 0 where runs show that."""
+        is_shared = self.a.others_share is not None or self.b.others_share is not None
+        return 0.0 if self.has_several_runs else SHARED if is_shared else STARTS
 
     def to_html(self) -> str:
         """The comparison as a page: one HTML file with everything in it, which needs no network and opens from disk."""

@@ -50,6 +50,9 @@ class Profile(codec.Shown):
     report_step: int  #: The run's own x-axis value when the report came out.
     context: RunContext  #: Where the profile was taken.
     settings: ReportSettings  #: What was asked for.
+    #: How the run is set up, as far as it bears on speed: ``optimizer`` (its class, and how it updates), ``workers`` of
+    #: the loader, ``cores`` that the process may use, and ``compiled`` where torch.compile was seen.
+    set_up: Mapping[str, str] = field(default_factory=dict)
     counted_steps: tuple[int, ...]  #: Index of each counted step in the fit, the first step being 0.
     timed_steps: tuple[int, ...]  #: Index of each timed step.
     params: int | None  #: Unique logical parameters of the whole model; None if no model was described.

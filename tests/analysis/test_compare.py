@@ -14,7 +14,7 @@ import pytest
 
 from lightning_flops import Comparison, compare_profiles
 from lightning_flops.analysis.compare import match_modules
-from lightning_flops.analysis.compare_figures import judge, noise_ns
+from lightning_flops.analysis.compare_figures import flops_per_byte, judge, noise_ns
 from lightning_flops.analysis.compare_split import Work, split
 from lightning_flops.analysis.peaks import with_given_peaks
 from lightning_flops.config import ProfilerConfig
@@ -99,15 +99,130 @@ def test_other_counts_are_evidence_without_times() -> None:
     cells = [replace(one, flops=one.flops + 20_000_000) if one.module == "fc1" else one for one in CELLS]
     comparison = compare_profiles(run(), run(cells=cells))
     assert [one.name for one in comparison.modules if one.other_counts] == ["fc1"]
-    assert re.search(r"Most of it: fc1 \+\d+(\.\d+)? us \(\+40 MFLOPs\)\.", str(comparison))
-    within = compare_profiles(run(), run(cells=cells, forward_ms={"fc1": 2.01}))
-    assert re.search(r"^fc1 .*  noise, \+40 MFLOPs$", str(within), re.MULTILINE)
+    named = "Other counts, whatever the times are: fc1 (+40 MFLOPs).\n"
+    assert named in str(comparison) and "By cause" not in str(comparison)
     untimed = compare_profiles(run(), run(cells=cells, traced=None))
-    assert "Most of it: fc1 (+40 MFLOPs).\n" in str(untimed)
-    # 5% of a module's 5 ms are not most of 4 ms, which three timed steps cannot prove.
-    few = (0.0, 0.1, -0.1)
-    slower = compare_profiles(run(straying=few), run(cells=cells, mean_ms={"optimizer": 7}, straying=few))
-    assert re.search(r"Part of it: fc1 \+\d+(\.\d+)? us \(\+40 MFLOPs\)\.", str(slower))
+    assert named in str(untimed)
+    # In a step that is told, a module within noise stands with its counts.
+    slower = compare_profiles(run(), run(cells=cells, forward_ms={"fc1": 2.01}, mean_ms={"optimizer": 7}))
+    assert re.search(r"^fc1 .*  noise, \+40 MFLOPs$", str(slower), re.MULTILINE)
+    assert "Most of it: optimizer +4 ms (worse efficiency).\n" + named in str(slower)
+
+
+def flash_and_written_out() -> tuple[Profile, Profile]:
+    """Attention by one kernel; and written out: 10% fewer FLOPs, the bytes of ten score matrices, 3 ms more."""
+    written_out = [replace(one, flops=one.flops * 9 // 10) if one.module == "fc2" else one for one in CELLS]
+    with_bytes = [
+        cell("fc2", "forward", 0, operator="aten._softmax", bytes_read=amount) for amount in (9_000_000, 97_000_000)
+    ]
+    a = run(cells=[*CELLS, with_bytes[0]])
+    b = run(cells=[*written_out, with_bytes[1]], mean_ms={"forward": 8}, forward_ms={"fc2": 4})
+    return a, b
+
+
+def test_the_cause_of_a_module_is_the_count_that_took_the_time() -> None:
+    # At 10 FLOPs a byte the forward's W of fc2 is 200 M + 90 M, then 180 M + 970 M: its bytes took the time.
+    comparison = against(*flash_and_written_out())
+    fc2 = named(comparison.modules)["fc2"]
+    assert fc2.causes["bytes"] > 0 > fc2.causes["flops"]
+    assert "Most of it: fc2 +3 ms (more work: +88 MB).\n" in str(comparison)
+
+
+@pytest.mark.parametrize(
+    ("peak", "bandwidth", "per_byte"), [(19.5e12, 1.95e12, 10), (989e12, 3.35e12, 295.2), (None, None, 10)]
+)
+def test_a_byte_weighs_as_much_as_the_flops_that_the_device_does_meanwhile(
+    peak: float | None, bandwidth: float | None, per_byte: float
+) -> None:
+    a, b = (
+        replace(one, peaks_flops_per_sec={"float32": peak} if peak else {}, memory_bytes_per_sec=bandwidth)
+        for one in flash_and_written_out()
+    )
+    assert flops_per_byte([a, b]) == pytest.approx(per_byte, rel=1e-3)
+    # W = FLOPs + r x bytes: work is L(1 ms, 4 ms) x ln(W_B / W_A), of which bytes have their share of W_B - W_A.
+    in_a, in_b = 2e8 + per_byte * 9e6, 1.8e8 + per_byte * 97e6
+    work_ms = 3 / math.log(4) * math.log(in_b / in_a)
+    forward = named(against(a, b).parts)["forward"]
+    of_bytes = work_ms * per_byte * 88e6 / (in_b - in_a)
+    assert forward.causes["bytes"] / MS == pytest.approx(min(of_bytes, 4 * of_bytes / work_ms), rel=2e-3)
+    assert f"a byte weighs as much as {per_byte:.3g} FLOPs." in compare_profiles(a, b).notes[0]
+
+
+def test_what_may_be_chance_has_no_cause_and_names_no_module() -> None:
+    def words(comparison: Comparison) -> tuple[bool, bool, set[bool | None]]:
+        text = str(comparison)
+        return "By cause" in text, bool(re.search("^(Most|Part) of it", text, re.MULTILINE)), {
+            one.beyond_noise for one in comparison.modules
+        }  # fmt: skip
+
+    slow = {**FORWARD_MS, "act": 3.5}
+    nothing = False, False, {None}
+    # Act is 3 ms slower, and the step by 14%; then its steps stray by 40%; then a run was starved.
+    traced = traced_step(slow, BACKWARD_MS)
+    wild = tuple(20 * one for one in compared.STRAYING)
+    assert words(compare_profiles(run(), run(mean_ms={"forward": 8}, traced=traced)))[:2] == (True, True)
+    assert (
+        words(compare_profiles(run(straying=wild), run(mean_ms={"forward": 8}, traced=traced, straying=wild)))
+        == nothing
+    )
+    starved = run(mean_ms={"forward": 8}, traced=traced, processor=compared.processor(8, lost=0.5))
+    comparison = compare_profiles(run(), starved)
+    assert words(comparison) == nothing
+    assert "+3 ms (+13.6%), which decides nothing: B had to wait for processors." in " ".join(str(comparison).split())
+    # 0.9 ms of 22 are 4.1%: beyond the spread of steady steps, within what two starts of one program may differ by.
+    steady = tuple(0.1 * one for one in compared.STRAYING)
+    small = run(mean_ms={"forward": 5.9}, traced=traced, straying=steady)
+    comparison = compare_profiles(run(straying=steady), small)
+    assert comparison.step.beyond_noise and words(comparison) == nothing
+    assert "but two starts of one program may differ by 5% more" in " ".join(str(comparison).split())
+
+
+def test_other_programs_on_the_processors_leave_a_difference_unexplained() -> None:
+    # A step of 25 ms has 20 ms of processor time, 40% of two cores, of which 95% were used: 55% by others.
+    busy = replace(compared.processor(8), busy_share=0.95)
+    slow = replace(run(mean_ms={"forward": 8}, processor=busy), set_up={"cores": "2"})
+    comparison = compare_profiles(run(), slow)
+    assert comparison.b.others_share == pytest.approx(0.55) and not comparison.is_told
+    assert "more than noise explains, but other programs used 55.0% of B's processors" in str(comparison).replace(
+        "\n", " "
+    )
+    for one in (replace(slow, set_up={}), replace(slow, set_up={"cores": "1"})):
+        assert compare_profiles(run(), one).is_told
+    on_gpu = replace(slow, context=replace(slow.context, device_type="cuda"))
+    assert compare_profiles(replace(run(), context=on_gpu.context), on_gpu).is_told
+
+
+def test_of_several_runs_a_side_noise_is_that_between_the_runs() -> None:
+    def runs(*forward_ms: float, act: float = 0.5) -> list[Profile]:
+        traced = traced_step({**FORWARD_MS, "act": act}, BACKWARD_MS)
+        return [run(mean_ms={"forward": ms}, traced=traced) for ms in forward_ms]
+
+    # Steps of 21, 22, 23 ms and of 22, 23, 24: variances of 1, 4 degrees of freedom, t of 99% 4.60; sqrt(2 / 3) ms.
+    comparison = against_many(runs(4, 5, 6), runs(5, 6, 7))
+    assert (comparison.step.a_ns, comparison.step.b_ns) == (22 * MS, 23 * MS)
+    assert comparison.step.noise_ns == pytest.approx(4.60 * math.sqrt(2 / 3) * MS, rel=1e-6)
+    assert not comparison.is_told and "by 3 and 3 runs" in " ".join(str(comparison).split())
+    # Each run's own eight steps would prove 1 ms of 22, as one run a side does.
+    one = compare_profiles(*runs(5, 6.2))
+    assert one.step.beyond_noise and one.a.runs == 1
+    # 3 ms in each of three runs, 0.1 ms apart: a cause, although the traced steps' own errors are not known.
+    slow = against_many(runs(5, 5.1, 4.9), runs(8, 8.1, 7.9, act=3.5))
+    assert slow.is_told and "Most of it: act +3 ms (worse efficiency)." in str(slow)
+    # 0.5 ms are below 5% of the step, and told: starts of the program are compared.
+    assert against_many(runs(5, 5.01, 4.99), runs(5.5, 5.51, 5.49)).is_told
+    ratio = named(slow.figures)["global_step_sec"]
+    assert ratio.ratio == pytest.approx(25 / 22) and ratio.ends is not None and ratio.ends[0] > 1.1
+    assert judge(slow, "global_step_sec > 1.1")[0] == "holds"
+    assert judge(comparison, "global_step_sec > 1")[0] == "does not hold"
+    with pytest.raises(ComparisonError, match="cannot be one side: their modules differ"):
+        compare_profiles([run(), run_with(TAIL)], run())
+
+
+def against_many(a: Sequence[Profile], b: Sequence[Profile]) -> Comparison:
+    comparison = compare_profiles(a, b, sources=([f"a{n}" for n in range(len(a))], [f"b{n}" for n in range(len(b))]))
+    assert_adds_up(comparison)
+    assert (comparison.a.source, comparison.a.runs, comparison.b.runs) == (f"a0 and {len(a) - 1} more", len(a), len(b))
+    return comparison
 
 
 def test_a_wider_layer_is_work_of_that_layer() -> None:
@@ -338,8 +453,11 @@ def causes(one: Mapping[Cause, int]) -> tuple[int, ...]:
         pytest.param(1000, 1000, Work(40), Work(80), (693, 0, 0, -693), id="twice the work in the same time"),
         # 8 times the time by 4 times the work at half the rate: 2 of 3 doublings are work, of 700.
         pytest.param(100, 800, Work(3), Work(12), (467, 0, 0, 233), id="in proportion to the logarithms"),
-        # 5900 ns / ln 60 x ln 1000 = 9954.
-        pytest.param(100, 6000, Work(1), Work(1000), (9954, 0, 0, 5900 - 9954), id="a thousandfold work"),
+        # 5900 ns / ln 60 x ln 1000 = 9954 would be more than all of B's time.
+        pytest.param(100, 6000, Work(1), Work(1000), (6000, 0, 0, -100), id="a thousandfold work"),
+        pytest.param(6000, 100, Work(1000), Work(1), (-6000, 0, 0, 100), id="a thousandth of the work"),
+        # W 11 and 10,900,010 (bytes that A did not see): all of B's 10 ns, of which 10 x 1,090,000 of 10,899,999 bytes.
+        pytest.param(10, 10, Work(1, 1), Work(0, 1_090_001), (0, 10, 0, -10), id="bytes that one run did not see"),
         # W: 600 + 10 x 40 = 1000, then 1200 + 10 x 180 = 3000. At 1 ns a unit, 600 ns are FLOPs and 1400 bytes.
         pytest.param(1000, 3000, Work(600, 40), Work(1200, 180), (600, 1400, 0, 0), id="work of two kinds"),
         pytest.param(0, 30, None, Work(5), (0, 0, 30, 0), id="new"),
@@ -360,9 +478,9 @@ def test_an_interval_is_welchs() -> None:
     # Four steps of 8, 10, 12 and 10 s: variance 8 / 3, of the mean 2 / 3; the other run's is four times that, 8 / 3.
     # Freedom: (10 / 3)^2 / ((2 / 3)^2 / 3 + (8 / 3)^2 / 3) = 100 x 3 / 68 = 4.41; of four, t is 4.60.
     a, b = np.array([8.0, 10.0, 12.0, 10.0]), np.array([16.0, 20.0, 24.0, 20.0])
-    found = noise_ns(a, b)
+    found = noise_ns([a], [b])
     assert found is not None and found / 1e9 == pytest.approx(4.60 * math.sqrt(10 / 3), rel=1e-9)
-    assert noise_ns(a[:3], b) is None
+    assert noise_ns([a[:3]], [b]) is None
 
 
 # ---- which module of one run is which of another

@@ -81,7 +81,17 @@ def test_the_numbers_are_what_the_file_says() -> None:
 def test_a_comparison_shows_itself() -> None:
     comparison = compare_profiles(run(), compared.slow_loader())
     assert str(comparison) == render_text(comparison)
-    assert repr(comparison) == f"<Comparison: {str(comparison).splitlines()[1]}>"
+    assert repr(comparison) == f"<Comparison: {' '.join(str(comparison).splitlines()[1:3])}>"
+
+
+def test_what_bears_on_speed_and_is_set_up_differently_is_the_second_sentence() -> None:
+    a, b = (replace(run(), set_up={"optimizer": f"AdamW, {how}", "workers": "2"}) for how in ("fused", "foreach"))
+    assert "\nSet up differently: AdamW: fused in A, foreach in B.\n" in render_text(compare_profiles(a, b))
+    other = replace(run(), set_up={"optimizer": "SGD, fused"}, context=replace(a.context, precision="bf16-mixed"))
+    text = " ".join(render_text(compare_profiles(a, other)).split())
+    assert (
+        "Set up differently: precision: 32-true in A, bf16-mixed in B; optimizer:" in text or "workers: 2 in A" in text
+    )
 
 
 # ---- traces
