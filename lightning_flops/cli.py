@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # DeepSpeed's launcher, and torch's old one, put this argument first. It is meant for the program.
     launcher = list(itertools.takewhile(re.compile(r"--local[-_]rank=\d+").fullmatch, arguments))
     runs = arguments[len(launcher) : len(launcher) + 1] == ["run"]
+    if arguments[:1] == ["compare"]:
+        arguments = [compare.AGAINST if one == "--" else one for one in arguments]
     options = parser().parse_args(arguments[len(launcher) :] if runs else arguments)
     act: Act = options.act
     if runs:

@@ -184,6 +184,30 @@ def test_a_starved_run_leaves_conditions_on_the_wall_clock_open(
     assert main(["compare", "--quiet", "--fail-if", "params >= 1", "--fail-if", "mfu < 1", "before", "after"]) == 1
 
 
+def test_several_runs_a_side_stand_on_both_sides_of_two_dashes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("again", "later"):
+        (folder / name).mkdir()
+        (folder / name / "profile.json").write_text((A if name == "again" else B).to_json())
+    several = compare_profiles(
+        [A, A], [B, B], sources=(["before/profile.json", "again/profile.json"], ["after", "later"])
+    )
+    condition = ["--fail-if", "global_step_sec > 1.18"]
+    assert main(["compare", "--json", "before", "again", "--", "after", "later", *condition]) == 1
+    out, err = capsys.readouterr()
+    found = Comparison.from_json(out)
+    assert (found.a.source, found.a.runs, found.b.runs) == ("before/profile.json and 1 more", 2, 2)
+    assert found.step == several.step and found.step.noise_ns == 0
+    assert "holds: global_step_sec B/A is 1.182\n" in err
+    assert main(["compare", "before", "--json", "after"]) == 0  # an option may stand between two runs, as ever
+    for wrong in (["before", "again", "after"], ["before", "again", "--"], ["before", "--", "after", "--", "later"]):
+        assert main(["compare", *wrong]) == 2
+        assert "give two runs, or the runs of each side with -- between them" in capsys.readouterr().err
+    assert main(["compare", "before", "again", "--", "after", str(RESNET)]) == 2
+    assert "is a trace: of traces one run a side is compared" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -179,8 +179,9 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         figures = r"lightning-flops: FLOPs of step 5: 9\.96 MFLOPs and .* a step, .* samples/s \(wall clock\)\."
         assert re.fullmatch(rf"{figures} Page: {folder}/lightning_flops/profile\.html\n", line)
     assert re.search(r"^data wait [5-9]\d\.\d% █", report, re.MULTILINE)
-    assert re.search(r"^By cause: .*less waiting -", difference, re.MULTILINE)
-    assert "Most of it: data wait -" in difference
+    if "which decides nothing: " not in " ".join(difference.split()):  # where neither run was starved of processors
+        assert re.search(r"^By cause: .*less waiting -", difference, re.MULTILINE)
+        assert "Most of it: data wait -" in difference
     assert [re.sub(r" B/A is .*", "", line) for line in verdicts.splitlines()] == [
         "lightning-flops compare: --fail-if 'hardware_flops > 1' does not hold: hardware_flops",
         "lightning-flops compare: --fail-if 'cpu_time_sec > 1.5' does not hold: cpu_time_sec",

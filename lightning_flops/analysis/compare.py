@@ -25,6 +25,8 @@ from lightning_flops.analysis.rates import ratio
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, TimePhase
 from lightning_flops.schema.comparison import (
+    SHARED,
+    STARTS,
     Cause,
     CausedDifference,
     ComparedRun,
@@ -43,7 +45,7 @@ _BY_MODULE: tuple[TimePhase, ...] = ("forward", "backward")
 _WAITS: dict[TimePhase, Cause] = {"data_wait": "data", "transfer": "loop", "bubble": "communication", "other": "loop"}
 """What a part of a step that computes nothing of the model is a wait for."""
 _STARVED = 0.05  # from this share of lost processor time on, the times of a run say little of its program
-_SHARED = 0.25  # from this share of the processors that other programs have on, they slow a run without starving it
+_OTHERS = 0.25  # from this share of the processors on, other programs slow a run without starving it
 _ERRORS = 4  # so many standard errors of both runs together may separate a module's times by figures
 _Phases = tuple[TimePhase, ...]
 _Row = tuple[str | None, str | None]  # names of a module in A and in B; both None for what no module owns
@@ -157,7 +159,8 @@ class _Side:
             runs=runs,
             about=about if runs == 1 else f"{plain(runs)} runs: {about} in each",
             starved=starved if share > _STARVED else "",
-            others_share=max((run.others_share for run in self.runs if run.others_share), default=None),
+            starts_share=SHARED if self.runs[0].others else STARTS,
+            others=self.runs[0].others,
         )
 
     def steps(self, phases: _Phases) -> figures.Runs:
@@ -207,14 +210,16 @@ class _Run:
         return f"{where}, step {profile.profile_step} counted, {steps} timed {plural('step', steps)}"
 
     @property
-    def others_share(self) -> float | None:
+    def others(self) -> str:
         """As in ``ComparedRun``."""
+        if self.profile.context.device_type != "cpu":
+            return ""
         timing, cores = self.timing, int(self.profile.set_up.get("cores", 0))
         own = ratio(part=timing.cpu_time_sec, whole=timing.global_step_sec)
-        if self.profile.context.device_type != "cpu" or timing.cpu_system_ratio is None or own is None or not cores:
-            return None
+        if timing.cpu_system_ratio is None or own is None or not cores:
+            return "whether other programs ran beside it is not known"
         share = timing.cpu_system_ratio - own / cores
-        return share if share > _SHARED else None
+        return f"other programs had {percent(share)} of its processors" if share > _OTHERS else ""
 
     def steps(self, phases: _Phases) -> figures.Floats:
         """Seconds of each timed step in *phases*."""

@@ -16,16 +16,22 @@ import numpy as np
 
 from lightning_flops.analysis import compare_figures as figures
 from lightning_flops.analysis.collectives import refuse_mixed_ranks
-from lightning_flops.analysis.compare_figures import Floats
+from lightning_flops.analysis.compare_figures import Figure, Floats
 from lightning_flops.analysis.peaks import NO_FLOPS, why_no_flops, why_no_mfu
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import CalledDifference, CausedDifference, ComparedRun, Comparison, TableName
-from lightning_flops.schema.tables import STEP_PARTS
+from lightning_flops.schema.tables import STEP_PARTS, MemoryCurve
 from lightning_flops.trace.report import AnalyzedTrace
 from lightning_flops.units import plain, plural
 
 _NS_PER_US, _NS_PER_SEC = 1000, 1e9
+_OF_DEVICES = {
+    "gpu_utilization": ("utilization", "no device is in the trace"),
+    "sm_efficiency": ("sm_efficiency", "the trace does not say the blocks of its kernels"),
+    "occupancy_percent": ("occupancy_percent", "the trace does not say the occupancy of its kernels"),
+}
+"""Figures of devices, which fields they are of, and why they are not known."""
 
 
 def compare_traces(
@@ -115,10 +121,10 @@ class _Run:
         """Peaks of the dtypes that ran, in words."""
         return figures.peaks_text({k: peak for one in self.reports if one.flops for k, peak in one.flops.peaks.items()})
 
-    def figures(self) -> dict[str, figures.Figure]:
+    def figures(self) -> dict[str, Figure]:
         """Step time and rates with the times that their noise is of, counts of one step, and the most memory."""
         wall, flops = self.part("wall_us"), [one.flops for one in self.reports]
-        found: dict[str, figures.Figure] = {"global_step_sec": (float(wall.mean()) / _NS_PER_SEC, [wall], None)}
+        found: dict[str, Figure] = {"global_step_sec": (float(wall.mean()) / _NS_PER_SEC, [wall], None)}
         for name in ("mfu", "hfu"):
             used = sum_if_all_known(one and getattr(one, name) for one in flops)
             found[name] = used and used / len(flops), [wall], why_no_mfu(self.reports)
@@ -128,11 +134,21 @@ class _Run:
         waits, known = self.part("data_loader_us"), self.knows("data_loader_us") and wall.any()
         share = float(waits.mean() / wall.mean()) if known else None
         found["data_wait_ratio"] = share, [waits / np.maximum(wall, 1)], "the trace shows no DataLoader"
-        curves = [one for report in self.reports for one in report.memory_curves or ()]
-        peaks = [one.peak_bytes for one in curves if one.device >= 0 and one.absolute]
+        found |= {name: self._of_devices(*of) for name, of in _OF_DEVICES.items()}
+        peaks = [one.peak_bytes for one in self._curves() if one.device >= 0 and one.absolute]
         why = "the trace does not say how much memory is allocated on the device"
         found["device_memory_peak_bytes"] = max(peaks, default=None), None, why
         return found
+
+    def _curves(self) -> list[MemoryCurve]:
+        return [one for report in self.reports for one in report.memory_curves or ()]
+
+    def _of_devices(self, field: str, why: str) -> Figure:
+        """A field of the devices' metrics, their mean; of the whole trace, so its single steps are not known."""
+        devices = [one for report in self.reports for one in report.device_metrics or ()]
+        used = sum_if_all_known(getattr(one, field) for one in devices)
+        share = None if used is None else used / len(devices)
+        return share, [np.array([share or 0.0])], why
 
 
 def _times(ns: Sequence[Floats]) -> dict[str, Any]:

@@ -14,12 +14,19 @@ if TYPE_CHECKING:
 
 _LEFT_OPEN = {None: Status.INCONCLUSIVE, "fail": Status.HOLDS, "pass": Status.DONE}
 """Exit status of a condition that a starved run leaves open, by ``--starved``."""
+AGAINST = "\0--"  # stands for "--", which parsers of arguments drop; no path has such a character
 _WHERE = "profile.json of a run or its folder of logs; or a trace, or a folder with one of each rank; path or URL"
 
 
 @command(
     option("a", metavar="A", help=f"the run before: {_WHERE}"),
     option("b", metavar="B", help="the run after, of the same kind"),
+    option(
+        "more",
+        nargs="*",
+        metavar="RUN",
+        help="several profiled runs a side, with -- between the sides: A1 A2 A3 -- B1 B2 B3; noise is then theirs",
+    ),
     in_forms("the whole comparison"),
     option("--quiet", action="store_true", help="print nothing but the verdicts on conditions"),
     add_peaks,
@@ -47,6 +54,7 @@ def compare(options: argparse.Namespace) -> int:
       lightning-flops compare lightning_logs/version_0 lightning_logs/version_1
       lightning-flops compare before.pt.trace.json.gz after.pt.trace.json.gz
       lightning-flops compare --fail-if 'global_step_sec > 1.05' --fail-if 'hardware_flops > 1' main branch
+      lightning-flops compare main*/ -- branch*/
 
     exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared,
     and standard error says why. 3: a condition is inconclusive: a run was starved of processors.
@@ -75,24 +83,39 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _compared(options: argparse.Namespace) -> Comparison:
-    """The comparison of two profiles, or of the traces of two runs."""
+    """The comparison of two profiles, of several a side, or of the traces of two runs."""
     from lightning_flops.sinks.profile_files import read_profile, traces_at
 
-    sources = (options.a, options.b)
-    a, b = map(traces_at, sources)
-    if a is not None and b is not None:
+    sides = _sides([options.a, options.b, *options.more])
+    sources = [source for side in sides for source in side]
+    traces = {source: files for source in sources if (files := traces_at(source)) is not None}
+    if traces and len(sources) > 2:
+        raise ComparisonError(f"{next(iter(traces))} is a trace: of traces one run a side is compared")
+    if {*sources} == traces.keys():
         from lightning_flops.analysis.compare_traces import compare_traces
 
-        each = analyzed([*a, *b], options, stepwise=True)
-        return compare_traces(each[: len(a)], each[len(a) :], sources=sources)
+        first, second = (analyzed(traces[source], options, stepwise=True) for source in sources)
+        return compare_traces(first, second, sources=(sources[0], sources[1]))
     from lightning_flops.analysis.compare import compare_profiles
 
-    if a is not None or b is not None:
-        trace, profile = sources if b is None else sources[::-1]
+    if traces:
+        trace = next(iter(traces))
+        profile = read_profile(next(source for source in sources if source != trace))[1]
         raise ComparisonError(
-            f"{trace} is a trace and {read_profile(profile)[1]} a profile: a trace's steps ran under torch.profiler, "
+            f"{trace} is a trace and {profile} a profile: a trace's steps ran under torch.profiler, "
             "which slows them down, and those that a profile times did not; give two traces, as trace_dir keeps them"
         )
-    (first, source_a), (second, source_b) = map(read_profile, sources)
-    first, second = held_against(options, first), held_against(options, second)
-    return compare_profiles(first, second, sources=(source_a, source_b))
+    of_sides = [[read_profile(source) for source in side] for side in sides]
+    a, b = ([held_against(options, profile) for profile, _ in side] for side in of_sides)
+    names = [[source for _, source in side] for side in of_sides]
+    return compare_profiles(a, b, sources=(names[0], names[1]))
+
+
+def _sides(runs: list[str]) -> tuple[list[str], list[str]]:
+    """The runs of each side: what stands before ``--`` and after it, or two."""
+    places = [place for place, run in enumerate(runs) if run == AGAINST]
+    if not places and len(runs) == 2:
+        return runs[:1], runs[1:]
+    if len(places) != 1 or not 0 < places[0] < len(runs) - 1:
+        raise ComparisonError("give two runs, or the runs of each side with -- between them: A1 A2 A3 -- B1 B2 B3")
+    return runs[: places[0]], runs[places[0] + 1 :]

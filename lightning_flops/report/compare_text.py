@@ -59,14 +59,20 @@ def comparison_headline(comparison: Comparison) -> str:
     if step.noise_ns is None:
         return f"{words}; what of it is noise is not known."
     ends = " to ".join(_signed(step.difference_ns + one) for one in (-step.noise_ns, step.noise_ns))
-    verdict = "more than noise explains" if step.beyond_noise else "within noise"
-    if step.beyond_noise and not comparison.is_told and comparison.kind == "profiles":
-        shares = {of: side.others_share for of, side in _sides(comparison).items() if side.others_share is not None}
-        others = " and ".join(f"{percent(share)} of {of}'s processors" for of, share in shares.items())
-        beside = f", beside other programs on {others}" if others else ""
-        verdict += f", but two starts of one program may differ by {comparison.starts_share:.0%} more{beside}"
     by = f"by {comparison.a.runs} and {comparison.b.runs} runs" if comparison.has_several_runs else "by one run a side"
-    return f"{words}, {verdict} ({CONFIDENCE:.0%}: {ends}, {by})."
+    return f"{words}, {_by_noise(comparison)} ({CONFIDENCE:.0%}: {ends}, {by})."
+
+
+def _by_noise(comparison: Comparison) -> str:
+    """Whether noise explains the difference of the step, and what else may."""
+    if not comparison.step.beyond_noise:
+        return "within noise"
+    words = "more than noise explains"
+    if comparison.is_told or comparison.kind == "traces":
+        return words
+    words += f", but two starts of one program may differ by {comparison.starts_share:.0%} more"
+    others = [f"of {of} {side.others}" for of, side in _sides(comparison).items() if side.others]
+    return f"{words}: {', '.join(others)}" if others else words
 
 
 def comparison_sections(comparison: Comparison) -> list[Section]:
@@ -126,22 +132,18 @@ def _columns(first: str, *, causes: bool) -> list[Column]:
 
 def _most_of_it(comparison: Comparison) -> Iterator[str]:
     """The causes of a difference that is told, the parts and modules that it comes from, and counts that differ."""
-    named: list[TimeDifference] = []
-    if comparison.is_told or comparison.kind == "traces":
-        causes = {kind: int(getattr(comparison.step, f"{kind}_ns")) for kind in _WORDS}
-        words = [f"{_WORDS[kind][ns < 0]} {_signed(ns)}" for kind, ns in causes.items() if ns]
-        if words:
-            yield f"By cause: {', '.join(words)}."
-        named = _named(comparison)
+    named = _named(comparison) if comparison.is_told or comparison.kind == "traces" else []
+    causes = {kind: int(getattr(comparison.step, f"{kind}_ns")) for kind in _WORDS}
+    words = [f"{_WORDS[kind][ns < 0]} {_signed(ns)}" for kind, ns in causes.items() if ns]
+    if words and comparison.is_told:
+        yield f"By cause: {', '.join(words)}."
     if named:
         half = 2 * abs(sum(one.difference_ns for one in named)) >= abs(comparison.step.difference_ns)
         of = "Beyond noise" if comparison.kind == "traces" else "Most of it" if half else "Part of it"
         found = (" ".join(filter(None, (_name(one), _signed(one.difference_ns), _why(one)))) for one in named)
         yield f"{of}: {', '.join(found)}."
-    others = [one for one in comparison.modules if one.other_counts and one not in named]
-    if others:
-        ordered = sorted(others, key=lambda one: -abs(one.work_ns))
-        counts = [f"{_name(one)} ({_counts(one)})" if one.a and one.b else _name(one) for one in ordered]
+    others = sorted((one for one in comparison.modules if one.other_counts), key=lambda one: -abs(one.work_ns))
+    if counts := [_counts_of(one) for one in others if one not in named]:
         yield f"Other counts, whatever the times are: {some_of(counts, most=_CAUSES_NAMED)}."
 
 
@@ -229,6 +231,10 @@ def _counts(one: ModuleDifference) -> str:
     return f"{'+' if more > 0 else ''}{si(more, unit)}" if more else ""
 
 
+def _counts_of(one: ModuleDifference) -> str:
+    return f"{_name(one)} ({_counts(one)})" if one.a and one.b else _name(one)
+
+
 def _name(row: TimeDifference) -> str:
     if not isinstance(row, ModuleDifference):
         return row.name
@@ -268,7 +274,7 @@ _WITHIN_RUNS = (
     "the next, or with what else the machine does, is not in it."
 )
 _ONE_RUN = (
-    f" So a cause is named from {STARTS:.0%} of the step beyond it on, of {SHARED:.0%} beside other programs. "
-    "Several runs a side show it: lightning-flops compare A1 A2 A3 -- B1 B2 B3."
+    f" So a cause is named from {STARTS:.0%} of the step beyond it on, beside other programs from {SHARED:.0%}. Several "
+    "runs a side show it: lightning-flops compare A1 A2 A3 -- B1 B2 B3."
 )
 _BETWEEN_RUNS = f"Noise is the spread of the runs of each side ({CONFIDENCE:.0%} by Student's t of their means)."

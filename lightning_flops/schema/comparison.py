@@ -9,7 +9,7 @@ from typing import Literal
 from lightning_flops.schema import codec
 
 STARTS = 0.05  # two starts of one program may differ by this share, which one run a side does not show
-SHARED = 0.3  # ... and by this, where other programs have much of the processors
+SHARED = 0.3  # and by this beside other programs, which slow each other through caches and memory
 CONFIDENCE = 0.99  # of noise: at 95% one or two of a step's thirty parts and kernels would seem to differ in any runs
 
 #: What a difference comes from. Work: FLOPs changed, bytes changed, modules are new or gone. Efficiency: the same work,
@@ -123,9 +123,10 @@ class ComparedRun:
     about: str  #: Its model, device, ranks and steps, in words.
     #: What was measured if it had too little processor time, so that its times say little; empty if it had enough.
     starved: str = ""
-    #: Share of its machine's processor time that other programs used while a run on processors was timed, above a
-    #: quarter: they slow each other through caches and memory. None if it is less, or not known.
-    others_share: float | None = None
+    #: By which share of a step another start of its program may differ, beyond the noise within it: ``STARTS``, or
+    #: ``SHARED`` where other programs had over a quarter of the processors that it computes on, or may have had.
+    starts_share: float = STARTS
+    others: str = ""  #: Why it is ``SHARED``, in words; empty if it is not.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -168,8 +169,7 @@ class Comparison(codec.Shown):
     @property
     def starts_share(self) -> float:
         """By which share of a step two starts of one program may differ beyond noise; 0 where runs show that."""
-        is_shared = self.a.others_share is not None or self.b.others_share is not None
-        return 0.0 if self.has_several_runs else SHARED if is_shared else STARTS
+        return 0.0 if self.has_several_runs else max(self.a.starts_share, self.b.starts_share)
 
     def to_html(self) -> str:
         """The comparison as a page: one HTML file with everything in it, which needs no network and opens from disk."""

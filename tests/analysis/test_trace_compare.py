@@ -145,6 +145,15 @@ def test_traces_that_are_not_of_one_run_are_refused() -> None:
         compare_traces([run(40, 40, rank=0), run(40, 40, rank=1, first=7)], [A])
 
 
+def test_utilization_of_the_devices_is_a_figure_without_noise() -> None:
+    # Kernels run for 48 of 100 us, then for 68.
+    found = named(compare_traces([A], [run(60, 60, 60, 60)]).figures)
+    used = found["gpu_utilization"]
+    assert [used.a, used.b] == pytest.approx([0.48, 0.68])
+    assert used.ends is None and used.reason.startswith("single steps are not known")
+    assert found["sm_efficiency"].reason.startswith("not known in A: the trace does not say")
+
+
 def test_flops_and_mfu_are_figures_where_both_have_shapes() -> None:
     a, b = run(40, 40, 40, 40, shaped=True), run(80, 80, 80, 80, shaped=True)
     figures = named(compare_traces([a], [b]).figures)

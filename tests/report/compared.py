@@ -21,6 +21,7 @@ from lightning_flops.records import (
     PhaseSeconds,
     ProcessorLoss,
     RunContext,
+    RunFacts,
     StepRecord,
     WindowRecord,
 )
@@ -117,8 +118,11 @@ def on_device(
 
 
 def processor(steps: int, *, lost: float = 0.0) -> ProcessorLoss:
-    """So many steps of 20 ms of processor time each, which had to wait for a processor for this share of the time."""
-    return ProcessorLoss(seconds=0.022 * steps, batches_sec=(0.02,) * steps, waited_share=lost)
+    """So many steps of 20 ms of processor time each, which had to wait for a processor for this share of the time.
+
+    Of 22 ms that is 45% of two cores, and nothing else runs.
+    """
+    return ProcessorLoss(seconds=0.022 * steps, batches_sec=(0.02,) * steps, waited_share=lost, busy_share=0.45)
 
 
 def run(
@@ -145,7 +149,7 @@ def run(
         counted_steps=(step(3, flops=counted),),
         timed_steps=timed_steps({**STEP_MS, **(mean_ms or {})}, straying),
         timing_steps=len(straying),
-        **{"processor": processor(len(straying)), **window},
+        **{"processor": processor(len(straying)), "facts": RunFacts(cores=2), **window},
     )
     if traced == "host":
         traced = traced_step({**FORWARD_MS, **(forward_ms or {})}, {**BACKWARD_MS, **(backward_ms or {})})
