@@ -274,7 +274,7 @@ _WITHIN_RUNS = (
     "the next, or with what else the machine does, is not in it."
 )
 _ONE_RUN = (
-    f" So a cause is named from {STARTS:.0%} of the step beyond it on, beside other programs from {SHARED:.0%}. Several "
+    f" So a cause is named from {STARTS:.0%} of the step beyond it on, beside other programs {SHARED:.0%}. Several "
     "runs a side show it: lightning-flops compare A1 A2 A3 -- B1 B2 B3."
 )
 _BETWEEN_RUNS = f"Noise is the spread of the runs of each side ({CONFIDENCE:.0%} by Student's t of their means)."
