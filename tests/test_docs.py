@@ -179,7 +179,8 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         figures = r"lightning-flops: FLOPs of step 5: 9\.96 MFLOPs and .* a step, .* samples/s \(wall clock\)\."
         assert re.fullmatch(rf"{figures} Page: {folder}/lightning_flops/profile\.html\n", line)
     assert re.search(r"^data wait [5-9]\d\.\d% █", report, re.MULTILINE)
-    if "which decides nothing: " not in " ".join(difference.split()):  # where neither run was starved of processors
+    told = re.search(r"more than noise explains \(", " ".join(difference.split()))
+    if told is not None:  # where other programs left both runs their processors
         assert re.search(r"^By cause: .*less waiting -", difference, re.MULTILINE)
         assert "Most of it: data wait -" in difference
     assert [re.sub(r" B/A is .*", "", line) for line in verdicts.splitlines()] == [
