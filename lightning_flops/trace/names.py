@@ -56,7 +56,7 @@ _STARTS_OR_WAITS = re.compile(r"_?c10d(_functional\w*)?::|autograd::engine::|tor
 _COMPILED = ("CompiledFunction", "Torch-Compiled Region")  # scopes of torch.compile, whose loops are no operators
 
 _TENSOR_CORE = re.compile(
-    r"[hi]mma|gmma|[hi]884|[hi]1688|16816|s161616|tensorop(?!withscalar)|_tensor\d|xmma(?!\w*_[fd]fma)|nvjet|s1688|tf32(?!x?_?simt)"
+    r"[hi]mma|gmma|[hi]884|[hi]1688|16816|s161616|(?<![a-z])tensorop(?![a-z])|mmatensorop|_tensor\d|xmma(?!\w*_[fd]fma)|nvjet|s1688|tf32(?!x?_?simt)"
     r"|flash_(fwd|bwd)|pytorch_flash|fmha_v2|fmha_cutlass[fb]_(f16|bf16).*_sm(7[05]|8\d|9\d|1\d\d)"
     r"|cudnn_generated_fort_native_sdpa|cutlass3x_sm(90|1\d\d)|cutlass_\d+_wmma|device_kernel.*sm(90|100)",
     re.I,
@@ -79,13 +79,15 @@ _TEMPLATE = re.compile(r"<[^<>]*>")
 _POINTWISE = re.compile(r"triton_(poi|per|red|for|split_scan)_")
 """Inductor's pointwise kernels and reductions, whose names list what they were fused from."""
 
-_MATMUL_KERNEL = re.compile(
-    r"gemm|gemv|conv(?!er)|winograd|fmha|flash|attention|attn|sdpa|triton_tem_|nvjet|_[hs]?cudnn_|[dw]grad|fprop"
-    r"|matmul|(^|_)b?mm(_|$)|fused_moe|chunk_(scan|state|fwd|bwd)|marlin"  # as people call theirs in Triton and CUDA
-    r"|^Cijk_|xdl|bwd_kernel_d[kqv]",  # AMD's: of Tensile, Composable Kernel and AOTriton
-    re.I,
+_MULTIPLIES = re.compile(
+    r"(void |_ZN\d+)?(cutlass|cublas)|(cudnn_|infer_|train_)*(maxwell|volta|turing|ampere|hopper)_\w*(gemm|cudnn|winograd)"
+    r"|[hs]?(\d{3,6})?gem[mv]|.* internal::gemvx::kernel|sm\d+_xmma|nvjet_|[dw]grad(\d|_alg|_engine)|winograd[FW]"
+    r"|(pre|im|ex)\w*_convolve|(gen_|naive_)?conv(\dd?)?_|fmha|flash_(fwd|bwd)|cudnn_generated_fort_native_sdpa"
+    r"|_?((kernel|flash|paged|unified)_)*att(entio)?n_|Batch(Decode|Prefill)With"  # as people write them
+    r"|_?b?mm_|_?matmul_|fused_moe|chunk_(scan|state|fwd|bwd)|[Mm]arlin|triton_tem_"
+    r"|Cijk_|igemm_|miopenSp3AsmConv|kernel_\w*(gemm|conv)\w*_xdl|bwd_kernel_d[kqv]"  # AMD's
 )
-"""Patterns of names of kernels that multiply matrices, convolve or attend, of libraries and as people write them."""
+"""How names begin of kernels that multiply matrices, convolve or attend: a library's, or one that people give theirs."""
 
 is_of_another_vendor = re.compile(r"(hip|ze|ur)[A-Z]|.*(?i:AMD|Radeon|Instinct|gfx\d|Intel)").match
 """Whether a device, or a call into a runtime, is AMD's or Intel's, whose kernels have other names than NVIDIA's."""
@@ -161,5 +163,5 @@ def uses_tensor_cores(name: str) -> bool:
 
 def multiplies(kernel: str) -> bool:
     """Whether a kernel's name says that it is a matrix product, a convolution or attention."""
-    by_name = _POINTWISE.match(kernel) is None and _MATMUL_KERNEL.search(own_name(kernel)) is not None
+    by_name = _POINTWISE.match(kernel) is None and _MULTIPLIES.match(own_name(kernel)) is not None
     return by_name or uses_tensor_cores(kernel)

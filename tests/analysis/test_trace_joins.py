@@ -167,3 +167,17 @@ def test_events_with_a_negative_length_are_left_out_and_said() -> None:
     report = report_of(found)
     assert (report.step_times.mean.wall_us, known(report.kernel_summary).calls) == (80, 1)
     assert "Left out: events with a negative length: 2." in report.notes
+
+
+def test_copies_that_are_named_after_attention_multiply_nothing() -> None:
+    names = ("reshape_and_cache_flash_kernel", "SubTensorOpWithCastTensor1d")
+    other = [operator("mylib::other", 100 + 50 * place, 20, **shapes([8], dtype="long int")) for place in (0, 1)]
+    copies = [
+        event for place, name in enumerate(names)
+        for event in launched(10 + place, 105 + 50 * place, 130 + 50 * place, 10, name=name)
+    ]  # fmt: skip
+    mm = operator("aten::mm", 0, 20, **shapes([512, 512], [512, 512]))
+    report = report_of(trace(mm, *launched(1, 5, 30, 20, name="ampere_sgemm_128x64_tn"), *other, *copies))
+    flops = known(report.flops)
+    assert (flops.uncounted, flops.steps[0].lower_bound) == ((), False)
+    assert known(report.kernel_summary).tensor_core_ratio == 0

@@ -287,6 +287,11 @@ MULTIPLY = (  # on no tensor cores, or of other libraries and vendors, whose nam
     "gen_conv_kernel",  # oneDNN on Intel's GPUs
     "matmul_kernel",  # Triton's tutorial
     "fused_moe_kernel",
+    "kernel_unified_attention_2d",
+    "void paged_attention_ll4mi_QKV_mfma16_kernel<__hip_bfloat16>",
+    "_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1",
+    "bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3",
+    "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x128x32",
     "triton_tem_fused_mm_0",
 )
 DO_NOT = (
@@ -299,6 +304,12 @@ DO_NOT = (
     "triton_red_fused_mm_native_layer_norm_2",
     "MIOpenBatchNormFwdTrainSpatial",
     "SubTensorOpWithScalar1d",
+    "SubTensorOpWithCastTensor1d",
+    "void vllm::reshape_and_cache_flash_kernel<__hip_bfloat16, __hip_bfloat16, (vllm::Fp8KVCacheDataType)0>",
+    "create_flashinfer_kv_indices_triton",
+    "void cudnn::cnn::computeWgradBOffsetsKernel(int)",
+    "_finalize_matmul_scatter_bf16",
+    "convert_to_bfloat16_kernel",
     "void moe::align_block_size_kernel<int>",
     "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
 )
