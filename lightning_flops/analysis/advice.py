@@ -98,16 +98,24 @@ def advise_on_traces(
             waiting = ratio(part=min(row.overlap.exposed_us, row.wait_us), whole=row.overlap.wall_us)
         evidence = Evidence(
             step_sec=mean.wall_us / _US_PER_SEC,
+            batches=_batches(trace),
             data_wait_sec=None if mean.data_loader_us is None else mean.data_loader_us / _US_PER_SEC,
             shares={"waiting": waiting, "unmatched": float(ranks is not None and bool(ranks.notes))},
             device=device,
         )
         whose = "" if len(traces) == 1 else f"{file}: " if trace.rank is None else f"Rank {trace.rank}: "
+        whole = "step" if trace.step_times.marked else "trace"
         for one in advise(with_trace(evidence, trace), limits):
             if straggler is None or one.rule != "waiting":  # the others wait for the straggler
-                every.append(replace(one, fact=f"{whose}{one.fact}"))
+                every.append(replace(one, fact=f"{whose}{one.fact}".replace("he step", f"he {whole}")))
     ordered = advise(Evidence(straggler=straggler), limits, known=every)
     return tuple({one.rule: one for one in reversed(ordered)}.values())[::-1]
+
+
+def _batches(trace: TraceReport) -> float:
+    """Batches in a step, by the calls of the data loader in all of them."""
+    calls = next((row.calls for row in trace.phases or () if row.name == "data loader"), 0)
+    return max(1.0, calls / len(trace.step_times.steps))
 
 
 # ---- waiting for data

@@ -28,6 +28,7 @@ class Column:
     #: Unit of numbers with three significant digits; the first column of a *group* gives all of them its prefix.
     unit: str = ""
     group: str = ""
+    is_name: bool = False  #: Text that a page cuts, too, as far as rows stay distinct.
     bar: bool = False  #: Shares of one, which a page draws as bars.
     link: Callable[[Any], str] | None = None  #: Where a page's cell of it leads; empty: nowhere.
 
@@ -112,8 +113,8 @@ def filled(rows: Sequence[Any], columns: Sequence[Column]) -> list[Column]:
 
 
 def named(label: str) -> Column:
-    """The column of a row's name, cut."""
-    return field(label, "name", short, "name")
+    """The column of a row's name."""
+    return Column(label, at("name"), str, "name", is_name=True)
 
 
 CALLS = field("calls", "calls", sort="calls")  # the column that most tables have
@@ -153,6 +154,14 @@ def short(name: str, chars: int = 56) -> str:
         name = _NAMESPACES.sub("", _ARGUMENTS.sub("", name))
     tail = (chars - 1) // 2
     return name if len(name) <= chars else f"{name[: chars - 1 - tail]}…{name[len(name) - tail :]}"
+
+
+def distinct_width(cells: Collection[str], *, least: int) -> int:
+    """To how many characters *cells* can be cut by ``short``, *least* or more, so that none looks like another."""
+    width, longest, different = least, max(map(len, cells), default=0), len({*cells})
+    while width < longest and len({short(cell, width) for cell in cells}) < different:
+        width += max(1, width // 16)
+    return min(width, max(least, longest))
 
 
 def some_of(names: Collection[str], *, most: int) -> str:
@@ -196,7 +205,7 @@ def _significant(value: float | str, size: float) -> str:
 
 # ---- the page and the notebook
 
-_ROWS = 1000  # what a page has of long tables
+_ROWS, _NAME_CHARS = 1000, 56  # what a page has of long tables and names
 LARGEST = 1e300  # more is no figure of a run, and may be an int that no float can hold
 
 
@@ -215,7 +224,10 @@ def _items(item: Item) -> Iterator[dict[str, Any]]:
             {"label": label, "left": not place or column.left, "bar": column.bar}
             for place, (column, (label, _, _)) in enumerate(zip(item.columns, laid, strict=True))
         ]
-        columns = [list(map(_cell, texts, values)) for _, values, texts in laid]
+        columns = [
+            list(map(_cell, _cut(texts) if column.is_name else texts, values))
+            for column, (_, values, texts) in zip(item.columns, laid, strict=True)
+        ]
         for column, cells_of in zip(item.columns, columns, strict=True):
             for row, cell in zip(item.rows, cells_of if column.link else (), strict=False):
                 cell += [None, column.link(row)] if column.link else []
@@ -224,6 +236,12 @@ def _items(item: Item) -> Iterator[dict[str, Any]]:
     elif isinstance(item, Mapping):
         yield from ({"label": printable(label), "value": printable(value)} for label, value in item.items())
     yield from ({"text": printable(text)} for text in words if text)
+
+
+def _cut(names: Sequence[str]) -> list[str]:
+    """*names* as a page has room for them, different ones different."""
+    width = distinct_width(names, least=_NAME_CHARS)
+    return [short(name, width) for name in names]
 
 
 def _cell(text: str, value: Any) -> list[Any]:

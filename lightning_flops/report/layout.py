@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_flops.report.document import Section, SortKey, Table, short
+from lightning_flops.report.document import Section, SortKey, Table, distinct_width, short
 from lightning_flops.units import page, printable
 
 _WIDTH = 120  # of a paragraph, at most
@@ -24,7 +24,7 @@ class View:
 
     rows: int | None  #: The most of each table; None for all.
     sort: SortKey | None = None  #: None for each table's own order.
-    #: Of the terminal, in columns; None for no limit. A table that does not fit with its names cut is wider.
+    #: Of the terminal, in columns; None for no limit. Names are cut to fit it, as far as rows stay distinct.
     width: int | None = None
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
@@ -32,11 +32,15 @@ class View:
         columns = [[printable(cell) for cell in column] for column in zip(head, *rows, strict=True)]
         whole = [max(map(len, column)) for column in columns]
         widths, most = list(whole), (self.width or sum(whole) + 2 * len(whole)) - 2 * (len(whole) - 1)
-        least = {place: _least_width(columns[place]) for place in left} if sum(whole) > most else {}
+        least = (
+            {place: distinct_width(columns[place], least=_LEAST_NAME_CHARS) for place in left}
+            if sum(whole) > most
+            else {}
+        )
         while sum(widths) > most and (wide := [place for place in least if widths[place] > least[place]]):
             widths[max(wide, key=widths.__getitem__)] -= 1
         if sum(widths) > most:  # it is wider all the same
-            widths = [min(width, _NAME_CHARS) if place in left else width for place, width in enumerate(whole)]
+            widths = [min(width, max(_NAME_CHARS, least.get(place, width))) for place, width in enumerate(whole)]
         return [
             "  ".join(
                 f"{short(cell, width):<{width}}" if place in left else f"{cell:>{width}}"
@@ -67,12 +71,6 @@ class View:
             max_lines=most,
             placeholder=" …",
         )
-
-
-def _least_width(cells: Sequence[str]) -> int:
-    """To how many characters *cells* can be cut, so that none looks like another."""
-    widths = range(_LEAST_NAME_CHARS, min(max(map(len, cells)), _NAME_CHARS))
-    return next((one for one in widths if len({short(cell, one) for cell in cells}) == len({*cells})), widths.stop)
 
 
 WHOLE = View(rows=200)  # as wide as it is

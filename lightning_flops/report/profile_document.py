@@ -207,19 +207,21 @@ def lines_section(lines: LinesProfile, *, most: int | None = None) -> Section:
     return Section(title, "", [Table(shown, columns, whole=True), words])
 
 
-def advice_section(advice: Sequence[Advice], *, most: int | None = None, nothing: str = NO_ADVICE) -> Section:
-    """What to do, the largest saving first: all with their rules, or *most* without; *nothing* stands for none."""
+def advice_section(
+    advice: Sequence[Advice], *, most: int | None = None, nothing: str = NO_ADVICE, of: str = "a step"
+) -> Section:
+    """What to do, the largest saving *of* a step first: all with their rules, or *most* without; or *nothing*."""
     items = [
-        f"{number}. {one.fact} {one.remedy}{saving(one)} Do not follow it {one.unless}."
+        f"{number}. {one.fact} {one.remedy}{saving(one, of)} Do not follow it {one.unless}."
         + (f" (Rule {one.rule}: {one.threshold}; {one.source}.)" if most is None else "")
         for number, one in enumerate(advice, start=1)
     ]
     return Section("Advice", "", points(items, most, mark="", others=_DETAILED) or [nothing])
 
 
-def saving(advice: Advice) -> str:
+def saving(advice: Advice, of: str = "a step") -> str:
     """The ceiling of what *advice* can save, as a sentence after others."""
-    return "" if advice.ceiling is None else f" It can save up to {percent(advice.ceiling)} of a step."
+    return "" if advice.ceiling is None else f" It can save up to {percent(advice.ceiling)} of {of}."
 
 
 def notes_sections(notes: Sequence[str], *, most: int | None = None) -> list[Section]:

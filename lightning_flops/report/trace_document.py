@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -19,6 +20,7 @@ from lightning_flops.report.document import (
     Table,
     all_of,
     at,
+    distinct_width,
     field,
     filled,
     named,
@@ -92,7 +94,7 @@ def _where(row: Any) -> str:
 
 _BYTES = Column("", at("bytes"), unit="B", sort="bytes")
 _SIZES = [
-    Column("operator", lambda row: "(outside operators)" if row.name is None else short(row.name), str, "name"),
+    Column("operator", lambda row: "(outside operators)" if row.name is None else row.name, str, "name", is_name=True),
     Column("where", _where, str, left=True),
     CALLS,
     Column("size increase", at("size_increase_bytes"), unit="B"),
@@ -112,6 +114,7 @@ _DEVICES = [
     *all_of({"GPU utilization": "utilization", "SM efficiency": "sm_efficiency"}, percent),
     *all_of({"occupancy, %": "occupancy_percent", "blocks/SM": "blocks_per_sm"}),
 ]
+_SIZES_CHARS = 44  # of a call of many tensors, more only where rows would look alike
 _RATES = [
     Column("", at("flops.hardware"), unit="FLOPs", sort="flops"),
     Column("", at("flops.flops_per_sec"), unit="FLOP/s", sort="rate"),
@@ -148,7 +151,9 @@ def _kernels(rows: Sequence[tables.KernelRow], summary: tables.KernelSummary) ->
         return None if summary.tensor_core_ratio is None else said
 
     columns = [named("kernel"), CALLS, *spread("device")]
-    columns[1:1] = [field("of", "operator", short, left=True)] if any(row.operator for row in rows) else []
+    columns[1:1] = (
+        [Column("of", at("operator"), str, left=True, is_name=True)] if any(row.operator for row in rows) else []
+    )
     columns += filled(rows, [*_RATES, Column("TC", tensor_cores, str)])
     columns += all_of({"blocks/SM": "blocks_per_sm", "occupancy, %": "occupancy_percent"})
     values = {
@@ -159,7 +164,8 @@ def _kernels(rows: Sequence[tables.KernelRow], summary: tables.KernelSummary) ->
         f"{percent(summary.short_time_ratio)} of their time",
     }
     note = "TC: whether the operator can use tensor cores / whether the kernel's name says that it did; n/a for AMD's "
-    note += "and Intel's names. Above 100% of peak: Winograd and the like multiply less than the formula says."
+    note += "and Intel's names. Above 100% of peak: Winograd and the like multiply less than the formula says, or the "
+    note += "clock was boosted above that of the vendor's figure."
     return Section("Kernels", note, [values, Table(rows, columns)])
 
 
@@ -213,7 +219,7 @@ def _peaks(report: TraceReport, flops: tables.TraceFlops) -> dict[str, str]:
 
 def _modules(modules: tables.ModuleTable) -> Section:
     columns = [
-        Column("module", lambda row: row.name or "(root)", short, "name"),
+        Column("module", lambda row: row.name or "(root)", str, "name", is_name=True),
         CALLS,
         Column("fwd self", at("own_forward_us"), unit="us", sort="self"),
         Column("fwd total", at("forward_us"), unit="us", sort="total"),
@@ -248,14 +254,15 @@ def _communication(report: TraceReport, rows: Sequence[tables.Row]) -> Section:
 def _operators(rows: Sequence[tables.OperatorRow], by_shape: Sequence[tables.OperatorRow]) -> Section:
     """Each operator: its times on the host and on the device, where it was called, and the same by input shape."""
     columns = [named("operator"), CALLS]
-    sizes = Column("sizes", at("inputs"), lambda sizes: f"{sizes[:43]}…" if len(sizes) > 44 else sizes, left=True)
+    width = distinct_width([row.inputs for row in by_shape], least=_SIZES_CHARS)
+    sizes = Column("sizes", at("inputs"), partial(short, chars=width), left=True)
     of_shape = [named("by input shape"), sizes, CALLS]
     for clock in ("host", "device"):
         columns += spread(f"{clock}_self", "total ratio", sort="self", prefix=f"{clock} self ")
         columns += spread(clock, "total mean max", prefix=f"{clock} ")
         of_shape += spread(clock, "total mean", prefix=f"{clock} ")
     if any(row.called_from for row in rows):
-        columns.append(field("called from", "called_from", short))
+        columns.append(Column("called from", at("called_from"), str, left=True, is_name=True))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
     shapes = [Table(by_shape, filled(by_shape, [*of_shape, *_RATES]))] if by_shape else []
     return Section("Operators", note, [Table(rows, filled(rows, columns)), *shapes])
@@ -273,7 +280,22 @@ def names_of(report: TracesReport) -> list[str]:
 def common_sections(report: TracesReport) -> list[Section]:
     """The ranks side by side, if there are several, and the advice."""
     ranks = [] if report.ranks is None else [rank_section(report.ranks)]
-    return [*ranks, advice_section(report.advice)]
+    return [*ranks, advice_section(report.advice, nothing=_without_advice(report), of=_whole(report))]
+
+
+def _whole(report: TracesReport) -> str:
+    """What savings are shares of."""
+    return "a step" if all(trace.step_times.marked for trace in report.traces) else "the trace"
+
+
+def _without_advice(report: TracesReport) -> str:
+    """What stands for advice where there is none."""
+    return _NO_KERNELS if any(map(_lacks_kernels, report.traces)) else NO_ADVICE
+
+
+def _lacks_kernels(trace: TraceReport) -> bool:
+    """Whether calls of a device's runtime took time, and no kernel was recorded."""
+    return bool(trace.step_times.mean.runtime_us) and trace.kernels is None
 
 
 def render_traces(
@@ -291,11 +313,16 @@ def render_traces(
 
 # ---- the summary
 
+_NO_KERNELS = (
+    "The host called a device's runtime, and no kernel, copy or memset was recorded: its time is in no figure. "
+    "Record with ProfilerActivity.CUDA (XPU), and where that was so, give the process access to CUPTI or roctracer."
+)
 _TRACES, _PARTS, _KERNELS = 4, 4, 3  # the most of each that it names
 
 
 def summary(report: TracesReport) -> list[str]:
     """What the traces say at first sight, and what to try first, in sentences."""
+    missing = [_NO_KERNELS] if any(map(_lacks_kernels, report.traces)) else []
     if len(report.traces) == 1:
         (trace,) = report.traces
         said = [_time(trace), _mfu(trace), *([_top_kernels(trace)] if trace.kernels else [])]
@@ -304,8 +331,8 @@ def summary(report: TracesReport) -> list[str]:
         said = [f"{name}: {_time(trace)} {_mfu(trace)}" for trace, name in of_each]
         said = points(said, _TRACES, mark="", others="traces")
     for one, first in zip(report.advice, ("Try first", "Then", "Then"), strict=False):
-        said.append(f"{first}: {one.fact} {one.remedy}{saving(one)}")
-    return said if report.advice else [*said, NO_ADVICE]
+        said.append(f"{first}: {one.fact} {one.remedy}{saving(one, _whole(report))}")
+    return [*missing, *said] if report.advice or missing else [*said, NO_ADVICE]
 
 
 def _mfu(trace: TraceReport) -> str:

@@ -80,14 +80,15 @@ _POINTWISE = re.compile(r"triton_(poi|per|red|for|split_scan)_")
 """Inductor's pointwise kernels and reductions, whose names list what they were fused from."""
 
 _MULTIPLIES = re.compile(
-    r"(void |_ZN\d+)?(cutlass|cublas)|(cudnn_|infer_|train_)*(maxwell|volta|turing|ampere|hopper)_\w*(gemm|cudnn|winograd)"
-    r"|[hs]?(\d{3,6})?gem[mv]|.* internal::gemvx::kernel|sm\d+_xmma|nvjet_|[dw]grad(\d|_alg|_engine)|winograd[FW]"
-    r"|(pre|im|ex)\w*_convolve|(gen_|naive_)?conv(\dd?)?_|fmha|flash_(fwd|bwd)|cudnn_generated_fort_native_sdpa"
+    r"(void |_ZN\d+)?(cutlass|cublas)|nvjet_|fmha|flash_(fwd|bwd)|sm\d+_xmma|cudnn_generated_fort_native_sdpa"
+    r"|(cudnn_|infer_|train_)*(maxwell|volta|turing|ampere|hopper)_\w*(gemm|cudnn|winograd)"
+    r"|[hs]?(\d{3,6})?gem[mv]|.* internal::gemvx::kernel|[dw]grad(\d|_alg|_engine)|winograd[FW]"
+    r"|(pre|im|ex)\w*_convolve|(gen_|naive_)?conv(\dd?)?_"
     r"|_?((kernel|flash|paged|unified)_)*att(entio)?n_|Batch(Decode|Prefill)With"  # as people write them
     r"|_?b?mm_|_?matmul_|fused_moe|chunk_(scan|state|fwd|bwd)|[Mm]arlin|triton_tem_"
     r"|Cijk_|igemm_|miopenSp3AsmConv|kernel_\w*(gemm|conv)\w*_xdl|bwd_kernel_d[kqv]"  # AMD's
 )
-"""How names begin of kernels that multiply matrices, convolve or attend: a library's, or one that people give theirs."""
+"""How names of kernels begin that multiply matrices, convolve or attend: libraries', and what people call theirs."""
 
 is_of_another_vendor = re.compile(r"(hip|ze|ur)[A-Z]|.*(?i:AMD|Radeon|Instinct|gfx\d|Intel)").match
 """Whether a device, or a call into a runtime, is AMD's or Intel's, whose kernels have other names than NVIDIA's."""

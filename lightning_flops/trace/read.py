@@ -232,6 +232,8 @@ class Columns:
         left_out = {key: count for key, count in self._foreign.items() if key[0] != "Trace"}  # around all of old ones
         foreign = ", ".join(repr(name or "none")[:80] for name in sorted({name for name, _ in left_out})[:5])
         silent = sorted({self._processes.get(process, str(process)) for name, process in left_out if not name})
+        if not self._seen:
+            raise ValueError("it has no events: nothing was recorded while torch.profiler was on")
         if not (kind > Kind.PYTHON).any():
             words = "is an operator, a scope, a runtime call or a kernel of torch.profiler; others are"
             raise ValueError(f"none of its {self._seen} events {words} {foreign or 'none'}")

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from lightning_flops.measure.counting.recorded_calls import recorded_work
+from lightning_flops.report.trace_document import summary
 from lightning_flops.schema.tables import TraceFlops
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.trace import Peaks, Trace, load_trace
-from lightning_flops.trace.report import analyze_one
+from lightning_flops.trace import Peaks, Trace, TraceFormatError, load_trace
+from lightning_flops.trace.report import analyze_one, join_analyses
 from tests.analysis.in_memory import known
 from tests.analysis.trace_events import A100, Event, kernel, launch, node, operator, product, shapes, span, step, trace
 
@@ -79,6 +80,23 @@ def test_without_kernels_the_time_of_the_runtimes_calls_is_told_all_the_same() -
     mean = report.step_times.mean
     assert (mean.runtime_us, mean.cpu_us, mean.other_us, mean.kernel_us) == (905, 95, 0, None)
     assert any("launched no kernel" in note for note in report.notes)
+    # That, and not that nothing is wrong, is what the summary begins with.
+    first, *rest = summary(join_analyses([analyze_one(trace(operator("aten::mm", 0, 100), synchronize))]))
+    assert "no kernel, copy or memset was recorded" in first
+    assert not any("above its threshold" in words for words in rest)
+
+
+def test_a_file_without_events_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TraceFormatError, match="it has no events: nothing was recorded"):
+        loaded('{"schemaVersion": 1, "traceEvents": []}', tmp_path)
+
+
+def test_an_operator_with_other_arguments_than_this_torchs_is_not_one_that_it_lacks() -> None:
+    def why(name: str) -> str:
+        return flops_of(operator(name, 0, 5, **shapes([8, 8, 8]))).uncounted[0].reason
+
+    assert why("aten::bmm").startswith("this torch has an operator of this name with other arguments")
+    assert why("aten::no_such_matmul").startswith("this torch has no such operator")
 
 
 def test_a_kernel_that_runs_over_its_successors_ends_where_the_next_begins() -> None:

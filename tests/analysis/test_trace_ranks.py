@@ -7,14 +7,25 @@ from typing import Any
 import pytest
 
 from lightning_flops.analysis.collectives import RanksError, compare
-from lightning_flops.report.trace_document import render_traces
+from lightning_flops.report.trace_document import render_traces, summary
 from lightning_flops.schema.ranks import RankComparison
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.report import analyze_one
 from lightning_flops.trace.steps import overlap
 from lightning_flops.trace.tables import collective_table
 from tests.analysis.in_memory import analyze_traces, known
-from tests.analysis.trace_events import Event, kernel, launch, launched, operator, scope, step, trace, trace_from_events
+from tests.analysis.trace_events import (
+    Event,
+    data_loader,
+    kernel,
+    launch,
+    launched,
+    operator,
+    scope,
+    step,
+    trace,
+    trace_from_events,
+)
 
 UNMATCHED = "Calls of {} whose counterparts in the other traces are not known, so neither is their waiting: {}."
 GATHERED: dict[str, Any] = {"Out msg nelems": 512, "dtype": "BFloat16"}
@@ -295,6 +306,21 @@ def test_a_step_that_waits_for_data_is_told_so() -> None:
     (advice,) = analyze_traces([trace(step(1, 0, 1000), waits, operator("aten::mm", 400, 600))]).advice
     assert (advice.rule, advice.ceiling) == ("data_wait_short", 0.4)
     assert advice.fact == "The step waits 400 us a batch for data (40.0%)."
+
+
+def test_without_marks_a_batch_is_a_call_of_the_loader_and_shares_are_of_the_trace() -> None:
+    """Ten batches, each 8 ms in the DataLoader and 1.98 ms of a kernel."""
+    events: list[Event] = []
+    for batch in range(10):
+        at = 10_000 * batch
+        events += [data_loader(at, 8_000), operator("aten::relu", at + 8_000, 30)]
+        events += launched(batch, at + 8_005, at + 8_020, 1_980, **FULL)
+    report = analyze_traces([trace(*events)])
+    assert report.advice[0].fact == "The trace waits 8 ms a batch for data (80.0%)."
+    assert summary(report)[-1].endswith("It can save up to 80.0% of the trace.")
+    # With marks, two batches a step are two batches.
+    marked = analyze_traces([trace(*(step(number, 20_000 * number, 20_000) for number in range(5)), *events)])
+    assert marked.advice[0].fact == "The step waits 8 ms a batch for data (80.0%)."
 
 
 def communicating(rank: int, *starts: float, ranks: int = 2) -> Trace:

@@ -43,6 +43,8 @@ _DTYPES: Mapping[str, torch.dtype] = {
 }
 """What C++ calls the dtypes, in lower case: several compilers differ in the words, and old files in their case."""
 
+_NO_OPERATOR = "this torch has no such operator, and no formula is known for it"
+_OTHER_ARGUMENTS = "this torch has an operator of this name with other arguments, which its formula cannot read"
 _TENSOR_LISTS = ("tensorlist", "tensor[]")
 
 
@@ -73,7 +75,7 @@ def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
             role="unknown",
             operator=name,
             may_have_flops=_may_multiply(name, types),
-            reason="this torch has no such operator, and no formula is known for it",
+            reason=_OTHER_ARGUMENTS if overloads_named(operator) else _NO_OPERATOR,
         )
     works = (_work(name, types, inputs, one) for one in found)
     first = next(works)
