@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.measure.recorder import Recorder
 from lightning_flops.records import WindowRecord
-from lightning_flops.run import reports as run_reports
+from lightning_flops.run import delivery as run_delivery
 from lightning_flops.run import window as run_window
 from tests.lightning.nets import ROOT, new_trainer
 
@@ -192,15 +192,15 @@ class _RandomlyMarked(Recorder):
 def recorders(planned: Sequence[bool]) -> Iterator[list[WindowRecord]]:
     """Inside, windows are marked by plan, and kept."""
     windows: list[WindowRecord] = []
-    reports: Any = run_reports
-    build_profile = reports.build_profile
+    delivery: Any = run_delivery
+    build_profile = delivery.build_profile
 
     def keep(window: WindowRecord, **kwargs: Any) -> Any:
         windows.append(window)
         return build_profile(window, **kwargs)
 
     recorder = type("Planned", (_RandomlyMarked,), {"planned": planned})
-    with patch.object(run_window, "Recorder", recorder), patch.object(run_reports, "build_profile", keep):
+    with patch.object(run_window, "Recorder", recorder), patch.object(run_delivery, "build_profile", keep):
         yield windows
 
 

@@ -60,14 +60,14 @@ def running_test() -> str:
 @functools.cache
 def record_the_profiler() -> None:
     """Once in a process: write the profiler's warnings, and a line for each window that closes."""
-    run_reports: Any = import_module("lightning_flops.run.reports")
+    run_delivery: Any = import_module("lightning_flops.run.delivery")
 
     class Record(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             write(kind="said", test=running_test(), words=record.getMessage())
 
     logging.getLogger("lightning_flops").addHandler(Record(logging.WARNING))
-    build = run_reports.profile_of_window
+    build = run_delivery.profile_of_window
 
     @functools.wraps(build)
     def profile_of_window(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ def record_the_profiler() -> None:
         write(kind="profiled", test=running_test(), traced=profile.traced is not None)
         return profile
 
-    run_reports.profile_of_window = profile_of_window
+    run_delivery.profile_of_window = profile_of_window
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:

@@ -32,7 +32,7 @@ from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private.optional import children_of
-from lightning_flops.run.reports import OUTCOMES, ProfiledRun
+from lightning_flops.run.delivery import OUTCOMES, ProfiledRun, finish_dropped
 from lightning_flops.signals import words_of
 from lightning_flops.units import package_logger
 
@@ -60,7 +60,7 @@ class Handle(ProfiledRun):
         adapter = self._adapter()
         if adapter is not None:
             adapter.finish()
-            self._throughput = adapter.run.reports.throughput
+        self._keep_results()
 
     @property
     def _is_running(self) -> bool:
@@ -117,6 +117,7 @@ def attach(
     if settings.enabled:
         adapter = engine_run(engine, settings, handle._profiles.append)
         handle._adapter = weakref.ref(adapter)
+        handle._delivery = adapter.run.delivery
         adapter.begin()
     else:
         logger.info("flops_profiler.enabled is false: the engine is not profiled")
@@ -129,6 +130,7 @@ def end_all() -> None:
     """The program ends: profilers whose window is still open report what they have."""
     for handle in list(_handles.values()):
         handle.detach()
+    finish_dropped()
 
 
 def _settings(

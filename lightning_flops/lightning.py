@@ -26,7 +26,7 @@ from lightning_flops.config import (
     refuse_unknown,
     with_settings_described,
 )
-from lightning_flops.run.reports import ProfiledRun
+from lightning_flops.run.delivery import ProfiledRun
 from lightning_flops.run.run import safe
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ else:
 _LOOPS: dict[str | None, Loop] = {"fit": "training", "validate": "validate", "test": "test", "predict": "predict"}
 
 # What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback.
-_RUNTIME_ATTRIBUTES = ("_adapter", "run", "_making_engine", "log", "log_dict")
+_RUNTIME_ATTRIBUTES = ("_adapter", "_delivery", "run", "_making_engine", "log", "log_dict")
 
 
 class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
@@ -162,6 +162,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         to: dict[str, Any] = {"config": self._config, "publish": self._profiles.append, "own_folder": folder}
         self._adapter = LightningRun(trainer, pl_module, _LOOPS[trainer.state.fn], **to)
         self.run = self._adapter.run
+        self._delivery = self.run.delivery
         self._adapter.begin()
 
     on_predict_start = on_test_start = on_train_start
@@ -262,7 +263,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._making_engine.close()
         if (adapter := self._adapter) is not None:
             adapter.run.close()
-            self._throughput = adapter.run.reports.throughput
+            self._keep_results()
         self._adapter = self.run = None
 
 

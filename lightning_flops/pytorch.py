@@ -22,7 +22,7 @@ from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.offline import count_on_fake_tensors
 from lightning_flops.measure.counting.resized import VariedBatch
 from lightning_flops.measure.module_scope import describe_modules, require_module
-from lightning_flops.run.reports import ProfiledRun
+from lightning_flops.run.delivery import ProfiledRun
 from lightning_flops.run.run import safe
 from lightning_flops.sinks.services import is_writer
 from lightning_flops.units import shown
@@ -233,6 +233,7 @@ class TrainingProfiler(ProfiledRun):
     def _begin(self) -> None:
         self._start_anew()
         self._loop, self._close_output = self._make(self._profiles.append)
+        self._delivery = self._loop.run.delivery
         self._loop.begin()
 
     def stop(self, error: BaseException | None = None) -> None:
@@ -243,7 +244,7 @@ class TrainingProfiler(ProfiledRun):
                 loop.finish(error)
             finally:
                 loop.run.close()
-                self._throughput = loop.run.reports.throughput
+                self._keep_results()
                 self._close_output()
 
     def step(self) -> None:

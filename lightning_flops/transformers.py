@@ -17,7 +17,7 @@ except ModuleNotFoundError as missing:
 
 from lightning_flops.adapters.deepspeed_context import settings_of
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, given_settings, takes_settings
-from lightning_flops.run.reports import ProfiledRun
+from lightning_flops.run.delivery import ProfiledRun
 from lightning_flops.run.run import safe
 from lightning_flops.units import package_logger
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["FlopsProfilerTrainerCallback"]
 
 logger = package_logger(__name__)
+
+_RUNTIME_ATTRIBUTES = ("_adapter", "_delivery", "_has_begun")
 
 
 class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
@@ -59,7 +61,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         self._start_anew()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_adapter", "_has_begun")}
+        return {name: value for name, value in vars(self).items() if name not in _RUNTIME_ATTRIBUTES}
 
     @property
     def run(self) -> Run | None:
@@ -89,6 +91,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         if config.enabled:
             publish, over = self._profiles.append, self._end
             self._adapter = TrainerRun(trainer, loader, config=config, publish=publish, over=over)
+            self._delivery = self._adapter.run.delivery
             self._adapter.begin()
 
     def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
@@ -125,7 +128,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
     def _end(self) -> None:
         if (run := self.run) is not None:
             run.close()
-            self._throughput = run.reports.throughput
+            self._keep_results()
         self._adapter, self._has_begun = None, False
 
 

@@ -156,8 +156,8 @@ def monitor_now(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     from lightning_flops.run.monitor import Monitor
     from tests.prompt_worker import NoChecks
 
-    monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda: Monitor(now))
-    monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
+    monkeypatch.setattr("lightning_flops.run.throughput.Monitor", lambda: Monitor(now))
+    monkeypatch.setattr("lightning_flops.run.throughput.StepFlops", NoChecks)
     return now
 
 
@@ -172,7 +172,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         kept.append(window)
         return build_profile(window, **kwargs)
 
-    monkeypatch.setattr("lightning_flops.run.reports.build_profile", keep)
+    monkeypatch.setattr("lightning_flops.run.delivery.build_profile", keep)
     return kept
 
 
@@ -181,4 +181,4 @@ def prompt_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports are there when the window has closed."""
     from tests.prompt_worker import PromptWorker
 
-    monkeypatch.setattr("lightning_flops.run.reports.Worker", PromptWorker)
+    monkeypatch.setattr("lightning_flops.run.delivery.Worker", PromptWorker)

@@ -11,14 +11,15 @@ from typing import Any
 
 from lightning_flops.analysis.step_flops import CountSchedule, StepFlops
 from lightning_flops.measure.tokens import TokenReader
+from lightning_flops.run.delivery import Delivery
 from lightning_flops.run.monitor import Monitor
-from lightning_flops.run.reports import Reports
 from lightning_flops.run.run import Run, safe
+from lightning_flops.run.throughput import Throughput
 from lightning_flops.run.window import Window
 
 WORDS = "broken on purpose"
 
-_OF_A_RUN = (Run, Monitor, Reports, StepFlops, CountSchedule, TokenReader, Window)
+_OF_A_RUN = (Run, Monitor, Delivery, Throughput, StepFlops, CountSchedule, TokenReader, Window)
 _OF_THE_BOUNDARY = {"fail", "close", "warn"}
 """What takes a failure: it is called by the boundary, and not by a hook."""
 

@@ -17,8 +17,8 @@ from lightning_flops.config import OWN_FOLDER, ProfilerConfig, TakenBlock
 from lightning_flops.measure.deepspeed_groups import parallel_sizes
 from lightning_flops.measure.patches import listen
 from lightning_flops.records import RunContext
+from lightning_flops.run.delivery import OUTCOMES
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.run import Run
 from lightning_flops.sinks.console import to_standard_output
 from lightning_flops.sinks.services import monitors_in

@@ -188,7 +188,7 @@ class EngineRun:
         """The user's model, optimizer or data raised *error*: report what was measured; training goes on without us."""
         self.finish(error)
         done = "the FLOPs profiler has reported what it had, and is off"
-        self.run.reports.warn(f"training raised {type(error).__name__}: {done}")
+        self.run.delivery.warn(f"training raised {type(error).__name__}: {done}")
 
     @safe
     def finish(self, error: BaseException | None = None) -> None:

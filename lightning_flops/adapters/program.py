@@ -65,7 +65,7 @@ class ProfiledProgram:
             self._finder.end(error)
         if (of_engines := sys.modules.get("lightning_flops.deepspeed")) is not None:
             of_engines.end_all()  # a report that is being written counts, too
-        reports = sys.modules.get("lightning_flops.run.reports")  # not imported here: it would import torch
+        reports = sys.modules.get("lightning_flops.run.delivery")  # not imported here: it would import torch
         outcomes = None if reports is None else reports.OUTCOMES
         if is_first_process() and (outcomes is None or not (outcomes.profiles or outcomes.warned)):
             say(f"nothing was profiled: {self._reason(outcomes, error)}")

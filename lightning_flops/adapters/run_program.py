@@ -20,7 +20,7 @@ from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.place import frame_of, loop_output
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.module_hooks import put_up_hooks
-from lightning_flops.run.reports import OUTCOMES
+from lightning_flops.run.delivery import OUTCOMES
 from lightning_flops.run.run import Run, close_quietly, failed, safe
 from lightning_flops.schema.profile import Profile
 

@@ -55,7 +55,8 @@ class Phase(Enum):
     #: One step is counted outside of every window, for the FLOPs of the run; then the recorder waits again.
     SAMPLING = "sampling"
     COUNTING = "counting"
-    SETTLING = "settling"  #: Steps are left alone until the loader's queue has drained.
+    #: Steps are left alone until the loader's queue has drained, and no earlier report is made beside them.
+    SETTLING = "settling"
     TIMING = "timing"
     TRACING = "tracing"
     LINES = "lines"  #: The user's lines are sampled.
@@ -161,6 +162,7 @@ class Recorder:
         lines: samples the user's lines in steps after these; None: it was not asked for.
         whole: returns *root* with all its wrappers; None: it has none.
         counted: gets every step that was counted to its end.
+        may_time: whether the steps after so many can be timed; if not, they are left alone.
     """
 
     def __init__(
@@ -176,10 +178,11 @@ class Recorder:
         lines: LineSampler | None = None,
         whole: Callable[[], nn.Module | None] = lambda: None,
         counted: Callable[[CountedStep], None] = lambda step: None,
+        may_time: Callable[[int], bool] = lambda steps_done: True,
     ) -> None:
         self._root, self._whole, self._new_counter = root, whole, new_counter
         self._timing_steps, self._clock = timing_steps, clock
-        self._notes, self._tell_counted = notes, counted
+        self._notes, self._tell_counted, self._may_time = notes, counted, may_time
         self._traces = TraceCycles(None, TraceSchedule()) if tracing is None else tracing
         self._lines = LineSampler(asked=False) if lines is None else lines
         self._settle_steps = min(settle_steps, timing_steps)
@@ -394,7 +397,7 @@ class Recorder:
             self._settles_or_times(measured)
 
     def _settles_or_times(self, measured: _Measured) -> None:
-        if measured.settled < self._settle_steps:
+        if measured.settled < self._settle_steps or not self._may_time(self._steps_done):
             self._go_on(Phase.SETTLING)
         elif measured.timer is not None:
             measured.timer.begin()

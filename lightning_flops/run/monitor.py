@@ -83,6 +83,7 @@ class Monitor:
     _since: float = 0.0
     _step_sec: float = 0.0
     _wait: float | None = None
+    _fetches: int = 0  # depth of the running ones
     _fetch_since: float | None = None
     _outside_since: float | None = None
     _reading: MonitorReading = field(default_factory=MonitorReading)
@@ -108,15 +109,23 @@ class Monitor:
             self._since += self.now() - self._outside_since
             self._outside_since = None
 
-    def fetch_begins(self) -> None:
-        """The loop asks its data loader for a batch."""
+    def fetch_begins(self, *, inside: bool = True) -> bool:
+        """The loop asks its data loader for a batch; whether the wait is one of a step's, *inside* which it is."""
+        self._fetches += 1
+        if self._fetches > 1 or not inside:
+            return False
         self._fetch_since = self.now()
+        return True
 
-    def fetch_ends(self) -> None:
-        """The data loader has delivered the batch."""
+    def fetch_ends(self, *, inside: bool = True) -> bool:
+        """The data loader has delivered the batch; as for ``fetch_begins``."""
+        self._fetches -= 1
+        if self._fetches or not inside:
+            return False
         if self._fetch_since is not None:
             self._wait = (self._wait or 0.0) + self.now() - self._fetch_since
             self._fetch_since = None
+        return True
 
     def batch(
         self,

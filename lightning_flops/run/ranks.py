@@ -1,11 +1,12 @@
 """One report for all ranks: the others write what they measured into the process group's store, rank 0 reads it there.
 
 No collective is used: where one rank is absent, a collective waits, and after its timeout training's group is broken,
-too. No call waits inside the store either: a key is read only after it was seen there. Keys, all below
-``lightning_flops/{number of the run}/``:
+too. No call waits inside the store either: a key is read only after it was seen there. The training thread looks at two
+counters; what takes more is a job of the worker. Keys, all below ``lightning_flops/{number of the run}/``:
 
     {step}/{rank}    the rank's record of that window, or why there is none; rank 0 deletes what it has read
     {step}           how many ranks have written one
+    {step}/timed     the step after which all ranks time that window, if it is not their first; rank 0 says so
     out/{rank}       why nothing more comes from the rank
     out              how many ranks are out
     left             how many ranks have closed; the last one deletes all of these
@@ -34,9 +35,11 @@ from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
 
+Report: TypeAlias = Callable[[Profile, int], None]
 Store: TypeAlias = Any  # a ``torch.distributed.Store``, whose methods torch gives no types
 
-_PAUSE_SEC = 0.02  # between two looks
+PAUSE_SEC = 0.02  # between two looks
+_STEPS_AHEAD = 10  # more than the host of one rank may be ahead of another's, where nothing waits for the device
 _run_numbers = itertools.count()
 
 
@@ -62,13 +65,14 @@ class _Window:
     """A window of rank 0, which waits for the records of the others."""
 
     profile: Profile
+    at: int  # where the loggers show it
     began: float
     deadline: float
     answers: dict[int, RankRecord | RankAbsence] = field(default_factory=dict)
 
 
 class Ranks:
-    """One rank's part in the reports of one run; the worker's thread sends, the training thread does the rest.
+    """One rank's part in the reports of one run; *report* of its methods gets a profile, and where loggers show it.
 
     The first error of the store ends the exchange: rank 0 then reports on the ranks that it has heard of, and names the
     error as the reason why the others are missing. In the constructor it is a ``NoStoreError``.
@@ -93,7 +97,8 @@ class Ranks:
         self._keys = f"lightning_flops/{next(_run_numbers) if number is None else number}"
         self._waiting: deque[_Window] = deque()
         self._last_step: int | None = None
-        self._out = False
+        self._timed_after: tuple[int, int] | None = None  # a window, and the step after which all ranks time it
+        self._absent: set[int | None] = set()  # windows of which no record comes; None: all that are not sent yet
         self._failure: str | None = None
         self._ask(lambda store: None)
         if self._failure is not None:
@@ -101,12 +106,14 @@ class Ranks:
 
     @property
     def pending(self) -> bool:
-        """Whether ``ready`` has something to look for."""
+        """Whether a window waits for other ranks."""
         return bool(self._waiting)
 
     def send(self, profile: Profile) -> None:
         """Send rank 0 the record of *profile*."""
         self._last_step = profile.profile_step
+        if profile.profile_step in self._absent:
+            return
         try:
             self._say(str(profile.profile_step), pack(make_rank_record(profile)))
         except Exception as error:  # notify rank 0, so that it does not wait for a record that will not come
@@ -114,8 +121,8 @@ class Ranks:
 
     def say_absent(self, step: int | None, reason: str) -> None:
         """Notify rank 0 that no record of the window of *step* comes, or none any more (the first *reason* counts)."""
-        if step is not None or not self._out:
-            self._out |= step is None
+        if step not in self._absent:
+            self._absent.add(step)
             absence = pack(RankAbsence(rank=self._rank, reason=reason))
             self._say("out" if step is None else str(step), absence)
 
@@ -127,43 +134,75 @@ class Ranks:
         if self._rank:
             self._ask(write)
 
-    def await_reports(self, profile: Profile) -> None:
+    def may_time(self, step: int, steps_done: int, *, ready: bool) -> bool:
+        """Whether the steps after *steps_done* are timed for the window of *step*, on all ranks from the same one on.
+
+        Rank 0 names that step, a few ahead, when it is *ready* and has the reports of the windows before.
+        """
+        key = f"{self._keys}/{step}/timed"
+        if self._timed_after is None or self._timed_after[0] != step:
+            if self._rank:
+                after = self._ask(lambda store: int(store.get(key)) if store.check([key]) else None)
+            elif ready and not self._waiting:
+                after = steps_done + _STEPS_AHEAD
+                self._ask(lambda store: store.set(key, str(after)))
+            else:
+                after = None
+            if after is None:
+                return self._failure is not None
+            self._timed_after = step, after
+            if after < steps_done:
+                self.say_absent(step, f"it timed the steps from {steps_done} on, the others from {after} on")
+        return steps_done >= self._timed_after[1]
+
+    def await_reports(self, profile: Profile, *, at: int = 0) -> None:
         """Let *profile*, of a window that has closed on rank 0, wait for the records of the other ranks."""
         now, timeout_sec = self._clock(), self._config.ranks_timeout_sec
-        self._waiting.append(_Window(profile=profile, began=now, deadline=now + timeout_sec))
+        self._waiting.append(_Window(profile=profile, at=at, began=now, deadline=now + timeout_sec))
         words = "the report of step %d waits up to %g s for the %d other rank(s); training goes on"
         logger.info(words, profile.profile_step, timeout_sec, self._world_size - 1)
 
-    def ready(self) -> list[Profile]:
-        """The job's profiles whose ranks are all there or out of time."""
-        merged = []
-        while self._waiting and self._is_complete(self._waiting[0]):
-            merged.append(self._merged(self._waiting.popleft()))
-        return merged
+    def is_due(self) -> bool:
+        """Whether the window that waits longest is to be merged: the counters say that all is there, or it is late."""
+        if not self._waiting:
+            return False
+        window = self._waiting[0]
+        keys = [f"{self._keys}/{window.profile.profile_step}", f"{self._keys}/out"]
+        sent = self._ask(lambda store: sum(int(store.add(key, 0)) for key in keys))
+        return sent is None or sent >= self._world_size - 1 or self._clock() >= window.deadline
 
-    def finish(self, within_sec: float) -> list[Profile]:
-        """The rest of the job's profiles, after at most *within_sec*."""
+    def merge(self, report: Report) -> None:
+        """Read what the ranks have sent for the window that waits longest, and *report* the job if that is complete."""
+        if not self._waiting:
+            return
+        window = self._waiting[0]
+        late = self._clock() >= window.deadline
+        self._ask(lambda store: self._read_records(window, store, late=late))
+        if late or self._failure is not None or len(window.answers) == self._world_size - 1:
+            try:
+                report(self._merged(window), window.at)
+            finally:
+                self._waiting.popleft()
+
+    def finish(self, within_sec: float, report: Report, absent: str = "") -> None:
+        """Report the windows that still wait, after at most *within_sec*; *absent*: why no other comes of this rank."""
+        if absent:
+            self.say_absent(None, absent)
         ends = self._clock() + within_sec
         for window in self._waiting:
             window.deadline = min(window.deadline, ends)
-        merged = self.ready()
         if self._waiting:
             logger.info("waiting %.1f s at most for the measurements of the other ranks", within_sec)
         while self._waiting:
-            host_clock.sleep(_PAUSE_SEC)
-            merged += self.ready()
-        return merged
-
-    def _is_complete(self, window: _Window) -> bool:
-        late = self._clock() >= window.deadline
-        self._ask(lambda store: self._read_records(window, store, late=late))
-        return late or self._failure is not None or len(window.answers) == self._world_size - 1
+            if self.is_due():
+                self.merge(report)
+            else:
+                host_clock.sleep(PAUSE_SEC)
+        self.close()
 
     def _read_records(self, window: _Window, store: Store, *, late: bool) -> None:
-        """Read the records of *window* once the counters say that all are there, or it is *late*."""
+        """Read the records of *window*, for which the counters say that all are there, or which is *late*."""
         run, step = self._keys, window.profile.profile_step
-        if not late and store.add(f"{run}/{step}", 0) + store.add(f"{run}/out", 0) < self._world_size - 1:
-            return
         for rank in range(1, self._world_size):
             if rank in window.answers:
                 continue
@@ -176,8 +215,9 @@ class Ranks:
             elif is_out:
                 window.answers[rank] = _read(rank, store.get(out))
             elif not late:
-                return  # both counters count one rank, and this one is in neither
-        store.delete_key(f"{run}/{step}")
+                return
+        for key in (f"{run}/{step}", f"{run}/{step}/timed"):
+            store.delete_key(key)
 
     def _merged(self, window: _Window) -> Profile:
         """The profile of *window*, with what the other ranks sent, and which ranks sent nothing and why."""

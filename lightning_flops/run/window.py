@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.lines import LineSampler
 from lightning_flops.measure.memory import MemoryWatch, memory_reader
 from lightning_flops.measure.notes import Notes
+from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.recorder import CountedStep, Phase, Recorder
+from lightning_flops.measure.run_facts import gather_run_facts
 from lightning_flops.measure.timing.clocks import clock_for
 from lightning_flops.measure.timing.processor_wait import Heat, ProcessorWatch
 from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
-from lightning_flops.records import TimePhase
+from lightning_flops.records import RunContext, TimePhase, WindowRecord
 from lightning_flops.run.facts import Facts
+from lightning_flops.signals import words_of
 
 
 @dataclass(slots=True)
@@ -28,7 +32,7 @@ class Window:
     recorder: Recorder
     memory: MemoryWatch
     processors: ProcessorWatch
-    counted: list[CountedStep]  # the step that was counted and has just ended
+    heat: Heat
     is_open: bool = False
     micro_batch_size: int | None = None
     fetches: int = 0  # seen since the window was made
@@ -90,23 +94,56 @@ class Window:
         if marks is not None:
             marks.close()
 
-    def end(self) -> None:
-        """The window is over: its watches and marks are."""
+    def finish(self, facts: Facts, context: RunContext, notes: Notes, *, padding: float | None) -> WindowRecord | None:
+        """The window is over: what it measured, with what the user's objects say; None if it counted no whole step."""
         self.processors.follow(timed=False)
         self.unmark()
+        if unseen := facts.unseen:
+            self.recorder.cannot_tell_apart(unseen if self.fetches else ("data_wait", *unseen))
+            if not self.fetches:
+                notes.add_for_run(
+                    "The wait for data could not be seen, because the batches did not come from a torch DataLoader on "
+                    "the training thread: it is in other."
+                )
+        record = self.recorder.close(context=context)
+        run_facts = memory = None
+        if record is None:
+            return None
+        try:
+            with random_state_kept():  # the questions call methods of the user's modules and optimizers
+                optimizers = facts.optimizers()
+                run_facts = gather_run_facts(
+                    facts.root,
+                    device=facts.device,
+                    optimizers=optimizers,
+                    loader_workers=facts.loader_workers(),
+                    padding_ratio=padding,
+                )
+                memory = self.memory.record(optimizers=optimizers)
+        except Exception as error:  # the report lacks these answers
+            notes.speak(f"how the run is set up, or what its memory is for, could not be read: {words_of(error)}")
+        return replace(record, facts=run_facts, memory=memory, processor=self.processors.loss())
 
-    def abandon(self) -> None:
-        """Take everything off."""
+    def close(self) -> None:
+        """Remove everything of this window."""
         with ExitStack() as undo:
             undo.callback(self.unmark)
             undo.callback(self.recorder.abandon)
             undo.callback(self.leave_scope)
 
 
-def new_window(step: int | None, *, facts: Facts, config: ProfilerConfig, notes: Notes, heat: Heat) -> Window:
-    """A window that opens before *step*, or never."""
-    device, counted = facts.device, list[CountedStep]()
-    tracing = None
+def new_window(
+    step: int | None,
+    *,
+    facts: Facts,
+    config: ProfilerConfig,
+    notes: Notes,
+    heat: Heat,
+    counted: Callable[[CountedStep], None],
+    may_time: Callable[[int, int], bool],
+) -> Window:
+    """A window that opens before *step*, or never; *counted* and *may_time* (after *step*) as of ``Recorder``."""
+    device, tracing = facts.device, None
     if config.trace and step is not None:
         asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
         tracing = TraceCycles(StepTracer(facts.root, device=device, **asked), config.trace_schedule)
@@ -120,7 +157,8 @@ def new_window(step: int | None, *, facts: Facts, config: ProfilerConfig, notes:
         tracing=tracing,
         lines=LineSampler(asked=config.lines),
         whole=facts.whole_model,
-        counted=counted.append,
+        counted=counted,
+        may_time=partial(may_time, step or 0),
     )
     memory = MemoryWatch(facts.root, read=memory_reader(device), on_device=device.type == "cuda")
-    return Window(step, recorder, memory, ProcessorWatch(heat=heat), counted)
+    return Window(step, recorder, memory, ProcessorWatch(heat=heat), heat)

@@ -13,7 +13,7 @@ from lightning_flops.units import duration, package_logger
 
 logger = package_logger(__name__)
 
-Job = Callable[[], Callable[[], None] | None]
+_SEC_TO_COMPUTE = 60.0  # a job that takes longer waits for a file system, and slows nothing down
 
 
 class Worker:
@@ -21,17 +21,17 @@ class Worker:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler of the user's may come back here
-        self._jobs: deque[tuple[str, Job]] = deque()
+        self._jobs: deque[tuple[str, Callable[[], None]]] = deque()
         self._running: str | None = None
-        self.made: deque[Callable[[], None]] = deque()  # what finished jobs have returned, for the training thread
+        self._running_since = 0.0
         self._thread: threading.Thread | None = None
         self._latest: threading.Thread | None = None  # it ends a moment after it has nothing more to do
         self._pid = os.getpid()
         self._given_up = False
 
-    def submit(self, job: Job, what: str = "a report") -> None:
-        """Run *job*, which makes *what*, on the worker's thread; what it returns is ``made``."""
-        if self._is_off:
+    def submit(self, job: Callable[[], None], what: str = "a report") -> None:
+        """Run *job*, which makes *what*, on the worker's thread."""
+        if self.is_off:
             return
         with self._lock:
             self._jobs.append((what, job))
@@ -44,8 +44,14 @@ class Worker:
                     self._work()
 
     @property
-    def _is_off(self) -> bool:
+    def is_off(self) -> bool:
+        """Whether nothing is made any more: the end has not waited longer, or this is a forked child."""
         return self._given_up or os.getpid() != self._pid
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job takes processor time from the training."""
+        return self._thread is not None and host_clock.now() < self._running_since + _SEC_TO_COMPUTE
 
     def _work(self) -> None:
         while True:
@@ -55,22 +61,20 @@ class Worker:
                     self._thread = None
                     return
                 self._running, job = self._jobs.popleft()
+                self._running_since = host_clock.now()
             try:
-                if (made := job()) is not None:
-                    self.made.append(made)
+                job()
             except BaseException as error:  # no caller above could take it
                 words, shown = f"{type(error).__name__}: {error}", error if logger.isEnabledFor(logging.DEBUG) else None
                 logger.warning("%s was lost: %s", self._running, words, exc_info=shown)
 
     def finish(self, within_sec: float = 10.0) -> bool:
-        """Wait for all jobs, and call what they made; False: it has said what is missing after *within_sec*."""
+        """Wait for all jobs; False: it has said what is missing after *within_sec*."""
         until = host_clock.now() + within_sec
-        while not self._is_off:
+        while not self.is_off:
             if (thread := self._latest) is not None:
                 thread.join(max(0.0, until - host_clock.now()))
-            while self.made:
-                self.made.popleft()()
-            if self._thread is None and not self.made:
+            if self._thread is None:
                 break
             if host_clock.now() >= until:
                 with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import math
@@ -35,6 +36,7 @@ class Services:
     def __init__(self, services: Iterable[Any]) -> None:
         self._services = tuple(services)
         self._refused: set[int] = set()
+        self.now = 0  # where the run itself is on its x-axis
 
     @property
     def has_board(self) -> bool:
@@ -42,8 +44,11 @@ class Services:
         return self._each(_is_board)
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
-        """Write all *scalars* at *step* of the run's own x-axis, in one call per service."""
-        self._each(functools.partial(_write_scalars, scalars=scalars, step=step))
+        """Write all *scalars* at *step* of the run's own x-axis, in one call per service.
+
+        The run may be further on by *now*: W&B, which drops what is behind, has them there.
+        """
+        self._each(lambda one: _write_scalars(one, scalars, step, max(step, self.now)))
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
         """Show *text*, which is Markdown, wherever a text can be shown; returns whether any service took it."""
@@ -89,17 +94,23 @@ class TrainerLog(Services):
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
         super().__init__(callbacks)
-        self._waiting: dict[str, float] = {}
+        self._waiting: dict[int, dict[str, float]] = {}
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
-        """Keep *scalars* until the Trainer has logged; the latest value of a tag is the one that is written."""
-        self._waiting.update({tag: float(value) for tag, value in scalars.items() if math.isfinite(value)})
+        """Keep *scalars* of *step* until the Trainer has logged."""
+        finite = {tag: float(value) for tag, value in scalars.items() if math.isfinite(value)}
+        self._waiting.setdefault(step, {}).update(finite)
 
-    def log_ends(self, *event: Any) -> None:
-        """The Trainer has logged: its integrations log what waits, at this *event* (arguments, state, control)."""
-        scalars, self._waiting = self._waiting, {}
-        if scalars:
-            self._each(lambda one: one.on_log(*event, logs=dict(scalars)) if _is_integration(one) else None)
+    def log_ends(self, arguments: Any, state: Any, control: Any) -> None:
+        """The Trainer has logged: its integrations log what waits, each at its own step, as if that were its *state*'s.
+
+        *arguments*, *state* and *control* are those of the Trainer's event.
+        """
+        waiting, self._waiting = self._waiting, {}
+        for step, scalars in sorted(waiting.items()):
+            there = copy.copy(state)
+            there.global_step = step
+            self._each(functools.partial(_log_in, event=(arguments, there, control), scalars=scalars))
 
 
 class TensorBoardFiles:
@@ -145,8 +156,9 @@ class TensorBoardFiles:
             self._file.close()
 
 
-def _is_integration(callback: Any) -> bool:
-    return any(kind.__module__.startswith("transformers.integrations") for kind in type(callback).__mro__)
+def _log_in(callback: Any, event: tuple[Any, ...], scalars: Mapping[str, float]) -> None:
+    if any(kind.__module__.startswith("transformers.integrations") for kind in type(callback).__mro__):
+        callback.on_log(*event, logs=dict(scalars))
 
 
 def monitors_in(master: Any, *, tensorboard_dir: str | None) -> Services:
@@ -160,8 +172,10 @@ def is_writer(value: object) -> bool:
     return callable(getattr(value, "add_scalar", None)) or hasattr(value, "store_init_configuration") or callable(value)
 
 
-def _write_scalars(service: Any, scalars: Mapping[str, float], step: int) -> None:
+def _write_scalars(service: Any, scalars: Mapping[str, float], step: int, now: int) -> None:
     scalars = dict(scalars)  # some change it in place
+    if not {"WandbMonitor", "WandBTracker"}.isdisjoint(_kinds(service)):
+        step = now
     if callable(log := getattr(service, "log_metrics", None)):
         # By name, as Lightning's own call has it: a logger of the user's need not take it in any other way.
         log(metrics=scalars, step=step)
@@ -175,7 +189,7 @@ def _write_scalars(service: Any, scalars: Mapping[str, float], step: int) -> Non
     elif hasattr(service, "store_init_configuration"):
         service.log(scalars, step=step)
     else:
-        service(scalars, step)
+        service(scalars, now)  # it may be ``wandb.log``
 
 
 def _write_text(service: Any, tag: str, text: str, step: int) -> bool:

@@ -209,8 +209,8 @@ def every_part_of_a_step_has_its_time_and_the_exchange_with_the_other_stage_is_t
     model = PipelineModule(layers, num_stages=2, loss_fn=nn.MSELoss(), partition_method="uniform")
     with contextlib.ExitStack() as patched:
         patched.enter_context(patch("lightning_flops.run.window.clock_for", lambda device: WallClock(now)))
-        patched.enter_context(patch("lightning_flops.run.run.Monitor", lambda: Monitor(now)))
-        patched.enter_context(patch("lightning_flops.run.run.StepFlops", NoChecks))
+        patched.enter_context(patch("lightning_flops.run.throughput.Monitor", lambda: Monitor(now)))
+        patched.enter_context(patch("lightning_flops.run.throughput.StepFlops", NoChecks))
         patched.enter_context(slow(p2p, "send", SEND_SEC))
         patched.enter_context(slow(p2p, "recv", RECEIVE_SEC))
         patched.enter_context(slow(PipelineEngine, "_aggregate_total_loss", LOSS_SEC))

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.run.reports import Reports
+from lightning_flops.run.delivery import Delivery
 from lightning_flops.run.run import Run
 from tests.left_on_torch import torch_state
 from tests.lightning.nets import BACKWARD, BATCH, FORWARD, ROOT, Rows, footprint, net_class, new_trainer
@@ -148,7 +148,9 @@ class Preempted(Exception):
     """What a batch system's users raise in a signal's handler."""
 
 
-@pytest.mark.parametrize(("kind", "method"), [(Run, "begin"), (Run, "batch_done"), (Reports, "report"), (Run, "enter")])
+@pytest.mark.parametrize(
+    ("kind", "method"), [(Run, "begin"), (Run, "batch_done"), (Delivery, "report"), (Run, "enter")]
+)
 def test_what_a_signals_handler_raises_in_our_code_is_the_users(
     kind: type, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

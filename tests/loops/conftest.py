@@ -9,5 +9,5 @@ from tests.fake_clock import FakeNow
 @pytest.fixture
 def now(now: FakeNow, monkeypatch: pytest.MonkeyPatch, prompt_reports: None) -> FakeNow:
     """The clock of the windows and of the monitor. Reports are there at once."""
-    monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda: Monitor(now))
+    monkeypatch.setattr("lightning_flops.run.throughput.Monitor", lambda: Monitor(now))
     return now

@@ -32,7 +32,7 @@ SCALARS = ("flops_profiler/fwd_flops", "flops_profiler/bwd_flops", "flops_monito
 @pytest.fixture(autouse=True)
 def _windows_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """No step is counted outside of windows, so every other one is in the figures."""
-    monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
+    monkeypatch.setattr("lightning_flops.run.throughput.StepFlops", NoChecks)
 
 
 def train(now: FakeNow, **given: Any) -> TrainingProfiler:

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_flops import Profile, ProfilerConfig
 from lightning_flops.adapters.run_program import LoopFinder
-from lightning_flops.run.reports import Outcomes
+from lightning_flops.run.delivery import Outcomes
 from lightning_flops.schema.throughput import ThroughputSummary
 from tests.fake_clock import FakeNow
 from tests.forks import BEFORE_LIGHTNING, run_fork

@@ -101,7 +101,7 @@ def plain() -> dict[str, Any]:
 
 
 def profiler_fails() -> dict[str, Any]:
-    fails = mock.patch("lightning_flops.run.reports.profile_of_window", side_effect=RuntimeError("broken on purpose"))
+    fails = mock.patch("lightning_flops.run.delivery.profile_of_window", side_effect=RuntimeError("broken on purpose"))
     with fails if RANK == 1 else contextlib.nullcontext():
         return profiled()
 

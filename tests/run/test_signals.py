@@ -16,13 +16,13 @@ import gc, os, sys, threading, time
 import torch
 from torch.utils.data import DataLoader
 from lightning_flops import profile_training
-from lightning_flops.run.reports import Reports
+from lightning_flops.run.delivery import Delivery
 from tests.left_on_torch import torch_state
 
 state, number, within = sys.argv[1], int(sys.argv[2]), set()
 
 def mark_while(method, name):
-    original = getattr(Reports, method)
+    original = getattr(Delivery, method)
     def call(*given, **named):
         within.add(name)
         try:
@@ -30,7 +30,7 @@ def mark_while(method, name):
             return original(*given, **named)
         finally:
             within.discard(name)
-    setattr(Reports, method, call)
+    setattr(Delivery, method, call)
 
 def is_in():
     run = profiler.run
@@ -43,7 +43,7 @@ def send():  # soon after the run has come into the state
     open("sent", "w").close()
     os.kill(os.getpid(), number)
 
-mark_while("_made", "report")
+mark_while("_make", "report")
 mark_while("finish", "finish")
 net = torch.nn.Linear(16, 2)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

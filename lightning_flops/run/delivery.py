@@ -1,0 +1,322 @@
+"""How the reports of a run are made and where they get: on a thread of its own, from all ranks, into the run's loggers.
+
+A closed window becomes a profile, and that text and files, on the worker's thread; so do the records of other ranks.
+The training thread looks at a counter of theirs, and gives what is ready to the run's loggers, at its next batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from lightning_flops import host_clock
+from lightning_flops.analysis.profile import build_profile
+from lightning_flops.analysis.traced_step import build_traced_step
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.measure.notes import Notes
+from lightning_flops.measure.random_state import random_state_kept
+from lightning_flops.records import RunContext, WindowRecord
+from lightning_flops.report.headline import figures
+from lightning_flops.run.facts import Facts
+from lightning_flops.run.output import LoggedOutput, RunFiles
+from lightning_flops.run.ranks import PAUSE_SEC, NoStoreError, Ranks
+from lightning_flops.run.worker import Worker
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.trace import TracedStep
+from lightning_flops.signals import words_of
+from lightning_flops.sinks.trace_file import keep_trace
+from lightning_flops.units import package_logger
+
+logger = package_logger(__name__)
+
+PROFILES_KEPT = 100  # the latest: with ``every`` they would take ever more memory
+_SEC_TO_FINISH = 10.0  # the end of a run waits at most this long for reports that are being written
+_SEC_AFTER_ERROR = 2.0  # and for other ranks when training has raised: the cause may have ended them, too
+
+
+@dataclass
+class Outcomes:
+    """What became of the runs of this process, for a command that says at its end what was profiled."""
+
+    runs: int = 0
+    profiles: int = 0
+    reasons: list[str] = field(default_factory=list)  # why runs ended without a report
+    warned: bool = False  # the log has said so
+
+
+OUTCOMES = Outcomes()
+
+
+class Delivery:
+    """Makes and delivers the reports of one run; *publish* gets each profile, on the worker's thread.
+
+    Nothing here holds the user's model: a run that was dropped may still deliver.
+    """
+
+    def __init__(self, facts: Facts, config: ProfilerConfig, publish: Callable[[Profile], None], notes: Notes) -> None:
+        OUTCOMES.runs += 1
+        self.throughput: ThroughputSummary | None = None  # of the whole run, once it is over
+        self._config = config
+        self._publish = publish
+        self.worker = Worker()
+        self._ready: deque[Callable[[], object]] = deque()  # what the training thread has to give to the loggers
+        self._latest: threading.Event | None = None  # the profile of the window that closed last is there, or lost
+        self._loggers = facts.output.loggers
+        self._is_first = facts.rank == 0
+        self._output: LoggedOutput | RunFiles | None = facts.output if facts.rank == 0 else None
+        if facts.rank == 0:
+            facts.output.files.folder()  # of the user's loggers, so it is asked on the training thread
+        elif config.all_ranks:
+            self._output = RunFiles(config, facts.output.folder, rank=facts.rank, part=facts.output.part)
+        notes.speak = self.warn
+        self._ranks: Ranks | None = None
+        if facts.world_size > 1:  # here, before what fails on one rank alone: each counts its runs by itself
+            try:
+                self._ranks = Ranks(rank=facts.rank, world_size=facts.world_size, config=config)
+            except NoStoreError as error:
+                notes.add_for_run(
+                    f"This report is of rank {facts.rank} alone: the ranks could not exchange anything: {error}."
+                )
+
+    def warn(self, sentence: str) -> None:
+        """Say *sentence* in the log, on the first rank."""
+        if self._is_first:
+            logger.warning(sentence)
+
+    # ---- windows
+
+    def may_time(self, step: int, steps_done: int) -> bool:
+        """Whether the steps after *steps_done* can be timed for the window of *step*: on all ranks the same ones.
+
+        None is timed beside the making of a report, so a second window waits for the first one's.
+        """
+        if self._latest is None:
+            return True
+        ready = not self.worker.is_busy
+        return ready if self._ranks is None else self._ranks.may_time(step, steps_done, ready=ready)
+
+    def passed_over(self, step: int, sentence: str) -> None:
+        """*step* was to be profiled, and another window was still open, as this *sentence* says."""
+        self.warn(sentence)
+        if self._ranks is not None:
+            self._ranks.say_absent(step, "it passed this step over: another window was still open")
+
+    def report(self, record: WindowRecord, traces: object, *, step: int, at: int) -> None:
+        """Make the report of the window that has closed after *step* of the run, which its loggers show *at*.
+
+        *traces* keeps the files of its traces.
+        """
+        self._latest = made = threading.Event()
+        job = partial(self._make, record, traces, step, at, made)
+        self.worker.submit(job, f"the report of step {record.profile_step}")
+
+    def _make(self, record: WindowRecord, traces: object, step: int, at: int, made: threading.Event) -> None:
+        """Analyze a window, on the worker's thread."""
+        ranks = self._ranks
+        try:
+            profile = profile_of_window(record, config=self._config, warns=self._is_first)
+            profile = replace(profile, report_step=step)
+            if self._is_first:
+                word, line = profile.context.step_word, figures(profile)
+                logger.info("profiled %s %d of this %s: %s", word, profile.profile_step, profile.context.run_word, line)
+            if ranks is not None and self._is_first:
+                ranks.await_reports(profile, at=at)
+                return
+            if ranks is not None:
+                ranks.send(profile)
+            self._publish(profile)
+        except Exception as error:
+            if ranks is not None:
+                ranks.say_absent(record.profile_step, f"its profiler failed: {type(error).__name__}: {error}")
+            raise
+        finally:
+            made.set()
+        self._write(profile, at)
+
+    def _report_all(self, profile: Profile, at: int) -> None:
+        """Report *profile*, which is of all ranks."""
+        self._publish(profile)
+        self._write(profile, at)
+
+    def _write(self, report: Profile | ThroughputSummary, at: int) -> None:
+        """Write the files of *report*; the loggers, which get the rest, show it *at* this step."""
+        OUTCOMES.profiles += isinstance(report, Profile)
+        if (output := self._output) is None:
+            return
+        write: Callable[[Any], Any] = output.report if isinstance(report, Profile) else output.summary
+        if show := write(report):
+            self._ready.append(partial(show, at))
+
+    # ---- on the training thread
+
+    def deliver(self, now: Callable[[], int]) -> bool:
+        """Give what is ready to the loggers, whose x-axis is at *now*; whether there was anything to do."""
+        waits = self._look()
+        if self._ready:
+            self._give(now())
+            return True
+        return waits
+
+    def _look(self) -> bool:
+        """Have what other ranks have sent put together if it is complete; whether anything is waited for."""
+        ranks = self._ranks
+        if ranks is None or not ranks.pending:
+            return False
+        if not self.worker.is_busy and ranks.is_due():
+            self.worker.submit(partial(ranks.merge, self._report_all), "the report of all ranks")
+        return True
+
+    def _give(self, now: int) -> None:
+        self._loggers.now = now
+        while self._ready:
+            with random_state_kept():
+                self._ready.popleft()()
+
+    def await_profiles(self, within_sec: float = _SEC_TO_FINISH) -> None:
+        """Wait until the profile of every closed window is there, or *within_sec* have gone by."""
+        ends = host_clock.now() + within_sec
+        if self._latest is not None and not self.worker.is_off:
+            self._latest.wait(within_sec)
+        while not self.worker.is_off and self._look() and host_clock.now() < ends:
+            host_clock.sleep(PAUSE_SEC)
+
+    # ---- the end
+
+    def not_reached(self, step: int, context: RunContext, *, steps_done: int, updated_by: list[Any]) -> None:
+        """The run has ended before *step* was profiled; its steps end when those *updated_by* have updated."""
+        ended = f"this {context.run_word} ended after {steps_done} {'step(s)' if context.trains else 'batch(es)'}"
+        if not steps_done and context.framework in ("torch", "accelerate"):
+            names = " and ".join(type(one).__name__ for one in updated_by)
+            none = "no optimizer was given to profile_training, and step() was never called"
+            ended += f": a step ends when {names} have made their updates" if names else f": {none}"
+        if self._latest is None:
+            OUTCOMES.reasons.append(f"profile_step is {step}, and {ended}")
+            OUTCOMES.warned |= self._is_first
+            self.warn(f"nothing was profiled: {OUTCOMES.reasons[-1]}")
+        elif self._config.every is None:
+            self.warn(f"{context.step_word} {step} was not profiled: {ended}")
+
+    def finish(
+        self, summary: ThroughputSummary | None, *, now: int, missed: str, error: BaseException | None, waits: bool
+    ) -> None:
+        """The run is over, *now* on the loggers' x-axis, or *error* ended it: deliver what there is, and *summary*.
+
+        *missed* says when it ended if a window was still to close. A run that was dropped *waits* for nothing.
+        """
+        self.throughput = summary
+        why = "ended" if error is None else f"was interrupted by {type(error).__name__}"
+        absent = f"its run {why} {missed}, before its window closed" if missed else ""
+        limits = (_SEC_TO_FINISH, self._config.ranks_timeout_sec) if error is None else (_SEC_AFTER_ERROR,) * 2
+        self._drain(absent, *limits, now=now, waits=waits)
+
+    def fail(self, why: str, *, now: Callable[[], int]) -> None:
+        """Our side has failed: notify rank 0 *why*, and deliver the windows that have closed."""
+        try:
+            self._drain(f"its profiler failed: {why}", _SEC_TO_FINISH, _SEC_AFTER_ERROR, now=now())
+        except Exception as lost:
+            logger.warning("a report was lost: %s", words_of(lost), exc_info=lost)
+
+    def _drain(self, absent: str, sec: float, ranks_sec: float, *, now: int, waits: bool = True) -> None:
+        """Make what there is to make, the windows that have closed first; *absent*: why no other comes of this rank."""
+        worker, ranks, summary = self.worker, self._ranks, self.throughput
+        if waits:
+            worker.finish(sec)
+        if ranks is not None:
+            worker.submit(partial(ranks.finish, ranks_sec, self._report_all, absent), "the report of all ranks")
+        if summary is not None:
+            worker.submit(partial(self._write, summary, now), "the throughput of the run")
+        if not waits:
+            _dropped.append(self)
+            return
+        worker.finish(sec + ranks_sec * (ranks is not None and ranks.pending))
+        self._give(now)
+        if ranks is not None:
+            ranks.close()  # if a file system hangs, the worker has not
+
+
+_dropped: deque[Delivery] = deque(maxlen=100)  # of runs that were dropped while something of theirs was still made
+
+
+def finish_dropped() -> None:
+    """The program ends: wait a bounded time for what runs that were dropped have left to make."""
+    while _dropped:
+        one = _dropped.popleft()
+        one.worker.finish(_SEC_TO_FINISH)
+        one._give(one._loggers.now)
+
+
+class ProfiledRun:
+    """Properties with a run's results. A public class inherits them, and says when a run begins and ends."""
+
+    _config: ProfilerConfig
+    _profiles: deque[Profile]
+    _throughput: ThroughputSummary | None
+    _delivery: Delivery | None = None  # of the run that goes on
+
+    def _start_anew(self) -> None:
+        """Forget what an earlier run measured."""
+        self._profiles = deque(maxlen=PROFILES_KEPT)
+        self._throughput = self._delivery = None
+
+    def _keep_results(self) -> None:
+        """The run is over: keep its throughput, and nothing else of it."""
+        self._throughput, self._delivery = self.throughput, None
+
+    @property
+    def config(self) -> ProfilerConfig:
+        """The settings in force."""
+        return self._config
+
+    @property
+    def profile(self) -> Profile | None:
+        """What the latest window measured; None until one has closed. A report that is being made is waited for."""
+        return next(reversed(self.profiles), None)
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """What the windows of the latest run measured, in their order; of more than a hundred the last hundred."""
+        if self._delivery is not None:
+            self._delivery.await_profiles()
+        return tuple(self._profiles)
+
+    @property
+    def throughput(self) -> ThroughputSummary | None:
+        """Throughput of the latest run; None until the run has ended, or if nothing was monitored."""
+        return self._throughput if self._delivery is None else self._delivery.throughput
+
+
+def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bool) -> Profile:
+    """The profile of *window*, whose traces are kept where the settings say. A failure is noted; *warns*: logged."""
+    traced: TracedStep | None = None
+    notes: list[str] = []
+    try:
+        traced = build_traced_step(window)
+    except Exception as error:  # a report without the traced step is still a report
+        notes.append(f"The traced step could not be analysed: {error}.")
+    profile = build_profile(window, config=config, traced=traced)
+    files: list[str] = []
+    folder = config.trace_dir if window.context.rank == 0 or config.all_ranks else None
+    if folder is not None and window.traces:
+        from lightning_flops.trace import load_trace
+        from lightning_flops.trace.tables import counter_tracks
+
+        for record in window.traces:
+            counters: tuple[Any, ...] = ()
+            try:
+                counters = tuple(counter_tracks(load_trace(record.path)))
+            except Exception as error:  # a trace without them is still a trace
+                notes.append(f"The kept trace has no counter tracks: {error}.")
+            kept_as = {"rank": window.context.rank, "step": record.index, "process": record.process}
+            try:
+                files.append(keep_trace(record.path, folder, counters=counters, **kept_as))
+            except OSError as error:
+                notes.append(f"The trace was not kept: {error}.")
+    traced = traced and replace(traced, files=tuple(files))
+    for note in notes if warns else ():
+        logger.warning(note)
+    return replace(profile, traced=traced, notes=(*profile.notes, *notes))
