@@ -65,12 +65,16 @@ class CompiledCode:
         self._watched: set[Any] = set()
         self._repeated: dict[Any, Counter[int] | None] = {}
         self._count_unseen: CountUnseen | None = None
+        self._is_counted_here: Callable[[], bool] | None = None
         self.modules: frozenset[nn.Module] = frozenset()
         """The model's, if one was compiled in place, by ``module.compile()``: no hook fires inside such a module."""
 
-    def begin(self, count_unseen: CountUnseen) -> None:
-        """Until ``close``, *count_unseen* counts a call of an operator that no dispatcher sees; True if it did."""
-        self._count_unseen = count_unseen
+    def begin(self, count_unseen: CountUnseen, is_counted_here: Callable[[], bool]) -> None:
+        """Until ``close``, *count_unseen* counts a call of an operator that no dispatcher sees; True if it did.
+
+        *is_counted_here* says whether what runs on the calling thread is counted.
+        """
+        self._count_unseen, self._is_counted_here = count_unseen, is_counted_here
         modules = frozenset(self._names.modules()) if optional.was_used() else frozenset()
         self.modules = modules if any(map(optional.is_compiled_in_place, modules)) else frozenset()
         self.watch_graphs()
@@ -85,6 +89,8 @@ class CompiledCode:
 
     def _graph_runs(self, graph: Any, inputs: Any) -> None:
         counted = False
+        if self._is_counted_here is None or not self._is_counted_here():
+            return
         try:
             for called, args in flex_calls(str(getattr(graph, "inductor_post_grad_graph_str", "")), inputs):
                 counted = self._count_unseen is not None and self._count_unseen(called, args)
@@ -106,7 +112,7 @@ class CompiledCode:
     def close(self) -> None:
         """Looks at nothing any more, and leaves what torch made as it was."""
         self._undo.close()
-        self._count_unseen = None
+        self._count_unseen = self._is_counted_here = None
         self._watched.clear()
         self._repeated.clear()
 

@@ -7,7 +7,7 @@ the sequence number of the running autograd node says which module made it. Noth
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from lightning_flops.measure.torch_private.needed import (
     is_fake,
     is_pushed,
     push,
+    reaches,
     remove,
     require_all,
 )
@@ -142,7 +143,7 @@ class FlopCounter:
         self._mode.counts_fake = _computes_on_fake_tensors(self._root)
         run_uncompiled(undo, CountingMode)
         undo.callback(self._compiled.close)
-        self._compiled.begin(self._mode.count_unseen)
+        self._compiled.begin(self._mode.count_unseen, self._is_counted_here)
         put_up_hooks(
             undo, self._on_module_enter, self._on_module_leave, self._compiled.watch_graphs, failed=self._failed
         )
@@ -198,16 +199,16 @@ class FlopCounter:
 
     def _on_module_enter(self, module: nn.Module, args: Any) -> None:
         state = self._threads.state
-        task = state.task()
         caller = state.stack[-1]
         name = self._names.name_for(module, caller.module)
-        if len(state.stack) == 1 and not state.entered and not is_pushed(self._mode):
+        if len(state.stack) == 1 and not self._is_counted_here():
             name = "" if name is None and is_replica(module) else name
             if name is not None:
                 self._totals.note(_OWN_THREAD)
                 push(self._mode)
-                state.push(Running(name, "forward", module, task, pushed=True))
+                state.push(Running(name, "forward", module, state.task(), pushed=True))
             return
+        task = state.task()
         if name is None:  # a loss function, or another model
             if caller.phase == "optimizer":  # a closure is running
                 state.push(Running(OUTSIDE, "forward", module, task))
@@ -228,20 +229,22 @@ class FlopCounter:
 
     def _on_optimizer_enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._on_optimizer_leave(optimizer, args, kwargs)  # its last step may have raised, and then no hook is called
-        state = self._threads.state
-        state.push(Running(OUTSIDE, "optimizer", optimizer, state.task()))
+        if self._is_counted_here():
+            state = self._threads.state
+            state.push(Running(OUTSIDE, "optimizer", optimizer, state.task()))
 
     def _on_optimizer_leave(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         state = self._threads.state
         if depth := state.depth_of(optimizer):
             state.pop_to(depth)
 
-    def _backward_begins(self, roots: Any, gradients: Any = None, *options: Any, **others: Any) -> patches.Ends:
-        """A backward begins; on a Python thread that has not entered the counter it is counted too."""
-        state, nested = self._threads.state, graph_task_id() != NO_GRAPH_TASK
-        call = Backward(state, create_graph=len(options) > 1 and bool(options[1]))
+    def _backward_begins(self, roots: Any, gradients: Any = None, *options: Any, **others: Any) -> patches.Ends | None:
+        """A backward begins; that of another Python thread is counted if it comes to a parameter of the root."""
+        pushes = not self._is_counted_here()
+        if pushes and (graph_task_id() != NO_GRAPH_TASK or not self._is_of_root(roots)):
+            return None
+        call = Backward(self._threads.state, create_graph=len(options) > 1 and bool(options[1]))
         self._threads.backwards.append(call)
-        pushes = not (nested or state.entered or is_pushed(self._mode))
         if pushes:
             push(self._mode)
 
@@ -252,11 +255,19 @@ class FlopCounter:
 
         return ends
 
+    def _is_of_root(self, roots: Iterable[Any]) -> bool:
+        parameters = () if self._root is None else self._root.parameters()
+        return reaches(roots, frozenset(map(id, parameters)))
+
+    def _is_counted_here(self) -> bool:
+        """Whether this thread has entered the counter, or runs something now that is counted."""
+        return self._threads.state.entered > 0 or is_pushed(self._mode)
+
     # Activation checkpoints, and whatever works like one, must enable grad inside a backward, whoever wrote them.
 
     def _repetition_begins(self, manager: Any) -> None:
         """Grad is enabled, inside a backward so that a part of a forward is repeated."""
-        if graph_task_id() != NO_GRAPH_TASK and getattr(manager, "mode", True):
+        if graph_task_id() != NO_GRAPH_TASK and getattr(manager, "mode", True) and self._is_counted_here():
             state = self._threads.state
             state.repetitions.append((manager, state.task()))
 
@@ -268,7 +279,8 @@ class FlopCounter:
 
     def _replays(self, graph: Any) -> None:
         """A CUDA graph is replayed, of which no operator is seen."""
-        self._compiled.list_unseen("cuda.graph_replay")
+        if self._is_counted_here():
+            self._compiled.list_unseen("cuda.graph_replay")
 
     # ---- results
 

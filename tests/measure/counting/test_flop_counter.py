@@ -193,6 +193,44 @@ def test_a_counter_entered_while_it_is_entered_counts_once() -> None:
         assert each.record().module_calls == dict.fromkeys(("", "0", "1", "2"), 2)
 
 
+def test_what_another_thread_trains_is_not_counted_whenever_it_runs() -> None:
+    """Also while a backward of ours is running, and with what a backward can call: repeated forwards, optimizers."""
+    model, other = two_layers(), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+
+    def trains() -> None:
+        rows = torch.ones(2, 4, requires_grad=True)
+        for _ in range(2):
+            hidden: Any = checkpoint(other, checkpoint(other, rows, use_reentrant=True), use_reentrant=True)
+            hidden.sum().backward()
+            hidden = checkpoint(other, rows, use_reentrant=False)
+            torch.autograd.grad(hidden.square().sum(), other.weight, create_graph=True)[0].sum().backward()
+            optimizer.step()
+
+    with count_flops(model) as alone:
+        model(batch()).sum().backward()
+    with count_flops(model) as beside:
+        on_a_thread(trains)
+        hidden = model(batch())
+        on_a_thread(trains)
+        hidden.register_hook(lambda gradient: on_a_thread(trains))
+        hidden.sum().backward()
+        on_a_thread(trains)
+    assert (beside.by_module(), beside.by_operator(), beside.notes) == (
+        alone.by_module(), alone.by_operator(), alone.notes
+    )  # fmt: skip
+
+
+def test_a_backward_of_the_root_is_counted_on_whatever_thread_it_is_called() -> None:
+    model = two_layers()
+    with count_flops(model) as here:
+        model(batch()).sum().backward()
+    with count_flops(model) as there:
+        loss = model(batch()).sum()
+        on_a_thread(lambda: loss.backward())
+    assert there.total == here.total and there.total.backward > 0
+
+
 def test_threads_that_follow_each_other_do_not_get_each_others_backwards() -> None:
     """Each numbers its autograd nodes from zero."""
     first, second = nn.Linear(5, 5), nn.Linear(5, 5)
