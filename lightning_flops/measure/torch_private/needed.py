@@ -80,10 +80,10 @@ ENGINE_ENTRY = "_engine_run_backward"
 def reaches(roots: Iterable[Any], leaves: Set[int]) -> bool:
     """Whether a backward from these *roots*, tensors or edges, comes to one of the *leaves*, tensors by their ids."""
     nodes = [getattr(one, "grad_fn", None) or getattr(one, "node", None) for one in roots]
-    seen: set[Any] = {None}
+    seen = set[Any]()
     while nodes:
-        node = nodes.pop()
-        if node in seen:
+        node: Any = nodes.pop()
+        if node is None or node in seen:
             continue
         if id(getattr(node, "variable", None)) in leaves:
             return True

@@ -204,7 +204,8 @@ def test_what_another_thread_trains_is_not_counted_whenever_it_runs() -> None:
             hidden: Any = checkpoint(other, checkpoint(other, rows, use_reentrant=True), use_reentrant=True)
             hidden.sum().backward()
             hidden = checkpoint(other, rows, use_reentrant=False)
-            torch.autograd.grad(hidden.square().sum(), other.weight, create_graph=True)[0].sum().backward()
+            slope: Any = torch.autograd.grad(hidden.square().sum(), other.weight, create_graph=True)[0]
+            slope.sum().backward()
             optimizer.step()
 
     with count_flops(model) as alone:
