@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -219,3 +220,18 @@ class ThreadState:
 
     def _own_nodes(self, module: str) -> None:
         self.mark(module, max(self._known, self.starts[-1]))
+
+
+def reaches(roots: Iterable[Any], leaves: Set[int]) -> bool:
+    """Whether a backward from these *roots*, tensors or edges, comes to one of the *leaves*, tensors by their ids."""
+    nodes = [getattr(one, "grad_fn", None) or getattr(one, "node", None) for one in roots]
+    seen = set[Any]()
+    while nodes:
+        node: Any = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if id(getattr(node, "variable", None)) in leaves:
+            return True
+        seen.add(node)
+        nodes.extend(below for below, _ in node.next_functions)
+    return False

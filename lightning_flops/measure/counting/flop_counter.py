@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lightning_flops.measure import patches
-from lightning_flops.measure.counting.attribution import Backward, Running, Threads, ThreadState
+from lightning_flops.measure.counting.attribution import Backward, Running, Threads, ThreadState, reaches
 from lightning_flops.measure.counting.compiled import CompiledCode
 from lightning_flops.measure.counting.formulas.custom import watch_functions
 from lightning_flops.measure.counting.formulas.registry import formulas_without_operator
@@ -35,7 +35,6 @@ from lightning_flops.measure.torch_private.needed import (
     is_fake,
     is_pushed,
     push,
-    reaches,
     remove,
     require_all,
 )

@@ -10,7 +10,7 @@ import operator
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from types import CodeType, FrameType
@@ -75,21 +75,6 @@ ACCUMULATES_GRADIENT = 1 << 63
 
 ENGINE_ENTRY = "_engine_run_backward"
 """The function of ``torch.autograd`` through which every backward goes."""
-
-
-def reaches(roots: Iterable[Any], leaves: Set[int]) -> bool:
-    """Whether a backward from these *roots*, tensors or edges, comes to one of the *leaves*, tensors by their ids."""
-    nodes = [getattr(one, "grad_fn", None) or getattr(one, "node", None) for one in roots]
-    seen = set[Any]()
-    while nodes:
-        node: Any = nodes.pop()
-        if node is None or node in seen:
-            continue
-        if id(getattr(node, "variable", None)) in leaves:
-            return True
-        seen.add(node)
-        nodes.extend(below for below, _ in node.next_functions)
-    return False
 
 
 _ENGINE_CODE: CodeType | None = take("torch.autograd.graph:_engine_run_backward.__code__")
