@@ -130,6 +130,7 @@ class LoopRun:
         self._inputs: list[weakref.ref[torch.Tensor]] = []  # first tensors of the step's forwards
         self._handed: _MicroStep | None = None  # what ``batches`` has handed out, and no forward has taken
         self._fetched: Shapes = ()
+        self._latest: Shapes = ()  # of the latest forward with gradients
         self._learned: set[Shapes] = set()  # shapes of fetched batches whose steps were counted
         self._asked: Callable[[], Any] = lambda: None  # returns what was asked for a batch last
         self._waits = self._away = self._in_forward = self._in_update = False
@@ -161,7 +162,8 @@ class LoopRun:
         self._hear_models(undo)
         self._hear_updates(undo)
         hear_backwards(self, undo)
-        hear(self, torch.autograd, "grad", undo, begins=kind.grad_begins, ends=kind.grad_ends)
+        begins, ends = partial(kind.backward_begins, grad_only=True), partial(kind.backward_ends, grad_only=True)
+        hear(self, torch.autograd, "grad", undo, begins=begins, ends=ends)
         hear_fetches(self, undo)
         self.run.begin()
 
@@ -251,6 +253,7 @@ class LoopRun:
             self._micro_step_begins(given, shapes, is_first=not has_begun or decision.ended is not None)
         elif grads and self._micro_steps:
             self._micro_steps[-1].shapes += shapes
+        self._latest = shapes if grads else ()
         if not self._in_forward:
             self._in_forward = True
             self.run.enter("forward", counts=grads)
@@ -299,6 +302,9 @@ class LoopRun:
     def forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         """A model's forward is over, or has raised; in an optimizer's closure, the loss is still a part of it."""
         self._steps.forward_ends()
+        if output is None and not self._steps.is_inside and self._micro_steps:  # it has raised, and computed the less
+            one, self._latest, number = self._micro_steps[-1], (), len(self._latest)
+            one.shapes = one.shapes[: len(one.shapes) - number]
         if not self._steps.updating:
             self._forward_is_over()
 
@@ -308,16 +314,8 @@ class LoopRun:
             self.run.leave()
 
     @safe
-    def backward_begins(self, *_: Any, **__: Any) -> None:
-        """Autograd is about to run; what ran since the forward was the loss."""
-        self._autograd_begins(grad_only=False)
-
-    @safe
-    def grad_begins(self, *_: Any, **__: Any) -> None:
-        """``torch.autograd.grad`` begins, which accumulates nothing."""
-        self._autograd_begins(grad_only=True)
-
-    def _autograd_begins(self, *, grad_only: bool) -> None:
+    def backward_begins(self, /, *_: Any, grad_only: bool = False, **__: Any) -> None:
+        """Autograd is about to run; what ran since the forward was the loss. *grad_only*: it accumulates nothing."""
         part = self._decided(self._steps.backward_begins(grad_only=grad_only))
         if part is Part.STEP or part is Part.MICRO_STEP:
             if part is Part.MICRO_STEP:  # compiled code called the model, and no hook of ours
@@ -327,16 +325,8 @@ class LoopRun:
             self.run.enter("backward")
 
     @safe
-    def backward_ends(self, _: Any = None) -> None:
+    def backward_ends(self, /, _: Any = None, *, grad_only: bool = False) -> None:
         """Autograd has run, or has raised."""
-        self._autograd_ends(grad_only=False)
-
-    @safe
-    def grad_ends(self, _: Any = None) -> None:
-        """``torch.autograd.grad`` has run, or has raised."""
-        self._autograd_ends(grad_only=True)
-
-    def _autograd_ends(self, *, grad_only: bool) -> None:
         steps = self._steps
         steps.backward_ends(grad_only=grad_only)
         if not (steps.backwards or steps.leaves_out):
@@ -377,7 +367,8 @@ class LoopRun:
         if not steps.is_inside:
             self._update_is_over()  # no optimizer's step runs where a batch is asked for: this one has raised
         training = any(one.training for one in called_in(self.run.facts.root))
-        decision = steps.fetch_begins(self._name(source), grads=torch.is_grad_enabled(), training=training)
+        names = self._name(source), self._name(loader_of(source))
+        decision = steps.fetch_begins(*names, grads=torch.is_grad_enabled(), training=training)
         if self._decided(decision) is not Part.STEP:
             return
         if self._asked() is not source:

@@ -56,7 +56,7 @@ class _Step:
 
     begun: bool = False  # something was fetched for it, or has trained
     looked: bool = False  # a forward without gradients came first
-    computed: bool = False  # autograd has run for a model that is not given
+    computed: bool = False  # anything was seen to compute
     lookers: set[Hashable] = field(default_factory=set)  # models in evaluation mode that did, before any trained
     forwards: int = 0  # with gradients
     in_round: bool = False  # one has run, and its backward has not
@@ -92,6 +92,7 @@ class Steps:
         self._trainees: set[Hashable] = set()  # models that were called with gradients
         self._usual_lookers: set[Hashable] | None = None  # models that have looked first in each step so far
         self._in_training_mode = False  # a model was called with gradients in it, once
+        self._latest: Hashable = None  # iterator that was asked
         self._explicit = False  # the loop says what its batches are
         self.ends_known = False  # the loop says where its steps end
         self.outside_known = False  # the loop says what belongs to none of them
@@ -125,8 +126,8 @@ class Steps:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything of the running step was seen that may compute."""
-        return self._step.looked or self._step.computed or self._step.forwards > 0
+        """Whether anything of the running step was seen to compute."""
+        return self._step.computed
 
     @property
     def is_blind(self) -> bool:
@@ -135,14 +136,18 @@ class Steps:
 
     # ---- fetches
 
-    def fetch_begins(self, source: Hashable, *, grads: bool = True, training: bool = True) -> Decision:
-        """The iterator *source* is asked for a batch; *training*: a model of the loop is in training mode."""
+    def fetch_begins(
+        self, source: Hashable, loader: Hashable = None, *, grads: bool = True, training: bool = True
+    ) -> Decision:
+        """The iterator *source* of *loader* is asked for a batch; *training*: a model is in training mode."""
         self.updating = 0  # no update runs where a batch is asked for: it has raised
         self.fetching += 1
         if self.fetching > 1 or self._left_out:
             return Decision(Part.INNER)
         ended = self._end() if self._step.updates and self._ends_by_itself else None
-        is_known = source in self._feeders
+        # A new iterator of a loader that feeds steps begins an epoch; asked once more before it has fed one, it evaluates.
+        is_known = source in self._feeders or (loader in self._feeders and source != self._latest)
+        self._latest = source
         if self.outside_known:
             self.away &= not is_known
         else:
@@ -204,7 +209,7 @@ class Steps:
         if starts:
             step.sources = set()
         begins = not (same or step.updates) and self._trains(model, rows, starts=starts)
-        step.begun = step.in_round = True
+        step.begun = step.in_round = step.computed = True
         step.forwards += 1
         return Decision(Part.MICRO_STEP if begins else Part.STEP, ended)
 
@@ -216,6 +221,7 @@ class Steps:
         """A forward without gradients: a teacher, a rollout or an evaluation."""
         ended = self._end() if self._is_complete and not self.away else None
         step = self._step
+        step.computed = True
         step.looked |= not training or step.begun
         if self.outside_known:
             return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)

@@ -207,7 +207,7 @@ class Played:
 
     def _fetch(self, event: dict[str, Any]) -> None:
         source, brought, how = event["source"], event["brought"], event["fetch"]
-        self._take(self.steps.fetch_begins(source, grads="-" not in how, training="e" not in how))
+        self._take(self.steps.fetch_begins(source, source[0], grads="-" not in how, training="e" not in how))
         if brought == ".":
             self.steps.fetch_fails(source)
         else:
