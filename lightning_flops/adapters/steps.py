@@ -145,7 +145,7 @@ class Steps:
         if self.fetching > 1 or self._left_out:
             return Decision(Part.INNER)
         ended = self._end() if self._step.updates and self._ends_by_itself else None
-        # A new iterator of a loader that feeds steps begins an epoch; asked once more before it has fed one, it evaluates.
+        # A new iterator of a loader that feeds steps begins an epoch; asked again before it fed one, it evaluates.
         is_known = source in self._feeders or (loader in self._feeders and source != self._latest)
         self._latest = source
         if self.outside_known:
