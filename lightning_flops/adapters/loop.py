@@ -123,7 +123,7 @@ class LoopRun:
     ) -> None:
         self._model = model
         self._optimizers = tuple(optimizers)
-        self._log_every = log_every_n_steps
+        self._log_every, self._steps_before = log_every_n_steps, steps_before
         self._steps = Steps(range(len(self._optimizers)))
         self._name = _Names()
         self._micro_steps: list[_MicroStep] = []
@@ -281,7 +281,11 @@ class LoopRun:
         one.tokens = self._tokens(given, shapes)
         self._micro_steps.append(one)
         if is_first and not (self.counts_at_fetch and self._steps.fetches):
-            run.batch_begins(one.shapes, one.tokens)
+            self._may_count(one.shapes, one.tokens)
+
+    def _may_count(self, shapes: Shapes, tokens: BatchTokens | None = None) -> None:
+        if self.run.steps_done > self._steps_before:  # the first step lacks what follows an update
+            self.run.batch_begins(shapes, tokens)
 
     def _kept(self, given: Any) -> Any:
         """*given*, if a setting is a function of it; it is not held otherwise."""
@@ -398,7 +402,7 @@ class LoopRun:
             self._handed = _MicroStep(shapes, given=self._kept(batch))
         self._fetched = shapes
         if self.counts_at_fetch and not (steps.has_begun or shapes in self._learned):
-            self.run.batch_begins(shapes)  # before anything computes on it
+            self._may_count(shapes)  # before anything computes on it
             if self.run.window.recorder.counting:
                 self._learned.add(shapes)
         if self._reads_fetched and not handed_out:
