@@ -76,7 +76,8 @@ class ModuleNames:
         if module not in self._known and module not in self._strangers:
             self._read_names()  # added since the names were read, or not the root's, such as a loss function
             self._strangers = {*self._strangers, module}.difference(self._known)
-        known = self._known.get(module, ())
+        # A wrapper that was put around a model later, as what torch.compile returns, has the model's name.
+        known = self._known.get(module) or self._known.get(unwrapped(module), ())
         if len(known) < 2:
             return known[0] if known else None
         return max(known, key=lambda name: _shared_depth(name, caller))
