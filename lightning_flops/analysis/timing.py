@@ -66,6 +66,7 @@ def build_timing(
         global_step=step,
         reader_sec=math.fsum(readers) / len(readers) if sees_reader else None,
         excluded_sec={cause: sec for cause, sec in sorted(excluded.items()) if sec},
+        excludes_in_each=all(any(one.excluded_sec.values()) for one in steps),
         processor_steps_sec=() if processor is None else _by_step(processor.batches_sec, len(seconds)),
         starved_share=None if processor is None else processor.waited_share,
         cpu_system_ratio=None if processor is None else processor.busy_share,

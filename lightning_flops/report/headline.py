@@ -8,6 +8,7 @@ from lightning_flops.report.document import some_of
 from lightning_flops.report.layout import VIEW
 from lightning_flops.report.profile_document import devices_of
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import TimingProfile
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, printable, run_text, runs_of, si
 
 _BAR_COLUMNS = 80  # the bar is not to be broken by a narrow terminal
@@ -83,7 +84,14 @@ def _step(profile: Profile) -> str:
     words += "" if rates.tokens_per_sec is None else f", {plain(rates.tokens_per_sec)} tokens/s"
     in_all = " in all" if profile.context.world_size > 1 else ""
     few = f" (few steps: {len(profile.timed_steps)} timed)" if timing.few_steps else ""
-    return f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}; {words}{in_all} over the wall clock."
+    words = f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}; {words}{in_all} over the wall clock."
+    return f"{words} Left out of each {word}: {left_out}." if (left_out := _left_out(timing)) else words
+
+
+def _left_out(timing: TimingProfile) -> str:
+    """What each step left out, in seconds a step; empty if some step left out nothing."""
+    causes = timing.excluded_sec.items() if timing.excludes_in_each else ()
+    return ", ".join(f"{cause} {duration(seconds / timing.timed_steps)}" for cause, seconds in causes)
 
 
 def _utilization(profile: Profile) -> str:
@@ -153,6 +161,8 @@ def figures(profile: Profile) -> str:
     least = "at least " if profile.lower_bound else ""
     took = "" if timing is None else f" and {duration(timing.global_step.typical_sec)}"
     known = [f"{least}{si(profile.flops.model, 'FLOPs')}{took} a {context.step_word}{of_rank}"]
+    if timing is not None and (left_out := _left_out(timing)):
+        known.append(f"without {left_out}")
     if rates.samples_per_sec is not None:
         known.append(f"{plain(rates.samples_per_sec)} samples/s{in_all} (wall clock)")
     if rates.mfu is not None:

@@ -195,6 +195,8 @@ class TimingProfile:
     reader_sec: float | None  #: Host seconds a step inside the data loader, hidden behind device work or not.
     #: Wall time between the timed steps that belongs to none of them, summed, by cause.
     excluded_sec: Mapping[str, float]
+    #: Whether there is some in each timed step: then the loop's own seconds a step are more than these.
+    excludes_in_each: bool = False
     #: Processor time of this process in each timed step, all its threads together; empty if it is not known.
     processor_steps_sec: tuple[float, ...] = ()
     #: Share of these steps in which a thread was ready and had no processor; None if the system does not count it.

@@ -114,3 +114,14 @@ def test_the_step_in_which_the_model_is_compiled_is_like_the_others(in_place: bo
     _, profile, run = profiled(loop, notified=False)
     assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
     assert (run.steps_estimated, run.model_flops) == (0, STEPS * STEP)
+
+
+def test_a_model_that_is_compiled_after_the_profiler_has_begun_has_its_flops() -> None:
+    loop = Loop("", "aot_eager")
+    with profile_training(loop.net, loop.optimizer, profile_step=2, timing_steps=2, trace=False) as profiler:
+        loop.net = torch.compile(loop.net, backend="aot_eager")  # type: ignore[assignment]
+        for rows in DataLoader(torch.ones(ROWS * 12, IN), batch_size=ROWS):  # type: ignore[arg-type]
+            loop.step(rows)
+    profile = profile_of(profiler)
+    assert (profile.modules[0].total.forward, profile.modules[0].total.backward) == (FORWARD, BACKWARD)
+    assert (profile.samples, dict(profile.uncounted)) == (ROWS, {})

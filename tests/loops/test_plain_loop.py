@@ -417,6 +417,17 @@ def test_a_step_of_two_models_ends_with_the_last_optimizer_or_where_the_loop_say
     assert loop.summary.model_flops == 8 * 2 * (FORWARD + BACKWARD)
 
 
+def test_what_each_step_leaves_out_is_in_the_first_lines(loop: Loop) -> None:
+    def step(profiler: TrainingProfiler, place: int, rows: Tensor) -> None:
+        loop.step(profiler, place, rows)
+        with profiler.outside_of_steps("saving"):
+            loop.now.sleep(64.0)
+
+    profile = loop.run(step)
+    assert "Left out of each step: saving 64 s." in " ".join(str(profile).split())
+    assert "Left out" not in str(loop.run())
+
+
 class Later(SlowSGD):
     """The discriminator's, in a loop that trains without it."""
 
