@@ -4,7 +4,7 @@
 what it handled, and works out its models' FLOPs by hand. What it would not call training it leaves out: an evaluation,
 a checkpoint, the way from one epoch to the next. Held to that are, over the same steps: samples, micro-steps, FLOPs and
 the number of steps exactly; seconds of a step, the wait for data in it and samples/s within 5% (or 0.2 ms); what is
-outside of steps within 5% or 2 ms. Where nobody can know what a batch is, n/a with its reason is right, and a figure
+outside of steps within 5% or 3 ms. Where nobody can know what a batch is, n/a with its reason is right, and a figure
 that is not the loop's is wrong.
 
 ``python -m benchmarks.loops --part 1/3``, then ``2/3`` and ``3/3``, write the page in three parts.

@@ -82,16 +82,18 @@ def module(account: Account, **methods: Callable[..., Any]) -> Any:
     return Net()
 
 
-def fit(account: Account, model: Any, data: Any, *callbacks: Any, **settings: Any) -> None:
-    """Train *model* on *data* by a quiet Trainer."""
-    settings = {"max_epochs": 1, "validation": None, **settings}
-    validation = settings.pop("validation")
-    trainer = lightning().Trainer(
+def trainer(*callbacks: Any, **settings: Any) -> Any:
+    """A quiet Trainer."""
+    return lightning().Trainer(
         accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, barebones=False,
-        callbacks=[*callbacks, *account.by(lambda: FlopsProfilerCallback(**account.settings))], **settings,
+        enable_model_summary=False, num_sanity_val_steps=0, callbacks=list(callbacks), **{"max_epochs": 1, **settings},
     )  # fmt: skip
-    trainer.fit(model, data, validation)
+
+
+def fit(account: Account, model: Any, data: Any, *callbacks: Any, validation: Any = None, **settings: Any) -> None:
+    """Train *model* on *data*, profiled."""
+    ours = account.by(lambda: FlopsProfilerCallback(**account.settings))
+    trainer(*callbacks, *ours, **settings).fit(model, data, validation)
 
 
 @loop("Lightning")
@@ -307,10 +309,10 @@ class Finds:
 
 def _apart(account: Account, model: Any, find: Callable[[], None]) -> None:
     """What *find* trains is no step of the account."""
-    kept = account.mark()
-    updates = model.updates
+    kept, updates, apart = account.mark(), model.updates, model.apart
+    model.apart = ExitStack()
     find()
-    model.updates = updates
+    model.updates, model.apart = updates, apart
     account.back_to(kept)
 
 
@@ -334,13 +336,15 @@ def size_found(account: Account) -> None:
 
 @loop("Lightning, another Trainer inside the fit")
 def other_trainer(account: Account) -> None:
-    """At the start of each epoch and after some batches another Trainer fits another module for a while."""
+    """At the start of each epoch and after some batches another Trainer fits another module."""
+    quiet = Account(quick=account.quick, alone=True)
+    fits = [(trainer(), module(quiet), loader(quiet, 4, 32)) for _ in range(6)]
 
     class Probes(lightning().Callback):  # type: ignore[misc]
         def fits(self) -> None:
+            other, model, data = fits.pop()
             with account.outside():
-                quiet = Account(quick=account.quick, alone=True)
-                fit(quiet, module(quiet), loader(quiet, 4, 32))
+                other.fit(model, data)
 
         def on_train_epoch_start(self, *_: Any) -> None:
             self.fits()

@@ -160,6 +160,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         asked_for = not self._for_any_trainer or block_of(trainer) is not None
         folder = f"{str(trainer.default_root_dir).rstrip('/')}/{OWN_FOLDER}" if asked_for else self._folder
         to: dict[str, Any] = {"config": self._config, "publish": self._profiles.append, "own_folder": folder}
+        to["callback"] = self
         self._adapter = LightningRun(trainer, pl_module, _LOOPS[trainer.state.fn], **to)
         self.run = self._adapter.run
         self._delivery = self.run.delivery

@@ -15,13 +15,16 @@ from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from lightning_flops.adapters.loop import Hook
 from lightning_flops.adapters.place import announce_in_log, mesh_sizes, run_context_on, sizes_along
 from lightning_flops.adapters.wrapping import hear, hear_fetches
 from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.batches import tensor_shapes
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
-from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes
+from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes, TimePhase
 from lightning_flops.run.facts import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, safe
@@ -40,7 +43,9 @@ IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")  # the two names under
 # Hooks of the user's, which run inside the backward and the optimizer's step.
 _HOOKS = ("on_before_backward", "on_after_backward", "on_before_zero_grad", "on_before_optimizer_step")
 
-_PARTS = {  # of a step, by the Trainer's action, and whether it is a whole forward, backward or update
+_PARTS: dict[
+    str, tuple[TimePhase, bool]
+] = {  # of a step, by the Trainer's action, and whether it is a whole forward, backward or update
     "batch_to_device": ("transfer", False),
     **dict.fromkeys(("training_step", "validation_step", "test_step", "predict_step"), ("forward", True)),
     "optimizer_step": ("optimizer", True),
@@ -48,6 +53,9 @@ _PARTS = {  # of a step, by the Trainer's action, and whether it is a whole forw
     "configure_gradient_clipping": ("optimizer", False),
     **dict.fromkeys(_HOOKS, ("other", False)),
 }
+
+_OTHER_FIT = "another fit"
+_EVERY_LOOP = "_call_and_handle_interrupt"  # of Lightning's module ``trainer.call``: runs each loop of each Trainer
 
 # Parts when the strategy takes them: the user's module has methods of the same names.
 _OF_STRATEGY = frozenset("batch_to_device training_step validation_step test_step predict_step".split())
@@ -62,11 +70,14 @@ class LightningRun:
         pl_module: LightningModule,
         loop: Loop,
         *,
+        callback: Callback,
         config: ProfilerConfig,
         publish: Callable[[Profile], None],
         own_folder: str | None,
     ) -> None:
         self._trainer = trainer
+        self._callback = callback
+        self._others = 0  # fits of other Trainers that go on inside of this one
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
         self._engine = _engine_of(trainer) if self._trains else None
@@ -77,7 +88,8 @@ class LightningRun:
         self._shapes: Shapes = ()
         self._tokens: BatchTokens | None = None
         self._batches_done = 0
-        self._updates = 0  # optimizer attempts until the latest batch
+        self._attempts = 0  # of the Trainer's optimizers until the latest batch
+        self._updates = 0  # that the optimizers themselves have made since then
         step = config.next_profile_step(steps_done=0)
         if step is not None:  # a loop that is known to be too short for it is profiled in its last step
             step = int(min(step, max(0, _steps_in(trainer, loop) - 1)))
@@ -117,9 +129,15 @@ class LightningRun:
 
     def begin(self) -> None:
         """The loop is about to fetch its first batch."""
+        undo = self.run.undo
         self.run.begin()
-        hear_fetches(self, self.run.undo)
-        self._updates = self._attempts()
+        hear_fetches(self, undo)
+        for module in (sys.modules.get(f"{root}.trainer.call") for root in IMPORT_ROOTS):
+            if hasattr(module, _EVERY_LOOP):
+                hear(self, module, _EVERY_LOOP, undo, begins=LightningRun.fit_begins, ends=LightningRun.fit_ends)
+        if self._manual:
+            self._hear_what_is_called_by_hand(undo)
+        self._attempts = self._attempted()
         self.outside("start")  # until the first batch is there
 
     # ---- parts of a step
@@ -132,8 +150,8 @@ class LightningRun:
 
     @safe
     def _action(self, profiler: Any, action_name: str, *, begins: bool) -> None:
-        if profiler is not self._trainer.profiler:  # type: ignore[attr-defined]
-            return  # another Trainer's
+        if profiler is not self._trainer.profiler or self._is_another():  # type: ignore[attr-defined]
+            return  # another fit's
         run = self.run
         owner, _, kind = action_name.rpartition(".")
         part, counts = _PARTS.get(kind, (None, False))
@@ -166,17 +184,68 @@ class LightningRun:
     @safe
     def fetch_begins(self, iterator: Any = None) -> None:
         """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
-        if not self._trains or self._trainer.training:  # and not a validation inside the fit
+        if self._fetches_for_steps():
             self._steps_go_on()
             self.run.fetch_begins()
 
     @safe
     def fetch_ends(self, batch: Any) -> None:
         """A loader has delivered *batch*; if it goes to a device, its tokens are read here, on the host."""
-        if not self._trains or self._trainer.training:
+        if self._fetches_for_steps():
             self.run.fetch_ends()
             if self._reads_ahead:
                 self.run.tokens.fetch(batch)
+
+    def _fetches_for_steps(self) -> bool:
+        """Whether what is fetched now is for this run's steps: not for a validation inside the fit, nor another fit."""
+        return (not self._trains or bool(self._trainer.training)) and not self._is_another()
+
+    # ---- fits inside of this one: a finder's, which takes all callbacks off its Trainer, and those of other Trainers
+
+    def _is_another(self) -> bool:
+        """Whether another fit goes on now, which belongs to no step of this one."""
+        callbacks = self._trainer.callbacks  # type: ignore[attr-defined]
+        is_another = self._others > 0 or not any(one is self._callback for one in callbacks)
+        if is_another and not self.run.outside_of:
+            self.run.outside(_OTHER_FIT)
+        elif not is_another and self.run.outside_of[-1:] == [_OTHER_FIT]:
+            self.run.inside()
+        return is_another
+
+    @safe
+    def fit_begins(self, *_: Any, **__: Any) -> None:
+        """A Trainer begins a loop inside of this one."""
+        self._others += 1
+        self._is_another()
+
+    @safe
+    def fit_ends(self, _: Any) -> None:
+        """The end of that loop."""
+        self._others -= 1
+        self._is_another()
+
+    # ---- manual optimization: what is called without the Trainer, whose actions and counter know nothing of it
+
+    def _hear_what_is_called_by_hand(self, undo: ExitStack) -> None:
+        begins, ends = LightningRun._begins_by_hand, LightningRun._ends_by_hand
+        whats: tuple[TimePhase, ...] = ("backward", "optimizer")
+        backward, update = ((partial(begins, part=one), partial(ends, part=one)) for one in whats)
+        hear(self, torch.autograd, "backward", undo, begins=backward[0], ends=backward[1])
+        for one in self._trainer.optimizers:
+            if hasattr(one, "register_step_pre_hook"):
+                undo.callback(one.register_step_pre_hook(Hook(self, update[0])).remove)
+                undo.callback(one.register_step_post_hook(Hook(self, update[1])).remove)
+
+    @safe
+    def _begins_by_hand(self, /, *_: Any, part: TimePhase, **__: Any) -> None:
+        if not self._is_another():
+            self.run.enter(part)
+
+    @safe
+    def _ends_by_hand(self, /, *_: Any, part: TimePhase) -> None:
+        if not self._is_another():
+            self.run.leave()
+            self._updates += part == "optimizer"
 
     # ---- batches, epochs, validations: hooks of the callback, which are safe
 
@@ -209,8 +278,8 @@ class LightningRun:
         if batch is not self._batch:
             self._shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
         self._batches_done += 1
-        before, self._updates = self._updates, self._attempts()
-        updates = self._updates - before
+        before, self._attempts = self._attempts, self._attempted()
+        updates, self._updates = max(self._updates, self._attempts - before), 0
         # In manual optimization Lightning's stand-in for an optimizer makes no steps.
         unseen = self._manual and all(is_lightnings(type(one)) for one in self._trainer.optimizers)
         ends_step = not self._trains or updates > 0 or unseen
@@ -218,7 +287,7 @@ class LightningRun:
         logs = ends_step and self._logs()
         self.run.batch_done((batch, self._shapes, tokens), updates=updates, ends_step=ends_step, logs=logs)
 
-    def _attempts(self) -> int:
+    def _attempted(self) -> int:
         """Optimizer attempts so far; DeepSpeed accumulates across epochs, where Lightning starts anew."""
         counter = self._trainer.global_step if self._engine is None else self._engine.global_steps
         return int(counter) if self._trains else 0

@@ -18,6 +18,7 @@ from lightning_flops.records import PhaseFlops, PhaseSeconds
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import BATCH, IN, OUT, ROOT, MakeTrainer, Rows, batch_flops, loader, new_gan, new_net
 from tests.listening import warnings_in
+from tests.loops.nets import Slow
 from tests.results import profile_of, throughput_of
 
 
@@ -71,6 +72,32 @@ def test_manual_optimization_with_two_optimizers(trainer: MakeTrainer, now: Fake
     assert window.mixed_phases == ()
     summary = throughput_of(callback)
     assert (summary.steps_estimated, summary.model_flops) == (0, 8 * batch_flops(times=2).total)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_bare_optimizers_and_backwards_in_manual_optimization_are_the_steps(
+    trainer: MakeTrainer, now: FakeNow, windows: list[Any], every: int
+) -> None:
+    net = new_net(now=now, manual=True)
+
+    def training_step(batch: Any, batch_idx: int) -> None:
+        now.sleep(2.0)
+        slow: Any = Slow.apply(net.net(batch[0]), now, 0.0, 4.0)  # type: ignore[no-untyped-call]
+        slow.square().sum().backward()
+        if batch_idx % every == every - 1:
+            optimizer = net.optimizers(use_pl_optimizer=False)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    net.training_step = training_step
+    callback = FlopsProfilerCallback(profile_step=1, timing_steps=2)
+    trainer(callback).fit(net, loader(8 * every))
+    (window,) = windows
+    assert (indices(window.counted_steps), flops(window)) == ([1], batch_flops(times=every))
+    for step in window.timed_steps:
+        assert step.seconds == PhaseSeconds(forward=2.0 * every, backward=4.0 * every, optimizer=8.0)
+        assert (step.samples, step.micro_steps) == (every * BATCH, every)
+    assert throughput_of(callback).model_flops == 8 * batch_flops(times=every).total
 
 
 @pytest.mark.filterwarnings("ignore:`LightningModule.configure_optimizers` returned `None`")
