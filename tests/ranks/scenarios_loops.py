@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops import profile_training
+from lightning_flops.run import delivery
 
 BATCH, WIDE, MIDDLE, NARROW, STEPS = 4, 6, 8, 2, 8
 
@@ -99,8 +102,34 @@ def with_fabric(profiled: bool) -> dict[str, Any]:
     return {**told(profiler, model), "events": events}
 
 
+def two_windows() -> dict[str, Any]:
+    """Rank 1 takes half a second for the report of its first window, in which some hundred steps go by."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    analyze = delivery.profile_of_window
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.5 * dist_rank())
+        return analyze(*args, **kwargs)
+
+    settings = {**SETTINGS, "profile_step": [1, 12], "timing_steps": 4, "lines": False}
+    slow = mock.patch.object(delivery, "profile_of_window", slowly)
+    with slow, profile_training(model, optimizer, log_dir="windows", **settings) as profiler:
+        for (rows,) in loader(400):
+            time.sleep(0.003)
+            model(rows).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    profiles = profiler.profiles
+    ranks = [one.ranks and [rank.rank for rank in one.ranks.ranks] for one in profiles]
+    return {"timed": [one.timed_steps for one in profiles], "ranks": ranks}
+
+
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "ddp": partial(twice, with_torch),
     "accelerate": partial(twice, with_accelerate),
     "fabric": partial(twice, with_fabric),
+    "two_windows": two_windows,
 }

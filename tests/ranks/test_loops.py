@@ -37,3 +37,11 @@ def test_ranks_count_and_rank_0_reports_on_both(scenario: str, framework: str, s
 
 def test_the_loggers_of_fabric_get_the_text() -> None:
     assert launch("tests.ranks.scenarios_loops", ranks=2)("fabric")[0]["events"] == 1
+
+
+def test_a_second_window_waits_for_the_report_of_the_first_on_every_rank_and_times_the_same_steps() -> None:
+    zero, one = launch("tests.ranks.scenarios_loops", ranks=2)("two_windows")
+    assert zero["timed"] == one["timed"]
+    (_, (begins, *_)), later = zero["timed"], 12 + 1 + 2
+    assert begins > later + 20  # and not when the loader's queue has drained
+    assert zero["ranks"] == [[0, 1], [0, 1]]

@@ -198,3 +198,26 @@ def test_a_torch_that_keeps_its_store_in_another_way_is_a_reason_in_words(monkey
     monkeypatch.setattr(ranks_module, "store_getter", None)
     with pytest.raises(NoStoreError, match="keeps its key-value store in another way"):
         Ranks(rank=1, world_size=2, config=CONFIG)
+
+
+def test_all_ranks_time_a_later_window_from_a_step_that_rank_0_names(store: Careful) -> None:
+    """Rank 0 is ready after step 40; rank 1 looks in time, rank 2 is ten steps ahead, and rank 3 more than that."""
+    zero, one, two, three = all_ranks = job(store)
+    assert not any(rank.may_time(30, 40, ready=True) for rank in (one, two, three))
+    assert not zero.may_time(30, 40, ready=False)  # its report is being made
+    zero.await_reports(PROFILES[0])
+    assert not zero.may_time(30, 41, ready=True)  # or waits for others
+    for other in (one, two, three):
+        other.send(PROFILES[0])
+    assert len(ready(zero)) == 1
+    assert [zero.may_time(30, done, ready=True) for done in (42, 51, 52, 53)] == [False, False, True, True]
+    assert [one.may_time(30, done, ready=True) for done in (42, 51, 52)] == [False, False, True]
+    assert two.may_time(30, 52, ready=True)
+    assert three.may_time(30, 55, ready=True)
+    for rank in (one, two, three):
+        rank.send(of_step(PROFILES[1], 30))  # each has its own number in a job
+    zero.await_reports(of_step(PROFILES[0], 30))
+    (merged,) = ready(zero)
+    assert absences(merged)[3] == "it timed the steps from 55 on, the others from 52 on"
+    closed(all_ranks)
+    assert store.keys() == set()
