@@ -57,7 +57,7 @@ def cpu_only() -> TracesReport:
 
 @pytest.mark.parametrize(("name", "files", "rows"), [("resnet50", [RESNET], 5), ("two_ranks", RANKS, 20)])
 def test_traces_of_gpus_read_like_their_golden_files(name: str, files: Sequence[Path], rows: int) -> None:
-    golden(f"trace/{name}.txt", render_traces(loaded(*files), top_rows=rows))
+    golden(f"trace/{name}.txt", render_traces(loaded(*files), top_rows=rows, width=200))
 
 
 def test_a_cpu_trace_reads_like_its_golden_file() -> None:
