@@ -84,7 +84,7 @@ def test_a_reader_that_closes_early_is_no_error() -> None:
 
 
 def test_ctrl_c_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("lightning_flops.trace.report.analyze_one", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("lightning_flops.analysis.trace_report.analyze_one", Mock(side_effect=KeyboardInterrupt))
     assert main(["trace", FILES[0]]) == 130
     assert capsys.readouterr() == ("", "")
 

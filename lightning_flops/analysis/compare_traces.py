@@ -19,10 +19,10 @@ from lightning_flops.analysis.collectives import refuse_mixed_ranks
 from lightning_flops.analysis.compare_figures import Figure, Floats
 from lightning_flops.analysis.peaks import NO_FLOPS, why_no_flops, why_no_mfu
 from lightning_flops.analysis.rates import sum_if_all_known
+from lightning_flops.analysis.trace_report import AnalyzedTrace
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import CalledDifference, CausedDifference, ComparedRun, Comparison, TableName
 from lightning_flops.schema.tables import STEP_PARTS, MemoryCurve
-from lightning_flops.trace.report import AnalyzedTrace
 from lightning_flops.units import plain, plural
 
 _NS_PER_US, _NS_PER_SEC = 1000, 1e9

@@ -43,12 +43,15 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
     if not window.traces:
         return None
     from lightning_flops import trace as traces
+    from lightning_flops.analysis.trace_report import analyze_trace
 
     context = window.context
     best = next(filter(is_like_counted, reversed(window.traces)), window.traces[-1])
     trace = traces.load_trace(best.path)
-    tables = replace(traces.analyze_trace(trace), rank=context.rank, source="(this run)")
-    of_steps = [table for step in range(len(trace.steps)) if (table := traces.module_table(trace, step)) is not None]
+    tables = replace(analyze_trace(trace), rank=context.rank, source="(this run)")
+    of_steps = [
+        table for step in range(len(traces.steps_of(trace))) if (table := traces.module_table(trace, step)) is not None
+    ]
     if len(of_steps) > 1:
         tables = replace(tables, modules=_medians(of_steps))
     counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)

@@ -13,10 +13,10 @@ from lightning_flops.config import SETTINGS, ProfilerConfig, rules
 from lightning_flops.errors import ConfigError
 
 if TYPE_CHECKING:
+    from lightning_flops.analysis.trace_report import AnalyzedTrace
     from lightning_flops.schema.profile import Profile
     from lightning_flops.trace import Peaks
     from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
-    from lightning_flops.trace.report import AnalyzedTrace
 
 PATH = "a profile.json, or a folder of logs with such files below it; path or URL"
 """What ``show`` and ``report`` are given."""
@@ -120,8 +120,8 @@ def held_against(options: argparse.Namespace, profile: Profile) -> Profile:
 
 def analyzed(files: Sequence[str], options: argparse.Namespace, **settings: Any) -> list[AnalyzedTrace]:
     """What trace *files* say, one after the other, with the figures that were given."""
+    from lightning_flops.analysis.trace_report import analyze_one
     from lightning_flops.trace import by_process, load_trace
-    from lightning_flops.trace.report import analyze_one
 
     formulas = recorded_work if importlib.util.find_spec("torch") else None
     traces = (trace for file in files for trace in by_process(load_trace(file)))

@@ -35,11 +35,11 @@ def trace(options: argparse.Namespace) -> int:
     FLOPs are worked out from the shapes in the file, where it has any and torch is installed; all else
     needs no torch.
     """
+    from lightning_flops.analysis.trace_report import join_analyses
     from lightning_flops.report.html_page import render_traces_page
     from lightning_flops.report.trace_document import render_traces
     from lightning_flops.sinks.file import write_text_file
     from lightning_flops.sinks.profile_files import traces_in
-    from lightning_flops.trace.report import join_analyses
 
     files = [file for path in options.files for file in (traces_in(path) if os.path.isdir(path) else (path,))]
     report = join_analyses(analyzed(files, options))

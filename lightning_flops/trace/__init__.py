@@ -9,11 +9,10 @@ from lightning_flops.trace.flops import Peaks
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.processes import by_process
 from lightning_flops.trace.read import load_trace
-from lightning_flops.trace.report import analyze_trace
-from lightning_flops.trace.steps import step_filling, step_parts
+from lightning_flops.trace.steps import step_filling, step_parts, steps_of
 from lightning_flops.trace.tables import collective_calls
 
 __all__ = [
-    "Peaks", "Trace", "TraceFormatError", "analyze_trace", "by_process", "collective_calls", "load_trace",
-    "module_table", "step_filling", "step_parts",
+    "Peaks", "Trace", "TraceFormatError", "by_process", "collective_calls", "load_trace",
+    "module_table", "step_filling", "step_parts", "steps_of",
 ]  # fmt: skip

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, wraps
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -13,12 +13,8 @@ import numpy.typing as npt
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, group_by, indices, merge
-from lightning_flops.trace.modules import find_frames
 from lightning_flops.trace.names import Kind, host_collective, is_collective_kernel, is_of_another_vendor
 from lightning_flops.trace.recorded import RecordedInputs
-from lightning_flops.trace.steps import find_phases, find_steps
-from lightning_flops.trace.structure import link
-from lightning_flops.trace.tables import OperatorTimes
 
 
 class TraceFormatError(LightningFlopsError, ValueError):
@@ -65,7 +61,7 @@ class Trace:
     """All of a trace file that the tables need; a row of the columns is one event.
 
     Times are whole nanoseconds on the trace's own clock, so sums are exact. -1 stands for an integer that an event does
-    not have, NaN for a fraction. What several tables derive from the columns is computed once.
+    not have, NaN for a fraction.
     """
 
     source: str  #: The file it came from, for messages.
@@ -96,6 +92,7 @@ class Trace:
     #: The ranks of the only process group there is, to which all communication belongs; None if it is not known.
     only_group: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()  #: What was left out or mended while reading, in sentences.
+    derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  #: What ``once`` keeps.
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -107,22 +104,6 @@ class Trace:
     #: Lengths of all device events, added up.
     device_work_ns = cached_property[int](lambda trace: int(trace.duration_ns[trace.on_device].sum()))
     device_rows = cached_property[Ints](lambda trace: trace.by_start(trace.on_device))  #: Rows of these, by start.
-    links = cached_property(link)  #: Who called and who launched whom.
-    #: When each event was launched, or began if no launch of it is known.
-    launch_ns = cached_property[Ints](
-        lambda trace: np.where(trace.links.launch >= 0, trace.start_ns[trace.links.launch], trace.start_ns)
-    )
-    operator_times = cached_property(OperatorTimes)  #: The times of every operator, with and without what it called.
-    steps = cached_property(find_steps)  #: Its steps, each up to the last device event that was launched in it.
-    phases = cached_property(find_phases)  #: When the phases of training ran in the steps.
-    frames = cached_property(find_frames)  #: Modules, phases and nodes in which operators ran; None without modules.
-
-    @cached_property
-    def launches(self) -> tuple[Ints, Ints]:
-        """When each device event whose launch is known was launched, rising, and its row."""
-        rows = self.device_rows[self.links.launch[self.device_rows] >= 0]
-        rows = rows[np.argsort(self.launch_ns[rows], kind="stable")]
-        return self.launch_ns[rows], rows
 
     @cached_property
     def names_tell_tensor_cores(self) -> bool:
@@ -192,3 +173,19 @@ class Trace:
         used = np.bincount(both) > 0
         kinds, names = np.divmod(np.flatnonzero(used), len(self.names))
         return [*zip(kinds.tolist(), self.texts(names), strict=True)], (np.cumsum(used) - 1)[both]
+
+
+T = TypeVar("T")
+
+
+def once(find: Callable[[Trace], T]) -> Callable[[Trace], T]:
+    """*find*, worked out once for each trace: what several tables derive from its columns."""
+
+    @wraps(find, updated=())
+    def known(trace: Trace) -> T:
+        if find not in trace.derived:
+            trace.derived[find] = find(trace)
+        found: T = trace.derived[find]
+        return found
+
+    return known

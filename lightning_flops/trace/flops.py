@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -26,8 +26,9 @@ from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, group_by, ratio, sums_by, table
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
-from lightning_flops.trace.structure import nearest
-from lightning_flops.trace.tables import by_shape, with_callees
+from lightning_flops.trace.steps import phases_of, steps_of
+from lightning_flops.trace.structure import links_of, nearest
+from lightning_flops.trace.tables import by_shape, times_of, with_callees
 from lightning_flops.units import si
 
 Formulas = Callable[[str, RecordedInputs], RecordedWork]  # measure.counting.recorded_calls has them, by torch
@@ -59,7 +60,7 @@ def count_trace(trace: Trace, works: Sequence[RecordedWork], work: Ints) -> tupl
     the row of the call that counts for it, itself or one around it, or -1; and the number of its part. Last the rows of
     operators that may have FLOPs and are not counted.
     """
-    parent = trace.links.parent
+    parent = links_of(trace).parent
 
     def where(holds: Callable[[RecordedWork], bool]) -> Mask:
         return np.array([*map(holds, works), False])[work]
@@ -97,7 +98,7 @@ def _captured(trace: Trace) -> Mask:
 def _broken_off(trace: Trace, rows: Ints, parts: Ints) -> Ints:
     """The calls among *rows* that never ran: checkpointing without reentry ends its repetition by an exception."""
     # It has nothing inside but what keeps inputs for the backward, where the same call of the forward has something.
-    links, holds = trace.links, np.zeros(len(trace) + 1, dtype=bool)
+    links, holds = links_of(trace), np.zeros(len(trace) + 1, dtype=bool)
     keeps = trace.where(lambda name: name in ("aten::detach", "detach"), Kind.OPERATOR)
     holds[links.parent[links.operators[~keeps[links.operators]]]] = True
     holds[links.operator_of_launch[trace.device_rows]] = True
@@ -108,7 +109,7 @@ def _broken_off(trace: Trace, rows: Ints, parts: Ints) -> Ints:
 
 def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints]:
     """What *formulas* say of each different call, and for each row of the trace the index of its own."""
-    rows, works = trace.links.operators, list[RecordedWork]()
+    rows, works = links_of(trace).operators, list[RecordedWork]()
     groups = group_by(trace.name[rows], _inputs_of(trace)[rows])
     for name, number in zip(trace.texts(groups.keys[0]), groups.keys[1].tolist(), strict=True):
         inputs = trace.recorded_inputs[number] if number >= 0 else RecordedInputs()
@@ -132,7 +133,7 @@ def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints
 def _inputs_of(trace: Trace) -> Ints:
     """For each row the index of its inputs; of a convolution in a file without strides that of its backward."""
     # There stand the sizes of values, result and weight; a forward has the same of values and weight.
-    parent, found, by_sizes = trace.links.parent, trace.inputs.astype(np.int64), dict[tuple[_Sizes, _Sizes], int]()
+    parent, found, by_sizes = links_of(trace).parent, trace.inputs.astype(np.int64), dict[tuple[_Sizes, _Sizes], int]()
     is_old = trace.where(_OLD_CONVOLUTION.match, Kind.OPERATOR) & (found >= 0)
     of_backward = trace.where(lambda name: name.endswith("_convolution_backward"), Kind.OPERATOR) & (found >= 0)
     for number in np.unique(found[of_backward]).tolist():
@@ -159,7 +160,7 @@ def _parts(trace: Trace) -> Ints:
     """The bucket of each operator: one in the backward that has a sequence number repeats a part of the forward."""
     # Autograd runs its own operators with gradients off, unless a graph is kept for another backward: there every
     # operator that a node calls has them on.
-    links, parent, is_node = trace.links, trace.links.parent, trace.links.is_node
+    links, parent, is_node = links_of(trace), links_of(trace).parent, links_of(trace).is_node
     with_gradients = links.is_backward & (trace.sequence >= 0) & ~is_node
     off = np.zeros(len(trace) + 1, dtype=bool)  # the last is that of no node
     off[parent[~is_node & ~with_gradients]] = True
@@ -169,14 +170,14 @@ def _parts(trace: Trace) -> Ints:
     parts[repeats[nearest(parent, is_node | repeats[:-1])]] = _RECOMPUTE
     accumulates = is_node & trace.where(lambda name: name.endswith("AccumulateGrad"), Kind.OPERATOR)
     parts[nearest(parent, accumulates) >= 0] = _OPTIMIZER
-    if (optimizer := trace.phases.get("optimizer")) is not None:
+    if (optimizer := phases_of(trace).get("optimizer")) is not None:
         parts[intervals.inside(optimizer.own, trace.start_ns)] = _OPTIMIZER
     return parts
 
 
 def find_work(trace: Trace, formulas: Formulas, peaks: Peaks | None = None) -> Work | None:
     """The calls that count, FLOPs by *formulas*; what exceeds twice the peak is listed instead. None without shapes."""
-    if not (trace.inputs[trace.links.operators] >= 0).any():
+    if not (trace.inputs[links_of(trace).operators] >= 0).any():
         return None
     works, work = works_of(trace, formulas)
     found = Work(trace, works, work, peaks or Peaks())
@@ -216,7 +217,7 @@ class Work:
     def __init__(self, trace: Trace, works: Sequence[RecordedWork], work: Ints, peaks: Peaks) -> None:
         self.trace, self.works, self.work_of = trace, works, work
         self.rows, self.owner, part, self.uncounted = count_trace(trace, works, work)
-        self.work, part, times = work[self.rows], part[self.rows], trace.operator_times
+        self.work, part, times = work[self.rows], part[self.rows], times_of(trace)
         figures = [(one.flops, one.recompute, one.skipped, -1 if one.bytes is None else one.bytes) for one in works]
         model, again, skipped, self.bytes = np.array(figures, dtype=np.int64).T[:, self.work]
         self.parts: dict[str, Ints] = {name: np.where(part == one, model, 0) for one, name in enumerate(PARTS)}
@@ -231,7 +232,7 @@ class Work:
         # Which units computed float32 is not always known; before compute capability 8.0 none has TF32.
         may_be_tf32 = (self.dtype == 1) & ((getattr(trace.used_device, "compute_capability", None) or (8, 0)) >= (8, 0))
         if trace.names_tell_tensor_cores:
-            launchers = trace.links.operator_of_launch[trace.where(uses_tensor_cores, Kind.KERNEL)]
+            launchers = links_of(trace).operator_of_launch[trace.where(uses_tensor_cores, Kind.KERNEL)]
             self.dtype[may_be_tf32 & np.isin(self.rows, self.owner[launchers[launchers >= 0]])] = 0
         self.device = _device_of(trace, self.dtypes, peaks)
         known = np.array([self.device.peak[dtype] or np.nan for dtype in self.dtypes])
@@ -271,14 +272,9 @@ class Work:
         """FLOPs by step and operator, the device's figures, and what was not counted."""
         uncounted, rows = self._uncounted()
         steps = [*self._steps(rows)]
-        left_out = "".join(f" ({one.reason})" for one in uncounted[:1])
-        nothing = "" if any(step.hardware for step in steps) else f"no call with FLOPs was counted in it{left_out}"
-        for place, step in enumerate(steps):
-            if nothing or (step.hfu or 0) > 1:
-                name = "the whole trace" if step.step is None else f"step {step.step}"
-                missing = f"its FLOPs take {step.hfu or 0:.1f} times its time at the peak, so time is missing"
-                uncounted.append(UncountedRow(name=name, calls=1, reason=NO_MFU + (nothing or missing)))
-                steps[place] = replace(step, mfu=None, hfu=None, flops_per_sec=None)
+        for place, row in [*_impossible_steps(steps, uncounted)]:
+            steps[place] = replace(steps[place], mfu=None, hfu=None, flops_per_sec=None)
+            uncounted.append(row)
         walls = [step.wall_us for step in steps]
         shares = np.array([(step.mfu, step.hfu) for step in steps], dtype=np.float64)  # None is NaN
         means = np.average(shares, axis=0, weights=walls).tolist() if any(walls) else [math.nan] * 2
@@ -298,7 +294,7 @@ class Work:
         )
 
     def _steps(self, uncounted: Ints) -> tuple[TracedStepFlops, ...]:
-        trace, steps, devices = self.trace, self.trace.steps, self.device.devices
+        trace, steps, devices = self.trace, steps_of(self.trace), self.device.devices
         walls = (steps.end_ns - steps.start_ns).tolist()
         of_devices = [devices * wall for wall in walls]
         step = steps.of(trace.start_ns[self.rows])
@@ -355,7 +351,7 @@ class Work:
         place = np.full(len(trace) + 1, -1, dtype=np.int64)  # the last is that of no call
         place[self.rows] = np.arange(count)
         events = trace.of(Kind.KERNEL)
-        call = place[np.append(self.owner, -1)[trace.links.operator_of_launch[events]]]
+        call = place[np.append(self.owner, -1)[links_of(trace).operator_of_launch[events]]]
         events, call = events[call >= 0], call[call >= 0]
         says_so = trace.where(multiplies, Kind.KERNEL)[events]
         # Where no name says so, all kernels of the operator stand for it.
@@ -376,7 +372,7 @@ class Work:
         trace, answered = self.trace, np.append(self.owner >= 0, False)  # the last is that of no operator
         answered[self.uncounted] = True
         kernels = np.flatnonzero(trace.where(multiplies, Kind.KERNEL) & ~trace.is_collective)
-        launchers, around = trace.links.operator_of_launch[kernels], np.append(trace.links.parent, -1)
+        launchers, around = links_of(trace).operator_of_launch[kernels], np.append(links_of(trace).parent, -1)
         alone = kernels[nearest(around, answered)[launchers] < 0]
         works = [self.works[index] for index in self.work_of[self.uncounted].tolist()]
         found = Counter((work.operator, work.reason) for work in works)
@@ -384,3 +380,16 @@ class Work:
         rows = [UncountedRow(name=name, calls=calls, reason=reason) for (name, reason), calls in found.items()]
         rows.sort(key=lambda row: (-row.calls, row.name, row.reason))
         return rows, np.concatenate([self.uncounted, alone])
+
+
+def _impossible_steps(
+    steps: Sequence[TracedStepFlops], uncounted: Sequence[UncountedRow]
+) -> Iterator[tuple[int, UncountedRow]]:
+    """The places of *steps* whose MFU is no figure, and why it is none."""
+    left_out = "".join(f" ({one.reason})" for one in uncounted[:1])
+    nothing = "" if any(step.hardware for step in steps) else f"no call with FLOPs was counted in it{left_out}"
+    for place, step in enumerate(steps):
+        if nothing or (step.hfu or 0) > 1:
+            name = "the whole trace" if step.step is None else f"step {step.step}"
+            missing = f"its FLOPs take {step.hfu or 0:.1f} times its time at the peak, so time is missing"
+            yield place, UncountedRow(name=name, calls=1, reason=NO_MFU + (nothing or missing))

@@ -10,26 +10,27 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lightning_flops.analysis.module_names import parent_name, with_those_above
 from lightning_flops.records import marked_module, marked_phase
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
+from lightning_flops.trace.columns import Trace, once
 from lightning_flops.trace.intervals import NS_PER_US, Ints, counted_once, split_by, sums_by, table
 from lightning_flops.trace.names import Kind, phase_of
-from lightning_flops.trace.structure import enclosing, nearest, nest, without_inner
-
-if TYPE_CHECKING:
-    from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.steps import steps_of
+from lightning_flops.trace.structure import enclosing, links_of, nearest, nest, without_inner
 
 _NODE = "autograd::engine::evaluate_function: "
 _CALL = "nn.Module: "  # what the event of a module's call begins with; the class and a number follow: ``Linear_0``
-_NO_MODULE, _OPTIMIZER, _ACCUMULATION = -1, -2, -3
-"""Owners that are no module: of nothing known, of the optimizer, of adding gradients to parameters; in the backward."""
+_ROOT, _NO_MODULE, _OPTIMIZER, _ACCUMULATION = 0, -1, -2, -3
+"""The root's number, and owners that are no module: of nothing known, of the optimizer, of adding gradients to
+parameters; in the backward."""
 _FRAME = re.compile(r"(.+?)\((\d+)\): ")
 _OF_TORCH = re.compile(r"(^|/)torch/|/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<")
 _INSIDE_STEP = ("data_wait", "transfer", "optimizer", "bubble", "other")
@@ -49,7 +50,8 @@ class Frames:
     phase: Ints
 
 
-def find_frames(trace: Trace) -> Frames | None:
+@once
+def frames_of(trace: Trace) -> Frames | None:
     """The frames of *trace*; None if nothing is marked in it, and torch recorded no call of a module either."""
     is_module = trace.where(lambda name: marked_module(name) is not None, Kind.ANNOTATION)
     marked = {row: marked_module(trace.name_of(row)) or "" for row in np.flatnonzero(is_module).tolist()}
@@ -68,23 +70,35 @@ def find_frames(trace: Trace) -> Frames | None:
     is_node = trace.where(lambda name: name.startswith(_NODE), Kind.OPERATOR)
     rows, parent, _ = nest(trace, np.flatnonzero(is_frame | is_node))
     maker = _maker_frames(trace, rows[is_node[rows]], rows, parent)
-    # The last of each is outside of every frame, where a module that is called runs forward.
+    owner, phase = _owners(trace, rows, parent, maker, {row: numbers[name] for row, name in module_of.items()}, part_of)
+    return Frames(modules, rows, parent, owner[:-1], phase[:-1])
+
+
+def _owners(
+    trace: Trace,
+    rows: Ints,
+    parent: Ints,
+    maker: Ints,
+    module_of: Mapping[int, int],
+    part_of: Callable[[str], str | None],
+) -> tuple[Ints, Ints]:
+    """Owner and phase of each frame; the last of each is outside of every frame, where a called module runs forward."""
     owner, phase = np.full(len(trace) + 1, _NO_MODULE), np.append(np.zeros(len(trace), dtype=np.int64), _FORWARD)
     parts: dict[int, str] = {}
     for row in rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))].tolist():
         name, around = trace.name_of(row), int(parent[row])
-        if is_node[row]:
+        if row in module_of:
+            owner[row] = module_of[row]
+            phase[row] = phase[around] or (_FORWARD if parts.get(around) in _INSIDE_STEP else _NO_PHASE)
+        elif name.startswith(_NODE):
             phase[row] = _BACKWARD
             # A node whose maker is not recorded may seem made in an optimizer's step: it is no module's.
             owner[row] = _ACCUMULATION if name.endswith("AccumulateGrad") else max(_NO_MODULE, owner[maker[row]])
-        elif row in module_of:
-            owner[row] = numbers[module_of[row]]
-            phase[row] = phase[around] or (_FORWARD if parts.get(around) in _INSIDE_STEP else _NO_PHASE)
         else:
             part = parts[row] = part_of(name) or ""
             phase[row] = _BOTH.get(part, _NO_PHASE)
-            owner[row] = {"forward": numbers[""], "optimizer": _OPTIMIZER}.get(part, _NO_MODULE)
-    return Frames(modules, rows, parent, owner[:-1], phase[:-1])
+            owner[row] = {"forward": _ROOT, "optimizer": _OPTIMIZER}.get(part, _NO_MODULE)
+    return owner, phase
 
 
 def _called_modules(trace: Trace) -> dict[int, str]:
@@ -125,18 +139,16 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
 
     On a device, the time in which anything ran that was launched in the module, overlaps counted once; else the host's.
     """
-    frames = trace.frames
+    frames = frames_of(trace)
     if frames is None:
         return None
-    inside = np.full(len(trace), True) if step is None else trace.steps.of(trace.start_ns) == step
+    inside = np.full(len(trace), True) if step is None else steps_of(trace).of(trace.start_ns) == step
     # What a wrapper calls, and what a backward repeats, is no call of its own.
     calls = frames.rows[(frames.owner[frames.rows] >= 0) & (frames.phase[frames.rows] == _FORWARD)]
     around = frames.parent[calls]
     calls = calls[((around < 0) | (frames.owner[around] != frames.owner[calls])) & inside[calls]]
     if trace.has_device:
-        launch, launcher = trace.links.launch[trace.device_rows], trace.links.operator_of_launch[trace.device_rows]
-        # A device event whose launch is not in the trace still names the operator that launched it.
-        source = np.where(launch >= 0, launch, launcher)
+        source = links_of(trace).launch[trace.device_rows]
         rows, source = trace.device_rows[source >= 0], source[source >= 0]
         frame = enclosing(trace, frames.rows, frames.parent, trace.lane[source], trace.start_ns[source])
         known = (frame >= 0) & inside[frame]
@@ -165,7 +177,7 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
     of_calls = np.bincount(frames.owner[calls], minlength=len(names)).tolist()
     return ModuleTable(
         clock="device" if trace.has_device else "host",
-        steps=len(trace.steps) if step is None else 1,
+        steps=len(steps_of(trace)) if step is None else 1,
         rows=table(ModuleRow, lambda row: row.name.split("."), name=names, calls=of_calls, **columns),
         **{name: spent_us(0 * which, which, 1)[0] for name, which in sums.items()},
     )
@@ -199,7 +211,7 @@ def called_from(trace: Trace) -> dict[int, str]:
     if not len(calls):
         return {}
     is_users = trace.where(lambda name: place_of(name) is not None, Kind.PYTHON)
-    rows = trace.by_start(trace.links.operators)
+    rows = trace.by_start(links_of(trace).operators)
     inner = enclosing(trace, calls, around, trace.lane[rows], trace.start_ns[rows])
     rows, users = rows[inner >= 0], nearest(around, is_users)[inner[inner >= 0]]
     names, first = np.unique(trace.name[rows], return_index=True)

@@ -154,6 +154,22 @@ def _converted(value: Any, to: Any) -> Any:
         return None
 
 
+def _of_all(given: Sequence[Any]) -> dict[str, list[Any]]:
+    """Columns of arguments that every kind of event may have."""
+    return {
+        "external_id": [one.old_id if one.external_id == _ABSENT else one.external_id for one in given],
+        "sequence": [one.sequence for one in given],
+        "forward_thread": [one.forward_thread for one in given],
+        "correlation": [one.correlation for one in given],
+        "of_collectives": [_bytes(one) for one in given if one.collective is not None],
+    }
+
+
+def _of_device(given: Sequence[Any]) -> dict[str, list[Any]]:
+    """Columns of arguments of device events alone."""
+    return {name: [getattr(one, name) for one in given] for name in _OF_DEVICE}
+
+
 class Columns:
     """Columns that grow by one list of events after another."""
 
@@ -171,15 +187,30 @@ class Columns:
         if len(spans) < len(events):
             self._add_marks([event for event in events if event.ph != "X"])
         kinds = bytes([KIND_OF_CATEGORY.get(span.cat, _FOREIGN) for span in spans])
-        if _FOREIGN in kinds:  # torch 1.8 writes capitals
-            kinds = bytes([KIND_OF_CATEGORY.get((span.cat or "").lower(), _FOREIGN) for span in spans])
-            ours = [kind != _FOREIGN for kind in kinds]
-            self._foreign.update((one.cat or "", one.pid) for one, own in zip(spans, ours, strict=True) if not own)
-            spans, kinds = [*compress(spans, ours)], bytes(compress(kinds, ours))
+        if _FOREIGN in kinds:
+            spans, kinds = self._without_foreign(spans)
         times = _nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
+        self._parts["start_ns"] += times[: len(spans)].tobytes()
+        self._parts["duration_ns"] += times[len(spans) :].tobytes()
         given = [span.args for span in spans]
-        on_device = [*compress(given, kinds.translate(_IS_OF_DEVICE))]
-        columns: dict[str, list[Any]] = {
+        of_device = _of_device([*compress(given, kinds.translate(_IS_OF_DEVICE))])
+        for name, values in {**self._named(spans), **_of_all(given), **of_device}.items():
+            self._parts[name] += _packed(name, values)
+        if 0 in of_device["occupancy_percent"]:
+            self._note_occupancy(given)
+        self._parts["kind"] += kinds
+
+    def _without_foreign(self, spans: Sequence[Any]) -> tuple[list[Any], bytes]:
+        """Those of *spans* that torch wrote, and their kinds; torch 1.8 wrote categories with capitals."""
+        kinds = bytes([KIND_OF_CATEGORY.get((span.cat or "").lower(), _FOREIGN) for span in spans])
+        ours = [kind != _FOREIGN for kind in kinds]
+        self._foreign.update((one.cat or "", one.pid) for one, own in zip(spans, ours, strict=True) if not own)
+        return [*compress(spans, ours)], bytes(compress(kinds, ours))
+
+    def _named(self, spans: Sequence[Any]) -> dict[str, list[int]]:
+        """Columns of what stands in many events: the number of each."""
+        given = [span.args for span in spans]
+        return {
             "name": [*map(self._names.__getitem__, [span.name for span in spans])],
             "lane": [self._lanes[span.pid, span.tid] for span in spans],
             "inputs": [
@@ -188,25 +219,13 @@ class Columns:
                 for dims in (one.dims or one.old_dims,)
             ],
             "collective": [_ABSENT if one.collective is None else self._collectives[_collective(one)] for one in given],
-            "external_id": [one.old_id if one.external_id == _ABSENT else one.external_id for one in given],
-            "sequence": [one.sequence for one in given],
-            "forward_thread": [one.forward_thread for one in given],
-            "correlation": [one.correlation for one in given],
-            "device": [one.device for one in on_device],
-            "bytes": [one.bytes for one in on_device],
-            "blocks_per_sm": [one.blocks_per_sm for one in on_device],
-            "occupancy_percent": [one.occupancy_percent for one in on_device],
-            "of_collectives": [_bytes(one) for one in given if one.collective is not None],
         }
-        for name, values in columns.items():
-            self._parts[name] += _packed(name, values)
-        self._parts["start_ns"] += times[: len(spans)].tobytes()
-        self._parts["duration_ns"] += times[len(spans) :].tobytes()
-        if 0 in columns["occupancy_percent"]:
-            for row, one in enumerate(given, len(self._parts["kind"])):
-                if one.occupancy_percent == 0 and (shared := _number(one.shared_memory, 0)) > _MUCH_SHARED_BYTES:
-                    self._without_occupancy[row] = bytes(one.grid), bytes(one.block), one.registers, int(shared)
-        self._parts["kind"] += kinds
+
+    def _note_occupancy(self, given: Sequence[Any]) -> None:
+        """Keep what the occupancy follows from of events whose own is 0 for their much shared memory."""
+        for row, one in enumerate(given, len(self._parts["kind"])):
+            if one.occupancy_percent == 0 and (shared := _number(one.shared_memory, 0)) > _MUCH_SHARED_BYTES:
+                self._without_occupancy[row] = bytes(one.grid), bytes(one.block), one.registers, int(shared)
 
     def _add_marks(self, marks: Sequence[Event]) -> None:
         """Append what events without a length say: names of processes, and allocations."""
@@ -221,39 +240,11 @@ class Columns:
         """The finished trace, with what else stands in the file as *metadata*; the columns are used up."""
         names = tuple(map(str, self._names))
         columns: dict[str, Any] = {name: np.frombuffer(part, _CODES[name]) for name, part in self._parts.items()}
-        kind, lane, of_collectives = columns.pop("kind"), columns.pop("lane"), columns.pop("of_collectives")
-        on_device = np.flatnonzero(kind >= Kind.KERNEL)
-        processes = np.array([_number(process, _ABSENT) for process, _ in self._lanes], dtype=np.int64)
-        columns["device"] = np.where(columns["device"] == _ABSENT, processes[lane[on_device]], columns["device"])
-        for name in _OF_DEVICE:
-            values, columns[name] = columns[name], np.full(len(kind), _ARGUMENTS[name][1])
-            columns[name][on_device] = values
-        columns["bytes"][columns["collective"] >= 0] = of_collectives
-        left_out = {key: count for key, count in self._foreign.items() if key[0] != "Trace"}  # around all of old ones
-        foreign = ", ".join(repr(name or "none")[:80] for name in sorted({name for name, _ in left_out})[:5])
-        silent = sorted({self._processes.get(process, str(process)) for name, process in left_out if not name})
-        if not self._seen:
-            raise ValueError("it has no events: nothing was recorded while torch.profiler was on")
-        if not (kind > Kind.PYTHON).any():
-            words = "is an operator, a scope, a runtime call or a kernel of torch.profiler; others are"
-            raise ValueError(f"none of its {self._seen} events {words} {foreign or 'none'}")
+        kind, lane = columns.pop("kind"), columns.pop("lane")
+        self._spread(columns, kind, lane)
         scopes = np.array([not is_users_scope(text) for text in names], dtype=bool)[columns["name"]]
         devices = tuple(_converted(metadata.get("deviceProperties"), list[DeviceProperties]) or ())
-        notes = []
-        if foreign:
-            words = "Left out: events of categories that are not torch.profiler's"
-            notes.append(f"{words} ({foreign}): {sum(left_out.values())}.")
-        if silent:
-            notes.append(f"No device events are read of {', '.join(silent[:5])}: their events have no category.")
-        if any(types == b"[]" and dims.strip(b"[], ") for dims, types, *_ in self._inputs):
-            notes.append("Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32.")
-        if without := self._without_occupancy:
-            by_index = {one.index: one for one in devices}
-            found = [_occupancy(*said, by_index.get(columns["device"][row])) for row, said in without.items()]
-            columns["occupancy_percent"][[*without]] = found
-            lost = sum(map(math.isnan, found))
-            known = f"worked out for {len(found) - lost} of them, the others are left out" if lost else "worked out"
-            notes.append(f"Occupancy is written as 0 for {len(found)} kernels with much shared memory: {known}.")
+        notes = [*self._left_out(kind), *self._mend_occupancy(columns, devices)]
         # A process or thread may be written as a number here and as text there.
         lanes, lane_of = numbered((str(process), str(thread)) for process, thread in self._lanes)
         memory = {name: np.frombuffer(part, _CODES[name]) for name, part in self._memory.items()}
@@ -275,6 +266,45 @@ class Columns:
             **_place_in_run(metadata),
         )
         return _without_overlong(_without_negative(trace))
+
+    def _spread(self, columns: dict[str, Any], kind: Any, lane: Any) -> None:
+        """Give every event a row in those of *columns* that device events or collectives alone have."""
+        on_device, of_collectives = np.flatnonzero(kind >= Kind.KERNEL), columns.pop("of_collectives")
+        processes = np.array([_number(process, _ABSENT) for process, _ in self._lanes], dtype=np.int64)
+        columns["device"] = np.where(columns["device"] == _ABSENT, processes[lane[on_device]], columns["device"])
+        for name in _OF_DEVICE:
+            values, columns[name] = columns[name], np.full(len(kind), _ARGUMENTS[name][1])
+            columns[name][on_device] = values
+        columns["bytes"][columns["collective"] >= 0] = of_collectives
+
+    def _left_out(self, kind: Any) -> Iterator[str]:
+        """What of the file is not read, in sentences; refuses a file of which nothing is."""
+        left_out = {key: count for key, count in self._foreign.items() if key[0] != "Trace"}  # around all of old ones
+        foreign = ", ".join(repr(name or "none")[:80] for name in sorted({name for name, _ in left_out})[:5])
+        silent = sorted({self._processes.get(process, str(process)) for name, process in left_out if not name})
+        if not self._seen:
+            raise ValueError("it has no events: nothing was recorded while torch.profiler was on")
+        if not (kind > Kind.PYTHON).any():
+            words = "is an operator, a scope, a runtime call or a kernel of torch.profiler; others are"
+            raise ValueError(f"none of its {self._seen} events {words} {foreign or 'none'}")
+        if foreign:
+            words = "Left out: events of categories that are not torch.profiler's"
+            yield f"{words} ({foreign}): {sum(left_out.values())}."
+        if silent:
+            yield f"No device events are read of {', '.join(silent[:5])}: their events have no category."
+        if any(types == b"[]" and dims.strip(b"[], ") for dims, types, *_ in self._inputs):
+            yield "Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32."
+
+    def _mend_occupancy(self, columns: dict[str, Any], devices: Sequence[DeviceProperties]) -> Iterator[str]:
+        """Work out occupancies that are written as 0, and say of how many kernels."""
+        by_index = {one.index: one for one in devices}
+        without = self._without_occupancy
+        found = [_occupancy(*said, by_index.get(columns["device"][row])) for row, said in without.items()]
+        if found:
+            columns["occupancy_percent"][[*without]] = found
+            lost = sum(map(math.isnan, found))
+            known = f"worked out for {len(found) - lost} of them, the others are left out" if lost else "worked out"
+            yield f"Occupancy is written as 0 for {len(found)} kernels with much shared memory: {known}."
 
 
 def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import astuple, dataclass, fields, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,11 +13,10 @@ from lightning_flops.schema.ranks import Overlap
 from lightning_flops.schema.tables import Row, StepTime, StepTimes
 from lightning_flops.schema.trace import PartFilling, TracedPart
 from lightning_flops.trace import intervals
+from lightning_flops.trace.columns import Trace, once
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Intervals, Ints, covered_within, inside, merge
 from lightning_flops.trace.names import Kind, computes_on_host, may_use_tensor_cores, multiplies, phase_of, step_number
-
-if TYPE_CHECKING:
-    from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.structure import launch_ns_of, launches_of, links_of
 
 _UNMARKED = "other"
 
@@ -53,7 +52,8 @@ class Steps:
         return np.where((index >= 0) & (moments_ns < self.host_end_ns[index]), index, -1).astype(np.int64)
 
 
-def find_steps(trace: Trace) -> Steps:
+@once
+def steps_of(trace: Trace) -> Steps:
     """Steps by the profiler's marks, extended to the last device event that was launched in them.
 
     A step begins where the one before it ended, if that is later than its own mark, so no moment is in two steps. What
@@ -69,10 +69,10 @@ def find_steps(trace: Trace) -> Steps:
     # torch.profiler marks what lies between two calls of its ``step``. The last mark is no whole step where the loop
     # ended before the schedule did, nor the first one where ``step`` is called in the middle of a step's work: there,
     # an edge has less than half of the calls of any other mark: of a backward if there is one, else of all operators.
-    operators = trace.links.operators
-    backward = operators[trace.links.is_backward[operators]]
+    operators = links_of(trace).operators
+    backward = operators[links_of(trace).is_backward[operators]]
     called = next((rows for rows in (backward, operators) if len(rows)), trace.device_rows)
-    moments = np.sort(trace.launch_ns[called])
+    moments = np.sort(launch_ns_of(trace)[called])
     calls = np.searchsorted(moments, host_end) - np.searchsorted(moments, host_start)
     least = int(min(calls[1:-1], default=max(calls)))
     is_whole = 2 * calls >= least
@@ -85,11 +85,11 @@ def find_steps(trace: Trace) -> Steps:
     )
     host_start, host_end = host_start[is_whole], host_end[is_whole]
     start, end = host_start.copy(), host_end.copy()
-    launched, rows = trace.launches
+    launched, rows = launches_of(trace)
     steps = Steps(True, tuple(numbers[is_whole].tolist()), host_start, host_end, start, end, odd)
     step = steps.of(launched)
     np.maximum.at(end, step[step >= 0], trace.end_ns[rows[step >= 0]])
-    before = trace.device_rows[trace.launch_ns[trace.device_rows] < host_start[0]]
+    before = trace.device_rows[launch_ns_of(trace)[trace.device_rows] < host_start[0]]
     start[0] = trace.end_ns[before].max(initial=start[0])
     end = np.maximum.accumulate(np.maximum(start, end))
     start[1:] = np.maximum(start[1:], end[:-1])
@@ -98,7 +98,7 @@ def find_steps(trace: Trace) -> Steps:
 
 def step_times(trace: Trace) -> StepTimes:
     """Where each step's wall time went: one name for every moment of it."""
-    steps, kind, collective = trace.steps, trace.kind, trace.is_collective
+    steps, kind, collective = steps_of(trace), trace.kind, trace.is_collective
     rows = {
         "kernel_us": (kind == Kind.KERNEL) & ~collective,
         "memcpy_us": kind == Kind.MEMCPY,
@@ -131,9 +131,9 @@ def overlap(trace: Trace) -> Overlap:
     """Computation, communication and their overlap over all steps."""
     communication, computation = communication_and_computation(trace)
     shared = intervals.intersect(computation, communication).total
-    other = intervals.subtract(trace.steps.spans, intervals.union(computation, communication)).total
+    other = intervals.subtract(steps_of(trace).spans, intervals.union(computation, communication)).total
     return Overlap(
-        wall_us=trace.steps.spans.total / NS_PER_US,
+        wall_us=steps_of(trace).spans.total / NS_PER_US,
         computation_us=computation.total / NS_PER_US,
         communication_us=communication.total / NS_PER_US,
         overlap_us=shared / NS_PER_US,
@@ -144,7 +144,7 @@ def overlap(trace: Trace) -> Overlap:
 
 def communication_and_computation(trace: Trace) -> tuple[Intervals, Intervals]:
     """The moments of the steps in which the rank communicated, and those in which it computed."""
-    spans, collective = trace.steps.spans, trace.is_collective
+    spans, collective = steps_of(trace).spans, trace.is_collective
     if trace.has_device:
         computes = trace.kind == Kind.KERNEL
     else:
@@ -165,7 +165,8 @@ class Phase(NamedTuple):
     own: Intervals  #: Without what is another phase's.
 
 
-def find_phases(trace: Trace) -> dict[str, Phase]:
+@once
+def phases_of(trace: Trace) -> dict[str, Phase]:
     """The phases that scopes name, the innermost first; a forward or backward that none names is known by operators."""
     part_of, starts, ends = _pieces(trace, lambda name: phase_of(name) or (marked_phase(name) and _UNMARKED))
     scopes, names = _in_steps(trace, phase_of), np.array(part_of, dtype=str)
@@ -194,14 +195,14 @@ def _by_operators(trace: Trace, *boundaries: Phase) -> dict[str, Phase]:
     """Forward and backward of a trace whose scopes do not name them."""
     # A forward goes from the first to the last operator with gradients on before a backward, a backward over all that
     # autograd ran. Each ends where something else follows, or one of *boundaries*.
-    links = trace.links
+    links = links_of(trace)
     rows = links.operators[links.parent[links.operators] < 0]
     rows = trace.by_start(rows[(trace.sequence[rows] >= 0) | links.is_backward[rows]])
-    rows = rows[trace.steps.of(trace.start_ns[rows]) >= 0]
+    rows = rows[steps_of(trace).of(trace.start_ns[rows]) >= 0]
     backward = links.is_backward[rows]
     if not backward.any():
         return {}
-    edges = [trace.steps.host_start_ns, *(edge for one in boundaries for edge in one[:2])]
+    edges = [steps_of(trace).host_start_ns, *(edge for one in boundaries for edge in one[:2])]
     section = np.searchsorted(np.sort(np.concatenate(edges)), trace.start_ns[rows], side="right")
     firsts = np.flatnonzero(np.append(True, (backward[1:] != backward[:-1]) | (section[1:] != section[:-1])))
     starts, ends = trace.start_ns[rows[firsts]], np.maximum.reduceat(trace.end_ns[rows], firsts)
@@ -212,7 +213,7 @@ def _by_operators(trace: Trace, *boundaries: Phase) -> dict[str, Phase]:
 
 def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, within: Intervals | None = None) -> Ints:
     """Lengths of all device events launched in each span, and *within* these moments if given, by any thread."""
-    moments, rows = trace.launches
+    moments, rows = launches_of(trace)
     values = trace.duration_ns[rows] * (1 if within is None else inside(within, moments))
     before: Ints = np.append(0, np.cumsum(values))
     return before[np.searchsorted(moments, ends)] - before[np.searchsorted(moments, starts)]
@@ -220,7 +221,7 @@ def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, within: Intervals | N
 
 def phase_table(trace: Trace) -> tuple[Row, ...] | None:
     """Calls and time of the steps, of each phase and of the rest, on the host and by launches; None without a phase."""
-    steps, marks = trace.steps, (trace.steps.host_start_ns, trace.steps.host_end_ns)
+    steps, marks = steps_of(trace), (steps_of(trace).host_start_ns, steps_of(trace).host_end_ns)
     device_ns = int(launched_ns(trace, *marks).sum())
 
     def row(name: str, starts: Ints, ends: Ints, own: Intervals) -> Row:
@@ -232,15 +233,15 @@ def phase_table(trace: Trace) -> tuple[Row, ...] | None:
             device=intervals.durations_of(launched, whole_ns=device_ns) if trace.has_device else None,
         )
 
-    found = [row("step", *marks, merge(*marks)), *(row(name, *phase) for name, phase in trace.phases.items())]
-    covered = intervals.union(*(phase.own for phase in trace.phases.values()))
-    return (*found, row("others", *marks, intervals.subtract(merge(*marks), covered))) if trace.phases else None
+    found = [row("step", *marks, merge(*marks)), *(row(name, *phase) for name, phase in phases_of(trace).items())]
+    covered = intervals.union(*(phase.own for phase in phases_of(trace).values()))
+    return (*found, row("others", *marks, intervals.subtract(merge(*marks), covered))) if phases_of(trace) else None
 
 
 def _in_steps(trace: Trace, holds: Callable[[str], object]) -> Ints:
     """Rows of scopes for whose names *holds*, and which begin inside a step's own mark; outer before inner."""
     rows = np.flatnonzero(trace.where(holds, Kind.ANNOTATION))
-    rows = rows[trace.steps.of(trace.start_ns[rows]) >= 0]
+    rows = rows[steps_of(trace).of(trace.start_ns[rows]) >= 0]
     return rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
 
 
@@ -262,7 +263,7 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
 
 def _pieces(trace: Trace, part_of: Callable[[str], str | None] = marked_phase) -> tuple[list[str], Ints, Ints]:
     """The steps' own marks, cut without gaps at the ends of every part: the innermost part's name, starts and ends."""
-    steps, rows = trace.steps, _in_steps(trace, part_of)
+    steps, rows = steps_of(trace), _in_steps(trace, part_of)
     starts = trace.start_ns[rows]
     ends = np.minimum(trace.end_ns[rows], steps.host_end_ns[steps.of(starts)])
     cuts = intervals.group_by(np.concatenate([steps.host_start_ns, steps.host_end_ns, starts, ends])).keys[0]
@@ -276,7 +277,7 @@ def _pieces(trace: Trace, part_of: Callable[[str], str | None] = marked_phase) -
 
 def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> dict[str, PartFilling]:
     """What filled each part of the steps, mean over these; *counted* operators, as ``aten.mm``, are matmul-like."""
-    (names, cuts, _), steps, (launched, rows) = _pieces(trace), trace.steps, trace.launches
+    (names, cuts, _), steps, (launched, rows) = _pieces(trace), steps_of(trace), launches_of(trace)
     # Boundaries are moved, as ``step_parts`` says, to when what was launched before them is done.
     computes = ~trace.is_collective[rows]
     done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, trace.end_ns[rows[computes]]))
@@ -301,7 +302,7 @@ def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Interv
     if not trace.has_device:
         return intervals.intersect(trace.merged(is_matmul), computation), computation, intervals.NOTHING, communication
     # A kernel is of the operator that launched it; it goes by its own name where no operator of torch did.
-    launcher = trace.links.operator_of_launch
+    launcher = links_of(trace).operator_of_launch
     of_torch = trace.where(lambda name: name.startswith("aten::"), Kind.OPERATOR) | is_matmul
     by_name = trace.where(multiplies, Kind.KERNEL)
     is_product = np.where((launcher >= 0) & of_torch[launcher], is_matmul[launcher], by_name)

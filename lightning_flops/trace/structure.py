@@ -10,15 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lightning_flops.trace.columns import Trace, once
 from lightning_flops.trace.intervals import Ints, Lanes, Mask, group_by, order_by, split_by
 from lightning_flops.trace.names import Kind
-
-if TYPE_CHECKING:
-    from lightning_flops.trace.columns import Trace
 
 _NODE = re.compile(r"autograd::engine::evaluate_function:|torch::autograd::AccumulateGrad|\w+Backward\d*$")
 """Nodes that autograd runs; the last are those of torch 1.8."""
@@ -40,7 +37,8 @@ class Links:
     is_backward: Mask  #: These, and rows of operators that such a one called.
 
 
-def link(trace: Trace) -> Links:
+@once
+def links_of(trace: Trace) -> Links:
     """Callers, launches and launching operators."""
     operators, parent, depth = nest(trace, trace.of(Kind.OPERATOR))
     by_depth = operators[np.argsort(depth, kind="stable")]
@@ -54,10 +52,26 @@ def link(trace: Trace) -> Links:
     return Links(operators, parent, levels, launch, launcher, ambiguous, is_node, is_backward)
 
 
+@once
+def launch_ns_of(trace: Trace) -> Ints:
+    """When each event was launched, or began if no launch of it is known."""
+    launch = links_of(trace).launch
+    return np.where(launch >= 0, trace.start_ns[launch], trace.start_ns)
+
+
+@once
+def launches_of(trace: Trace) -> tuple[Ints, Ints]:
+    """When each device event whose launch is known was launched, rising, and its row."""
+    rows = trace.device_rows[links_of(trace).launch[trace.device_rows] >= 0]
+    moments = launch_ns_of(trace)[rows]
+    order = np.argsort(moments, kind="stable")
+    return moments[order], rows[order]
+
+
 def launch_notes(trace: Trace) -> Iterator[str]:
     """What is not known of launches, or looks wrong, in sentences."""
-    rows, launch, ambiguous = trace.device_rows, trace.links.launch[trace.device_rows], trace.links.ambiguous
-    missing, early = int((launch < 0).sum()) - ambiguous, int((trace.launch_ns[rows] > trace.start_ns[rows]).sum())
+    rows, launch, ambiguous = trace.device_rows, links_of(trace).launch[trace.device_rows], links_of(trace).ambiguous
+    missing, early = int((launch < 0).sum()) - ambiguous, int((launch_ns_of(trace)[rows] > trace.start_ns[rows]).sum())
     of_all = f"of the {len(rows):,} kernels, copies and memsets"
     if missing:
         yield f"No launch is in the file of {missing:,} {of_all}: no operator has their time."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from lightning_flops.schema.comparison import TableName
 from lightning_flops.schema.ranks import CollectiveCalls
 from lightning_flops.schema.tables import MemoryRow, OperatorRow, Row
 from lightning_flops.trace import intervals
+from lightning_flops.trace.columns import Trace, once
 from lightning_flops.trace.intervals import NS_PER_US, Groups, Ints, Lanes, group_by, ratio, split_by, sums_by, table
 from lightning_flops.trace.modules import called_from
 from lightning_flops.trace.names import (
@@ -24,11 +25,8 @@ from lightning_flops.trace.names import (
     scope_of_collective,
     uses_tensor_cores,
 )
-from lightning_flops.trace.steps import launched_ns
-from lightning_flops.trace.structure import enclosing, nearest, nest, without_inner
-
-if TYPE_CHECKING:
-    from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.steps import launched_ns, steps_of
+from lightning_flops.trace.structure import enclosing, launch_ns_of, links_of, nearest, nest, without_inner
 
 _POINT_TO_POINT = ("send", "recv", "recvAnysource", "sendrecv", "coalesced")
 """Communication from one rank to another; what is above a kernel of such a name may say that it is a collective."""
@@ -36,7 +34,7 @@ _POINT_TO_POINT = ("send", "recv", "recvAnysource", "sendrecv", "coalesced")
 
 def device_metrics(trace: Trace) -> tuple[schema.DeviceMetrics, ...] | None:
     """Utilization, SM efficiency, occupancy and blocks per SM of each device; None without a device."""
-    steps, spans, found = trace.steps, trace.steps.spans, list[schema.DeviceMetrics]()
+    steps, spans, found = steps_of(trace), steps_of(trace).spans, list[schema.DeviceMetrics]()
     for device, here in split_by(trace.device, np.flatnonzero(trace.on_device)):
         rows = here[trace.kind[here] == Kind.KERNEL]
         blocks, busy, entry = trace.blocks_per_sm[rows], trace.merged(rows), trace.described(device)
@@ -66,7 +64,7 @@ def kernel_tables(trace: Trace) -> tuple[tuple[schema.KernelRow, ...], schema.Ke
     lengths, groups, computes = trace.duration_ns[rows], group_by(trace.name[rows]), ~trace.is_collective[rows]
     names, whole_ns = trace.texts(groups.keys[0]), int(lengths.sum())
     short = lengths < schema.SHORT_KERNEL_LIMIT_US * NS_PER_US
-    operators = trace.links.operator_of_launch[rows]
+    operators = links_of(trace).operator_of_launch[rows]
     eligible = (operators >= 0) & trace.where(may_use_tensor_cores, Kind.OPERATOR)[operators]
     kernels = table(
         schema.KernelRow,
@@ -107,8 +105,9 @@ def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
         return None
     rows = np.flatnonzero((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
     groups = group_by(trace.name[rows])
-    calls = [group_by(trace.links.launch[here]).keys[0] for here in groups.parts(rows)]
-    host = [intervals.durations_of(trace.duration_ns[here[here >= 0]], whole_ns=trace.steps.host_ns) for here in calls]
+    launch, host_ns = links_of(trace).launch, steps_of(trace).host_ns
+    calls = [group_by(launch[here]).keys[0] for here in groups.parts(rows)]
+    host = [intervals.durations_of(trace.duration_ns[here[here >= 0]], whole_ns=host_ns) for here in calls]
     return table(
         Row,
         intervals.longest_first("device"),
@@ -125,8 +124,8 @@ def idle_times(trace: Trace) -> tuple[schema.IdleTime, ...] | None:
     found = list[schema.IdleTime]()
     for device, rows in split_by(trace.device, trace.device_rows):
         reached = np.maximum.accumulate(trace.end_ns[rows])[:-1]
-        gaps, launched = np.maximum(trace.start_ns[rows[1:]] - reached, 0), trace.links.launch[rows[1:]] >= 0
-        late = launched & (trace.launch_ns[rows[1:]] > reached)
+        gaps, launched = np.maximum(trace.start_ns[rows[1:]] - reached, 0), links_of(trace).launch[rows[1:]] >= 0
+        late = launched & (launch_ns_of(trace)[rows[1:]] > reached)
         short = launched & ~late & (gaps < schema.KERNEL_GAP_LIMIT_US * NS_PER_US)
         causes = {"host_wait_us": late, "kernel_gap_us": short, "other_us": ~late & ~short}
         times = {name: int(gaps[chosen].sum()) / NS_PER_US for name, chosen in causes.items()}
@@ -146,7 +145,7 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
         intervals.longest_first("host"),
         name=trace.texts(groups.keys[0]),
         calls=groups.calls,
-        host=groups.durations(trace.duration_ns[rows], whole_ns=trace.steps.host_ns),
+        host=groups.durations(trace.duration_ns[rows], whole_ns=steps_of(trace).host_ns),
         **on_device,
     )
     return found or None
@@ -154,13 +153,13 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
 
 def memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
     """Bytes by operator, and outside of any, on each device; None when they were not recorded."""
-    memory, links, found = trace.memory, trace.links, list[MemoryRow]()
+    memory, links, found = trace.memory, links_of(trace), list[MemoryRow]()
     if not memory:
         return None
     owner = enclosing(trace, links.operators, links.parent, memory["lane"], memory["time_ns"])
     # The last of each stands for what is outside of any operator, which is -1.
     names, name_of = (*trace.names, None), np.append(trace.name, len(trace.names))
-    outer = np.append(trace.operator_times.rows, len(trace))
+    outer = np.append(times_of(trace).rows, len(trace))
     for device, here in split_by(memory["device"], np.arange(len(owner))):
         sizes = memory["size"][here]
         amounts = (sizes, np.maximum(sizes, 0), np.ones_like(sizes))
@@ -186,8 +185,8 @@ def memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
 def with_callees(trace: Trace, own: Ints) -> Ints:
     """For each row of an operator, its *own* and that of all it called, directly or not."""
     total = own.copy()
-    for rows in reversed(trace.links.levels[1:]):
-        np.add.at(total, trace.links.parent[rows], total[rows])
+    for rows in reversed(links_of(trace).levels[1:]):
+        np.add.at(total, links_of(trace).parent[rows], total[rows])
     return total
 
 
@@ -195,7 +194,7 @@ class OperatorTimes:
     """The times of every operator, with and without what it called; a column over all rows of the trace for each."""
 
     def __init__(self, trace: Trace) -> None:
-        links, of_operator = trace.links, trace.links.operator_of_launch
+        links, of_operator = links_of(trace), links_of(trace).operator_of_launch
         inner = np.flatnonzero(links.parent >= 0)
         outer = links.parent[inner]
         # As in torch's own tables, ``aten::sum`` that only passes other arguments on to ``aten::sum`` is one call.
@@ -212,16 +211,19 @@ class OperatorTimes:
         self.host_self = np.minimum(sums_by(owner[operators], own[operators], len(trace)), self.host)
 
 
+times_of = once(OperatorTimes)
+
+
 def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
     """Every operator by name, the longest self time first (the device's if there is one); None without operators."""
-    rows, places = trace.operator_times.rows, called_from(trace)
+    rows, places = times_of(trace).rows, called_from(trace)
     groups = group_by(trace.name[rows])
     return _operators(trace, rows, groups, called_from=[places.get(name, "") for name in groups.keys[0].tolist()])
 
 
 def operators_by_shape(trace: Trace, flops: Mapping[tuple[str, str], schema.Flops]) -> tuple[OperatorRow, ...] | None:
     """Every operator by the sizes of its inputs, which *flops* are by, too; None where they were not recorded."""
-    rows = trace.operator_times.rows
+    rows = times_of(trace).rows
     rows = rows[trace.inputs[rows] >= 0]
     keys, groups = by_shape(trace, rows)
     return _operators(trace, rows, groups, inputs=[sizes for _, sizes in keys], flops=map(flops.get, keys))
@@ -237,7 +239,7 @@ def by_shape(trace: Trace, rows: Ints) -> tuple[list[tuple[str, str]], Groups]:
 
 
 def _operators(trace: Trace, rows: Ints, groups: Groups, **more: Iterable[Any]) -> tuple[OperatorRow, ...] | None:
-    times, columns = trace.operator_times, dict[str, Any](more)
+    times, columns = times_of(trace), dict[str, Any](more)
     names = trace.texts(groups.keys[0])
     for clock, whole, own in (("host", times.host, times.host_self), ("device", times.device, times.device_self)):
         for name, values in ((clock, whole), (f"{clock}_self", own)):
@@ -260,13 +262,13 @@ StepSums = Mapping[TableName, Mapping[str, Ints]]  # of each table by name nanos
 
 def step_sums(trace: Trace) -> StepSums:
     """What each kernel, operator (without callees) and collective took in each step in which it was launched."""
-    times, (collectives, _, number, names) = trace.operator_times, find_collectives(trace)
+    times, (collectives, _, number, names) = times_of(trace), find_collectives(trace)
 
     def sums(of: Sequence[str], name: Lanes, rows: Ints, spent_ns: Ints) -> dict[str, Ints]:
-        step = trace.steps.of(trace.launch_ns[rows])
+        step = steps_of(trace).of(launch_ns_of(trace)[rows])
         inside = np.flatnonzero(step >= 0)
         used, which = np.unique(name[inside], return_inverse=True)
-        found = np.zeros((len(used), 2, len(trace.steps)), dtype=np.int64)
+        found = np.zeros((len(used), 2, len(steps_of(trace))), dtype=np.int64)
         np.add.at(found[:, 0], (which, step[inside]), spent_ns[rows[inside]])
         np.add.at(found[:, 1], (which, step[inside]), 1)
         return dict(zip([of[one] for one in used.tolist()], found, strict=True))
@@ -287,13 +289,14 @@ class Collectives(NamedTuple):
     names: list[str]
 
 
+@once
 def find_collectives(trace: Trace) -> Collectives:
     """The collectives of *trace*, each by what it is: NCCL runs many of them as kernels that send and receive.
 
     The name is that of the arguments of the kernel, or of the operator above it; else of torch's scope around the
     launch, ``nccl:all_to_all``; else of the operator, ``c10d::alltoall_base_``; else what the kernel's name says.
     """
-    rows, links = trace.by_start(trace.is_collective), trace.links
+    rows, links = trace.by_start(trace.is_collective), links_of(trace)
     says, is_c10d = trace.collective >= 0, trace.where(lambda name: name.startswith("c10d::"), Kind.OPERATOR)
     around, above = np.append(links.parent, -1), links.operator_of_launch[rows]
     said = np.where(says[rows], rows, nearest(around, np.append(says & (trace.kind == Kind.OPERATOR), False))[above])
@@ -331,33 +334,38 @@ def collective_table(trace: Trace) -> tuple[Row, ...] | None:
 
 def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
     """The collectives of *trace*, grouped by name, process group and the step in which they were started."""
-    rows, said, number, names = find_collectives(trace)
-    step = trace.steps.of(trace.launch_ns[rows])
-    if trace.steps.marked:
+    steps, (rows, said, number, names) = steps_of(trace), find_collectives(trace)
+    step = steps.of(launch_ns_of(trace)[rows])
+    if steps.marked:
         rows, said, number, step = (column[step >= 0] for column in (rows, said, number, step))
-    numbers = [number if trace.steps.marked else None for number in (*trace.steps.numbers, None)]
+    else:
+        step = np.full(len(rows), -1)
+    everyone = [*(trace.only_group or ())]
+    groups_of = [_named_group(one.group or str(everyone or "")) for one in trace.collectives]
     what = np.where(said >= 0, trace.collective[said], -1)  # the last one says nothing
-    everyone = [] if trace.only_group is None else [*trace.only_group]
-
-    def key(one: int, index: int, step: int) -> tuple[str, str | None, int | None]:
-        group = None if names[one] in _POINT_TO_POINT else trace.collectives[index].group or str(everyone or "") or None
-        if len(group or "") > 40:  # a report of thousands of ranks has thousands of these
-            group = hashlib.blake2b(str(group).encode(errors="surrogatepass"), digest_size=8).hexdigest()
-        return names[one], group, numbers[step]
-
-    keys, place = intervals.numbered(map(key, number.tolist(), what.tolist(), step.tolist()))
+    keys, place = intervals.numbered(
+        (names[one], None if names[one] in _POINT_TO_POINT else groups_of[index], at)
+        for one, index, at in zip(number.tolist(), what.tolist(), step.tolist(), strict=True)
+    )
     groups, lengths = group_by(place), trace.duration_ns[rows]
     return table(
         CollectiveCalls,
         name=[name for name, _, _ in keys],
         group=[group for _, group, _ in keys],
         group_size=[trace.collectives[one[0]].group_size or len(everyone) or None for one in groups.parts(what)],
-        step=[step for _, _, step in keys],
+        step=[(*steps.numbers, None)[at] for _, _, at in keys],
         calls=groups.calls,
         bytes=groups.sums_known(np.where(said >= 0, trace.bytes[said], -1)),
         total_ns=groups.sums(lengths),
         latency_ns=[array("q", one.tolist()) for one in groups.parts(lengths)],
     )
+
+
+def _named_group(group: str) -> str | None:
+    """What a report calls the process group of this text: a report of thousands of ranks has thousands of these."""
+    if len(group) > 40:
+        return hashlib.blake2b(group.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+    return group or None
 
 
 class CounterTrack(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from lightning_flops.analysis.trace_report import analyze_one, join_analyses
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.trace import TracesReport
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.flops import Formulas
-from lightning_flops.trace.report import analyze_one, join_analyses
 
 T = TypeVar("T")
 

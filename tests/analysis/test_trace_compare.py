@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from lightning_flops.analysis.compare_traces import compare_traces
+from lightning_flops.analysis.trace_report import AnalyzedTrace, analyze_one
 from lightning_flops.errors import ComparisonError
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.comparison import (
@@ -25,7 +26,6 @@ from lightning_flops.schema.comparison import (
     TableName,
     TimeDifference,
 )
-from lightning_flops.trace.report import AnalyzedTrace, analyze_one
 from tests.analysis.trace_events import (
     A100,
     Event,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from lightning_flops.analysis.trace_report import analyze_one, join_analyses
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_document import summary
 from lightning_flops.schema.tables import TraceFlops
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.trace import Peaks, Trace, TraceFormatError, load_trace
-from lightning_flops.trace.report import analyze_one, join_analyses
 from tests.analysis.in_memory import known
 from tests.analysis.trace_events import A100, Event, kernel, launch, node, operator, product, shapes, span, step, trace
 

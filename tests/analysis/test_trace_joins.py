@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from lightning_flops.analysis.trace_report import analyze_one
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.trace import Trace, by_process
-from lightning_flops.trace.report import analyze_one
 from tests.analysis.in_memory import known
 from tests.analysis.trace_events import Event, kernel, launch, launched, node, operator, shapes, span, step, trace
 

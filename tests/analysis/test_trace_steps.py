@@ -3,10 +3,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.schema.tables import StepTime
-from lightning_flops.trace import analyze_trace, step_filling, step_parts
+from lightning_flops.trace import step_filling, step_parts
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.steps import phase_table, step_times
+from lightning_flops.trace.steps import phase_table, step_times, steps_of
 from lightning_flops.trace.tables import user_scope_table
 from tests.analysis.trace_events import (  # fmt: skip
     Event,
@@ -51,14 +52,14 @@ def test_a_step_lasts_to_the_last_kernel_launched_in_it_and_the_next_begins_ther
         step(1, 0, 100), launch(1, 90), kernel(1, 95, 45),  # to 140, 35 into the next step
         step(2, 105, 100), launch(2, 110), kernel(2, 140, 10),  # ends before its step does
     )  # fmt: skip
-    assert (loaded.steps.start_ns // 1000).tolist() == [0, 140]
-    assert (loaded.steps.end_ns // 1000).tolist() == [140, 205]
+    assert (steps_of(loaded).start_ns // 1000).tolist() == [0, 140]
+    assert (steps_of(loaded).end_ns // 1000).tolist() == [140, 205]
     assert [time.kernel_us for time in step_times(loaded).steps] == [45, 10]
 
 
 def test_a_kernel_launched_before_the_first_step_puts_off_its_start() -> None:
     loaded = trace(launch(1, 0), kernel(1, 5, 20), step(1, 10, 50), operator("aten::mm", 30, 1))
-    assert (loaded.steps.start_ns // 1000).tolist() == [25]
+    assert (steps_of(loaded).start_ns // 1000).tolist() == [25]
     assert step_times(loaded).mean.kernel_us == 0
 
 
@@ -242,7 +243,7 @@ def marked(*steps: Sequence[str]) -> Trace:
 
 def said(loaded: Trace) -> tuple[tuple[int | None, ...], tuple[str, ...]]:
     """The numbers of the steps, and the notes."""
-    return loaded.steps.numbers, analyze_trace(loaded).notes
+    return steps_of(loaded).numbers, analyze_trace(loaded).notes
 
 
 def test_steps_with_the_same_calls_are_whole() -> None:

@@ -12,10 +12,11 @@ import pytest
 from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.analysis.stragglers import find_stragglers
+from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
 from lightning_flops.schema.profile import Profile
-from lightning_flops.trace import analyze_trace, collective_calls, load_trace, step_parts
+from lightning_flops.trace import collective_calls, load_trace, step_parts
 from tests.analysis.in_memory import known
 from tests.ranks import EVERYTHING
 from tests.ranks.launching import launch, profile_in

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from lightning_flops.analysis.module_names import with_those_below
+from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import (
     FlopRecord,
@@ -28,7 +29,6 @@ from lightning_flops.records import (
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.schema.trace import PartFilling, TracedPart, TracedStep
-from lightning_flops.trace import analyze_trace
 from tests.analysis.trace_events import step as step_event
 from tests.analysis.trace_events import trace
 from tests.report import windows

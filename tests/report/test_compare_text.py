@@ -9,10 +9,10 @@ import pytest
 
 from lightning_flops import Comparison, compare_profiles, render_text
 from lightning_flops.analysis.compare_traces import compare_traces
+from lightning_flops.analysis.trace_report import analyze_one
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.records import ModuleRecord
 from lightning_flops.trace import load_trace
-from lightning_flops.trace.report import analyze_one
 from tests.analysis.test_trace_compare import A
 from tests.analysis.test_trace_compare import run as traced_run
 from tests.analysis.trace_events import RESNET, launched, slowed

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.records import WindowRecord
 from lightning_flops.schema.trace import TracedStep
-from lightning_flops.trace import Trace, analyze_trace, step_filling
+from lightning_flops.trace import Trace, step_filling
 from tests.analysis.trace_events import (
     Event,
     accumulation,

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.schema.tables import TraceFlops
-from lightning_flops.trace import analyze_trace, load_trace
+from lightning_flops.trace import load_trace
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from tests.analysis.in_memory import known
 from tests.corpus import all_networks

@@ -18,7 +18,7 @@ from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.flops import Formulas, Peaks, find_work
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.names import Kind
-from lightning_flops.trace.steps import overlap, phase_table, step_parts, step_times
+from lightning_flops.trace.steps import overlap, phase_table, step_parts, step_times, steps_of
 from lightning_flops.trace.structure import launch_notes
 
 _NO_KERNELS = "Calls of the runtime launched no kernel, copy or memset that was recorded: its work is in no table."
@@ -65,7 +65,7 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
         idle=tables.idle_times(trace),
         notes=(
             *trace.notes,
-            *trace.steps.odd,
+            *steps_of(trace).odd,
             *nothing,
             *launch_notes(trace),
             *(work.device.notes if work else ()),
@@ -95,7 +95,7 @@ def analyze_one(
         parts=step_parts(trace),
         rank=trace.rank,
         source=trace.source,
-        steps=len(trace.steps),
+        steps=len(steps_of(trace)),
         overlap=overlap(trace),
         collectives=tables.collective_calls(trace),
         step_sums=tables.step_sums(trace) if stepwise else None,
