@@ -268,6 +268,25 @@ def test_the_throughput_of_a_run_without_a_profile_is_shown(
     assert ThroughputSummary.from_json(capsys.readouterr().out) == summary
 
 
+def test_runs_without_a_profile_are_compared_by_their_throughput(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, wait in (("before", 0.5), ("timed", 0.25)):  # the first has a profile, too
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "throughput.json").write_text(known(timed_run([(wait, 0.5, 8)] * 20)).to_json())
+    conditions = ["--fail-if", "samples_per_sec > 1.3", "--fail-if", "reader_cost_sec > 1"]
+    assert main(["compare", "--json", *conditions, "before", "timed/throughput.json"]) == 1
+    out, err = capsys.readouterr()
+    comparison = Comparison.from_json(out)
+    assert (comparison.kind, comparison.a.source) == ("throughput", "before/throughput.json")
+    assert "'samples_per_sec > 1.3' holds: samples_per_sec B/A is 1.333\n" in err
+    assert "'reader_cost_sec > 1' does not hold: reader_cost_sec B/A is 0.5\n" in err
+    assert main(["compare", "timed", "timed", "--", "before", "timed"]) == 0
+    assert "by 2 and 2 runs" in capsys.readouterr().out.replace("\n", " ")
+    assert main(["compare", "after", "timed"]) == 2
+    assert "after: no throughput.json is in this folder or below it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("path", ["before", "before/profile.json"])
 def test_a_file_or_a_folder_of_logs_is_shown(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert Profile.load(path) == A == Profile.load(Path(path))

@@ -139,11 +139,16 @@ def test_the_programs_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("name", "after", "golden"), [("traces", 0, "resnet50"), ("compare", 1, "compare_slow_kernel")]
+    ("name", "which", "golden"),
+    [
+        ("traces", slice(0, None), "trace/resnet50"),
+        ("compare", slice(1, -1), "trace/compare_slow_kernel"),
+        ("compare", slice(-1, None), "text/compare_throughput"),
+    ],
 )
-def test_what_a_page_shows_of_real_traces_is_in_the_golden_file(name: str, after: int, golden: str) -> None:
-    printed = (GOLDEN / "trace" / f"{golden}.txt").read_text(encoding="utf-8")
-    found = blocks(REPOSITORY / "docs" / f"{name}.md", "text")[after:]
+def test_what_a_page_shows_of_traces_and_throughput_is_in_the_golden_file(name: str, which: slice, golden: str) -> None:
+    printed = (GOLDEN / f"{golden}.txt").read_text(encoding="utf-8")
+    found = blocks(REPOSITORY / "docs" / f"{name}.md", "text")[which]
     assert found and [str(block) for block in found if block.text.strip() not in printed] == []
 
 

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 _LEFT_OPEN = {None: Status.INCONCLUSIVE, "fail": Status.HOLDS, "pass": Status.DONE}
 """Exit status of a condition that a starved run leaves open, by ``--starved``."""
 AGAINST = "\0--"  # stands for "--", which parsers of arguments drop; no path has such a character
-_WHERE = "profile.json of a run or its folder of logs; or a trace, or a folder with one of each rank; path or URL"
+_WHERE = (
+    "profile.json of a run or its folder of logs, of a run that was only timed its throughput.json; or a trace, or a "
+    "folder with one of each rank; path or URL"
+)
 
 
 @command(
@@ -48,7 +51,8 @@ def compare(options: argparse.Namespace) -> int:
     """Say why the steps of one run take longer than those of another, by profiles or traces.
 
     The causes are more work, worse efficiency, more waiting and noise: of profiled runs by part of
-    the step and by module, of traces of torch.profiler by part, kernel, operator and collective.
+    the step and by module, of traces of torch.profiler by part, kernel, operator and collective. Of
+    runs with timer_only, throughput and the wait for data are compared.
 
     Examples:
       lightning-flops compare lightning_logs/version_0 lightning_logs/version_1
@@ -83,8 +87,8 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _compared(options: argparse.Namespace) -> Comparison:
-    """The comparison of two profiles, of several a side, or of the traces of two runs."""
-    from lightning_flops.sinks.profile_files import read_profile, traces_at
+    """The comparison of two profiles or throughputs, of several a side, or of the traces of two runs."""
+    from lightning_flops.sinks.profile_files import KINDS, read_report, traces_at
 
     sides = _sides([options.a, options.b, *options.more])
     sources = [source for side in sides for source in side]
@@ -97,17 +101,25 @@ def _compared(options: argparse.Namespace) -> Comparison:
         first, second = (analyzed(traces[source], options, stepwise=True) for source in sources)
         return compare_traces(first, second, sources=(sources[0], sources[1]))
     from lightning_flops.analysis.compare import compare_profiles
+    from lightning_flops.analysis.compare_throughput import compare_throughputs
+    from lightning_flops.schema.throughput import ThroughputSummary
 
     if traces:
         trace = next(iter(traces))
-        profile = read_profile(next(source for source in sources if source != trace))[1]
+        profile = read_report(next(source for source in sources if source != trace), *KINDS)[1]
         raise ComparisonError(
             f"{trace} is a trace and {profile} a profile: a trace's steps ran under torch.profiler, "
             "which slows them down, and those that a profile times did not; give two traces, as trace_dir keeps them"
         )
-    of_sides = [[read_profile(source) for source in side] for side in sides]
-    a, b = ([held_against(options, profile) for profile, _ in side] for side in of_sides)
-    names = [[source for _, source in side] for side in of_sides]
+    found = {source: read_report(source, *KINDS) for source in sources}
+    is_timed = [isinstance(report, ThroughputSummary) for report, _ in found.values()]
+    if any(is_timed) and not all(is_timed):  # what all of them have is compared
+        found = {source: read_report(source, KINDS[1]) for source in sources}
+    names = [[found[source][1] for source in side] for side in sides]
+    a, b = ([found[source][0] for source in side] for side in sides)
+    if any(is_timed):
+        return compare_throughputs(a, b, sources=(names[0], names[1]))
+    a, b = ([held_against(options, profile) for profile in side] for side in (a, b))
     return compare_profiles(a, b, sources=(names[0], names[1]))
 
 

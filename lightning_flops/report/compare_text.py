@@ -1,4 +1,4 @@
-"""Two runs compared, by profiles or by traces, as text: what differs, why, and in which part, module or kernel."""
+"""Two runs compared, by profiles, traces or throughput, as text: what differs, why, in which part, module or kernel."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _by_noise(comparison: Comparison) -> str:
 
 def comparison_sections(comparison: Comparison) -> list[Section]:
     """What differs, why, by part, and by module or kernel."""
-    of_traces = comparison.kind == "traces"
+    of_traces, of_profiles = comparison.kind == "traces", comparison.kind == "profiles"
     sides = _sides(comparison)
     items: list[Item] = [comparison_headline(comparison), *_set_up(comparison.settings), *_most_of_it(comparison)]
     items += [f"{letter} was starved: {run.starved}" for letter, run in sides.items() if run.starved]
@@ -86,19 +86,20 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         name = Column("set up differently", lambda row: row[0].removeprefix("context."), str)
         both = field("A", "1.0", str, left=True), field("B", "1.1", str, left=True)
         items.append(Table([*comparison.settings.items()], [name, *both], whole=True))
-    elif not of_traces:
+    elif of_profiles:
         items.append("Set up alike: device, ranks, batch, precision, versions, parameters and settings.")
     verdict = Column("verdict", partial(_verdict, comparison), str, left=True)
-    columns = [*_columns("mean", causes=not of_traces), *all_of({"noise": "noise_ns"}, unit="ns"), verdict]
+    columns = [*_columns("mean", causes=of_profiles), *all_of({"noise": "noise_ns"}, unit="ns"), verdict]
     parts = Table((*comparison.parts, comparison.step), columns, whole=True)
-    tables = [Section(_TITLES[of], "", [_table(rows, verdict)]) for of, rows in comparison.tables.items()]
+    tables = [Section("By module", "", list(_modules(comparison, verdict)))] if of_profiles else []
+    tables += [Section(_TITLES[of], "", [_table(rows, verdict)]) for of, rows in comparison.tables.items()]
     noise = _BETWEEN_RUNS if comparison.has_several_runs else f"{_WITHIN_RUNS}{'' if of_traces else _ONE_RUN}"
     return [
         Section("Two traces compared" if of_traces else "Two runs compared", "", items),
-        Section("By part of the step", "", [parts]),
-        *(tables if of_traces else [Section("By module", "", list(_modules(comparison, verdict)))]),
+        Section(f"By part of the {'batch' if comparison.kind == 'throughput' else 'step'}", "", [parts]),
+        *tables,
         _figures_section(comparison.figures),
-        Section("How to read it", "", points([_OF_TRACES if of_traces else _OF_PROFILES, noise, *comparison.notes])),
+        Section("How to read it", "", points([_HOW_TO_READ[comparison.kind], noise, *comparison.notes])),
     ]
 
 
@@ -153,7 +154,7 @@ def _named(comparison: Comparison) -> list[TimeDifference]:
     by_module = ("forward", "backward") if modules and _timed(comparison) else ()  # modules say more
     parts = [one for one in comparison.parts if one.beyond_noise and one.name not in by_module]
     every: list[TimeDifference] = [*modules, *parts]
-    if comparison.kind == "profiles":
+    if comparison.kind != "traces":
         every = [one for one in every if _is_cause(one, of_ns=comparison.step.difference_ns)]
     return sorted(every, key=lambda one: -abs(one.difference_ns))[:_CAUSES_NAMED]
 
@@ -269,6 +270,10 @@ _OF_TRACES = (
     "Each moment of a step counts under the first part from the top that ran then. All other tables are sums of what "
     "was launched or began in the step; they may overlap. Steps under torch.profiler are slower: record both alike."
 )
+_HOW_TO_READ = {"profiles": _OF_PROFILES, "traces": _OF_TRACES} | {
+    "throughput": "Times are means over all batches of the run but those that were counted or traced. Seconds of "
+    "validation, checkpoints and between epochs are in none."
+}
 _WITHIN_RUNS = (
     f"Noise is the spread of the steps ({CONFIDENCE:.0%} by Welch's t). What changes from one start of a program to "
     "the next, or with what else the machine does, is not in it."

@@ -133,16 +133,17 @@ class ComparedRun:
 class Comparison(codec.Shown):
     """Run B held against run A; immutable."""
 
-    VERSION = 4
+    VERSION = 5
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
-    kind: Literal["profiles", "traces"]  #: What of the runs is compared.
+    kind: Literal["profiles", "traces", "throughput"]  #: What of the runs is compared.
     a: ComparedRun  #: The run that is compared with.
     b: ComparedRun  #: The run that is compared.
     #: Versions, device, ranks, batch and settings that differ, with both values as text; of profiles.
     settings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     figures: tuple[FigureDifference, ...]  #: Numbers of both runs, with their ratios.
     step: CausedDifference  #: The whole step, or the ``whole trace`` if it has no marks of steps: the sum of its parts.
-    #: Parts of a step, as in ``PartTiming`` or ``StepTime``; what one run cannot separate stands together.
+    #: Parts of a step, as in ``PartTiming`` or ``StepTime``; what one run cannot separate stands together. Of
+    #: throughput the wait for a batch, and the rest.
     parts: tuple[CausedDifference, ...]
     #: Modules of profiles in B's tree order, each that is gone behind those of B; last what no module owns.
     modules: tuple[ModuleDifference, ...] = ()

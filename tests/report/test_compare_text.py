@@ -8,11 +8,14 @@ from dataclasses import replace
 import pytest
 
 from lightning_flops import Comparison, compare_profiles, render_text
+from lightning_flops.analysis.compare_throughput import compare_throughputs
 from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.analysis.trace_report import analyze_one
 from lightning_flops.measure.counting.recorded_calls import recorded_work
 from lightning_flops.records import ModuleRecord
 from lightning_flops.trace import load_trace
+from tests.analysis.in_memory import known
+from tests.analysis.test_timing import run as timed_run
 from tests.analysis.test_trace_compare import A
 from tests.analysis.test_trace_compare import run as traced_run
 from tests.analysis.trace_events import RESNET, launched, slowed
@@ -56,7 +59,14 @@ def without_times() -> Comparison:
     return compare_profiles(run(traced=None, straying=(0.01, -0.01)), compared.wider())
 
 
+def throughput() -> Comparison:
+    """Both without a profile: half of the wait for data."""
+    a, b = (known(timed_run([(wait, 0.5, 8), (wait, 0.375, 8)] * 16)) for wait in (1.0, 0.25))
+    return compare_throughputs([a], [b], sources=(["before/throughput.json"], ["after/throughput.json"]))
+
+
 CASES: dict[str, Callable[[], Comparison]] = {
+    "throughput": throughput,
     "slow_module": lambda: compare_profiles(run(), compared.slow_module()),
     "wider": lambda: compare_profiles(run(), compared.wider()),
     "renamed": renamed,
