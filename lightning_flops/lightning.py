@@ -199,7 +199,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         dataloader_idx: int = 0,
     ) -> None:
         if self._adapter is not None:
-            self._adapter.batch_ends(batch)
+            self._adapter.batch_ends(batch, outputs)
 
     on_predict_batch_end = on_test_batch_end = on_train_batch_end
 

@@ -21,7 +21,7 @@ from lightning_flops.adapters.loop import Hook
 from lightning_flops.adapters.place import announce_in_log, mesh_sizes, run_context_on, sizes_along
 from lightning_flops.adapters.wrapping import hear, hear_fetches
 from lightning_flops.config import BLOCK, ProfilerConfig
-from lightning_flops.measure.batches import tensor_shapes
+from lightning_flops.measure.batches import samples_in, tensor_shapes
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes, TimePhase
@@ -54,6 +54,7 @@ _PARTS: dict[
     **dict.fromkeys(_HOOKS, ("other", False)),
 }
 
+_SEVERAL = (Mapping, list, tuple)  # what holds several loaders
 _OTHER_FIT = "another fit"
 _EVERY_LOOP = "_call_and_handle_interrupt"  # of Lightning's module ``trainer.call``: runs each loop of each Trainer
 
@@ -78,6 +79,7 @@ class LightningRun:
         self._trainer = trainer
         self._callback = callback
         self._others = 0  # fits of other Trainers that go on inside of this one
+        self._loop = loop
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
         self._engine = _engine_of(trainer) if self._trains else None
@@ -271,12 +273,15 @@ class LightningRun:
         self._tokens = self.run.tokens.take(batch, fetched=self._reads_ahead) if self.run.tokens.reads else None
         self.run.batch_begins(self._shapes, self._tokens)
 
-    def batch_ends(self, batch: Any) -> None:
-        """*batch* went through the loop, and with it perhaps a step."""
+    def batch_ends(self, batch: Any, outputs: Any) -> None:
+        """*batch* went through the loop, and with it perhaps a step; *outputs* is what Lightning keeps of it."""
         if batch is None:
             return  # the loader yielded None, and nothing ran
         if batch is not self._batch:
             self._shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
+        rows = _rows(self._trainer, self._loop, batch)
+        if self._trains and not self._manual and not outputs:  # the step returned None: nothing was trained on
+            rows, self._shapes, self._tokens = 0, (), None
         self._batches_done += 1
         before, self._attempts = self._attempts, self._attempted()
         updates, self._updates = max(self._updates, self._attempts - before), 0
@@ -285,7 +290,9 @@ class LightningRun:
         ends_step = not self._trains or updates > 0 or unseen
         tokens, self._batch, self._tokens = self._tokens, None, None
         logs = ends_step and self._logs()
-        self.run.batch_done((batch, self._shapes, tokens), updates=updates, ends_step=ends_step, logs=logs)
+        done = batch, self._shapes, tokens
+        known = None if rows is None else [rows]
+        self.run.batch_done(done, updates=updates, ends_step=ends_step, logs=logs, rows=known)
 
     def _attempted(self) -> int:
         """Optimizer attempts so far; DeepSpeed accumulates across epochs, where Lightning starts anew."""
@@ -342,6 +349,29 @@ def _loaders(trainer: Trainer, loop: Loop) -> list[Any]:
     found = getattr(found, "iterables", found)
     several = found.values() if isinstance(found, Mapping) else found if isinstance(found, (list, tuple)) else [found]
     return [one for one in several if one is not None]
+
+
+def _rows(trainer: Trainer, loop: Loop, batch: Any) -> int | None:
+    """Rows of *batch* from several loaders at a time, all of them together; None: it is of one loader, or not known."""
+    running = trainer.fit_loop if loop == "training" else getattr(trainer, f"{loop}_loop")
+    combined: Any = getattr(running, "_combined_loader", None)  # a private name, as that of its mode
+    if getattr(combined, "_mode", "sequential") == "sequential" or not isinstance(combined.iterables, _SEVERAL):
+        return None
+    known = [samples_in(tensor_shapes(one)) for one in _parts(batch, combined.iterables)]
+    return None if None in known else sum(one or 0 for one in known)
+
+
+def _parts(batch: Any, loaders: Any) -> list[Any]:
+    """What each of *loaders* has put into *batch*, which is built as they are; the whole where it is not any more."""
+    if not isinstance(loaders, _SEVERAL):
+        return [] if batch is None else [batch]  # a loader that is at its end
+    if isinstance(loaders, Mapping) and isinstance(batch, Mapping) and batch.keys() == loaders.keys():
+        pairs = [(batch[name], one) for name, one in loaders.items()]
+    elif isinstance(batch, (list, tuple)) and len(batch) == len(loaders) and not isinstance(loaders, Mapping):
+        pairs = list(zip(batch, loaders, strict=True))
+    else:
+        return [batch]
+    return [part for one in pairs for part in _parts(*one)]
 
 
 def run_context(trainer: Trainer, loop: Loop = "training") -> RunContext:

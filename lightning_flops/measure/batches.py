@@ -103,7 +103,9 @@ class BatchMeter:
         self._declared = declared
 
     def given(self, batch: Any, otherwise: int | None) -> int | None:
-        """Samples in *batch* as the setting says them, or else *otherwise*."""
+        """Samples in *batch* as the setting says them, or else *otherwise*; 0: there is nothing in it that was used."""
+        if otherwise == 0:
+            return 0
         if isinstance(self._batch_size, int):
             return self._batch_size
         return otherwise if self._batch_size is None else self._ask("batch_size", self._batch_size, batch)

@@ -193,22 +193,53 @@ def test_a_step_of_a_program_is_counted(trainer: MakeTrainer, windows: list[Any]
     assert "net.0.linear" in [module.name for module in windows[0].modules]
 
 
-def test_several_dataloaders_make_one_batch_whose_size_is_a_setting_and_is_not_guessed(
-    trainer: MakeTrainer, windows: list[Any], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("second", [2, BATCH])  # one of the same size is no other half of the same rows
+def test_several_dataloaders_make_one_batch_of_the_rows_of_all(
+    trainer: MakeTrainer, windows: list[Any], caplog: pytest.LogCaptureFixture, second: int
 ) -> None:
     def fit(**settings: Any) -> Any:
         net = new_net()
         step = net.training_step
         net.training_step = lambda batch, batch_idx: step(batch["a"], batch_idx) + step(batch["b"], batch_idx)
-        loaders = {"a": loader(6), "b": DataLoader(Rows(12), batch_size=2)}
+        loaders = {"a": loader(6), "b": DataLoader(Rows(6 * second), batch_size=second)}
         trainer(FlopsProfilerCallback(timing_steps=1, **settings)).fit(net, loaders)
         return windows.pop()
 
-    window = fit(batch_size=lambda batch: sum(len(x) for x, _ in batch.values()))
-    assert flops(window) == batch_flops() + batch_flops(batch=2)
-    assert window.counted_steps[0].samples == BATCH + 2
-    assert fit().counted_steps[0].samples is None
-    assert [r.levelname for r in caplog.records if "batch_size=" in r.message] == ["WARNING"]
+    window = fit()
+    assert flops(window) == batch_flops() + batch_flops(batch=second)
+    assert window.counted_steps[0].samples == BATCH + second
+    assert fit(batch_size=lambda batch: len(batch["a"][0])).counted_steps[0].samples == BATCH
+    assert [r.levelname for r in caplog.records if "batch_size=" in r.message] == []
+
+
+@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle", "max_size"])
+def test_a_loader_that_has_ended_has_no_rows_in_a_batch(trainer: MakeTrainer, windows: list[Any], mode: str) -> None:
+    net = new_net()
+    step = net.training_step
+    net.training_step = lambda batch, batch_idx: sum(step(one, batch_idx) for one in batch if one is not None)
+    combined = importlib.import_module(f"{ROOT}.utilities").CombinedLoader
+    both = combined([loader(8), DataLoader(Rows(3 * 2), batch_size=2)], mode)
+    callback = FlopsProfilerCallback(profile_step=0 if mode == "min_size" else 5, timing_steps=1)
+    trainer(callback).fit(net, both)
+    counted = windows[0].counted_steps[0]
+    assert counted.samples == (BATCH if mode == "max_size" else BATCH + 2)
+    assert counted.flops == batch_flops(batch=counted.samples)
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch_size": BATCH}])
+def test_a_batch_for_which_the_step_returns_none_has_no_samples_and_no_flops(
+    trainer: MakeTrainer, windows: list[Any], settings: dict[str, Any]
+) -> None:
+    net = new_net()
+    step = net.training_step
+    net.training_step = lambda batch, batch_idx: None if batch_idx % 2 else step(batch, batch_idx)
+    callback = FlopsProfilerCallback(profile_step=3, timing_steps=2, **settings)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`training_step` returned `None`")
+        trainer(callback, accumulate_grad_batches=2).fit(net, loader(40))
+    (counted,) = windows[0].counted_steps
+    assert (counted.samples, counted.micro_steps, counted.flops) == (BATCH, 2, batch_flops())
+    assert throughput_of(callback).model_flops == 20 * batch_flops().total
 
 
 def test_only_steps_of_the_counted_shape_are_timed_and_where_those_are_few_more_are_counted(
