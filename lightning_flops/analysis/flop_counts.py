@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any, TypeVar, get_args
 
-from lightning_flops.analysis.module_names import with_those_below
+from lightning_flops.analysis.module_names import with_those_above, with_those_below
 from lightning_flops.records import (
     OUTSIDE,
     FlopPhase,
@@ -120,6 +120,11 @@ class FlopCounts:
         return sum(cell.flops - cell.skipped for cell in self.record.cells)
 
     @property
+    def bytes(self) -> PhaseBytes:
+        """Bytes that all operators read and wrote, views left out."""
+        return bytes_by_phase(self.record.cells)
+
+    @property
     def uncounted(self) -> Mapping[str, UncountedOperator]:
         """Operators that ran and are in no sum, by name."""
         return self.record.uncounted
@@ -157,6 +162,15 @@ class FlopCounts:
     def by_operator(self) -> dict[str, PhaseFlops]:
         """FLOPs of each operator, such as ``aten.mm``; operators without FLOPs are left out."""
         return self._flops_by(lambda cell: cell.operator)
+
+    def by_module_and_operator(self) -> dict[str, dict[str, PhaseFlops]]:
+        """FLOPs of each module with everything below it, by operator; what has no FLOPs is left out."""
+        cells: dict[str, list[OperatorCell]] = {}
+        for cell in self.record.cells:
+            for name in with_those_above(cell.module) if cell.flops else ():
+                cells.setdefault(name, []).append(cell)
+        by_operator = {name: grouped(of, lambda cell: cell.operator) for name, of in cells.items()}
+        return {name: {one: flops_by_phase(of) for one, of in rows.items()} for name, rows in by_operator.items()}
 
     def by_dtype(self) -> dict[str, PhaseFlops]:
         """FLOPs by the dtype of the arithmetic, such as ``bfloat16`` or ``tf32``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.advice import advise_on_traces
@@ -18,8 +18,8 @@ from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.flops import Formulas, Peaks, find_work
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.names import Kind
-from lightning_flops.trace.steps import overlap, phase_table, step_parts, step_times, steps_of
-from lightning_flops.trace.structure import launch_notes
+from lightning_flops.trace.steps import kind_times, overlap, phase_table, step_parts, step_times, steps_of
+from lightning_flops.trace.structure import launch_ns_of, links_of
 
 _NO_KERNELS = "Calls of the runtime launched no kernel, copy or memset that was recorded: its work is in no table."
 _UNMARKED = "No rank is named a straggler: not every trace has marks of steps, so what a rank did in one is not known."
@@ -44,13 +44,14 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
     if work is not None and kernels is not None:
         of_kernels = work.of_kernels()
         kernels = tuple(replace(row, flops=of_kernels.get(row.name)) for row in kernels)
+    modules = module_table(trace)
     nothing = () if trace.has_device or not (trace.kind == Kind.RUNTIME).any() else (_NO_KERNELS,)
     return TraceReport(
         source=trace.source,
         rank=trace.rank,
         events=len(trace),
         step_times=step_times(trace),
-        modules=module_table(trace),
+        modules=work.of_modules(modules) if work and modules else modules,
         device_metrics=tables.device_metrics(trace),
         phases=phase_table(trace),
         overlap=overlap(trace) if collectives is not None else None,
@@ -67,12 +68,26 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
             *trace.notes,
             *steps_of(trace).odd,
             *nothing,
-            *launch_notes(trace),
+            *_launch_notes(trace),
             *(work.device.notes if work else ()),
         ),
         memory_curves=tables.memory_curves(trace),
+        kinds=kind_times(trace),
         flops=None if work is None else work.totals(),
     )
+
+
+def _launch_notes(trace: Trace) -> Iterator[str]:
+    """What is not known of launches, or looks wrong, in sentences."""
+    rows, launch, ambiguous = trace.device_rows, links_of(trace).launch[trace.device_rows], links_of(trace).ambiguous
+    missing, early = int((launch < 0).sum()) - ambiguous, int((launch_ns_of(trace)[rows] > trace.start_ns[rows]).sum())
+    of_all = f"of the {len(rows):,} kernels, copies and memsets"
+    if missing:
+        yield f"No launch is in the file of {missing:,} {of_all}: no operator has their time."
+    if ambiguous:
+        yield f"Several launches have the number of {ambiguous:,} {of_all}, at times that fit: no operator has theirs."
+    if early:
+        yield f"The clocks of host and device differ: {early:,} {of_all} begin before the call that launched them."
 
 
 def analyze_one(
@@ -85,7 +100,7 @@ def analyze_one(
         notes += (_NO_TORCH if (trace.inputs >= 0).any() else _NO_SHAPES,)
     used = trace.used_device
     return AnalyzedTrace(
-        report=replace(report, notes=notes),
+        report=replace(report, notes=notes, children=tables.children_table(trace)),
         abilities=device_abilities(
             device_type="cuda" if trace.has_device else "cpu",
             name=used.name if used else None,

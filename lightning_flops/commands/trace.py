@@ -27,6 +27,7 @@ def _rows(text: str) -> int:
         metavar="KEY",
         help=f"sort every table that has such a column by {', '.join(get_args(SortKey))}; others keep their own order",
     ),
+    option("--children", action="store_true", help="also list what each operator called and launched"),
     add_peaks,
 )
 def trace(options: argparse.Namespace) -> int:
@@ -43,7 +44,12 @@ def trace(options: argparse.Namespace) -> int:
 
     files = [file for path in options.files for file in (traces_in(path) if os.path.isdir(path) else (path,))]
     report = join_analyses(analyzed(files, options))
-    shown = {"top_rows": options.rows or None, "sort": options.sort, "width": terminal_width()}
+    shown = {
+        "top_rows": options.rows or None,
+        "sort": options.sort,
+        "width": terminal_width(),
+        "children": options.children,
+    }
     print_whole(report.to_json() if options.json else render_traces(report, **shown))
     if options.html is not None:
         write_text_file(options.html, render_traces_page(report))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -37,9 +38,9 @@ from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, si
 
 
-def trace_sections(report: TraceReport) -> Iterator[Section]:
-    """All that one trace says, in the order of a report; what it has nothing for is left out."""
-    yield _steps(report.step_times)
+def trace_sections(report: TraceReport, *, children: bool = False) -> Iterator[Section]:
+    """All that one trace says, in the order of a report, *children* of operators if asked for; what it lacks is not."""
+    yield _steps(report.step_times, report.kinds)
     note = "Within the steps. Utilization: a kernel ran. SM efficiency and occupancy are estimated from launches."
     without = f"{NOT_AVAILABLE}: GPU utilization, SM efficiency, occupancy: no device events."
     yield from _section("Devices", note, report.device_metrics, _DEVICES, without=without)
@@ -58,15 +59,9 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
         yield _communication(report, report.collectives or ())
     if report.operators is not None:
         yield _operators(report.operators, report.operators_by_shape or ())
-    if report.memory or report.memory_curves:
-        note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
-        peaks = {
-            f"{_where(one)}: peak": f"{si(one.peak_bytes, 'B')}{'' if one.absolute else ' more than at the start'}, "
-            f"{us(one.peak_us)} after the first event"
-            for one in report.memory_curves or ()
-        }
-        rows = [Table(report.memory, _SIZES)] if report.memory else []
-        yield Section("Memory", note, [peaks, *rows], "curves" if peaks else "")
+        if children:
+            yield _children(report.operators, report.children or ())
+    yield from _memory(report)
     note = "Copies and memsets: the calls that launched them, and they themselves."
     columns = [named("kind"), CALLS, _BYTES, *spread("host", prefix="call "), *spread("device")]
     yield from _section("Memory manipulation", note, report.transfers, columns)
@@ -76,6 +71,20 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
     note = "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
     note += f"begun. Kernel gap: launched in time, under {tables.KERNEL_GAP_LIMIT_US} us. Other: the rest."
     yield from _section("Idle", note, report.idle, _IDLE)
+
+
+def _memory(report: TraceReport) -> Iterator[Section]:
+    """What each operator allocated and freed, and the peaks of the curves, which a page draws."""
+    if not report.memory and not report.memory_curves:
+        return
+    note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
+    peaks = {
+        f"{_where(one)}: peak": f"{si(one.peak_bytes, 'B')}{'' if one.absolute else ' more than at the start'}, "
+        f"{us(one.peak_us)} after the first event{f', in {one.peak_phase}' if one.peak_phase else ''}"
+        for one in report.memory_curves or ()
+    }
+    rows = [Table(report.memory, _SIZES)] if report.memory else []
+    yield Section("Memory", note, [peaks, *rows], "curves" if peaks else "")
 
 
 def _section(
@@ -115,6 +124,12 @@ _DEVICES = [
     *all_of({"occupancy, %": "occupancy_percent", "blocks/SM": "blocks_per_sm"}),
 ]
 _SIZES_CHARS = 44  # of a call of many tensors, more only where rows would look alike
+_KINDS = [
+    field("each kind by itself, overlaps counted once", "name", str),
+    CALLS,
+    Column("time", at("time_us"), unit="us"),
+    field("of the steps", "ratio", percent),
+]
 _RATES = [
     Column("", at("flops.hardware"), unit="FLOPs", sort="flops"),
     Column("", at("flops.flops_per_sec"), unit="FLOP/s", sort="rate"),
@@ -123,7 +138,7 @@ _RATES = [
 """FLOPs of a row, their rate and share of the peak."""
 
 
-def _steps(times: tables.StepTimes) -> Section:
+def _steps(times: tables.StepTimes, kinds: Sequence[tables.KindTime]) -> Section:
     labels, parts = zip(("wall", "wall_us"), *tables.STEP_PARTS, strict=True)
     shown = [(_step_name(step.number), step) for step in times.steps]
     shown = [("mean", times.mean), *shown] if len(shown) > 1 else shown
@@ -135,7 +150,10 @@ def _steps(times: tables.StepTimes) -> Section:
         "Each moment of a step counts once: under the first name from the left that ran then. The parts add up to the "
         "wall time. A step lasts to the end of the last kernel that was launched in it. Recording slows the host, so "
         "other steps take less.",
-        [Table(rows, [Column("", itemgetter(0), str), *columns])],
+        [
+            Table(rows, [Column("", itemgetter(0), str), *columns]),
+            *([Table(kinds, _KINDS, whole=True)] if kinds else []),
+        ],
     )
 
 
@@ -226,6 +244,8 @@ def _modules(modules: tables.ModuleTable) -> Section:
     ]
     if any(row.backward_us for row in modules.rows):
         columns += all_of({"bwd self": "own_backward_us", "bwd total": "backward_us"}, unit="us")
+    rates = filled(modules.rows, _RATES)
+    of_flops = " FLOPs are with the modules inside; FLOP/s and of peak: over the total of forward and backward."
     rows = sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us))
     wholes = {
         "forward": us(modules.forward_us),
@@ -239,8 +259,9 @@ def _modules(modules: tables.ModuleTable) -> Section:
     return Section(
         "Modules",
         f"Time on the {modules.clock}, {of_steps}; self: without the modules inside. The backward includes "
-        "what it repeats of the forward. Gradient accumulation is of the whole model and has its own line.",
-        [wholes, Table(rows, columns)],
+        "what it repeats of the forward. Gradient accumulation is of the whole model and has its own line."
+        + (of_flops if rates else ""),
+        [wholes, Table(rows, [*columns, *rates])],
     )
 
 
@@ -266,6 +287,18 @@ def _operators(rows: Sequence[tables.OperatorRow], by_shape: Sequence[tables.Ope
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
     shapes = [Table(by_shape, filled(by_shape, [*of_shape, *_RATES]))] if by_shape else []
     return Section("Operators", note, [Table(rows, filled(rows, columns)), *shapes])
+
+
+def _children(operators: Sequence[tables.OperatorRow], children: Sequence[tables.ChildRow]) -> Section:
+    """Under each operator what its calls called and launched."""
+    of: dict[str, list[Any]] = {}
+    for child in children:
+        of.setdefault(child.operator, []).append(replace(child, name=f"  {child.name}"))
+    rows = [row for one in operators if one.name in of for row in (one, *of[one.name])]
+    columns = [named("operator, and what it called and launched"), CALLS]
+    columns += [*spread("host", "total ratio", prefix="host "), *spread("device", "total ratio", prefix="device ")]
+    note = "What an operator called or launched itself stands under it, with the share of its time that this took."
+    return Section("Operators and what they called", note, [Table(rows, filled(rows, columns))])
 
 
 def names_of(report: TracesReport) -> list[str]:
@@ -299,7 +332,12 @@ def _lacks_kernels(trace: TraceReport) -> bool:
 
 
 def render_traces(
-    report: TracesReport, *, top_rows: int | None = 20, sort: SortKey | None = None, width: int | None = None
+    report: TracesReport,
+    *,
+    top_rows: int | None = 20,
+    sort: SortKey | None = None,
+    width: int | None = None,
+    children: bool = False,
 ) -> str:
     """The summary, *top_rows* or all rows of every table of every trace, and the ranks side by side."""
     sections = [Section("Summary", "", points(summary(report)))]
@@ -307,7 +345,7 @@ def render_traces(
         number, marked = len(trace.step_times.steps), trace.step_times.marked
         steps = f"{number} {plural('step', number)}" if marked else "no profiler steps: the whole trace is one step"
         about = f"{trace.source}: {plain(trace.events)} events, {steps}."
-        sections += [Section(f"Trace of {name}", about, trace.notes), *trace_sections(trace)]
+        sections += [Section(f"Trace of {name}", about, trace.notes), *trace_sections(trace, children=children)]
     return draw_all([*sections, *common_sections(report)], View(rows=top_rows, sort=sort, width=width))
 
 

@@ -169,6 +169,24 @@ class OperatorRow(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChildRow(Row):
+    """What the calls of one operator called and launched themselves, of one name; ratios are of that operator."""
+
+    operator: str  #: Name of the operator that called or launched it.
+    launched: bool  #: A kernel, copy or memset; else an operator.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindTime:
+    """All events of one kind that begin in the steps, overlaps counted once; kinds overlap one another."""
+
+    name: str  #: Kind of the events.
+    calls: int  #: How many there are.
+    time_us: float  #: Time in which at least one of them ran.
+    ratio: float | None  #: That ÷ wall time of the steps.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
     """What one operator allocated and freed on one device."""
 
@@ -192,6 +210,9 @@ class MemoryCurve:
     peak_us: float  #: When that was, after the first event of the trace.
     #: Microseconds after the first event, and bytes as *peak_bytes*: some hundreds, each the most until the next.
     points: tuple[tuple[float, int], ...]
+    peak_phase: str | None = None  #: The phase that ran on the host at the peak; None if no phase is known then.
+    #: Name, begin and end of each stretch of a phase, in the order of time; empty where there are over 500.
+    phases: tuple[tuple[str, float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +227,8 @@ class ModuleRow:
     own_backward_us: float  #: Backward without the modules below it.
     #: Standard error of the own times together, over the middle half of a run's traced steps; None for under four.
     own_error_us: float | None = None
+    #: FLOPs of its calls that were counted, with the modules below it, over its forward and backward; None without.
+    flops: Flops | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

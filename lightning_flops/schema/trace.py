@@ -9,10 +9,12 @@ from lightning_flops.schema import codec
 from lightning_flops.schema.ranks import CollectiveCalls, Overlap, RankComparison
 from lightning_flops.schema.step import Advice
 from lightning_flops.schema.tables import (
+    ChildRow,
     DeviceMetrics,
     IdleTime,
     KernelRow,
     KernelSummary,
+    KindTime,
     MemoryCurve,
     MemoryRow,
     ModuleTable,
@@ -59,6 +61,9 @@ class TraceReport:
     memory_curves: tuple[MemoryCurve, ...] | None = None
     #: Each operator by the sizes of its inputs, the longest first; None where shapes were not recorded.
     operators_by_shape: tuple[OperatorRow, ...] | None = None
+    #: What each operator called and launched itself, the longest first; None in a profile, and without operators.
+    children: tuple[ChildRow, ...] | None = None
+    kinds: tuple[KindTime, ...] = ()  #: Time by kind of event, overlaps counted once.
     #: FLOPs from the shapes in the trace; None where it has none, and for a step that the run itself counted.
     flops: TraceFlops | None = None
 
@@ -67,7 +72,7 @@ class TraceReport:
 class TracesReport(codec.Json):
     """The reports of one trace for each rank, and the ranks side by side."""
 
-    VERSION = 9
+    VERSION = 10
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     traces: tuple[TraceReport, ...]  #: Report of each trace, by rank.
     ranks: RankComparison | None  #: Ranks side by side; None for a single trace.

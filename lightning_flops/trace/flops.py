@@ -20,14 +20,15 @@ import numpy.typing as npt
 from lightning_flops.analysis.devices import device_like, device_named
 from lightning_flops.analysis.peaks import NO_MFU, peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
-from lightning_flops.schema.tables import Flops, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
+from lightning_flops.schema.tables import Flops, ModuleTable, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.trace import intervals
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, group_by, ratio, sums_by, table
+from lightning_flops.trace.modules import frames_of, with_modules_above
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from lightning_flops.trace.steps import phases_of, steps_of
-from lightning_flops.trace.structure import links_of, nearest
+from lightning_flops.trace.structure import enclosing, links_of, nearest
 from lightning_flops.trace.tables import by_shape, times_of, with_callees
 from lightning_flops.units import si
 
@@ -366,6 +367,22 @@ class Work:
 
         found = table(Flops, **self._columns(of, groups.sums(lengths)))
         return dict(zip(trace.texts(groups.keys[0]), found, strict=True))
+
+    def of_modules(self, modules: ModuleTable) -> ModuleTable:
+        """*modules* with the FLOPs of the calls in each and below it, over its time in forward and backward."""
+        trace, frames = self.trace, frames_of(self.trace)
+        assert frames is not None  # there is a table of them
+        frame = enclosing(trace, frames.rows, frames.parent, trace.lane[self.rows], trace.start_ns[self.rows])
+        owner = np.where(frame >= 0, frames.owner[frame], -1)
+        owners, which = with_modules_above(owner[owner >= 0], np.flatnonzero(owner >= 0), frames.modules)
+
+        def of(values: npt.NDArray[Any]) -> list[Any]:
+            return sums_by(owners, values[which], len(frames.modules)).tolist()  # type: ignore[no-any-return]
+
+        spent = {row.name: NS_PER_US * (row.forward_us + row.backward_us) for row in modules.rows}
+        found = table(Flops, **self._columns(of, [spent[name] for name in frames.modules]))
+        flops = dict(zip(frames.modules, found, strict=True))
+        return replace(modules, rows=tuple(replace(row, flops=flops[row.name]) for row in modules.rows))
 
     def _uncounted(self) -> tuple[list[UncountedRow], Ints]:
         """What may have FLOPs and is not counted, kernels that multiply in no counted operator, too; and rows."""

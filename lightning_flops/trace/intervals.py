@@ -178,8 +178,9 @@ class Groups:
         totals, wholes = self.sums(np.where(known, values * weights, 0.0)), self.sums(np.where(known, weights, 0))
         return [ratio(total, whole) for total, whole in zip(totals, wholes, strict=True)]
 
-    def durations(self, durations_ns: Ints, *, whole_ns: float) -> list[Durations]:
-        """Statistics of each group; ratios are of *whole_ns*."""
+    def durations(self, durations_ns: Ints, *, whole_ns: float | Ints) -> list[Durations]:
+        """Statistics of each group; ratios are of *whole_ns*, one of all or of each group."""
+        wholes = np.broadcast_to(whole_ns, self.firsts.shape).tolist()
         columns = (self.reduced(how, durations_ns) for how in (np.add, np.maximum, np.minimum))
         return [
             Durations(
@@ -188,9 +189,9 @@ class Groups:
                 mean_us=total / (calls * NS_PER_US),
                 max_us=longest / NS_PER_US,
                 min_us=shortest / NS_PER_US,
-                ratio=ratio(total, whole_ns),
+                ratio=ratio(total, whole),
             )
-            for calls, total, longest, shortest in zip(self.calls, *columns, strict=True)
+            for calls, whole, total, longest, shortest in zip(self.calls, wholes, *columns, strict=True)
         ]
 
 

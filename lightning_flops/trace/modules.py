@@ -171,7 +171,7 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
     for name, one in _BOTH.items():
         mine = np.flatnonzero((phase == one) & (owner >= 0))
         columns[f"own_{name}_us"] = spent_us(owner[mine], mine, len(names))
-        columns[f"{name}_us"] = spent_us(*_with_modules_above(owner[mine], mine, names), len(names))
+        columns[f"{name}_us"] = spent_us(*with_modules_above(owner[mine], mine, names), len(names))
         wholes[f"{name}_us"], wholes[f"unattributed_{name}_us"] = phase == one, (phase == one) & (owner == _NO_MODULE)
     sums = {name: np.flatnonzero(wanted) for name, wanted in wholes.items()}
     of_calls = np.bincount(frames.owner[calls], minlength=len(names)).tolist()
@@ -183,7 +183,7 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
     )
 
 
-def _with_modules_above(owner: Ints, which: Ints, modules: tuple[str, ...]) -> tuple[Ints, Ints]:
+def with_modules_above(owner: Ints, which: Ints, modules: tuple[str, ...]) -> tuple[Ints, Ints]:
     """Each of the owners, and all modules above it; and of *which* it is."""
     numbers = {name: index for index, name in enumerate(modules)}
     above = np.array([numbers[parent_name(name)] if name else -1 for name in modules], dtype=np.int64)

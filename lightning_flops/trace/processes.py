@@ -7,16 +7,12 @@ in front; else they belong to the process in which most of their launches can be
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import Ints, numbered
 from lightning_flops.trace.names import Kind
 from lightning_flops.trace.structure import launch_numbers
-
-_LABEL = re.compile(r"\[[^\]]*\]")
 
 
 def by_process(trace: Trace) -> list[Trace]:
@@ -26,12 +22,7 @@ def by_process(trace: Trace) -> list[Trace]:
     hosts = np.unique(of_row[trace.kind == Kind.OPERATOR]).tolist()
     if len(hosts) < 2:
         return [trace]
-    devices, home = np.unique(of_row[trace.on_device]).tolist(), {host: host for host in hosts}
-    left = {device: _able(trace, of_row, hosts, device, names) for device in devices}
-    while sure := [device for device, able in left.items() if len(able) == 1]:
-        (home[sure[0]],) = left.pop(sure[0])
-        if len(devices) == len(hosts):  # each has one of its own
-            left = {device: able - {home[sure[0]]} for device, able in left.items()}
+    home = {host: host for host in hosts} | _homes(trace, of_row, hosts, names)
     # What a process without operators recorded, such as a monitor's, is in none of them.
     owner = np.array([home.get(one, -1) for one in range(len(names))], dtype=np.int64)
     lost = int((trace.on_device & (owner[of_row] < 0)).sum())
@@ -53,20 +44,26 @@ def by_process(trace: Trace) -> list[Trace]:
     ]
 
 
-def _able(trace: Trace, process: Ints, hosts: list[int], device: int, names: list[str]) -> set[int]:
+def _homes(trace: Trace, process: Ints, hosts: list[int], names: list[str]) -> dict[int, int]:
+    """For each process on a device the one of *hosts* that launched it, as far as that is known."""
+    labels = [name[: name.find("]") + 1] if name.startswith("[") else "" for name in names]
+    devices, home = np.unique(process[trace.on_device]).tolist(), dict[int, int]()
+    alike = {one: [host for host in hosts if labels[host] == labels[one]] for one in devices}
+    left = {one: _able(trace, process, alike[one], one) for one in devices}
+    while sure := [device for device, able in left.items() if len(able) == 1]:
+        (home[sure[0]],) = left.pop(sure[0])
+        if len(devices) == len(hosts):  # each has one of its own
+            left = {device: able - {home[sure[0]]} for device, able in left.items()}
+    return home
+
+
+def _able(trace: Trace, process: Ints, hosts: list[int], device: int) -> set[int]:
     """Those of the *hosts* which can have launched most of what ran under the number of a *device*."""
-    alike = [host for host in hosts if _label(names[host]) == _label(names[device])]
-    number = launch_numbers(trace)
-    fits = dict[int, int]()
-    for host in alike:
+    number, fits = launch_numbers(trace), dict[int, int]()
+    for host in hosts:
         calls = trace.by_start((process == host) & (trace.kind == Kind.RUNTIME) & (number >= 0))
         numbers, first = np.unique(number[calls], return_index=True)
         events = np.flatnonzero((process == device) & trace.on_device & np.isin(number, numbers))
         earliest = calls[first[np.searchsorted(numbers, number[events])]]
         fits[host] = int((trace.start_ns[earliest] <= trace.start_ns[events]).sum())
-    return {host for host in alike if fits[host] == max(fits.values())}
-
-
-def _label(process: str) -> str:
-    found = _LABEL.match(process)
-    return found[0] if found else ""
+    return {host for host in hosts if fits[host] == max(fits.values())}

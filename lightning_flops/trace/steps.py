@@ -10,12 +10,20 @@ import numpy as np
 
 from lightning_flops.records import marked_phase
 from lightning_flops.schema.ranks import Overlap
-from lightning_flops.schema.tables import Row, StepTime, StepTimes
+from lightning_flops.schema.tables import STEP_PARTS, KindTime, Row, StepTime, StepTimes
 from lightning_flops.schema.trace import PartFilling, TracedPart
 from lightning_flops.trace import intervals
 from lightning_flops.trace.columns import Trace, once
-from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Intervals, Ints, covered_within, inside, merge
-from lightning_flops.trace.names import Kind, computes_on_host, may_use_tensor_cores, multiplies, phase_of, step_number
+from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Intervals, Ints, Mask, covered_within, inside, merge
+from lightning_flops.trace.names import (
+    Kind,
+    computes_on_host,
+    is_users_scope,
+    may_use_tensor_cores,
+    multiplies,
+    phase_of,
+    step_number,
+)
 from lightning_flops.trace.structure import launch_ns_of, launches_of, links_of
 
 _UNMARKED = "other"
@@ -96,10 +104,10 @@ def steps_of(trace: Trace) -> Steps:
     return replace(steps, end_ns=end)
 
 
-def step_times(trace: Trace) -> StepTimes:
-    """Where each step's wall time went: one name for every moment of it."""
-    steps, kind, collective = steps_of(trace), trace.kind, trace.is_collective
-    rows = {
+def _of_kinds(trace: Trace) -> dict[str, Mask]:
+    """Rows of each kind of event that fills steps, in order of priority."""
+    kind, collective = trace.kind, trace.is_collective
+    return {
         "kernel_us": (kind == Kind.KERNEL) & ~collective,
         "memcpy_us": kind == Kind.MEMCPY,
         "memset_us": kind == Kind.MEMSET,
@@ -108,6 +116,26 @@ def step_times(trace: Trace) -> StepTimes:
         "data_loader_us": trace.where(lambda name: phase_of(name) == "data loader", Kind.ANNOTATION),
         "cpu_us": kind == Kind.OPERATOR,
     }
+
+
+def kind_times(trace: Trace) -> tuple[KindTime, ...]:
+    """Time of each kind of event in the steps, overlaps within the kind counted once."""
+    spans, kinds = steps_of(trace).spans, _of_kinds(trace)
+    kinds = {label: kinds[field] for label, field in STEP_PARTS if field in kinds}
+    kinds |= {"user scopes": trace.where(is_users_scope, Kind.ANNOTATION), "python": trace.kind == Kind.PYTHON}
+    rows = [np.flatnonzero(mask & inside(spans, trace.start_ns)) for mask in kinds.values()]
+    times = [intervals.intersect(trace.merged(of), spans).total for of in rows]
+    found = zip(kinds, rows, times, strict=True)
+    return tuple(
+        KindTime(name=name, calls=len(of), time_us=ns / NS_PER_US, ratio=intervals.ratio(ns, spans.total))
+        for name, of, ns in found
+        if len(of)
+    )
+
+
+def step_times(trace: Trace) -> StepTimes:
+    """Where each step's wall time went: one name for every moment of it."""
+    steps, rows = steps_of(trace), _of_kinds(trace)
     spent = _shares(map(trace.merged, rows.values()), steps.start_ns, steps.end_ns)
     columns = {"wall_us": steps.end_ns - steps.start_ns, **dict(zip([*rows, "other_us"], spent, strict=True))}
     of_device = ("kernel_us", "memcpy_us", "memset_us", "runtime_us") if trace.has_device else ()

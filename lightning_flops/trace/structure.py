@@ -8,7 +8,6 @@ all zero, time decides; where that does not either, the launch is not known, and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,19 +65,6 @@ def launches_of(trace: Trace) -> tuple[Ints, Ints]:
     moments = launch_ns_of(trace)[rows]
     order = np.argsort(moments, kind="stable")
     return moments[order], rows[order]
-
-
-def launch_notes(trace: Trace) -> Iterator[str]:
-    """What is not known of launches, or looks wrong, in sentences."""
-    rows, launch, ambiguous = trace.device_rows, links_of(trace).launch[trace.device_rows], links_of(trace).ambiguous
-    missing, early = int((launch < 0).sum()) - ambiguous, int((launch_ns_of(trace)[rows] > trace.start_ns[rows]).sum())
-    of_all = f"of the {len(rows):,} kernels, copies and memsets"
-    if missing:
-        yield f"No launch is in the file of {missing:,} {of_all}: no operator has their time."
-    if ambiguous:
-        yield f"Several launches have the number of {ambiguous:,} {of_all}, at times that fit: no operator has theirs."
-    if early:
-        yield f"The clocks of host and device differ: {early:,} {of_all} begin before the call that launched them."
 
 
 def launch_numbers(trace: Trace) -> Ints:

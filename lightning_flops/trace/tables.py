@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,9 +26,10 @@ from lightning_flops.trace.names import (
     scope_of_collective,
     uses_tensor_cores,
 )
-from lightning_flops.trace.steps import launched_ns, steps_of
+from lightning_flops.trace.steps import launched_ns, phases_of, steps_of
 from lightning_flops.trace.structure import enclosing, launch_ns_of, links_of, nearest, nest, without_inner
 
+_MOST_SPANS = 500  # of phases, which a picture has room for
 _POINT_TO_POINT = ("send", "recv", "recvAnysource", "sendrecv", "coalesced")
 """Communication from one rank to another; what is above a kernel of such a name may say that it is a collective."""
 
@@ -202,6 +204,7 @@ class OperatorTimes:
         is_call = trace.kind == Kind.OPERATOR
         is_call[inner] = False
         self.rows, owner = np.flatnonzero(is_call), nearest(links.parent, is_call)
+        self.owner = np.append(owner, -1)
         rows, operators = np.flatnonzero(of_operator >= 0), links.operators
         launched = sums_by(of_operator[rows], trace.duration_ns[rows], len(trace))
         own = without_inner(trace, links.parent)
@@ -219,6 +222,34 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
     rows, places = times_of(trace).rows, called_from(trace)
     groups = group_by(trace.name[rows])
     return _operators(trace, rows, groups, called_from=[places.get(name, "") for name in groups.keys[0].tolist()])
+
+
+def children_table(trace: Trace) -> tuple[schema.ChildRow, ...] | None:
+    """What each operator called and launched itself, by name; None without operators."""
+    times, links = times_of(trace), links_of(trace)
+    callers = times.owner[links.parent[times.rows]]
+    called, events = times.rows[callers >= 0], trace.device_rows
+    launchers = times.owner[links.operator_of_launch[events]]
+    callers, launchers, events = callers[callers >= 0], launchers[launchers >= 0], events[launchers >= 0]
+    name, whole = trace.name.astype(np.int64), times.rows
+    host_ns, device_ns = (sums_by(name[whole], of[whole], len(trace.names)) for of in (times.host, times.device))
+    found = list[schema.ChildRow]()
+    for rows, above, launched in ((called, callers, False), (events, launchers, True)):
+        groups = group_by(name[above], name[rows])
+        parents, children = groups.keys
+        spent = trace.duration_ns if launched else times.device
+        host = [None] * len(parents) if launched else groups.durations(times.host[rows], whole_ns=host_ns[parents])
+        on_device = groups.durations(spent[rows], whole_ns=device_ns[parents])
+        found += table(
+            schema.ChildRow,
+            name=trace.texts(children),
+            operator=trace.texts(parents),
+            launched=[launched] * len(parents),
+            calls=groups.calls,
+            host=host,
+            device=on_device if trace.has_device else [None] * len(parents),
+        )
+    return tuple(sorted(found, key=intervals.longest_first("device", "host"))) or None
 
 
 def operators_by_shape(trace: Trace, flops: Mapping[tuple[str, str], schema.Flops]) -> tuple[OperatorRow, ...] | None:
@@ -280,18 +311,12 @@ def step_sums(trace: Trace) -> StepSums:
     }
 
 
-class Collectives(NamedTuple):
-    """All collectives of a trace, by start."""
-
-    rows: Ints
-    said: Ints  #: For each the row that has the arguments of a collective: the kernel, or an operator above it; or -1.
-    number: Ints  #: For each the index of its name.
-    names: list[str]
-
-
 @once
-def find_collectives(trace: Trace) -> Collectives:
+def find_collectives(trace: Trace) -> tuple[Ints, Ints, Ints, list[str]]:
     """The collectives of *trace*, each by what it is: NCCL runs many of them as kernels that send and receive.
+
+    Their rows by start; for each the row that has its arguments, its own or that of an operator above it, or -1; the
+    index of its name; and the names.
 
     The name is that of the arguments of the kernel, or of the operator above it; else of torch's scope around the
     launch, ``nccl:all_to_all``; else of the operator, ``c10d::alltoall_base_``; else what the kernel's name says.
@@ -314,7 +339,7 @@ def find_collectives(trace: Trace) -> Collectives:
         return of_operator or collective_of(trace.name_of(row))
 
     names, number = intervals.numbered(map(name, *(one.tolist() for one in (rows, said, scope, starter))))
-    return Collectives(rows, said, number, names)
+    return rows, said, number, names
 
 
 def collective_table(trace: Trace) -> tuple[Row, ...] | None:
@@ -382,6 +407,7 @@ def memory_curves(trace: Trace) -> tuple[schema.MemoryCurve, ...] | None:
     if not (memory := trace.memory):
         return None
     begin, curves = int(trace.start_ns.min()), list[schema.MemoryCurve]()
+    spans = _phase_spans(trace, begin)
     for device, rows in split_by(memory["device"], np.argsort(memory["time_ns"], kind="stable")):
         times_us, total = (memory["time_ns"][rows] - begin) / NS_PER_US, memory["total_allocated"][rows]
         absolute = bool((total >= 0).all())
@@ -393,10 +419,21 @@ def memory_curves(trace: Trace) -> tuple[schema.MemoryCurve, ...] | None:
             absolute=absolute,
             peak_bytes=int(allocated[peak]),
             peak_us=float(times_us[peak]),
+            peak_phase=next((name for name, start, end in spans if start <= times_us[peak] < end), None),
+            phases=spans if len(spans) <= _MOST_SPANS else (),
             points=tuple(zip(times_us[firsts].tolist(), np.maximum.reduceat(allocated, firsts).tolist(), strict=True)),
         )
         curves.append(curve)
     return tuple(sorted(curves, key=lambda one: (one.device < 0, one.device)))
+
+
+def _phase_spans(trace: Trace, begin_ns: int) -> tuple[tuple[str, float, float], ...]:
+    """Name, begin and end of each stretch of a phase on the host, by time; in microseconds after *begin_ns*."""
+    found = list[tuple[str, float, float]]()
+    for name, (_, _, own) in phases_of(trace).items():
+        starts, ends = ((moments - begin_ns) / NS_PER_US for moments in own)
+        found += zip([name] * len(starts), starts.tolist(), ends.tolist(), strict=True)
+    return tuple(sorted(found, key=itemgetter(1)))
 
 
 def counter_tracks(trace: Trace) -> Iterator[CounterTrack]:

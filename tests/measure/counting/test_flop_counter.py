@@ -338,3 +338,19 @@ def test_the_inverse_that_a_reversible_layer_runs_in_its_backward_is_recompute()
         Reversible.apply(torch.randn(4, 16, requires_grad=True), layer).sum().backward()  # type: ignore[no-untyped-call]
     product = 2 * 4 * 8 * 8
     assert counter.total() == PhaseFlops(forward=product, backward=2 * product, recompute=2 * product)
+
+
+def test_counts_are_by_module_and_operator_together_and_bytes_of_all() -> None:
+    """A convolution of 1 x 8 x 8 by two 3 x 3 filters, and a layer of its 72 values, each with what is around it."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.Flatten(), nn.Linear(72, 10, bias=False))
+    values = torch.randn(1, 1, 8, 8)
+    with count_flops(model) as counts:
+        model(values)
+    convolution, product = 2 * (2 * 36) * 9, 2 * 72 * 10
+    assert counts.by_module_and_operator() == {
+        "": {"aten.convolution": PhaseFlops(forward=convolution), "aten.mm": PhaseFlops(forward=product)},
+        "0": {"aten.convolution": PhaseFlops(forward=convolution)},
+        "2": {"aten.mm": PhaseFlops(forward=product)},
+    }
+    # Each reads its values and weights and writes its result, 4 bytes each.
+    assert counts.bytes == PhaseBytes(forward=4 * (64 + 18 + 72) + 4 * (72 + 720 + 10))
