@@ -18,7 +18,7 @@ from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import at
 from lightning_flops.report.layout import VIEW
 from lightning_flops.report.profile_document import NOT_DESCRIBED, PHASES
-from lightning_flops.report.summary_text import amount
+from lightning_flops.report.summary_text import amount, device_word, is_under_deepspeed
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile
 from lightning_flops.units import NOT_AVAILABLE, plain, plural, printable, printable_lines
@@ -44,10 +44,11 @@ def aggregated_lines(profile: Profile) -> list[str]:
     terms = {label: term for label, term in terms.items() if label in always or any(map(term[1], modules))}
     bound = "; FLOPs and MACs are lower bounds" if profile.lower_bound else ""
     lines = [
-        VIEW.rule(f"Aggregated Profile per {profile.context.device_word}"),
-        *VIEW.paragraph(
+        VIEW.rule(f"Aggregated Profile per {device_word(profile)}"),
+        *_wrapped(
+            profile,
             f"Top {top} modules in terms of {' or '.join(', '.join(terms).rsplit(', ', 1))} at different model depths, "
-            f"modules of one class at one depth added up{bound}:"
+            f"modules of one class at one depth added up{bound}:",
         ),
     ]
     shown, deepest = depth_shown(modules, limit=limit), depth_shown(modules, limit=-1)
@@ -57,7 +58,7 @@ def aggregated_lines(profile: Profile) -> list[str]:
             found = heaviest_types(modules, depth=depth, weight=weight)
             entries = ", ".join(f"'{name or NOT_DESCRIBED}': '{words(value)}'" for name, value in found[:top])
             text = f"{{{entries}}}" + (f" and {len(found) - top} more" if len(found) > top else "")
-            lines += VIEW.paragraph(text if found else "none", first=f"    {label:<11} - ", rest=" " * 19)
+            lines += _wrapped(profile, text if found else "none", first=f"    {label:<11} - ", rest=" " * 19)
     if shown == limit < deepest:
         levels = f"{deepest} {plural('level', deepest)}"
         lines.append(f"(module_depth is {limit}; the model has {levels} below the root)")
@@ -66,7 +67,7 @@ def aggregated_lines(profile: Profile) -> list[str]:
 
 def detailed_lines(profile: Profile) -> list[str]:
     """The tree of modules with the figures of each."""
-    lines = [VIEW.rule(f"Detailed Profile per {profile.context.device_word}")]
+    lines = [VIEW.rule(f"Detailed Profile per {device_word(profile)}")]
     root = module_tree(profile.modules)
     if root is None:
         return [*lines, "No module was described."]
@@ -85,6 +86,13 @@ def detailed_lines(profile: Profile) -> list[str]:
         figures = ", ".join(f"{name} {amount(profile.per_step(flops))}" for name, flops in spent.items() if flops)
         lines.append(f"FLOPs outside the model: {figures}")
     return lines
+
+
+def _wrapped(profile: Profile, text: str, *, first: str = "", rest: str = "") -> list[str]:
+    """*text* in lines of the report's width; under DeepSpeed in one, as searches for its lines expect."""
+    if is_under_deepspeed(profile):
+        return [printable(f"{first}{text}")]
+    return VIEW.paragraph(text, first=first, rest=rest)
 
 
 def names_of(node: ModuleNode) -> tuple[str, str]:
@@ -112,12 +120,12 @@ class _Tree:
         extra = " ".join(printable_lines(module.extra_repr).split())
         parts = [part for part in (self._figures(node), self._latencies(names), extra) if part]
         if not node.children:
-            yield from VIEW.paragraph(f"{opening}{', '.join(parts)})", first=indent, rest=f"{indent}    ")
+            yield from _wrapped(self._profile, f"{opening}{', '.join(parts)})", first=indent, rest=f"{indent}    ")
             return
         inside = f"{indent}  "
         yield printable(f"{indent}{opening}")
-        for part in parts:
-            yield from VIEW.paragraph(part, first=inside, rest=inside)
+        for part in [", ".join(parts)] if is_under_deepspeed(self._profile) else parts:
+            yield from _wrapped(self._profile, part, first=inside, rest=inside)
         if module.depth >= self._depth_shown:
             yield f"{inside}... {node.size - 1} modules inside, deeper than module_depth"
         else:

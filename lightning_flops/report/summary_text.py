@@ -14,16 +14,33 @@ from lightning_flops.report.profile_document import whose
 from lightning_flops.schema.profile import Profile
 from lightning_flops.units import NOT_AVAILABLE, plain
 
-_ABOUT = (
+_NOTATIONS = (
     # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
-    "As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, MACs are multiply-adds of "
-    "matmul-like operators, flops two a MAC, FLOPS a rate, and samples/second are over the latency of the passes, not "
-    "over the wall clock. Counts are those of one counted step, latencies means of the timed ones."
+    "data parallel size (dp_size), model parallel size (mp_size), number of parameters (params), number of "
+    "multiply-accumulate operations of matmul-like operators (MACs), number of floating-point operations, two a MAC "
+    "(flops), floating-point operations per second (FLOPS), fwd latency (forward), bwd latency (backward), step "
+    "(optimizer) latency, iter latency (sum of fwd, bwd and step latency)"
+)
+_ABOUT = (
+    "As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, and samples/second are over the "
+    "latency of the passes, not over the wall clock. Counts are those of one counted step, latencies means of the "
+    "timed ones."
 )
 _ABOUT_TRAINING = (
-    " iter latency is the sum of fwd, bwd and step (optimizer) latency. Estimated lines take the bwd flops from the "
-    "fwd flops, as DeepSpeed does; measured lines take those that autograd ran, recomputation included."
+    " Lines with a factor of the fwd flops estimate the bwd flops, as DeepSpeed does; measured lines take those that "
+    "autograd ran, recomputation included."
 )
+_LOWER_BOUND = " Something could not be counted: MACs, flops and FLOPS are at least what stands here."
+
+
+def is_under_deepspeed(profile: Profile) -> bool:
+    """Whether its users search the block for DeepSpeed's own lines: an engine ran, by itself or in a strategy."""
+    return profile.context.framework == "deepspeed" or "deepspeed" in profile.context.strategy.lower()
+
+
+def device_word(profile: Profile) -> str:
+    """What heads of the block say figures of one rank are "per": DeepSpeed's word under DeepSpeed."""
+    return "GPU" if is_under_deepspeed(profile) else profile.context.device_word
 
 
 def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
@@ -46,8 +63,10 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
         **(_training(profile) if context.trains else _without_training(profile)),
         "samples/second": NOT_AVAILABLE if samples is None else f"{samples:.2f}",
     }
-    about.append(f"{_ABOUT}{_ABOUT_TRAINING if context.trains else ''}")
-    return Section("Flops Profiler", "", [*about, figures])
+    as_deepspeed = is_under_deepspeed(profile)
+    words = f"{_ABOUT}{_ABOUT_TRAINING if context.trains else ''}"
+    about += ["Notations:", _NOTATIONS, f"{words}{_LOWER_BOUND if as_deepspeed and profile.lower_bound else ''}"]
+    return Section("DeepSpeed Flops Profiler" if as_deepspeed else "Flops Profiler", "", [*about, figures])
 
 
 def _training(profile: Profile) -> dict[str, str]:
@@ -83,8 +102,15 @@ def _latency(profile: Profile, name: str) -> str:
 
 
 def _marked(profile: Profile, value: float | None, unit: str = "", mark: str = "") -> str:
-    """*value* at the end of its line, after what has to be said of it: ``(measured, lower bound) 6.28 G``."""
-    words = ", ".join(filter(None, (mark, "lower bound" if profile.lower_bound else "")))
+    """*value* at the end of its line, after what has to be said of it: ``(measured, lower bound) 6.28 G``.
+
+    Under DeepSpeed nothing stands before a value of DeepSpeed's lines: the label and the paragraph say what it is.
+    """
+    if is_under_deepspeed(profile):
+        mark, bound = mark.replace("estimated", ""), ""
+    else:
+        bound = "lower bound" if profile.lower_bound else ""
+    words = ", ".join(filter(None, (mark, bound)))
     return f"({words}) {amount(value, unit)}" if words and value is not None else amount(value, unit)
 
 

@@ -75,6 +75,13 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     return page([*lines, "", *aggregated_lines(profile), "", *detailed_lines(profile), VIEW.rule()])
 
 
+def render_logged(profile: Profile) -> str:
+    """The report as a run's loggers show it: also the short one has DeepSpeed's summary."""
+    if profile.settings.detailed:
+        return render_text(profile)
+    return page([*_short_lines(profile), *draw(summary_section(profile)), VIEW.rule()])
+
+
 def render_html(report: Renderable) -> str:
     """The short report for a notebook, as plain tables."""
     return as_html(summary(report) if isinstance(report, Profile) else (), _sections(report))

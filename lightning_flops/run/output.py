@@ -20,7 +20,7 @@ from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.report.headline import figures
 from lightning_flops.report.html_page import Window, packed, render_latest, window_figures
 from lightning_flops.report.scalars import MONITOR_PREFIX, profile_scalars
-from lightning_flops.report.text import fenced, render_advice, render_text
+from lightning_flops.report.text import fenced, render_advice, render_logged, render_text
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.sinks.console import to_log
@@ -164,18 +164,18 @@ class LoggedOutput:
 
     def report(self, profile: Profile) -> Callable[[int], None]:
         """Write the files of *profile*; what is returned shows it everywhere else, given the run's step."""
-        text, context, board = render_text(profile), profile.context, self.loggers.has_board
-        if board:
+        text, context, scalars = render_text(profile), profile.context, profile_scalars(profile, prefix=self.prefix)
+        if self.loggers.has_board:
             self.files.write_tab(profile, prefix=self.prefix)
-        paths = self.files.write_profile(profile, text, keep_text=self.text_file and not board)
-        scalars, advice = profile_scalars(profile, prefix=self.prefix), fenced(render_advice(profile.advice))
+        paths = self.files.write_profile(profile, text, keep_text=self.text_file and not self.loggers.has_board)
+        advice, logged = fenced(render_advice(profile.advice)), fenced(render_logged(profile))
         whose = "" if context.trains else f" of the {context.run_word}"
         sentence = f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {figures(profile)}"
 
         def show(step: int) -> None:
             tag = f"{self.prefix}/profile"
             self.loggers.write_scalars(scalars, step=step)
-            shown = self.loggers.write_text(tag, fenced(text), step=step)
+            shown = self.loggers.write_text(tag, logged, step=step)
             self.loggers.write_text(f"{self.prefix}/advice", advice, step=step)
             if self.config.output_file is None:
                 self.console(text)

@@ -30,16 +30,14 @@ from lightning_flops.trace.recorded import RecordedInputs
 _ABSENT = -1
 _LONGEST_US = 2**62 / 1000
 _FOREIGN = 255
-_FEW, _LONGER = 3, 10
-"""A kernel that runs over so many others of its stream, each of them so many times shorter, has a wrong end."""
+_FEW, _LONGER = 3, 10  # a kernel that runs over so many of its stream, each so many times shorter, has a wrong end
 _MUCH_SHARED_BYTES = 48 << 10  # Kineto writes an occupancy of 0 for kernels with more shared memory
 _REGISTERS = 65536  # of a multiprocessor since compute capability 5
-_ELEMENT_BYTES = {
+_ELEMENT_BYTES = {  # by the lower-case names of what communicates
     **dict.fromkeys(("double", "long", "complexfloat"), 8), **dict.fromkeys(("float", "int"), 4),
     **dict.fromkeys(("half", "bfloat16", "short"), 2), **dict.fromkeys(("byte", "char", "bool"), 1),
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
 }  # fmt: skip
-"""By the lower-case names of what communicates."""
 BLOCK_BYTES = 1 << 17  # decoded at once: larger pieces go back to the system, and their pages are faulted in anew
 _LONGEST_BYTES = 64 << 20  # most that is searched for the end of one event, or of what stands beside the events
 _HEAD_KEYS = ("deviceProperties", "distributedInfo", METADATA_KEY)
@@ -165,11 +163,6 @@ def _of_all(given: Sequence[Any]) -> dict[str, list[Any]]:
     }
 
 
-def _of_device(given: Sequence[Any]) -> dict[str, list[Any]]:
-    """Columns of arguments of device events alone."""
-    return {name: [getattr(one, name) for one in given] for name in _OF_DEVICE}
-
-
 class Columns:
     """Columns that grow by one list of events after another."""
 
@@ -193,7 +186,8 @@ class Columns:
         self._parts["start_ns"] += times[: len(spans)].tobytes()
         self._parts["duration_ns"] += times[len(spans) :].tobytes()
         given = [span.args for span in spans]
-        of_device = _of_device([*compress(given, kinds.translate(_IS_OF_DEVICE))])
+        on_device = [*compress(given, kinds.translate(_IS_OF_DEVICE))]
+        of_device = {name: [getattr(one, name) for one in on_device] for name in _OF_DEVICE}
         for name, values in {**self._named(spans), **_of_all(given), **of_device}.items():
             self._parts[name] += _packed(name, values)
         if 0 in of_device["occupancy_percent"]:
@@ -351,8 +345,8 @@ def _bytes(arguments: Any) -> int:
 def _without_negative(trace: Trace) -> Trace:
     """*trace* without events that end before they begin."""
     wrong = trace.duration_ns < 0
-    note = f"Left out: events with a negative length: {wrong.sum():,}."
-    return trace.only(~wrong, notes=(*trace.notes, note)) if wrong.any() else trace
+    notes = (*trace.notes, f"Left out: events with a negative length: {wrong.sum():,}.")
+    return trace.only(~wrong, notes=notes) if wrong.any() else trace
 
 
 def _without_overlong(trace: Trace) -> Trace:

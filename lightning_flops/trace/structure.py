@@ -115,9 +115,8 @@ def _in_time(trace: Trace, calls: Ints, events: Ints, number: Ints) -> Ints:
     used = np.bincount(last[last >= begins[mine]], minlength=len(of_calls)) > 0
     idle = np.bincount(group[is_call], ~used, len(called)) + np.bincount(mine, last < begins[mine], len(called))
     latest = np.where(idle[mine] == 0, of_calls[last], -1) if len(of_calls) else in_turn
-    found = np.full(len(trace), -1, dtype=np.int64)
-    found[of_events] = np.where(ordered[mine], in_turn, latest)
-    return found[events]
+    found = dict(zip(of_events.tolist(), np.where(ordered[mine], in_turn, latest).tolist(), strict=True))
+    return np.array([found[event] for event in events.tolist()], dtype=np.int64)
 
 
 def enclosing(trace: Trace, rows: Ints, parent: Ints, lanes: Lanes, moments_ns: Ints) -> Ints:

@@ -29,7 +29,6 @@ from lightning_flops.trace.names import (
 from lightning_flops.trace.steps import launched_ns, phases_of, steps_of
 from lightning_flops.trace.structure import enclosing, launch_ns_of, links_of, nearest, nest, without_inner
 
-_MOST_SPANS = 500  # of phases, which a picture has room for
 _POINT_TO_POINT = ("send", "recv", "recvAnysource", "sendrecv", "coalesced")
 """Communication from one rank to another; what is above a kernel of such a name may say that it is a collective."""
 
@@ -420,7 +419,7 @@ def memory_curves(trace: Trace) -> tuple[schema.MemoryCurve, ...] | None:
             peak_bytes=int(allocated[peak]),
             peak_us=float(times_us[peak]),
             peak_phase=next((name for name, start, end in spans if start <= times_us[peak] < end), None),
-            phases=spans if len(spans) <= _MOST_SPANS else (),
+            phases=spans if len(spans) <= 500 else (),  # a picture has no room for more
             points=tuple(zip(times_us[firsts].tolist(), np.maximum.reduceat(allocated, firsts).tolist(), strict=True)),
         )
         curves.append(curve)

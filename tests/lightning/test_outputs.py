@@ -48,7 +48,10 @@ def test_tensorboard_has_every_scalar_on_the_runs_axis_and_the_whole_text(traine
     (text,) = events.Tensors("flops_profiler/profile/text_summary")
     shown = text.tensor_proto.string_val[0].decode()
     assert shown.startswith("```") and shown.rstrip().endswith("```")
-    assert render_text(profile_of(callback)).strip("\n") in shown
+    assert render_text(profile_of(callback)).strip("\n-") in shown
+    # DeepSpeed's lines too, though no details were asked for.
+    for label in ("fwd flops per GPU:", "fwd FLOPS per GPU = fwd flops per GPU / fwd latency:", "samples/second:"):
+        assert len(re.findall(rf"^{re.escape(label)} +\d", shown, re.MULTILINE)) == 1
 
 
 def slow_callback(now: FakeNow, *hooks: str) -> Any:

@@ -56,6 +56,39 @@ def test_report_is_the_file_people_read_and_its_json_gives_it_back(name: str) ->
     assert Profile.from_json(profile.to_json()) == profile
 
 
+GREPS = (  # how scripts search what DeepSpeed 0.19.8 prints
+    r"^-+ DeepSpeed Flops Profiler -+$", r"^Profile Summary at step \d+:$", r"^Notations:$",
+    r"data parallel size \(dp_size\), model parallel size \(mp_size\)", r"number of parameters \(params\)",
+    r"^world size: +\d+$", r"^data parallel size: +\d+$", r"^model parallel size: +\d+$", r"^batch size per GPU: +\d+$",
+    r"^params per GPU: +[\d.]+ [KMB]?$", r"^fwd MACs per GPU: +[\d.]+ [KMGT]?MACs$",
+    r"^fwd flops per GPU: +[\d.]+ [KMGT]$",
+    r"^fwd latency: +[\d.]+ [mu]?s$", r"^bwd latency: +[\d.]+ [mu]?s$", r"^step latency: +[\d.]+ [mu]?s$",
+    r"^iter latency: +[\d.]+ [mu]?s$", r"^fwd FLOPS per GPU = fwd flops per GPU / fwd latency: +[\d.]+ [KMGT]FLOPS$",
+    r"^bwd FLOPS per GPU = 2 \* fwd flops per GPU / bwd latency: +[\d.]+ [KMGT]FLOPS$",
+    r"^fwd\+bwd FLOPS per GPU = 3 \* fwd flops per GPU / \(fwd\+bwd latency\): +[\d.]+ [KMGT]FLOPS$",
+    r"^FLOPS per GPU = 3 \* fwd flops per GPU / iter latency: +[\d.]+ [KMGT]FLOPS$", r"^samples/second: +[\d.]+$",
+    r"^-+ Aggregated Profile per GPU -+$", r"^-+ Detailed Profile per GPU -+$",
+    r"^Top 1 modules in terms of params, MACs .* at different model depths",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [{}, {"module_depth": 1}])
+@pytest.mark.parametrize("uncounted", [False, True])
+@pytest.mark.parametrize("place", [{"framework": "deepspeed"}, {"strategy": "DeepSpeedStrategy"}])
+def test_under_deepspeed_the_block_is_what_searches_of_its_lines_find(
+    place: dict[str, Any], uncounted: bool, config: dict[str, Any]
+) -> None:
+    window = windows.lower_bound_window() if uncounted else windows.mlp_window()
+    window = replace(window, context=replace(window.context, **place))
+    text = render_text(build_profile(window, config=ProfilerConfig(**config)), detailed=True)
+    missed = [one for one in GREPS if len(re.findall(one, text, re.MULTILINE)) != 1]
+    assert missed == []
+    # Each module stands in one line, whatever its length.
+    tree = text.partition("Detailed Profile per GPU")[2]
+    assert [len(re.findall(rf"^ *\({name}\): .*\)$", tree, re.MULTILINE)) for name in ("fc1", "fc2")] == [1, 1]
+    assert ("at least what stands here" in " ".join(text.split())) is uncounted
+
+
 @pytest.mark.parametrize("with_trace", [False, True])
 def test_nothing_that_changes_with_flops_is_printed_unmarked_when_they_are_a_lower_bound(with_trace: bool) -> None:
     """What differs between a run and one of twice its FLOPs says lower bound, on its line or in its section."""
