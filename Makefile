@@ -8,7 +8,7 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-ranks bench-advice bench-twins bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
+.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-memory bench-ranks bench-advice bench-twins bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-zoo  hundreds of architectures of transformers and timm beside an oracle of their Python calls"
 	@echo "make bench-time  whether reported times are those of an unprofiled run, and what timing and tracing cost"
 	@echo "make bench-deepspeed  what DeepSpeed's own profiler prints and what this one does, side by side"
+	@echo "make bench-memory  predicted peak memory beside the CPU allocator's, and torch's MemTracker"
 	@echo "make bench-ranks  what merging the records of 4,096 ranks takes, and how long their report is"
 	@echo "make bench-advice  whether the first advice names what is planted in small programs, and what obeying it saves"
 	@echo "make bench-loops  loops as people write them, each beside its own account of samples, steps, seconds and FLOPs"
@@ -229,6 +230,10 @@ bench-traces: $(VENV)/.installed-dev $(HTA_VENV)/.installed
 
 bench-foreign-traces: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.foreign_traces --folder "$(TRACES)"
+
+# Takes some ten minutes; ONLY=GPT2 takes some of the programs, and prints their table.
+bench-memory: $(VENV)/.installed-dev
+	$(RUN) -m benchmarks.memory $(if $(ONLY),--only '$(ONLY)')
 
 bench-ranks: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.many_ranks

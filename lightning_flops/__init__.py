@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lightning_flops.adapters.standalone import FlopsProfiler as FlopsProfiler
     from lightning_flops.adapters.standalone import get_model_profile as get_model_profile
     from lightning_flops.analysis.compare import compare_profiles as compare_profiles
+    from lightning_flops.analysis.memory import MemoryPrediction as MemoryPrediction
     from lightning_flops.config import ProfilerConfig as ProfilerConfig
     from lightning_flops.errors import ConfigError as ConfigError
     from lightning_flops.errors import LightningFlopsError as LightningFlopsError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from lightning_flops.pytorch import count_flops as count_flops
     from lightning_flops.pytorch import count_offline as count_offline
     from lightning_flops.pytorch import flops_formula as flops_formula
+    from lightning_flops.pytorch import predict_memory as predict_memory
     from lightning_flops.pytorch import profile_training as profile_training
     from lightning_flops.report.summary_text import bytes_to_string as bytes_to_string
     from lightning_flops.report.summary_text import duration_to_string as duration_to_string
@@ -38,11 +40,12 @@ __version__ = "0.1.0"
 _NAMES = {
     "adapters.standalone": "FlopsProfiler get_model_profile",
     "analysis.compare": "compare_profiles",
+    "analysis.memory": "MemoryPrediction",
     "config": "ProfilerConfig",
     "errors": "ConfigError LightningFlopsError",
     "measure.counting.formulas.custom": "register_flop_formula",
     "lightning": "FlopsProfilerCallback",
-    "pytorch": "count_flops count_offline flops_formula profile_training",
+    "pytorch": "count_flops count_offline flops_formula predict_memory profile_training",
     "report.summary_text": (
         "bytes_to_string duration_to_string flops_to_string macs_to_string number_to_string params_to_string"
     ),

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+import torch
 from torch import nn
 
 from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_in, engine_run
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.place import frame_of, loop_output, optimizers_in
 from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.memory import MemoryPrediction
 from lightning_flops.analysis.offline_formula import Counted, FlopsFormula
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
 from lightning_flops.errors import ConfigError
@@ -22,6 +24,7 @@ from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.offline import count_on_fake_tensors
 from lightning_flops.measure.counting.resized import VariedBatch
 from lightning_flops.measure.module_scope import describe_modules, require_module
+from lightning_flops.measure.predicted_memory.fake_steps import FakeSteps
 from lightning_flops.run.delivery import ProfiledRun
 from lightning_flops.run.run import safe
 from lightning_flops.sinks.services import is_writer
@@ -118,6 +121,61 @@ def flops_formula(
         return Counted(record.by_bucket(), any(one.may_have_flops for one in record.uncounted.values()))
 
     return FlopsFormula(varied.sizes, varied.batch_names, count)
+
+
+def predict_memory(
+    model: nn.Module,
+    batch: Any,
+    optimizer: Any = None,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    autocast: torch.dtype | None = None,
+    accumulate: int = 1,
+    device: Literal["cpu", "cuda"] | None = None,
+) -> MemoryPrediction:
+    """Peak memory of a training step, what is held then and which modules keep it, without running the step.
+
+    Two eager steps run on fake tensors, as the optimizer's states are made in the first: forward, loss and backward
+    *accumulate* times, the optimizer's step, then the gradients are dropped. The batch is held all the time; what the
+    model returns is dropped when the loss is known. Nothing of the model, the batch or the optimizer is changed, and
+    no memory is taken: they may lie on ``"meta"``.
+
+    ``predict_memory(model, batch, optimizer).largest_batch(80e9)`` is the largest batch that 80 GB hold.
+
+    Args:
+        model: in training mode or not, as it is.
+        batch: a tuple of positional arguments, a dict of keyword arguments, or the one argument (a named tuple is one).
+        optimizer: torch's, or a wrapper of one; None: gradients are all that is made.
+        loss: from the model's output to a scalar; None: its ``loss``, or the sum of all that it returns.
+        autocast: dtype of an autocast around the forward and the loss.
+        accumulate: forwards and backwards of one step.
+        device: where it is to run; None: where the model is, and a GPU for one on ``"meta"``. On a GPU optimizers
+            work on all parameters at once, attention's dropout is fused, and sizes are rounded up to 512 bytes.
+
+    Raises:
+        TypeError: *model* is no module.
+        ConfigError: another argument is not what is described here.
+        LightningFlopsError: the step cannot be run without values; the message names the operator and the module.
+    """
+    require_module(model)
+    if autocast is not None and not isinstance(autocast, torch.dtype):
+        raise ConfigError(f"autocast must be a torch.dtype, got {shown(autocast)}")
+    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+        raise ConfigError(f"accumulate must be an integer >= 1, got {shown(accumulate)}")
+    if device not in (None, "cpu", "cuda"):
+        raise ConfigError(f'device must be "cpu" or "cuda", got {shown(device)}')
+    on = {tensor.device.type for tensor in model.parameters()}
+    return MemoryPrediction(
+        FakeSteps(
+            model,
+            batch,
+            optimizer,
+            loss=loss,
+            autocast=autocast,
+            accumulate=accumulate,
+            on_cuda=device == "cuda" or (device is None and not on <= {"cpu"}),
+        )
+    )
 
 
 def _described_later(model: nn.Module) -> Callable[[], tuple[ModuleRecord, ...]]:

@@ -338,6 +338,34 @@ class MemoryRecord:
     kept_by_forward_bytes: int | None
 
 
+MemoryKind = Literal["parameters", "gradients", "optimizer", "activations", "batch", "temporary"]
+"""What a tensor is for: buffers are with the parameters, and temporary is what no later part of the step uses."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)  # the step that is followed fills it in
+class TensorLife:
+    """One allocation of a predicted step: its size, and between which events of the step it was held."""
+
+    size: int  # bytes
+    born: int  # number of the event that allocated it
+    part: str  # of the step in which it was made: a phase, or "" of what was there before
+    module: str  # whose code made it; ``OUTSIDE`` of none
+    operator: str  # that made it; empty of what was there before
+    kind: MemoryKind = "temporary"
+    died: int | None = None  # number of the event that freed it; None: it was held at the end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTensors:
+    """Every allocation of two training steps, and the FLOPs of the second."""
+
+    lives: Sequence[TensorLife]
+    last_forward: int  # number of the event after which the last forward began
+    flops: PhaseFlops
+    batch_size: int | None  # None: no tensor of the batch has an axis
+    notes: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorLoss:
     """Processor time that was had while steps were timed, and what was asked for and not given; None: not known."""

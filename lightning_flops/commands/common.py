@@ -1,16 +1,21 @@
-"""What several commands share: how settings are written as options, a device's own figures, how traces are analyzed."""
+"""What several commands share: settings as options, a device's figures, analyzed traces, the user's own example."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
+import os
+import runpy
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.commands.terminal import Option
 from lightning_flops.config import SETTINGS, ProfilerConfig, rules
-from lightning_flops.errors import ConfigError
+from lightning_flops.errors import ConfigError, LightningFlopsError
+from lightning_flops.units import shown
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.trace_report import AnalyzedTrace
@@ -133,3 +138,25 @@ def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
     from lightning_flops.measure.counting.recorded_calls import recorded_work
 
     return recorded_work(operator, inputs)
+
+
+# ---- the user's own function that makes a model
+
+
+def example(where: str, *, most: int = 2) -> tuple[Any, ...]:
+    """The model and the batch that the function named by *where* returns, and what may follow them, *most* in all."""
+    source, _, name = where.rpartition(":")
+    if not source:
+        raise LightningFlopsError(f"the example must be FILE.py:FUNCTION or MODULE:FUNCTION, got {shown(where)}")
+    try:
+        sys.path.insert(0, os.getcwd())
+        found = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
+    except Exception as error:  # of the user's program
+        raise LightningFlopsError(f"{source} cannot be run: {type(error).__name__}: {error}") from error
+    if not callable(function := found.get(name)):
+        there = [one for one, value in found.items() if inspect.isfunction(value) and not one.startswith("_")]
+        raise LightningFlopsError(f"{source} has no function {name}, but {', '.join(there) or 'none'}")
+    answer = function()
+    if not isinstance(answer, tuple) or not 2 <= len(answer) <= most:
+        raise LightningFlopsError(f"{where} must return a model and a batch, got {shown(answer)}")
+    return answer

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import inspect
-import os
-import runpy
-import sys
-from typing import Any
 
+from lightning_flops.commands.common import example
 from lightning_flops.commands.terminal import Status, command, option, print_whole
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.units import shown
@@ -58,7 +53,7 @@ def formula(options: argparse.Namespace) -> int:
     from lightning_flops.pytorch import flops_formula
     from lightning_flops.report.text import render_text
 
-    model, batch = _example(options.example)
+    model, batch = example(options.example)
     found = flops_formula(model, batch, vary=dict(options.vary), causal_attention=options.causal_attention)
     for sizes in options.at:
         try:
@@ -67,22 +62,3 @@ def formula(options: argparse.Namespace) -> int:
             raise LightningFlopsError(f"--at: {error}") from error
     print_whole(found.to_json() if options.json else render_text(found))
     return Status.DONE
-
-
-def _example(where: str) -> tuple[Any, Any]:
-    """The model and the batch that the function named by *where* returns."""
-    source, _, name = where.rpartition(":")
-    if not source:
-        raise LightningFlopsError(f"the example must be FILE.py:FUNCTION or MODULE:FUNCTION, got {shown(where)}")
-    try:
-        sys.path.insert(0, os.getcwd())
-        found = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
-    except Exception as error:  # of the user's program
-        raise LightningFlopsError(f"{source} cannot be run: {type(error).__name__}: {error}") from error
-    if not callable(function := found.get(name)):
-        there = [one for one, value in found.items() if inspect.isfunction(value) and not one.startswith("_")]
-        raise LightningFlopsError(f"{source} has no function {name}, but {', '.join(there) or 'none'}")
-    answer = function()
-    if not isinstance(answer, tuple) or len(answer) != 2:
-        raise LightningFlopsError(f"{where} must return a model and a batch, got {shown(answer)}")
-    return answer

@@ -14,6 +14,7 @@ from lightning_flops.report.counts_text import counts_section, formula_section, 
 from lightning_flops.report.document import Section, as_html
 from lightning_flops.report.headline import counted, figures, summary, summary_lines
 from lightning_flops.report.layout import VIEW, WHOLE, draw, draw_all
+from lightning_flops.report.memory_text import predicted_section
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.profile_document import (
     advice_section,
@@ -31,6 +32,7 @@ from lightning_flops.report.summary_text import summary_section
 from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.formula import FormulaReport
+from lightning_flops.schema.memory import MemoryReport
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Advice
 from lightning_flops.schema.throughput import ThroughputSummary
@@ -38,7 +40,7 @@ from lightning_flops.units import page, plain, plural
 
 _MOST_LINES = 59  # of the short report, above the rule that ends it
 
-Renderable = Profile | ThroughputSummary | FlopCounts | FlopsFormula | FormulaReport | Comparison
+Renderable = Profile | ThroughputSummary | FlopCounts | FlopsFormula | FormulaReport | Comparison | MemoryReport
 
 _DOCUMENTS: Mapping[type, Callable[[Any], Iterable[Section]]] = {
     Profile: lambda profile: short_sections(profile, lines=5, advice=4, notes=2),
@@ -46,6 +48,7 @@ _DOCUMENTS: Mapping[type, Callable[[Any], Iterable[Section]]] = {
     FlopCounts: lambda counts: [counts_section(counts)],
     FlopsFormula: lambda formula: [formula_section(formula.report())],
     FormulaReport: lambda report: [formula_section(report)],
+    MemoryReport: lambda report: [predicted_section(report)],
     ThroughputSummary: lambda summary: [run_section(summary)],
 }
 """The sections of the short form of each report."""

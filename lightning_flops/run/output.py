@@ -41,6 +41,7 @@ logger = package_logger(__name__)
 _LINE = 200  # characters of the line that says what came out and where it is, unless the place is longer
 WINDOWS_KEPT = 8  # the latest windows of a run, on the page and the tab: their files do not grow for ever
 _JSON, _PAGE, _TEXT, _THROUGHPUT = _NAMES = ("profile.json", "profile.html", "profile.txt", "throughput.json")
+_ACCOUNT = "out_of_memory.txt"
 
 
 class RunFiles:
@@ -82,6 +83,10 @@ class RunFiles:
         """Write *summary*, unless a profile was asked for and there is none."""
         if self._writes_throughput:
             self._write(_THROUGHPUT, summary.to_json)
+
+    def account(self, text: str) -> str | None:
+        """The path of the file with the *text* on a step that ran out of memory; None: it was not written."""
+        return self._write(_ACCOUNT, lambda: text)
 
     def write_tab(self, profile: Profile, *, prefix: str) -> None:
         """Write *profile* for TensorBoard's tab, under a tag below *prefix* that no other window of the run has."""

@@ -24,6 +24,7 @@ from lightning_flops.measure.torch_private.optional import profiler_is_recording
 from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
 from lightning_flops.run.delivery import Delivery
 from lightning_flops.run.facts import Facts
+from lightning_flops.run.out_of_memory import account_for
 from lightning_flops.run.throughput import Batch, Throughput
 from lightning_flops.run.window import Window, new_window
 from lightning_flops.schema.profile import Profile
@@ -258,6 +259,7 @@ class Run:
                 )
         finally:  # also if Ctrl-C comes once more
             self.close()
+        account_for(interrupted_by, self.facts, self.context)
         self.delivery.finish(
             self.throughput.summary(notes=self.notes.unreported) if self.config.monitor else None,
             now=self._logged_at(),

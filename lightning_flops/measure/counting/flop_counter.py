@@ -283,6 +283,10 @@ class FlopCounter:
 
     # ---- results
 
+    def where(self) -> tuple[str, FlopPhase]:
+        """The module and the phase of the operator that has just run on this thread."""
+        return self._threads.state.place(counted=False)
+
     def take_data_dependent(self) -> bool:
         """Whether values in tensors have decided sizes since this was last asked."""
         found, self._mode.data_dependent = self._mode.data_dependent, False

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
 from lightning_flops.measure.torch_private.needed import DispatchMode, new_fake_mode, push, remove, tree_map_only
+from lightning_flops.measure.torch_private.optional import put_tensors
 from lightning_flops.records import FlopRecord
 
 
@@ -44,13 +45,13 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
             f"count_offline needs the shapes of all parameters, and {', '.join(lazy)} of lazy modules have none yet: "
             "call the model once before"
         )
-    fakes = _Fakes(new_fake_mode())
-    with _caches_cleared(fakes), _attributes_put_back(model):
-        _run(fakes, counter, model, states, batch)
+    fakes = Fakes(new_fake_mode())
+    with caches_cleared(fakes), attributes_put_back(model):
+        _run(fakes, counter, model, batch)
     return counter.record()
 
 
-class _Fakes(DispatchMode):  # type: ignore[no-untyped-call]
+class Fakes(DispatchMode):  # type: ignore[no-untyped-call]
     """Entered above *mode*: knows which of its fake tensors are still held, and shapes that torch refuses to give."""
 
     supports_higher_order_operators = True
@@ -88,17 +89,29 @@ def _grouped_product(first: torch.Tensor, second: torch.Tensor, offs: Any = (), 
 _SHAPES: dict[str, Callable[..., Any]] = {"aten._grouped_mm.default": _grouped_product}
 
 
-def _run(fakes: _Fakes, counter: FlopCounter, model: nn.Module, states: Mapping[str, torch.Tensor], batch: Any) -> None:
+def put_in(fakes: Fakes, model: nn.Module) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """Each module's name, and its own parameters and buffers as fake tensors, with which it computes from now on.
+
+    Not only in its forward: a backward that repeats a forward looks them up again. ``attributes_put_back`` ends it.
+    """
+    for name, module in model.named_modules():
+        own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+        made = {key: fakes.fake(tensor) for key, tensor in own.items()}
+        put_tensors(module, made)
+        yield name, made
+
+
+def _run(fakes: Fakes, counter: FlopCounter, model: nn.Module, batch: Any) -> None:
     """Runs the forward and the backward on fake tensors, under *counter*; keeps none of them."""
     with fakes.mode, fakes, torch.compiler.set_stance("force_eager"):
-        by_id = {id(tensor): fakes.fake(tensor) for tensor in states.values()}
-        fake_states = {name: by_id[id(tensor)] for name, tensor in states.items()}
+        for _ in put_in(fakes, model):
+            pass
         inputs = tree_map_only(torch.Tensor, fakes.fake, batch)
         # Exactly a tuple: a named one, such as a PackedSequence, is an argument.
         args = inputs if type(inputs) is tuple else () if isinstance(inputs, Mapping) else (inputs,)
         kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
         with counter:
-            output = torch.func.functional_call(model, fake_states, args, kwargs, tie_weights=False)
+            output = model(*args, **kwargs)
             roots = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
@@ -114,7 +127,7 @@ def tensors_of(output: Any, depth: int = 3) -> Iterator[torch.Tensor]:
 
 
 @contextmanager
-def _attributes_put_back(model: nn.Module) -> Iterator[None]:
+def attributes_put_back(model: nn.Module) -> Iterator[None]:
     """Afterwards every module has the attributes it had before, and their plain containers hold what they held.
 
     A forward may keep what it computes, such as a rotary table, with which the next real one computes.
@@ -137,7 +150,7 @@ def _attributes_put_back(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _caches_cleared(fakes: _Fakes) -> Iterator[None]:
+def caches_cleared(fakes: Fakes) -> Iterator[None]:
     """Afterwards no ``functools.lru_cache`` holds one of these fake tensors, with which the next real forward computes.
 
     Only a walk through all objects of this process finds such a cache, so it is made only where a fake tensor is left.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -194,6 +195,18 @@ def wraps(module: nn.Module, child: str) -> bool:
         cls.__name__ in WRAPPERS[child] and cls.__module__.partition(".")[0] in _WITH_WRAPPERS
         for cls in type(module).__mro__
     )
+
+
+def put_tensors(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """The module computes with *tensors* in the place of its own parameters and buffers of these names."""
+    tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+    for held in tables:
+        held.update({name: tensors[name] for name in held if name in tensors})
+
+
+def forget_hooks(optimizer: Any) -> None:
+    """No hook of this one *optimizer* is called any more; what it was copied from keeps its own."""
+    optimizer._optimizer_step_pre_hooks = optimizer._optimizer_step_post_hooks = OrderedDict()
 
 
 class FlatPiece(NamedTuple):

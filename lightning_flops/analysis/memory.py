@@ -1,0 +1,193 @@
+"""Peak memory of a training step from the lives of its tensors, and of batches in other sizes."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from lightning_flops.errors import ConfigError, LightningFlopsError
+from lightning_flops.records import MemoryKind, StepTensors
+from lightning_flops.schema import codec
+from lightning_flops.schema.memory import CheckpointedBlocks, LargestBatch, MemoryReport, ModuleMemory, PeakMoment
+from lightning_flops.units import shown
+
+_BY_LINE = 12  # sizes that are guessed from a line before the rest are halved
+
+
+class Steps(Protocol):
+    """Runs steps, in sizes and with checkpoints that are chosen here."""
+
+    def run(self, batch_size: int | None = None, checkpointed: Collection[str] = ()) -> StepTensors:
+        """Every allocation of two steps."""
+
+    def blocks(self) -> Sequence[tuple[str, ...]]:
+        """Names of equal blocks that follow one another."""
+
+
+class MemoryPrediction:
+    """Memory of a training step that did not run, to the byte of its tensors.
+
+    ``print`` shows it as a table. What comes on top of tensors (CUDA's context, workspaces of cuBLAS, NCCL's buffers,
+    fragmentation) is not in it.
+    """
+
+    def __init__(self, steps: Steps, batch_size: int | None = None, checkpointed: Collection[str] = ()) -> None:
+        self._steps, self._checkpointed = steps, checkpointed
+        tensors = steps.run(batch_size, checkpointed)
+        self._report = build_memory_report(tensors)
+        self._recompute = tensors.flops.recompute
+        self._peaks: dict[int, int | None] = {}
+        """By batch size; None: the model refuses it."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most that tensors hold in two steps."""
+        return self._report.peak_bytes
+
+    @property
+    def at_peak(self) -> Mapping[MemoryKind, int]:
+        """Bytes of each kind at the peak: parameters, gradients, optimizer, activations, batch, temporary."""
+        return self._report.at_peak
+
+    @property
+    def modules(self) -> tuple[ModuleMemory, ...]:
+        """What each module keeps for its backward, and what it has at the peak; those that keep most first."""
+        return self._report.modules
+
+    @property
+    def when(self) -> PeakMoment:
+        """The part of the step, the module and the operator in which the peak is."""
+        return self._report.when
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not in it."""
+        return self._report.notes
+
+    def at(self, *, batch: int) -> MemoryPrediction:
+        """The prediction for a batch of this size.
+
+        Raises:
+            ConfigError: *batch* is no integer above zero, or the batch has no axis.
+            LightningFlopsError: the model refuses this size.
+        """
+        if self._report.batch_size is None:
+            raise ConfigError("the batch has no tensor with an axis, so it has no size")
+        if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+            raise ConfigError(f"batch must be an integer >= 1, got {shown(batch)}")
+        return MemoryPrediction(self._steps, batch, self._checkpointed)
+
+    def largest_batch(self, available_bytes: float) -> int:
+        """The largest batch whose peak is at most *available_bytes*; 0: none.
+
+        Both it and the next larger one are run on fake tensors, so it is what bisection finds.
+
+        Raises:
+            ConfigError: *available_bytes* is no number above zero, or the batch has no axis.
+        """
+        return self._largest(available_bytes).size
+
+    def report(
+        self, *, available_bytes: float | None = None, largest: bool = False, checkpoints: bool = False
+    ) -> MemoryReport:
+        """All of it, with the *largest* batch that fits into *available_bytes*, and what checkpoints save."""
+        return replace(
+            self._report,
+            available_bytes=None if available_bytes is None else int(available_bytes),
+            largest=self._largest(available_bytes) if largest else None,
+            checkpointed=self._saved() if checkpoints else None,
+        )
+
+    def to_json(self) -> str:
+        """The report as JSON."""
+        return self._report.to_json()
+
+    def __str__(self) -> str:
+        """The report as text, ending in a line break."""
+        return str(codec.above("report.text").render_text(self._report))
+
+    def _largest(self, available: float | None) -> LargestBatch:
+        if not isinstance(available, (int, float)) or isinstance(available, bool) or not available > 0:
+            raise ConfigError(f"available_bytes must be a number above 0, got {shown(available)}")
+        if (own := self._report.batch_size) is None:
+            raise ConfigError("the batch has no tensor with an axis, so it has no size")
+        self._peaks[own] = self.peak_bytes
+        low, high, guess, tries = 0, int(available) + 1, own, 0  # a sample has at least one byte
+        while high - low > 1:
+            guess = min(max(guess, low + 1), high - 1)
+            peak = self._peak(guess)
+            low, high = (guess, high) if peak is not None and peak <= available else (low, guess)
+            tries += 1
+            guess = self._on_the_line(available, 2 * guess) if tries < _BY_LINE else (low + high) // 2
+        peak, more = (self._peak(low), self._peak(low + 1)) if low else (None, None)
+        per_sample = None if peak is None or more is None else more - peak
+        return LargestBatch(size=low, peak_bytes=peak, bytes_per_sample=per_sample)
+
+    def _peak(self, size: int) -> int | None:
+        if size not in self._peaks:
+            try:
+                self._peaks[size] = build_memory_report(self._steps.run(size, self._checkpointed)).peak_bytes
+            except LightningFlopsError:
+                self._peaks[size] = None
+        return self._peaks[size]
+
+    def _on_the_line(self, available: float, otherwise: int) -> int:
+        """Where the line through the two known peaks nearest to *available* reaches it."""
+        known = sorted((abs(peak - available), size, peak) for size, peak in self._peaks.items() if peak is not None)
+        if len(known) < 2 or known[0][2] == known[1][2]:
+            return otherwise
+        (_, size, peak), (_, other_size, other_peak) = known[:2]
+        return int(size + (available - peak) * (other_size - size) / (other_peak - peak))
+
+    def _saved(self) -> CheckpointedBlocks | None:
+        """Of the equal blocks that keep most, what it saves to repeat them."""
+        kept = {one.name: one.kept_bytes for one in self.modules}
+
+        def held(names: tuple[str, ...]) -> int:
+            inside = tuple(f"{name}." for name in names)
+            return sum(size for name, size in kept.items() if name in names or name.startswith(inside))
+
+        names = max(self._steps.blocks(), key=held, default=())
+        if not names:
+            return None
+        other = MemoryPrediction(self._steps, self._report.batch_size, names)
+        flops = {"recompute_flops": other._recompute, "model_flops": self._report.flops}
+        return CheckpointedBlocks(names=names, peak_bytes=other.peak_bytes, **flops)
+
+
+def build_memory_report(tensors: StepTensors) -> MemoryReport:
+    """Peak, kinds and modules of two steps."""
+    changes = [(life.born, life.size, life) for life in tensors.lives]
+    changes += [(life.died, -life.size, life) for life in tensors.lives if life.died is not None]
+    changes.sort(key=operator.itemgetter(0))
+    held = peak = 0
+    last = tensors.lives[0]  # there is a parameter or a tensor of the batch
+    for _, change, life in changes:
+        held += change
+        if held > peak:
+            peak, last = held, life
+    moment = last.born
+    kinds, kept, at_peak = Counter[MemoryKind](), Counter[str](), Counter[str]()
+    for life in tensors.lives:
+        if life.born <= moment and (life.died is None or life.died > moment):
+            kinds[life.kind] += life.size
+            if life.kind in ("activations", "temporary"):
+                at_peak[life.module] += life.size
+        if life.kind == "activations" and life.part == "forward" and life.born > tensors.last_forward:
+            kept[life.module] += life.size
+    modules = [ModuleMemory(name=name, kept_bytes=kept[name], peak_bytes=at_peak[name]) for name in {**kept, **at_peak}]
+    return MemoryReport(
+        peak_bytes=peak,
+        batch_size=tensors.batch_size,
+        at_peak=dict(kinds.most_common()),
+        when=PeakMoment(part=last.part, module=last.module, operator=last.operator),
+        modules=tuple(sorted(modules, key=lambda one: (-one.kept_bytes, -one.peak_bytes))),
+        flops=tensors.flops.forward + tensors.flops.backward,
+        available_bytes=None,
+        largest=None,
+        checkpointed=None,
+        notes=tensors.notes,
+    )

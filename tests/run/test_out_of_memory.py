@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_flops import FlopsProfilerCallback, profile_training
+
+ROWS: Any = torch.randn(64, 4)
+HUGE = 1 << 60
+"""Bytes that no machine has."""
+
+
+class Full(nn.Module):
+    """Wants more than there is at the third batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls > 2:
+            torch.empty(HUGE, dtype=torch.uint8)
+        found: torch.Tensor = self.last(self.first(x).relu())
+        return found
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.WARNING, logger="lightning_flops"):
+        yield caplog
+
+
+def test_a_loop_that_runs_out_of_memory_gets_the_account_of_its_step(
+    tmp_path: Path, warnings: pytest.LogCaptureFixture
+) -> None:
+    model = Full()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before, attributes = {}, dict[str, Any]()
+    with (
+        pytest.raises(RuntimeError, match="DefaultCPUAllocator"),
+        profile_training(model, optimizer, log_dir=str(tmp_path), profile_step=10),
+    ):
+        for batch in torch.utils.data.DataLoader(ROWS, batch_size=16):
+            before, attributes = {key: one.clone() for key, one in model.state_dict().items()}, dict(vars(model))
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(torch.equal(one, before[key]) for key, one in model.state_dict().items())
+    assert vars(model) == {**attributes, "calls": 3}
+    (said,) = [one for one in warnings.messages if one.startswith("out of memory")]
+    assert "a step would take this. Peak 1.15 EB with a batch of 16, in the forward of the root (aten.empty" in said
+    text = (tmp_path / "lightning_flops" / "out_of_memory.txt").read_text()
+    assert "Predicted memory" in text and "temporary" in text
+
+
+def test_out_of_memory_outside_of_the_forward_is_said_and_another_error_is_not(
+    tmp_path: Path, warnings: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Linear(4, 2)
+    for raised in (lambda: torch.empty(HUGE, dtype=torch.uint8), lambda: 1 / 0):
+        with pytest.raises((RuntimeError, ZeroDivisionError)), profile_training(model, log_dir=str(tmp_path)):
+            raised()
+    said = [one for one in warnings.messages if one.startswith("out of memory")]
+    by_hand = "predict_memory(model, batch, optimizer) says what a step takes"
+    assert said == [f"out of memory: it was not raised in the model's forward; {by_hand}"]
+    assert not list(tmp_path.rglob("out_of_memory*"))
+
+
+def test_a_trainer_that_runs_out_of_memory_gets_the_account_of_its_training_step(
+    tmp_path: Path, warnings: pytest.LogCaptureFixture
+) -> None:
+    lightning: Any = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Full()
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            loss = self.net(batch).sum()
+            self.log("loss", loss)
+            return loss  # type: ignore[no-any-return]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters())
+
+    model = Module()
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        callbacks=[FlopsProfilerCallback(profile_step=10)],
+    )
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        trainer.fit(model, torch.utils.data.DataLoader(ROWS, batch_size=16))
+    (said,) = [one for one in warnings.messages if one.startswith("out of memory")]
+    assert "Peak 1.15 EB with a batch of 16, in the forward of net (aten.empty" in said
+    assert "log" not in vars(model)
+    assert list(tmp_path.rglob("out_of_memory.txt"))
+    assert all(parameter.grad is None or type(parameter.grad) is torch.Tensor for parameter in model.parameters())
