@@ -10,8 +10,11 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.context import get_spawning_popen
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -26,8 +29,10 @@ from lightning_flops.config import (
     refuse_unknown,
     with_settings_described,
 )
+from lightning_flops.errors import LightningFlopsError
 from lightning_flops.run.delivery import ProfiledRun
 from lightning_flops.run.run import safe
+from lightning_flops.schema.profile import Profile
 
 if TYPE_CHECKING:
     from lightning_flops.adapters.lightning import Callback, LightningModule, Trainer
@@ -44,7 +49,7 @@ else:
 _LOOPS: dict[str | None, Loop] = {"fit": "training", "validate": "validate", "test": "test", "predict": "predict"}
 
 # What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback.
-_RUNTIME_ATTRIBUTES = ("_adapter", "_delivery", "run", "_making_engine", "log", "log_dict")
+_RUNTIME_ATTRIBUTES = ("_adapter", "_delivery", "_pipe", "_to_parent", "run", "_making_engine", "log", "log_dict")
 
 
 class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
@@ -65,6 +70,9 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         ConfigError: a setting breaks its rule, or an argument is not a setting. In the block of a DeepSpeed config
             both are warnings only: a value that breaks its rule means no profile, an unknown key is ignored.
     """
+
+    _pipe: tuple[Connection, Connection] | None = None  # from the processes that train in the place of this one
+    _to_parent: Connection | None = None  # to the process that waits while this one trains
 
     def __init__(
         self,
@@ -135,7 +143,19 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         return callback
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _RUNTIME_ATTRIBUTES}
+        state = {name: value for name, value in self.__dict__.items() if name not in _RUNTIME_ATTRIBUTES}
+        if get_spawning_popen() is not None:  # for a process that trains, while this one waits for it
+            self._pipe = self._pipe or Pipe(duplex=False)
+            state["_to_parent"] = self._pipe[1]
+        return state
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """As those of any run; the latest alone where the Trainer has trained in processes that it spawned."""
+        while self._pipe is not None and self._pipe[0].poll():
+            with suppress(OSError, LightningFlopsError):  # the file is gone
+                self._profiles.append(Profile.load(self._pipe[0].recv()))
+        return super().profiles
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -265,6 +285,10 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if (adapter := self._adapter) is not None:
             adapter.run.close()
             self._keep_results()
+            path = adapter.run.facts.output.files.profile_path
+            if self._to_parent is not None and path is not None:
+                with suppress(OSError):  # the other process is gone
+                    self._to_parent.send(os.path.abspath(path))
         self._adapter = self.run = None
 
 

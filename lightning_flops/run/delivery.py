@@ -112,8 +112,9 @@ class Delivery:
         *traces* keeps the files of its traces.
         """
         self._latest = made = threading.Event()
-        job = partial(self._make, record, traces, step, at, made)
-        self.worker.submit(job, f"the report of step {record.profile_step}")
+        self.worker.submit(
+            partial(self._make, record, traces, step, at, made), f"the report of step {record.profile_step}"
+        )
 
     def _make(self, record: WindowRecord, traces: object, step: int, at: int, made: threading.Event) -> None:
         """Analyze a window, on the worker's thread."""

@@ -63,6 +63,7 @@ class RunFiles:
         self._number: int | None = None
         self._has_failed = False
         self._tabs: list[str] = []
+        self.profile_path: str | None = None  # of the latest profile.json
 
     def report(self, profile: Profile) -> None:
         """Write the files of *profile*."""
@@ -77,6 +78,7 @@ class RunFiles:
         if self._output_file is not None:  # last: it may lie on a file system that hangs
             path = self._named(self._output_file)
             text_path = self._written(path, lambda: write_text_file(path, text))
+        self.profile_path = json_path
         return {"page": html_path, "text": text_path, "json": json_path}
 
     def summary(self, summary: ThroughputSummary) -> None:

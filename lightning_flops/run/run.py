@@ -210,9 +210,9 @@ class Run:
     def log(self) -> None:
         """Give the loggers what the monitor has: the run logs its own metrics now."""
         if self.config.monitor:
-            scalars = self.throughput.read(prefix=self.facts.output.monitor_prefix)
-            if scalars and self.facts.rank == 0:
-                self.facts.output.loggers.write_scalars(scalars, step=self._logged_at())
+            output = self.facts.output
+            if (scalars := self.throughput.read(prefix=output.monitor_prefix)) and self.facts.rank == 0:
+                output.loggers.write_scalars(scalars, step=self._logged_at())
 
     def _logged_at(self) -> int:
         return (self.facts.logged_at or self.facts.x_axis)()

@@ -106,7 +106,6 @@ class Window:
                     "the training thread: it is in other."
                 )
         record = self.recorder.close(context=context)
-        run_facts = memory = None
         if record is None:
             return None
         try:
@@ -119,10 +118,10 @@ class Window:
                     loader_workers=facts.loader_workers(),
                     padding_ratio=padding,
                 )
-                memory = self.memory.record(optimizers=optimizers)
+                record = replace(record, facts=run_facts, memory=self.memory.record(optimizers=optimizers))
         except Exception as error:  # the report lacks these answers
             notes.speak(f"how the run is set up, or what its memory is for, could not be read: {words_of(error)}")
-        return replace(record, facts=run_facts, memory=memory, processor=self.processors.loss())
+        return replace(record, processor=self.processors.loss())
 
     def close(self) -> None:
         """Remove everything of this window."""

@@ -44,6 +44,24 @@ def test_two_ranks_train_and_rank_zero_reports(root: str, strategy: str, tmp_pat
     assert (timing.forward_sec, timing.backward_sec, timing.optimizer_sec) == (2.0, 4.0, 8.0)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_process_that_waits_for_those_it_spawned_has_rank_zeros_profile(tmp_path: Path, temporary: Path) -> None:
+    done = run_fork(
+        ["-W", "ignore", "-m", "tests.lightning.spawn_me", str(tmp_path)],
+        folder=REPOSITORY,
+        imports=LIGHTNING,
+        timeout_sec=200.0,
+        environment={"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(temporary)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = tmp_path.rglob("profile.json")
+    profile = Profile.load(path)
+    assert profile.ranks is not None and profile.ranks.answered == 2
+    assert profile.timing is not None
+    assert done.stdout.splitlines()[-1] == f"before None, after [{profile.timing.global_step_sec}]"
+
+
 # ---- how the ranks share the work, as the names of a device mesh's dimensions say
 
 
