@@ -8,9 +8,11 @@ import csv
 import gc
 import io
 import pickle
+import time
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from deepspeed.runtime import config as deepspeed_config
@@ -22,6 +24,7 @@ from lightning_flops.adapters.deepspeed_engine import adapter_of
 from lightning_flops.deepspeed import attach, install, uninstall
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.pytorch import profile_training
+from lightning_flops.run import delivery
 from tests.deepspeed.engines import (
     BLOCK,
     config,
@@ -130,6 +133,23 @@ def an_engine_that_is_let_go_in_its_window_is_gone() -> None:
         gc.collect()
     assert known() is None
     assert lines == ["nothing was profiled: profile_step is 5, and this run ended after 3 step(s)"]
+
+
+@scenario()
+def whoever_reads_the_profile_after_a_loop_waits_for_the_report_that_is_being_made() -> None:
+    analyze = delivery.profile_of_window
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.3)
+        return analyze(*args, **kwargs)
+
+    with mock.patch.object(delivery, "profile_of_window", slowly):
+        engine = engine_of(config(block=None))
+        handle = attach(engine, {**BLOCK, "lines": False})
+        train(engine, STEPS)
+        assert handle.profile is not None and handle.profile.profile_step == 2
+        assert handle.throughput is None  # its run goes on
+        handle.detach()
 
 
 @scenario()

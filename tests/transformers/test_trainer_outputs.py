@@ -36,13 +36,14 @@ class Board(TensorBoardCallback):
 def test_integrations_get_the_figures_behind_the_trainers_next_log_and_its_history_and_console_do_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    board = Board()
-    trainer = new_trainer(tmp_path, profiler(peak_flops_per_sec=1e12), board, logging_steps=3)
+    board, callback = Board(), profiler(peak_flops_per_sec=1e12)
+    trainer = new_trainer(tmp_path, callback, board, logging_steps=3)
     trainer.train()
     history = trainer.state.log_history
     assert [log["step"] for log in history] == [3, 6, 8]
     assert "flops_" not in str(history) and "flops_profiler/" not in capsys.readouterr().out
-    ((_, figures),) = board.ours("flops_profiler/")
+    ((at, figures),) = board.ours("flops_profiler/")
+    assert at == profile_of(callback).report_step < 8  # the window's last step, whatever the Trainer's is by then
     assert figures["flops_profiler/fwd_flops"] == gpt2_flops(BATCH).forward
     assert 0 < figures["flops_profiler/mfu"] < 1
     monitored = board.ours("flops_monitor/")
