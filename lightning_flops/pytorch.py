@@ -242,10 +242,17 @@ def profile_training(
             of_engine = engine_run(engine, config, publish, output=output)
             of_engine.log_every, of_engine.initial_step = log_every_n_steps, initial_step
             return of_engine, close
-        logs: dict[str, Any] = {"log_every_n_steps": log_every_n_steps or 50}
-        logs["x_axis"] = lambda: (initial_step or 0) + run.run.steps_done
-        run: LoopRun = LoopRun(model, optimizers, config=config, publish=publish, frame=frame, output=output, **logs)
-        return run, close
+        loop = LoopRun(
+            model,
+            optimizers,
+            config=config,
+            publish=publish,
+            frame=frame,
+            output=output,
+            log_every_n_steps=log_every_n_steps or 50,
+            initial_step=initial_step or 0,
+        )
+        return loop, close
 
     return TrainingProfiler(make, config=config)
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from lightning_flops.measure.batches import tensor_shapes
 from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
-from lightning_flops.records import BatchTokens, Shapes, TimePhase
-from lightning_flops.run.facts import Facts
+from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
+from lightning_flops.run.adapter import Adapter, Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, safe
 from lightning_flops.schema.profile import Profile
@@ -70,7 +71,17 @@ def adapter_of(engine: Any) -> EngineRun | None:
     return adapter if adapter is not None and adapter.engine is engine and not adapter.run.closed else None
 
 
-class EngineRun:
+@dataclass(slots=True)
+class _Batch:
+    """The running batch."""
+
+    given: Any = ()  # what settings that are functions of the batch are asked of
+    shapes: Shapes = ()  # of all its forwards; empty before its first
+    tokens: BatchTokens | None = None
+    backward_done: bool = False
+
+
+class EngineRun(Adapter):
     """The adapter of one engine, on one rank; the engine keeps it alive."""
 
     unseen: tuple[TimePhase, ...] = ("transfer", "other")  # as in ``Facts``
@@ -82,44 +93,66 @@ class EngineRun:
     ) -> None:
         self.engine = engine
         self._is_whole = self._is_between_steps()  # the step that runs, or comes next, is seen from its beginning
-        self._in_step = False  # a forward of the running step has begun
-        self._evaluates = self._backward_done = False
-        self._batch: Any = ()
-        self._shapes: Shapes = ()  # of all forwards of the running batch; empty before its first
-        self._tokens: BatchTokens | None = None
+        self._in_step = self._evaluates = False  # a forward of the running step has begun; one of an evaluation
+        self._batch = _Batch()
         self._backward_depth = 0
         self._updates = 0  # ``global_steps`` before the running ``engine.step``
         self._work = ExitStack()  # while the engine computes for the update
-        loader = getattr(vars(engine).get("training_dataloader"), "dataloader", None)  # the engine's own, if any
+        self._is_own_output = output is None
         accumulate = int(engine.gradient_accumulation_steps())
-        facts = Facts(
+        self.facts = Facts(
             root=engine.module,
             device=torch.device(engine.device),
             output=output or context.engine_output(engine, config),
-            context=lambda: context.run_context(engine),
-            x_axis=self._x_axis,
-            logged_at=None if output else lambda: int(engine.global_samples),  # as DeepSpeed's own scalars
-            optimizers=lambda: (engine.optimizer,),
-            whole_model=lambda: engine.module,
             rank=int(engine.global_rank),
             world_size=int(engine.world_size),
             profile_step=config.next_profile_step(steps_done=0),
-            settle_steps=steps_to_settle(batches_ahead=fetched_ahead(loader), batches_a_step=accumulate),
-            loader_workers=lambda: getattr(loader, "num_workers", None),
-            declared_batch_size=engine.train_micro_batch_size_per_gpu,
-            mark_parts=self._mark,
+            settle_steps=steps_to_settle(batches_ahead=fetched_ahead(self._loader), batches_a_step=accumulate),
             unseen=self.unseen,
             ends_when_dropped=True,
         )
-        self.run = Run(facts, config, publish)
+        self.run = Run(self, config, publish)
         context.switch_off_builtin(engine, self.run)
         self.hooks = self._hooks()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # in a pickle or a copy of the engine
 
-    def _x_axis(self) -> int:
+    # ---- what the run asks
+
+    @property
+    def _loader(self) -> Any:
+        """The engine's own DataLoader; None: it has none."""
+        return getattr(vars(self.engine).get("training_dataloader"), "dataloader", None)
+
+    def context(self) -> RunContext:
+        """Where the engine trains."""
+        return context.run_context(self.engine)
+
+    def x_axis(self) -> int:
+        """The engine's own step, or the loop's."""
         return int(self.engine.global_steps) if self.initial_step is None else self.initial_step + self.run.steps_done
+
+    def logged_at(self) -> int:
+        """The samples of all ranks, as DeepSpeed's own scalars, where its monitors get them."""
+        return int(self.engine.global_samples) if self._is_own_output else self.x_axis()
+
+    def optimizers(self) -> Iterable[Any] | None:
+        """What the engine updates by."""
+        return (self.engine.optimizer,)
+
+    def loader_workers(self) -> int | None:
+        """Those of the engine's own DataLoader."""
+        workers: int | None = getattr(self._loader, "num_workers", None)
+        return workers
+
+    def declared_batch_size(self) -> int | None:
+        """The micro-batch of the config."""
+        return int(self.engine.train_micro_batch_size_per_gpu())
+
+    def mark_parts(self, stack: ExitStack) -> None:
+        """Hear torch's own backward, which ``loss.backward()`` calls, and ``engine.backward`` in the end."""
+        hear_backwards(self, stack)
 
     def is_reading_due(self) -> bool:
         """Whether throughput is written after the step that ends now."""
@@ -147,9 +180,6 @@ class EngineRun:
             "save_checkpoint": (lambda *_, **__: self.run.outside("checkpoint"), lambda _: self.run.inside()),
             "destroy": (lambda: self.finish(), lambda _: None),
         }
-
-    def _mark(self, stack: ExitStack) -> None:
-        hear_backwards(self, stack)  # torch's own, which ``loss.backward()`` calls, and ``engine.backward`` in the end
 
     @safe
     def begin(self) -> None:
@@ -236,16 +266,16 @@ class EngineRun:
             run.enter("forward", counts=False)
         elif self._is_whole:
             self._steps_go_on()
-            if self._backward_done:
+            if self._batch.backward_done:
                 self._batch_ends()  # a loop that says itself where steps end calls engine.step only there
-            is_first, self._in_step = not self._shapes, True
-            self._shapes += tensor_shapes((*args, *kwargs.values()) if kwargs else args)
+            is_first, self._in_step = not self._batch.shapes, True
+            self._batch.shapes += tensor_shapes((*args, *kwargs.values()) if kwargs else args)
             if is_first:
                 batch = args[0] if len(args) == 1 and not kwargs else (args, kwargs) if args else kwargs
-                self._tokens = run.tokens.take(batch, fetched=run.facts.device.type != "cpu")
+                self._batch.tokens = run.tokens.take(batch, fetched=run.facts.device.type != "cpu")
                 if callable(run.config.batch_size) or callable(run.config.tokens_per_sample):
-                    self._batch = batch  # which is not held otherwise
-                run.batch_begins(self._shapes, self._tokens)
+                    self._batch.given = batch  # which is not held otherwise
+                run.batch_begins(self._batch.shapes, self._batch.tokens)
             run.enter("forward")
 
     @safe
@@ -253,7 +283,7 @@ class EngineRun:
         """Autograd is about to run, or the engine's backward."""
         self._backward_depth += 1
         if self._backward_depth == 1:
-            if self._shapes and not self._backward_done:
+            if self._batch.shapes and not self._batch.backward_done:
                 self.run.claim("forward")  # the loss
             self.run.enter("backward")
 
@@ -263,11 +293,12 @@ class EngineRun:
         self._backward_depth -= 1
         if self._backward_depth == 0:
             self.run.leave()
-            self._backward_done = bool(self._shapes)
+            self._batch.backward_done = bool(self._batch.shapes)
 
     def _gradients_are_there(self, *_: Any) -> None:
         self._work.close()
-        self._backward_done = bool(self._shapes)  # torch's own backward is heard only while parts are marked
+        # Torch's own backward is heard only while parts are marked.
+        self._batch.backward_done = bool(self._batch.shapes)
 
     def _step_begins(self, *_: Any, **__: Any) -> None:
         self._updates = int(self.engine.global_steps)
@@ -277,16 +308,16 @@ class EngineRun:
     def _step_ends(self, _: Any) -> None:
         ends_step = int(self.engine.global_steps) != self._updates
         self.run.leave()
-        if self._is_whole and (ends_step or self._shapes):
+        if self._is_whole and (ends_step or self._batch.shapes):
             self._batch_ends(ends_step=ends_step)
         self._is_whole |= ends_step
 
     def _batch_ends(self, *, ends_step: bool = False) -> None:
-        run, shapes, batch, tokens = self.run, self._shapes, self._batch, self._tokens
-        self._shapes, self._batch, self._tokens, self._backward_done = (), (), None, False
+        batch, self._batch = self._batch, _Batch()
         self._in_step = not ends_step
         logs = ends_step and self.is_reading_due()
-        run.batch_done((batch, shapes, tokens), updates=int(ends_step), ends_step=ends_step, logs=logs)
+        done = batch.given, batch.shapes, batch.tokens
+        self.run.batch_done(done, updates=int(ends_step), ends_step=ends_step, logs=logs)
 
     def _mode_changes(self, mode: bool = True) -> None:
         if not mode and not self._in_step:

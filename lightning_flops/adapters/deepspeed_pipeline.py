@@ -85,7 +85,8 @@ class PipelineRun(EngineRun):
     def _is_between_steps(self) -> bool:
         return True  # train_batch is a whole step
 
-    def _mark(self, stack: ExitStack) -> None:
+    def mark_parts(self, stack: ExitStack) -> None:
+        """Hear the instructions."""
         self._hear_instructions(set(self.hooks).difference(self._always), stack)
 
     @safe

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from lightning_flops.adapters.loop import Hook
 from lightning_flops.adapters.place import announce_in_log, mesh_sizes, run_context_on, sizes_along
@@ -25,7 +27,7 @@ from lightning_flops.measure.batches import samples_in, tensor_shapes
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes, TimePhase
-from lightning_flops.run.facts import Facts
+from lightning_flops.run.adapter import Adapter, Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, safe
 from lightning_flops.schema.profile import Profile
@@ -62,7 +64,16 @@ _EVERY_LOOP = "_call_and_handle_interrupt"  # of Lightning's module ``trainer.ca
 _OF_STRATEGY = frozenset("batch_to_device training_step validation_step test_step predict_step".split())
 
 
-class LightningRun:
+@dataclass(slots=True)
+class _Batch:
+    """The running batch."""
+
+    given: Any = None
+    shapes: Shapes = ()
+    tokens: BatchTokens | None = None
+
+
+class LightningRun(Adapter):
     """The adapter of one *loop* of a Trainer's, on one rank; *own_folder* takes reports if no logger has a folder."""
 
     def __init__(
@@ -79,16 +90,13 @@ class LightningRun:
         self._trainer = trainer
         self._callback = callback
         self._others = 0  # fits of other Trainers that go on inside of this one
-        self._loop = loop
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
         self._engine = _engine_of(trainer) if self._trains else None
         found, accumulate = _loaders(trainer, loop), trainer.accumulate_grad_batches if self._trains else 1
         self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(found) == 1
-        self._batch: Any = None
+        self._batch = _Batch()
         self._in_backward = False
-        self._shapes: Shapes = ()
-        self._tokens: BatchTokens | None = None
         self._batches_done = 0
         self._attempts = 0  # of the Trainer's optimizers until the latest batch
         self._updates = 0  # that the optimizers themselves have made since then
@@ -107,14 +115,10 @@ class LightningRun:
             'call logging.basicConfig(level="INFO").',
             part="" if loop == "training" else loop,
         )
-        facts = Facts(
+        self.facts = Facts(
             root=pl_module,
             device=trainer.strategy.root_device,
             output=output,
-            context=lambda: run_context(trainer, loop),
-            x_axis=self._logged_step,
-            optimizers=lambda: list(trainer.optimizers) if self._trains else [],
-            whole_model=lambda: trainer.strategy.model or pl_module,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
             loop=loop,
@@ -122,12 +126,29 @@ class LightningRun:
             settle_steps=steps_to_settle(
                 batches_ahead=max(map(fetched_ahead, found), default=0), batches_a_step=accumulate
             ),
-            loader_workers=lambda: min(
-                (one.num_workers for one in _loaders(trainer, loop) if hasattr(one, "num_workers")), default=None
-            ),
-            mark_parts=self._mark,
         )
-        self.run = Run(facts, config, publish)
+        self.run = Run(self, config, publish)
+
+    # ---- what the run asks
+
+    def context(self) -> RunContext:
+        """Where the Trainer's loop runs."""
+        return run_context(self._trainer, self.facts.loop)
+
+    def optimizers(self) -> Iterable[Any] | None:
+        """The Trainer's; none in a loop that does not train."""
+        return list(self._trainer.optimizers) if self._trains else []
+
+    def whole_model(self) -> nn.Module:
+        """The strategy's."""
+        return self._trainer.strategy.model or self.facts.root
+
+    def loader_workers(self) -> int | None:
+        """The fewest of the loop's DataLoaders."""
+        loaders = _loaders(self._trainer, self.facts.loop)
+        return min((one.num_workers for one in loaders if hasattr(one, "num_workers")), default=None)
+
+    # ---- what is heard
 
     def begin(self) -> None:
         """The loop is about to fetch its first batch."""
@@ -144,7 +165,8 @@ class LightningRun:
 
     # ---- parts of a step
 
-    def _mark(self, stack: ExitStack) -> None:
+    def mark_parts(self, stack: ExitStack) -> None:
+        """Hear the Trainer's own profiler."""
         self._hooked = _hooked(self._trainer)
         for method in ("start", "stop"):
             begins = partial(LightningRun._action, begins=method == "start")
@@ -269,29 +291,28 @@ class LightningRun:
     def batch_starts(self, batch: Any) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
         self._steps_go_on()
-        self._batch, self._shapes = batch, tensor_shapes(batch)
-        self._tokens = self.run.tokens.take(batch, fetched=self._reads_ahead) if self.run.tokens.reads else None
-        self.run.batch_begins(self._shapes, self._tokens)
+        tokens = self.run.tokens.take(batch, fetched=self._reads_ahead) if self.run.tokens.reads else None
+        self._batch = _Batch(batch, tensor_shapes(batch), tokens)
+        self.run.batch_begins(self._batch.shapes, tokens)
 
     def batch_ends(self, batch: Any, outputs: Any) -> None:
         """*batch* went through the loop, and with it perhaps a step; *outputs* is what Lightning keeps of it."""
         if batch is None:
             return  # the loader yielded None, and nothing ran
-        if batch is not self._batch:
-            self._shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
-        rows = _rows(self._trainer, self._loop, batch)
+        running, self._batch = self._batch, _Batch()
+        if batch is not running.given:
+            running.shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
+        rows = _rows(self._trainer, self.facts.loop, batch)
         if self._trains and not self._manual and not outputs:  # the step returned None: nothing was trained on
-            rows, self._shapes, self._tokens = 0, (), None
+            rows, running = 0, _Batch()
         self._batches_done += 1
         before, self._attempts = self._attempts, self._attempted()
         updates, self._updates = max(self._updates, self._attempts - before), 0
         # In manual optimization Lightning's stand-in for an optimizer makes no steps.
         unseen = self._manual and all(is_lightnings(type(one)) for one in self._trainer.optimizers)
         ends_step = not self._trains or updates > 0 or unseen
-        tokens, self._batch, self._tokens = self._tokens, None, None
         logs = ends_step and self._logs()
-        done = batch, self._shapes, tokens
-        known = None if rows is None else [rows]
+        done, known = (batch, running.shapes, running.tokens), None if rows is None else [rows]
         self.run.batch_done(done, updates=updates, ends_step=ends_step, logs=logs, rows=known)
 
     def _attempted(self) -> int:
@@ -301,10 +322,10 @@ class LightningRun:
 
     def _logs(self) -> bool:
         """Whether the Trainer logs its metrics with this step (``logger_connector.should_update_logs``)."""
-        every, step = int(getattr(self._trainer, "log_every_n_steps", 0)), self._logged_step() + self._trains
+        every, step = int(getattr(self._trainer, "log_every_n_steps", 0)), self.x_axis() + self._trains
         return every > 0 and (step % every == 0 or (self._trains and bool(self._trainer.should_stop)))
 
-    def _logged_step(self) -> int:
+    def x_axis(self) -> int:
         """The step at which Lightning logs its own metrics; a loop without training has its batches."""
         if not self._trains:
             return self._batches_done

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -35,8 +35,8 @@ from lightning_flops.measure.torch_private.optional import (
     was_used,
     workers_of,
 )
-from lightning_flops.records import BatchTokens, Shapes
-from lightning_flops.run.facts import Facts
+from lightning_flops.records import BatchTokens, RunContext, Shapes
+from lightning_flops.run.adapter import Adapter, Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, failed, safe
 from lightning_flops.schema.profile import Profile
@@ -86,6 +86,49 @@ class _MicroStep:
     given: Any = ()  # what settings that are functions of the batch are asked of
 
 
+@dataclass(slots=True)
+class _RunningStep:
+    """What was heard of the running step."""
+
+    micro_steps: list[_MicroStep] = field(default_factory=list)
+    inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)  # first tensors of its forwards
+    latest: Shapes = ()  # of the latest forward with gradients
+    updates: int = 0
+
+
+@dataclass(slots=True)
+class _Fetches:
+    """What was heard of the loop's fetches."""
+
+    asked: Callable[[], Any] = lambda: None  # returns what was asked for a batch last
+    waits: bool = False  # it is being asked, for a step
+    shapes: Shapes = ()  # of what was fetched last
+    handed: _MicroStep | None = None  # what ``batches`` has handed out, and no forward has taken
+    learned: set[Shapes] = field(default_factory=set)  # shapes whose steps were counted
+
+
+@dataclass(slots=True)
+class _Open:
+    """What has begun for the run, and not ended."""
+
+    forward: bool = False
+    update: bool = False
+    away: bool = False  # an evaluation
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of the loop, before it or by now."""
+
+    steps_before: int  # that it has made without us
+    initial_step: int  # x-axis of the first step
+    log_every: int  # steps; 0: throughput is written when a subclass says so
+    reads_fetched: bool  # tokens, before the model gets them
+    accumulate: int = 1
+    autocast: str = ""
+    workers: int | None = None
+
+
 class _Names:
     """A number for each object that a loop's events are of; holds none of them."""
 
@@ -99,10 +142,10 @@ class _Names:
         return int(self._numbers[one])
 
 
-class LoopRun:
+class LoopRun(Adapter):
     """The adapter of one loop, on one rank, which has made *steps_before* steps without it.
 
-    With *log_every_n_steps* 0, throughput is written when a subclass says so. *facts* are by the names of ``Facts``.
+    With *log_every_n_steps* 0, throughput is written when a subclass says so. *facts*, if they are not the loop's own.
     """
 
     run: Run
@@ -119,42 +162,52 @@ class LoopRun:
         output: LoggedOutput,
         log_every_n_steps: int = 0,
         steps_before: int = 0,
-        **facts: Any,
+        initial_step: int = 0,
+        facts: Facts | None = None,
     ) -> None:
-        self._model = model
+        self._model, self._frame = model, frame
         self._optimizers = tuple(optimizers)
-        self._log_every, self._steps_before = log_every_n_steps, steps_before
+        self.facts = facts or Facts(
+            root=root_of(model),
+            device=device_of(model),
+            output=output,
+            rank=frame.rank,
+            world_size=frame.world_size,
+            profile_step=config.next_profile_step(steps_done=steps_before),
+            unseen=("transfer", "other"),
+        )
+        on_device = self.facts.device.type != "cpu"
+        self._known = _Known(steps_before, initial_step, log_every_n_steps, reads_fetched=on_device)
         self._steps = Steps(range(len(self._optimizers)))
         self._name = _Names()
-        self._micro_steps: list[_MicroStep] = []
-        self._inputs: list[weakref.ref[torch.Tensor]] = []  # first tensors of the step's forwards
-        self._handed: _MicroStep | None = None  # what ``batches`` has handed out, and no forward has taken
-        self._fetched: Shapes = ()
-        self._latest: Shapes = ()  # of the latest forward with gradients
-        self._learned: set[Shapes] = set()  # shapes of fetched batches whose steps were counted
-        self._asked: Callable[[], Any] = lambda: None  # returns what was asked for a batch last
-        self._waits = self._away = self._in_forward = self._in_update = False
-        self._updates = 0
-        self._accumulate = 1
-        self._autocast = ""
-        self._workers: int | None = None
-        known: dict[str, Any] = {
-            "root": root_of(model),
-            "device": device_of(model),
-            "output": output,
-            "context": lambda: run_context(frame, model, accumulate=self._accumulate, autocast=self._autocast),
-            "x_axis": lambda: self.run.steps_done,
-            "optimizers": lambda: self._optimizers or None,
-            "whole_model": lambda: model,
-            "rank": frame.rank,
-            "world_size": frame.world_size,
-            "profile_step": config.next_profile_step(steps_done=steps_before),
-            "loader_workers": lambda: self._workers,
-            "unseen": ("transfer", "other"),
-        }
-        self.run = Run(Facts(**(known | facts)), config, publish)
+        self._running, self._fetches, self._open = _RunningStep(), _Fetches(), _Open()
+        self.run = Run(self, config, publish)
         self.run.steps_done = steps_before
-        self._reads_fetched = self.run.facts.device.type != "cpu"  # tokens, before the model gets them
+
+    # ---- what the run asks
+
+    def context(self) -> RunContext:
+        """Where the loop runs."""
+        known = self._known
+        return run_context(self._frame, self._model, accumulate=known.accumulate, autocast=known.autocast)
+
+    def x_axis(self) -> int:
+        """The loop's own step."""
+        return self._known.initial_step + self.run.steps_done
+
+    def optimizers(self) -> Iterable[Any] | None:
+        """Those that were given."""
+        return self._optimizers or None
+
+    def whole_model(self) -> nn.Module:
+        """The model as it was given."""
+        return self._model
+
+    def loader_workers(self) -> int | None:
+        """Those of the first DataLoader that was asked."""
+        return self._known.workers
+
+    # ---- what is heard
 
     def begin(self) -> None:
         """The loop begins."""
@@ -206,16 +259,18 @@ class LoopRun:
         """Do what *decision* says, and return what its event is."""
         if decision.ended is not None:
             self._step_is_over(decision.ended)
-        if self._steps.away != self._away:
-            self._away = self._steps.away
-            if self._away:
+        if self._steps.away != self._open.away:
+            self._open.away = self._steps.away
+            if self._open.away:
                 self.run.outside("validation", since_batch=not self._steps.has_begun)
             else:
                 self.run.inside()
         return decision.part
 
     def _step_is_over(self, ended: StepEnd) -> None:
-        run, found, number = self.run, self._micro_steps or [_MicroStep(self._fetched)], len(ended.rows)
+        run, known, number = self.run, self._known, len(ended.rows)
+        step, self._running = self._running, _RunningStep()
+        found = step.micro_steps or [_MicroStep(self._fetches.shapes)]
         while len(found) > number:  # what was taken for one, until a batch was fetched for the step
             extra = found.pop()
             found[-1].shapes += extra.shapes
@@ -224,11 +279,10 @@ class LoopRun:
             run.notes.add_for_run(_NO_SAMPLES.format(ended.why))
         if self._steps.is_blind and run.is_marking:
             run.notes.add(_NOT_CALLED)
-        updates, self._updates, self._micro_steps, self._accumulate = self._updates, 0, [], number
-        self._inputs.clear()
-        logs = self._log_every > 0 and (run.steps_done + 1) % self._log_every == 0
+        known.accumulate = number
+        logs = known.log_every > 0 and (run.steps_done + 1) % known.log_every == 0
         batches = [(one.given, one.shapes, one.tokens) for one in found]
-        run.batch_done(*batches, updates=updates, ends_step=True, logs=logs, rows=ended.rows)
+        run.batch_done(*batches, updates=step.updates, ends_step=True, logs=logs, rows=ended.rows)
 
     # ---- the parts of a step
 
@@ -251,11 +305,11 @@ class LoopRun:
             return
         if part is Part.MICRO_STEP:
             self._micro_step_begins(given, shapes, is_first=not has_begun or decision.ended is not None)
-        elif grads and self._micro_steps:
-            self._micro_steps[-1].shapes += shapes
-        self._latest = shapes if grads else ()
-        if not self._in_forward:
-            self._in_forward = True
+        elif grads and self._running.micro_steps:
+            self._running.micro_steps[-1].shapes += shapes
+        self._running.latest = shapes if grads else ()
+        if not self._open.forward:
+            self._open.forward = True
             self.run.enter("forward", counts=grads)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -267,24 +321,24 @@ class LoopRun:
     def _is_same(self, given: Any) -> bool:
         """Whether the first tensor in *given* is one that a forward of this step had."""
         first = first_tensor(given)
-        if first is None or any(one() is first for one in self._inputs):
+        if first is None or any(one() is first for one in self._running.inputs):
             return first is not None
-        self._inputs.append(weakref.ref(first))
+        self._running.inputs.append(weakref.ref(first))
         return False
 
     def _micro_step_begins(self, given: Any, shapes: Shapes, *, is_first: bool) -> None:
         """A micro-step begins; if it *is_first*, nothing of its step has computed anything."""
         run, device = self.run, self.run.facts.device.type
         if run.is_marking and torch.is_autocast_enabled(device):
-            self._autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-        one, self._handed = self._handed or _MicroStep(shapes, given=self._kept(given)), None
+            self._known.autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+        one, self._fetches.handed = self._fetches.handed or _MicroStep(shapes, given=self._kept(given)), None
         one.tokens = self._tokens(given, shapes)
-        self._micro_steps.append(one)
+        self._running.micro_steps.append(one)
         if is_first and not (self.counts_at_fetch and self._steps.fetches):
             self._may_count(one.shapes, one.tokens)
 
     def _may_count(self, shapes: Shapes, tokens: BatchTokens | None = None) -> None:
-        if self.run.steps_done > self._steps_before:  # the first step lacks what follows an update
+        if self.run.steps_done > self._known.steps_before:  # the first step lacks what follows an update
             self.run.batch_begins(shapes, tokens)
 
     def _kept(self, given: Any) -> Any:
@@ -306,15 +360,16 @@ class LoopRun:
     def forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         """A model's forward is over, or has raised; in an optimizer's closure, the loss is still a part of it."""
         self._steps.forward_ends()
-        if output is None and not self._steps.is_inside and self._micro_steps:  # it has raised, and computed the less
-            one, self._latest, number = self._micro_steps[-1], (), len(self._latest)
-            one.shapes = one.shapes[: len(one.shapes) - number]
+        step = self._running
+        if output is None and not self._steps.is_inside and step.micro_steps:  # it has raised: this was not computed
+            last, step.latest, number = step.micro_steps[-1], (), len(step.latest)
+            last.shapes = last.shapes[: len(last.shapes) - number]
         if not self._steps.updating:
             self._forward_is_over()
 
     def _forward_is_over(self) -> None:
-        if self._in_forward and not self._steps.forwards:
-            self._in_forward = False
+        if self._open.forward and not self._steps.forwards:
+            self._open.forward = False
             self.run.leave()
 
     @safe
@@ -323,7 +378,7 @@ class LoopRun:
         part = self._decided(self._steps.backward_begins(grad_only=grad_only))
         if part is Part.STEP or part is Part.MICRO_STEP:
             if part is Part.MICRO_STEP:  # compiled code called the model, and no hook of ours
-                self._micro_steps.append(_MicroStep(self._fetched))
+                self._running.micro_steps.append(_MicroStep(self._fetches.shapes))
             self._forward_is_over()
             self.run.claim("forward")
             self.run.enter("backward")
@@ -334,14 +389,14 @@ class LoopRun:
         steps = self._steps
         steps.backward_ends(grad_only=grad_only)
         if not (steps.backwards or steps.leaves_out):
-            steps.forwards = int(self._in_forward)  # a forward inside, if it has raised, has no end
+            steps.forwards = int(self._open.forward)  # a forward inside, if it has raised, has no end
             self.run.leave()
 
     @safe
     def update_begins(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """An optimizer's step begins; where a subclass's step calls its parent's, the hooks are called again."""
         if self._decided(self._steps.update_begins()) is Part.STEP:
-            self._in_update = True
+            self._open.update = True
             self.run.enter("optimizer")
 
     @safe
@@ -353,12 +408,12 @@ class LoopRun:
         decision = self._steps.update_ends(index, later=later)
         if decision.part is Part.STEP:
             self._update_is_over()
-            self._updates += 1
+            self._running.updates += 1
             self._decided(decision)
 
     def _update_is_over(self) -> None:
-        if self._in_update:  # otherwise its closure has fetched a batch
-            self._in_update = False
+        if self._open.update:  # otherwise its closure has fetched a batch
+            self._open.update = False
             self._forward_is_over()
             self.run.leave()
 
@@ -375,22 +430,22 @@ class LoopRun:
         decision = steps.fetch_begins(*names, grads=torch.is_grad_enabled(), training=training)
         if self._decided(decision) is not Part.STEP:
             return
-        if self._asked() is not source:
-            self._asked = weakref.ref(source)
-            self._workers = workers_of(source) if self._workers is None else self._workers
-            settle = steps_to_settle(batches_ahead=fetched_ahead(source), batches_a_step=self._accumulate)
+        if self._fetches.asked() is not source:
+            self._fetches.asked = weakref.ref(source)
+            self._known.workers = workers_of(source) if self._known.workers is None else self._known.workers
+            settle = steps_to_settle(batches_ahead=fetched_ahead(source), batches_a_step=self._known.accumulate)
             self.run.window.recorder.settle_for(settle)
-        self._waits = True
+        self._fetches.waits = True
         self.run.fetch_begins()
 
     @safe
     def fetch_ends(self, batch: Any, *, handed_out: bool = False) -> None:
         """A fetch has brought *batch*, which ``batches`` has *handed_out*, or None: the loader is at its end."""
-        steps, source = self._steps, self._asked()
-        if not (self._waits and steps.fetching == 1):  # inside of another one, or outside of steps
+        steps, source = self._steps, self._fetches.asked()
+        if not (self._fetches.waits and steps.fetching == 1):  # inside of another one, or outside of steps
             steps.fetch_fails()
             return
-        self._waits = False
+        self._fetches.waits = False
         self.run.fetch_ends()
         if batch is None:
             steps.fetch_fails(self._name(source))
@@ -399,13 +454,13 @@ class LoopRun:
         loader = self._name(loader_of(source))
         steps.fetch_ends(self._name(source), samples_in(shapes), alike_parts(batch), loader=loader, explicit=handed_out)
         if handed_out and HIDDEN_SHAPE not in shapes:  # otherwise they are those of what the model gets
-            self._handed = _MicroStep(shapes, given=self._kept(batch))
-        self._fetched = shapes
-        if self.counts_at_fetch and not (steps.has_begun or shapes in self._learned):
+            self._fetches.handed = _MicroStep(shapes, given=self._kept(batch))
+        self._fetches.shapes = shapes
+        if self.counts_at_fetch and not (steps.has_begun or shapes in self._fetches.learned):
             self._may_count(shapes)  # before anything computes on it
             if self.run.window.recorder.counting:
-                self._learned.add(shapes)
-        if self._reads_fetched and not handed_out:
+                self._fetches.learned.add(shapes)
+        if self._known.reads_fetched and not handed_out:
             self.run.tokens.fetch(batch)
 
     # ---- what the loop says itself
@@ -427,7 +482,7 @@ class LoopRun:
     @safe
     def end_step(self, *, updated: bool | None = None) -> None:
         """A batch is through, and with it a step, if it was *updated*; None: if an optimizer's step was seen."""
-        self._updates = self._updates if updated is None else int(updated)
+        self._running.updates = self._running.updates if updated is None else int(updated)
         self._decided(self._steps.mark(updated=updated))
 
     @safe

@@ -90,8 +90,16 @@ class LoopFinder:
         frame = frame_of(model, accelerator=None, fabric=None)
         output, close_output = loop_output(frame, self._config, log_dir=self._log_dir, or_own=True)
         self._after.callback(close_output)
-        loop: dict[str, Any] = {"frame": frame, "output": output, "log_every_n_steps": 50, "steps_before": 1}
-        self._loop = LoopRun(model, (optimizer,), config=self._config, publish=self.profiles.append, **loop)
+        self._loop = LoopRun(
+            model,
+            (optimizer,),
+            config=self._config,
+            publish=self.profiles.append,
+            frame=frame,
+            output=output,
+            log_every_n_steps=50,
+            steps_before=1,
+        )
         self.run = self._loop.run
         self._loop.begin()
 

@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 from accelerate import data_loader as accelerate_loaders
+from torch import nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler
 
 from lightning_flops.adapters.deepspeed_context import switch_off_builtin
 from lightning_flops.adapters.loop import LoopRun
-from lightning_flops.adapters.place import Frame, accelerate_frame, log_is_shown, optimizers_in, run_context
+from lightning_flops.adapters.place import Frame, accelerate_frame, device_of, log_is_shown, optimizers_in, run_context
 from lightning_flops.adapters.wrapping import hear
 from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.deepspeed_groups import parallel_sizes
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
-from lightning_flops.records import BatchTokens, Shapes
+from lightning_flops.records import BatchTokens, RunContext, Shapes
+from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import safe
 from lightning_flops.sinks.services import TrainerLog
@@ -74,26 +76,38 @@ class TrainerRun(LoopRun):
             announce=lambda sentence: None if log_is_shown() else tqdm.write(printable(sentence)),
         )
         ahead = 1 + fetched_ahead(getattr(loader, "base_dataloader", loader))  # accelerate fetches one more
-        super().__init__(
-            trainer.model_wrapped,
-            updated,
-            config=config,
-            publish=publish,
-            frame=frame,
+        root: nn.Module = trainer.model  # type: ignore[assignment]  # made by now
+        facts = Facts(
+            root=root,
+            device=device_of(trainer.model_wrapped),
             output=output,
-            root=trainer.model,
-            context=lambda: run_context(frame, trainer.model_wrapped, accumulate=accumulate),
-            x_axis=lambda: int(trainer.state.global_step),
+            rank=frame.rank,
+            world_size=frame.world_size,
+            profile_step=config.next_profile_step(steps_done=0),
             settle_steps=steps_to_settle(batches_ahead=ahead, batches_a_step=accumulate),
-            whole_model=lambda: getattr(self._engine, "module", trainer.model_wrapped),
-            mark_parts=self._mark,
-            unseen=(),
+        )
+        super().__init__(
+            trainer.model_wrapped, updated, config=config, publish=publish, frame=frame, output=output, facts=facts
         )
         self._steps.ends_known = self._steps.outside_known = True
-        self._accumulate = accumulate
-        self._reads_fetched = True  # accelerate moves them; what it skips in a training that goes on is dropped here
+        self._known.accumulate = accumulate
+        # Accelerate moves them; what it skips in a training that goes on is dropped here.
+        self._known.reads_fetched = True
         self.run.tokens.fetched = deque(maxlen=accumulate + 1)
         self.run.tokens.reads = self._wants_tokens = config.tokens_per_sample is None
+
+    def context(self) -> RunContext:
+        """Where the Trainer trains."""
+        return run_context(self._frame, self._model, accumulate=self.trainer.args.gradient_accumulation_steps)
+
+    def x_axis(self) -> int:
+        """The Trainer's own step."""
+        return int(self.trainer.state.global_step)
+
+    def whole_model(self) -> nn.Module:
+        """The model with its wrappers, without an engine."""
+        model: nn.Module = getattr(self._engine, "module", self._model)
+        return model
 
     def begin(self) -> None:
         """The first epoch begins."""
@@ -119,7 +133,8 @@ class TrainerRun(LoopRun):
 
     # ---- parts of a step that no hook of torch's shows, while they are marked
 
-    def _mark(self, stack: ExitStack) -> None:
+    def mark_parts(self, stack: ExitStack) -> None:
+        """Hear what the Trainer and accelerate do around a step's parts."""
         trainer = self.trainer
         model = trainer.model_wrapped
         for owner, name, part, of in (
@@ -188,9 +203,9 @@ class TrainerRun(LoopRun):
 
     def _goes_away(self, what: str | None) -> None:
         """*what* begins, which belongs to no step, until the next batch is asked for; None: the step goes on."""
-        if self._away:
+        if self._open.away:
             self.run.inside()
-        self._away = self._steps.away = what is not None
+        self._open.away = self._steps.away = what is not None
         if what is not None:
             self.run.outside(what)
 

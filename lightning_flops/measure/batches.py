@@ -95,7 +95,7 @@ class BatchMeter:
         batch_size: int | Callable[[Any], int] | None,
         tokens_per_sample: int | Callable[[Any], int] | None,
         note: Callable[[str], None],
-        declared: Callable[[], int] | None = None,
+        declared: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._batch_size = batch_size
         self._tokens_per_sample = tokens_per_sample
@@ -115,8 +115,8 @@ class BatchMeter:
         if self._batch_size is not None:
             return self.given(batch, None)
         samples = samples_in(shapes)
-        if samples is None and self._declared is not None:
-            samples = int(self._declared())
+        if samples is None:
+            samples = self._declared()
         if samples is None:
             self._note(
                 "The batch size could not be read from the batch, whose tensors have different first dimensions or "

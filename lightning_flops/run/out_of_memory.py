@@ -12,7 +12,7 @@ from lightning_flops.measure.predicted_memory.failed_step import failed_steps, i
 from lightning_flops.records import RunContext
 from lightning_flops.report.memory_text import headline
 from lightning_flops.report.text import render_text
-from lightning_flops.run.facts import Facts
+from lightning_flops.run.adapter import Adapter
 from lightning_flops.signals import words_of
 from lightning_flops.sinks.file import shown_path
 from lightning_flops.units import package_logger, plain
@@ -23,20 +23,21 @@ _QUICK_SEC = 5.0  # a prediction that took longer is not repeated for other batc
 _BY_HAND = "predict_memory(model, batch, optimizer) says what a step takes"
 
 
-def account_for(error: BaseException | None, facts: Facts, context: Callable[[], RunContext]) -> None:
+def account_for(error: BaseException | None, adapter: Adapter, context: Callable[[], RunContext]) -> None:
     """If *error* is of an allocator, say and write what the step takes that it ended. It raises nothing of ours."""
-    if error is None or not is_out_of_memory(error) or facts.rank:
+    if error is None or not is_out_of_memory(error) or adapter.facts.rank:
         return
     try:
-        logger.warning("out of memory: %s", _account(error, facts, context()))
+        logger.warning("out of memory: %s", _account(error, adapter, context()))
     except Exception as failed:
         logger.warning("out of memory: the step is not accounted for: %s", words_of(failed))
 
 
-def _account(error: BaseException, facts: Facts, context: RunContext) -> str:
+def _account(error: BaseException, adapter: Adapter, context: RunContext) -> str:
+    facts = adapter.facts
     if facts.world_size > 1:
         return f"of several ranks no step is predicted; {_BY_HAND}"
-    steps = failed_steps(error, facts.root, facts.optimizers(), precision=context.precision)
+    steps = failed_steps(error, facts.root, adapter.optimizers(), precision=context.precision)
     if steps is None:
         return f"it was not raised in the model's forward; {_BY_HAND}"
     began = time.monotonic()

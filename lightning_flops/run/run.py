@@ -22,8 +22,8 @@ from lightning_flops.measure.timing.processor_wait import Heat, heat_counter
 from lightning_flops.measure.tokens import TokenReader
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
 from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
+from lightning_flops.run.adapter import Adapter
 from lightning_flops.run.delivery import Delivery
-from lightning_flops.run.facts import Facts
 from lightning_flops.run.out_of_memory import account_for
 from lightning_flops.run.throughput import Batch, Throughput
 from lightning_flops.run.window import Window, new_window
@@ -45,15 +45,16 @@ class Run:
 
     window: Window  # the window that is open or comes next
 
-    def __init__(self, facts: Facts, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
-        self.facts = facts
+    def __init__(self, adapter: Adapter, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
+        self.adapter = adapter
+        self.facts = facts = adapter.facts
         self.config = config
         self.undo = ExitStack()  # removes everything of ours; an adapter adds the undo of its hooks
         self.closed = False
         self.thread = threading.get_ident()  # the training thread
         self.notes = notes = Notes()
         self.delivery = Delivery(facts, config, publish, notes)
-        self.throughput = Throughput(facts, config, note=notes.add_for_run)
+        self.throughput = Throughput(adapter, config, note=notes.add_for_run)
         self.tokens = TokenReader(notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
         self.steps_done = 0
         self.outside_of: list[str] = []  # what runs now and belongs to no step
@@ -69,7 +70,7 @@ class Run:
         self.notes.begin_window()
         self.window = new_window(
             step,
-            facts=self.facts,
+            adapter=self.adapter,
             config=self.config,
             notes=self.notes,
             heat=heat,
@@ -102,7 +103,7 @@ class Run:
             self._follow()
 
     def _follow(self) -> None:
-        self.window.follow(self.facts.mark_parts, outside=bool(self.outside_of))
+        self.window.follow(self.adapter.mark_parts, outside=bool(self.outside_of))
 
     def fetch_begins(self) -> None:
         """The loop asks its data loader for a batch; calls may nest, and the outermost counts."""
@@ -192,7 +193,7 @@ class Run:
             self._step_ends(seconds)
             if logs:
                 self.log()
-        if delivery.deliver(self._logged_at) or logs or is_measured:
+        if delivery.deliver(self.adapter.logged_at) or logs or is_measured:
             throughput.monitor.go_on()
         if ends_step:
             self._step_begins()
@@ -212,14 +213,11 @@ class Run:
         if self.config.monitor:
             output = self.facts.output
             if (scalars := self.throughput.read(prefix=output.monitor_prefix)) and self.facts.rank == 0:
-                output.loggers.write_scalars(scalars, step=self._logged_at())
-
-    def _logged_at(self) -> int:
-        return (self.facts.logged_at or self.facts.x_axis)()
+                output.loggers.write_scalars(scalars, step=self.adapter.logged_at())
 
     def context(self) -> RunContext:
         """Where the run takes place, as it is now."""
-        return replace(self.facts.context(), micro_batch_size=self.window.micro_batch_size)
+        return replace(self.adapter.context(), micro_batch_size=self.window.micro_batch_size)
 
     def _close_window(self) -> None:
         """Hand what the window has measured to the reports, and await the next."""
@@ -229,9 +227,9 @@ class Run:
             self.notes.add(sentence)
             delivery.passed_over(step, sentence)
         padding = padding_ratio(self.throughput.monitor.all_tokens)
-        record = window.finish(self.facts, context, self.notes, padding=padding)
+        record = window.finish(self.adapter, context, self.notes, padding=padding)
         if record is not None:
-            delivery.report(record, window, step=self.facts.x_axis(), at=self._logged_at())
+            delivery.report(record, window, step=self.adapter.x_axis(), at=self.adapter.logged_at())
         else:
             words = f"the {context.run_word} ended in the middle of {context.step_word} {window.step}"
             delivery.warn(f"nothing was profiled: {words}")
@@ -253,16 +251,16 @@ class Run:
                     self.notes.add(f"{self.context().activity} was interrupted by {type(interrupted_by).__name__}.")
                 self._close_window()
             elif window.step is not None and interrupted_by is None:
-                updated_by = list(self.facts.optimizers() or ())
+                updated_by = list(self.adapter.optimizers() or ())
                 self.delivery.not_reached(
                     window.step, self.context(), steps_done=self.steps_done, updated_by=updated_by
                 )
         finally:  # also if Ctrl-C comes once more
             self.close()
-        account_for(interrupted_by, self.facts, self.context)
+        account_for(interrupted_by, self.adapter, self.context)
         self.delivery.finish(
             self.throughput.summary(notes=self.notes.unreported) if self.config.monitor else None,
-            now=self._logged_at(),
+            now=self.adapter.logged_at(),
             missed=f"after {self.steps_done} step(s)" if self.window.step is not None else "",
             error=interrupted_by,
             waits=waits,
@@ -284,7 +282,7 @@ class Run:
     def fail(self, why: str) -> None:
         """Our side has failed: the run goes on without us."""
         self.close()
-        self.delivery.fail(why, now=self._logged_at)
+        self.delivery.fail(why, now=self.adapter.logged_at)
 
     def close(self) -> None:
         """Remove everything of ours from torch and from the framework's objects."""

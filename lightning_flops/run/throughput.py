@@ -15,7 +15,7 @@ from lightning_flops.measure.batches import BatchMeter
 from lightning_flops.measure.recorder import CountedStep
 from lightning_flops.records import BatchTokens, Shapes, UnprofiledFlops, together
 from lightning_flops.report.scalars import monitor_scalars
-from lightning_flops.run.facts import Facts
+from lightning_flops.run.adapter import Adapter
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.schema.throughput import ThroughputSummary
 
@@ -37,19 +37,19 @@ class RunningStep:
 class Throughput:
     """Adds up the steps of one run."""
 
-    def __init__(self, facts: Facts, config: ProfilerConfig, *, note: Callable[[str], None]) -> None:
+    def __init__(self, adapter: Adapter, config: ProfilerConfig, *, note: Callable[[str], None]) -> None:
         self.monitor = Monitor()
         self.flops = StepFlops()
         self.step = RunningStep()
         self.counts_steps = config.monitor and not config.timer_only  # those outside of windows, too
         self._config = config
-        self._context = facts.context()
+        self._context = adapter.context()
         self._measured = measured_peaks(self._context.host, self._context.device_name)
         self._meter = BatchMeter(
             batch_size=config.batch_size,
             tokens_per_sample=config.tokens_per_sample,
             note=note,
-            declared=facts.declared_batch_size,
+            declared=adapter.declared_batch_size,
         )
 
     def counted(self, step: CountedStep) -> None:

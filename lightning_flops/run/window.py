@@ -20,7 +20,7 @@ from lightning_flops.measure.timing.processor_wait import Heat, ProcessorWatch
 from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import RunContext, TimePhase, WindowRecord
-from lightning_flops.run.facts import Facts
+from lightning_flops.run.adapter import Adapter
 from lightning_flops.signals import words_of
 
 
@@ -94,11 +94,13 @@ class Window:
         if marks is not None:
             marks.close()
 
-    def finish(self, facts: Facts, context: RunContext, notes: Notes, *, padding: float | None) -> WindowRecord | None:
+    def finish(
+        self, adapter: Adapter, context: RunContext, notes: Notes, *, padding: float | None
+    ) -> WindowRecord | None:
         """The window is over: what it measured, with what the user's objects say; None if it counted no whole step."""
         self.processors.follow(timed=False)
         self.unmark()
-        if unseen := facts.unseen:
+        if unseen := adapter.facts.unseen:
             self.recorder.cannot_tell_apart(unseen if self.fetches else ("data_wait", *unseen))
             if not self.fetches:
                 notes.add_for_run(
@@ -110,12 +112,12 @@ class Window:
             return None
         try:
             with random_state_kept():  # the questions call methods of the user's modules and optimizers
-                optimizers = facts.optimizers()
+                optimizers = adapter.optimizers()
                 run_facts = gather_run_facts(
-                    facts.root,
-                    device=facts.device,
+                    adapter.facts.root,
+                    device=adapter.facts.device,
                     optimizers=optimizers,
-                    loader_workers=facts.loader_workers(),
+                    loader_workers=adapter.loader_workers(),
                     padding_ratio=padding,
                 )
                 record = replace(record, facts=run_facts, memory=self.memory.record(optimizers=optimizers))
@@ -134,7 +136,7 @@ class Window:
 def new_window(
     step: int | None,
     *,
-    facts: Facts,
+    adapter: Adapter,
     config: ProfilerConfig,
     notes: Notes,
     heat: Heat,
@@ -142,7 +144,8 @@ def new_window(
     may_time: Callable[[int, int], bool],
 ) -> Window:
     """A window that opens before *step*, or never; *counted* and *may_time* (after *step*) as of ``Recorder``."""
-    device, tracing = facts.device, None
+    facts, tracing = adapter.facts, None
+    device = facts.device
     if config.trace and step is not None:
         asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
         tracing = TraceCycles(StepTracer(facts.root, device=device, **asked), config.trace_schedule)
@@ -155,7 +158,7 @@ def new_window(
         notes=notes,
         tracing=tracing,
         lines=LineSampler(asked=config.lines),
-        whole=facts.whole_model,
+        whole=adapter.whole_model,
         counted=counted,
         may_time=partial(may_time, step or 0),
     )

@@ -23,7 +23,8 @@ from tests.results import profile_of as its_profile
 SAMPLES = 2
 """Of a micro-batch."""
 
-BLOCK: dict[str, Any] = {"enabled": True, "profile_step": 2, "timing_steps": 2, "monitor": False, "trace": False}
+WINDOW: dict[str, Any] = {"timing_steps": 2, "monitor": False, "trace": False, "lines": False}
+BLOCK: dict[str, Any] = {"enabled": True, "profile_step": 2, **WINDOW}
 
 
 class Net(nn.Module):

@@ -24,6 +24,7 @@ from lightning_flops.adapters.place import Frame, loop_output
 from lightning_flops.pytorch import TrainingProfiler
 from lightning_flops.records import BatchTokens
 from lightning_flops.run import delivery
+from lightning_flops.run.adapter import Facts
 from lightning_flops.run.delivery import finish_dropped
 from lightning_flops.run.ranks import Ranks
 from lightning_flops.run.worker import Worker
@@ -332,15 +333,8 @@ def test_a_run_that_is_collected_hands_over_and_waits_for_nothing(
     output, close = loop_output(frame, config, log_dir=tmp_path)
     net = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    loop = LoopRun(
-        net,
-        (optimizer,),
-        config=config,
-        publish=profiles.append,
-        frame=frame,
-        output=output,
-        ends_when_dropped=True,
-    )
+    facts = Facts(root=net, device=torch.device("cpu"), output=output, profile_step=1, ends_when_dropped=True)
+    loop = LoopRun(net, (optimizer,), config=config, publish=profiles.append, frame=frame, output=output, facts=facts)
     loop.begin()
     for rows in rows_of(4):
         net(rows).sum().backward()
