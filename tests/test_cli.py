@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -301,3 +302,31 @@ def test_a_file_or_a_folder_of_logs_is_shown(path: str, capsys: pytest.CaptureFi
     for options in (["--peak", "bf16=9e12,fp32=1400e9"], ["--peak", "fp32=1400e9", "--peak", "bf16=9e12"]):
         assert main(["show", *options, path]) == 0
         assert "of 1.4 TFLOP/s (float32), as given." in capsys.readouterr().out.replace("\n  ", " ")
+
+
+@pytest.mark.parametrize("command", ["show", "report", "compare", "compare after"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        (("modules", 0, "name"), "other"),
+        (("modules", 1, "times", "own_backward_sec"), 1e300),
+        (("modules", 1, "total_bytes", "forward"), -1e9),
+        (("timing", "global_step", "steps_sec"), []),
+        (("budget", "wall_ns"), 0),
+    ],
+)
+def test_a_profile_that_no_run_writes_is_one_line_that_names_its_file(
+    command: str, place: tuple[tuple[str | int, ...], Any], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (*path, last), value = place
+    content = json.loads(A.to_json())
+    part: Any = content
+    for one in path:
+        part = part[one]
+    assert last in part if isinstance(part, dict) else part[last]
+    part[last] = int(value) if isinstance(part[last], int) else value
+    Path("before/profile.json").write_text(json.dumps(content))
+    arguments = [*command.split(), "before"] if "after" in command else [*command.split(), "before/profile.json"]
+    assert main([*arguments, "after"] if command == "compare" else arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "before/profile.json: its figures do not fit together: " in line

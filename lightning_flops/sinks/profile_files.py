@@ -6,13 +6,14 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from lightning_flops.config.values import OWN_FOLDER
-from lightning_flops.errors import LightningFlopsError
+from lightning_flops.errors import ComparisonError, LightningFlopsError, ProfileFormatError
 from lightning_flops.schema.codec import LONGEST_PROFILE
 from lightning_flops.schema.profile import Profile, ProfiledRun
 from lightning_flops.schema.throughput import ThroughputSummary
@@ -181,7 +182,10 @@ class Place:
                 f"{shown}: this is the {kind} of a run, and its {' or '.join(kinds)} is needed here"
             )
         try:
-            return _CLASSES[kind].from_json(content.decode("utf-8"))
+            report = _CLASSES[kind].from_json(content.decode("utf-8"))
+            if isinstance(report, Profile):
+                _require_sense(report)
+            return report
         except UnicodeDecodeError as error:
             raise LightningFlopsError(f"{shown}: this is no profile (not UTF-8); {_OF_TRACES}") from error
         except LightningFlopsError as error:
@@ -195,6 +199,26 @@ class Place:
         if not self._is_local:
             return str(self._system.unstrip_protocol(file))
         return shown_path(file)
+
+
+def _require_sense(profile: Profile) -> None:
+    """Show *profile* and compare it with itself, in vain.
+
+    Raises:
+        ProfileFormatError: that cannot be done, by figures that no run writes.
+    """
+    from lightning_flops.analysis.compare import compare_profiles
+    from lightning_flops.report.text import render_text
+
+    try:
+        if any(min(astuple(one.total_bytes)) < 0 for one in profile.modules):
+            raise ValueError("bytes below 0")
+        render_text(profile, detailed=True)
+        compare_profiles(profile, profile)
+    except ComparisonError:
+        pass  # nothing in it was timed
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ProfileFormatError(f"its figures do not fit together: {type(error).__name__}: {error}") from error
 
 
 def _read_run(place: Place, name: str, files: Sequence[str]) -> ProfiledRun:
