@@ -13,17 +13,17 @@ import lightning_flops
 
 PACKAGE = Path(lightning_flops.__file__).parent
 MOST_STATEMENTS = {
-    "(root)": 1_250,
+    "(root)": 1_260,
     "adapters": 2_090,
-    "analysis": 2_910,
+    "analysis": 3_000,
     "commands": 520,
     "config": 360,
-    "measure": 4_700,
+    "measure": 4_730,
     "report": 1_850,
-    "run": 1_310,
+    "run": 1_330,
     "schema": 920,
-    "sinks": 530,
-    "trace": 1_900,
+    "sinks": 550,
+    "trace": 1_930,
 }
 MOST_LINES_OF_A_FILE = 500
 
@@ -41,7 +41,7 @@ def test_every_folder_has_a_ceiling_and_keeps_to_it() -> None:
     statements = {folder: statements_of(folder) for folder in MOST_STATEMENTS}
     print(*(f"{one:<12}{count:>8,} of {MOST_STATEMENTS[one]:,}" for one, count in statements.items()), sep="\n")  # noqa: T201
     assert [folder for folder, count in statements.items() if count > MOST_STATEMENTS[folder]] == []
-    assert sum(MOST_STATEMENTS.values()) <= 18_700
+    assert sum(MOST_STATEMENTS.values()) <= 18_900
 
 
 def test_no_file_is_longer_than_a_reader_takes_in() -> None:
