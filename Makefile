@@ -37,7 +37,7 @@ help:
 	@echo "make bench-traces  how fast traces are read and analyzed, beside HolisticTraceAnalysis"
 	@echo "make bench-foreign-traces TRACES=folder  other people's traces, held to sums that the benchmark makes itself"
 	@echo "make gpu       on a machine with an NVIDIA GPU: all that is claimed of CUDA, seen in nine minutes at most"
-	@echo "make bench-faults  failures at random lines of ours inside a training, which must not notice"
+	@echo "make bench-faults  failures, Ctrl-C and signals at random lines of ours inside a training, which must not notice"
 
 demo: $(VENV)/.installed-examples
 	$(RUN) examples/train_digits.py

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -76,3 +78,46 @@ def test_a_planted_fault_is_seen_and_no_other(
     assert lines.lines > 0
     monkeypatch.setattr(faults, "_TRIAL_SEC", 5.0)
     assert [fault.kind for fault in lines.trial(random.Random(1))] == kinds
+
+
+def interrupted(catches: Callable[[nn.Module], object] | None) -> Kind:
+    """Training with one hook of ours, around which *catches* answers a Ctrl-C; None: nothing does."""
+
+    def train(folder: Path, settings: Settings | None) -> dict[str, Any]:
+        model = nn.Linear(1, 1)
+        try:
+            if settings is not None:
+                safe(percent)(Half(0.5))
+        except (KeyboardInterrupt, TimeoutError):
+            if catches is None:
+                raise
+            catches(model)
+        return {"weights": values(nn.Linear(1, 1).parameters())}
+
+    return Kind(train, ())
+
+
+def ends_with_a_hook(model: nn.Module) -> None:
+    register_module_forward_hook(lambda *args: None)
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("what", [faults.CTRL_C, faults.HANDLERS])
+@pytest.mark.parametrize(
+    ("catches", "kinds"),
+    [
+        (None, []),
+        (lambda model: None, ["it did not come out of the training"]),
+        (lambda model: os.kill(os.getpid(), signal.SIGSEGV), ["the training hung or died"]),
+    ],
+)
+def test_what_a_signal_raises_must_come_out_of_a_training_that_lives(
+    what: str, catches: Callable[[nn.Module], object] | None, kinds: list[str]
+) -> None:
+    lines = Lines(interrupted(catches), what)
+    assert [fault.kind for fault in lines.trial(random.Random(1))] == kinds
+
+
+def test_a_hook_that_ctrl_c_leaves_is_seen() -> None:
+    lines = Lines(interrupted(ends_with_a_hook), faults.CTRL_C)
+    assert [fault.kind for fault in lines.trial(random.Random(1))] == ["something stayed behind"]
