@@ -107,7 +107,7 @@ def _timed_out(number: int, frame: object) -> None:
 
 
 def _is_inside_a_hook(frame: FrameType | None, *, torchs: bool) -> bool:
-    """Whether *frame* and all frames up to a ``safe`` hook's boundary are ours, or *torchs*: what it raises stops there."""
+    """Whether *frame* and all frames up to a ``safe`` hook's boundary are ours, or *torchs*: it is raised inside."""
     folders = (_FOLDER, _TORCH) if torchs else (_FOLDER,)
     while frame is not None and frame.f_code.co_filename.startswith(folders):
         if frame.f_code is _BOUNDARY:
