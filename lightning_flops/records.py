@@ -128,6 +128,7 @@ class FlopRecord:
     module_calls: Mapping[str, int] = field(default_factory=dict)  # entries into each forward, recomputation left out
     uncounted: Mapping[str, UncountedOperator] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what the counter could not do, in sentences for the report
+    unused_calls: Mapping[str, int] = field(default_factory=dict)  # with gradients, of whose graph no backward ran
 
     def by_bucket(self) -> dict[tuple[str, str], int]:
         """FLOPs by bucket and dtype; what is zero is left out."""
@@ -303,10 +304,12 @@ class LineRecord:
     function: str  # its qualified name
     hook: str  # ``Class.hook`` of the framework's callback that was running; empty: none
     text: str  # of the line
-    callee: str  # the Python function that it had called; empty: none
+    callee: str  # the Python function that it had called, with "torch." before torch's; empty: none
     only_enters: bool  # it only calls the model, the backward, the update, the loader or the framework
     seconds: float  # in all sampled steps together
     samples: int
+    long_sec: float = 0.0  # of these seconds, in operators that take milliseconds each
+    in_module: bool = False  # a module's call is around it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

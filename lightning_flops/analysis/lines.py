@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import LineRecord, LinesRecord
 from lightning_flops.schema.step import LineProfile, LinesProfile, TimingProfile
 
+_MOST = 0.6
 _LEAST_SAMPLES = 8  # of what is named as a cause; in fewer steps than twice as many, half of their number
 
 
@@ -27,13 +28,13 @@ def build_lines(record: LinesRecord | None, *, timing: TimingProfile | None, on_
     typical = {part.name: part.typical_sec for part in parts} if on_host else {}
     inside = [one for one in record.lines if one.part in name_of]
     sampled: defaultdict[str, float] = defaultdict(float)
-    groups: defaultdict[tuple[str, int, str, str, str], list[LineRecord]] = defaultdict(list)
+    groups: defaultdict[tuple[str, int, str, str, bool, str], list[LineRecord]] = defaultdict(list)
     for one in inside:
         sampled[name_of[one.part]] += one.seconds
-        groups[one.file, one.line, one.function, one.hook, name_of[one.part]].append(one)
+        groups[one.file, one.line, one.function, one.hook, one.in_module, name_of[one.part]].append(one)
     step_sec = sum(typical.values()) or sum(sampled.values()) / max(1, record.steps)
     rows = []
-    for (file, line, function, hook, part), found in groups.items():
+    for (file, line, function, hook, in_module, part), found in groups.items():
         seconds = sum(one.seconds for one in found)
         entering = sum(one.seconds for one in found if one.only_enters)
         of_step = seconds / sampled[part] * typical[part] if part in typical else seconds / record.steps
@@ -49,10 +50,20 @@ def build_lines(record: LinesRecord | None, *, timing: TimingProfile | None, on_
                 share=ratio(part=of_step, whole=step_sec),
                 samples=sum(one.samples for one in found),
                 only_enters=2 * entering > seconds,
+                in_module=in_module,
+                in_pieces=2 * sum(one.long_sec for one in found) < seconds and not _is_one_call(found, seconds),
             )
         )
     rows.sort(key=lambda row: -row.seconds)
     return LinesProfile(steps=record.steps, rows=tuple(rows), why=record.why)
+
+
+def _is_one_call(found: Iterable[LineRecord], seconds: float) -> bool:
+    """Whether most of the *seconds* of *found* are in one function of torch's."""
+    by_callee: defaultdict[str, float] = defaultdict(float)
+    for one in found:
+        by_callee[one.callee] += one.seconds
+    return any(name.startswith("torch.") and sec > _MOST * seconds for name, sec in by_callee.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +86,13 @@ class Cause:
         return f"{place}{f' (also {chr(44).join(also)})' if also else ''}: {first.text[:80]}"
 
 
-def causes(lines: LinesProfile | None, parts: Iterable[str]) -> list[Cause]:
-    """What the user's own code does in *parts* of a step, the most time first; without what only enters them."""
+def causes(lines: LinesProfile | None, is_asked: Callable[[LineProfile], bool]) -> list[Cause]:
+    """What the user's own code does in rows that are *asked* for, the most time first; without what only enters."""
     if lines is None:
         return []
-    wanted, groups = set(parts), defaultdict[tuple[str, str, str], list[LineProfile]](list)
+    groups: defaultdict[tuple[str, str, str], list[LineProfile]] = defaultdict(list)
     for row in lines.rows:
-        if row.part in wanted and not (row.only_enters and not row.hook):
+        if is_asked(row) and not (row.only_enters and not row.hook):
             of_hook = row.only_enters or not row.file
             groups["" if of_hook else row.file, row.hook if of_hook else row.function, row.part].append(row)
     least = min(_LEAST_SAMPLES, max(1, lines.steps // 2))

@@ -33,12 +33,14 @@ INTERVAL_SEC, JITTER = 0.0005, 0.4  # a fixed interval would lock onto what repe
 _DENSE = 1000  # after as many samples of one step they become rarer, so that a long step does not fill the memory
 _MOST_LINES = 500  # of one record
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 _PASSES_ON = os.path.join(_OWN, "measure", "patches.py"), "call"
 _CALL_HOOKS = ("_call_callback_hooks", "_call_lightning_module_hook", "call_event")
 """The functions of Lightning and transformers that call a callback's hooks, or a module's."""
 _HOOKS = ("on_", "configure_gradient", "lr_scheduler_step")
 _CALL_MODULE = ("_wrapped_call_impl", "_call_impl")
+_LONG_SEC = 0.002  # a sample of more is of one long operator, and not of many calls
 _INLINE = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 
 Owner = Literal["user", "library", "ours"]
@@ -50,8 +52,9 @@ class Place(NamedTuple):
     file: str  # empty: nothing of the user's is on the stack
     line: int
     function: str
-    callee: str  # the Python function that the line has called; empty: none
+    callee: str  # the Python function that the line has called, with "torch." before torch's; empty: none
     hook: str  # ``Class.hook`` of a framework's callback; empty: in none
+    in_module: bool = False  # a module's call is around it
 
 
 @functools.cache
@@ -98,13 +101,20 @@ def _name(code: CodeType) -> str:
     return str(getattr(code, "co_qualname", code.co_name)).replace("<locals>.", "")  # Python 3.10 has the short name
 
 
+def _callee(code: CodeType | None) -> str:
+    if code is None:
+        return ""
+    of_torch = code.co_filename.startswith(_TORCH) and code.co_name not in _CALL_MODULE
+    return f"torch.{code.co_name}" if of_torch else code.co_name
+
+
 def place_of(innermost: FrameType | None) -> Place | None:
     """Where the code of the *innermost* frame is; None in code of ours. No frame is kept."""
     below: CodeType | None = None
     inner: CodeType | None = None
     user: tuple[str, int, str] | None = None
     function: CodeType | None = None
-    hook = ""
+    hook, in_module = "", False
     frame = innermost
     while frame is not None:
         code = frame.f_code
@@ -114,15 +124,16 @@ def place_of(innermost: FrameType | None) -> Place | None:
         if user is None and owner == "library":
             below = code
         elif owner == "user" and user is None:
-            user, function = (code.co_filename, frame.f_lineno, below.co_name if below else ""), code
+            user, function = (code.co_filename, frame.f_lineno, _callee(below)), code
         elif function is not None and function.co_name in _INLINE and code.co_filename == function.co_filename:
             function = code  # the function around a comprehension
         if not hook and inner is not None and code.co_name in _CALL_HOOKS and inner.co_name.startswith(_HOOKS):
             hook = _name(inner)
+        in_module |= user is not None and code.co_name in _CALL_MODULE and owner == "library"
         inner, frame = code, frame.f_back
     if user is None or function is None:
-        return Place("", 0, "", below.co_name if below else "", hook)
-    return Place(user[0], user[1], _name(function), user[2], hook)
+        return Place("", 0, "", _callee(below), hook)
+    return Place(user[0], user[1], _name(function), user[2], hook, in_module)
 
 
 def why_not(*, ours: bool = False) -> str:
@@ -188,6 +199,7 @@ class LineSampler:
         self._samples: list[tuple[int, float, Place]] = []  # of the running step
         self._seconds: defaultdict[tuple[str, Place], float] = defaultdict(float)
         self._numbers: Counter[tuple[str, Place]] = Counter()
+        self._long_sec: defaultdict[tuple[str, Place], float] = defaultdict(float)
         self._step_sec: list[float] = []
         self._handler: Callable[[int, FrameType | None], Any] | None = None
         self._runs = False
@@ -252,6 +264,7 @@ class LineSampler:
             part = marks.parts[min(interval, len(marks.parts) - 1)]
             self._seconds[part, place] += seconds
             self._numbers[part, place] += 1
+            self._long_sec[part, place] += seconds if seconds > _LONG_SEC else 0.0
         self._samples.clear()
         enough = len(self._step_sec) >= LEAST_STEPS and sum(self._step_sec) >= LEAST_SEC
         self.over |= enough or len(self._step_sec) >= MOST_STEPS
@@ -280,6 +293,8 @@ class LineSampler:
                     callee=place.callee,
                     only_enters=self.timer.only_enters(part, place),
                     seconds=seconds,
+                    long_sec=self._long_sec[part, place],
+                    in_module=place.in_module,
                     samples=self._numbers[part, place],
                 )
             )

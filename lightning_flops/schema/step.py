@@ -156,6 +156,9 @@ class LineProfile:
     samples: int  #: How many samples stand behind it.
     #: Whether it only calls the model, the backward, the update, the loader or the framework.
     only_enters: bool
+    in_module: bool = False  #: Whether it runs inside a module's call.
+    #: Whether most of its time is in many short calls, as in a loop of Python's, and not one call's of torch.
+    in_pieces: bool = False
 
     @property
     def where(self) -> str:

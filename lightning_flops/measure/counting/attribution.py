@@ -7,10 +7,11 @@ and so whose its backward is. A backward runs with grad disabled; what runs in i
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from torch import is_grad_enabled
@@ -34,6 +35,7 @@ class Running(NamedTuple):
     owner: Any  #: The module or the optimizer; None for code of neither.
     task: int  #: The graph task inside which it began.
     pushed: bool = False  #: Whether the dispatch mode was pushed for it.
+    start: int = 0  #: Number of the first autograd node that it may make.
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +71,13 @@ class Threads(threading.local):
         """The state of this thread."""
         states.append(self.state)
 
+    def unused_calls(self) -> dict[str, int]:
+        """By module, the calls that made a graph no node of which has run; none where no backward was seen."""
+        ran = sorted(set[int]().union(*(state.ran for state in self.states)))
+        graphs = chain.from_iterable(state.graphs for state in self.states)
+        unused = (name for name, start, end in graphs if bisect_left(ran, start) == bisect_left(ran, end))
+        return dict(Counter(unused)) if ran else {}
+
     def backward(self, task: int, state: ThreadState) -> Backward:
         """The call that started the graph task of this number, which *state*'s thread runs.
 
@@ -103,6 +112,10 @@ class ThreadState:
         self.starts = [-1]
         self.makers: list[str | None] = [None]
         """The module that made this thread's autograd nodes from ``starts[i]`` on is ``makers[i]``."""
+        self.graphs: list[tuple[str, int, int]] = []
+        """Of each forward call that made autograd nodes its module, and the numbers of these nodes."""
+        self.ran: set[int] = set()
+        """The numbers of nodes whose backward has run an operator on this thread."""
         self.repetitions: list[tuple[Any, int]] = []
         """What enabled grad inside a backward to repeat a part of a forward, and the backward's graph task.
 
@@ -207,6 +220,7 @@ class ThreadState:
         if number >= ACCUMULATES_GRADIENT:
             # A leaf's gradient: products done here belong to its hooks, such as an optimizer that runs in the backward.
             return OUTSIDE, "optimizer" if counted else "backward"
+        self.ran.add(number)
         maker = self._backward.maker(number)
         maker = self._threads.unknown if maker is None else maker
         if not (repeating or is_grad_enabled()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ from lightning_flops.measure.torch_private.needed import (
     push,
     remove,
     require_all,
+    sequence_number,
 )
 from lightning_flops.measure.torch_private.optional import is_replica
 from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, PhaseFlops
@@ -123,6 +125,7 @@ class FlopCounter:
         try:
             if not state.entered:
                 remove(self._mode)  # first, so that it is off whatever fails afterwards
+                self._mode.forward_products.clear()
                 state.stop()
         finally:
             if not self._is_entered():
@@ -216,12 +219,14 @@ class FlopCounter:
         is_wrapped = caller.module == name and isinstance(caller.owner, nn.Module) and module in caller.owner.children()
         if task == NO_GRAPH_TASK and not state.paused and not is_wrapped:
             self._totals.called(name)
-        state.push(Running(name, "forward", module, task))
+        state.push(Running(name, "forward", module, task, start=sequence_number()))
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
         state = self._threads.state
         if depth := state.depth_of(module):
-            state.task()
+            running, end = state.stack[depth], sequence_number()
+            if state.task() == NO_GRAPH_TASK and 0 < running.start < end and running.task == NO_GRAPH_TASK:
+                state.graphs.append((running.module, running.start, end))
             if any(running.pushed for running in state.stack[depth:]):
                 remove(self._mode)
             state.pop_to(depth)
@@ -298,10 +303,11 @@ class FlopCounter:
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
-        return self._totals.record(
+        record = self._totals.record(
             f"A FLOP formula is registered for {name}, and torch knows no operator of that name."
             for name in formulas_without_operator()
         )
+        return replace(record, unused_calls=self._threads.unused_calls())
 
 
 def _computes_on_fake_tensors(root: nn.Module | None) -> bool:

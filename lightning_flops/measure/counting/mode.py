@@ -14,13 +14,14 @@ from lightning_flops.measure.counting.compiled import CompiledCode
 from lightning_flops.measure.counting.formulas.contract import Entry, Work, tensors_in, whole_flops
 from lightning_flops.measure.counting.formulas.registry import hides_flops
 from lightning_flops.measure.counting.totals import Cell, Totals
-from lightning_flops.measure.counting.traffic import Operator, bytes_of, dtype_name
+from lightning_flops.measure.counting.traffic import Operator, dtype_name, operands
 from lightning_flops.measure.torch_private.needed import (
     DispatchMode,
     conjugates_lazily,
     depth,
     function_in_forward,
     hide,
+    is_custom_backward,
     is_fake,
     is_pushed,
     keys_of_python_kernel,
@@ -53,6 +54,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self._failing: set[str] = set()
         self.counts_fake = False
         """Whether the user computes with fake tensors. If not, some library uses them to find a shape."""
+        self.forward_products: set[tuple[Any, ...]] = set()
+        """Products in forwards of custom autograd functions, by their operands: a backward may repeat them."""
         self.data_dependent = False
         """Values in tensors have decided sizes: another step of these shapes may cost something else."""
         self.runs_in_tf32: Callable[[str], bool] | None = None
@@ -140,7 +143,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                         self._totals.list(operator.name, module, hides_flops(operator.name, args, kwargs, out))
                 cell.calls += 1
                 if moves:
-                    written = bytes_of(out)
+                    written = operator.bytes_written(args, out)
                     cell.bytes_written += written
                     cell.bytes_read += operator.bytes_read(args, kwargs, written)
         except Exception as error:  # the operator has run, so the user's step goes on
@@ -181,6 +184,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if phase == "backward" and state.to_repeat.get(flops, 0) > 0:
             state.to_repeat[flops] -= 1
             phase = "recompute"
+        if phase == "backward" and self.forward_products and is_custom_backward():
+            phase = "recompute" if operands(operator.name, args) in self.forward_products else phase
         cell = totals.cell(module, phase, operator.name, name)
         totals.add(cell, phase, flops, skipped)
         if repeated:  # its bytes stay with the backward, in whose kernel it runs
@@ -188,6 +193,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             totals.add(again, "recompute", repeated, skipped_again)
         if not is_grad_enabled() and phase in _FORWARDS and (function := function_in_forward()) is not None:
             self._compiled.watch(function)
+            self.forward_products.add(operands(operator.name, args))
         return cell
 
     def count_unseen(self, function: Any, args: tuple[Any, ...]) -> bool:

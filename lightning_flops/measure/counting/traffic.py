@@ -15,9 +15,12 @@ from lightning_flops.measure.torch_private.needed import OpOverload, schema_of
 
 _OVERWRITING = frozenset(
     "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ eye "
-    "trunc_normal_".split()
+    "trunc_normal_ _foreach_copy_ _foreach_zero_".split()
 )
 """In-place operators that write their first argument without reading it."""
+
+_UNWRITTEN = "grads"
+"""What fused optimizers may write, and write only where gradients are scaled."""
 
 _NO_TRAFFIC = frozenset(
     "empty empty_like empty_strided empty_permuted empty_quantized _empty_affine_quantized new_empty "
@@ -60,6 +63,8 @@ class Operator:
         self.sized_by_values: Callable[[tuple[Any, ...]], bool] | None = _has_sparse if self.counted else None
         """Asks a call's arguments whether numbers in tensors decide the size of its result; None: they never do."""
         self.moves_nothing = self.looks_inside = False
+        self.writes: tuple[int, ...] = ()
+        """Places of the arguments that a call writes which returns nothing, as of lists of tensors."""
         self.counts = True
         """Whether anything of a call is counted."""
         if self.higher_order:
@@ -70,13 +75,25 @@ class Operator:
             for argument in schema.arguments
             if argument.kwarg_only and not (argument.alias_info is not None and argument.alias_info.is_write)
         )
+        if not schema.returns:
+            written = enumerate(schema.arguments)
+            self.writes = tuple(
+                at
+                for at, one in written
+                if one.alias_info is not None and one.alias_info.is_write and one.name != _UNWRITTEN
+            )
         self.sized_by_values = _sized_by_values(function, short) or self.sized_by_values
         self.moves_nothing = entry.kind == "free" and (
             short in _NO_TRAFFIC
-            or all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
+            or (not self.writes
+            and all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns))
         )
         self.counts = not self.moves_nothing or self.sized_by_values is not None
         self.looks_inside = self.listed or (self.counted and schema.name.partition("::")[0] not in TORCH_NAMESPACES)
+
+    def bytes_written(self, args: tuple[Any, ...], out: Any) -> int:
+        """Bytes of the tensors that a call writes."""
+        return sum(bytes_of(args[at]) for at in self.writes if at < len(args)) if self.writes else bytes_of(out)
 
     def bytes_read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: int) -> int:
         """Bytes of the tensors that a call reads, which puts out so many."""
@@ -107,6 +124,15 @@ def _has_sparse(args: tuple[Any, ...]) -> bool:
 def _is_whole(args: tuple[Any, ...]) -> bool:
     """Whether the first argument holds whole numbers, which may become sizes."""
     return not (args[0].dtype is torch.bool or args[0].is_floating_point() or args[0].is_complex())
+
+
+def operands(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What is the same for two calls of the operator of this *name* on the same memory, laid out in the same way."""
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    try:
+        return (name, *((one.data_ptr(), one.dtype, one.shape, one.stride()) for one in tensors))
+    except (RuntimeError, NotImplementedError):  # a fake tensor, or another without memory, is like no other
+        return (name, object())
 
 
 def bytes_of(value: Any) -> int:

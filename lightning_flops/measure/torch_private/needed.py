@@ -120,6 +120,11 @@ def function_in_forward() -> Any:
     return None
 
 
+def is_custom_backward() -> bool:
+    """Whether the backward that is running on this thread is one of an ``autograd.Function`` of somebody's."""
+    return isinstance(current_node(), _Context)
+
+
 def calling_modules() -> Iterator[nn.Module]:
     """The modules whose calls are on this thread's stack, innermost first."""
     for frame in _frames_outwards():
