@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lightning_flops.analysis.advice import LEAST_WAIT_SEC, RULES, Rule
+from lightning_flops.analysis.rules import LEAST_WAIT_SEC, RULES, Rule
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.step import FEW_STEPS
-from lightning_flops.units import duration, percent
+from lightning_flops.units import duration
 
 PAGE = Path(__file__).parent / "advice.md"
 
@@ -40,14 +40,13 @@ def page() -> str:
 
 
 def _section(rule: Rule) -> str:
-    limit = percent(rule.limit_of(AdviceThresholds()))
     return f"""## {rule.name}
 
 {_filled(rule.fact)}
 
 | | |
 |---|---|
-| when | {rule.threshold.format(limit=limit)} |
+| when | {rule.threshold_text(AdviceThresholds())} |
 | do | {_filled(rule.remedy)} |
 | saves at most | {_ceiling(rule)} |
 | not | {rule.unless} |

@@ -281,6 +281,8 @@ class RunFacts:
     loader_workers: int | None = None  # fewest worker processes of the training DataLoaders
     compiled: bool = False  # torch.compile was seen to wrap the model, or modules of it
     cores: int | None = None  # cores that this process may use
+    graph_breaks: int = 0  # of torch.compile in this process so far
+    graph_break_reason: str = ""  # of most of them
     padding_ratio: float | None = None  # share of padding in the tokens of the run's batches so far
 
 

@@ -9,12 +9,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
+from lightning_flops.analysis.lines import Cause, causes
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.records import ModuleRecord, OperatorCell, ProcessorLoss, RunFacts, TimePhase, WindowRecord
+from lightning_flops.records import ModuleRecord, OperatorCell, ProcessorLoss, RunFacts, WindowRecord
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.step import Budget, DtypeFlops, ModuleTimes, TimingProfile
+from lightning_flops.schema.step import Budget, DtypeFlops, LineProfile, LinesProfile, ModuleTimes, TimingProfile
 from lightning_flops.schema.trace import TracedStep, TraceReport
 
 _ALIGNMENT_16_BITS = 8
@@ -26,6 +28,12 @@ _NO_FACTS = RunFacts()
 _DROPS = frozenset(("aten.bernoulli_", "aten.native_dropout"))
 _DEVIATES = frozenset(("aten.rsqrt", "aten.sqrt", "aten.std", "aten.var", "aten.var_mean", "aten.linalg_vector_norm"))
 """Operators of which a norm that is written out in Python has one."""
+_SOFTMAX = frozenset(("aten._softmax", "aten._safe_softmax", "aten.exp"))
+_BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
+_READS_NUMBER = "aten._local_scalar_dense"
+_MANY_CALLS, _SHORT_CALL_SEC = 16, 0.002  # a module that a batch calls so often, each time for less
+_LEAST_OF_COMPUTE = 0.15  # a line of the user's around the model, where the model computes, is named above this share
+DATA_WAIT = "data wait"  # the part's name for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +53,26 @@ class Evidence:
     facts: RunFacts = _NO_FACTS  #: How the run is set up.
     #: Of the process group that synchronizes gradients of modules on GPUs, where that could be NCCL.
     backend: str | None = None
+    on_gpu: bool = False
+    parts: Mapping[str, float] = field(default_factory=dict)  #: Each part of the step, by its name for people.
+    peaks: Mapping[str, float] = field(default_factory=dict)  #: FLOP/s of the device by dtype.
+    matmul_share: float | None = None  #: Operators that multiply matrices.
+    calls: Mapping[str, int] = field(default_factory=dict)  #: Of each module in a batch.
+    reads_a_step: float = 0.0  #: How often a number is read from a tensor, as by ``.item()``.
+    forwards_a_batch: float | None = None  #: Of the model.
+    #: The user's lines that rules are about, by the names of the rules; the most time first.
+    causes: Mapping[str, Sequence[Cause]] = field(default_factory=dict)
+    rows: Mapping[str, Sequence[LineProfile]] = field(default_factory=dict)  #: All of the user's lines by part.
     #: The rank that the others wait for longest; None if all keep pace, or the other ranks are not known.
     straggler: Straggler | None = None
     idle_cores: float | None = None  #: Cores of the machine that had nothing to do while steps were timed.
     #: Processor time that this process had, or was ready for, while steps were timed ÷ their time.
     processor_share: float | None = None
+
+    def gain(self, dtype: str, faster: str) -> float | None:
+        """Share of its time that work in *dtype* saves by the peak of another dtype; None if one is not known."""
+        slow, fast = self.peaks.get(dtype), self.peaks.get(faster)
+        return None if not slow or not fast else max(0.0, 1.0 - slow / fast)
 
     @property
     def data_wait_share(self) -> float | None:
@@ -79,66 +102,198 @@ def gather_evidence(
     times: Mapping[str, ModuleTimes],
     traced: TracedStep | None,
     budget: Budget | None,
+    lines: LinesProfile | None = None,
+    peaks: Mapping[str, float] | None = None,
 ) -> Evidence:
     """What *window*, and the figures that were made of it, know that a rule can use."""
-    context, processor = window.context, window.processor
-    facts = window.facts or _NO_FACTS
-    device = device_abilities(
-        device_type=context.device_type, name=context.device_name, compute_capability=facts.compute_capability
-    )
-    on_gpu = context.device_type == "cuda"
-    step_sec = None if timing is None else timing.global_step.typical_sec
-
-    def seconds(*phases: TimePhase) -> float | None:
-        return None if timing is None else timing.seconds_of(*phases, typical=True)
-
-    in_float32 = sum(one.model for one in dtypes if one.dtype == "float32")  # not TF32
-    odd_share, odd_names = _misaligned(window.flops.cells, window.modules, dtypes=device.tensor_core_dtypes)
-    evidence = Evidence(
-        shares={
-            "optimizer": ratio(part=seconds("optimizer"), whole=step_sec),
-            "float32": ratio(part=in_float32, whole=sum(one.model for one in dtypes)) if on_gpu else None,
-            "misaligned": odd_share,
-            "starved": None if processor is None else _starved_share(processor),
-            "heat_limited": None if timing is None else timing.heat_limited_share,
-        },
-        modules={"misaligned": odd_names},
-        step_sec=step_sec,
-        batches=batches,
-        data_wait_sec=seconds("data_wait"),
-        compute_share=ratio(part=seconds("forward", "backward"), whole=step_sec),
-        device=device,
-        facts=facts,
-        backend=facts.process_group_backend if on_gpu and context.world_size > 1 and facts.nccl is not False else None,
-        idle_cores=None if processor is None else processor.idle_cores,
-        processor_share=None if processor is None else _processor_share(processor),
-    )
-    if traced is None or traced.is_apart or step_sec is None:
+    evidence = _of_run(window, timing, batches=batches)
+    evidence = _of_counts(evidence, window, dtypes, peaks or {})
+    evidence = _of_lines(evidence, lines)
+    if traced is None or traced.is_apart or evidence.step_sec is None:
         return evidence
     if traced.tables is not None:
         evidence = with_trace(evidence, traced.tables)
     if budget is not None and traced.shows_device:  # a typical step waits less for its host than the traced one
-        ns = {key: time_ns or 0 for key, time_ns in budget.rows_ns.items()}
-        kernel_ns = ns["model"] + ns["other_flops"] + ns["compute"] + ns["operators"]
-        copies_ns = sum(one.copies_ns for one in (traced.filling or {}).values())
-        shares = {**evidence.shares, "idle": ratio(part=max(0, ns["idle"] - copies_ns), whole=budget.wall_ns)}
-        evidence = replace(evidence, shares=shares, kernel_share=ratio(part=kernel_ns, whole=budget.wall_ns))
-    operators: defaultdict[str, set[str]] = defaultdict(set)
+        evidence = _of_breakdown(evidence, budget, traced)
+    return _of_modules(evidence, window, times)
+
+
+def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: float) -> Evidence:
+    """How the run is set up, and how long the parts of its steps are."""
+    context, processor, facts = window.context, window.processor, window.facts or _NO_FACTS
+    shares: dict[str, float | None] = {"starved": None if processor is None else _starved_share(processor)}
+    times: dict[str, Any] = {}
+    if timing is not None:
+        step_sec = timing.global_step.typical_sec
+        parts = {part.name: ratio(part=part.typical_sec, whole=step_sec) or 0.0 for part in timing.parts}
+        compute_sec = timing.seconds_of("forward", "backward", typical=True)
+        times = {"step_sec": step_sec, "data_wait_sec": timing.seconds_of("data_wait", typical=True), "parts": parts}
+        times["compute_share"] = ratio(part=compute_sec, whole=step_sec)
+        shares["optimizer"] = ratio(part=timing.seconds_of("optimizer", typical=True), whole=step_sec)
+        shares["heat_limited"] = timing.heat_limited_share
+    on_several = context.device_type == "cuda" and context.world_size > 1 and facts.nccl is not False
+    return Evidence(
+        shares=shares,
+        batches=batches,
+        on_gpu=context.device_type == "cuda",
+        device=device_abilities(
+            device_type=context.device_type, name=context.device_name, compute_capability=facts.compute_capability
+        ),
+        facts=facts,
+        backend=facts.process_group_backend if on_several else None,
+        idle_cores=None if processor is None else processor.idle_cores,
+        processor_share=None if processor is None else _processor_share(processor),
+        **times,
+    )
+
+
+def _of_counts(
+    evidence: Evidence, window: WindowRecord, dtypes: Sequence[DtypeFlops], peaks: Mapping[str, float]
+) -> Evidence:
+    """What the counts of FLOPs and calls show."""
+    cells, whole = window.flops.cells, sum(one.model for one in dtypes)
+    of_dtype = {one.dtype: ratio(part=one.model, whole=whole) for one in dtypes}
+    odd_share, odd_names = _misaligned(cells, window.modules, dtypes=evidence.device.tensor_core_dtypes)
+    again = sum(one.flops for one in cells if one.phase == "recompute" and "attention" not in one.operator)
+    reads = sum(one.calls for one in cells if one.operator == _READS_NUMBER)
+    first = next(iter(window.counted_steps), None)
+    shares = {
+        "float32": of_dtype.get("float32", 0.0) if evidence.on_gpu else None,
+        "tf32": of_dtype.get("tf32") if evidence.on_gpu else None,
+        "float64": _product(of_dtype.get("float64"), evidence.compute_share),
+        "misaligned": odd_share,
+        "recompute": _product(ratio(part=again, whole=sum(one.flops for one in cells)), evidence.compute_share),
+    }
+    return replace(
+        evidence,
+        shares={**evidence.shares, **shares},
+        modules={**evidence.modules, "misaligned": odd_names},
+        peaks=peaks,
+        reads_a_step=reads / max(1, len(window.counted_steps)),
+        forwards_a_batch=None if first is None else first.signature.forwards / max(1, first.micro_steps),
+    )
+
+
+def _of_lines(evidence: Evidence, lines: LinesProfile | None) -> Evidence:
+    """Which of the user's lines take time, in the parts of a step and inside of modules."""
+
+    def computes(row: LineProfile | Cause) -> bool:
+        return "forward" in row.part or "backward" in row.part
+
+    def is_around(row: LineProfile) -> bool:
+        return not row.in_module and row.part != DATA_WAIT and (row.in_pieces or not computes(row))
+
+    around = [one for one in causes(lines, is_around) if not computes(one) or one.share > _LEAST_OF_COMPUTE]
+    found = {
+        "line": around,
+        "line_in_module": causes(lines, lambda row: row.in_module and row.in_pieces and computes(row)),
+        DATA_WAIT: causes(lines, lambda row: row.part == DATA_WAIT),
+        "host_wait": causes(lines, lambda row: not row.in_pieces),
+    }
+    rows = () if lines is None else lines.rows
+    by_part = {part: [row for row in rows if row.part == part and row.file] for part in evidence.parts}
+    shares = {name: of[0].share if of else None for name, of in found.items() if name.startswith("line")}
+    return replace(evidence, shares={**evidence.shares, **shares}, causes=found, rows=by_part)
+
+
+def _of_breakdown(evidence: Evidence, budget: Budget, traced: TracedStep) -> Evidence:
+    """What fills a typical step on a device."""
+    ns = {key: time_ns or 0 for key, time_ns in budget.rows_ns.items()}
+    matmul_ns = ns["model"] + ns["other_flops"] + ns["compute"]
+    copies_ns = sum(one.copies_ns for one in (traced.filling or {}).values())
+    shares = {
+        "idle": ratio(part=max(0, ns["idle"] - copies_ns), whole=budget.wall_ns),
+        "other_operators": ratio(part=ns["operators"], whole=budget.wall_ns),
+    }
+    return replace(
+        evidence,
+        shares={**evidence.shares, **shares},
+        kernel_share=ratio(part=matmul_ns + ns["operators"], whole=budget.wall_ns),
+        matmul_share=ratio(part=matmul_ns, whole=budget.wall_ns),
+    )
+
+
+# ---- modules: by rule, the seconds of each that the rule is about
+
+
+def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, ModuleTimes]) -> Evidence:
+    """Which modules do what a remedy is known for, and what they take in a step."""
+    operators: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for cell in window.flops.cells:
         if cell.phase == "forward":
-            operators[cell.module].add(cell.operator)
-    costs: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
-    for one in window.modules:
-        ran, kind = operators[one.name], one.type_name.lower()
-        drops = "dropout" in kind and not _DROPS.isdisjoint(ran)
-        is_whole = any(operator.endswith("_norm") for operator in ran - _DEVIATES)  # a norm of torch's
-        norms = "norm" in kind and not _DEVIATES.isdisjoint(ran) and not is_whole
-        if one.name in times and (drops or norms):
-            spent_sec = times[one.name].own_forward_sec + (times[one.name].own_backward_sec or 0.0)
-            costs["dropout" if drops else "norm"].append((-spent_sec, one.name))
-    shares = {rule: ratio(part=-math.fsum(sec for sec, _ in of), whole=step_sec) for rule, of in costs.items()}
-    modules = {rule: [name for _, name in sorted(of)] for rule, of in costs.items()}
-    return replace(evidence, shares={**evidence.shares, **shares}, modules={**evidence.modules, **modules})
+            operators[cell.module][cell.operator] += cell.calls
+    own_sec = {name: one.own_forward_sec + (one.own_backward_sec or 0.0) for name, one in times.items()}
+    known = [one for one in window.modules if one.name in times]
+    doubles = {cell.module for cell in window.flops.cells if cell.dtype == "float64" and cell.flops}
+    steps = max(1, len(window.counted_steps))
+    by_rule = {
+        "dropout": {one.name: own_sec[one.name] for one in known if _drops(one, operators[one.name])},
+        "norm": {one.name: own_sec[one.name] for one in known if _is_written_out_norm(one, operators[one.name])},
+        "attention": {
+            one.name: own_sec[one.name] for one in known if _is_written_out_attention(operators[one.name], steps)
+        },
+        "float64": {name: own_sec[name] for name in own_sec if name in doubles},
+        "calls": _repeated(window, times, batches=evidence.batches),
+        "unused_forward": _unused(window, times),
+    }
+    found = {rule: of for rule, of in by_rule.items() if of}
+    shares = {rule: ratio(part=math.fsum(of.values()), whole=evidence.step_sec) for rule, of in found.items()}
+    modules = {rule: sorted(of, key=lambda name, of=of: -of[name]) for rule, of in found.items()}  # type: ignore[misc]
+    calls = {name: round(number / steps / evidence.batches) for name, number in window.flops.module_calls.items()}
+    return replace(evidence, shares={**evidence.shares, **shares}, modules={**evidence.modules, **modules}, calls=calls)
+
+
+def _drops(module: ModuleRecord, ran: Collection[str]) -> bool:
+    return "dropout" in module.type_name.lower() and not _DROPS.isdisjoint(ran)
+
+
+def _is_written_out_norm(module: ModuleRecord, ran: Collection[str]) -> bool:
+    is_whole = any(operator.endswith("_norm") for operator in set(ran) - _DEVIATES)  # a norm of torch's
+    return "norm" in module.type_name.lower() and not _DEVIATES.isdisjoint(ran) and not is_whole
+
+
+def _is_written_out_attention(ran: Mapping[str, int], steps: int) -> bool:
+    """A softmax, or what one is written with, and two products of batches of matrices: scores, and what they weigh."""
+    return not _SOFTMAX.isdisjoint(ran) and sum(ran.get(one, 0) for one in _BATCHED_PRODUCTS) >= 2 * steps
+
+
+def _outermost(names: Iterable[str]) -> list[str]:
+    """Of modules inside one another the outermost."""
+    found: list[str] = []
+    for name in sorted(names, key=lambda one: one.count(".") + bool(one)):
+        if not any(around in ("", name) or name.startswith(f"{around}.") for around in found):
+            found.append(name)
+    return found
+
+
+def _repeated(window: WindowRecord, times: Mapping[str, ModuleTimes], *, batches: float) -> dict[str, float]:
+    """Modules with products that one batch calls many times, each time for a moment."""
+    of_batches = max(1, len(window.counted_steps)) * max(1.0, batches)
+    calls = {name: number / of_batches for name, number in window.flops.module_calls.items()}
+    counted = {cell.module for cell in window.flops.cells if cell.flops}
+    found = {}
+    for name, one in times.items():
+        seconds = one.forward_sec + (one.backward_sec or 0.0)
+        is_short = seconds < _SHORT_CALL_SEC * calls.get(name, 0.0) * batches
+        computes = any(name in ("", module) or module.startswith(f"{name}.") for module in counted)
+        if calls.get(name, 0.0) >= _MANY_CALLS and is_short and computes:
+            found[name] = seconds
+    return {name: found[name] for name in _outermost(found)}
+
+
+def _unused(window: WindowRecord, times: Mapping[str, ModuleTimes]) -> dict[str, float]:
+    """Modules of whose forwards with gradients a backward used some and not all."""
+    calls = window.flops.module_calls
+    some = {
+        name: number / calls[name]
+        for name, number in window.flops.unused_calls.items()
+        if name in times and number < calls.get(name, 0)
+    }
+    return {name: times[name].forward_sec * some[name] for name in _outermost(some)}
+
+
+def _product(share: float | None, of: float | None) -> float | None:
+    return None if share is None or of is None else share * of
 
 
 def _processor_share(processor: ProcessorLoss) -> float | None:
@@ -181,6 +336,8 @@ def with_trace(evidence: Evidence, trace: TraceReport) -> Evidence:
         found["idle"] = max(0.0, 1.0 - (busy or 0.0))
     if trace.kernel_summary is not None and trace.kernel_summary.tensor_core_ratio == 0:
         found["tensor_core_eligible"] = trace.kernel_summary.tensor_core_eligible_ratio
+    if trace.kernel_summary is not None:
+        found["short_kernels"] = trace.kernel_summary.short_calls_ratio
     if trace.transfers is not None and trace.device_metrics:
         pageable = [row for row in trace.transfers if "Pageable -> Device" in row.name]
         pageable_us = sum(row.device.total_us for row in pageable if row.device is not None)

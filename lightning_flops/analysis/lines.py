@@ -6,7 +6,6 @@ time is the device's and a sample is the host's, so there the time of the sample
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import LineRecord, LinesRecord
 from lightning_flops.schema.step import LineProfile, LinesProfile, TimingProfile
 
-_MOST = 0.6
+_MOST, _ALSO = 0.6, 0.3  # of the time of a line, or of the first of several
+_CHARS = 60  # of a line's text in a sentence
 _LEAST_SAMPLES = 8  # of what is named as a cause; in fewer steps than twice as many, half of their number
 
 
@@ -76,14 +76,13 @@ class Cause:
 
     @property
     def words(self) -> str:
-        """Where it is, and what stands there: "Ema.on_train_batch_end train.py:12 (also 13, 14): ``…``"."""
+        """Where it is, and what stands there: "Ema.on_train_batch_end train.py:12 (also 13, 14): `…`"."""
         first, *others = self.rows
         if not first.file:
             return first.hook
-        also = [str(row.line) for row in others if row.seconds > 0.3 * first.seconds][:3]
-        hook = f"{first.hook} " if first.hook and first.hook != first.function else ""
-        place = f"{hook}{first.function} {os.path.basename(first.file)}:{first.line}"
-        return f"{place}{f' (also {chr(44).join(also)})' if also else ''}: {first.text[:80]}"
+        also = ", ".join([str(row.line) for row in others if row.seconds > _ALSO * first.seconds][:3])
+        text = first.text if len(first.text) <= _CHARS else f"{first.text[: _CHARS - 1]}…"
+        return f"{first.where}{f' (also {also})' if also else ''}: `{text}`"
 
 
 def causes(lines: LinesProfile | None, is_asked: Callable[[LineProfile], bool]) -> list[Cause]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from lightning_flops.analysis.advice import advise
+from lightning_flops.analysis.advice import advise, starved_words
 from lightning_flops.analysis.budget import build_budget
 from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.evidence import gather_evidence
@@ -76,6 +76,8 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         times=times,
         traced=traced,
         budget=budget,
+        lines=lines,
+        peaks=peaks,
     )
     root = next((module for module in window.modules if module.name == ""), None)
     return Profile(
@@ -119,6 +121,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         lines=lines,
         ranks=None,
         advice=() if timing is None or timing.few_steps else advise(evidence, config.thresholds),
+        starved=starved_words(evidence, config.thresholds),
         notes=(*_notes(window, timed=len(timed)), *notes),
     )
 

@@ -35,6 +35,18 @@ class AdviceThresholds:
     pageable_copies: float = 0.05  # copies from pageable host memory above this share
     dropout: float = 0.10  # dropout above this share
     norm: float = 0.10  # norms that are written out in Python above this share
+    line: float = 0.10  # a line or callback of the program around the model above this share
+    line_in_module: float = 0.25  # many short operations of one function inside a module above this share
+    calls: float = 0.10  # a module that a batch calls many times above this share
+    unused_forward: float = 0.05  # forwards whose output no backward used above this share
+    attention: float = 0.10  # attention that is written out above this share
+    recompute: float = 0.10  # forwards that the backward repeats above this share
+    closure: float = 3.0  # runs of the model that a batch has in an LBFGS's closure above this number
+    host_wait: float = 0.05  # idle device above this share where numbers are read from it
+    other_operators: float = 0.25  # operators without products above this share
+    part: float = 0.25  # a part of the step that no other rule explains above this share
+    float64: float = 0.05  # products in float64 above this share
+    tf32: float = 0.05  # products in TF32 where bfloat16 is faster above this share of the model FLOPs
     heat_limited: float = 0.05  # heat held the GPU's clock down above this share of the timed steps
     starved: float = 0.05  # a thread of this process was ready and had no processor above this share of the timed steps
 

@@ -11,6 +11,7 @@ import torch
 from torch import distributed, nn
 
 from lightning_flops.measure.optimizer_hooks import with_inner
+from lightning_flops.measure.torch_private.optional import graph_breaks
 from lightning_flops.records import OptimizerFacts, RunFacts
 
 
@@ -29,6 +30,7 @@ def gather_run_facts(
     # ROCm's numbers are no compute capabilities.
     is_nvidias = device.type == "cuda" and torch.cuda.is_available() and torch.version.hip is None
     replicated = (len(module.device_ids) for module in root.modules() if isinstance(module, nn.DataParallel))
+    breaks = graph_breaks()
     return RunFacts(
         padding_ratio=padding_ratio,
         compute_capability=torch.cuda.get_device_capability(device) if is_nvidias else None,
@@ -42,6 +44,8 @@ def gather_run_facts(
             for one in root.modules()
         ),
         cores=_cores(),
+        graph_breaks=breaks.total(),
+        graph_break_reason=breaks.most_common(1)[0][0].splitlines()[0][:150] if breaks else "",
     )
 
 
@@ -86,14 +90,17 @@ def _updates(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
 
 
 def _faster_with(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[str, ...]:
-    """Nothing for an optimizer that updates many tensors at once, or a device of which torch's docs say nothing."""
+    """Nothing for an optimizer that is fused, or a device of which torch's docs say nothing."""
     defaults, groups = optimizer.defaults, optimizer.param_groups
     if "foreach" not in defaults or defaults.get("differentiable"):
         return ()
     on_cuda = device.type == "cuda"
+    if any(one.get("fused") for one in groups):
+        return ()
     # On a GPU foreach is torch's own choice. On a CPU it updates tensor by tensor all the same.
-    if any(one.get("fused") or one.get("foreach") or (on_cuda and one.get("foreach") is None) for one in groups):
+    in_lists = any(one.get("foreach") or (on_cuda and one.get("foreach") is None) for one in groups)
+    if in_lists and not on_cuda:
         return ()
     fused = device.type == "cpu" or (on_cuda and not isinstance(optimizer, torch.optim.Adagrad))
-    ways = {"fused": fused, "foreach": on_cuda}
+    ways = {"fused": fused, "foreach": on_cuda and not in_lists}
     return tuple(f"{name}=True" for name, helps in ways.items() if helps and name in defaults)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lightning_flops.report.document import some_of
 from lightning_flops.report.layout import VIEW
-from lightning_flops.report.profile_document import devices_of
+from lightning_flops.report.profile_document import devices_of, try_first
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import TimingProfile
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, printable, run_text, runs_of, si
@@ -16,15 +16,25 @@ _CELLS = 40  # of a step's bar, all its parts together
 
 
 def summary(profile: Profile) -> list[str]:
-    """The summary in plain words: what ran where, a step's time and MFU, stalls, and FLOPs."""
-    run, step = f"{_what(profile)} {_when(profile)}", f"{_step(profile)} {_utilization(profile)}".rstrip()
-    return [printable(words) for words in (run, step, _stalls(profile), _flops(profile)) if words]
+    """The summary in plain words: what ran where, a step's time, what to try first, MFU, stalls, and FLOPs."""
+    return [printable(words) for words in (*_above_bar(profile), *_below_bar(profile)) if words]
 
 
 def summary_lines(profile: Profile) -> list[str]:
     """The summary, three lines at most for each part of it, with a bar of the step's parts."""
-    first, step, *others = [VIEW.paragraph(words, rest="  ", most=3) for words in summary(profile)]
-    return [*first, *step, *_bar(step_parts(profile)), *(line for lines in others for line in lines)]
+    above, below = (
+        [line for words in said if words for line in VIEW.paragraph(words, rest="  ", most=3)]
+        for said in (_above_bar(profile), _below_bar(profile))
+    )
+    return [*above, *_bar(step_parts(profile)), *below]
+
+
+def _above_bar(profile: Profile) -> list[str]:
+    return [f"{_what(profile)} {_when(profile)}", _step(profile), *try_first(profile), _utilization(profile)]
+
+
+def _below_bar(profile: Profile) -> list[str]:
+    return [_stalls(profile), _flops(profile)]
 
 
 def step_parts(profile: Profile) -> list[tuple[str, float]]:
@@ -167,4 +177,5 @@ def figures(profile: Profile) -> str:
         known.append(f"{plain(rates.samples_per_sec)} samples/s{in_all} (wall clock)")
     if rates.mfu is not None:
         known.append(f"MFU {least}{percent(rates.mfu)}{of_whom}")
+    known += ["starved of processors"] if profile.starved else []
     return ", ".join(known)

@@ -24,7 +24,7 @@ import msgspec
 from lightning_flops.report.compare_text import comparison_sections
 from lightning_flops.report.document import Column, Section, Table, as_data, at, field, share
 from lightning_flops.report.headline import step_parts, summary
-from lightning_flops.report.profile_document import NOT_DESCRIBED, notes_sections, saving, share_of_peak, short_sections
+from lightning_flops.report.profile_document import NOT_DESCRIBED, notes_sections, share_of_peak, short_sections
 from lightning_flops.report.summary_text import where
 from lightning_flops.report.text import detailed_sections
 from lightning_flops.report.trace_document import common_sections, names_of, trace_sections
@@ -186,7 +186,7 @@ def profile_view(profile: Profile) -> View:
     return page_view(
         (profile.modules[0].type_name if profile.modules else "") or "FLOPs profile",
         f"{where(profile)}, step {profile.profile_step} counted",
-        [*summary(profile), *(f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1])],
+        summary(profile),
         sections,
         parts=step_parts(profile),
         steps=_steps(profile),

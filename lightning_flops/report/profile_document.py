@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from lightning_flops.schema.step import FEW_STEPS, Advice, Budget, BudgetKey, Li
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
 
 NOT_DESCRIBED = "(not described)"  # stands for the class of a module that did work but that the model does not list
+STARVED = "STARVED."
 NO_ADVICE = "Nothing that was measured is above its threshold."
 _DETAILED = "in the detailed report"
 _LINE_CHARS = 44  # of a line of the user's program
@@ -38,8 +39,9 @@ def short_sections(
     if profile.lines is not None:
         yield lines_section(profile.lines, most=lines)
     few = f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(profile.context.step_word, FEW_STEPS)}."
-    nothing = few if at("timing.few_steps")(profile) else NO_ADVICE
-    yield advice_section(profile.advice, most=advice, nothing=nothing)
+    nothing = few if at("timing.few_steps")(profile) else _largest_part(profile)
+    section = advice_section(profile.advice, most=advice, nothing=nothing)
+    yield replace(section, items=[*filter(None, [profile.starved and f"{STARVED} {profile.starved}"]), *section.items])
     yield from notes_sections(profile.notes, most=notes)
 
 
@@ -220,8 +222,25 @@ def advice_section(
 
 
 def saving(advice: Advice, of: str = "a step") -> str:
-    """The ceiling of what *advice* can save, as a sentence after others."""
-    return "" if advice.ceiling is None else f" It can save up to {percent(advice.ceiling)} of {of}."
+    """The ceiling of what *advice* can save, and whether it changes the model, as sentences after others."""
+    words = "" if advice.ceiling is None else f" It can save up to {percent(advice.ceiling)} of {of}."
+    return words + (" It changes the model's results." if advice.changes else "")
+
+
+def try_first(profile: Profile) -> list[str]:
+    """The first piece of advice as a sentence of the summary; none without any."""
+    return [f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]]
+
+
+def _largest_part(profile: Profile) -> str:
+    """What is said where no rule has anything to say: what the step's time is for, and at which of the user's lines."""
+    if profile.timing is None:
+        return NO_ADVICE
+    part, step = max(profile.timing.parts, key=lambda one: one.typical_sec), profile.timing.global_step
+    rows = () if profile.lines is None else [row for row in profile.lines.rows if row.part == part.name and row.file]
+    lines = "".join(f", most of it at {row.where}: {row.text[:60]}" for row in rows[:1])
+    words = f"{part.name} takes {percent(part.typical_sec / step.typical_sec)} of a step{lines}"
+    return f"No rule names a cause: {words}."
 
 
 def notes_sections(notes: Sequence[str], *, most: int | None = None) -> list[Section]:

@@ -87,6 +87,7 @@ class Profile(codec.Shown):
     #: The user's lines, sampled in other steps; None where no loop was profiled.
     lines: LinesProfile | None = None
     ranks: RanksProfile | None  #: All ranks of the job together; None where this rank's is the only profile at hand.
+    starved: str = ""  #: A warning where the process waited for processors, in sentences; empty: none.
     advice: tuple[Advice, ...]  #: What holds the run back, the largest possible saving first.
     notes: tuple[str, ...]  #: What is missing or degraded, in sentences.
 

@@ -24,6 +24,7 @@ class Advice:
     unless: str  #: When not to follow it, after "not": ``where a checkpoint fixes it``.
     threshold: str  #: Limit that the measured figure was held against, in words.
     source: str  #: Where the rule comes from.
+    changes: bool = False  #: Whether following it changes what the model computes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

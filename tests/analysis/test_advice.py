@@ -9,14 +9,24 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.advice import RULES, advise
+from lightning_flops.analysis.advice import advise, starved_words
 from lightning_flops.analysis.devices import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, gather_evidence
+from lightning_flops.analysis.lines import Cause, build_lines
+from lightning_flops.analysis.rules import RULES
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
-from lightning_flops.records import ModuleRecord, OptimizerFacts, PhaseSeconds, ProcessorLoss, RunFacts
+from lightning_flops.records import (
+    LineRecord,
+    LinesRecord,
+    ModuleRecord,
+    OptimizerFacts,
+    PhaseSeconds,
+    ProcessorLoss,
+    RunFacts,
+)
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.step import Advice, Budget, BudgetKey, DtypeFlops, ModuleTimes
+from lightning_flops.schema.step import Advice, Budget, BudgetKey, DtypeFlops, LineProfile, ModuleTimes
 from lightning_flops.schema.trace import TracedStep
 from tests.report import windows
 from tests.report.traced_windows import transformer_traced
@@ -27,8 +37,24 @@ TENSOR_CORES = DeviceAbilities(tensor_core_dtypes=("bfloat16", "float16"), tf32=
 STRAGGLER = Straggler(
     rank=3, late_sec=0.004, share=0.2, part="backward", part_sec=0.004, module=None,
 )  # fmt: skip
+LBFGS = OptimizerFacts(type_name="LBFGS")
 ADAM = OptimizerFacts(type_name="Adam", faster_with=("fused=True", "foreach=True"))
 TWO_CORES = {"cores": 2, "loader_workers": 0}
+FOREACH = OptimizerFacts(type_name="AdamW", faster_with=("fused=True",), updates="foreach")
+
+
+def row(line: int, seconds: float, text: str, *, function: str = "log", hook: str = "", **more: Any) -> LineProfile:
+    given = {"part": "other", "only_enters": False, "file": "/home/anna/train.py", "samples": 20, **more}
+    return LineProfile(line=line, function=function, text=text, hook=hook, seconds=seconds, share=seconds, **given)
+
+
+HOOK = "Ema.on_train_batch_end"
+SAVES = Cause(
+    part="other",
+    share=0.4,
+    rows=(row(3, 0.3, "torch.save(x)", function=HOOK, hook=HOOK), row(4, 0.1, "x = 1", function=HOOK, hook=HOOK)),
+)
+READS = Cause(part="other", share=0.2, rows=(row(7, 0.2, "x.item()"),))
 PROP = OptimizerFacts(type_name="RMSprop", faster_with=("foreach=True",))
 
 
@@ -51,7 +77,23 @@ LIMITS: list[tuple[str, float, Callable[[float], dict[str, Any]]]] = [
     ("optimizer", 0.15, lambda share: {"shares": {"optimizer": share}, "facts": RunFacts(optimizers=(ADAM,))}),
     ("norm", 0.10, lambda share: {"shares": {"norm": share}}),
     ("dropout", 0.10, lambda share: {"shares": {"dropout": share}}),
-    ("starved", 0.05, lambda share: {"shares": {"starved": share}}),
+    *(
+        (name, limit, lambda share, name=name: {"shares": {name: share}, "on_gpu": True})
+        for name, limit in (
+            ("line", 0.10),
+            ("line_in_module", 0.25),
+            ("calls", 0.10),
+            ("unused_forward", 0.05),
+            ("attention", 0.10),
+            ("recompute", 0.10),
+            ("other_operators", 0.25),
+            ("float64", 0.05),
+        )
+    ),
+    ("closure", 3.0, lambda number: {"forwards_a_batch": number, "facts": RunFacts(optimizers=(LBFGS,))}),
+    ("graph_breaks", 0, lambda number: {"facts": RunFacts(graph_breaks=math.ceil(number))}),
+    ("part", 0.25, lambda share: {"parts": {"optimizer": share}}),
+    ("tf32", 0.05, lambda share: {"shares": {"tf32": share}, "device": TENSOR_CORES}),
     ("idle", 0.20, lambda share: {"shares": {"idle": share}}),
     ("tensor_core_eligible", 0.05, lambda share: {"shares": {"tensor_core_eligible": share}, "device": TENSOR_CORES}),
     ("float32", 0.05, lambda share: {"shares": {"float32": share}, "device": TENSOR_CORES}),
@@ -62,7 +104,8 @@ LIMITS: list[tuple[str, float, Callable[[float], dict[str, Any]]]] = [
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {rule for rule, *_ in LIMITS} == {one.name for one in RULES if not one.name.startswith("data_wait")}
+    apart = {one.name for one in RULES if one.name.startswith("data_wait")} | {"host_wait", "launches"}
+    assert {rule for rule, *_ in LIMITS} == {one.name for one in RULES} - apart
 
 
 @pytest.mark.parametrize(("rule", "limit", "of"), LIMITS)
@@ -136,6 +179,28 @@ def test_advice_has_the_fact_the_remedy_the_ceiling_and_when_not_to_follow_it() 
             Evidence(shares={"optimizer": 0.5}, facts=RunFacts(optimizers=(ADAM, PROP))),
             "Adam and RMSprop updates one tensor at a time and takes 50.0% of the step.",
         ),
+        (
+            Evidence(shares={"optimizer": 0.5}, facts=RunFacts(optimizers=(FOREACH,))),
+            "AdamW updates each group of tensors in several kernels and takes 50.0% of the step.",
+        ),
+        (
+            Evidence(shares={"idle": 0.15}, on_gpu=True, reads_a_step=26.0, causes={"host_wait": (READS,)}),
+            "The host reads a number from the device 26 times a step and waits for it; the device is idle for 15.0% of "
+            "the step. The host's time is at log train.py:7: `x.item()`.",
+        ),
+        (
+            Evidence(shares={"line": 0.4}, causes={"line": (SAVES,)}),
+            "40.0% of the step (other) is Ema.on_train_batch_end train.py:3 (also 4): `torch.save(x)`.",
+        ),
+        (
+            Evidence(parts={"other": 0.6, "forward": 0.3}, rows={"other": SAVES.rows}),
+            "other takes 60.0% of the step, and no other rule says why: Ema.on_train_batch_end train.py:3 (30.0% of "
+            "the step), Ema.on_train_batch_end train.py:4 (10.0% of the step).",
+        ),
+        (
+            Evidence(shares={"calls": 0.5}, modules={"calls": ("proj",)}, calls={"proj": 200}),
+            "proj is called 200 times a batch, which takes 50.0% of the step.",
+        ),
     ],
 )
 def test_facts_name_the_rank_the_modules_and_the_optimizers(evidence: Evidence, words: str) -> None:
@@ -144,14 +209,61 @@ def test_facts_name_the_rank_the_modules_and_the_optimizers(evidence: Evidence, 
 
 def test_the_largest_possible_saving_comes_first_and_two_may_name_the_same_time() -> None:
     evidence = Evidence(
-        shares={"exposed_communication": 0.4, "waiting": 0.1, "starved": 0.1, "float32": 0.5},
+        shares={"exposed_communication": 0.4, "waiting": 0.1, "norm": 0.2, "misaligned": 0.5},
         backend="gloo",
         device=TENSOR_CORES,
     )
     found = {one.rule: one.ceiling for one in advise(evidence, DEFAULTS)}
-    assert list(found) == ["exposed_communication", "backend", "starved", "float32"]
+    assert list(found) == ["backend", "exposed_communication", "norm", "misaligned"]
     assert found["exposed_communication"] == found["backend"] == pytest.approx(0.3)
-    assert found["float32"] is None
+    assert found["misaligned"] is None
+
+
+def test_precision_saves_what_the_peaks_and_the_share_of_the_products_say() -> None:
+    h200 = {"float32": 66.9e12, "tf32": 494.7e12, "bfloat16": 989.4e12}
+    evidence = Evidence(shares={"float32": 1.0, "idle": 0.21}, device=TENSOR_CORES, peaks=h200, matmul_share=0.7)
+    first = advise(evidence, DEFAULTS)[0]
+    # Products take 70% of the step, and 66.9 / 494.7 of that at the peak of TF32.
+    assert (first.rule, first.changes) == ("float32", True)
+    assert first.ceiling == pytest.approx(0.7 * (1 - 66.9 / 494.7))
+    in_tf32 = only(replace(evidence, shares={"tf32": 0.8}))
+    assert in_tf32.rule == "tf32"
+    assert in_tf32.ceiling == pytest.approx(0.8 * 0.7 * 0.5)
+
+
+def test_what_changes_the_models_results_is_not_first_while_something_else_saves_a_twentieth() -> None:
+    shares = {"dropout": 0.5, "float64": 0.4, "norm": 0.11}
+    assert rules(Evidence(shares=shares)) == ["norm", "dropout", "float64"]
+    assert rules(Evidence(shares={"dropout": 0.5})) == ["dropout"]
+    assert [one.changes for one in advise(Evidence(shares=shares), DEFAULTS)] == [False, True, True]
+
+
+@pytest.mark.parametrize(("short", "found"), [(0.4, ["idle"]), (0.6, ["idle", "launches"])])
+def test_many_short_kernels_on_an_idle_device_are_launched_together(short: float, found: list[str]) -> None:
+    evidence = Evidence(shares={"idle": 0.3, "short_kernels": short})
+    assert sorted(rules(evidence)) == found
+
+
+def test_a_starved_run_is_a_warning_and_no_cause() -> None:
+    evidence = Evidence(shares={"starved": 0.3})
+    assert rules(evidence) == []
+    assert starved_words(evidence, DEFAULTS).startswith("For 30.0% of the timed steps' time this process was ready")
+    assert starved_words(Evidence(shares={"starved": 0.05}), DEFAULTS) == ""
+
+
+def test_a_part_that_a_rule_explains_is_not_named_once_more() -> None:
+    line: dict[str, Any] = {"causes": {"line": (SAVES,)}, "shares": {"line": 0.4}}
+    assert rules(Evidence(parts={"other": 0.6}, **line)) == ["line"]
+    parts = {"forward": 0.4, "backward": 0.6, "data wait": 0.5}
+    assert rules(Evidence(parts=parts)) == []  # the model's own work, and what has rules of its own
+
+
+def test_the_wait_for_data_names_the_line_of_the_dataset_that_most_of_it_is_in() -> None:
+    load = Cause(part="data wait", share=0.4, rows=(row(9, 0.4, "Image.open(path)", function="Photos.__getitem__"),))
+    found = only(waits(0.05, cores=4, loader_workers=0, causes={"data wait": (load,)}))
+    assert found.fact.endswith(" Most of it is Photos.__getitem__ train.py:9: `Image.open(path)`.")
+    small = replace(load, share=0.2)
+    assert "Photos" not in only(waits(0.05, cores=4, causes={"data wait": (small,)})).fact
 
 
 def test_arguments_are_advised_that_all_slow_optimizers_take() -> None:
@@ -163,7 +275,7 @@ def test_arguments_are_advised_that_all_slow_optimizers_take() -> None:
 
 
 def test_a_device_without_tensor_cores_or_tf32_is_not_told_of_them() -> None:
-    evidence = Evidence(shares={"tensor_core_eligible": 0.5, "float32": 0.5}, kernel_share=0.5)
+    evidence = Evidence(shares={"tensor_core_eligible": 0.5, "float32": 0.5, "tf32": 0.5}, kernel_share=0.5)
     assert rules(evidence) == []
     volta = only(replace(evidence, device=DeviceAbilities(tensor_core_dtypes=("float16",))))
     # What kernels take is the ceiling of advice on them.
@@ -297,3 +409,124 @@ def test_modules_that_a_remedy_is_known_for_are_found_by_class_and_operators(
     # The traced steps' backward took over twice the timed ones': what modules took is not known well enough.
     apart = gathered(modules=modules, flops=flops, times={"a": 2.0, "b": 4.0}, traced=replace(TRACED, is_apart=True))
     assert apart.shares.keys().isdisjoint(("dropout", "norm"))
+
+
+# ---- the user's lines
+
+
+def sampled(*lines: tuple[str, int, float, dict[str, Any]], steps: int = 10) -> LinesRecord:
+    """Lines as (part, number, seconds in all sampled steps, what else is known), 20 samples of each."""
+    usual = {"file": "/home/anna/train.py", "function": "log", "hook": "", "text": "x", "callee": "", "samples": 20}
+    records = [
+        LineRecord(**{**usual, "part": part, "line": line, "seconds": seconds, "only_enters": False, **more})
+        for part, line, seconds, more in lines
+    ]
+    return LinesRecord(steps=steps, lines=tuple(records))
+
+
+SECONDS = PhaseSeconds(data_wait=0.004, forward=0.006, backward=0.008, other=0.002)
+
+
+def of_lines(record: LinesRecord, *, on_host: bool = True) -> Any:
+    timing = build_timing([windows.step(at, seconds=SECONDS) for at in range(8)], mixed_phases=())
+    return build_lines(record, timing=timing, on_host=on_host)
+
+
+def test_samples_divide_a_part_whose_length_the_timed_steps_say() -> None:
+    # Of 0.3 s in other a third; other takes 2 of 20 ms. What is no part of a step is in no row.
+    record = sampled(("other", 3, 0.2, {}), ("other", 4, 0.1, {}), ("validation", 9, 5.0, {}), ("forward", 5, 0.1, {}))
+    found = {one.line: (one.seconds, one.share) for one in of_lines(record).rows}
+    assert found == {
+        5: (pytest.approx(0.006), pytest.approx(0.3)),
+        3: (pytest.approx(0.002 * 2 / 3), pytest.approx(0.1 * 2 / 3)),
+        4: (pytest.approx(0.002 / 3), pytest.approx(0.1 / 3)),
+    }
+    # On a device a part's time is the device's: a line has the host's own.
+    on_device = {one.line: (one.seconds, one.share) for one in of_lines(record, on_host=False).rows}
+    assert on_device[3] == (pytest.approx(0.02), pytest.approx(0.5))
+
+
+@pytest.mark.parametrize(
+    ("part", "more", "rule"),
+    [
+        ("other", {}, "line"),
+        ("other", {"only_enters": True}, None),  # ``trainer.fit()``
+        ("other", {"only_enters": True, "hook": "Ema.on_train_batch_end"}, "line"),  # a framework's callback
+        ("other", {"samples": 3}, None),
+        ("forward", {}, "line"),  # a loop in the loss
+        ("forward", {"callee": "torch.cross_entropy"}, None),
+        ("forward", {"long_sec": 0.2}, None),
+        ("forward", {"in_module": True}, "line_in_module"),
+        ("forward", {"in_module": True, "callee": "torch.max_pool2d"}, None),
+        ("forward", {"in_module": True, "callee": "einsum"}, "line_in_module"),
+        ("forward", {"in_module": True, "long_sec": 0.2}, None),  # one long operator: the model's work
+    ],
+)
+def test_lines_are_named_that_are_not_the_models_work(part: str, more: dict[str, Any], rule: str | None) -> None:
+    record = sampled((part, 3, 0.3, more), ("backward", 1, 0.4, {"only_enters": True}))
+    seconds = {"line": SECONDS, "line_in_module": SECONDS}.get(rule or "", SECONDS)
+    longer = replace(seconds, other=0.02, forward=0.02)
+    timed = tuple(windows.step(at, seconds=longer) for at in range(8))
+    window = replace(windows.mlp_window(), timed_steps=timed)
+    timing = build_timing(timed, mixed_phases=())
+    lines = build_lines(record, timing=timing, on_host=True)
+    evidence = gather_evidence(
+        window, timing=timing, batches=1, dtypes=(), times={}, traced=None, budget=None, lines=lines
+    )
+    assert [one for one in ("line", "line_in_module") if evidence.shares.get(one)] == ([] if rule is None else [rule])
+
+
+# ---- modules that do what a remedy is known for
+
+
+def of_modules(cells: Any, *, calls: dict[str, int], times: dict[str, float], unused: dict[str, int]) -> Evidence:
+    flops = replace(windows.mlp_window().flops, cells=cells, module_calls=calls, unused_calls=unused)
+    modules = tuple(ModuleRecord(name=name, type_name="Module") for name in times)
+    return gathered(modules=modules, flops=flops, times=times, traced=TRACED)
+
+
+@pytest.mark.parametrize(
+    ("operators", "found"),
+    [
+        (("bmm", "_softmax", "bmm"), True),
+        (("bmm", "exp", "sum", "div", "bmm"), True),
+        (("_softmax", "bmm"), False),  # one product: a router's
+        (("bmm", "bmm"), False),
+        (("_scaled_dot_product_flash_attention_for_cpu",), False),
+    ],
+)
+def test_attention_is_written_out_where_a_softmax_is_between_two_products(
+    operators: tuple[str, ...], found: bool
+) -> None:
+    cells = tuple(cell("attn", "forward", 1, operator=f"aten.{one}") for one in operators)
+    evidence = of_modules(cells, calls={"attn": 1}, times={"attn": 5.0}, unused={})
+    assert evidence.shares.get("attention") == (pytest.approx(0.25) if found else None)
+
+
+def test_modules_are_called_many_times_a_batch_the_outermost_alone() -> None:
+    cells = (cell("net.proj", "forward", 100),)
+    times = {"net": 8.0, "net.proj": 6.0, "act": 6.0}
+    # Two batches a step: 16 calls of each. ``act`` multiplies nothing.
+    evidence = of_modules(cells, calls={"net": 32, "net.proj": 32, "act": 64}, times=times, unused={})
+    assert evidence.modules["calls"] == ["net"]
+    assert evidence.shares["calls"] == pytest.approx(0.4)
+    assert "calls" not in of_modules(cells, calls={"net": 31}, times=times, unused={}).shares
+    slow = of_modules(cells, calls={"net": 32}, times={"net": 80.0}, unused={})
+    assert "calls" not in slow.shares  # 2.5 ms each: the model's work
+
+
+def test_forwards_are_unused_where_others_of_the_module_were_used() -> None:
+    cells = (cell("net", "forward", 100),)
+    evidence = of_modules(
+        cells,
+        calls={"": 2, "net": 2, "head": 1},
+        times={"": 8.0, "net": 6.0, "head": 4.0},
+        unused={"": 1, "net": 1, "head": 1},
+    )
+    assert evidence.modules["unused_forward"] == [""]
+    assert evidence.shares["unused_forward"] == pytest.approx(0.2)
+
+
+def test_float64_takes_the_time_of_its_modules_or_by_flops_where_none_was_traced() -> None:
+    cells = (cell("a", "forward", 30, dtype="float64"), cell("b", "forward", 70))
+    assert of_modules(cells, calls={}, times={"a": 4.0, "b": 4.0}, unused={}).shares["float64"] == pytest.approx(0.2)

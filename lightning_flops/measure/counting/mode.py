@@ -29,6 +29,7 @@ from lightning_flops.measure.torch_private.needed import (
     run_python_kernel,
     unwraps_subclass,
 )
+from lightning_flops.measure.torch_private.optional import is_compiled
 from lightning_flops.records import OUTSIDE, FlopPhase
 from lightning_flops.units import package_logger
 
@@ -193,7 +194,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             totals.add(again, "recompute", repeated, skipped_again)
         if not is_grad_enabled() and phase in _FORWARDS and (function := function_in_forward()) is not None:
             self._compiled.watch(function)
-            self.forward_products.add(operands(operator.name, args))
+            if not is_compiled(function):  # what compiled code repeats its graphs say
+                self.forward_products.add(operands(operator.name, args))
         return cell
 
     def count_unseen(self, function: Any, args: tuple[Any, ...]) -> bool:

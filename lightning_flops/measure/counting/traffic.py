@@ -85,8 +85,10 @@ class Operator:
         self.sized_by_values = _sized_by_values(function, short) or self.sized_by_values
         self.moves_nothing = entry.kind == "free" and (
             short in _NO_TRAFFIC
-            or (not self.writes
-            and all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns))
+            or (
+                not self.writes
+                and all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
+            )
         )
         self.counts = not self.moves_nothing or self.sized_by_values is not None
         self.looks_inside = self.listed or (self.counted and schema.name.partition("::")[0] not in TORCH_NAMESPACES)

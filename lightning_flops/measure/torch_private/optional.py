@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -24,6 +24,12 @@ from lightning_flops.measure.torch_private.needed import modes_off, take
 def was_used() -> bool:
     """Whether the compiler was loaded: before that, nothing can have been compiled."""
     return "torch._dynamo" in sys.modules
+
+
+def graph_breaks() -> Counter[str]:
+    """How often the compiler has broken a graph in this process, by its reasons."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return Counter({str(why): int(number) for why, number in dict(counters.get("graph_break", {})).items()})
 
 
 def leave_compiled_code() -> None:

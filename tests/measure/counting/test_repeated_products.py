@@ -40,7 +40,7 @@ def test_a_product_that_a_custom_backward_repeats_with_the_forwards_operands_is_
     hidden, weight = torch.randn(ROWS, WIDTH, requires_grad=True), torch.randn(WORDS, WIDTH, requires_grad=True)
     counter = FlopCounter(None)
     with counter:
-        ChunkedLoss.apply(hidden, weight).backward()
+        ChunkedLoss.apply(hidden, weight).backward()  # type: ignore[no-untyped-call]
     one = 2 * ROWS * WIDTH * WORDS
     total = counter.total()
     assert (total.forward, total.recompute, total.backward) == (one, one, 2 * one)
@@ -63,7 +63,7 @@ class Square(torch.autograd.Function):
 def test_a_product_of_other_operands_is_the_backwards_whatever_its_size() -> None:
     counter = FlopCounter(None)
     with counter:
-        Square.apply(torch.randn(6, 6, requires_grad=True)).sum().backward()
+        Square.apply(torch.randn(6, 6, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]
     one = 2 * 6**3
     assert (counter.total().recompute, counter.total().backward) == (0, 2 * one)
 
@@ -84,7 +84,7 @@ def test_a_forward_with_gradients_that_no_backward_used_is_known() -> None:
 @pytest.mark.parametrize("how", ["fused", "foreach"])
 def test_bytes_of_optimizers_that_take_lists_are_at_least_those_of_the_parameters_and_states(how: str) -> None:
     net = nn.Sequential(*(nn.Linear(50, 50) for _ in range(3)))
-    optimizer = torch.optim.AdamW(net.parameters(), **{how: True})
+    optimizer = torch.optim.AdamW(net.parameters(), fused=how == "fused", foreach=how == "foreach")
     of_parameters = 3 * (50 * 50 + 50) * 4
 
     def step() -> None:

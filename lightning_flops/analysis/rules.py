@@ -1,0 +1,488 @@
+"""The rules of advice, one row each; docs/advice.md is made of this table.
+
+A rule compares one measured number with one limit. Its advice is the fact, the remedy, and the most that the remedy
+can save: each "up to", so two pieces of advice may name the same milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from lightning_flops.analysis.evidence import DATA_WAIT, Evidence
+from lightning_flops.analysis.module_names import pattern_of
+from lightning_flops.analysis.stragglers import straggler_action, straggler_evidence
+from lightning_flops.config import AdviceThresholds
+from lightning_flops.schema.step import Advice
+from lightning_flops.units import duration, percent, plain
+
+LEAST_WAIT_SEC = 0.001  # a worker process hands a batch over in about a millisecond: no shorter wait is saved by one
+
+_PROFILER, _MATCHER, _OWN = "PyTorch Profiler's recommendations", "torch.profiler's pattern matcher", "this project"
+_NAMED = 3
+_NAMED_LINE, _MOSTLY = 0.1, 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One row of the table. In ``fact`` and ``remedy``, names in braces stand for what ``words`` returns."""
+
+    name: str
+    #: What is compared: None where it is not known or the rule does not apply; else the share of the rule's name.
+    measured: Callable[[Evidence], float | None] | None = None
+    limit: str = ""  #: The field of ``AdviceThresholds`` above which that must be, if not that of the rule's name.
+    threshold: str = "more than {limit}"
+    fact: str
+    remedy: str
+    unless: str  #: When not to follow it.
+    changes: bool = False  #: Whether following it changes what the model computes.
+    #: The ceiling: the share of a step that the remedy can save at most; None if that is not known.
+    saves: Callable[[Evidence, float], float | None] | None = lambda evidence, measured: measured
+    ceiling: str = ""  #: That limit in words, where it is neither the share that was measured nor unknown.
+    source: str = _OWN
+    words: Callable[[Evidence], Mapping[str, str]] = lambda evidence: {}
+
+    def limit_of(self, limits: AdviceThresholds) -> float | None:
+        """What must be exceeded; None where the rule knows no limit."""
+        return getattr(limits, self.limit or self.name, None)
+
+    def threshold_text(self, limits: AdviceThresholds) -> str:
+        """What must be exceeded, in words."""
+        limit = self.limit_of(limits)
+        return self.threshold.format(limit=percent(limit), forwards=plain(limit))
+
+    def advice(self, evidence: Evidence, limits: AdviceThresholds) -> Advice | None:
+        """What this rule says; None if it says nothing."""
+        limit = self.limit_of(limits)
+        measured = evidence.shares.get(self.name) if self.measured is None else self.measured(evidence)
+        if measured is None or measured <= (-math.inf if limit is None else limit):
+            return None
+        words = {"measured": percent(measured), "modules": _some(evidence.modules.get(self.name, ()))}
+        words |= self.words(evidence)
+        saves = self.saves(evidence, measured) if self.saves else None
+        return Advice(
+            rule=self.name,
+            fact=self.fact.format(**words),
+            remedy=self.remedy.format(**words),
+            ceiling=None if saves is None else min(1.0, saves),
+            unless=self.unless,
+            changes=self.changes,
+            threshold=self.threshold_text(limits),
+            source=self.source,
+        )
+
+
+# ---- waiting for data
+
+
+def _wait_of_batch(evidence: Evidence) -> float:
+    return (evidence.data_wait_sec or 0.0) / max(1.0, evidence.batches)
+
+
+def _share_of_wait(rule: str, evidence: Evidence) -> float | None:
+    is_short, is_full = _wait_of_batch(evidence) < LEAST_WAIT_SEC, _more_workers(evidence) == 0
+    applies = "data_wait_short" if is_short else "data_wait_full" if is_full else "data_wait"
+    return evidence.data_wait_share if rule == applies else None
+
+
+def _more_workers(evidence: Evidence) -> int | None:
+    """Workers to add: as many as keep up and find a core, idle where loading computes; None: cores unknown."""
+    cores, now = evidence.facts.cores, evidence.facts.loader_workers or 0
+    if cores is None or evidence.step_sec is None:
+        return None
+    idle = cores - 1 - now if evidence.idle_cores is None else min(evidence.idle_cores, cores - now)
+    room = cores if evidence.loads_without_processor else math.floor(idle + 0.5)
+    work_sec = max(evidence.step_sec - (evidence.data_wait_sec or 0.0), evidence.step_sec / 100)
+    loads_sec = evidence.step_sec * now if now else evidence.data_wait_sec or 0.0
+    return max(0, min(room, math.ceil(loads_sec / work_sec) - now))
+
+
+def _line_of_loader(evidence: Evidence) -> str:
+    """The user's line that most of the wait is in; without worker processes, which no sample sees."""
+    found = next(iter(evidence.causes.get(DATA_WAIT, ())), None)
+    is_most = found is not None and found.share > (evidence.data_wait_share or 0.0) / 2
+    return f" Most of it is {found.words}." if found is not None and is_most else ""
+
+
+def _of_loader(evidence: Evidence) -> Mapping[str, str]:
+    cores, now, room = evidence.facts.cores, evidence.facts.loader_workers, _more_workers(evidence)
+    idle = "" if evidence.idle_cores is None else f", {evidence.idle_cores:.1f} of them idle"
+    idle = ", and loading hardly uses them" if evidence.loads_without_processor else idle
+    pins = evidence.device.pins_memory and evidence.shares.get("pageable_copies") != 0
+    return {
+        "wait": duration(_wait_of_batch(evidence)),
+        "line": _line_of_loader(evidence),
+        "workers": "" if now is None else f", with {plain(now)} loader workers",
+        "cores": "" if cores is None else f"; this process may use {plain(cores)} cores{idle}",
+        "more": "Raise the DataLoader's num_workers"
+        if room is None
+        else f"Set the DataLoader's num_workers={plain((now or 0) + room)}",
+        "pin": ", pin_memory=True" if pins else "",
+    }
+
+
+# ---- measures and words of other rules
+
+
+def _of_products(dtype: str, faster: str, evidence: Evidence, measured: float) -> float | None:
+    """What products in *dtype* save at the peak of another one."""
+    gain, share = evidence.gain(dtype, faster), evidence.matmul_share or evidence.compute_share
+    return None if gain is None or share is None else measured * share * gain
+
+
+def _line(rule: str, evidence: Evidence) -> Mapping[str, str]:
+    found = evidence.causes.get(rule, ())
+    return {"line": found[0].words if found else "", "part": found[0].part if found else ""}
+
+
+def _part_without_cause(evidence: Evidence) -> str | None:
+    """The largest part around the model's work of which no other rule says why it takes so long."""
+    named = {cause.part for cause in evidence.causes.get("line", ()) if cause.share > _NAMED_LINE}
+    named |= {"optimizer"} if _of_optimizer(evidence)["ways"] else set()
+    found = [part for part in evidence.parts if part not in (DATA_WAIT, *named) and "ward" not in part]
+    return max(found, key=evidence.parts.__getitem__, default=None)
+
+
+def _of_part(evidence: Evidence) -> Mapping[str, str]:
+    part = _part_without_cause(evidence) or ""
+    rows = [f"{row.where} ({percent(row.share)} of the step)" for row in evidence.rows.get(part, ())[:_NAMED]]
+    return {"part": part, "rows": f": {', '.join(rows)}" if rows else ""}
+
+
+def _repeated_calls(evidence: Evidence) -> Mapping[str, str]:
+    name = next(iter(evidence.modules.get("calls", ())), "")
+    row = next((row for rows in evidence.rows.values() for row in rows if "forward" in row.part), None)
+    line = "" if row is None else f", most of it at {row.where}"
+    return {"module": name or "the model", "calls": plain(evidence.calls.get(name)), "line": line}
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of *names*, repeated layers together: "2 x layers.*.dropout"."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(pattern_of(name), []).append(name)
+    words = [f"{len(of)} x {pattern}" if of[1:] else of[0] or "the root" for pattern, of in alike.items()]
+    more = f" and {len(words) - _NAMED} more" if len(words) > _NAMED else ""
+    return f"{', '.join(words[:_NAMED])}{more}"
+
+
+def _of_optimizer(evidence: Evidence) -> Mapping[str, str]:
+    single = [one for one in evidence.facts.optimizers or () if one.faster_with]
+    ways = [way for way in (single[0].faster_with if single else ()) if all(way in one.faster_with for one in single)]
+    how = "each group of tensors in several kernels" if any(one.updates == "foreach" for one in single) else "one tensor at a time"
+    names = " and ".join(dict.fromkeys(one.type_name for one in single))
+    return {"names": names, "ways": ", or with ".join(ways), "how": how}
+
+
+def _of_waiting(evidence: Evidence) -> Mapping[str, str]:
+    if evidence.shares.get("waiting") is None:
+        return {"waits": "with any wait for other ranks, which is not known"}
+    known = " as far as it is known" if evidence.shares.get("unmatched") else ""
+    return {"waits": f"the wait for other ranks left out{known}"}
+
+
+def _optimizers(evidence: Evidence) -> set[str]:
+    return {one.type_name for one in evidence.facts.optimizers or ()}
+
+
+def _of_straggler(evidence: Evidence) -> Mapping[str, str]:
+    one = evidence.straggler
+    return {} if one is None else {"who": straggler_evidence(one), "look": straggler_action(one)}
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="line",
+        words=partial(_line, "line"),
+        fact="{measured} of the step ({part}) is {line}.",
+        remedy="Do it every so many steps, for all tensors at once, or in another process.",
+        unless="where the step needs its result",
+    ),
+    Rule(
+        name="line_in_module",
+        words=partial(_line, "line_in_module"),
+        fact="{measured} of the step ({part}) is in many short operations of {line}.",
+        remedy="Do in one operator over all of them what a loop of Python does one by one, or compile the module with "
+        "torch.compile.",
+        unless="where each needs the result of the one before",
+    ),
+    Rule(
+        name="calls",
+        words=_repeated_calls,
+        fact="{module} is called {calls} times a batch, which takes {measured} of the step{line}.",
+        remedy="Call it once with all of its inputs stacked into one tensor.",
+        unless="where each call needs the result of the one before",
+        ceiling="the time of that module",
+    ),
+    Rule(
+        name="unused_forward",
+        fact="{measured} of the step is forwards with gradients whose output no backward used: {modules}.",
+        remedy="Take metrics from the output of the forward that is trained on; run what needs another in "
+        "torch.no_grad(), and not in every step.",
+        unless="where their gradients are taken in a later step",
+    ),
+    Rule(
+        name="attention",
+        fact="Attention that is written out takes {measured} of the step: {modules}.",
+        remedy="Call torch.nn.functional.scaled_dot_product_attention, which keeps no matrix of scores; where it is "
+        "called, its arguments have it fall back on separate products: see torch.nn.attention.sdpa_kernel.",
+        unless="where the scores themselves are needed",
+        ceiling="the time of these modules without the modules inside them",
+    ),
+    Rule(
+        name="recompute",
+        fact="Repeating forwards for the backward (activation checkpointing) takes {measured} of the step, by FLOPs.",
+        remedy="Checkpoint fewer layers, as far as memory is free.",
+        unless="where memory is full without it",
+        ceiling="their share of the FLOPs, of forward and backward",
+    ),
+    Rule(
+        name="closure",
+        measured=lambda one: one.forwards_a_batch if "LBFGS" in _optimizers(one) else None,
+        threshold="an LBFGS that runs the model more than {forwards} times a batch",
+        words=lambda one: {"forwards": plain(one.forwards_a_batch)},
+        fact="LBFGS's closure runs the model {forwards} times a batch.",
+        remedy="Lower its max_iter and max_eval, or take an optimizer without a closure.",
+        unless="where the steps are worth their price",
+        changes=True,
+        saves=lambda one, measured: (one.compute_share or 0.0) * (1.0 - 1.0 / measured),
+        ceiling="all but one of these runs",
+    ),
+    Rule(
+        name="host_wait",
+        measured=lambda one: one.shares.get("idle") if one.on_gpu and one.reads_a_step >= 1 else None,
+        words=lambda one: {**_line("host_wait", one), "reads": plain(round(one.reads_a_step))},
+        fact="The host reads a number from the device {reads} times a step and waits for it; the device is idle for "
+        "{measured} of the step. The host's time is at {line}.",
+        remedy="Keep losses and metrics as tensors, and read them every so many steps.",
+        unless="where the step depends on the number",
+    ),
+    Rule(
+        name="other_operators",
+        measured=lambda one: one.shares.get("other_operators") if one.on_gpu and not one.facts.compiled else None,
+        fact="Operators without products (norms, activations, sums, copies) take {measured} of the step.",
+        remedy="Compile the model with torch.compile, which fuses them.",
+        unless="where shapes change in every step",
+    ),
+    Rule(
+        name="launches",
+        measured=lambda one: one.shares.get("idle") if (one.shares.get("short_kernels") or 0.0) > _MOSTLY else None,
+        limit="idle",
+        fact="Most kernels are shorter than 10 us, and the device is idle for {measured} of the step.",
+        remedy='Launch them together: torch.compile(model, mode="reduce-overhead"), which makes CUDA graphs.',
+        unless="where shapes change in every step",
+    ),
+    Rule(
+        name="graph_breaks",
+        measured=lambda one: one.facts.graph_breaks or None,
+        threshold="any",
+        words=lambda one: {"breaks": plain(one.facts.graph_breaks), "why": one.facts.graph_break_reason},
+        fact="torch.compile broke the graph {breaks} times: {why}",
+        remedy="Take what breaks it out of the compiled module; TORCH_LOGS=graph_breaks lists the places.",
+        unless="where the pieces are large",
+        saves=None,
+        source="torch.compile",
+    ),
+    Rule(
+        name="part",
+        measured=lambda one: one.parts.get(_part_without_cause(one) or ""),
+        words=_of_part,
+        fact="{part} takes {measured} of the step, and no other rule says why{rows}.",
+        remedy="Look at what your program, and its framework, do there.",
+        unless="where that is what the step is for",
+    ),
+    *(
+        Rule(
+            name=name,
+            measured=partial(_share_of_wait, name),
+            limit="data_wait",
+            words=_of_loader,
+            fact="The step waits {wait} a batch for data ({measured}){workers}{cores}.{line}",
+            remedy=remedy,
+            unless=unless,
+            source=_PROFILER if name == "data_wait" else _OWN,
+        )
+        for name, remedy, unless in (
+            (
+                "data_wait",
+                "{more}, with persistent_workers=True{pin}.",
+                "where the wait is for a disk or a network that is at its limit",
+            ),
+            (
+                "data_wait_full",
+                "No core is idle for more workers: prepare once, before training, what is made anew for each sample "
+                "(decoded, resized, tokenized), or load fewer bytes.",
+                "where each epoch needs other random changes of a sample",
+            ),
+            (
+                "data_wait_short",
+                "Workers would cost more than such a wait. Take a whole batch from the data at once: give the Dataset "
+                "__getitems__(indices), which returns data[indices], and the DataLoader collate_fn=lambda batch: "
+                "batch.",
+                "where samples differ in shape",
+            ),
+        )
+    ),
+    Rule(
+        name="padding",
+        measured=lambda one: one.facts.padding_ratio,
+        fact="Padding is {measured} of the tokens that are processed.",
+        remedy="Put samples of similar lengths into a batch (transformers: train_sampling_strategy='group_by_length', "
+        "before version 5 group_by_length=True), pad to the longest of the batch alone, or pack several samples into "
+        "one sequence.",
+        unless="where the order of the samples must stay random",
+        saves=lambda one, measured: None if one.compute_share is None else measured * one.compute_share,
+        ceiling="that share of forward and backward; of attention, whose work grows with the square, more",
+    ),
+    Rule(
+        name="exposed_communication",
+        measured=lambda one: one.transfer_share,
+        words=_of_waiting,
+        fact="Communication that no computation hides takes {measured} of the step, {waits}.",
+        # Sharded gradients (ZeRO-2 and -3, FSDP) are reduced in every micro-step: accumulation saves nothing there.
+        remedy="Raise the batch size, or, where gradients are reduced once a step (DDP, ZeRO-0 and -1), accumulate "
+        "them over more batches; let communication begin earlier (DDP: a smaller bucket_cap_mb; DeepSpeed: "
+        "overlap_comm, reduce_bucket_size, stage3_prefetch_bucket_size).",
+        unless="where a larger batch changes how the model learns",
+        changes=True,
+        source=_PROFILER,
+    ),
+    Rule(
+        name="waiting",
+        measured=lambda one: one.shares.get("waiting") if one.straggler is None else None,
+        fact="Waiting for other ranks takes {measured} of the traced step, and none of them is late enough to be a "
+        "straggler.",
+        remedy="Even out what ranks do in a step: lengths of samples, sizes of batches, what else runs on their hosts.",
+        unless="where another rank is late in each step for a reason outside of the program",
+    ),
+    Rule(
+        name="straggler",
+        measured=lambda one: None if one.straggler is None else math.inf,
+        threshold="more than {limit} of the other ranks' own time, and longer by more than straggler_sec",
+        words=_of_straggler,
+        fact="{who}",
+        remedy="{look}",
+        unless="where that rank does what the others do not, such as saving a checkpoint in each step",
+        saves=lambda one, _: None if one.straggler is None else one.straggler.share,
+        ceiling="what the others wait for it",
+    ),
+    Rule(
+        name="backend",
+        measured=lambda one: None if one.backend in (None, "nccl", "rccl") else math.inf,
+        threshold="any backend but NCCL",
+        words=lambda one: {"backend": str(one.backend)},
+        fact="Gradients on GPUs are synchronized through {backend}.",
+        remedy='Initialize the process group with backend="nccl".',
+        unless="where NCCL does not run",
+        saves=lambda one, _: one.transfer_share,
+        ceiling="exposed communication",
+        source=_PROFILER,
+    ),
+    Rule(
+        name="data_parallel",
+        measured=lambda one: math.inf if one.facts.data_parallel_devices > 1 else None,
+        threshold="DataParallel over several GPUs",
+        fact="torch.nn.DataParallel spreads the batch over several GPUs from one process.",
+        remedy="Use DistributedDataParallel, with a process for each GPU.",
+        unless="where the program cannot run as several processes",
+        saves=None,
+        source=_PROFILER,
+    ),
+    Rule(
+        name="optimizer",
+        measured=lambda one: one.shares.get("optimizer") if _of_optimizer(one)["ways"] else None,
+        words=_of_optimizer,
+        fact="{names} updates {how} and takes {measured} of the step.",
+        remedy="Construct it with {ways}.",
+        unless="where its results must stay the same to the last bit",
+        source=_MATCHER,
+    ),
+    Rule(
+        name="norm",
+        fact="Norms that are written out in Python take {measured} of the step: {modules}.",
+        remedy="Take torch's own, which are one operator: nn.LayerNorm, nn.RMSNorm, nn.BatchNorm.",
+        unless="where torch has none that computes the same",
+    ),
+    Rule(
+        name="dropout",
+        fact="Dropout takes {measured} of the step: {modules}.",
+        remedy="Try a smaller model, or fewer epochs, with its p at 0.",
+        unless="where the model overfits without it",
+        changes=True,
+    ),
+    Rule(
+        name="idle",
+        fact="The device is idle for {measured} of the step, not counting the wait for data.",
+        remedy="Raise the batch size, and take .item(), print and other synchronizations out of the step.",
+        unless="where memory is full, or a larger batch changes how the model learns",
+        changes=True,
+        source="Holistic Trace Analysis",
+    ),
+    Rule(
+        name="tensor_core_eligible",
+        measured=lambda one: one.shares.get("tensor_core_eligible") if one.device.tensor_core_dtypes else None,
+        words=lambda one: {"dtype": one.device.tensor_core_dtypes[0]},
+        fact="No kernel runs on tensor cores, but {measured} of the kernel time could.",
+        remedy="Train with automatic mixed precision in {dtype}.",
+        unless="where the model needs more digits",
+        changes=True,
+        saves=lambda one, measured: None if one.kernel_share is None else measured * one.kernel_share,
+        ceiling="that share of the kernels",
+        source=_PROFILER,
+    ),
+    Rule(
+        name="float32",
+        measured=lambda one: one.shares.get("float32") if one.device.tf32 else None,
+        fact="{measured} of the model FLOPs are float32, with TF32 off.",
+        remedy='Call torch.set_float32_matmul_precision("high"): products of float32 run in TF32, with ten bits of '
+        "mantissa; bfloat16 by autocast is faster still.",
+        unless="where the model needs more digits",
+        changes=True,
+        saves=partial(_of_products, "float32", "tf32"),
+        ceiling="that share of the products, less what they take at the peak of TF32",
+        source=_MATCHER,
+    ),
+    Rule(
+        name="tf32",
+        measured=lambda one: one.shares.get("tf32") if "bfloat16" in one.device.tensor_core_dtypes else None,
+        fact="{measured} of the model FLOPs are in TF32; the peak of bfloat16 is twice as high.",
+        remedy='Train with torch.autocast("cuda", torch.bfloat16), or precision="bf16-mixed".',
+        unless="where the model needs more digits",
+        changes=True,
+        saves=partial(_of_products, "tf32", "bfloat16"),
+        ceiling="that share of the products, less what they take at the peak of bfloat16",
+    ),
+    Rule(
+        name="float64",
+        fact="Products in float64 take {measured} of the step: {modules}.",
+        remedy="Keep tensors in float32: look for a .double(), a table that numpy has made, or a default dtype.",
+        unless="where the model needs so many digits",
+        changes=True,
+        ceiling="the time of these modules",
+    ),
+    Rule(
+        name="misaligned",
+        fact="{measured} of the FLOPs are 16-bit products with a dimension that is not a multiple of 8: {modules}.",
+        remedy="Pad the dimension (vocabulary, hidden size) to a multiple of 8.",
+        unless="where a checkpoint fixes it",
+        saves=None,
+        source="NVIDIA's matrix multiplication guide",
+    ),
+    Rule(
+        name="pageable_copies",
+        fact="Copies from pageable host memory to the device take {measured} of the step.",
+        remedy="Set the DataLoader's pin_memory, and copy with non_blocking=True.",
+        unless="where host memory is short",
+    ),
+    Rule(
+        name="heat_limited",
+        fact="While steps were timed, heat held the GPU's clock down for {measured} of the time.",
+        remedy="Look after its cooling, or what else heats its host.",
+        unless="where that is the speed that the GPU has for such work",
+        saves=None,
+        source="NVML",
+    ),
+)
+"""Every rule, in the order of docs/advice.md."""
