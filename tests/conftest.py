@@ -120,9 +120,9 @@ def what_was_there_before_is_no_garbage() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_lines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody's lines are sampled, so that no window's length depends on how fast this machine is.
+    """No lines are sampled, so that no window's length depends on how fast this machine is.
 
-    A test with the mark ``lines`` has them sampled as everybody has.
+    A test with the mark ``lines`` samples them as every run does.
     """
     if "torch" in sys.modules and request.node.get_closest_marker("lines") is None:
         lines = importlib.import_module("lightning_flops.measure.lines")

@@ -21,9 +21,9 @@ def summary(profile: Profile) -> list[str]:
 
 
 def summary_lines(profile: Profile) -> list[str]:
-    """The summary, three lines at most for each part of it, with a bar of the step's parts."""
+    """The summary, four lines at most for each part of it, with a bar of the step's parts."""
     above, below = (
-        [line for words in said if words for line in VIEW.paragraph(words, rest="  ", most=3)]
+        [line for words in said if words for line in VIEW.paragraph(words, rest="  ", most=4)]
         for said in (_above_bar(profile), _below_bar(profile))
     )
     return [*above, *_bar(step_parts(profile)), *below]

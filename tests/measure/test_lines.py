@@ -56,7 +56,7 @@ def test_a_sample_is_the_innermost_line_of_the_users_with_the_function_that_it_h
     norm = function(f"{TORCH}/functional.py", "def f(): return here()", here=here)
     log = user("def f():\n    x = 1\n    return norm()", norm=norm)
     train = user("def f():\n    return log()", log=log)
-    assert train() == Place("/home/anna/train.py", 3, "f", "f", "")
+    assert train() == Place("/home/anna/train.py", 3, "f", "torch.f", "")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_sample_is_the_innermost_line_of_the_users_with_the_function_that_it_h
         (f"{OURS}/run/run.py", "ours"),
     ],
 )
-def test_code_is_the_users_where_nobody_has_installed_it(file: str, whose: str) -> None:
+def test_code_is_the_users_where_it_is_not_installed(file: str, whose: str) -> None:
     assert lines.owner_of(file) == whose
 
 

@@ -32,8 +32,8 @@ def faster_with(optimizer: Any, *, device: str = "cpu") -> tuple[str, ...]:
         (torch.optim.Adagrad, {"foreach": False}, ("fused=True",), ("foreach=True",)),  # fused on a CPU alone
         (torch.optim.RMSprop, {"foreach": False}, (), ("foreach=True",)),
         (torch.optim.LBFGS, {}, (), ()),
-        (torch.optim.Adam, {}, ("fused=True",), ()),  # on a GPU foreach is torch's choice
-        (torch.optim.Adam, {"foreach": True}, (), ()),
+        (torch.optim.Adam, {}, ("fused=True",), ("fused=True",)),  # on a GPU foreach is torch's choice
+        (torch.optim.Adam, {"foreach": True}, (), ("fused=True",)),
         (torch.optim.Adam, {"fused": True}, (), ()),
         (torch.optim.Adam, {"foreach": False, "differentiable": True}, (), ()),
         (OwnOptimizer, {}, (), ()),

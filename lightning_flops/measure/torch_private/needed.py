@@ -121,7 +121,7 @@ def function_in_forward() -> Any:
 
 
 def is_custom_backward() -> bool:
-    """Whether the backward that is running on this thread is one of an ``autograd.Function`` of somebody's."""
+    """Whether the backward that is running on this thread is that of a custom ``autograd.Function``."""
     return isinstance(current_node(), _Context)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_flops import FlopsProfiler, count_flops
-from lightning_flops.measure.counting import mode
+from lightning_flops.measure.counting import traffic
 from lightning_flops.measure.counting.attribution import ThreadState
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.torch_private import optional
@@ -72,7 +72,7 @@ def fails(*args: Any, **kwargs: Any) -> Any:
     [
         (ThreadState, "push", "a module's forward pre-hook"),
         (ThreadState, "depth_of", "a module's forward hook"),
-        (mode, "bytes_of", "an operator"),
+        (traffic, "bytes_of", "an operator"),
     ],
 )
 def test_what_fails_while_a_model_runs(owner: Any, name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
