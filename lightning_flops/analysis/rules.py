@@ -171,7 +171,11 @@ def _some(names: Sequence[str]) -> str:
 def _of_optimizer(evidence: Evidence) -> Mapping[str, str]:
     single = [one for one in evidence.facts.optimizers or () if one.faster_with]
     ways = [way for way in (single[0].faster_with if single else ()) if all(way in one.faster_with for one in single)]
-    how = "each group of tensors in several kernels" if any(one.updates == "foreach" for one in single) else "one tensor at a time"
+    how = (
+        "each group of tensors in several kernels"
+        if any(one.updates == "foreach" for one in single)
+        else "one tensor at a time"
+    )
     names = " and ".join(dict.fromkeys(one.type_name for one in single))
     return {"names": names, "ways": ", or with ".join(ways), "how": how}
 
