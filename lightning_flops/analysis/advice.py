@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from lightning_flops.analysis.devices import DeviceAbilities
-from lightning_flops.analysis.evidence import Evidence, with_trace
+from lightning_flops.analysis.evidence import DATA_WAIT, Evidence, with_trace
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.rules import RULES
+from lightning_flops.analysis.rules import RULES, of_optimizer
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.ranks import RankComparison, RankRow, Straggler
 from lightning_flops.schema.step import Advice
@@ -19,6 +19,7 @@ from lightning_flops.units import percent
 ON_COMMUNICATION = ("exposed_communication", "waiting", "straggler")  # rules that the other ranks' answers change
 _WORTH = 0.05  # what changes the model's results is not first while anything else may save so much
 _US_PER_SEC = 1e6
+_NAMED = 3  # lines
 
 
 def advise(evidence: Evidence, thresholds: AdviceThresholds, *, known: Iterable[Advice] = ()) -> tuple[Advice, ...]:
@@ -33,6 +34,18 @@ def advise(evidence: Evidence, thresholds: AdviceThresholds, *, known: Iterable[
         ordered.remove(harmless)
         ordered.insert(0, harmless)
     return tuple(ordered)
+
+
+def unexplained_words(evidence: Evidence, thresholds: AdviceThresholds) -> str:
+    """The largest part around the model's work of which no rule says why it takes so long, with its lines; or empty."""
+    named = {cause.part for cause in evidence.causes.get("line", ()) if cause.share > thresholds.line}
+    named |= {DATA_WAIT} | ({"optimizer"} if of_optimizer(evidence)["ways"] else set())
+    found = {name: share for name, share in evidence.parts.items() if name not in named and "ward" not in name}
+    part = max(found, key=found.__getitem__, default="")
+    if found.get(part, 0.0) <= thresholds.part:
+        return ""
+    rows = ", ".join(f"{row.where} ({percent(row.share)})" for row in evidence.rows.get(part, ())[:_NAMED])
+    return f"{part} takes {percent(found[part])} of the step, and no rule says why{rows and f': {rows}'}."
 
 
 def starved_words(evidence: Evidence, thresholds: AdviceThresholds) -> str:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from lightning_flops.analysis.advice import advise, starved_words
+from lightning_flops.analysis.advice import advise, starved_words, unexplained_words
 from lightning_flops.analysis.budget import build_budget
 from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.evidence import gather_evidence
@@ -122,6 +122,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         ranks=None,
         advice=() if timing is None or timing.few_steps else advise(evidence, config.thresholds),
         starved=starved_words(evidence, config.thresholds),
+        unexplained=unexplained_words(evidence, config.thresholds),
         notes=(*_notes(window, timed=len(timed)), *notes),
     )
 

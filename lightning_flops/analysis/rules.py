@@ -22,7 +22,7 @@ LEAST_WAIT_SEC = 0.001  # a worker process hands a batch over in about a millise
 
 _PROFILER, _MATCHER, _OWN = "PyTorch Profiler's recommendations", "torch.profiler's pattern matcher", "this project"
 _NAMED = 3
-_NAMED_LINE, _MOSTLY = 0.1, 0.5
+_MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,20 +137,6 @@ def _line(rule: str, evidence: Evidence) -> Mapping[str, str]:
     return {"line": found[0].words if found else "", "part": found[0].part if found else ""}
 
 
-def _part_without_cause(evidence: Evidence) -> str | None:
-    """The largest part around the model's work of which no other rule says why it takes so long."""
-    named = {cause.part for cause in evidence.causes.get("line", ()) if cause.share > _NAMED_LINE}
-    named |= {"optimizer"} if _of_optimizer(evidence)["ways"] else set()
-    found = [part for part in evidence.parts if part not in (DATA_WAIT, *named) and "ward" not in part]
-    return max(found, key=evidence.parts.__getitem__, default=None)
-
-
-def _of_part(evidence: Evidence) -> Mapping[str, str]:
-    part = _part_without_cause(evidence) or ""
-    rows = [f"{row.where} ({percent(row.share)} of the step)" for row in evidence.rows.get(part, ())[:_NAMED]]
-    return {"part": part, "rows": f": {', '.join(rows)}" if rows else ""}
-
-
 def _repeated_calls(evidence: Evidence) -> Mapping[str, str]:
     name = next(iter(evidence.modules.get("calls", ())), "")
     row = next((row for rows in evidence.rows.values() for row in rows if "forward" in row.part), None)
@@ -168,7 +154,8 @@ def _some(names: Sequence[str]) -> str:
     return f"{', '.join(words[:_NAMED])}{more}"
 
 
-def _of_optimizer(evidence: Evidence) -> Mapping[str, str]:
+def of_optimizer(evidence: Evidence) -> Mapping[str, str]:
+    """Which optimizers have arguments that make them faster, and which."""
     single = [one for one in evidence.facts.optimizers or () if one.faster_with]
     ways = [way for way in (single[0].faster_with if single else ()) if all(way in one.faster_with for one in single)]
     how = (
@@ -289,14 +276,6 @@ RULES: tuple[Rule, ...] = (
         saves=None,
         source="torch.compile",
     ),
-    Rule(
-        name="part",
-        measured=lambda one: one.parts.get(_part_without_cause(one) or ""),
-        words=_of_part,
-        fact="{part} takes {measured} of the step, and no other rule says why{rows}.",
-        remedy="Look at what your program, and its framework, do there.",
-        unless="where that is what the step is for",
-    ),
     *(
         Rule(
             name=name,
@@ -396,8 +375,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="optimizer",
-        measured=lambda one: one.shares.get("optimizer") if _of_optimizer(one)["ways"] else None,
-        words=_of_optimizer,
+        measured=lambda one: one.shares.get("optimizer") if of_optimizer(one)["ways"] else None,
+        words=of_optimizer,
         fact="{names} updates {how} and takes {measured} of the step.",
         remedy="Construct it with {ways}.",
         unless="where its results must stay the same to the last bit",

@@ -41,7 +41,8 @@ def short_sections(
     few = f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(profile.context.step_word, FEW_STEPS)}."
     nothing = few if at("timing.few_steps")(profile) else _largest_part(profile)
     section = advice_section(profile.advice, most=advice, nothing=nothing)
-    yield replace(section, items=[*filter(None, [profile.starved and f"{STARVED} {profile.starved}"]), *section.items])
+    warning = f"{STARVED} {profile.starved}" if profile.starved else ""
+    yield replace(section, items=[*filter(None, [warning]), *section.items, *filter(None, [profile.unexplained])])
     yield from notes_sections(profile.notes, most=notes)
 
 

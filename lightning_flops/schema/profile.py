@@ -88,6 +88,7 @@ class Profile(codec.Shown):
     lines: LinesProfile | None = None
     ranks: RanksProfile | None  #: All ranks of the job together; None where this rank's is the only profile at hand.
     starved: str = ""  #: A warning where the process waited for processors, in sentences; empty: none.
+    unexplained: str = ""  #: A large part of the step that no rule explains, with its lines; empty: there is none.
     advice: tuple[Advice, ...]  #: What holds the run back, the largest possible saving first.
     notes: tuple[str, ...]  #: What is missing or degraded, in sentences.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.advice import advise, starved_words
+from lightning_flops.analysis.advice import advise, starved_words, unexplained_words
 from lightning_flops.analysis.devices import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, gather_evidence
 from lightning_flops.analysis.lines import Cause, build_lines
@@ -92,7 +92,6 @@ LIMITS: list[tuple[str, float, Callable[[float], dict[str, Any]]]] = [
     ),
     ("closure", 3.0, lambda number: {"forwards_a_batch": number, "facts": RunFacts(optimizers=(LBFGS,))}),
     ("graph_breaks", 0, lambda number: {"facts": RunFacts(graph_breaks=math.ceil(number))}),
-    ("part", 0.25, lambda share: {"parts": {"optimizer": share}}),
     ("tf32", 0.05, lambda share: {"shares": {"tf32": share}, "device": TENSOR_CORES}),
     ("idle", 0.20, lambda share: {"shares": {"idle": share}}),
     ("tensor_core_eligible", 0.05, lambda share: {"shares": {"tensor_core_eligible": share}, "device": TENSOR_CORES}),
@@ -193,11 +192,6 @@ def test_advice_has_the_fact_the_remedy_the_ceiling_and_when_not_to_follow_it() 
             "40.0% of the step (other) is Ema.on_train_batch_end train.py:3 (also 4): `torch.save(x)`.",
         ),
         (
-            Evidence(parts={"other": 0.6, "forward": 0.3}, rows={"other": SAVES.rows}),
-            "other takes 60.0% of the step, and no other rule says why: Ema.on_train_batch_end train.py:3 (30.0% of "
-            "the step), Ema.on_train_batch_end train.py:4 (10.0% of the step).",
-        ),
-        (
             Evidence(shares={"calls": 0.5}, modules={"calls": ("proj",)}, calls={"proj": 200}),
             "proj is called 200 times a batch, which takes 50.0% of the step.",
         ),
@@ -251,11 +245,19 @@ def test_a_starved_run_is_a_warning_and_no_cause() -> None:
     assert starved_words(Evidence(shares={"starved": 0.05}), DEFAULTS) == ""
 
 
-def test_a_part_that_a_rule_explains_is_not_named_once_more() -> None:
-    line: dict[str, Any] = {"causes": {"line": (SAVES,)}, "shares": {"line": 0.4}}
-    assert rules(Evidence(parts={"other": 0.6}, **line)) == ["line"]
-    parts = {"forward": 0.4, "backward": 0.6, "data wait": 0.5}
-    assert rules(Evidence(parts=parts)) == []  # the model's own work, and what has rules of its own
+def test_a_large_part_that_no_rule_explains_is_named_with_its_lines() -> None:
+    parts = {"other": 0.6, "forward": 0.3}
+    assert unexplained_words(Evidence(parts=parts, rows={"other": SAVES.rows}), DEFAULTS) == (
+        f"other takes 60.0% of the step, and no rule says why: {HOOK} train.py:3 (30.0%), {HOOK} train.py:4 (10.0%)."
+    )
+    assert unexplained_words(Evidence(parts=parts, causes={"line": (SAVES,)}), DEFAULTS) == ""
+    assert unexplained_words(Evidence(parts={"other": 0.25}), DEFAULTS) == ""
+    # The model's own work, and what has rules of its own
+    parts = {"forward": 0.4, "backward": 0.6, "data wait": 0.5, "optimizer": 0.5}
+    assert unexplained_words(Evidence(parts=parts, facts=RunFacts(optimizers=(ADAM,))), DEFAULTS) == ""
+    assert (
+        unexplained_words(Evidence(parts=parts), DEFAULTS) == "optimizer takes 50.0% of the step, and no rule says why."
+    )
 
 
 def test_the_wait_for_data_names_the_line_of_the_dataset_that_most_of_it_is_in() -> None:
