@@ -185,7 +185,6 @@ def once(find: Callable[[Trace], T]) -> Callable[[Trace], T]:
     def known(trace: Trace) -> T:
         if find not in trace.derived:
             trace.derived[find] = find(trace)
-        found: T = trace.derived[find]
-        return found
+        return trace.derived[find]  # type: ignore[no-any-return]
 
     return known

@@ -121,9 +121,13 @@ def _of_kinds(trace: Trace) -> dict[str, Mask]:
 def kind_times(trace: Trace) -> tuple[KindTime, ...]:
     """Time of each kind of event in the steps, overlaps within the kind counted once."""
     spans, kinds = steps_of(trace).spans, _of_kinds(trace)
-    kinds = {label: kinds[field] for label, field in STEP_PARTS if field in kinds}
-    kinds |= {"user scopes": trace.where(is_users_scope, Kind.ANNOTATION), "python": trace.kind == Kind.PYTHON}
-    rows = [np.flatnonzero(mask & inside(spans, trace.start_ns)) for mask in kinds.values()]
+    kinds = {
+        **{label: kinds[field] for label, field in STEP_PARTS if field in kinds},
+        "user scopes": trace.where(is_users_scope, Kind.ANNOTATION),
+        "python": trace.kind == Kind.PYTHON,
+    }
+    begins = inside(spans, trace.start_ns)
+    rows = [np.flatnonzero(mask & begins) for mask in kinds.values()]
     times = [intervals.intersect(trace.merged(of), spans).total for of in rows]
     found = zip(kinds, rows, times, strict=True)
     return tuple(
@@ -280,8 +284,8 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
     parts, mean = step_filling(trace), step_times(trace).mean
     if {*parts} == {_UNMARKED} and trace.has_device:
         kernel_us, wait_us, exposed_us = (mean.kernel_us or 0.0), (mean.data_loader_us or 0.0), mean.communication_us
-        rest = (_UNMARKED, mean.wall_us - kernel_us - wait_us, exposed_us or 0.0)
-        kinds = (("kernel time", kernel_us, 0.0), ("data_wait", wait_us, 0.0), rest)
+        rest_us = mean.wall_us - kernel_us - wait_us
+        kinds = (("kernel time", kernel_us, 0.0), ("data_wait", wait_us, 0.0), (_UNMARKED, rest_us, exposed_us or 0.0))
         return tuple(TracedPart(name=name, wall_sec=us / 1e6, exposed_sec=of / 1e6) for name, us, of in kinds if us)
     return tuple(
         TracedPart(name=name, wall_sec=sum(astuple(one)) / NS_PER_SEC, exposed_sec=one.communication_ns / NS_PER_SEC)

@@ -70,8 +70,9 @@ def launches_of(trace: Trace) -> tuple[Ints, Ints]:
 def launch_numbers(trace: Trace) -> Ints:
     """For each row the number that a launch and what it launched have in common; -1 without."""
     # AMD's roctracer writes no correlation: there it is the External id.
-    by_external = np.where(trace.external_id > 0, 2 * trace.external_id + 1, -1)
-    return np.where(trace.correlation >= 0, 2 * trace.correlation, by_external)
+    number, rest = 2 * trace.correlation, np.flatnonzero(trace.correlation < 0)
+    number[rest] = np.where(trace.external_id[rest] > 0, 2 * trace.external_id[rest] + 1, -1)
+    return number
 
 
 def _launches(trace: Trace) -> tuple[Ints, int]:

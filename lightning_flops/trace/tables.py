@@ -203,7 +203,6 @@ class OperatorTimes:
         is_call = trace.kind == Kind.OPERATOR
         is_call[inner] = False
         self.rows, owner = np.flatnonzero(is_call), nearest(links.parent, is_call)
-        self.owner = np.append(owner, -1)
         rows, operators = np.flatnonzero(of_operator >= 0), links.operators
         launched = sums_by(of_operator[rows], trace.duration_ns[rows], len(trace))
         own = without_inner(trace, links.parent)
@@ -226,9 +225,11 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
 def children_table(trace: Trace) -> tuple[schema.ChildRow, ...] | None:
     """What each operator called and launched itself, by name; None without operators."""
     times, links = times_of(trace), links_of(trace)
-    callers = times.owner[links.parent[times.rows]]
+    is_call = np.isin(np.arange(len(trace)), times.rows)
+    owner = np.append(nearest(links.parent, is_call), -1)
+    callers = owner[links.parent[times.rows]]
     called, events = times.rows[callers >= 0], trace.device_rows
-    launchers = times.owner[links.operator_of_launch[events]]
+    launchers = owner[links.operator_of_launch[events]]
     callers, launchers, events = callers[callers >= 0], launchers[launchers >= 0], events[launchers >= 0]
     name, whole = trace.name.astype(np.int64), times.rows
     host_ns, device_ns = (sums_by(name[whole], of[whole], len(trace.names)) for of in (times.host, times.device))
@@ -321,6 +322,8 @@ def find_collectives(trace: Trace) -> tuple[Ints, Ints, Ints, list[str]]:
     launch, ``nccl:all_to_all``; else of the operator, ``c10d::alltoall_base_``; else what the kernel's name says.
     """
     rows, links = trace.by_start(trace.is_collective), links_of(trace)
+    if not len(rows):
+        return rows, rows, rows, []
     says, is_c10d = trace.collective >= 0, trace.where(lambda name: name.startswith("c10d::"), Kind.OPERATOR)
     around, above = np.append(links.parent, -1), links.operator_of_launch[rows]
     said = np.where(says[rows], rows, nearest(around, np.append(says & (trace.kind == Kind.OPERATOR), False))[above])

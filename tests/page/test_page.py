@@ -161,7 +161,9 @@ def test_a_trace_and_a_comparison_are_pages_of_the_same_parts(opened: Callable[.
     assert found.page.locator(".roofline circle").count() > 0
     label = found.page.locator(".curve svg").get_attribute("aria-label") or ""
     assert label.startswith("Memory over time on device 0. Peak 6 GB")
-    assert found.texts(".curve .mark") == ["peak 6 GB"]
+    assert found.texts(".curve .mark") == ["peak 6 GB, in forward"]
+    # The phases of the step lie below the curve.
+    assert "forward" in found.texts(".curve rect.phase title")
 
 
 def test_names_are_text_and_never_markup(opened: Callable[..., Opened]) -> None:

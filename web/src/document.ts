@@ -43,6 +43,9 @@ export interface CurveData {
   peak_bytes: number;
   peak_us: number;
   points: readonly (readonly [us: number, bytes: number])[];
+  peak_phase: string | null;
+  /** Stretches of phases on the host, in the order of time. */
+  phases: readonly (readonly [name: string, startUs: number, endUs: number])[];
 }
 
 export interface StepsData {

@@ -1,9 +1,10 @@
-// Memory over time: the curve of each device, and its peak.
+// Memory over time: the curve of each device, its peak, and the phases of the steps below it.
 
 import { scaleLinear } from "d3-scale";
 import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import { bytes, duration, percent } from "../model/format";
+import { partColor } from "../model/parts";
 import type { CurveData } from "../document";
 import { useWidth } from "../ui/size";
 import { hush, say } from "../ui/tip";
@@ -12,7 +13,14 @@ type MemoryPoint = { us: number; bytes: number };
 type Drawn = Omit<CurveData, "points"> & { points: readonly MemoryPoint[] };
 
 const HEIGHT = 220;
-const MARGIN = { left: 78, right: 14, top: 22, bottom: 28 };
+const MARGIN = { left: 78, right: 14, top: 22, bottom: 38 };
+const STRIP = 7;
+
+/** A phase's name as the parts of a step have it, whose colours it shares. */
+function partOf(phase: string): string {
+  const name = phase.replace(" (by operators)", "");
+  return name === "data loader" ? "data wait" : name;
+}
 
 export function MemoryOverTime({ curves }: { curves: readonly CurveData[] }): JSX.Element {
   const drawn = useMemo(
@@ -39,8 +47,13 @@ function Curve({ curve, where }: { curve: Drawn; where: string }): JSX.Element {
   const x = scaleLinear([first, Math.max(last, first + 1e-3)], [MARGIN.left, right]);
   const y = scaleLinear([least, curve.peak_bytes || 1], [HEIGHT - MARGIN.bottom, MARGIN.top]).nice(4);
   const peak = { us: curve.peak_us, bytes: curve.peak_bytes };
+  const within = curve.phases.filter(([, start, end]) => end > first && start < last);
+  const phaseAt = (us: number): string => {
+    const found = curve.phases.findLast(([, start, end]) => start <= us && us < end);
+    return found === undefined ? "" : `, in ${found[0]}`;
+  };
   const words = (one: MemoryPoint): string =>
-    `${bytes(one.bytes)}${curve.absolute ? "" : " more than at first"}\n${duration(one.us / 1e6)} after the first event, ${percent(curve.peak_bytes ? one.bytes / curve.peak_bytes : null)} of the peak`;
+    `${bytes(one.bytes)}${curve.absolute ? "" : " more than at first"}\n${duration(one.us / 1e6)} after the first event${phaseAt(one.us)}, ${percent(curve.peak_bytes ? one.bytes / curve.peak_bytes : null)} of the peak`;
   const nearest = (event: MouseEvent): MemoryPoint | null => {
     const left = (event.currentTarget as Element).getBoundingClientRect().left;
     const us = x.invert(event.clientX - left);
@@ -94,6 +107,19 @@ function Curve({ curve, where }: { curve: Drawn; where: string }): JSX.Element {
             {duration(tick / 1e6)}
           </text>
         ))}
+        {within.map(([name, start, end]) => (
+          <rect
+            key={`${name} ${start}`}
+            class="phase"
+            x={x(Math.max(start, first))}
+            y={HEIGHT - MARGIN.bottom + 4}
+            width={Math.max(0.5, x(Math.min(end, last)) - x(Math.min(Math.max(start, first), last)))}
+            height={STRIP}
+            fill={partColor(partOf(name))}
+          >
+            <title>{name}</title>
+          </rect>
+        ))}
         <path class="area" d={outline(points, x, y, y(0))} />
         <path class="line" d={outline(points, x, y, null)} />
         {pointed !== null ? (
@@ -106,7 +132,7 @@ function Curve({ curve, where }: { curve: Drawn; where: string }): JSX.Element {
           y={y(peak.bytes) - 7}
           text-anchor={x(peak.us) > right - 160 ? "end" : "start"}
         >
-          {`peak ${bytes(peak.bytes)}`}
+          {`peak ${bytes(peak.bytes)}${curve.peak_phase === null ? "" : `, in ${curve.peak_phase}`}`}
         </text>
       </svg>
       <p class="readout">{pointed === null ? " " : words(pointed).replace("\n", " · ")}</p>
