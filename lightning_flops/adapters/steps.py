@@ -93,6 +93,7 @@ class Steps:
         self._usual_lookers: set[Hashable] | None = None  # models that have looked first in each step so far
         self._in_training_mode = False  # a model was called with gradients in it, once
         self._latest: Hashable = None  # iterator that was asked
+        self._hears = False  # a model was called
         self._explicit = False  # the loop says what its batches are
         self.ends_known = False  # the loop says where its steps end
         self.outside_known = False  # the loop says what belongs to none of them
@@ -131,8 +132,8 @@ class Steps:
 
     @property
     def is_blind(self) -> bool:
-        """Whether no model was ever called with gradients: compiled code may hide its calls."""
-        return not self._trainees
+        """Whether no model was ever called: compiled code may hide its calls."""
+        return not self._hears
 
     # ---- fetches
 
@@ -152,7 +153,9 @@ class Steps:
             self.away &= not is_known
         else:
             self.away = not (grads and (is_known or training or not self._in_training_mode))
-        if self.is_blind and self._step.looked and not self.outside_known:  # all that was fetched so far was looked at
+        if (
+            not self._trainees and self._step.looked and not self.outside_known
+        ):  # all that was fetched so far was looked at
             self._waiting, self._step.begun, self.away = [], False, True
         return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
 
@@ -196,6 +199,7 @@ class Steps:
             return Decision(Part.OUTSIDE)
         if self.forwards > 1 or self.backwards or self.fetching:
             return Decision(Part.INNER)
+        self._hears = True
         if not grads:
             return self._look(model, training=training)
         self.away = False

@@ -40,8 +40,7 @@ def parallel_sizes(engine: Any) -> ParallelSizes:
     mpu, module = getattr(engine, "mpu", None), getattr(engine, "module", None)
     sizes = {name: _size(mpu, name) for name in _KINDS}
     sizes["sp_size"] = getattr(engine, "sequence_parallel_size", None) or 1
-    has_groups = torch.distributed.is_available() and torch.distributed.is_initialized()
-    ranks = torch.distributed.get_world_size() if has_groups else 1
+    ranks = int(getattr(engine, "world_size", None) or 1)  # the process group may be gone where a run ends
     parameters = module.parameters() if isinstance(module, torch.nn.Module) else ()
     return ParallelSizes(
         dp_size=max(1, ranks // math.prod(sizes.values())),

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from lightning_flops.measure.deepspeed_groups import ParallelSizes, parallel_sizes
 
@@ -12,12 +11,6 @@ from lightning_flops.measure.deepspeed_groups import ParallelSizes, parallel_siz
 def _unit(**sizes: int) -> SimpleNamespace:
     """A model-parallel unit whose method of each name answers the size."""
     return SimpleNamespace(**{name: lambda size=size: size for name, size in sizes.items()})
-
-
-@pytest.fixture(autouse=True)
-def eight_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
 
 
 @pytest.mark.parametrize(
@@ -40,4 +33,4 @@ def eight_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_sizes_are_what_the_unit_says_by_the_name_that_means_it(mpu: Any, expected: ParallelSizes) -> None:
-    assert parallel_sizes(SimpleNamespace(mpu=mpu)) == expected
+    assert parallel_sizes(SimpleNamespace(mpu=mpu, world_size=8)) == expected
