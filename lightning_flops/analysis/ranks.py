@@ -21,7 +21,7 @@ from lightning_flops.analysis.flop_counts import grouped
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rank_record import RankAbsence, RankRecord
 from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio, share_of_flops, sum_if_all_known
-from lightning_flops.analysis.stragglers import find_stragglers
+from lightning_flops.analysis.stragglers import chance_sec, find_stragglers
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import RunContext
 from lightning_flops.schema.profile import Profile
@@ -40,6 +40,7 @@ def with_ranks(
     model, hardware = _flops_by_dtype(profiles, "model"), _flops_by_dtype(profiles, "hardware")
     rates, unavailable = _job_rates(profiles, model=model, hardware=hardware)
     traced = [record.traced for record in records if record.traced is not None]
+    communication = compare(traced) if len(traced) > 1 else None
     ranks = RanksProfile(
         absences={
             why: tuple(one.rank for one in ranks) for why, ranks in grouped(absences, lambda one: one.reason).items()
@@ -51,8 +52,9 @@ def with_ranks(
         unavailable=unavailable,
         pipeline_stages=profile.context.pp_size,
         stages=_stages(profiles),
-        communication=compare(traced) if len(traced) > 1 else None,
+        communication=communication,
         stragglers=find_stragglers(records, thresholds=limits),
+        chance_sec=chance_sec(records),
         notes=_notes(records),
         ranks=tuple(map(_figures, profiles)),
     )

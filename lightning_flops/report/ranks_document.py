@@ -72,7 +72,9 @@ def _stragglers(ranks: RanksProfile) -> Iterator[str]:
     if ranks.stragglers:
         yield from _first([f"STRAGGLER: {straggler_evidence(straggler)}" for straggler in ranks.stragglers])
     elif timed and all(one.traced for one in timed) and ranks.pipeline_stages == 1:
-        yield "Straggler: none, every rank keeps pace with the others."
+        part, chance = max(ranks.chance_sec.items(), key=itemgetter(1), default=("", 0.0))
+        most = f" (± {duration(chance)} in {part}, the least steady part)" if chance else ""
+        yield f"Straggler: none beyond chance{most}."
     elif timed and ranks.answered > 1:
         words = "Straggler: none was found in data wait and transfer; "
         yield f"{words}in the other parts, only ranks that do the same work and each traced a step can be compared."

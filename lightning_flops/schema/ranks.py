@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -126,6 +126,8 @@ class Straggler:
     part_sec: float | None  #: How much longer that part takes than on the median of the other ranks.
     #: Qualified name of the module that has at least half of that, children left out; None if there is none.
     module: str | None
+    #: Whether all modules together have less than half of that: it is what the rank does around them.
+    outside_modules: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +148,8 @@ class RanksProfile:
     communication: RankComparison | None
     #: Ranks that the others wait for, the one that they wait for longest first; empty where all keep pace.
     stragglers: tuple[Straggler, ...]
+    #: How far a rank's own time may differ from the others' by chance, seconds of a step by part: four standard errors.
+    chance_sec: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...]  #: What did not fit into the records, and whose FLOPs are lower bounds, in sentences.
     ranks: tuple[RankFigures, ...]  #: Each rank that answered, by number.
 

@@ -89,6 +89,7 @@ class TracedPart:
     wall_sec: float
     #: Of it communication that no computation and no copy hides: here this rank may have waited for others.
     exposed_sec: float
+    own_steps_sec: tuple[float, ...] = ()  #: Of each traced step, without such communication; empty if not known.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -287,10 +287,25 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
         rest_us = mean.wall_us - kernel_us - wait_us
         kinds = (("kernel time", kernel_us, 0.0), ("data_wait", wait_us, 0.0), (_UNMARKED, rest_us, exposed_us or 0.0))
         return tuple(TracedPart(name=name, wall_sec=us / 1e6, exposed_sec=of / 1e6) for name, us, of in kinds if us)
+    own_ns = _own_ns(trace)
     return tuple(
-        TracedPart(name=name, wall_sec=sum(astuple(one)) / NS_PER_SEC, exposed_sec=one.communication_ns / NS_PER_SEC)
+        TracedPart(
+            name=name,
+            wall_sec=sum(astuple(one)) / NS_PER_SEC,
+            exposed_sec=one.communication_ns / NS_PER_SEC,
+            own_steps_sec=tuple(ns / NS_PER_SEC for ns in own_ns[name]),
+        )
         for name, one in parts.items()
     )
+
+
+def _own_ns(trace: Trace) -> dict[str, list[int]]:
+    """Nanoseconds of each part in each step, without communication that nothing hides."""
+    names, step, spent = _spent(trace, ())
+    (parts, part), steps = intervals.numbered(names), len(steps_of(trace))
+    own = spent.sum(axis=0) - spent[_FILLINGS.index("communication_ns")]
+    sums = intervals.sums_by(part * steps + step, own, len(parts) * steps)
+    return dict(zip(parts, sums.reshape(len(parts), steps).tolist(), strict=True))
 
 
 def _pieces(trace: Trace, part_of: Callable[[str], str | None] = marked_phase) -> tuple[list[str], Ints, Ints]:
@@ -309,6 +324,20 @@ def _pieces(trace: Trace, part_of: Callable[[str], str | None] = marked_phase) -
 
 def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> dict[str, PartFilling]:
     """What filled each part of the steps, mean over these; *counted* operators, as ``aten.mm``, are matmul-like."""
+    names, _, spent = _spent(trace, counted)
+    parts, part = intervals.numbered(names)
+    sums = [intervals.sums_by(part, values, len(parts)) for values in spent]
+    # Rounded as running sums, so that the means add up to the part's as well.
+    means = np.diff(np.rint(np.cumsum(sums, axis=0) / len(steps_of(trace))).astype(np.int64), axis=0, prepend=0)
+    columns = dict(zip(_FILLINGS, means.tolist(), strict=True))
+    return dict(zip(parts, intervals.table(PartFilling, **columns), strict=True))
+
+
+_FILLINGS = [one.name for one in fields(PartFilling)]
+
+
+def _spent(trace: Trace, counted: Collection[str]) -> tuple[list[str], Ints, Ints]:
+    """The parts that the steps are cut into: their names, the place of their steps, and what filled each (a row)."""
     (names, cuts, _), steps, (launched, rows) = _pieces(trace), steps_of(trace), launches_of(trace)
     # Boundaries are moved, as ``step_parts`` says, to when what was launched before them is done.
     computes = ~trace.is_collective[rows]
@@ -318,13 +347,7 @@ def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> dict[str, Pa
     first, last, begins = steps.start_ns[step], steps.end_ns[step], np.append(True, step[1:] != step[:-1])
     starts = np.where(begins, first, np.clip(moved, first, last))
     ends = np.where(np.append(begins[1:], True), last, np.append(starts[1:], 0))
-    spent = _shares(_fillings(trace, {name.replace(".", "::", 1) for name in counted}), starts, ends)
-    parts, part = intervals.numbered(names)
-    sums = [intervals.sums_by(part, values, len(parts)) for values in spent]
-    # Rounded as running sums, so that the means add up to the part's as well.
-    means = np.diff(np.rint(np.cumsum(sums, axis=0) / len(steps)).astype(np.int64), axis=0, prepend=0)
-    columns = dict(zip([one.name for one in fields(PartFilling)], means.tolist(), strict=True))
-    return dict(zip(parts, intervals.table(PartFilling, **columns), strict=True))
+    return names, step, _shares(_fillings(trace, {name.replace(".", "::", 1) for name in counted}), starts, ends)
 
 
 def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Intervals, Intervals, Intervals]:

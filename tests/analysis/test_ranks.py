@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -16,7 +18,7 @@ from lightning_flops.analysis.rank_record import (
     unpack,
 )
 from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.analysis.stragglers import find_stragglers, straggler_evidence
+from lightning_flops.analysis.stragglers import chance_sec, find_stragglers, straggler_action, straggler_evidence
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
@@ -354,6 +356,78 @@ def test_a_slow_forward_under_sharding_is_separate_from_the_waits_of_the_others_
     parts = HEALTHY | {"forward": 60}
     found, late_ms = only(record(0, parts, exposed={"forward": 40}), record(1, parts, exposed={"forward": 10}))
     assert (found.rank, found.part, late_ms) == (1, "forward", 30)
+
+
+def unsteady_backward(**parts: float) -> list[dict[str, float]]:
+    """Steps whose backward takes 30 and 90 ms in turn, and all else as given, or as always."""
+    return [HEALTHY | parts | {"backward": 90.0 if place % 2 else 30.0} for place in range(TIMED)]
+
+
+def test_a_part_that_never_waits_is_held_against_its_own_spread_alone() -> None:
+    # Six standard errors of both backwards are 38 ms; of the waits for data, nothing.
+    others = [record(rank, unsteady_backward(), exposed=WAITING) for rank in (0, 2, 3)]
+    found, late_ms = only(*others, record(1, unsteady_backward(data_wait=21), exposed=WAITING))
+    assert (found.rank, found.part, late_ms) == (1, "data wait", 20)
+    chance_ms = {part: sec / MS for part, sec in chance_sec(others).items()}
+    assert chance_ms["data wait"] == chance_ms["forward"] == 0
+    # Six means of three steps, 50 and 70 ms in turn: variance 6/5 of 100, that of the mean 20, of two ranks 40.
+    assert chance_ms["backward"] == pytest.approx(6 * math.sqrt(40))
+    assert find_stragglers(others) == () == find_stragglers([*others, record(1, unsteady_backward(), exposed=WAITING)])
+
+
+def test_a_part_that_waits_is_held_against_its_traced_steps() -> None:
+    # Timed backwards of 30 and 90 ms in turn, for the ranks wait for one another; of their own they take 20, 21 and 19,
+    # then 40, 41 and 39 ms: variances of 1, a third of the mean; few steps, so 1.5 x 4 standard errors of two ranks.
+    def of_steps(rank: int, own_ms: Sequence[float]) -> RankRecord:
+        made = record(rank, unsteady_backward(), exposed=WAITING)
+        waiting = [60.0 - one for one in own_ms]
+        part = TracedPart(
+            name="backward",
+            wall_sec=60 * MS,
+            exposed_sec=fmean(waiting) * MS,
+            own_steps_sec=tuple(one * MS for one in own_ms),
+        )
+        traced = known(made.profile.traced)
+        parts = tuple(part if one.name == "backward" else one for one in traced.parts)
+        return replace(made, profile=replace(made.profile, traced=replace(traced, parts=parts)))
+
+    ranks = [of_steps(0, (20, 21, 19)), of_steps(1, (40, 41, 39))]
+    found, late_ms = only(*ranks)
+    assert (found.rank, found.part, late_ms) == (1, "backward", 20)
+    assert chance_sec(ranks)["backward"] / MS == pytest.approx(6 * math.sqrt(2 / 3))
+
+
+def test_parts_that_are_late_a_little_each_are_late_together() -> None:
+    # Six means of three steps, +- off: their variance is 6/5 off^2, that of the mean 1/5 off^2, of two ranks 2/5 off^2;
+    # 1.5 x 4 standard errors are 5 ms in each of two parts that have nothing to do with each other, 7.07 ms together.
+    off = 5 / 6 / math.sqrt(2 / 5)
+
+    def steps(late: float) -> list[dict[str, float]]:
+        forward, optimizer = [*"+++---" * 3, ""], [*"+++++++++---------", ""]
+        signs = {"+": off, "-": -off, "": 0.0}
+        return [
+            HEALTHY | {"forward": 30 + late + signs[one], "optimizer": 19 + late + signs[other]}
+            for one, other in zip(forward, optimizer, strict=True)
+        ]
+
+    alike = record(0, steps(0), exposed=WAITING)
+    found, late_ms = only(alike, record(1, steps(4.5), exposed=WAITING), straggler=1.05)
+    assert (found.rank, late_ms) == (1, 9)
+    assert chance_sec([alike, alike])["forward"] / MS == pytest.approx(5)
+
+
+def test_what_a_rank_does_around_its_modules_is_no_modules_fault() -> None:
+    # Rank 1 takes 30 ms more between its forward and its backward. What its modules take is scaled to the forward that
+    # it timed, 60 ms by 30, so that each seems to take twice as long.
+    usual, scaled = (2, 8, 20), (4, 16, 40)
+    other = record(0, HEALTHY | {"backward": 90}, exposed={"backward": 35}, own_forward=usual, own_backward=usual)
+    mine = record(1, HEALTHY | {"forward": 60}, exposed=WAITING, own_forward=scaled, own_backward=usual)
+    profile = mine.profile
+    mine = replace(mine, profile=replace(profile, traced=replace(known(profile.traced), forward_scale=2.0)))
+    found, late_ms = only(mine, other)
+    assert (found.part, found.module, found.outside_modules, late_ms) == ("forward", None, True, 30)
+    assert straggler_evidence(found).endswith("its forward takes 30 ms longer than theirs, outside its modules.")
+    assert "around its modules in its forward" in straggler_action(found)
 
 
 # ---- what is no straggler
