@@ -468,9 +468,12 @@ class StepSums:
     model_flops: int
     hardware_flops: int
     unprofiled: UnprofiledFlops
-    error: float | None  # half of the 95% interval, as a share. 0.0: every check agreed. None: fewer than three
+    # Half of the 95% interval, as a share. 0.0: every step was counted, or a formula covers it. None: there were fewer
+    # than three checks, or all agreed, which proves nothing of steps that none of them met.
+    error: float | None
     steps_counted: int  # steps of a shape that was counted, and whose counts agreed
     steps_by_formula: int  # steps whose FLOPs follow from an exact formula
     steps_estimated: int  # all others
     checks: int  # random checks behind ``error``
     lower_bound: bool  # an operator that may have FLOPs was not counted
+    seed: int = 0  # of the schedule that drew the checks

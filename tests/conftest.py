@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
+from lightning_flops.analysis import step_flops
 from tests.fake_clock import FakeNow
 
 # Files that take long, the longest first. A file runs in one process: one of these that began last would keep the
@@ -46,6 +47,10 @@ _WRITES_NOTHING, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 # Torch tries whether its C++ compiler builds for each kind of vectors of this CPU: a program and a Python with torch
 # for each, in each process that compiles. That takes longer than a kernel of a test, which would fail as well.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+# Which steps are counted to check the others differs from run to run; not from one run of tests to the next.
+step_flops.seed_of_run = wraps(step_flops.seed_of_run)(lambda world_size: 0)
+
 
 # Peaks that were measured on this machine (`lightning-flops peak`) would stand in reports of tests.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import zlib
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -206,7 +208,8 @@ class StepFlops:
         formula = kind.formula
         if (counts := self._known.get(shape)) is not None and not formula.by_tokens:
             agree = len(counts) == 1 and not kind.varies
-            return _add({}, _usual(counts), sizes.steps), "counted" if agree else "varied"
+            how: _How = "varied" if not agree else "counted" if formula.solved is None else "formula"
+            return _add({}, _usual(counts), sizes.steps), how
         if (predicted := formula.flops(sizes)) is None:
             return self._nearest(shape, sizes.steps), "nearest"
         if not formula.covers(sizes):
@@ -269,6 +272,7 @@ class StepFlops:
         for part in (usual.corrected(missed), slowed.corrected(missed), *(flops for _, flops, _ in self._counts)):
             _add(whole, part)
         model, squares = _model(whole), 0.0
+        is_covered = steps.total() == steps["formula"]  # which is exact; a step of a counted shape may still differ
         new = len((self._usual.groups.keys() | self._slowed.groups.keys()) - self._known.keys()) or 1
         for is_new, found in missed.items():
             number = steps["nearest"] if is_new else steps.total() - steps["nearest"]
@@ -279,19 +283,33 @@ class StepFlops:
             model_flops=round(model),
             hardware_flops=round(sum(-flops if key[0] == "skipped" else flops for key, flops in whole.items())),
             unprofiled=usual.unprofiled(missed),
-            error=None if steps and not missed else math.sqrt(squares) / model if model else 0.0,
+            error=0.0 if is_covered else math.sqrt(squares) / model if squares and model else None,
             steps_counted=steps["counted"] + len(self._counts),
             steps_by_formula=steps["formula"],
             steps_estimated=steps["varied"] + steps["nearest"],
             checks=sum(stands_for > 0 for *_, stands_for in self._counts) if steps else 0,
             lower_bound=self._lower_bound,
+            seed=self.schedule.seed,
         )
+
+
+def seed_of_run(world_size: int) -> int:
+    """A seed that differs from run to run, so that no rhythm of a program's steps meets the same checks each time.
+
+    The ranks of a job count the same steps, as a step takes as long as the slowest of them: their seed is made of what
+    their launcher has told all of them.
+    """
+    if world_size == 1:
+        return int.from_bytes(os.urandom(4), "little")
+    names = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT")
+    return zlib.crc32("|".join(os.environ.get(name, "") for name in names).encode())
 
 
 class CountSchedule:
     """Draws checks at random, and says when a step of a new shape may be counted, within what counting may cost."""
 
     def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
         self._random = random.Random(seed)  # the program's own generator is left alone
         self.stands_for = 1  # steps since the random check before the latest one, which is the only one of these
         self._steps = self._drawn_at = self._checks = self._learned = 0
@@ -347,11 +365,11 @@ def _half_width(checks: Sequence[float], weights: Sequence[int], seen: Sequence[
     """Half of the 95% interval of the mean of *checks*; all differences that were *seen* show the spread.
 
     Few draws of something rare, or of something that takes turns, are often all alike. So the spread is that of one
-    draw more, half of it at each end of what was seen; "plus four" intervals of proportions do the same.
+    draw more, at the farther end of what was seen; "plus four" intervals of proportions do much the same.
     """
     number, ends = len(checks), (*checks, *seen, 0.0)
     mean = math.fsum(map(mul, checks, weights)) / sum(weights)
-    squares = math.fsum((one - mean) ** 2 for one in checks) + sum((one(ends) - mean) ** 2 for one in (min, max)) / 2
+    squares = math.fsum((one - mean) ** 2 for one in checks) + max((one(ends) - mean) ** 2 for one in (min, max))
     freedom = number - 1  # of Student's t of 95%, two-sided, as E. Cornish and R. Fisher expand it
     t = 1.96 + 2.372 / freedom + 2.823 / freedom**2 + 2.556 / freedom**3
     return t * math.sqrt(squares / number) * math.hypot(*weights) / sum(weights)

@@ -11,6 +11,7 @@ from lightning_flops.schema.throughput import Spread, ThroughputSummary
 _NO_PEAK = f"no dense peak of this device is known for every dtype of the run; {GIVE_PEAK}"
 _NO_FORMULA = "no formula gives the cost of its steps without padding"
 
+_TOO_WIDE = "{checks} steps that were counted at random differ so much that the 95% interval is wider than ±100%"
 _OF_FLOPS = "model_flops hardware_flops lower_bound steps_counted steps_by_formula steps_estimated checks".split()
 
 
@@ -51,6 +52,11 @@ def build_throughput(
         unavailable["useful_mfu"] = _NO_FORMULA if flops.unprofiled.useful_by_dtype is None else _NO_PEAK
     peak_sec = {"mfu": model_flops_peak_sec, "useful_mfu": useful_flops_peak_sec}
     shares, impossible = utilization(peak_sec, seconds.total)
+    counts = {} if flops is None else {name: getattr(flops, name) for name in _OF_FLOPS} | {"checks_seed": flops.seed}
+    if flops is not None and (flops.error or 0.0) > 1.0:
+        counts |= dict.fromkeys(("model_flops", "hardware_flops"))
+        shares = dict.fromkeys(shares)
+        impossible = dict.fromkeys(shares, _TOO_WIDE.format(checks=flops.checks))
     return ThroughputSummary(
         batches=totals.batches,
         reader_ratio=None if reader is None else ratio(part=reader.total, whole=seconds.total),
@@ -59,7 +65,7 @@ def build_throughput(
         ips=ips,
         ips_unit=unit,
         flops_error=None if flops is None else flops.error,
-        **({} if flops is None else {name: getattr(flops, name) for name in _OF_FLOPS}),
+        **counts,
         notes=notes,
         mfu=shares["mfu"],
         useful_mfu=shares["useful_mfu"],

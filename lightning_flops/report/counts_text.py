@@ -120,8 +120,8 @@ def run_section(summary: ThroughputSummary) -> Section:
     figures = {
         "model FLOPs": f"{almost}{plain(summary.model_flops)}{bound}",
         "hardware FLOPs": f"{almost}{plain(summary.hardware_flops)}{bound}",
-        "MFU": f"{estimate_text(summary.mfu, error)}{bound}",
-        useful: f"{estimate_text(summary.useful_mfu, error)}{bound}",
+        "MFU": f"{estimate_text(summary.mfu, error, summary.checks)}{bound}",
+        useful: f"{estimate_text(summary.useful_mfu, error, summary.checks)}{bound}",
         "tokens": plain(summary.tokens),
         "tokens without padding": plain(summary.real_tokens),
         "padding": percent(summary.padding_ratio),
@@ -144,11 +144,17 @@ def run_section(summary: ThroughputSummary) -> Section:
     return Section("Throughput of the run", "", items)
 
 
-def estimate_text(value: float | None, error: float | None) -> str:
-    """A share whose FLOPs have this *error*: ``34.2%``, ``≈ 34.2% ± 0.30%`` or ``≈ 34.2% (unchecked)``."""
+_LEAST_CHECKS = 3
+"""With fewer nothing is said of the error."""
+
+
+def estimate_text(value: float | None, error: float | None, checks: int) -> str:
+    """A share whose FLOPs have this *error*: ``34.2%``, ``≈ 34.2% ± 0.30%`` or ``≈ 34.2% (12 checks agreed)``."""
     if value is None or error == 0.0:
         return percent(value)
-    return f"≈ {percent(value)} " + ("(unchecked)" if error is None else f"± {percent(value * error)}")
+    if error is not None:
+        return f"≈ {percent(value)} ± {percent(value * error)}"
+    return f"≈ {percent(value)} " + ("(unchecked)" if checks < _LEAST_CHECKS else f"({plain(checks)} checks agreed)")
 
 
 def _steps(summary: ThroughputSummary) -> str:
@@ -161,13 +167,13 @@ def _steps(summary: ThroughputSummary) -> str:
     steps, error = sum(numbers.values()), summary.flops_error
     shares = ", ".join(f"{percent(number / steps)} {words}" for words, number in numbers.items() if number)
     checks = f"{plain(summary.checks)} random {plural('check', summary.checks)}"
-    if error is None:
-        checked = f"Their error is not known: there were {checks}, and it takes three."
-    elif error > 0:
+    differ = percent(min(1.0, 3 / max(1, summary.checks)))
+    if error == 0.0:
+        checked = f"They are exact, and {checks} agreed." if summary.checks else "They are exact."
+    elif error is not None:
         checked = f"By {checks} they are within {percent(error)} of the truth, with 95% confidence."
-    elif not summary.checks:
-        checked = "Every step was counted."
+    elif summary.checks < _LEAST_CHECKS:
+        checked = f"Their error is not known: there were {checks}, and it takes three."
     else:
-        differ = percent(min(1.0, 3 / summary.checks))
         checked = f"{checks} agreed to the last FLOP: at most {differ} of the steps differ, with 95% confidence."
     return f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {shares}. {checked}"

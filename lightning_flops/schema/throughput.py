@@ -39,7 +39,8 @@ class ThroughputSummary(codec.Shown):
     #: Forward and backward of this rank, of all steps of the run; None if no step was counted.
     model_flops: int | None = None
     hardware_flops: int | None = None  #: What this rank's kernels executed in all steps of the run.
-    #: Half of the 95% interval of model FLOPs and MFU, as a share. 0.0: all random checks agreed. None: under three.
+    #: Half of the 95% interval of model FLOPs and MFU, as a share. 0.0: every step was counted, or a formula covers it.
+    #: None: all *checks* agreed, or there were under three.
     flops_error: float | None = None
     lower_bound: bool = False  #: FLOPs and MFU are lower bounds: an operator that may have FLOPs could not be counted.
     #: Sentences on these FLOPs, and what became known of the run when its windows had been reported.
@@ -48,6 +49,7 @@ class ThroughputSummary(codec.Shown):
     steps_by_formula: int = 0  #: Steps whose FLOPs follow from an exact formula of the batch's sizes.
     steps_estimated: int = 0  #: All other steps: estimated by counted ones.
     checks: int = 0  #: Steps that were counted at random and compared with what was predicted.
+    checks_seed: int = 0  #: Seed of the schedule that drew them, which differs from run to run.
     #: Model FLOPs over the batches' time, over the device's peak, each dtype by its own; without profiled steps.
     mfu: float | None = None
     #: MFU of the model FLOPs that these steps would have without padding, by the formula.

@@ -145,5 +145,8 @@ def test_flops_of_the_run_and_rates_of_its_unprofiled_steps() -> None:
     assert (found.mfu, found.flops_error, found.lower_bound) == (0.5, 0.02, True)
     assert (found.steps_counted, found.steps_estimated, found.checks) == (1, 10, 3)
     assert list(found.unavailable) == ["useful_mfu"]
+    wide = known(build_throughput(totals, dp_size=1, flops=replace(flops, error=1.2), model_flops_peak_sec=2.0))
+    assert (wide.mfu, wide.model_flops, wide.hardware_flops, wide.flops_error) == (None, None, None, 1.2)
+    assert "3 steps that were counted at random differ so much" in wide.unavailable["mfu"]
     no_peak = known(build_throughput(totals, dp_size=1, flops=flops))
     assert "no dense peak" in no_peak.unavailable["mfu"]

@@ -268,10 +268,11 @@ def test_the_summary_of_a_run_is_the_file_people_read(name: str) -> None:
 
 
 def test_shares_carry_their_error() -> None:
-    assert estimate_text(0.342, 0.0) == "34.2%"
-    assert estimate_text(0.342, 0.01) == "≈ 34.2% ± 0.34%"
-    assert estimate_text(0.342, None) == "≈ 34.2% (unchecked)"
-    assert estimate_text(None, None) == "n/a"
+    assert estimate_text(0.342, 0.0, 12) == "34.2%"
+    assert estimate_text(0.342, 0.01, 12) == "≈ 34.2% ± 0.34%"
+    assert estimate_text(0.342, None, 12) == "≈ 34.2% (12 checks agreed)"
+    assert estimate_text(0.342, None, 2) == "≈ 34.2% (unchecked)"
+    assert estimate_text(None, None, 0) == "n/a"
 
 
 def test_a_run_whose_peak_is_not_known_says_that_its_mfu_is_not() -> None:

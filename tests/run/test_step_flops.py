@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from inspect import unwrap
 from typing import NamedTuple
 
 import pytest
 
-from lightning_flops.analysis.step_flops import StepFlops
+from lightning_flops.analysis.step_flops import CountSchedule, StepFlops, seed_of_run
 from lightning_flops.measure.batches import HIDDEN_SHAPE
 from lightning_flops.records import BatchTokens, Shapes, StepSums, UnprofiledFlops
 from tests.analysis.in_memory import known
 
 STEP_SEC = 0.1
+SEED_OF_RUN = unwrap(seed_of_run)
 
 
 class Step(NamedTuple):
@@ -108,7 +110,7 @@ def test_a_short_last_batch_is_exact_from_the_second_log_step_on(cost: float) ->
     sizes = [*[128] * 7, 104] * 40
     readings: list[UnprofiledFlops | None] = []
     run = simulate([Step((((size, 10),),), 77 * size + 5) for size in sizes], cost=cost, each=readings.append)
-    assert (run.sums.model_flops, run.sums.error, run.sums.steps_estimated) == (run.truth, 0.0, 0)
+    assert (run.sums.model_flops, run.sums.error, run.sums.steps_estimated) == (run.truth, None, 0)
     assert run.truth == 3 * 40 * (1_000 * 77 + 8 * 5)
     assert [known(one).estimated_ratio for one in readings] == [0.0] * 6
 
@@ -119,7 +121,7 @@ def test_two_batch_sizes_at_random_are_exact(cost: float) -> None:
     for seed in range(5):
         sizes = generator(seed).choices((32, 48), k=2_000)
         run = simulate([Step((((size, 10),),), size**3) for size in sizes], seed=seed, cost=cost)
-        assert (run.sums.model_flops, run.sums.error, run.sums.steps_counted) == (run.truth, 0.0, 2_000)
+        assert (run.sums.model_flops, run.sums.error, run.sums.steps_counted) == (run.truth, None, 2_000)
 
 
 def lengths(numbers: random.Random) -> Step:
@@ -133,7 +135,9 @@ def test_random_lengths_and_batch_sizes_follow_the_formula(cost: float) -> None:
     for seed in range(20):
         numbers = generator(seed)
         run = simulate([lengths(numbers) for _ in range(300)], seed=seed, cost=cost)
-        assert run.sums.model_flops == run.truth and run.sums.error == 0.0
+        # Beyond the sizes that were counted the formula is an estimate.
+        exact = 0.0 if not run.sums.steps_estimated else None
+        assert (run.sums.model_flops, run.sums.error) == (run.truth, exact)
         assert run.sums.steps_by_formula > 50
 
 
@@ -226,9 +230,67 @@ def test_the_interval_covers_the_truth(kind: str, steps: int) -> None:
         numbers = generator(seed)
         run_of = [KINDS[kind](numbers, number) for number in range(steps)]
         run = simulate(run_of, seed=seed)
-        assert run.sums.error is not None and run.sums.checks >= 3
+        assert run.sums.error != 0.0 and run.sums.checks >= 3
         true += is_true(run, run_of)
     assert true >= 0.9 * SEEDS
+
+
+# Steps of one shape whose costs vary in ways that a formula of shapes cannot know, and (last) new shapes with a chance.
+VARYING: dict[str, Callable[[random.Random, int, int], Step]] = {
+    "one in twenty costs three times": lambda numbers, _, __: Step(
+        FIXED, 1_000 * (3 if numbers.random() < 0.05 else 1)
+    ),
+    "one in a hundred, twenty times": lambda numbers, _, __: Step(
+        FIXED, 1_000 * (20 if numbers.random() < 0.01 else 1)
+    ),
+    "every 16th, three times": lambda _, number, __: Step(FIXED, 1_000 * (1 if number % 16 else 3)),
+    "layer drop": lambda numbers, _, __: Step(FIXED, 1_000 - 50 * sum(numbers.random() < 0.2 for _ in range(12))),
+    "twice from nine tenths on": lambda _, number, of: Step(FIXED, 1_000 * (1 + (number >= 0.9 * of))),
+    "drift": lambda _, number, of: Step(FIXED, int(1_000 * (1 + number / of))),
+    "lognormal": lambda numbers, _, __: Step(FIXED, int(1_000 * numbers.lognormvariate(0, 1))),
+    "three times in the first tenth": lambda _, number, of: Step(FIXED, 1_000 * (1 if number >= 0.1 * of else 3)),
+    "lengths, and a third more of some": lambda numbers, _, __: some_more(numbers),
+}
+
+
+def some_more(numbers: random.Random) -> Step:
+    """A length that is new, and in three of ten steps a third more than its formula says."""
+    length, more = numbers.randint(16, 512), numbers.random() < 0.3
+    return Step((((8, length),),), int(8 * length * (100 + 0.3 * length + 30 * more)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", VARYING)
+def test_no_step_that_was_not_counted_is_called_exact_and_intervals_hold(kind: str) -> None:
+    """Of 200 runs of 1,500 steps with twelve checks: an interval holds the truth in 93% of those that have one."""
+    covered, runs = list[bool](), 200
+    for seed in range(runs):
+        numbers = generator(seed)
+        run = simulate([VARYING[kind](numbers, number, 1_500) for number in range(1_500)], seed=seed, cost=1.5)
+        assert run.sums.error != 0.0 and run.sums.seed == seed
+        if run.sums.error is not None:
+            covered.append(run.covered)
+    assert covered and sum(covered) >= 0.93 * len(covered)
+
+
+def test_checks_that_all_agree_prove_nothing_of_steps_that_none_met() -> None:
+    """One step of 300 costs twenty times as much, and no check met it: there is no error to tell, and it is not 0."""
+    steps = [Step(FIXED, 10_000)] * 299 + [Step(FIXED, 200_000)]
+    run = simulate(steps)
+    assert run.sums.error is None and run.sums.checks >= 3 and run.sums.model_flops < run.truth
+
+
+def test_other_runs_draw_other_steps_and_ranks_of_a_job_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(seed: int) -> list[int]:
+        schedule = CountSchedule(seed)
+        return [step for step in range(200) if schedule.draws_check()]
+
+    assert len({tuple(drawn(SEED_OF_RUN(1))) for _ in range(5)}) == 5
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert drawn(SEED_OF_RUN(8)) == drawn(SEED_OF_RUN(8))
+    one = SEED_OF_RUN(8)
+    monkeypatch.setenv("MASTER_PORT", "29501")
+    assert SEED_OF_RUN(8) != one
 
 
 def test_what_is_logged_follows_a_run_that_changes() -> None:
@@ -273,7 +335,7 @@ def test_what_was_predicted_before_the_formula_leaves_no_error() -> None:
 
 def test_data_dependent_steps_are_estimates_even_where_every_check_agrees() -> None:
     run = simulate([Step(FIXED, 10_000, data_dependent=True)] * 300)
-    assert (run.sums.model_flops, run.sums.error) == (run.truth, 0.0)
+    assert (run.sums.model_flops, run.sums.error) == (run.truth, None)
     assert (run.sums.steps_counted, run.sums.steps_estimated) == (run.counted, 300 - run.counted)
 
 
@@ -310,7 +372,7 @@ def test_accumulated_batches_add_up() -> None:
         sizes = [(4, numbers.randint(8, 64)) for _ in range(4)]
         steps.append(Step(tuple(rows(*one)[0] for one in sizes), sum(layer(*one) for one in sizes)))
     run = simulate(steps)
-    assert (run.sums.model_flops, run.sums.error) == (run.truth, 0.0)
+    assert (run.sums.model_flops, run.sums.error) == (run.truth, None)
 
 
 # ---- cost
