@@ -15,11 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-<<<<<<< HEAD
 from lightning_flops.analysis.rates import padding_ratio
-=======
-from lightning_flops.analysis.step_flops import StepFlops, seed_of_run
->>>>>>> An interval that does not lie: no step that was not counted is exact because checks agreed, wider than ±100% is n/a, and other runs draw other steps
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.timing.processor_wait import Heat, heat_counter
@@ -56,24 +52,10 @@ class Run:
         self.undo = ExitStack()  # removes everything of ours; an adapter adds the undo of its hooks
         self.closed = False
         self.thread = threading.get_ident()  # the training thread
-<<<<<<< HEAD
         self.notes = notes = Notes()
         self.delivery = Delivery(facts, config, publish, notes)
         self.throughput = Throughput(adapter, config, note=notes.add_for_run)
         self.tokens = TokenReader(notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
-=======
-        self.notes = Notes()
-        self.monitor = Monitor()
-        self.flops = StepFlops(seed=seed_of_run(facts.world_size))
-        self.tokens = TokenReader(self.notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
-        self.meter = BatchMeter(
-            batch_size=config.batch_size,
-            tokens_per_sample=config.tokens_per_sample,
-            note=self.notes.add_for_run,
-            declared=facts.declared_batch_size,
-        )
-        self.reports = Reports(facts, config, publish, self.notes)
->>>>>>> An interval that does not lie: no step that was not counted is exact because checks agreed, wider than ±100% is n/a, and other runs draw other steps
         self.steps_done = 0
         self.outside_of: list[str] = []  # what runs now and belongs to no step
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_flops.analysis.peaks import measured_peaks, peak_for
 from lightning_flops.analysis.rates import padding_ratio, peak_seconds
-from lightning_flops.analysis.step_flops import StepFlops
+from lightning_flops.analysis.step_flops import StepFlops, seed_of_run
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import BatchMeter
@@ -39,7 +39,7 @@ class Throughput:
 
     def __init__(self, adapter: Adapter, config: ProfilerConfig, *, note: Callable[[str], None]) -> None:
         self.monitor = Monitor()
-        self.flops = StepFlops()
+        self.flops = StepFlops(seed=seed_of_run(facts.world_size))
         self.step = RunningStep()
         self.counts_steps = config.monitor and not config.timer_only  # those outside of windows, too
         self._config = config
