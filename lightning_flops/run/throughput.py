@@ -39,11 +39,11 @@ class Throughput:
 
     def __init__(self, adapter: Adapter, config: ProfilerConfig, *, note: Callable[[str], None]) -> None:
         self.monitor = Monitor()
-        self.flops = StepFlops(seed=seed_of_run(facts.world_size))
         self.step = RunningStep()
         self.counts_steps = config.monitor and not config.timer_only  # those outside of windows, too
         self._config = config
         self._context = adapter.context()
+        self.flops = StepFlops(seed=seed_of_run(self._context.world_size))
         self._measured = measured_peaks(self._context.host, self._context.device_name)
         self._meter = BatchMeter(
             batch_size=config.batch_size,
