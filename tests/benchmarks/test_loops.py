@@ -12,32 +12,8 @@ from benchmarks.loops import account_of
 from benchmarks.loops_account import Account, Allowed, Step, figures
 from benchmarks.loops_own import LOOPS
 
-WRONG = frozenset(
-    {
-        "DQN with a target network",
-        "GAN: D alone given",
-        "GAN: D then G, [G, D] given",
-        "GAN: G each fourth time",
-        "GradCache",
-        "Muon + AdamW in one object",
-        "a loader of lists",
-        "a second model trains, not given",
-        "accelerate, GAN",
-        "accelerate, batch in 4 minibatches",
-        "actor and critic, no loader",
-        "batch in 4 pieces",
-        "crops of a student and a teacher",
-        "halves a batch that failed",
-        "rollouts in evaluation mode",
-        "teacher after the student",
-        "teacher first",
-        "two loaders, two losses",
-    }
-)
-"""Loops of which something false is still said; ``make bench-loops`` shows what."""
 
-
-@pytest.mark.parametrize("name", [name for name, loop in LOOPS.items() if loop.quick and name not in WRONG])
+@pytest.mark.parametrize("name", [name for name, loop in LOOPS.items() if loop.quick])
 @pytest.mark.filterwarnings("ignore")
 def test_a_loop_is_what_it_says_of_itself(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
