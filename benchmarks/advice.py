@@ -1,9 +1,10 @@
 """Whether the first advice names what is planted in a program, is silent on clean ones, and saves what it says.
 
-``make bench-advice`` runs each program of ``advice_programs`` as a process of its own for 34 steps under the profiler,
-with its cause and with the remedy that was advised. *Quiet*: alone. *Busy*: beside a process that keeps one core busy;
-that a run is starved is true there, so only the advice after it is judged. *Saved*: of the time of a sample, over the
-steps after the window. Records of earlier passes stay in a file, so the passes may be run on different days:
+``make bench-advice`` runs each program of ``advice_programs`` as a process of its own under the profiler, with its
+cause and with the remedy that was advised. *Quiet*: alone. *Busy*: beside a process that keeps one core busy. *Named
+first*: the first advice is of the rule, and names the line's function, the hook, the module or the rank. *Saved*: of
+the time of a sample, over the steps after the window. *Size right*: the ceiling covers that and is at most twice it,
+within five points. Records of earlier passes stay in a file, so the passes may be run on different days:
 ``python -m benchmarks.advice --runs 6 --only quiet``.
 """
 
@@ -37,6 +38,7 @@ PROFILES = ROOT / ".cache/bench_advice"
 GATES = ("hardware_flops > 1", "cpu_time_sec > 1.1", "global_step_sec > 1.05", "samples_per_sec < 0.95")
 _TIMEOUT_SEC = 120
 _PASSES = ("quiet", "busy")
+_POINTS = 0.05
 
 
 def run(name: str, obey: int | None = None, keep: Path | None = None) -> dict[str, Any]:
@@ -58,25 +60,32 @@ def measure(which: str, runs: int, only: Sequence[str]) -> Iterator[dict[str, An
         if name in PLANTED:  # with the workers that the remedy names
             workers = re.search(r"num_workers=(\d+)", " ".join(one[2] for one in found.get("advice", ())))
             record["obeyed"] = run(name, obey=int(workers[1]) if workers else 0).get("seconds")
-        logger.info("%s %d %s: %s", which, index, name, [one[0] for one in found.get("advice", ())])
+        words = [one[1] for one in found.get("advice", ())][:1]
+        logger.info("%s %d %s: %s %s", which, index, name, [one[0] for one in found.get("advice", ())], words)
         yield record
     for process in busy:
         process.kill()
 
 
 def first_rule(record: dict[str, Any]) -> str | None:
-    """The rule of the first advice. Beside a busy process every run may be starved: that is true, and left out."""
-    rules = [one[0] for one in record.get("advice", ())]
-    if record["pass"] == "busy" and record["name"] != "starved":
-        rules = [rule for rule in rules if rule != "starved"]
-    return rules[0] if rules else None
+    """The rule of the first advice."""
+    return next((one[0] for one in record.get("advice", ())), None)
 
 
 def is_named(record: dict[str, Any]) -> bool:
-    """Whether the first advice names what was planted; of ranks, also which."""
-    rule = first_rule(record)
-    named = rule is not None and rule.startswith(PLANTED[record["name"]][1])
-    return named and (rule != "straggler" or any("rank 1" in one[1] for one in record["advice"]))
+    """Whether the first advice has the rule of what was planted, and names its line, module, part or rank."""
+    cause = PLANTED[record["name"]]
+    first = next(iter(record.get("advice", ())), None)
+    return first is not None and first[0].startswith(cause.rule) and cause.where in first[1]
+
+
+def is_sized(record: dict[str, Any]) -> bool | None:
+    """Whether the ceiling covers what obeying saved, and is at most twice it; None where that is not known.
+
+    What is saved varies by a few points between two runs of the same program.
+    """
+    least, most = saved(record), ceiling(record)
+    return None if least is None or most is None else least - _POINTS <= most <= 2 * least + _POINTS
 
 
 def saved(record: dict[str, Any]) -> float | None:
@@ -89,7 +98,7 @@ def saved(record: dict[str, Any]) -> float | None:
 
 def ceiling(record: dict[str, Any]) -> float | None:
     """The most that the advice on what was planted said it could save."""
-    cause = PLANTED[record["name"]][1]
+    cause = PLANTED[record["name"]].rule
     return next((one[3] for one in record.get("advice", ()) if one[0].startswith(cause)), None)
 
 
@@ -110,23 +119,24 @@ def page(records: Sequence[dict[str, Any]]) -> list[str]:
         for name in (*PLANTED, *CLEAN)
     }
     planted: list[list[str]] = []
-    for name, (_, cause) in PLANTED.items():
-        planted.append([name, cause])
+    for name, cause in PLANTED.items():
+        planted.append([name, cause.rule, cause.where])
         for found in (by[which, name] for which in _PASSES):
             savings = [one for one in map(saved, found) if one is not None]
             least = f" ({min(savings):.0%})" if savings else ""
             named, most = _of([is_named(one) for one in found]), _percent([ceiling(one) for one in found])
-            planted[-1] += [named, most, f"{_percent(savings)}{least}"]
+            sized = [one for one in map(is_sized, found) if one is not None]
+            planted[-1] += [named, most, f"{_percent(savings)}{least}", _of(sized)]
     clean: list[list[str]] = []
     for name in CLEAN:
         clean.append([name])
         for rules in ([first_rule(one) for one in by[which, name]] for which in _PASSES):
             said = sorted({rule for rule in rules if rule is not None})
             clean[-1].append(_of([rule is not None for rule in rules]) + (f" ({', '.join(said)})" if said else ""))
-    words = ("named first", "could save at most", "saved, median (least)")
+    words = ("named first", "could save at most", "saved, median (least)", "size right")
     columns = [f"{which}: {word}" for which in _PASSES for word in words]
     falsely = [f"{which}: false first advice" for which in _PASSES]
-    tables = [*table(["program", "rule", *columns], planted), "", *table(["clean program", *falsely], clean)]
+    tables = [*table(["program", "rule", "names", *columns], planted), "", *table(["clean program", *falsely], clean)]
     return [*described(__doc__, "torch"), *tables, "", *_sums(by), *gates()]
 
 
@@ -134,9 +144,11 @@ def _sums(by: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
     for which in _PASSES:
         planted = [is_named(one) for name in PLANTED for one in by[which, name]]
         clean = [first_rule(one) is not None for name in CLEAN for one in by[which, name]]
-        if planted and clean:
+        sized = [one for name in PLANTED for record in by[which, name] if (one := is_sized(record)) is not None]
+        if planted and clean and sized:
             yield (
-                f"- {which}: the first advice named what was planted in {sum(planted) / len(planted):.1%} of "
+                f"- {which}: the ceiling was right in {sum(sized) / len(sized):.1%} of {len(sized)} runs; "
+                f"the first advice named what was planted in {sum(planted) / len(planted):.1%} of "
                 f"{len(planted)} runs; false first advice on clean programs in {sum(clean) / len(clean):.1%} of "
                 f"{len(clean)}."
             )

@@ -6,6 +6,7 @@ after its window. The remedy is the one that the advice words, with the workers 
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import tempfile
@@ -15,14 +16,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
+from lightning_flops.measure.lines import LEAST_SEC, LEAST_STEPS, MOST_STEPS
 from lightning_flops.pytorch import profile_training
 from tests.corpus.case import Parts
+
+from .advice_causes import CAUSES
+from .advice_frameworks import Lightning, Transformers
+from .advice_parts import Planted, Program, Samples, perceptron, same
 
 FORK = multiprocessing.get_context("fork")
 STEPS_AFTER, SECONDS_AFTER = 20, 0.5
@@ -32,23 +38,7 @@ _WINDOW_STEPS = 34
 """Counted, left alone, timed, warmed up and traced ones."""
 
 
-_sgd = partial(torch.optim.SGD, lr=1e-4)
 _adamw = partial(torch.optim.AdamW, lr=1e-4, fused=True)
-
-
-class Program(NamedTuple):
-    """What is trained."""
-
-    model: nn.Module
-    batches: Iterable[Any]  # One pass; there may be several
-    samples: int  # Of a batch
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = _sgd
-
-
-def perceptron(*inside: Callable[[], nn.Module], width: int = 384, layers: int = 4) -> nn.Module:
-    """Linear layers, with what *inside* makes after each."""
-    made = ((nn.Linear(width, width), *(one() for one in inside)) for _ in range(layers))
-    return nn.Sequential(*chain.from_iterable(made))
 
 
 def encoder(width: int, inside: int) -> nn.Module:
@@ -60,25 +50,6 @@ def encoder(width: int, inside: int) -> nn.Module:
 def recurrent() -> nn.Module:
     """The output of an LSTM, without its state."""
     return Parts(lambda net, rows: net.layer(rows)[0], layer=nn.LSTM(64, 64, batch_first=True))
-
-
-def same(*shape: int) -> Iterable[torch.Tensor]:
-    """Batches that cost nothing to load."""
-    return repeat(torch.randn(shape))
-
-
-class Samples(Dataset[torch.Tensor]):
-    """Rows of *width* numbers, each of which takes its time to load."""
-
-    def __init__(self, load: Callable[[], object], width: int) -> None:
-        self.load, self.rows = load, torch.randn(4096, width)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        self.load()
-        return self.rows[index]
 
 
 class WholeBatches(Samples):
@@ -178,12 +149,6 @@ def keep_busy(cores: int) -> list[Any]:
     return processes
 
 
-def starved(workers: int | None) -> Program:
-    """As many busy processes as there are cores, twice."""
-    keep_busy(0 if workers is not None else 2 * (os.cpu_count() or 1))
-    return Program(perceptron(width=512), same(256, 512), 256)
-
-
 def late_rank(workers: int | None) -> Program:
     """One of two ranks computes something else in each step."""
     rank = int(os.environ["RANK"])
@@ -198,21 +163,21 @@ def late_rank(workers: int | None) -> Program:
     return Program(nn.parallel.DistributedDataParallel(perceptron()), batches(), 64)
 
 
-PLANTED: dict[str, tuple[Callable[[int | None], Program], str]] = {
-    "slow_storage": (slow_storage, "data_wait"),
-    "slow_decoding": (slow_decoding, "data_wait"),
-    "many_samples": (many_samples, "data_wait_short"),
-    "padded": (padded, "padding"),
-    "tensor_by_tensor": (tensor_by_tensor, "optimizer"),
-    "written_out_norm": (written_out_norm, "norm"),
-    "dropout": (dropout, "dropout"),
-    "starved": (starved, "starved"),
-    "late_rank": (late_rank, "straggler"),
+PLANTED: dict[str, Planted] = {
+    "slow_storage": Planted(slow_storage, "data_wait", "__getitem__"),
+    "slow_decoding": Planted(slow_decoding, "data_wait", "_decode"),
+    "many_samples": Planted(many_samples, "data_wait_short"),
+    "padded": Planted(padded, "padding"),
+    "tensor_by_tensor": Planted(tensor_by_tensor, "optimizer", "AdamW"),
+    "written_out_norm": Planted(written_out_norm, "norm"),
+    "dropout": Planted(dropout, "dropout"),
+    "late_rank": Planted(late_rank, "straggler", "rank 1"),
+    **CAUSES,
 }
 """Programs with the rule that knows their cause, or the beginning of its name."""
 
 
-CLEAN: dict[str, Callable[[], Program]] = {
+CLEAN: dict[str, Callable[[], Any]] = {
     "perceptron": lambda: Program(perceptron(), same(256, 384), 256),
     "relu": lambda: Program(perceptron(nn.ReLU), same(256, 384), 256),
     "gelu_fused_adamw": lambda: Program(perceptron(nn.GELU), same(256, 384), 256, _adamw),
@@ -224,40 +189,53 @@ CLEAN: dict[str, Callable[[], Program]] = {
     "lstm": lambda: Program(recurrent(), same(16, 32, 64), 16),
     "encoder": lambda: Program(encoder(128, 256), same(8, 64, 128), 8, _adamw),
     "wide": lambda: Program(perceptron(width=1024, layers=2), same(64, 1024), 64),
+    "lightning": Lightning,
+    "transformers": Transformers,
     "small": lambda: Program(perceptron(nn.Tanh, width=96, layers=2), same(512, 96), 512),
 }
 """Programs in which nothing is to be found."""
 
 
-def run(program: Program, keep: Path | None) -> dict[str, Any]:
+def run(program: Any, keep: Path | None) -> dict[str, Any]:
     """Train *program* under the profiler, then time it alone; its profile is written to *keep*."""
+    profile, seconds = _loop(program) if isinstance(program, Program) else program.fit()
+    if keep is not None and profile is not None:
+        keep.write_text(profile.to_json())
+    advice = [] if profile is None else [[one.rule, one.fact, one.remedy, one.ceiling] for one in profile.advice]
+    return {"seconds": seconds / program.samples, "advice": advice, "starved": bool(profile and profile.starved)}
+
+
+def _loop(program: Program) -> tuple[Any, float]:
     parameters = list(program.model.parameters())
     optimizer = program.optimizer(parameters)
     batches = chain.from_iterable(repeat(program.batches))
 
-    def steps(count: int) -> None:
+    def steps(count: int) -> float:
+        began = time.perf_counter()
         for batch in islice(batches, count):
-            output = program.model(**batch) if isinstance(batch, dict) else program.model(batch)
-            output.square().mean().backward()
+            if program.before is not None:
+                batch = program.before(batch)
+            if program.loss is not None:
+                loss = program.loss(program.model, batch)
+            else:
+                output = program.model(**batch) if isinstance(batch, dict) else program.model(batch)
+                loss = output.square().mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if program.after is not None:
+                program.after(program.model)
             optimizer.step()
             optimizer.zero_grad()
+        return (time.perf_counter() - began) / count
 
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"profile_step": 3, "log_dir": folder, "html": False}
         with profile_training(program.model, optimizer, **settings) as profiler:
-            steps(_WINDOW_STEPS)
-    profile = profiler.profile
-    if keep is not None and profile is not None:
-        keep.write_text(profile.to_json())
-    began, count = time.perf_counter(), 0
-    while count < STEPS_AFTER or (
-        time.perf_counter() - began < SECONDS_AFTER and not torch.distributed.is_initialized()
-    ):
-        steps(STEPS_AFTER)
-        count += STEPS_AFTER
-    seconds = (time.perf_counter() - began) / count / program.samples
-    advice = [] if profile is None else [[one.rule, one.fact, one.remedy, one.ceiling] for one in profile.advice]
-    return {"seconds": seconds, "advice": advice}
+            step_sec = steps(_WINDOW_STEPS)
+            steps(LEAST_STEPS + min(MOST_STEPS, math.ceil(2 * LEAST_SEC / step_sec)))
+    count = STEPS_AFTER
+    if not torch.distributed.is_initialized():
+        count = max(count, math.ceil(SECONDS_AFTER / step_sec))
+    return profiler.profile, steps(count)
 
 
 def report(name: str, obey: int | None, keep: Path | None) -> dict[str, Any]:
@@ -277,4 +255,4 @@ def _report(name: str, obey: int | None, keep: Path | None, rank: int, ranks: in
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    return run(PLANTED[name][0](obey) if name in PLANTED else CLEAN[name](), keep)
+    return run(PLANTED[name].make(obey) if name in PLANTED else CLEAN[name](), keep)

@@ -33,7 +33,8 @@ from lightning_flops.run import delivery as run_delivery
 from lightning_flops.run import window as run_window
 from tests.lightning.nets import ROOT, new_trainer
 
-from .advice_programs import encoder, perceptron
+from .advice_parts import perceptron
+from .advice_programs import encoder
 from .page import described, table
 from .ratios import Estimate, Target, difference
 

@@ -181,7 +181,8 @@ class _LineTimer(PhaseTimer):
         if (*place[:2], place.callee) in self.entries or not place.file:
             return True
         calls_module = part in ("forward", "backward") and place.callee in _CALL_MODULE
-        return calls_module or (part != "other" and place[:2] in self.entered_at)
+        # Operators without a function of Python's, on the line that has called the model, are the model's too.
+        return calls_module or (place[:2] in self.entered_at and (part != "other" or not place.callee))
 
 
 class LineSampler:
