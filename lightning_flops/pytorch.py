@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import torch
 from torch import nn
 
-from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_in, engine_run
+from lightning_flops.adapters.deepspeed_engine import EngineRun
+from lightning_flops.adapters.engines import engine_in, engine_run
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.place import frame_of, loop_output, optimizers_in
 from lightning_flops.analysis.flop_counts import FlopCounts

@@ -364,11 +364,11 @@ class LoopRun(Adapter):
         if output is None and not self._steps.is_inside and step.micro_steps:  # it has raised: this was not computed
             last, step.latest, number = step.micro_steps[-1], (), len(step.latest)
             last.shapes = last.shapes[: len(last.shapes) - number]
-        if not self._steps.updating:
+        if not self._steps.inside.updates:
             self._forward_is_over()
 
     def _forward_is_over(self) -> None:
-        if self._open.forward and not self._steps.forwards:
+        if self._open.forward and not self._steps.inside.forwards:
             self._open.forward = False
             self.run.leave()
 
@@ -388,8 +388,8 @@ class LoopRun(Adapter):
         """Autograd has run, or has raised."""
         steps = self._steps
         steps.backward_ends(grad_only=grad_only)
-        if not (steps.backwards or steps.leaves_out):
-            steps.forwards = int(self._open.forward)  # a forward inside, if it has raised, has no end
+        if not (steps.inside.backwards or steps.leaves_out):
+            steps.inside.forwards = int(self._open.forward)  # a forward inside, if it has raised, has no end
             self.run.leave()
 
     @safe
@@ -442,7 +442,7 @@ class LoopRun(Adapter):
     def fetch_ends(self, batch: Any, *, handed_out: bool = False) -> None:
         """A fetch has brought *batch*, which ``batches`` has *handed_out*, or None: the loader is at its end."""
         steps, source = self._steps, self._fetches.asked()
-        if not (self._fetches.waits and steps.fetching == 1):  # inside of another one, or outside of steps
+        if not (self._fetches.waits and steps.inside.fetches == 1):  # inside of another one, or outside of steps
             steps.fetch_fails()
             return
         self._fetches.waits = False

@@ -76,6 +76,53 @@ class _Step:
             self.rows[-1] = None if last is None or rows is None else last + rows
 
 
+@dataclass(slots=True)
+class Depths:
+    """How deep the loop is in each kind of call."""
+
+    fetches: int = 0
+    forwards: int = 0
+    backwards: int = 0
+    updates: int = 0
+    left_out: int = 0  # what the loop itself says to be of no step
+
+
+@dataclass(slots=True)
+class Says:
+    """What the loop itself says, so that it is not read from its events."""
+
+    ends: bool = False  # where its steps end
+    outside: bool = False  # what belongs to none of them
+    batches: bool = False  # what its batches are
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What was heard so far, in all steps."""
+
+    feeders: set[Hashable] = field(default_factory=set)  # iterators and loaders whose batches were trained on
+    latest: Hashable = None  # iterator that was asked
+    trainees: set[Hashable] = field(default_factory=set)  # models that were called with gradients
+    usual_lookers: set[Hashable] | None = None  # models that have looked first in each step so far
+    in_training_mode: bool = False  # a model was called with gradients in it, once
+    calls: bool = False  # a model was called
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What loaders have handed out, and nothing was trained on yet."""
+
+    waiting: list[_Fetched] = field(default_factory=list)
+    current: _Fetched | None = None  # what the latest micro-step is of
+    rest: int = 0  # rows of earlier batches that no forward got
+
+    def leave_current(self) -> None:
+        """No further piece of the latest batch comes: its other rows were handed out, too."""
+        if self.current is not None:
+            self.rest += self.current.left
+            self.current = None
+
+
 class Steps:
     """The machine of one loop, which updates these *optimizers*; with none of them, steps end where the loop says so.
 
@@ -85,45 +132,36 @@ class Steps:
     def __init__(self, optimizers: Iterable[Hashable] = ()) -> None:
         self._optimizers = frozenset(optimizers)
         self._step = _Step()
-        self._waiting: list[_Fetched] = []  # fetched, and not yet trained on
-        self._current: _Fetched | None = None  # what the latest micro-step is of
-        self._rest = 0  # rows of earlier batches that no forward got
-        self._feeders: set[Hashable] = set()  # iterators and loaders whose batches were trained on
-        self._trainees: set[Hashable] = set()  # models that were called with gradients
-        self._usual_lookers: set[Hashable] | None = None  # models that have looked first in each step so far
-        self._in_training_mode = False  # a model was called with gradients in it, once
-        self._latest: Hashable = None  # iterator that was asked
-        self._hears = False  # a model was called
-        self._explicit = False  # the loop says what its batches are
-        self.ends_known = False  # the loop says where its steps end
-        self.outside_known = False  # the loop says what belongs to none of them
+        self._rows = _Rows()
+        self._heard = _Heard()
+        self.says = Says()
+        self.inside = Depths()
         self.away = False  # for an evaluation, until the loop goes on
-        self._left_out = self.fetching = self.forwards = self.backwards = self.updating = 0  # depths
 
     @property
     def outside(self) -> bool:
         """Whether what runs now belongs to no step."""
-        return self.away or self._left_out > 0
+        return self.away or self.inside.left_out > 0
 
     @property
     def leaves_out(self) -> bool:
         """Whether it does not because the loop says so."""
-        return self._left_out > 0
+        return self.inside.left_out > 0
 
     @property
     def is_inside(self) -> bool:
         """Whether a call of a model now would be a part of something else."""
-        return self.forwards + self.backwards + self.fetching + self._left_out > 0
+        return self.inside.forwards + self.inside.backwards + self.inside.fetches + self.inside.left_out > 0
 
     @property
     def awaits_backward(self) -> bool:
         """Whether a model was called with gradients, and autograd has not run since."""
-        return self._step.in_round and not self._left_out
+        return self._step.in_round and not self.inside.left_out
 
     @property
     def fetches(self) -> bool:
         """Whether steps were trained on fetched batches."""
-        return bool(self._feeders)
+        return bool(self._heard.feeders)
 
     @property
     def has_begun(self) -> bool:
@@ -133,7 +171,7 @@ class Steps:
     @property
     def is_blind(self) -> bool:
         """Whether no model was ever called: compiled code may hide its calls."""
-        return not self._hears
+        return not self._heard.calls
 
     # ---- fetches
 
@@ -141,22 +179,22 @@ class Steps:
         self, source: Hashable, loader: Hashable = None, *, grads: bool = True, training: bool = True
     ) -> Decision:
         """The iterator *source* of *loader* is asked for a batch; *training*: a model is in training mode."""
-        self.updating = 0  # no update runs where a batch is asked for: it has raised
-        self.fetching += 1
-        if self.fetching > 1 or self._left_out:
+        self.inside.updates = 0  # no update runs where a batch is asked for: it has raised
+        self.inside.fetches += 1
+        if self.inside.fetches > 1 or self.inside.left_out:
             return Decision(Part.INNER)
         ended = self._end() if self._step.updates and self._ends_by_itself else None
         # A new iterator of a loader that feeds steps begins an epoch; asked again before it fed one, it evaluates.
-        is_known = source in self._feeders or (loader in self._feeders and source != self._latest)
-        self._latest = source
-        if self.outside_known:
+        is_known = source in self._heard.feeders or (loader in self._heard.feeders and source != self._heard.latest)
+        self._heard.latest = source
+        if self.says.outside:
             self.away &= not is_known
         else:
-            self.away = not (grads and (is_known or training or not self._in_training_mode))
+            self.away = not (grads and (is_known or training or not self._heard.in_training_mode))
         if (
-            not self._trainees and self._step.looked and not self.outside_known
+            not self._heard.trainees and self._step.looked and not self.says.outside
         ):  # all that was fetched so far was looked at
-            self._waiting, self._step.begun, self.away = [], False, True
+            self._rows.waiting, self._step.begun, self.away = [], False, True
         return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
 
     def fetch_ends(
@@ -169,24 +207,24 @@ class Steps:
         explicit: bool = False,
     ) -> None:
         """It has brought *rows* in *parts* alike tensors; *explicit*: the loop itself says that this is a batch."""
-        self.fetching = max(0, self.fetching - 1)
-        self._explicit |= explicit
-        if self.fetching or self.outside or explicit < self._explicit:
+        self.inside.fetches = max(0, self.inside.fetches - 1)
+        self.says.batches |= explicit
+        if self.inside.fetches or self.outside or explicit < self.says.batches:
             return
         if not self._step.begun:
-            self._leave_current()
-        self._waiting.append(_Fetched(source, source if loader is None else loader, rows, parts))
+            self._rows.leave_current()
+        self._rows.waiting.append(_Fetched(source, source if loader is None else loader, rows, parts))
         self._step.begun = True
 
     def fetch_fails(self, source: Hashable = None) -> None:
         """It is at its end, or has raised: what it has brought without feeding a step was for something else."""
-        self.fetching = max(0, self.fetching - 1)
-        if source is not None and source not in self._feeders:
-            self._waiting = [one for one in self._waiting if one.source != source]
+        self.inside.fetches = max(0, self.inside.fetches - 1)
+        if source is not None and source not in self._heard.feeders:
+            self._rows.waiting = [one for one in self._rows.waiting if one.source != source]
 
     def expect(self, source: Hashable) -> None:
         """The loop says that *source* feeds its steps."""
-        self._feeders.add(source)
+        self._heard.feeders.add(source)
 
     # ---- forwards
 
@@ -194,21 +232,22 @@ class Steps:
         self, model: Hashable, rows: int | None, *, grads: bool = True, training: bool = True, same: bool = False
     ) -> Decision:
         """*model* is called with *rows*; *same*: with the very tensor that a forward of this step was called with."""
-        self.forwards += 1
-        if self._left_out:
+        self.inside.forwards += 1
+        if self.inside.left_out:
             return Decision(Part.OUTSIDE)
-        if self.forwards > 1 or self.backwards or self.fetching:
+        if self.inside.forwards > 1 or self.inside.backwards or self.inside.fetches:
             return Decision(Part.INNER)
-        self._hears = True
+        self._heard.calls = True
         if not grads:
             return self._look(model, training=training)
         self.away = False
-        ended = self._end() if self._is_complete and not (self._feeders and len(self._optimizers) > 1) else None
+        ended = self._end() if self._is_complete and not self._ends_at_fetch else None
         step = self._step
-        if not step.forwards and (self._waiting or not self._feeders):
-            self._usual_lookers = step.lookers & (step.lookers if self._usual_lookers is None else self._usual_lookers)
-        self._trainees.add(model)
-        self._in_training_mode |= training
+        if not step.forwards and (self._rows.waiting or not self._heard.feeders):
+            usual = self._heard.usual_lookers
+            self._heard.usual_lookers = step.lookers if usual is None else usual & step.lookers
+        self._heard.trainees.add(model)
+        self._heard.in_training_mode |= training
         starts = not step.in_round
         if starts:
             step.sources = set()
@@ -219,7 +258,7 @@ class Steps:
 
     def forward_ends(self) -> None:
         """A call of a model is over, or has raised."""
-        self.forwards = max(0, self.forwards - 1)
+        self.inside.forwards = max(0, self.inside.forwards - 1)
 
     def _look(self, model: Hashable, *, training: bool) -> Decision:
         """A forward without gradients: a teacher, a rollout or an evaluation."""
@@ -227,32 +266,34 @@ class Steps:
         step = self._step
         step.computed = True
         step.looked |= not training or step.begun
-        if self.outside_known:
+        if self.says.outside:
             return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
         if not (training or step.forwards):
             step.lookers.add(model)
-        if self._waiting and self._feeders and not step.forwards and not self._is_fed:
-            self._waiting, step.begun, self.away = [], False, True  # of a loader that never fed a step
-        usual = self._usual_lookers is not None and model in self._usual_lookers
-        if step.begun:
-            is_of_step = step.forwards > 0 or usual or model not in self._trainees
-        else:
-            is_of_step = usual and not self._feeders
-        self.away |= not (training or is_of_step)
+        if self._rows.waiting and self._heard.feeders and not step.forwards and not self._is_fed:
+            self._rows.waiting, step.begun, self.away = [], False, True  # of a loader that never fed a step
+        self.away |= not (training or self._is_looked_at_by(model))
         return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
+
+    def _is_looked_at_by(self, model: Hashable) -> bool:
+        """Whether a forward of *model* in evaluation mode belongs to the step."""
+        usual = model in (self._heard.usual_lookers or ())
+        if self._step.begun:
+            return self._step.forwards > 0 or usual or model not in self._heard.trainees
+        return usual and not self._heard.feeders
 
     @property
     def _is_fed(self) -> bool:
-        return any(one.loader in self._feeders for one in self._waiting)
+        return any(one.loader in self._heard.feeders for one in self._rows.waiting)
 
     def _trains(self, model: Hashable, rows: int | None, *, starts: bool) -> bool:
         """A forward on new rows; *starts*: the first since a backward. Returns whether a micro-step begins."""
-        step, now = self._step, self._current
+        step, now = self._step, self._rows.current
         if now is not None and rows is not None and rows <= now.left:  # a piece
             now.left -= rows
             self._add_fetched(rows, micro_step=starts)
             return starts
-        if self.updating and step.rows:  # a closure that is called once more
+        if self.inside.updates and step.rows:  # a closure that is called once more
             return False
         if starts and now is not None and now.parts > 1 and now.rows in (rows, None):  # a part
             now.parts -= 1
@@ -280,46 +321,40 @@ class Steps:
     def _take(self, rows: int | None, *, micro_step: bool) -> bool:
         """Take a batch that waits, of other iterators one more each until *rows* are there; whether one was there."""
         step, got = self._step, 0
-        for one in sorted(self._waiting, key=lambda each: each.source not in self._feeders):
+        for one in sorted(self._rows.waiting, key=lambda each: each.source not in self._heard.feeders):
             if one.source in step.sources:
                 continue
             if one.parts == rows != one.rows:  # its parts were samples
                 one.rows, one.parts = rows, 1
-            self._leave_current()
-            self._waiting.remove(one)
-            self._feeders |= {one.source, one.loader}
+            self._rows.leave_current()
+            self._rows.waiting.remove(one)
+            self._heard.feeders |= {one.source, one.loader}
             step.sources.add(one.source)
             used = rows if one.rows is None else one.rows if rows is None else min(one.rows, rows - got)
             one.left = 0 if one.rows is None or used is None else one.rows - used
-            self._current = one
+            self._rows.current = one
             self._add_fetched(used, micro_step=micro_step and not got)
-            if self._rest:
-                step.add(self._rest, micro_step=False)
-                self._rest = 0
+            if self._rows.rest:
+                step.add(self._rows.rest, micro_step=False)
+                self._rows.rest = 0
             got += used or 0
             if one.rows is None or rows is None or got >= rows:
                 return True
         return got > 0
 
-    def _leave_current(self) -> None:
-        """No further piece of the latest batch comes: its other rows were handed out, too."""
-        if self._current is not None:
-            self._rest += self._current.left
-            self._current = None
-
     # ---- backwards and updates
 
     def backward_begins(self, *, grad_only: bool = False) -> Decision:
         """Autograd is about to run; *grad_only*: it accumulates nothing."""
-        if self._left_out:
+        if self.inside.left_out:
             return Decision(Part.OUTSIDE)
         self.away = False
-        self.backwards += 1
-        if self.backwards > 1:
+        self.inside.backwards += 1
+        if self.inside.backwards > 1:
             return Decision(Part.INNER)
         step, ended = self._step, None
         step.computed = True
-        if self._is_complete and not (step.in_round or self.updating or self._feeders):
+        if self._is_complete and not (step.in_round or self.inside.updates or self._heard.feeders):
             ended = self._end()
         if self.is_blind and not (grad_only or step.updates) and self._take(None, micro_step=True):
             return Decision(Part.MICRO_STEP, ended)
@@ -327,26 +362,26 @@ class Steps:
 
     def backward_ends(self, *, grad_only: bool = False) -> None:
         """Autograd has run, or has raised."""
-        if self._left_out:
+        if self.inside.left_out:
             return
-        self.backwards = max(0, self.backwards - 1)
-        if not self.backwards:
+        self.inside.backwards = max(0, self.inside.backwards - 1)
+        if not self.inside.backwards:
             self._step.in_round &= grad_only
             self._step.sources = self._step.sources if grad_only else set()
 
     def update_begins(self) -> Decision:
         """An optimizer's step begins, perhaps inside of another one's."""
-        self.away &= self._left_out > 0
-        self.updating += 1
-        return Decision(Part.STEP if self.updating == 1 else Part.INNER)
+        self.away &= self.inside.left_out > 0
+        self.inside.updates += 1
+        return Decision(Part.STEP if self.inside.updates == 1 else Part.INNER)
 
     def update_ends(self, optimizer: Hashable, *, later: bool = False) -> Decision:
         """It is over, and with it a step of a single optimizer, or *later*: where the next thing begins."""
-        self.updating = max(0, self.updating - 1)
-        if self.updating or self._left_out:
+        self.inside.updates = max(0, self.inside.updates - 1)
+        if self.inside.updates or self.inside.left_out:
             return Decision(Part.INNER)
         self._step.updates[optimizer] += 1
-        self._step.in_round &= self.backwards > 0
+        self._step.in_round &= self.inside.backwards > 0
         ends_here = len(self._optimizers) == 1 and self._is_complete and not later
         return Decision(Part.STEP, self._end() if ends_here else None)
 
@@ -355,45 +390,50 @@ class Steps:
     def mark(self, *, updated: bool | None = None) -> Decision:
         """The loop says that a batch is through, and with it a step if that was *updated*; None: if anything was."""
         step = self._step
-        self.ends_known, step.in_round, step.sources = True, False, set()
+        self.says.ends, step.in_round, step.sources = True, False, set()
         if updated is None:
             updated = bool(step.updates or not self._optimizers) and bool(step.rows or step.forwards or step.updates)
         return Decision(Part.STEP, self._end() if updated else None)
 
     def leave_out(self) -> Decision:
         """What comes belongs to no step, until ``take_in``; calls may nest."""
-        ended = self._end() if self._is_complete and not self._left_out else None
-        self._left_out += 1
+        ended = self._end() if self._is_complete and not self.inside.left_out else None
+        self.inside.left_out += 1
         return Decision(Part.OUTSIDE, ended)
 
     def take_in(self) -> None:
         """End of what the loop left out."""
-        self._left_out = max(0, self._left_out - 1)
+        self.inside.left_out = max(0, self.inside.left_out - 1)
 
     def finish(self) -> Decision:
         """The loop is over."""
-        is_over = self._is_complete or (self._feeders and self._step.updates and self._ends_by_itself)
+        is_over = self._is_complete or (self._heard.feeders and self._step.updates and self._ends_by_itself)
         return Decision(Part.STEP, self._end() if is_over else None)
 
     @property
     def _ends_by_itself(self) -> bool:
-        return bool(self._optimizers) and not self.ends_known
+        return bool(self._optimizers) and not self.says.ends
+
+    @property
+    def _ends_at_fetch(self) -> bool:
+        """Whether a step of several optimizers ends where a batch is fetched, and not where a model is called."""
+        return bool(self._heard.feeders) and len(self._optimizers) > 1
 
     @property
     def _is_complete(self) -> bool:
         """Whether every optimizer has made its update."""
-        return self._ends_by_itself and not self.backwards and self._optimizers <= self._step.updates.keys()
+        return self._ends_by_itself and not self.inside.backwards and self._optimizers <= self._step.updates.keys()
 
     def _end(self) -> StepEnd:
         step = self._step
         if self.is_blind and not step.rows:
             self._take(None, micro_step=True)  # compiled code has made the whole step
         self._step = _Step()
-        self._waiting = [one for one in self._waiting if one.loader in self._feeders][-_MOST_AHEAD:]
-        if self._waiting:
-            self._leave_current()
-        if self._current is not None:
-            self._current.parts = 1
+        self._rows.waiting = [one for one in self._rows.waiting if one.loader in self._heard.feeders][-_MOST_AHEAD:]
+        if self._rows.waiting:
+            self._rows.leave_current()
+        if self._rows.current is not None:
+            self._rows.current.parts = 1
         if not step.rows:
             return StepEnd((None,), step.why or "no batch was fetched for a step, and no model called")
         if not step.is_fetched and len(self._optimizers) > 1 and max(step.updates.values(), default=0) > 1:

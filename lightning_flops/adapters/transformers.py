@@ -89,7 +89,7 @@ class TrainerRun(LoopRun):
         super().__init__(
             trainer.model_wrapped, updated, config=config, publish=publish, frame=frame, output=output, facts=facts
         )
-        self._steps.ends_known = self._steps.outside_known = True
+        self._steps.says.ends = self._steps.says.outside = True
         self._known.accumulate = accumulate
         # Accelerate moves them; what it skips in a training that goes on is dropped here.
         self._known.reads_fetched = True
