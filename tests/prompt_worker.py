@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from lightning_flops.analysis.step_flops import CountSchedule, StepFlops
 
@@ -18,8 +19,8 @@ class _Never(CountSchedule):
 class NoChecks(StepFlops):
     """Has no step counted outside of windows."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **known: Any) -> None:
+        super().__init__(**known)
         self.schedule = _Never()
 
 
