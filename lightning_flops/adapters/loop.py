@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.adapters.place import Frame, called_in, device_of, root_of, run_context
 from lightning_flops.adapters.steps import Decision, Part, StepEnd, Steps
@@ -101,6 +100,7 @@ class _Fetches:
     """What was heard of the loop's fetches."""
 
     asked: Callable[[], Any] = lambda: None  # returns what was asked for a batch last
+    names: tuple[int, int] = (-1, -1)  # of it, and of its loader
     waits: bool = False  # it is being asked, for a step
     shapes: Shapes = ()  # of what was fetched last
     handed: _MicroStep | None = None  # what ``batches`` has handed out, and no forward has taken
@@ -133,13 +133,15 @@ class _Names:
     """A number for each object that a loop's events are of; holds none of them."""
 
     def __init__(self) -> None:
-        self._numbers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._known: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._next = itertools.count()
 
     def __call__(self, one: object) -> int:
-        if one not in self._numbers:
-            self._numbers[one] = next(self._next)
-        return int(self._numbers[one])
+        known, key = self._known, id(one)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = next(self._next), weakref.ref(one, lambda _: known.pop(key, None))
+        return found[0]
 
 
 class LoopRun(Adapter):
@@ -426,12 +428,14 @@ class LoopRun(Adapter):
         if not steps.is_inside:
             self._update_is_over()  # no optimizer's step runs where a batch is asked for: this one has raised
         training = any(one.training for one in called_in(self.run.facts.root))
-        names = self._name(source), self._name(loader_of(source))
+        fetches = self._fetches
+        is_new = fetches.asked() is not source
+        names = (self._name(source), self._name(loader_of(source))) if is_new else fetches.names
         decision = steps.fetch_begins(*names, grads=torch.is_grad_enabled(), training=training)
         if self._decided(decision) is not Part.STEP:
             return
-        if self._fetches.asked() is not source:
-            self._fetches.asked = weakref.ref(source)
+        if is_new:
+            fetches.asked, fetches.names = weakref.ref(source), names
             self._known.workers = workers_of(source) if self._known.workers is None else self._known.workers
             settle = steps_to_settle(batches_ahead=fetched_ahead(source), batches_a_step=self._known.accumulate)
             self.run.window.recorder.settle_for(settle)
@@ -441,18 +445,17 @@ class LoopRun(Adapter):
     @safe
     def fetch_ends(self, batch: Any, *, handed_out: bool = False) -> None:
         """A fetch has brought *batch*, which ``batches`` has *handed_out*, or None: the loader is at its end."""
-        steps, source = self._steps, self._fetches.asked()
+        steps, (source, loader) = self._steps, self._fetches.names
         if not (self._fetches.waits and steps.inside.fetches == 1):  # inside of another one, or outside of steps
             steps.fetch_fails()
             return
         self._fetches.waits = False
         self.run.fetch_ends()
         if batch is None:
-            steps.fetch_fails(self._name(source))
+            steps.fetch_fails(source)
             return
         shapes = tensor_shapes(batch)
-        loader = self._name(loader_of(source))
-        steps.fetch_ends(self._name(source), samples_in(shapes), alike_parts(batch), loader=loader, explicit=handed_out)
+        steps.fetch_ends(source, samples_in(shapes), alike_parts(batch), loader=loader, explicit=handed_out)
         if handed_out and HIDDEN_SHAPE not in shapes:  # otherwise they are those of what the model gets
             self._fetches.handed = _MicroStep(shapes, given=self._kept(batch))
         self._fetches.shapes = shapes
