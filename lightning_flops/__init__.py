@@ -10,6 +10,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_flops.adapters.planning import plan_job as plan_job
     from lightning_flops.adapters.standalone import FlopsProfiler as FlopsProfiler
     from lightning_flops.adapters.standalone import get_model_profile as get_model_profile
     from lightning_flops.analysis.compare import compare_profiles as compare_profiles
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
     from lightning_flops.report.summary_text import params_to_string as params_to_string
     from lightning_flops.report.text import render_text as render_text
     from lightning_flops.schema.comparison import Comparison as Comparison
+    from lightning_flops.schema.plan import Plan as Plan
     from lightning_flops.schema.profile import Profile as Profile
     from lightning_flops.transformers import FlopsProfilerTrainerCallback as FlopsProfilerTrainerCallback
 
 __version__ = "0.1.0"
 
 _NAMES = {
+    "adapters.planning": "plan_job",
     "adapters.standalone": "FlopsProfiler get_model_profile",
     "analysis.compare": "compare_profiles",
     "analysis.memory": "MemoryPrediction",
@@ -51,6 +54,7 @@ _NAMES = {
     ),
     "report.text": "render_text",
     "schema.comparison": "Comparison",
+    "schema.plan": "Plan",
     "schema.profile": "Profile",
     "transformers": "FlopsProfilerTrainerCallback",
 }

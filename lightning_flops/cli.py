@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import lightning_flops
-from lightning_flops.commands import compare, formula, memory, peak, report, run, show, skill, trace
+from lightning_flops.commands import compare, formula, memory, peak, plan, report, run, show, skill, trace
 from lightning_flops.commands.terminal import COMMANDS, PROGRAM, Act, Status, complain
 from lightning_flops.config import ARGUMENTS
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.units import printable
 
-_IN_ORDER = (run, show, report, trace, compare, formula, memory, peak, skill)
+_IN_ORDER = (run, show, report, trace, compare, formula, memory, plan, peak, skill)
 """The files of the commands, as the help lists them; each has the command of its name."""
 
 

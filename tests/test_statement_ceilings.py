@@ -1,7 +1,7 @@
 """Most statements that each folder of the package may have: a mechanism has a price.
 
 A ceiling leaves about 5% of room. Nothing here counts lines, but for what a reader takes in of one file: a budget in
-lines buys wide lines. 530 are those of memory that is predicted on fake tensors.
+lines buys wide lines. 530 are those of memory that is predicted on fake tensors, 430 those of planned jobs.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import lightning_flops
 
 PACKAGE = Path(lightning_flops.__file__).parent
 MOST_STATEMENTS = {
-    "(root)": 1_260,
-    "adapters": 2_090,
-    "analysis": 3_150,
+    "(root)": 1_265,
+    "adapters": 2_115,
+    "analysis": 3_270,
     "commands": 520,
     "config": 370,
-    "measure": 4_760,
+    "measure": 4_930,
     "report": 1_850,
     "run": 1_330,
-    "schema": 920,
+    "schema": 970,
     "sinks": 550,
     "trace": 1_930,
 }
@@ -41,7 +41,7 @@ def test_every_folder_has_a_ceiling_and_keeps_to_it() -> None:
     statements = {folder: statements_of(folder) for folder in MOST_STATEMENTS}
     print(*(f"{one:<12}{count:>8,} of {MOST_STATEMENTS[one]:,}" for one, count in statements.items()), sep="\n")  # noqa: T201
     assert [folder for folder, count in statements.items() if count > MOST_STATEMENTS[folder]] == []
-    assert sum(MOST_STATEMENTS.values()) <= 18_900
+    assert sum(MOST_STATEMENTS.values()) <= 19_275
 
 
 def test_no_file_is_longer_than_a_reader_takes_in() -> None:

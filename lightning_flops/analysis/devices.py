@@ -160,6 +160,19 @@ def device_named(name: str) -> Device | None:
     return next((device for device in DEVICES if re.fullmatch(device.name, bare, re.IGNORECASE)), None)
 
 
+def devices_called(name: str) -> tuple[Device, ...]:
+    """The row of the device of this *name*; of a short one, as ``H100``, all rows whose names have it as first word."""
+    bare = _VENDOR.sub("", name).strip()
+    for family in ("", "GeForce ", "Instinct "):
+        if (device := device_named(f"{family}{bare}")) is not None:
+            return (device,)
+    return tuple(device for device in DEVICES if any(re.fullmatch(one, bare, re.I) for one in _first_words(device)))
+
+
+def _first_words(device: Device) -> list[str]:
+    return [re.split(r"[ (-]", one)[0] for one in re.split(r"\|(?![^(]*\))", device.name)]
+
+
 def why_no_peak(name: str, dtype: str) -> str:
     """Why there is no peak of the device that torch calls *name*, if it has one, in *dtype*, without a full stop."""
     if _PART.search(name):

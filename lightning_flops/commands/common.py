@@ -8,7 +8,7 @@ import inspect
 import os
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +145,14 @@ def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
 
 def example(where: str, *, most: int = 2) -> tuple[Any, ...]:
     """The model and the batch that the function named by *where* returns, and what may follow them, *most* in all."""
+    answer = function_named(where)()
+    if not isinstance(answer, tuple) or not 2 <= len(answer) <= most:
+        raise LightningFlopsError(f"{where} must return a model and a batch, got {shown(answer)}")
+    return answer
+
+
+def function_named(where: str) -> Callable[..., Any]:
+    """The user's function that *where* names."""
     source, _, name = where.rpartition(":")
     if not source:
         raise LightningFlopsError(f"the example must be FILE.py:FUNCTION or MODULE:FUNCTION, got {shown(where)}")
@@ -153,10 +161,8 @@ def example(where: str, *, most: int = 2) -> tuple[Any, ...]:
         found = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
     except Exception as error:  # of the user's program
         raise LightningFlopsError(f"{source} cannot be run: {type(error).__name__}: {error}") from error
-    if not callable(function := found.get(name)):
+    function: Any = found.get(name)
+    if not callable(function):
         there = [one for one, value in found.items() if inspect.isfunction(value) and not one.startswith("_")]
         raise LightningFlopsError(f"{source} has no function {name}, but {', '.join(there) or 'none'}")
-    answer = function()
-    if not isinstance(answer, tuple) or not 2 <= len(answer) <= most:
-        raise LightningFlopsError(f"{where} must return a model and a batch, got {shown(answer)}")
-    return answer
+    return function  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ from lightning_flops.report.headline import counted, figures, summary, summary_l
 from lightning_flops.report.layout import VIEW, WHOLE, draw, draw_all
 from lightning_flops.report.memory_text import predicted_section
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
+from lightning_flops.report.plan_text import plan_section
 from lightning_flops.report.profile_document import (
     advice_section,
     flops_section,
@@ -33,6 +34,7 @@ from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.formula import FormulaReport
 from lightning_flops.schema.memory import MemoryReport
+from lightning_flops.schema.plan import Plan
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Advice
 from lightning_flops.schema.throughput import ThroughputSummary
@@ -40,7 +42,7 @@ from lightning_flops.units import page, plain, plural
 
 _MOST_LINES = 59  # of the short report, above the rule that ends it
 
-Renderable = Profile | ThroughputSummary | FlopCounts | FlopsFormula | FormulaReport | Comparison | MemoryReport
+Renderable = Profile | Plan | ThroughputSummary | FlopCounts | FlopsFormula | FormulaReport | Comparison | MemoryReport
 
 _DOCUMENTS: Mapping[type, Callable[[Any], Iterable[Section]]] = {
     Profile: lambda profile: short_sections(profile, lines=5, advice=4, notes=2),
@@ -49,6 +51,7 @@ _DOCUMENTS: Mapping[type, Callable[[Any], Iterable[Section]]] = {
     FlopsFormula: lambda formula: [formula_section(formula.report())],
     FormulaReport: lambda report: [formula_section(report)],
     MemoryReport: lambda report: [predicted_section(report)],
+    Plan: lambda plan: [plan_section(plan)],
     ThroughputSummary: lambda summary: [run_section(summary)],
 }
 """The sections of the short form of each report."""

@@ -1,0 +1,189 @@
+"""The floor of a step that does not run: what its operators and collectives take of a device and its links at least."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from lightning_flops.analysis.devices import devices_called
+from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_phase
+from lightning_flops.analysis.peaks import COPY
+from lightning_flops.errors import ConfigError
+from lightning_flops.records import CollectiveRecord, FlopRecord, PlannedRank
+from lightning_flops.schema.plan import Plan, PlannedCollective, PlannedRun
+
+_HOUR = 3600.0
+_USUAL_MFU = 0.4  # of large trainings that their authors have described
+
+_NO_BANDWIDTH = "The bandwidth of the device's memory is not known: the floor is that of arithmetic alone."
+_OF_OPERATORS = (
+    "Operators run one by one here, each reads its inputs from memory and writes its outputs there. Fused kernels, and "
+    "tensors that stay in a cache, can go below that, and nothing below the arithmetic."
+)
+
+
+class Figures(NamedTuple):
+    """What one device can do."""
+
+    name: str
+    peaks: Mapping[str, float]  # dense FLOP/s by dtype
+    peak: float | None  # in all others; None: not known
+    memory_bytes_per_sec: float | None
+
+
+def figures_of(
+    device: str | None,
+    peaks: float | Mapping[str, float] | None,
+    memory_bytes_per_sec: float | None,
+    measured: Mapping[str, float],
+) -> Figures:
+    """The figures of *device*: those given, else the vendor's, of which a short name has the greatest, else *measured*.
+
+    Raises:
+        ConfigError: no such device is known, and no peak was given.
+    """
+    rows = devices_called(device) if device else ()
+    if device and not (rows or measured or peaks is not None):
+        raise ConfigError(f"device must be one whose figures are known, as H100 or A100-SXM4-80GB, got {device}")
+    found = {name: rate for name, rate in measured.items() if name != COPY}
+    for row in rows:
+        found |= {dtype: max(rate, found.get(dtype, 0.0)) for dtype, rate in row.peaks.items()}
+    widths = [row.memory_bytes_per_sec for row in rows if row.memory_bytes_per_sec is not None]
+    bandwidth = memory_bytes_per_sec or max(widths, default=measured.get(COPY))
+    several = f" (of {len(rows)} devices of this name the greatest figures)" if len(rows) > 1 else ""
+    if peaks is None or isinstance(peaks, Mapping):
+        return Figures(f"{device or ''}{several}", {**found, **(peaks or {})}, None, bandwidth)
+    return Figures(device or "", {}, peaks, bandwidth)
+
+
+def build_plan(
+    planned: PlannedRank,
+    figures: Figures,
+    *,
+    links: Mapping[str, float] = {},
+    node_size: int = 8,
+    steps: int | None = None,
+    price: float | None = None,
+) -> Plan:
+    """The plan of one rank by *figures* of its device and *links*, bytes/s by dimension, or of ``nvlink`` and ``net``.
+
+    A link is ``nvlink`` where all ranks of a group are among the *node_size* of one node. *price* is of a device hour.
+    """
+    record, unavailable = planned.flops, dict[str, str]()
+    dtypes = sorted({cell.dtype for cell in record.cells if cell.flops})
+    found = {dtype: figures.peaks.get(dtype, figures.peak) for dtype in dtypes}
+    peaks = {dtype: peak for dtype, peak in found.items() if peak is not None}
+    if missing := [dtype for dtype in dtypes if dtype not in peaks]:
+        why = f"no peak in {', '.join(missing)} is known" if figures.name or peaks else "no device was given"
+        unavailable["floor_sec"] = why
+    arithmetic, operators, useful = (None,) * 3 if missing else _compute_sec(record, peaks, figures)
+    rows, by_link = _collectives(planned, links, node_size)
+    communication = None if any(one.floor_sec is None for one in rows) else math.fsum(by_link.values())
+    if communication is None:
+        unavailable["communication_sec"] = "the bandwidth of a link was not given"
+    floor = None if operators is None else max(operators, *by_link.values(), 0.0)
+    at_40_percent = None if useful is None else useful / _USUAL_MFU
+    devices = math.prod(planned.mesh.values())
+    notes = [*record.notes]
+    if operators is not None:
+        notes.append(_NO_BANDWIDTH if figures.memory_bytes_per_sec is None else _OF_OPERATORS)
+    return Plan(
+        mesh=planned.mesh,
+        rank=planned.rank,
+        flops=flops_by_phase(record.cells),
+        lower_bound=FlopCounts(record).is_lower_bound,
+        params=planned.params,
+        local_params=planned.local_params,
+        collectives=rows,
+        device=figures.name,
+        peaks_flops_per_sec=peaks,
+        memory_bytes_per_sec=figures.memory_bytes_per_sec,
+        arithmetic_sec=arithmetic,
+        operators_sec=operators,
+        communication_sec=communication,
+        floor_sec=floor,
+        exposed_floor_sec=None if operators is None or communication is None else operators + communication,
+        mfu_at_most=useful / floor if useful is not None and floor else None,
+        run=None if steps is None else _run(steps, floor, at_40_percent, devices, price),
+        unavailable=unavailable,
+        notes=tuple(notes),
+    )
+
+
+def _compute_sec(record: FlopRecord, peaks: Mapping[str, float], figures: Figures) -> tuple[float, float, float]:
+    """Least seconds of all arithmetic, of all operators, and of the model's own FLOPs alone."""
+    arithmetic = operators = useful = 0.0
+    for cell in record.cells:
+        peak = peaks.get(cell.dtype, math.inf)
+        computing = (cell.flops - cell.skipped) / peak
+        moving = (cell.bytes_read + cell.bytes_written) / (figures.memory_bytes_per_sec or math.inf)
+        arithmetic += computing
+        operators += max(computing, moving)
+        if cell.phase in ("forward", "backward"):
+            useful += cell.flops / peak
+    return arithmetic, operators, useful
+
+
+def _collectives(
+    planned: PlannedRank, links: Mapping[str, float], node_size: int
+) -> tuple[tuple[PlannedCollective, ...], Mapping[str, float]]:
+    """The collectives, and the least seconds of each link; different links may carry at the same time."""
+    rows: list[PlannedCollective] = []
+    by_link: defaultdict[str, float] = defaultdict(float)
+    for one in planned.collectives:
+        dims = _dims(one.ranks, planned.mesh)
+        nodes = {rank // node_size for rank in one.ranks}
+        named = [dim for dim in dims if dim in links]
+        link = min(named, key=links.__getitem__) if named else "nvlink" if len(nodes) == 1 else "net"
+        seconds = _ring_share(one) * one.bytes / links[link] if link in links else None
+        by_link[link] += seconds or 0.0
+        rows.append(
+            PlannedCollective(
+                kind=one.kind,
+                dim="+".join(dims),
+                size=len(one.ranks),
+                calls=one.calls,
+                bytes=one.bytes,
+                floor_sec=seconds,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.bytes)), by_link
+
+
+def _dims(ranks: tuple[int, ...], mesh: Mapping[str, int]) -> list[str]:
+    """The dimensions of *mesh* in which *ranks* have different places."""
+    dims, stride = [], math.prod(mesh.values())
+    for dim, size in mesh.items():
+        stride //= size
+        if len({rank // stride % size for rank in ranks}) > 1:
+            dims.append(dim)
+    return dims
+
+
+def _ring_share(one: CollectiveRecord) -> float:
+    """What a rank sends in a ring, as a share of the call's bytes."""
+    size = len(one.ranks)
+    if one.kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (size - 1) / size
+    return 2 * (size - 1) / size if one.kind == "all_reduce" else float(size > 1)
+
+
+def _run(steps: int, floor_sec: float | None, usual_sec: float | None, devices: int, price: float | None) -> PlannedRun:
+    def of(step_sec: float | None) -> tuple[float | None, float | None, float | None]:
+        if step_sec is None:
+            return None, None, None
+        hours = steps * step_sec / _HOUR
+        return hours, hours * devices, None if price is None else hours * devices * price
+
+    floor, usual = of(floor_sec), of(usual_sec)
+    return PlannedRun(
+        steps=steps,
+        floor_hours=floor[0],
+        floor_device_hours=floor[1],
+        floor_price=floor[2],
+        hours_at_40_percent=usual[0],
+        device_hours_at_40_percent=usual[1],
+        price_at_40_percent=usual[2],
+    )

@@ -1,0 +1,164 @@
+"""One rank of a job that does not run: its FLOPs, parameters and collectives, on fake tensors in one process."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.measure import patches
+from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
+from lightning_flops.measure.counting.offline import tensors_of
+from lightning_flops.measure.counting.traffic import bytes_of
+from lightning_flops.measure.module_scope import describe_modules, require_module
+from lightning_flops.measure.random_state import random_state_kept
+from lightning_flops.measure.torch_private.needed import (
+    DispatchMode,
+    new_fake_mode,
+    push,
+    remove,
+    tree_map_only,
+    unwraps_subclass,
+)
+from lightning_flops.measure.torch_private.one_rank import modules_move, one_rank, ranks_of
+from lightning_flops.records import CollectiveRecord, PlannedRank
+from lightning_flops.signals import words_of
+from lightning_flops.units import shown
+
+_KIND = re.compile(
+    r"(?:c10d|_c10d_functional(?:_autograd)?|_dtensor)::\w*?"
+    r"(all_?reduce|all_?gather|reduce_scatter|all_?to_?all|broadcast|scatter|gather|reduce|send|recv)"
+)
+_OTHER_DEVICE = re.compile(r"(cuda|meta|xpu|hpu|npu|mps)(:\d+)?")
+_TWO_WORDS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
+_NO_DDP = (
+    "DistributedDataParallel needs its parameters' values: plan the model without it. Each step its ranks all-reduce "
+    "the bytes of the gradients once, those of the rank's parameters"
+)
+
+
+class Collectives(DispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, calls and bytes of every collective and of what is sent from rank to rank, by kind and ranks.
+
+    The bytes of a call are those of its larger side: of what an all-gather puts out, of what a reduce-scatter takes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+
+    def __enter__(self) -> None:
+        push(self)
+
+    def __exit__(self, *exc: object) -> None:
+        remove(self)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(unwraps_subclass, types)):
+            return NotImplemented
+        out = func(*args, **(kwargs or {}))
+        if found := _KIND.match(func.name()) if hasattr(func, "name") else None:
+            kind = _TWO_WORDS.get(found[1].replace("_", ""), found[1])
+            sums = self._found.setdefault((kind, ranks_of(func, args, kwargs or {})), [0, 0])
+            sums[0] += 1
+            sums[1] += max(map(bytes_of, (*args, out)))
+        return out
+
+    def records(self) -> tuple[CollectiveRecord, ...]:
+        """What was seen."""
+        return tuple(
+            CollectiveRecord(kind=kind, ranks=ranks, calls=calls, bytes=size)
+            for (kind, ranks), (calls, size) in sorted(self._found.items())
+        )
+
+
+class OnTheCpu(TorchFunctionMode):
+    """Inside, whatever is made on another device or moved there is a fake tensor of the CPU's, whose groups we fake."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.cuda:
+            return args[0]
+        args, kwargs = tree_map_only((str, torch.device), _on_cpu, (tuple(args), dict(kwargs or {})))
+        return func(*args, **kwargs)
+
+
+def _on_cpu(device: Any) -> Any:
+    return "cpu" if _OTHER_DEVICE.fullmatch(str(device)) else device
+
+
+def plan_rank(
+    make: Callable[[Any], Any], mesh: Mapping[str, int], rank: int, *, causal_attention: CausalAttention = "full"
+) -> PlannedRank:
+    """FLOPs, parameters and collectives of one *rank* in a training step of the job that *make* builds on its mesh.
+
+    The step is the second: the first makes what lasts, such as optimizer states. Nothing has values, so the model may
+    be of any size. *make* takes the mesh and returns a model, a batch and, if there is one, an optimizer.
+
+    Raises:
+        LightningFlopsError: the job cannot be planned; the message says why.
+    """
+    with ExitStack() as inside:
+        inside.enter_context(random_state_kept())
+        inside.enter_context(one_rank(rank, math.prod(mesh.values())))
+        device_mesh = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+        patches.listen(inside, DistributedDataParallel, "__init__", _refuse_ddp)
+        fake = inside.enter_context(new_fake_mode())
+        inside.enter_context(torch.compiler.set_stance("force_eager"))
+        inside.enter_context(modules_move())
+        try:
+            with OnTheCpu():
+                made = make(device_mesh)
+            model, batch, optimizer = _made(made)
+            batch = tree_map_only(torch.Tensor, fake.from_tensor, batch)
+            _step(model, batch, optimizer)
+            counter, collectives = FlopCounter(model, causal_attention=causal_attention), Collectives()
+            with counter, collectives:
+                _step(model, batch, optimizer)
+            root = describe_modules(model)[0]
+        except LightningFlopsError:
+            raise
+        except Exception as error:  # of the user's model, or of what torch does not do without values
+            raise LightningFlopsError(f"the job cannot be planned: {words_of(error)[:500]}") from error
+    return PlannedRank(
+        mesh=dict(mesh),
+        rank=rank,
+        flops=counter.record(),
+        params=root.params,
+        local_params=root.local_params,
+        collectives=collectives.records(),
+    )
+
+
+def _refuse_ddp(*args: Any, **kwargs: Any) -> None:
+    raise LightningFlopsError(_NO_DDP)
+
+
+def _made(answer: Any) -> tuple[nn.Module, Any, Any]:
+    if not isinstance(answer, tuple) or not 2 <= len(answer) <= 3:
+        raise LightningFlopsError(
+            f"the function must return a model and a batch, and an optimizer if there is one, got {shown(answer)}"
+        )
+    require_module(answer[0])
+    return answer if len(answer) == 3 else (*answer, None)
+
+
+def _step(model: nn.Module, batch: Any, optimizer: Any) -> None:
+    """A forward, the backward of the loss that the model returns, or of all that it returns, and an update."""
+    args = batch if type(batch) is tuple else () if isinstance(batch, Mapping) else (batch,)
+    output = model(*args, **(dict(batch) if isinstance(batch, Mapping) else {}))
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    roots = [one for one in tensors_of(output if loss is None else loss) if one.requires_grad]
+    if roots:
+        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    if optimizer is not None:
+        optimizer.step()
+    model.zero_grad()

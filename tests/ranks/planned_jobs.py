@@ -1,0 +1,134 @@
+"""Jobs as functions of a device mesh, and what real ranks of them do in a step, by an account of the test's own.
+
+``python -m tests.ranks.planned_jobs JOB`` is one rank of a gloo group; it prints its account.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import distributed as torch_distributed
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+distributed: Any = torch_distributed  # which does not say what of it is public
+BATCH, WIDTH, BLOCKS, OUT = 16, 32, 3, 8
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(BLOCKS)])
+        self.out = nn.Linear(WIDTH, OUT)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x)
+
+
+def tensor_parallel(mesh: Any, net: Net | None = None) -> Any:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    net = net or Net()
+    for block in net.blocks:
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return net, torch.randn(BATCH, WIDTH)
+
+
+def fully_sharded(mesh: Any, net: Net | None = None) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    net = net or Net()
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh["dp"])
+    fully_shard(net, mesh=mesh["dp"])
+    return net, torch.randn(BATCH, WIDTH), torch.optim.AdamW(net.parameters(), foreach=False)
+
+
+def both(mesh: Any) -> Any:
+    net, _ = tensor_parallel(mesh)
+    return fully_sharded(mesh, net)
+
+
+JOBS: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
+    "tensor_parallel": (tensor_parallel, {"tp": 2}),
+    "fully_sharded": (fully_sharded, {"dp": 2}),
+    "both": (both, {"dp": 2, "tp": 2}),
+}
+
+
+class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls of operators of torch.distributed, and the elements of what they take and put out, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(one.__name__ in ("DTensor", "AsyncCollectiveTensor") for one in types):
+            return NotImplemented
+        out = func(*args, **(kwargs or {}))
+        name = str(func)
+        if "c10d" in name and "wait" not in name and "wrap" not in name:
+            self.calls[name] += 1
+            self.bytes[name] += max(sum(one.nbytes for one in flat(part)) for part in (*args, out))
+        return out
+
+
+def flat(value: Any) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from flat(one)
+
+
+def account(job: str, rank: int) -> dict[str, Any]:
+    """What this rank does in its second step, by torch's own counter and a mode of this file."""
+    make, sizes = JOBS[job]
+    mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    net, batch, *optimizers = make(mesh)
+
+    def step() -> None:
+        net(batch).sum().backward()
+        for one in optimizers:
+            one.step()
+        net.zero_grad()
+
+    step()
+    seen, counter = Seen(), FlopCounterMode(display=False)
+    with counter, seen:
+        step()
+    local = [one.to_local() if hasattr(one, "to_local") else one for one in net.parameters()]
+    return {
+        "flops": counter.get_total_flops(),
+        "local_params": sum(math.prod(one.shape) for one in local),
+        "collectives": {name: [calls, seen.bytes[name]] for name, calls in sorted(seen.calls.items())},
+    }
+
+
+if __name__ == "__main__":
+    distributed.init_process_group("gloo")
+    answer = account(sys.argv[1], int(os.environ["RANK"]))
+    distributed.destroy_process_group()
+    sys.stdout.write(f"\n{json.dumps(answer)}\n")

@@ -1,0 +1,183 @@
+"""``plan_job``: what one process counts of one rank is what real ranks do, by the ranks' own account and by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as torch_distributed
+from torch import nn
+
+from lightning_flops import ConfigError, LightningFlopsError, Plan, plan_job
+from lightning_flops.cli import main
+from tests.forks import TORCH
+from tests.ranks import run_ranks
+from tests.ranks.planned_jobs import BATCH, BLOCKS, JOBS, OUT, WIDTH, Block, tensor_parallel
+
+distributed: Any = torch_distributed  # which does not say what of it is public
+KINDS = {"allgather_base_": "all_gather", "reduce_scatter_base_": "reduce_scatter", "all_reduce": "all_reduce"}
+"""By the name that torch's operator has without underscores at its beginning."""
+HIDDEN = 4 * WIDTH
+
+
+@pytest.mark.parametrize("job", ["tensor_parallel", "fully_sharded", pytest.param("both", marks=pytest.mark.slow)])
+def test_a_plan_is_what_real_ranks_do(job: str, tmp_path: Path) -> None:
+    make, mesh = JOBS[job]
+    ranks = math.prod(mesh.values())
+    program = ["-W", "ignore", "-m", "tests.ranks.planned_jobs", job]
+    printed = run_ranks(program, ranks=ranks, folder=tmp_path, timeout_sec=200.0, imports=TORCH)
+    for rank, text in enumerate(printed):
+        real = json.loads(text.strip().splitlines()[-1])
+        plan = plan_job(make, mesh, rank)
+        assert plan.flops.forward + plan.flops.backward == real["flops"]
+        assert plan.local_params == real["local_params"]
+        planned = {row.kind: [row.calls, row.bytes] for row in plan.collectives}
+        names = {name: name.split(".")[1].lstrip("_") for name in real["collectives"]}
+        assert planned == {KINDS[names[name]]: found for name, found in real["collectives"].items()}
+
+
+def layer(inputs: int, outputs: int) -> int:
+    """Parameters of a linear layer."""
+    return inputs * outputs + outputs
+
+
+def test_tensor_parallel_by_hand() -> None:
+    """Each rank of eight has an eighth of each hidden layer; what is put out is added up once forward and once back."""
+    plan = plan_job(tensor_parallel, {"tp": 8}, rank=3, peak_flops_per_sec=1e9, links={"tp": 1e6})
+    block, last = 2 * BATCH * WIDTH * HIDDEN // 8, 2 * BATCH * WIDTH * OUT
+    assert plan.flops.forward == BLOCKS * 2 * block + last
+    # The first layer's inputs need no gradient.
+    assert plan.flops.backward == 2 * plan.flops.forward - block
+    own = BLOCKS * (layer(WIDTH, HIDDEN) // 8 + WIDTH * HIDDEN // 8 + WIDTH) + layer(WIDTH, OUT)
+    assert plan.local_params == own
+    assert plan.params == BLOCKS * (layer(WIDTH, HIDDEN) + layer(HIDDEN, WIDTH)) + layer(WIDTH, OUT)
+    (row,) = plan.collectives
+    message = BATCH * WIDTH * 4
+    assert (row.kind, row.dim, row.size) == ("all_reduce", "tp", 8)
+    assert (row.calls, row.bytes) == (2 * BLOCKS - 1, (2 * BLOCKS - 1) * message)
+    # A ring sends every byte twice, but for the rank's own eighth.
+    assert row.floor_sec == pytest.approx(2 * 7 / 8 * row.bytes / 1e6)
+    assert plan.arithmetic_sec == pytest.approx((plan.flops.forward + plan.flops.backward) / 1e9)
+    assert plan.floor_sec == max(plan.operators_sec or 0.0, row.floor_sec or 0.0)
+    assert plan.exposed_floor_sec == pytest.approx((plan.operators_sec or 0.0) + (row.floor_sec or 0.0))
+
+
+class Wide(nn.Module):
+    """Products so large that no machine of these tests could hold the model."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layers(x)
+
+
+def sharded_and_cut(mesh: Any) -> Any:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    with torch.device("meta"):
+        net = Wide(32_768, 40)
+    net = net.bfloat16().to_empty(device="cuda")
+    layers = list(net.layers)
+    for first, second in zip(layers[::2], layers[1::2], strict=True):
+        parallelize_module(first, mesh["tp"], ColwiseParallel())
+        parallelize_module(second, mesh["tp"], RowwiseParallel())
+        for one in (first, second):
+            fully_shard(one, mesh=mesh["dp"])
+    fully_shard(net, mesh=mesh["dp"])
+    return net, torch.randn(8192, 32_768, dtype=torch.bfloat16), torch.optim.AdamW(net.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # a linear layer alone is wrapped here
+def test_one_rank_of_a_model_of_43_billion_parameters_by_hand() -> None:
+    plan = plan_job(
+        sharded_and_cut,
+        {"dp": 8, "tp": 8},
+        63,
+        device="H100",
+        links={"nvlink": 450e9, "net": 50e9},
+        steps=3600,
+        price=2.0,
+    )
+    weight, samples = 32_768**2, 8192
+    assert (plan.params, plan.local_params) == (40 * weight, 40 * weight // 64)
+    assert plan.flops.forward == 40 * 2 * samples * weight // 8
+    assert plan.flops.backward == (2 * 40 - 1) * 2 * samples * weight // 8
+    rows = {(row.kind, row.dim): row for row in plan.collectives}
+    part = weight // 8 * 2  # bytes of a layer that is cut, in bfloat16
+    assert rows["all_reduce", "tp"].bytes == rows["all_reduce", "tp"].calls * samples * 32_768 * 2
+    assert rows["reduce_scatter", "dp"].bytes == 40 * part
+    assert rows["all_gather", "dp"].bytes == rows["all_gather", "dp"].calls * part
+    # Eight ranks of a node share nvlink, the same place of eight nodes the net.
+    assert rows["reduce_scatter", "dp"].floor_sec == pytest.approx(7 / 8 * 40 * part / 50e9)
+    assert rows["all_reduce", "tp"].floor_sec == pytest.approx(14 / 8 * rows["all_reduce", "tp"].bytes / 450e9)
+    # 989.4 TFLOP/s is the greatest of the three devices of this name.
+    flops = plan.flops.forward + plan.flops.backward
+    assert plan.arithmetic_sec == pytest.approx(flops / 989.4e12)
+    assert plan.run is not None and plan.floor_sec is not None and plan.mfu_at_most is not None
+    assert plan.run.floor_hours == pytest.approx(plan.floor_sec)
+    assert plan.run.floor_price == pytest.approx(plan.floor_sec * 64 * 2.0)
+    assert plan.run.hours_at_40_percent == pytest.approx(flops / 989.4e12 / 0.4)
+    assert plan.mfu_at_most == pytest.approx(flops / 989.4e12 / plan.floor_sec)
+
+
+def test_nothing_is_left_behind() -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    before, state = dict(vars(DeviceMesh)), torch.get_rng_state()
+    for _ in range(2):
+        plan_job(tensor_parallel, {"tp": 2})
+    assert dict(vars(DeviceMesh)) == before
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not distributed.is_initialized()
+
+
+def with_ddp(mesh: Any) -> Any:
+    return nn.parallel.DistributedDataParallel(Block()), torch.randn(BATCH, WIDTH)
+
+
+def asks_for_values(mesh: Any) -> Any:
+    return nn.Linear(int(torch.ones(3).sum()), 2), torch.randn(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (with_ddp, "DistributedDataParallel needs its parameters' values"),
+        (asks_for_values, "cannot be planned.*_local_scalar_dense"),
+        (lambda mesh: Block(), "must return a model and a batch"),
+    ],
+)
+def test_what_cannot_be_planned_is_named(make: Any, words: str) -> None:
+    with pytest.raises(LightningFlopsError, match=words):
+        plan_job(make, {"dp": 2})
+    assert not distributed.is_initialized()
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(ConfigError, match="mesh must have a size"):
+        plan_job(tensor_parallel, {"tp": 0})
+    with pytest.raises(ConfigError, match="device must be one whose figures are known"):
+        plan_job(tensor_parallel, {"tp": 2}, device="H1000")
+
+
+PROGRAM = "from tests.ranks.planned_jobs import tensor_parallel\n"
+
+
+def test_the_command_prints_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "jobs.py").write_text(PROGRAM)
+    asked = ["plan", f"{tmp_path}/jobs.py:tensor_parallel", "--mesh", "tp=2", "--device", "H100"]
+    assert main([*asked, "--links", "nvlink=450e9", "--steps", "10", "--price", "2.5"]) == 0
+    text = capsys.readouterr().out
+    plan = plan_job(tensor_parallel, {"tp": 2}, device="H100", links={"nvlink": 450e9}, steps=10, price=2.5)
+    assert f"{plan.flops.forward:,}" in text and f"{plan.local_params:,}" in text
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["flops"]["forward"] == plan.flops.forward and found["mfu_at_most"] is not None
+    assert str(plan) == text and isinstance(plan, Plan)
