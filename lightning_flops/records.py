@@ -141,28 +141,6 @@ class FlopRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRecord:
-    """What collectives of one kind between the same ranks moved in one step of one of these."""
-
-    kind: str  # ``all_reduce``, ``all_gather`` …
-    ranks: tuple[int, ...]  # of the whole job
-    calls: int
-    bytes: int  # of all calls, of the larger side of each
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRank:
-    """One training step of one rank of a job that does not run."""
-
-    mesh: Mapping[str, int]  # size of each dimension; ranks count along the last one first
-    rank: int
-    flops: FlopRecord
-    params: int  # of the whole model
-    local_params: int  # that the rank holds
-    collectives: tuple[CollectiveRecord, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRecord:
     """One module of the profiled model, as it was when its step was counted."""
 

@@ -11,8 +11,8 @@ from lightning_flops.analysis.devices import devices_called
 from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_phase
 from lightning_flops.analysis.peaks import COPY
 from lightning_flops.errors import ConfigError
-from lightning_flops.records import CollectiveRecord, FlopRecord, PlannedRank
-from lightning_flops.schema.plan import Plan, PlannedCollective, PlannedRun
+from lightning_flops.records import FlopRecord
+from lightning_flops.schema.plan import CollectiveRecord, Plan, PlannedCollective, PlannedRank, PlannedRun
 
 _HOUR = 3600.0
 _USUAL_MFU = 0.4  # of large trainings that their authors have described

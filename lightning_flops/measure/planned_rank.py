@@ -30,7 +30,7 @@ from lightning_flops.measure.torch_private.needed import (
     unwraps_subclass,
 )
 from lightning_flops.measure.torch_private.one_rank import modules_move, one_rank, ranks_of
-from lightning_flops.records import CollectiveRecord, PlannedRank
+from lightning_flops.schema.plan import CollectiveRecord, PlannedRank
 from lightning_flops.signals import words_of
 from lightning_flops.units import shown
 
