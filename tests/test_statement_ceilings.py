@@ -21,7 +21,7 @@ MOST_STATEMENTS = {
     "measure": 4_930,
     "report": 1_850,
     "run": 1_330,
-    "schema": 970,
+    "schema": 985,
     "sinks": 550,
     "trace": 1_930,
 }
@@ -41,7 +41,7 @@ def test_every_folder_has_a_ceiling_and_keeps_to_it() -> None:
     statements = {folder: statements_of(folder) for folder in MOST_STATEMENTS}
     print(*(f"{one:<12}{count:>8,} of {MOST_STATEMENTS[one]:,}" for one, count in statements.items()), sep="\n")  # noqa: T201
     assert [folder for folder, count in statements.items() if count > MOST_STATEMENTS[folder]] == []
-    assert sum(MOST_STATEMENTS.values()) <= 19_275
+    assert sum(MOST_STATEMENTS.values()) <= 19_290
 
 
 def test_no_file_is_longer_than_a_reader_takes_in() -> None:
