@@ -73,6 +73,23 @@ class _Batch:
     tokens: BatchTokens | None = None
 
 
+@dataclass(slots=True)
+class _Done:
+    """What has gone through the loop."""
+
+    batches: int = 0
+    attempts: int = 0  # of the Trainer's optimizers until the latest batch
+    updates: int = 0  # that the optimizers themselves have made since then
+
+
+@dataclass(slots=True)
+class _Marks:
+    """What is known while the parts of a step are marked."""
+
+    hooked: frozenset[str] = frozenset()  # actions of hooks in which something runs
+    in_backward: bool = False  # autograd runs
+
+
 class LightningRun(Adapter):
     """The adapter of one *loop* of a Trainer's, on one rank; *own_folder* takes reports if no logger has a folder."""
 
@@ -96,10 +113,7 @@ class LightningRun(Adapter):
         found, accumulate = _loaders(trainer, loop), trainer.accumulate_grad_batches if self._trains else 1
         self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(found) == 1
         self._batch = _Batch()
-        self._in_backward = False
-        self._batches_done = 0
-        self._attempts = 0  # of the Trainer's optimizers until the latest batch
-        self._updates = 0  # that the optimizers themselves have made since then
+        self._done, self._marks = _Done(), _Marks()
         step = config.next_profile_step(steps_done=0)
         if step is not None:  # a loop that is known to be too short for it is profiled in its last step
             step = int(min(step, max(0, _steps_in(trainer, loop) - 1)))
@@ -160,14 +174,14 @@ class LightningRun(Adapter):
                 hear(self, module, _EVERY_LOOP, undo, begins=LightningRun.fit_begins, ends=LightningRun.fit_ends)
         if self._manual:
             self._hear_what_is_called_by_hand(undo)
-        self._attempts = self._attempted()
+        self._done.attempts = self._attempted()
         self.outside("start")  # until the first batch is there
 
     # ---- parts of a step
 
     def mark_parts(self, stack: ExitStack) -> None:
         """Hear the Trainer's own profiler."""
-        self._hooked = _hooked(self._trainer)
+        self._marks.hooked = _hooked(self._trainer)
         for method in ("start", "stop"):
             begins = partial(LightningRun._action, begins=method == "start")
             hear(self, type(self._trainer.profiler), method, stack, begins=begins)  # type: ignore[attr-defined]
@@ -179,26 +193,33 @@ class LightningRun(Adapter):
         run = self.run
         owner, _, kind = action_name.rpartition(".")
         part, counts = _PARTS.get(kind, (None, False))
-        is_empty = kind in _HOOKS and action_name not in self._hooked
+        is_empty = kind in _HOOKS and action_name not in self._marks.hooked
         if kind.endswith("_next"):
             self.fetch_begins() if begins else self.fetch_ends(None)
         elif kind == "save_checkpoint":
             run.outside("checkpoint") if begins else run.inside()
         elif part is None or (kind in _OF_STRATEGY and not owner.startswith("[Strategy]")):
             return
-        elif begins:
-            if kind == "on_after_backward" and self._in_backward:
-                self._in_backward = False
-                run.leave()
+        elif not begins:
+            self._action_ends(owner, kind, is_empty=is_empty)
+        else:
+            if kind == "on_after_backward":
+                self._backward_is_over()
             if not is_empty:
                 run.enter(part, counts=counts and self._is_whole(kind))
-        else:
-            if not is_empty:
-                run.leave()
-            # Autograd runs between the last hook before the backward and the first one after it.
-            if kind == "on_before_backward" and owner.startswith("[LightningModule]"):
-                self._in_backward = True
-                run.enter("backward")
+
+    def _backward_is_over(self) -> None:
+        if self._marks.in_backward:
+            self._marks.in_backward = False
+            self.run.leave()
+
+    def _action_ends(self, owner: str, kind: str, *, is_empty: bool) -> None:
+        if not is_empty:
+            self.run.leave()
+        # Autograd runs between the last hook before the backward and the first one after it.
+        if kind == "on_before_backward" and owner.startswith("[LightningModule]"):
+            self._marks.in_backward = True
+            self.run.enter("backward")
 
     def _is_whole(self, kind: str) -> bool:
         """Whether an optimizer's step updates: Lightning calls DeepSpeed's after every batch."""
@@ -269,7 +290,7 @@ class LightningRun(Adapter):
     def _ends_by_hand(self, /, *_: Any, part: TimePhase) -> None:
         if not self._is_another():
             self.run.leave()
-            self._updates += part == "optimizer"
+            self._done.updates += part == "optimizer"
 
     # ---- batches, epochs, validations: hooks of the callback, which are safe
 
@@ -305,9 +326,9 @@ class LightningRun(Adapter):
         rows = _rows(self._trainer, self.facts.loop, batch)
         if self._trains and not self._manual and not outputs:  # the step returned None: nothing was trained on
             rows, running = 0, _Batch()
-        self._batches_done += 1
-        before, self._attempts = self._attempts, self._attempted()
-        updates, self._updates = max(self._updates, self._attempts - before), 0
+        self._done.batches += 1
+        before, self._done.attempts = self._done.attempts, self._attempted()
+        updates, self._done.updates = max(self._done.updates, self._done.attempts - before), 0
         # In manual optimization Lightning's stand-in for an optimizer makes no steps.
         unseen = self._manual and all(is_lightnings(type(one)) for one in self._trainer.optimizers)
         ends_step = not self._trains or updates > 0 or unseen
@@ -328,7 +349,7 @@ class LightningRun(Adapter):
     def x_axis(self) -> int:
         """The step at which Lightning logs its own metrics; a loop without training has its batches."""
         if not self._trains:
-            return self._batches_done
+            return self._done.batches
         stepped = getattr(self._trainer.fit_loop.epoch_loop, "_batches_that_stepped", None)  # a private name
         return int(self._trainer.global_step if stepped is None else stepped)
 

@@ -28,7 +28,6 @@ from lightning_flops.schema.profile import Profile
 class LoopFinder:
     """Looks for the training loop of this process, and profiles the first; *log_dir*, or our folder, gets reports."""
 
-    run: Run | None = None  # of the loop that was found
     updated = False  # an optimizer has made a step in this process
 
     def __init__(self, config: ProfilerConfig, *, log_dir: str | None) -> None:
@@ -43,6 +42,11 @@ class LoopFinder:
         self._after = ExitStack()  # closes the files that were opened for reports
         self._thread = threading.get_ident()
         self._is_over = False  # the loop is found, or a framework's adapter has begun a run
+
+    @property
+    def run(self) -> Run | None:
+        """The run of the loop that was found."""
+        return None if self._loop is None else self._loop.run
 
     @safe
     def begin(self) -> None:
@@ -62,6 +66,8 @@ class LoopFinder:
             close_quietly(self._undo)
             return
         self._depth += 1
+        if self._depth == 1:
+            self._updating = 0  # a step that has raised has no end
         if self._depth == 1 and torch.is_grad_enabled() and not any(one() is module for one in self._called):
             self._called.append(weakref.ref(module))
 
@@ -80,7 +86,7 @@ class LoopFinder:
     def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread or self._is_over:
             return
-        self._updating -= 1
+        self._updating = max(0, self._updating - 1)
         updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
         models = (one for reference in self._called if (one := reference()) is not None)
         model = next((one for one in models if any(id(each) in updated for each in one.parameters())), None)
@@ -100,7 +106,6 @@ class LoopFinder:
             log_every_n_steps=50,
             steps_before=1,
         )
-        self.run = self._loop.run
         self._loop.begin()
 
     @safe

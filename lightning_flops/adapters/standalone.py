@@ -235,12 +235,7 @@ def get_model_profile(
     profiler = FlopsProfiler(model)
     if mode not in ("forward", "generate"):
         raise ValueError(f'mode must be "forward" or "generate", got {shown(mode)}')
-    if not (args is None or isinstance(args, (list, tuple))):  # a tensor would be split into its rows
-        raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
-    given, named = tuple(args or ()), dict(kwargs or {})
-    if input_shape is not None:
-        like = next((one for one in model.parameters() if one.is_floating_point()), torch.ones(()))
-        given = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
+    given, named = _arguments(model, input_shape, args), dict(kwargs or {})
     if not given and not named:
         raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
     clock, devices = _clock_of(model), [one for one in _devices(model) if one.type == "cuda"]
@@ -272,6 +267,16 @@ def get_model_profile(
         profiler.print_model_profile(warm_up, module_depth, top_modules, detailed, output_file)
     flops, macs = profiler.get_total_flops(as_string), profiler.get_total_macs(as_string)
     return flops, macs, profiler.get_total_params(as_string)
+
+
+def _arguments(model: nn.Module, input_shape: tuple[int, ...] | None, args: Sequence[Any] | None) -> tuple[Any, ...]:
+    """What *model* is called with by position."""
+    if not (args is None or isinstance(args, (list, tuple))):  # a tensor would be split into its rows
+        raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
+    if input_shape is None:
+        return tuple(args or ())
+    like = next((one for one in model.parameters() if one.is_floating_point()), torch.ones(()))
+    return (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
 
 
 def _seconds_of(call: Callable[[], None], clock: WallClock) -> float:

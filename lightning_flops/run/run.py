@@ -22,7 +22,7 @@ from lightning_flops.measure.timing.processor_wait import Heat, heat_counter
 from lightning_flops.measure.tokens import TokenReader
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
 from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
-from lightning_flops.run.adapter import Adapter
+from lightning_flops.run.adapter import Adapter, Facts
 from lightning_flops.run.delivery import Delivery
 from lightning_flops.run.out_of_memory import account_for
 from lightning_flops.run.throughput import Batch, Throughput
@@ -47,7 +47,7 @@ class Run:
 
     def __init__(self, adapter: Adapter, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
         self.adapter = adapter
-        self.facts = facts = adapter.facts
+        facts = adapter.facts
         self.config = config
         self.undo = ExitStack()  # removes everything of ours; an adapter adds the undo of its hooks
         self.closed = False
@@ -58,6 +58,11 @@ class Run:
         self.tokens = TokenReader(notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
         self.steps_done = 0
         self.outside_of: list[str] = []  # what runs now and belongs to no step
+
+    @property
+    def facts(self) -> Facts:
+        """What does not change in the run."""
+        return self.adapter.facts
 
     def begin(self) -> None:
         """The run begins; the adapter's own hooks are in place."""
