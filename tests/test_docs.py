@@ -48,7 +48,7 @@ model = BoringModel()
 loader = torch.utils.data.DataLoader(torch.randn(320, 32), batch_size=8)
 """
 BEFORE = {
-    **dict.fromkeys("README.md install.md memory.md reading.md architecture.md compare.md page.md".split(), ""),
+    **dict.fromkeys("README.md install.md memory.md plan.md reading.md architecture.md compare.md page.md".split(), ""),
     "lightning.md": BORING,
     "inference.md": BORING,
     "loops.md": LOOP,

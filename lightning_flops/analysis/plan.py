@@ -19,8 +19,8 @@ _USUAL_MFU = 0.4  # of large trainings that their authors have described
 
 _NO_BANDWIDTH = "The bandwidth of the device's memory is not known: the floor is that of arithmetic alone."
 _OF_OPERATORS = (
-    "Operators run one by one here, each reads its inputs from memory and writes its outputs there. Fused kernels, and "
-    "tensors that stay in a cache, can go below that, and nothing below the arithmetic."
+    "Operators with FLOPs read their inputs from memory and write their outputs there; what has none takes no time. "
+    "Tensors that stay in a cache can go below that, and nothing below the arithmetic."
 )
 
 
@@ -113,9 +113,11 @@ def build_plan(
 
 
 def _compute_sec(record: FlopRecord, peaks: Mapping[str, float], figures: Figures) -> tuple[float, float, float]:
-    """Least seconds of all arithmetic, of all operators, and of the model's own FLOPs alone."""
+    """Least seconds of all arithmetic, of all operators that have FLOPs, and of the model's own FLOPs alone."""
     arithmetic = operators = useful = 0.0
     for cell in record.cells:
+        if not cell.flops:  # a GPU's kernels, or a compiler's, may do it in passing
+            continue
         peak = peaks.get(cell.dtype, math.inf)
         computing = (cell.flops - cell.skipped) / peak
         moving = (cell.bytes_read + cell.bytes_written) / (figures.memory_bytes_per_sec or math.inf)

@@ -77,7 +77,7 @@ class Plan(codec.Json):
     peaks_flops_per_sec: Mapping[str, float]  #: Dense peak of each dtype that the step computes in.
     memory_bytes_per_sec: float | None  #: Bandwidth of the device's memory.
     arithmetic_sec: float | None  #: FLOPs that kernels execute ÷ peak: nothing that computes them is faster.
-    #: Sum over operators of the longer of FLOPs ÷ peak and bytes ÷ bandwidth: each reads and writes memory.
+    #: Sum over operators that have FLOPs of the longer of FLOPs ÷ peak and bytes ÷ bandwidth of the memory.
     operators_sec: float | None
     communication_sec: float | None  #: Of all collectives, one after the other.
     floor_sec: float | None  #: Of the step, with all communication hidden behind operators, or these behind it.

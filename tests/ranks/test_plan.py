@@ -77,6 +77,21 @@ class Wide(nn.Module):
         return self.layers(x)
 
 
+def test_the_floor_of_the_operators_by_hand() -> None:
+    """One product, at a peak that makes its bytes the longer; what has no FLOPs takes no time."""
+
+    def make(mesh: Any) -> Any:
+        net = nn.Linear(64, 32, bias=False).requires_grad_(requires_grad=False)
+        return nn.Sequential(net, nn.ReLU()), torch.randn(16, 64)
+
+    plan = plan_job(make, {"dp": 2}, peak_flops_per_sec=1e30, memory_bytes_per_sec=1e9)
+    assert plan.operators_sec == pytest.approx(4 * (16 * 64 + 64 * 32 + 16 * 32) / 1e9)
+    assert plan_job(make, {"dp": 2}, peak_flops_per_sec=1e9, memory_bytes_per_sec=1e30).operators_sec == (
+        pytest.approx(2 * 16 * 64 * 32 / 1e9)
+    )
+    assert plan_job(make, {"dp": 2}).unavailable == {"floor_sec": "no device was given"}
+
+
 def sharded_and_cut(mesh: Any) -> Any:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

@@ -28,7 +28,7 @@ _NO_TRAFFIC = frozenset(
     "sym_stride sym_numel sym_storage_offset is_contiguous is_strides_like_format set_ resize_ resize_as_ "
     "_resize_output_ _local_scalar_dense _nested_tensor_size _nested_tensor_strides _nested_get_values "
     "_nested_tensor_storage_offsets _nested_view_from_jagged _nested_get_offsets _nested_get_lengths "
-    "_nested_get_jagged_dummy".split()
+    "_nested_get_jagged_dummy device layout wait_tensor".split()
 )
 """Operators that move no tensor's data: they make a view, an unfilled tensor, or read its shape."""
 
