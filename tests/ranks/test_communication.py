@@ -11,7 +11,7 @@ import pytest
 
 from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.analysis.stragglers import find_stragglers
+from lightning_flops.analysis.stragglers import find_stragglers, find_stragglers_in_traces
 from lightning_flops.analysis.trace_report import analyze_trace
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
@@ -65,7 +65,9 @@ def test_records_say_what_is_hidden_what_is_transfer_and_who_waits_for_whom() ->
     # 5,500 of work against 5,000; it is a twentieth of the step, below the threshold of a tenth.
     measured = [record for record in records if isinstance(record, RankRecord)]
     assert find_stragglers(measured) == ()
-    (late,) = find_stragglers(measured, thresholds=AdviceThresholds(straggler=1.05, straggler_sec=0.0))
+    parts = {one.rank: known(one.profile.traced).parts for one in measured}
+    thresholds = AdviceThresholds(straggler=1.05, straggler_sec=0.0)
+    (late,) = find_stragglers_in_traces(parts, thresholds=thresholds)  # it marks no parts of a step
     assert (late.rank, round(late.late_sec / US, 9)) == (1, 500)
 
 
