@@ -265,7 +265,7 @@ class OptimizerFacts:
     """How an optimizer updates its parameters."""
 
     type_name: str
-    updates: str = ""  # how: "fused", "foreach" or "tensor by tensor"; empty where torch's optimizers do not tell
+    updates: str = ""  # how: "fused", "foreach" or "tensor by tensor"; empty where torch's optimizers do not show it
     faster_with: tuple[str, ...] = ()  # arguments with which it would update many tensors at once, if it does not
 
 

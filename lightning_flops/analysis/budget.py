@@ -10,7 +10,7 @@ their time stands in ``compute``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from lightning_flops.analysis.compare_split import apportioned
@@ -41,6 +41,8 @@ def build_budget(
     filling = None if traced is None else traced.filling
     spent_ns = _spent_ns(timing.parts, filling or {}, on_device=traced is not None and traced.shows_device)
     times_ns: dict[BudgetKey, int | None] = {**dict.fromkeys(_ROWS), **spent_ns}
+    if not _sees_data(timing.parts):
+        times_ns["data"] = None
     notes = []
     if filling is None:
         times_ns |= dict.fromkeys(_OF_TRACE)
@@ -49,12 +51,15 @@ def build_budget(
         )
     model_sec, hardware_sec = peak_sec
     if model_sec is not None and hardware_sec is not None:
-        model_ns, others_ns = _ns(model_sec), _ns(hardware_sec - model_sec)
+        skipped_sec = max(0.0, model_sec - hardware_sec)  # of masked attention, which MFU counts in full
+        model_ns, others_ns = _ns(model_sec - skipped_sec), _ns(hardware_sec - model_sec + skipped_sec)
         left_ns = (times_ns["compute"] or 0) - model_ns - others_ns
         if left_ns < 0 and hardware_sec <= timing.global_step.typical_sec:  # else why MFU is n/a says it
             notes.append("FLOPs at the peak are n/a: matmul-like operators took less time than that.")
         elif left_ns >= 0:
             times_ns |= {"model": model_ns, "other_flops": others_ns, "compute": left_ns}
+            if skipped_sec:
+                notes.append("Of the model FLOPs, those that masked attention skips take no time: HFU is below MFU.")
             if lower_bound:
                 notes.append(
                     "The FLOPs are lower bounds, and so are the rows at the peak; the row after is at most that."
@@ -66,14 +71,19 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
+def _sees_data(parts: Iterable[PartTiming]) -> bool:
+    """Whether the wait for data is apart from what is no such wait; if not, it stands in ``other``."""
+    return any("data_wait" in part.phases and _DATA.issuperset(part.phases) for part in parts)
+
+
 def _spent_ns(
-    parts: Iterable[PartTiming], fillings: Mapping[str, PartFilling], *, on_device: bool
+    parts: Sequence[PartTiming], fillings: Mapping[str, PartFilling], *, on_device: bool
 ) -> Counter[BudgetKey]:
     """Nanoseconds of each row before any peak; what no trace divides is computing."""
-    spent = Counter[BudgetKey](dict.fromkeys(_ROWS[2:], 0))
+    spent, of_data = Counter[BudgetKey](dict.fromkeys(_ROWS[2:], 0)), _DATA if _sees_data(parts) else set[str]()
     for part in parts:
         if _NO_COMPUTE.issuperset(part.phases):
-            spent["data" if _DATA.issuperset(part.phases) else "other"] += _ns(part.typical_sec)
+            spent["data" if of_data.issuperset(part.phases) else "other"] += _ns(part.typical_sec)
             continue
         inside = [fillings[phase] for phase in part.phases if phase in fillings]
         weights: dict[BudgetKey, int] = {

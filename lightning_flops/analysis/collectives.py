@@ -34,8 +34,8 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
             rank=one.rank,
             steps=one.steps,
             overlap=one.overlap,
-            transfer_us=_sum_of_those_known(row.transfer_us for row in table),
-            wait_us=_sum_of_those_known(row.wait_us for row in table),
+            transfer_us=_sum_up_to((row.transfer_us for row in table), most=one.overlap.communication_us),
+            wait_us=_sum_up_to((row.wait_us for row in table), most=one.overlap.communication_us),
             collectives=table,
         )
         for one, table in zip(traced, tables, strict=True)
@@ -106,6 +106,7 @@ def _row(item: tuple[str, Counter[str]]) -> RankCollectiveRow:
     )
 
 
-def _sum_of_those_known(values: Iterable[float | None]) -> float | None:
+def _sum_up_to(values: Iterable[float | None], *, most: float) -> float | None:
+    """The sum of those known, at most *most*: calls that overlap add up to more than the time they are under way."""
     known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    return min(sum(known), most) if known else None

@@ -112,7 +112,7 @@ def compare_profiles(
         parts=tuple(part(phases_text(phases), phases, of_parts[phases]) for phases in every),
         notes=tuple(_notes(sides, per_byte)),
     )
-    return replace(compared, modules=tuple(_modules(sides, rows, of_rows, told=compared.is_told)))
+    return replace(compared, modules=tuple(_modules(sides, rows, of_rows, beyond_noise=compared.is_told)))
 
 
 def _parts_of_both(runs: Sequence[_Run]) -> list[_Phases]:
@@ -311,13 +311,13 @@ def _times(sums: _Sums) -> dict[str, Any]:
 
 
 def _modules(
-    sides: tuple[_Side, _Side], rows: Sequence[_Row], of_rows: Mapping[_Row, _Sums], *, told: bool
+    sides: tuple[_Side, _Side], rows: Sequence[_Row], of_rows: Mapping[_Row, _Sums], *, beyond_noise: bool
 ) -> Iterator[ModuleDifference]:
-    """Each row, and last what no module owns; with what may be chance, where the difference of the step is *told*."""
+    """Each row, and last what no module owns; with what may be chance, where the step's is *beyond_noise*."""
     a, b = sides
     for row in rows:
         own = of_rows.get(row, _Sums())
-        noise = _noise_of_module(sides, row, own) if told and (own["a_ns"] or own["b_ns"]) else None
+        noise = _noise_of_module(sides, row, own) if beyond_noise and (own["a_ns"] or own["b_ns"]) else None
         name = str(row[0] if row[1] is None else row[1])
         yield ModuleDifference(name=name, a=a.module(row[0]), b=b.module(row[1]), **_times(own), noise_ns=noise)
     outside = ModuleSide(name=OUTSIDE, flops=0, bytes=0)

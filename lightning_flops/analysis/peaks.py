@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,9 @@ from typing import Any
 
 from lightning_flops.analysis.budget import build_budget
 from lightning_flops.analysis.devices import device_named, why_no_peak
-from lightning_flops.analysis.rates import MOST_OF_PEAK, peak_seconds_of_step, per_second, utilization
+from lightning_flops.analysis.rates import MOST_OF_PEAK, peak_seconds_of_step, per_second, ratio, utilization
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.ranks import RanksProfile
 from lightning_flops.schema.step import ModuleProfile
 from lightning_flops.schema.trace import TraceReport
 
@@ -102,13 +104,7 @@ def with_given_peaks(
     peak_sec = peak_seconds_of_step(profile.dtypes, peaks, steps=max(1, len(profile.counted_steps)))
     step_sec = None if profile.timing is None else profile.timing.global_step_sec
     shares, reasons = utilization(dict(zip(("mfu", "hfu"), peak_sec, strict=True)), step_sec)
-    ranks = profile.ranks
-    if ranks is not None:  # the job's change as those of this rank do
-        job = {}
-        for name, here in shares.items():
-            before, own = getattr(ranks.rates, name), getattr(profile.rates, name)
-            job[name] = None if before is None or not own or here is None else before * here / own
-        ranks = replace(ranks, rates=replace(ranks.rates, **job))
+    ranks = profile.ranks and _ranks_at(profile.ranks, profile, peak_sec)
     budget = build_budget(
         timing=profile.timing, traced=profile.traced, peak_sec=peak_sec, lower_bound=profile.lower_bound
     )
@@ -124,6 +120,28 @@ def with_given_peaks(
         settings=settings,
         modules=tuple(map(held, profile.modules)),
     )
+
+
+def _ranks_at(ranks: RanksProfile, profile: Profile, peak_sec: tuple[float | None, float | None]) -> RanksProfile:
+    """*ranks* with the job's MFU and HFU, where all have the device of *profile*, whose FLOPs take *peak_sec*."""
+    sums, are_alike = [math.fsum(one.parts_sec.values()) for one in ranks.ranks], len(ranks.devices) == 1
+    step_sec = math.fsum(sums) if all(sums) and are_alike else None
+    own, job = profile.flops, ranks.flops
+    flops = {"mfu": (own.model, job.model, peak_sec[0]), "hfu": (own.hardware, job.hardware, peak_sec[1])}
+    seconds = {  # that a device needs for all ranks' FLOPs, in the dtypes of this rank's
+        name: None if here_sec is None else ratio(part=of_job * here_sec, whole=here)
+        for name, (here, of_job, here_sec) in flops.items()
+    }
+    used = {name: ratio(part=sec, whole=step_sec) for name, sec in seconds.items()}
+    shares, impossible = utilization(used, 1.0)
+    why = "the reporting rank has no FLOPs" if are_alike else "a peak was given, and ranks have other kinds of devices"
+    unavailable = {name: reason for name, reason in ranks.unavailable.items() if shares.get(name) is None}
+    unknown = [name for name, share in shares.items() if share is None]
+    unavailable |= {name: why for name in unknown if name not in unavailable or not are_alike}
+    of_device = per_second(amount=own.model, seconds=peak_sec[0]) if are_alike else None
+    peak = None if of_device is None else of_device * ranks.answered
+    rates = replace(ranks.rates, **shares)
+    return replace(ranks, rates=rates, unavailable=unavailable | impossible, peak_flops_per_sec=peak)
 
 
 def why_no_flops(reports: Sequence[TraceReport]) -> str | None:

@@ -297,7 +297,7 @@ def seed_of_run(world_size: int) -> int:
     """A seed that differs from run to run, so that no rhythm of a program's steps meets the same checks each time.
 
     The ranks of a job count the same steps, as a step takes as long as the slowest of them: their seed is made of what
-    their launcher has told all of them.
+    their launcher has set for all of them.
     """
     if world_size == 1:
         return int.from_bytes(os.urandom(4), "little")

@@ -84,7 +84,7 @@ def _updates(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
         return "fused"
     if "foreach" not in group:
         return ""
-    # Unless told otherwise torch takes foreach on a GPU alone. On a CPU it updates tensor by tensor all the same.
+    # By default torch takes foreach on a GPU alone. On a CPU it updates tensor by tensor all the same.
     is_foreach = group["foreach"] is None or group["foreach"]
     return "foreach" if is_foreach and device.type == "cuda" and not group.get("differentiable") else "tensor by tensor"
 

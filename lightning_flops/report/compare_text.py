@@ -132,7 +132,7 @@ def _columns(first: str, *, causes: bool) -> list[Column]:
 
 
 def _most_of_it(comparison: Comparison) -> Iterator[str]:
-    """The causes of a difference that is told, the parts and modules that it comes from, and counts that differ."""
+    """The causes of a difference beyond noise, the parts and modules that it comes from, and counts that differ."""
     named = _named(comparison) if comparison.is_told or comparison.kind == "traces" else []
     causes = {kind: int(getattr(comparison.step, f"{kind}_ns")) for kind in _WORDS}
     words = [f"{_WORDS[kind][ns < 0]} {_signed(ns)}" for kind, ns in causes.items() if ns]

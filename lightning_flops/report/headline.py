@@ -94,7 +94,9 @@ def _step(profile: Profile) -> str:
     words += "" if rates.tokens_per_sec is None else f", {plain(rates.tokens_per_sec)} tokens/s"
     in_all = " in all" if profile.context.world_size > 1 else ""
     few = f" (few steps: {len(profile.timed_steps)} timed)" if timing.few_steps else ""
-    words = f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}; {words}{in_all} over the wall clock."
+    mean = f"mean of {plain(timing.timed_steps)}: {duration(timing.global_step_sec)}"
+    typical = f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}"
+    words = f"{typical}; {mean}, {words}{in_all} over the wall clock."
     return f"{words} Left out of each {word}: {left_out}." if (left_out := _left_out(timing)) else words
 
 
@@ -169,7 +171,7 @@ def figures(profile: Profile) -> str:
         of_rank, in_all = f" on rank {context.rank} of {context.world_size}", " in all"
         of_whom = " of this rank" if profile.ranks is None else " of all ranks"
     least = "at least " if profile.lower_bound else ""
-    took = "" if timing is None else f" and {duration(timing.global_step.typical_sec)}"
+    took = "" if timing is None else f" and {duration(timing.global_step_sec)}"  # the mean, as of the rates
     known = [f"{least}{si(profile.flops.model, 'FLOPs')}{took} a {context.step_word}{of_rank}"]
     if timing is not None and (left_out := _left_out(timing)):
         known.append(f"without {left_out}")

@@ -23,6 +23,8 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile
 from lightning_flops.units import NOT_AVAILABLE, plain, plural, printable, printable_lines
 
+_FAR_FROM_MEAN = 2.0  # the largest of several latencies is shown beyond so many times their mean
+
 
 def aggregated_lines(profile: Profile) -> list[str]:
     """The classes of modules that weigh most at each depth; a shared module's parameters count once."""
@@ -76,7 +78,8 @@ def detailed_lines(profile: Profile) -> list[str]:
         "MACs, percentage of total MACs, FLOPs of each phase (measured), percentage of total FLOPs; in angle brackets, "
         f"from the traced {profile.context.step_word}: latency, percentage of all modules' latency, FLOP/s and "
         f"percentage of the peak. All of one {profile.step_name}, the modules inside included. (0-11): 12 x Block "
-        "stands for 12 modules in a row that are equal but for their times, of which the mean is shown."
+        "stands for 12 modules in a row that are equal but for their times, of which the mean is shown, and where one "
+        "is far from it, the least and the largest."
     )
     if profile.lower_bound:
         about += " Lower bound: figures of a module in which something could not be counted."
@@ -140,10 +143,17 @@ class _Tree:
             if (seconds := self._mean(names, f"{phase}_sec", fmean)) is not None:
                 share = _share(seconds, at(f"times.{phase}_sec")(self._root))
                 rate, of_peak = (self._mean(names, f"{phase}_{name}") for name in ("flops_per_sec", "utilization"))
-                part = f"{word} latency {amount(seconds, 's')}, {share} {word} latency"
+                part = f"{word} latency {amount(seconds, 's')}{self._range(names, phase)}, {share} {word} latency"
                 part += "" if rate is None else f", {amount(rate, 'FLOP/s')}"
                 parts.append(part if of_peak is None else f"{part}, {_share(of_peak, 1.0)} of peak")
         return f"<{'; '.join(parts)}>" if parts else ""
+
+    def _range(self, names: Sequence[str], phase: str) -> str:
+        """The least and the largest of several latencies, where one is far from their mean."""
+        found = [float(at(f"{phase}_sec")(self._times[name])) for name in names]
+        if max(found) <= _FAR_FROM_MEAN * fmean(found):
+            return ""
+        return f" ({amount(min(found), 's')} to {amount(max(found), 's')})"
 
     def _mean(
         self, names: Sequence[str], figure: str, mean: Callable[[list[Any]], float] = harmonic_mean

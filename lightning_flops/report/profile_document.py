@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,7 @@ NOT_DESCRIBED = "(not described)"  # stands for the class of a module that did w
 STARVED = "STARVED."
 NO_ADVICE = "Nothing that was measured is above its threshold."
 _DETAILED = "in the detailed report"
+_FAR_SLOWER, _ENOUGH_ALIKE = 3.0, 3  # a module that takes so many times as long as most of so many has its own row
 _LINE_CHARS = 44  # of a line of the user's program
 
 
@@ -76,7 +78,7 @@ def times_section(profile: Profile) -> Section:
 
 
 _ROWS: Mapping[BudgetKey, str] = {
-    "model": "model FLOPs at the peak (this step's MFU)",
+    "model": "model FLOPs at the peak (a typical step's MFU)",
     "other_flops": "recomputed, optimizer's, less skipped FLOPs at the peak",
     "compute": "matmul-like operators beyond these",
     "operators": "other operators",
@@ -90,6 +92,8 @@ _ROWS: Mapping[BudgetKey, str] = {
 def breakdown_section(profile: Profile, budget: Budget) -> Section:
     """What the time of a step went to; the rows add up to the step."""
     labels = dict(_ROWS)
+    if profile.flops.hardware < profile.flops.model:
+        labels["model"] = "FLOPs that ran, at the peak (a typical step's HFU)"
     if not profile.context.trains:
         labels["other_flops"] = "less skipped FLOPs at the peak"
     if budget.rows_ns["operators"] is None:  # no trace divides what is in "compute"
@@ -108,16 +112,16 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
 
 @dataclass(frozen=True, slots=True)
 class ModuleGroup:
-    """Modules of one class and size at one *pattern* of names, added up, without the modules inside them."""
+    """Modules of one class and size whose names differ in numbers, added up, without the modules inside them."""
 
-    pattern: str
     members: Sequence[ModuleProfile]
 
     @property
     def name(self) -> str:
-        """Their number and the pattern of their names, or the one name."""
-        number = len(self.members)
-        return f"{number} x {self.pattern}" if number > 1 else self.members[0].name or "(root)"
+        """Their number and their name, with a star for each number that differs; or the one name."""
+        columns = zip(*(one.name.split(".") for one in self.members), strict=True)
+        pattern = ".".join(parts[0] if len(set(parts)) == 1 else "*" for parts in columns)
+        return f"{len(self.members)} x {pattern}" if len(self.members) > 1 else pattern or "(root)"
 
     def seconds(self, phase: str) -> float | None:
         """Own time in this phase; None where it is not known of any."""
@@ -148,7 +152,7 @@ def top_modules(profile: Profile) -> tuple[list[tuple[ModuleGroup, float | None]
     for module in profile.modules:
         if module.alias_of is None:
             alike.setdefault((pattern_of(module.name), module.type_name, module.extra_repr), []).append(module)
-    groups = [ModuleGroup(pattern, found) for (pattern, *_), found in alike.items()]
+    groups = [ModuleGroup(members) for found in alike.values() for members in _without_the_slow(found)]
     weights: list[float] = [(group.seconds("forward") or 0.0) + (group.seconds("backward") or 0.0) for group in groups]
     if timed := tables is not None and any(weights):
         whole = at("timing.global_step.typical_sec")(profile) or at("step_times.mean.wall_us")(tables) * 1e-6
@@ -157,6 +161,17 @@ def top_modules(profile: Profile) -> tuple[list[tuple[ModuleGroup, float | None]
         whole = sum(weights) + profile.outside.total
     found = sorted(zip(groups, weights, strict=True), key=lambda item: -item[1])
     return [(group, ratio(part=weight, whole=whole)) for group, weight in found if weight], timed
+
+
+def _without_the_slow(alike: Sequence[ModuleProfile]) -> Iterator[list[ModuleProfile]]:
+    """Modules that are alike, and each by itself that takes far longer than most of them."""
+    taken = {
+        one.name: sum(ModuleGroup([one]).seconds(phase) or 0.0 for phase in ("forward", "backward")) for one in alike
+    }
+    most = _FAR_SLOWER * statistics.median(taken.values())
+    slow = [one for one in alike if taken[one.name] > most] if len(alike) >= _ENOUGH_ALIKE else []
+    yield [one for one in alike if one not in slow]
+    yield from ([one] for one in slow)
 
 
 def modules_section(profile: Profile, *, most: int) -> Section:
@@ -180,7 +195,7 @@ def modules_section(profile: Profile, *, most: int) -> Section:
     ]
     added_up = any(len(group.members) > 1 for group, _ in found[:most])
     words = [f"And {plain(len(found[most:]))} more."] if found[most:] else []
-    words += ["A star stands for any number: these modules are added up."] if added_up else []
+    words += ["A star stands for numbers that differ: these modules are added up."] if added_up else []
     words += ["FLOPs are lower bounds."] if profile.lower_bound else []
     words += ["Rough: traced steps took far longer, or shorter."] if at("traced.is_apart")(profile) else []
     return Section(title, "", [Table(found[:most], filled(found, columns), whole=True), " ".join(words)])

@@ -77,8 +77,10 @@ class RankRow:
     rank: int | None  #: Number of the rank; None where its trace does not say.
     steps: int  #: How many steps its trace has.
     overlap: Overlap  #: Computation and communication of the rank.
-    transfer_us: float | None  #: Time of the matched calls in which data can have moved; None without matched calls.
-    wait_us: float | None  #: Time of the matched calls in which they wait for other ranks; None without matched calls.
+    #: Time of the matched calls in which data can have moved, at most that of its communication; None without any.
+    transfer_us: float | None
+    #: Time of the matched calls in which they wait for other ranks, at most as long; None without matched calls.
+    wait_us: float | None
     collectives: tuple[RankCollectiveRow, ...]  #: Each collective that it called.
 
 

@@ -9,11 +9,13 @@ import pytest
 
 from lightning_flops.analysis.devices import device_named, why_no_peak
 from lightning_flops.analysis.peaks import COPY, measured_file, peak_for, with_given_peaks, with_measured_peaks
+from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.cli import main
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import PhaseSeconds
 from tests.analysis.in_memory import known
 from tests.analysis.test_profile import MLP, TICK, in_ticks
-from tests.report import windows
+from tests.report import jobs, windows
 from tests.report.traced_windows import mlp_traced
 from tests.report.windows import build_profile
 
@@ -144,6 +146,28 @@ def test_a_peak_given_after_the_run_gives_what_it_would_have_given_in_it() -> No
     assert given.unavailable == inside.unavailable
     assert given.settings.peaks_from == "given"
     assert given.budget == inside.budget is not None
+
+
+def test_a_peak_given_after_the_run_holds_for_all_ranks_with_their_own_flops_and_times() -> None:
+    # 1.4 G and 0.7 G FLOPs in 20 ms and 40 ms: 2.1 G of 64 GFLOP/s for 60 ms would be 54.7%.
+    first, second = jobs.uneven()
+    windows_of_job = [first, jobs.in_seconds(second, PhaseSeconds(forward=0.02, backward=0.02))]
+    given = with_given_peaks(
+        with_ranks(*jobs.job(windows_of_job, config=ProfilerConfig())), flops_per_sec=64e9, memory_bytes_per_sec=None
+    )
+    alike = with_given_peaks(with_ranks(*jobs.job(windows_of_job)), flops_per_sec=64e9, memory_bytes_per_sec=None)
+    for ranks in (known(given.ranks), known(alike.ranks)):
+        assert (ranks.rates.mfu, ranks.rates.hfu) == pytest.approx((2.1e9 / 64e9 / 0.06,) * 2, rel=1e-12)
+        assert ranks.peak_flops_per_sec == pytest.approx(2 * 64e9, rel=1e-12)
+        assert "mfu" not in ranks.unavailable
+
+
+def test_a_given_peak_is_of_one_kind_of_device() -> None:
+    job = with_ranks(*jobs.job(jobs.mixed_devices(), config=ProfilerConfig()))
+    assert known(job.ranks).rates.mfu is not None
+    ranks = known(with_given_peaks(job, flops_per_sec=1e15, memory_bytes_per_sec=None).ranks)
+    assert (ranks.rates.mfu, ranks.rates.hfu, ranks.peak_flops_per_sec) == (None, None, None)
+    assert ranks.unavailable["mfu"] == "a peak was given, and ranks have other kinds of devices"
 
 
 def test_measured_peaks_stand_in_where_no_vendors_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

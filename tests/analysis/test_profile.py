@@ -237,17 +237,24 @@ def test_without_a_trace_what_it_would_tell_is_not_known_and_stands_in_one_row()
     assert len(known(profile.budget).notes) == 1
 
 
-def test_row_of_useful_flops_is_the_mfu_and_attention_that_is_not_executed_is_taken_back() -> None:
+def test_a_wait_for_data_that_is_not_apart_from_the_rest_is_not_known_and_no_time_is_lost() -> None:
+    mixed = replace(windows.mlp_window(), mixed_phases=("data_wait", "other"))
+    budget = build_profile(mixed, config=PEAK).budget
+    # Data wait 2 ms and other 2 ms are one part.
+    assert (rows(budget)["data"], rows(budget)["other"], known(budget).wall_ns) == (None, 4_000_000, 20_000_000)
+
+
+def test_attention_that_is_not_executed_takes_no_time_below_zero() -> None:
     window, traced = transformer_traced()
     profile = build_profile(window, config=ProfilerConfig(), traced=traced)
     found = rows(profile.budget)
     # 3744 G in bfloat16 at 312 T and 240 G in float32 at 19.5 T: 12 + 12.307692 ms. Recompute 48 G, skipped 168 G.
-    assert found["model"] == 24_307_692
-    assert found["other_flops"] == 153_846 - 538_461
-    assert found["model"] == round(known(profile.rates.mfu) * 100_000_000)
+    # What is skipped is more than what is repeated, and no time is below zero: the row is what ran, the step's HFU.
+    assert found["model"] == 24_307_692 + 153_846 - 538_461
+    assert found["model"] == round(known(profile.rates.hfu) * 100_000_000)
     # Kernels take 26 ms of the forward's 30, and 53.5 fill the 50 of the backward; the optimizer's 10 are not traced.
     assert found["idle"] == 4_000_000
-    assert found["compute"] == 26_000_000 + 50_000_000 + 10_000_000 - found["model"] - found["other_flops"]
+    assert found["compute"] == 26_000_000 + 50_000_000 + 10_000_000 - found["model"]
 
 
 def test_flops_that_took_less_time_than_at_the_peak_give_no_row() -> None:

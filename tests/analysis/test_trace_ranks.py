@@ -136,6 +136,21 @@ def test_groups_of_one_name_with_other_members_are_not_mixed() -> None:
     assert found.notes == ()
 
 
+def test_a_rank_waits_no_longer_than_it_communicates() -> None:
+    # Two groups' calls at once: each lasts 50 on rank 0 and 10 on rank 1, so rank 0 waits 40 twice within 50.
+    def of(rank: int, length: float) -> Trace:
+        return of_rank(
+            rank, *(one for i in (1, 2) for one in collective(i, 10, length, **{"Process Group Name": f"{i}"}))
+        )
+
+    found = compare_ranks([of(0, 50), of(1, 10)])
+    assert [(row.overlap.communication_us, row.wait_us, row.transfer_us) for row in found.ranks] == [
+        (50, 50, 20),
+        (10, 0, 10),
+    ]
+    assert [row.wait_us for row in found.ranks[0].collectives] == [80]
+
+
 def test_groups_of_the_same_members_are_told_apart_by_name() -> None:
     # Each group has its own order: what is first in one may be second in the trace.
     gather: dict[str, Any] = {"Process Group Name": "gather"}

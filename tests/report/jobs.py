@@ -139,7 +139,7 @@ def thousands(ranks: int = 4096) -> tuple[Profile, list[RankRecord | RankAbsence
         traced = TracedRank(
             rank=rank,
             steps=1,
-            overlap=overlap(3_000 if is_late else 13_000),
+            overlap=overlap(5_000 if is_late else 13_000),
             collectives=(all_reduces(2_000_000, 3_000_000 if is_late else 11_000_000, group_size=ranks),),
         )
         mine = replace(record.profile, context=context, traced=windows.traced())

@@ -105,6 +105,18 @@ def test_repeated_layers_are_one_and_layers_of_other_sizes_are_not() -> None:
     assert share is not None and together == 12 * share
 
 
+def test_one_slow_layer_among_equal_ones_has_a_row_and_a_star_stands_only_where_names_differ() -> None:
+    profile = PROFILES["cpu"]
+    linear = next(one for one in profile.modules if one.name == "fc1")  # 2 ms forward, 3 ms backward
+    layers = [replace(linear, name=f"blocks.{number}.mlp.0") for number in range(12)]
+    assert linear.times is not None
+    took = replace(linear.times, own_forward_sec=0.012, own_backward_sec=0.009)
+    layers[7] = replace(layers[7], times=took)
+    (others, _), (slow, _) = top_modules(replace(profile, modules=tuple(layers)))[0]
+    assert (others.name, slow.name) == ("11 x blocks.*.mlp.0", "blocks.7.mlp.0")
+    assert others.seconds("forward") == pytest.approx(11 * 0.002) and slow.seconds("forward") == 0.012
+
+
 # Model FLOPs, milliseconds and samples are worked out where the windows are made; MFU is FLOPs / time / peak.
 FIGURES = {
     "mlp": "1.4 GFLOPs and 20 ms a step, 5,000 samples/s (wall clock), MFU 10.0%",

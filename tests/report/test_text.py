@@ -142,6 +142,18 @@ def test_the_tree_and_deepspeeds_summary_are_left_out_unless_details_are_asked_f
         assert render_text(profile, detailed=not detailed) != text
 
 
+def test_a_layer_far_from_the_mean_of_equal_ones_shows_in_their_line() -> None:
+    profile = profile_of("traced_on_device")
+    assert " to " not in "".join(line for line in render_text(profile, detailed=True).split("\n") if "latency" in line)
+    # Eleven blocks take 1.5 ms forward, the one in the middle 13.5: a mean of 2.5.
+    slow = [
+        replace(one, times=replace(one.times, forward_sec=0.0135)) if one.name == "blocks.5" and one.times else one
+        for one in profile.modules
+    ]
+    lines = " ".join(render_text(replace(profile, modules=tuple(slow)), detailed=True).split())
+    assert "<fwd latency 2.5 ms (1.5 ms to 13.5 ms), 9.62% fwd latency, " in lines
+
+
 def test_what_is_special_about_a_module_stands_in_its_line() -> None:
     window = windows.mlp_window()
     shared = replace(window.modules[1], name="head", alias_of="fc1")
