@@ -19,7 +19,7 @@ MOST_STATEMENTS = {
     "commands": 520,
     "config": 370,
     "measure": 4_930,
-    "report": 1_850,
+    "report": 1_870,
     "run": 1_330,
     "schema": 985,
     "sinks": 550,
