@@ -27,7 +27,7 @@ except ModuleNotFoundError as missing:
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.adapters.deepspeed_context import log_mistakes, make_without_builtin
-from lightning_flops.adapters.deepspeed_engine import EngineRun
+from lightning_flops.adapters.deepspeed_engine import EngineAdapter
 from lightning_flops.adapters.engines import engine_run
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
 from lightning_flops.errors import ConfigError, LightningFlopsError
@@ -53,7 +53,7 @@ class Handle(ProfiledRun):
         self._start_anew()
         self._detached = False
         # Weak, because the table of handles must not keep an engine alive: the engine keeps its adapter.
-        self._adapter: Callable[[], EngineRun | None] = lambda: None
+        self._adapter: Callable[[], EngineAdapter | None] = lambda: None
 
     def detach(self) -> None:
         """Report what there is if a window is open, and leave nothing on the engine; the profiles stay."""

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from lightning_flops.adapters.deepspeed_context import make_without_builtin, settings_of
-from lightning_flops.adapters.lightning import IMPORT_ROOTS, LightningRun, block_of, is_deepspeed
+from lightning_flops.adapters.lightning import IMPORT_ROOTS, LightningAdapter, block_of, is_deepspeed
 from lightning_flops.adapters.when_imported import when_imported
 from lightning_flops.config import (
     OWN_FOLDER,
@@ -117,7 +117,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._folder: str | None = None
         self._config = ProfilerConfig(**self._given)
         self._start_anew()
-        self._adapter: LightningRun | None = None
+        self._adapter: LightningAdapter | None = None
         self.run: Run | None = None  # the run that goes on; None outside of a loop
         self._making_engine = ExitStack()
 
@@ -181,7 +181,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         folder = f"{str(trainer.default_root_dir).rstrip('/')}/{OWN_FOLDER}" if asked_for else self._folder
         to: dict[str, Any] = {"config": self._config, "publish": self._profiles.append, "own_folder": folder}
         to["callback"] = self
-        self._adapter = LightningRun(trainer, pl_module, _LOOPS[trainer.state.fn], **to)
+        self._adapter = LightningAdapter(trainer, pl_module, _LOOPS[trainer.state.fn], **to)
         self.run = self._adapter.run
         self._delivery = self.run.delivery
         self._adapter.begin()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import torch
 from torch import nn
 
-from lightning_flops.adapters.deepspeed_engine import EngineRun
+from lightning_flops.adapters.deepspeed_engine import EngineAdapter
 from lightning_flops.adapters.engines import engine_in, engine_run
-from lightning_flops.adapters.loop import LoopRun
+from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import frame_of, loop_output, optimizers_in
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.memory import MemoryPrediction
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lightning_flops.run.run import Run
     from lightning_flops.schema.profile import Profile
 
-    _Make = Callable[[Callable[[Profile], None]], tuple[LoopRun | EngineRun, Callable[[], None]]]
+    _Make = Callable[[Callable[[Profile], None]], tuple[LoopAdapter | EngineAdapter, Callable[[], None]]]
 
 T = TypeVar("T")
 
@@ -236,14 +236,14 @@ def profile_training(
     engine = engine_in(model)  # made by the loop, by accelerate or by Fabric
     optimizers = optimizers_in(optimizer) if engine is None else ()
 
-    def make(publish: Callable[[Profile], None]) -> tuple[LoopRun | EngineRun, Callable[[], None]]:
+    def make(publish: Callable[[Profile], None]) -> tuple[LoopAdapter | EngineAdapter, Callable[[], None]]:
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)
         output, close = loop_output(frame, config, log_dir=log_dir, writer=writer)
         if engine is not None:
             of_engine = engine_run(engine, config, publish, output=output)
             of_engine.log_every, of_engine.initial_step = log_every_n_steps, initial_step
             return of_engine, close
-        loop = LoopRun(
+        loop = LoopAdapter(
             model,
             optimizers,
             config=config,
@@ -274,7 +274,7 @@ class TrainingProfiler(ProfiledRun):
     def __init__(self, make: _Make, *, config: ProfilerConfig) -> None:
         self._config = config
         self._make = make
-        self._loop: LoopRun | EngineRun | None = None
+        self._loop: LoopAdapter | EngineAdapter | None = None
         self._close_output: Callable[[], None] = lambda: None
         self._start_anew()
 
@@ -335,7 +335,7 @@ class TrainingProfiler(ProfiledRun):
 class Batches(Generic[T]):
     """The user's *loader*, whose batches are seen by the adapter that *loop* returns; all else is as it was."""
 
-    def __init__(self, loader: Iterable[T], loop: Callable[[], LoopRun | EngineRun | None]) -> None:
+    def __init__(self, loader: Iterable[T], loop: Callable[[], LoopAdapter | EngineAdapter | None]) -> None:
         self._loader = loader
         self._loop = loop
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 try:
     from transformers import TrainerCallback
 
-    from lightning_flops.adapters.transformers import TrainerRun, block_of, trainer_of
+    from lightning_flops.adapters.transformers import TrainerAdapter, block_of, trainer_of
 except ModuleNotFoundError as missing:
     if str(missing.name).partition(".")[0] not in ("transformers", "accelerate"):
         raise
@@ -51,7 +51,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
             both are warnings only: a value that breaks its rule means no profile, an unknown key is ignored.
     """
 
-    _adapter: TrainerRun | None = None
+    _adapter: TrainerAdapter | None = None
     _has_begun = False
 
     @takes_settings
@@ -90,7 +90,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         config = self._config = self._settings_in(trainer)
         if config.enabled:
             publish, over = self._profiles.append, self._end
-            self._adapter = TrainerRun(trainer, loader, config=config, publish=publish, over=over)
+            self._adapter = TrainerAdapter(trainer, loader, config=config, publish=publish, over=over)
             self._delivery = self._adapter.run.delivery
             self._adapter.begin()
 

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 from transformers import Trainer
 
 from lightning_flops import FlopsProfilerCallback, FlopsProfilerTrainerCallback, profile_training
-from lightning_flops.adapters.lightning import LightningRun
-from lightning_flops.adapters.loop import LoopRun
-from lightning_flops.adapters.transformers import TrainerRun
+from lightning_flops.adapters.lightning import LightningAdapter
+from lightning_flops.adapters.loop import LoopAdapter
+from lightning_flops.adapters.transformers import TrainerAdapter
 from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
 from tests.left_on_torch import torch_state
@@ -132,19 +132,19 @@ class Kind(NamedTuple):
 
 
 SEAMED = {
-    "lightning": Kind(lightning, (LightningRun,)),
-    "lightning by hand": Kind(partial(lightning, manual=True), (LightningRun,)),
-    "predict": Kind(partial(evaluation, function="predict"), (LightningRun,)),
-    "loop": Kind(loop, (LoopRun,)),
-    "transformers": Kind(transformers, (LoopRun, TrainerRun)),
+    "lightning": Kind(lightning, (LightningAdapter,)),
+    "lightning by hand": Kind(partial(lightning, manual=True), (LightningAdapter,)),
+    "predict": Kind(partial(evaluation, function="predict"), (LightningAdapter,)),
+    "loop": Kind(loop, (LoopAdapter,)),
+    "transformers": Kind(transformers, (LoopAdapter, TrainerAdapter)),
 }
 """Runs of every adapter."""
 KINDS = {
     **SEAMED,
-    **{name: Kind(partial(evaluation, function=name), (LightningRun,)) for name in ("test", "validate")},
+    **{name: Kind(partial(evaluation, function=name), (LightningAdapter,)) for name in ("test", "validate")},
     **{
         f"{root}, {batches} batches{', by hand' * manual}": Kind(
-            partial(lightning, root=root, manual=manual, batches=batches), (LightningRun,)
+            partial(lightning, root=root, manual=manual, batches=batches), (LightningAdapter,)
         )
         for root in nets.ROOTS
         for manual in (False, True)

@@ -33,9 +33,9 @@ _ADAPTER = "_lightning_flops_adapter"  # attribute of an engine that is profiled
 Hooks = dict[str, tuple[Callable[..., object], Callable[[Any], object]]]
 
 
-def adapter_of(engine: Any) -> EngineRun | None:
+def adapter_of(engine: Any) -> EngineAdapter | None:
     """The adapter that profiles *engine* now; None without one. A copy of an engine has none."""
-    adapter: EngineRun | None = vars(engine).get(_ADAPTER)
+    adapter: EngineAdapter | None = vars(engine).get(_ADAPTER)
     return adapter if adapter is not None and adapter.engine is engine and not adapter.run.closed else None
 
 
@@ -49,7 +49,7 @@ class _Batch:
     backward_done: bool = False
 
 
-class EngineRun(Adapter):
+class EngineAdapter(Adapter):
     """The adapter of one engine, on one rank; the engine keeps it alive."""
 
     unseen: tuple[TimePhase, ...] = ("transfer", "other")  # as in ``Facts``

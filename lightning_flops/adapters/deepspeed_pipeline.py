@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any
 
 from lightning_flops.adapters.deepspeed_context import version
-from lightning_flops.adapters.deepspeed_engine import EngineRun, Hooks
+from lightning_flops.adapters.deepspeed_engine import EngineAdapter, Hooks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import tensor_shapes
 from lightning_flops.records import Shapes, TimePhase
@@ -46,7 +46,7 @@ _LOST = {  # private names of an engine, and what is lost if one is missing
 }
 
 
-class PipelineRun(EngineRun):
+class PipelineAdapter(EngineAdapter):
     """The adapter of one stage, on one rank."""
 
     unseen = ()

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from lightning_flops.adapters.deepspeed_engine import EngineRun, adapter_of
-from lightning_flops.adapters.deepspeed_pipeline import PipelineRun
+from lightning_flops.adapters.deepspeed_engine import EngineAdapter, adapter_of
+from lightning_flops.adapters.deepspeed_pipeline import PipelineAdapter
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.run.output import LoggedOutput
@@ -36,9 +36,9 @@ def engine_in(model: object) -> Any:
 
 def engine_run(
     engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], *, output: LoggedOutput | None = None
-) -> EngineRun:
+) -> EngineAdapter:
     """The adapter of *engine*, which reports to *output* or the engine's monitors; a ConfigError if it has one."""
     if adapter_of(engine) is not None:
         raise ConfigError("this engine is profiled already: detach() its handle, or take the block out of its config")
     staged = any(kind.__name__ == "PipelineEngine" for kind in type(engine).__mro__)
-    return (PipelineRun if staged else EngineRun)(engine, config, publish, output)
+    return (PipelineAdapter if staged else EngineAdapter)(engine, config, publish, output)

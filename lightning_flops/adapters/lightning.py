@@ -90,7 +90,7 @@ class _Marks:
     in_backward: bool = False  # autograd runs
 
 
-class LightningRun(Adapter):
+class LightningAdapter(Adapter):
     """The adapter of one *loop* of a Trainer's, on one rank; *own_folder* takes reports if no logger has a folder."""
 
     def __init__(
@@ -171,7 +171,9 @@ class LightningRun(Adapter):
         hear_fetches(self, undo)
         for module in (sys.modules.get(f"{root}.trainer.call") for root in IMPORT_ROOTS):
             if hasattr(module, _EVERY_LOOP):
-                hear(self, module, _EVERY_LOOP, undo, begins=LightningRun.fit_begins, ends=LightningRun.fit_ends)
+                hear(
+                    self, module, _EVERY_LOOP, undo, begins=LightningAdapter.fit_begins, ends=LightningAdapter.fit_ends
+                )
         if self._manual:
             self._hear_what_is_called_by_hand(undo)
         self._done.attempts = self._attempted()
@@ -183,7 +185,7 @@ class LightningRun(Adapter):
         """Hear the Trainer's own profiler."""
         self._marks.hooked = _hooked(self._trainer)
         for method in ("start", "stop"):
-            begins = partial(LightningRun._action, begins=method == "start")
+            begins = partial(LightningAdapter._action, begins=method == "start")
             hear(self, type(self._trainer.profiler), method, stack, begins=begins)  # type: ignore[attr-defined]
 
     @safe
@@ -272,7 +274,7 @@ class LightningRun(Adapter):
     # ---- manual optimization: what is called without the Trainer, whose actions and counter know nothing of it
 
     def _hear_what_is_called_by_hand(self, undo: ExitStack) -> None:
-        begins, ends = LightningRun._begins_by_hand, LightningRun._ends_by_hand
+        begins, ends = LightningAdapter._begins_by_hand, LightningAdapter._ends_by_hand
         whats: tuple[TimePhase, ...] = ("backward", "optimizer")
         backward, update = ((partial(begins, part=one), partial(ends, part=one)) for one in whats)
         hear(self, torch.autograd, "backward", undo, begins=backward[0], ends=backward[1])

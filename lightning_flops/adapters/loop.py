@@ -68,7 +68,7 @@ class Hook:
 hide(Hook.__call__)
 
 
-def _update_is_over(optimizer: Any, adapter: LoopRun, _: Any) -> None:
+def _update_is_over(optimizer: Any, adapter: LoopAdapter, _: Any) -> None:
     adapter.update_ends(optimizer)
 
 
@@ -144,7 +144,7 @@ class _Names:
         return found[0]
 
 
-class LoopRun(Adapter):
+class LoopAdapter(Adapter):
     """The adapter of one loop, on one rank, which has made *steps_before* steps without it.
 
     With *log_every_n_steps* 0, throughput is written when a subclass says so. *facts*, if they are not the loop's own.

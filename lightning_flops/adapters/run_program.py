@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.adapters.loop import LoopRun
+from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import frame_of, loop_output
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.module_hooks import put_up_hooks
@@ -37,7 +37,7 @@ class LoopFinder:
         self._depth = 0  # calls of modules that are running
         self._updating = 0  # steps that are: a subclass's may call its parent's, which has hooks, too
         self._called: list[weakref.ref[nn.Module]] = []  # outermost modules that were called with gradients on
-        self._loop: LoopRun | None = None
+        self._loop: LoopAdapter | None = None
         self.profiles: deque[Profile] = deque(maxlen=1)  # the latest
         self._after = ExitStack()  # closes the files that were opened for reports
         self._thread = threading.get_ident()
@@ -96,7 +96,7 @@ class LoopFinder:
         frame = frame_of(model, accelerator=None, fabric=None)
         output, close_output = loop_output(frame, self._config, log_dir=self._log_dir, or_own=True)
         self._after.callback(close_output)
-        self._loop = LoopRun(
+        self._loop = LoopAdapter(
             model,
             (optimizer,),
             config=self._config,

@@ -21,7 +21,7 @@ from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler
 
 from lightning_flops.adapters.deepspeed_context import switch_off_builtin
-from lightning_flops.adapters.loop import LoopRun
+from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import Frame, accelerate_frame, device_of, log_is_shown, optimizers_in, run_context
 from lightning_flops.adapters.wrapping import hear
 from lightning_flops.config import BLOCK, ProfilerConfig
@@ -46,7 +46,7 @@ _NO_TOKENS = (
 )
 
 
-class TrainerRun(LoopRun):
+class TrainerAdapter(LoopAdapter):
     """The adapter of one training on the batches of *loader*, on one rank; *over* is called when the training is."""
 
     counts_at_fetch = False  # a step's batches are all fetched before the first is used
@@ -114,8 +114,8 @@ class TrainerRun(LoopRun):
         run, trainer = self.run, self.trainer
         if self._engine is not None:
             switch_off_builtin(self._engine, run)
-        hear(self, type(trainer), "log", run.undo, begins=TrainerRun.log_begins, ends=_log_ends, of=trainer)
-        over = TrainerRun.finish
+        hear(self, type(trainer), "log", run.undo, begins=TrainerAdapter.log_begins, ends=_log_ends, of=trainer)
+        over = TrainerAdapter.finish
         hear(self, CallbackHandler, "on_epoch_begin", run.undo, raises=over, of=trainer.callback_handler)
         if hasattr(trainer, "_run_epoch"):  # otherwise what is on torch after an error stays until it trains again
             hear(self, type(trainer), "_run_epoch", run.undo, raises=over, of=trainer)
@@ -126,7 +126,7 @@ class TrainerRun(LoopRun):
         if self._engine is None:
             super()._hear_updates(undo)
         else:  # accelerate has it update inside of its own backward, which is more than autograd's
-            kind, backward = TrainerRun, {"of": self.trainer.accelerator}
+            kind, backward = TrainerAdapter, {"of": self.trainer.accelerator}
             hear(self, Accelerator, "backward", undo, begins=kind.backward_begins, ends=kind.backward_ends, **backward)
             update = {"begins": kind.update_begins, "ends": kind.update_ends}
             hear(self, type(self._engine), "step", undo, of=self._engine, **update)
@@ -226,7 +226,7 @@ class TrainerRun(LoopRun):
         self._over()
 
 
-def _log_ends(adapter: TrainerRun, _: Any) -> None:
+def _log_ends(adapter: TrainerAdapter, _: Any) -> None:
     """The Trainer has logged, perhaps for the last time: the run may be closed."""
     logging, adapter.logging = adapter.logging, False
     if logging:

@@ -8,14 +8,14 @@ from unittest.mock import patch
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_flops.adapters.deepspeed_engine import EngineRun
+from lightning_flops.adapters.deepspeed_engine import EngineAdapter
 from lightning_flops.run.run import Run
 from tests.deepspeed.engines import BLOCK, SAMPLES, config, engine_of, installed, left_on, logged
 from tests.deepspeed.scenario import scenario
 
 STEPS = 10
 PLACES: dict[type, str] = {
-    EngineRun: "_hooks mark_parts _forward_begins _step_begins _step_ends _batch_ends _gradients_are_there "
+    EngineAdapter: "_hooks mark_parts _forward_begins _step_begins _step_ends _batch_ends _gradients_are_there "
     "_steps_go_on",
     Run: "begin fetch_begins fetch_ends batch_begins enter leave outside inside claim batch_done log context finish",
 }

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import profile_training
-from lightning_flops.adapters.loop import LoopRun
+from lightning_flops.adapters.loop import LoopAdapter
 from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
 from tests.left_on_torch import torch_state
@@ -97,7 +97,7 @@ def test_ctrl_c_is_the_users_and_nothing_is_left(seam: str, monkeypatch: pytest.
     net = nn.Linear(WIDE, NARROW)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     before = torch_state()
-    monkeypatch.setattr(LoopRun, seam, interrupted)
+    monkeypatch.setattr(LoopAdapter, seam, interrupted)
     with pytest.raises(KeyboardInterrupt), profile_training(net, optimizer):
         for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
             net(rows).sum().backward()

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import Profile, ProfilerConfig, profile_training
-from lightning_flops.adapters.loop import LoopRun
+from lightning_flops.adapters.loop import LoopAdapter
 from lightning_flops.adapters.place import Frame, loop_output
 from lightning_flops.pytorch import TrainingProfiler
 from lightning_flops.records import BatchTokens
@@ -304,7 +304,7 @@ def test_a_rank_whose_run_fails_before_it_begins_says_so_and_its_next_run_is_the
     frame = Frame.of("torch", rank=1, world_size=2, strategy="", precision=lambda _: "fp32")
     monkeypatch.setattr("lightning_flops.pytorch.frame_of", lambda model, **_: frame)
     with monkeypatch.context() as patch:
-        patch.setattr(LoopRun, "begin", lambda self: 1 // 0)
+        patch.setattr(LoopAdapter, "begin", lambda self: 1 // 0)
         in_a_loop(2)
     in_a_loop(8)
     ours = sorted(key.partition("/")[2] for key in store.list_keys() if key.startswith("lightning_flops/"))
@@ -334,7 +334,9 @@ def test_a_run_that_is_collected_hands_over_and_waits_for_nothing(
     net = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     facts = Facts(root=net, device=torch.device("cpu"), output=output, profile_step=1, ends_when_dropped=True)
-    loop = LoopRun(net, (optimizer,), config=config, publish=profiles.append, frame=frame, output=output, facts=facts)
+    loop = LoopAdapter(
+        net, (optimizer,), config=config, publish=profiles.append, frame=frame, output=output, facts=facts
+    )
     loop.begin()
     for rows in rows_of(4):
         net(rows).sum().backward()
