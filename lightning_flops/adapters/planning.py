@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -58,8 +59,10 @@ def plan_job(
     """
     if not mesh or any(type(size) is not int or size < 1 for size in mesh.values()):
         raise ConfigError(f"mesh must have a size of at least 1 by the name of each dimension, got {shown(mesh)}")
-    if type(rank) is not int or rank < 0:
-        raise ConfigError(f"rank must be an integer >= 0, got {shown(rank)}")
+    if type(rank) is not int or not 0 <= rank < math.prod(mesh.values()):
+        raise ConfigError(f"rank must be one of the {math.prod(mesh.values())} of the mesh, got {shown(rank)}")
+    if unknown := sorted({*(links or ())} - {*mesh, "nvlink", "net"}):
+        raise ConfigError(f"links must be by dimension of the mesh, or nvlink and net, got {', '.join(unknown)}")
     measured = measured_peaks(platform.node(), device) if device else {}
     figures = figures_of(device, peak_flops_per_sec, memory_bytes_per_sec, measured)
     planned = plan_rank(make, mesh, rank, causal_attention=causal_attention)

@@ -180,6 +180,10 @@ def test_arguments_are_checked() -> None:
         plan_job(tensor_parallel, {"tp": 0})
     with pytest.raises(ConfigError, match="device must be one whose figures are known"):
         plan_job(tensor_parallel, {"tp": 2}, device="H1000")
+    with pytest.raises(ConfigError, match="rank must be one of the 2 of the mesh, got 2"):
+        plan_job(tensor_parallel, {"tp": 2}, rank=2)
+    with pytest.raises(ConfigError, match="links must be by dimension of the mesh, or nvlink and net, got pp"):
+        plan_job(tensor_parallel, {"tp": 2}, links={"pp": 1.0})
 
 
 PROGRAM = "from tests.ranks.planned_jobs import tensor_parallel\n"
