@@ -6,7 +6,6 @@ They are wrapped on DeepSpeed's classes. A step ends where ``engine.global_steps
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,10 +14,9 @@ from typing import Any
 import torch
 
 from lightning_flops.adapters import deepspeed_context as context
-from lightning_flops.adapters.wrapping import hear_backwards, hear_fetches
+from lightning_flops.adapters.wrapping import hear, hear_backwards, hear_fetches
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import tensor_shapes
-from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
@@ -165,17 +163,14 @@ class EngineAdapter(Adapter):
 
     def hear(self, owner: Any, function: Any, name: str, undo: ExitStack) -> None:
         """Have the hooks of this *name* called around a *function* of *owner*'s when it is called for our engine."""
-        held = weakref.ref(self)
 
-        def begins(engine: Any, /, *args: Any, **kwargs: Any) -> Ends | None:
-            adapter = held()
-            if adapter is None or adapter.engine is not engine or adapter.run.closed:
-                return None
-            begin, end = adapter.hooks[name]
-            adapter._calls(begin, *args, **kwargs)
-            return lambda result, error: adapter._calls(end, result) if error is None else adapter.raised(error)
+        def begins(adapter: EngineAdapter, engine: Any, /, *args: Any, **kwargs: Any) -> None:
+            adapter._calls(adapter.hooks[name][0], *args, **kwargs)
 
-        listen(undo, owner, function, begins)
+        def ends(adapter: EngineAdapter, result: Any) -> None:
+            adapter._calls(adapter.hooks[name][1], result)
+
+        hear(self, owner, function, undo, begins=begins, ends=ends, raises=EngineAdapter.raised, of=self.engine)
 
     @safe
     def _calls(self, hook: Callable[..., object], *args: Any, **kwargs: Any) -> None:
