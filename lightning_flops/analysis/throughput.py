@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from lightning_flops.analysis.rates import GIVE_PEAK, padding_ratio, per_second, ratio, utilization
 from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes, StepSums
@@ -35,28 +36,18 @@ def build_throughput(
     seconds, reader = totals.seconds, totals.reader_sec
     if seconds is None:
         return None
-    unit: Literal["samples/s", "batches/s"] = "batches/s"
-    items: int = totals.batches
-    slowest, fastest = (per_second(amount=1, seconds=each) for each in (seconds.greatest, seconds.least))
-    if totals.samples is not None and totals.samples_per_sec is not None:
-        unit, items = "samples/s", totals.samples
-        slowest, fastest = totals.samples_per_sec.least, totals.samples_per_sec.greatest
-    rate = per_second(amount=items, seconds=seconds.total)
-    ips = None
-    if rate is not None and slowest is not None and fastest is not None:
-        ips = Spread(average=rate * dp_size, maximum=fastest * dp_size, minimum=slowest * dp_size)
-    unavailable = {}
-    if flops is not None and model_flops_peak_sec is None:
-        unavailable["mfu"] = _NO_PEAK
-    if flops is not None and tokens.real is not None and useful_flops_peak_sec is None:
-        unavailable["useful_mfu"] = _NO_FORMULA if flops.unprofiled.useful_by_dtype is None else _NO_PEAK
+    unit, ips = _items_per_sec(totals, seconds, dp_size)
     peak_sec = {"mfu": model_flops_peak_sec, "useful_mfu": useful_flops_peak_sec}
-    shares, impossible = utilization(peak_sec, seconds.total)
-    counts = {} if flops is None else {name: getattr(flops, name) for name in _OF_FLOPS} | {"checks_seed": flops.seed}
-    if flops is not None and (flops.error or 0.0) > 1.0:
-        counts |= dict.fromkeys(("model_flops", "hardware_flops"))
-        shares = dict.fromkeys(shares)
-        impossible = dict.fromkeys(shares, _TOO_WIDE.format(checks=flops.checks))
+    shares, unavailable = utilization(peak_sec, seconds.total)
+    counts: dict[str, Any] = {}
+    if flops is not None:
+        counts = {name: getattr(flops, name) for name in _OF_FLOPS}
+        counts |= {"checks_seed": flops.seed, "flops_error": flops.error}
+        unavailable = _why_unknown(flops, peak_sec, has_padding=tokens.real is not None) | unavailable
+        if (flops.error or 0.0) > 1.0:
+            counts |= dict.fromkeys(("model_flops", "hardware_flops"))
+            shares = dict.fromkeys(shares)
+            unavailable |= dict.fromkeys(shares, _TOO_WIDE.format(checks=flops.checks))
     return ThroughputSummary(
         batches=totals.batches,
         reader_ratio=None if reader is None else ratio(part=reader.total, whole=seconds.total),
@@ -64,7 +55,6 @@ def build_throughput(
         batch_cost_sec=_mean(seconds),
         ips=ips,
         ips_unit=unit,
-        flops_error=None if flops is None else flops.error,
         **counts,
         notes=notes,
         mfu=shares["mfu"],
@@ -73,10 +63,37 @@ def build_throughput(
         real_tokens=tokens.real,
         padding_ratio=padding_ratio(tokens),
         tokens_per_sec=per_second(amount=timed_tokens and timed_tokens * dp_size, seconds=seconds.total),
-        unavailable=unavailable | impossible,
+        unavailable=unavailable,
         batch_stretches_sec=tuple(one for one, _ in totals.stretches_sec),
         reader_stretches_sec=() if reader is None else tuple(wait for _, wait in totals.stretches_sec),
     )
+
+
+def _items_per_sec(
+    totals: BatchTotals, seconds: Extremes, dp_size: int
+) -> tuple[Literal["samples/s", "batches/s"], Spread | None]:
+    """Samples a second of *dp_size* ranks, or batches where samples are not known; a rate that is none is None."""
+    if totals.samples is not None and totals.samples_per_sec is not None:
+        slowest, fastest = totals.samples_per_sec.least, totals.samples_per_sec.greatest
+        return "samples/s", _of_ranks(
+            dp_size, per_second(amount=totals.samples, seconds=seconds.total), fastest, slowest
+        )
+    amounts = ((totals.batches, seconds.total), (1, seconds.least), (1, seconds.greatest))
+    return "batches/s", _of_ranks(dp_size, *(per_second(amount=number, seconds=sec) for number, sec in amounts))
+
+
+def _of_ranks(dp_size: int, average: float | None, maximum: float | None, minimum: float | None) -> Spread | None:
+    if average is None or maximum is None or minimum is None:
+        return None
+    return Spread(average=average * dp_size, maximum=maximum * dp_size, minimum=minimum * dp_size)
+
+
+def _why_unknown(flops: StepSums, peak_sec: Mapping[str, float | None], *, has_padding: bool) -> dict[str, str]:
+    """Why a share of the peak is None, though there are FLOPs."""
+    reasons = {"mfu": _NO_PEAK}
+    if has_padding:
+        reasons["useful_mfu"] = _NO_FORMULA if flops.unprofiled.useful_by_dtype is None else _NO_PEAK
+    return {name: why for name, why in reasons.items() if peak_sec[name] is None}
 
 
 def _mean(values: Extremes) -> Spread:

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
-from lightning_flops.records import ProcessorLoss, StepRecord, TimePhase
+from lightning_flops.records import PhaseSeconds, ProcessorLoss, StepRecord, TimePhase
 from lightning_flops.schema.step import PartTiming, Stalls, TimingProfile
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _OF_TRAINING: tuple[TimePhase, ...] = ("backward", "bubble", "optimizer")
 _STALLS_FROM = 1.1  # a step that takes so many times as long as a typical one has stalled
+_NO_LOSS = ProcessorLoss(seconds=0.0, batches_sec=(), waited_share=None)  # nothing is known
 _LONGEST_SEC = 1e9  # thirty years: no step takes longer
 
 
@@ -42,36 +43,50 @@ def build_timing(
     if not seconds:
         return None
     mixed = tuple(phase for phase in _PHASES if phase in set(mixed_phases))
-    samples = {
-        together: [math.fsum(getattr(one, phase) for phase in together) for one in seconds]
-        for together in dict.fromkeys(mixed if phase in mixed else (phase,) for phase in _PHASES)
-    }
-    for phase in ("bubble",) if trains else _OF_TRAINING:  # only pipelines have a bubble
-        if not any(samples.get((phase,), (1,))):
-            del samples[phase,]
     wall = [one.total for one in seconds]
     middle = middle_half(wall)
-    parts = tuple(_part(together, times, middle) for together, times in samples.items())
+    parts = tuple(_part(phases, times, middle) for phases, times in _by_part(seconds, mixed, trains=trains).items())
     sums = (math.fsum(part.mean_sec for part in parts), math.fsum(part.typical_sec for part in parts))
     step = PartTiming(phases=(), mean_sec=sums[0], typical_sec=sums[1], steps_sec=tuple(wall))
-    excluded: Counter[str] = Counter()
-    for one in steps:
-        excluded.update({cause: sec for cause, sec in one.excluded_sec.items() if _is_duration(sec)})
-    readers = [one.reader_sec for one in steps if one.reader_sec is not None and _is_duration(one.reader_sec)]
-    # If the wait was not timed apart, the host did not see it either.
-    sees_reader = len(readers) == len(steps) and "data_wait" not in mixed
+    measured = _NO_LOSS if processor is None else processor
     return TimingProfile(
         stalls=_stalls(parts, step, middle),
         parts=parts,
         global_step=step,
-        reader_sec=math.fsum(readers) / len(readers) if sees_reader else None,
-        excluded_sec={cause: sec for cause, sec in sorted(excluded.items()) if sec},
+        reader_sec=None if "data_wait" in mixed else _reader_sec(steps),  # not timed apart, and so not by the host
+        excluded_sec=_excluded_sec(steps),
         excludes_in_each=all(any(one.excluded_sec.values()) for one in steps),
-        processor_steps_sec=() if processor is None else _by_step(processor.batches_sec, len(seconds)),
-        starved_share=None if processor is None else processor.waited_share,
-        cpu_system_ratio=None if processor is None else processor.busy_share,
-        heat_limited_share=None if processor is None else processor.heat_share,
+        processor_steps_sec=_by_step(measured.batches_sec, len(seconds)),
+        starved_share=measured.waited_share,
+        cpu_system_ratio=measured.busy_share,
+        heat_limited_share=measured.heat_share,
     )
+
+
+def _by_part(
+    seconds: Sequence[PhaseSeconds], mixed: tuple[TimePhase, ...], *, trains: bool
+) -> dict[tuple[TimePhase, ...], list[float]]:
+    """Each step's time of each phase, of the *mixed* ones together, without phases that such a run does not have."""
+    times = {
+        together: [math.fsum(getattr(one, phase) for phase in together) for one in seconds]
+        for together in dict.fromkeys(mixed if phase in mixed else (phase,) for phase in _PHASES)
+    }
+    rare = {(phase,) for phase in (("bubble",) if trains else _OF_TRAINING)}  # only pipelines have a bubble
+    return {together: of_steps for together, of_steps in times.items() if together not in rare or any(of_steps)}
+
+
+def _reader_sec(steps: Sequence[StepRecord]) -> float | None:
+    """Mean of what the reader took; None where one of *steps* does not know it."""
+    known = [one.reader_sec for one in steps if one.reader_sec is not None and _is_duration(one.reader_sec)]
+    return math.fsum(known) / len(known) if len(known) == len(steps) else None
+
+
+def _excluded_sec(steps: Iterable[StepRecord]) -> dict[str, float]:
+    """What was left out of all *steps* together, by cause."""
+    excluded: Counter[str] = Counter()
+    for one in steps:
+        excluded.update({cause: sec for cause, sec in one.excluded_sec.items() if _is_duration(sec)})
+    return {cause: sec for cause, sec in sorted(excluded.items()) if sec}
 
 
 def middle_half(times: Sequence[float]) -> list[int]:

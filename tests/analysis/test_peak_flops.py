@@ -163,11 +163,13 @@ def test_a_peak_given_after_the_run_holds_for_all_ranks_with_their_own_flops_and
 
 
 def test_a_given_peak_is_of_one_kind_of_device() -> None:
-    job = with_ranks(*jobs.job(jobs.mixed_devices(), config=ProfilerConfig()))
-    assert known(job.ranks).rates.mfu is not None
-    ranks = known(with_given_peaks(job, flops_per_sec=1e15, memory_bytes_per_sec=None).ranks)
-    assert (ranks.rates.mfu, ranks.rates.hfu, ranks.peak_flops_per_sec) == (None, None, None)
-    assert ranks.unavailable["mfu"] == "a peak was given, and ranks have other kinds of devices"
+    *others, last = jobs.mixed_devices()
+    for device in (last.context.device_name, "Abacus"):  # without a peak the job has an MFU, and none
+        job = with_ranks(*jobs.job([*others, jobs.in_context(last, device_name=device)], config=ProfilerConfig()))
+        assert (known(job.ranks).rates.mfu is None) == (device == "Abacus")
+        ranks = known(with_given_peaks(job, flops_per_sec=1e15, memory_bytes_per_sec=None).ranks)
+        assert (ranks.rates.mfu, ranks.rates.hfu, ranks.peak_flops_per_sec) == (None, None, None)
+        assert ranks.unavailable["mfu"] == "a peak was given, and ranks have other kinds of devices"
 
 
 def test_measured_peaks_stand_in_where_no_vendors_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

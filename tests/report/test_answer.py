@@ -117,6 +117,20 @@ def test_one_slow_layer_among_equal_ones_has_a_row_and_a_star_stands_only_where_
     assert others.seconds("forward") == pytest.approx(11 * 0.002) and slow.seconds("forward") == 0.012
 
 
+def test_each_rate_stands_beside_the_time_it_is_of() -> None:
+    # Seven steps of 20 ms and one of 100: a typical step is 20 ms, their mean 30, with 100 samples 3,333 a second.
+    window = windows.mlp_window()
+    *usual, last = window.timed_steps
+    assert last.seconds is not None
+    slow = replace(last, seconds=replace(last.seconds, backward=last.seconds.backward + 0.08))
+    profile = build_profile(replace(window, timed_steps=(*usual, slow)), config=ProfilerConfig(peak_flops_per_sec=7e11))
+    line = next(line for line in summary_lines(profile) if line.startswith("A typical step: "))
+    assert line == "A typical step: 20 ms; mean of 8: 30 ms, 3,333 samples/s over the wall clock."
+    # 1.4 GFLOPs of 700 GFLOP/s: 2 ms of 30, of the breakdown's typical 20 a tenth.
+    assert figures(profile) == "1.4 GFLOPs and 30 ms a step, 3,333 samples/s (wall clock), MFU 6.67%"
+    assert re.search(r"^model FLOPs at the peak \(a typical step's MFU\) +2\.00 +10\.0%$", str(profile), re.MULTILINE)
+
+
 # Model FLOPs, milliseconds and samples are worked out where the windows are made; MFU is FLOPs / time / peak.
 FIGURES = {
     "mlp": "1.4 GFLOPs and 20 ms a step, 5,000 samples/s (wall clock), MFU 10.0%",
