@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from statistics import median
@@ -82,28 +82,36 @@ def _stragglers(ranks: RanksProfile) -> Iterator[str]:
 
 def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     """Each figure of a rank over the ranks: the least, the median and the greatest, and whose they are."""
-    timed = [one for one in ranks.ranks if one.parts_sec]
-    parts = dict.fromkeys(name for one in timed for name in one.parts_sec)
-    found = {name: {one.rank: one.parts_sec.get(name) for one in timed} for name in parts}
-    found[profile.step_name] = {one.rank: math.fsum(one.parts_sec.values()) for one in timed}
-    traced = () if ranks.communication is None else ranks.communication.ranks
-    for name, path in _TIMES.items():
-        found[f"traced step: {name}"] = {row.rank or 0: _per_step(row, path, row.steps) for row in traced}
     kind = "" if profile.memory is None else f" ({profile.memory.kind})"
     others = {"model FLOPs": "model_flops", "params on the rank": "local_params"}
     others[f"peak memory{kind}, B"] = "peak_memory_bytes"
-    found |= {label: {one.rank: getattr(one, name) for one in ranks.ranks} for label, name in others.items()}
-    rows = []
-    for label, by_rank in found.items():
-        known = {rank: value for rank, value in sorted(by_rank.items()) if value is not None}
-        if known:
-            show = si if label in others else duration
-            least, greatest = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
-            some = "" if len(known) == ranks.answered else f" ({plain(len(known))} ranks)"
-            of = [f"rank {rank}" if known[least] < known[greatest] else "" for rank in (least, greatest)]
-            values = [show(value) for value in (known[least], median(known.values()), known[greatest])]
-            rows.append([f"{label}{some}", values[0], of[0], *values[1:], of[1]])
-    return cells(["of each rank", "min", "", "median", "max", ""], rows, left=(0, 2, 5))
+    rows = [_spread(*one, duration, of=ranks.answered) for one in _seconds_of_ranks(profile, ranks)]
+    for label, name in others.items():
+        rows.append(_spread(label, {one.rank: getattr(one, name) for one in ranks.ranks}, si, of=ranks.answered))
+    return cells(["of each rank", "min", "", "median", "max", ""], list(filter(None, rows)), left=(0, 2, 5))
+
+
+def _seconds_of_ranks(profile: Profile, ranks: RanksProfile) -> Iterator[tuple[str, dict[int, float | None]]]:
+    """What each part of the timed steps, and of the traced one, took on each rank."""
+    timed = [one for one in ranks.ranks if one.parts_sec]
+    for name in dict.fromkeys(name for one in timed for name in one.parts_sec):
+        yield name, {one.rank: one.parts_sec.get(name) for one in timed}
+    yield profile.step_name, {one.rank: math.fsum(one.parts_sec.values()) for one in timed}
+    traced = () if ranks.communication is None else ranks.communication.ranks
+    for name, path in _TIMES.items():
+        yield f"traced step: {name}", {row.rank or 0: _per_step(row, path, row.steps) for row in traced}
+
+
+def _spread(label: str, by_rank: Mapping[int, float | None], show: Callable[[float], str], *, of: int) -> list[str]:
+    """A row of a figure that *by_rank* has of some *of* the ranks; empty where no rank knows it."""
+    known = {rank: value for rank, value in sorted(by_rank.items()) if value is not None}
+    if not known:
+        return []
+    least, greatest = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+    some = "" if len(known) == of else f" ({plain(len(known))} ranks)"
+    ends = [f"rank {rank}" if known[least] < known[greatest] else "" for rank in (least, greatest)]
+    values = [show(value) for value in (known[least], median(known.values()), known[greatest])]
+    return [f"{label}{some}", values[0], ends[0], *values[1:], ends[1]]
 
 
 def _collectives(comparison: RankComparison) -> list[Table | str]:
