@@ -27,7 +27,7 @@ const options = {
 /** The licences of what is bundled, which ask to travel with it: a comment at the head of the script. */
 async function licences() {
   const { metafile } = await build({ ...options, write: false, metafile: true });
-  const inside = Object.keys(metafile.inputs).flatMap((path) => path.match(/^node_modules\/([^/]+)\//)?.[1] ?? []);
+  const inside = Object.keys(metafile.inputs).flatMap((path) => path.match(/\bnode_modules\/([^/]+)\//)?.[1] ?? []);
   const texts = [...new Set(inside)].sort().map(async (name) => {
     const { version } = JSON.parse(await readFile(`${here}node_modules/${name}/package.json`, "utf8"));
     return `${name} ${version}\n\n${(await readFile(`${here}node_modules/${name}/LICENSE`, "utf8")).trim()}`;
