@@ -368,3 +368,35 @@ def test_a_run_names_the_planted_line_in_its_report(tmp_path: Path) -> None:
 def test_a_run_that_does_not_want_it_says_so(tmp_path: Path) -> None:
     profile = train(tmp_path, lines=False)
     assert profile.lines.rows == () and "n/a: lines=False." in str(profile)
+
+
+def trained(profiled: bool) -> tuple[list[float], list[torch.Tensor], torch.Tensor]:
+    """Losses, weights and random state of a training with dropout, with the samples of some of its steps or without."""
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(), nn.Linear(16, 2))
+    optimizer, losses = torch.optim.AdamW(net.parameters(), lr=0.01), list[float]()
+
+    def loop() -> None:
+        for _ in range(60):
+            loss = net(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+
+    if profiled:
+        with profile_training(net, optimizer, profile_step=1, timing_steps=4, trace=False) as profiler:
+            loop()
+        profile: Any = profiler.profile
+        assert profile.lines.why == ""
+    else:
+        loop()
+    return losses, [one.detach().clone() for one in net.parameters()], torch.get_rng_state()
+
+
+def test_losses_weights_and_random_state_of_sampled_steps_are_the_same_bits() -> None:
+    before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    (losses, weights, state), (own_losses, own_weights, own_state) = trained(True), trained(False)
+    assert losses == own_losses
+    assert all(map(torch.equal, weights, own_weights)) and torch.equal(state, own_state)
+    assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)) == before
