@@ -330,7 +330,7 @@ class LoopAdapter(Adapter):
 
     def _micro_step_begins(self, given: Any, shapes: Shapes, *, is_first: bool) -> None:
         """A micro-step begins; if it *is_first*, nothing of its step has computed anything."""
-        run, device = self.run, self.run.facts.device.type
+        run, device = self.run, self.facts.device.type
         if run.is_marking and torch.is_autocast_enabled(device):
             self._known.autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
         one, self._fetches.handed = self._fetches.handed or _MicroStep(shapes, given=self._kept(given)), None
@@ -356,7 +356,7 @@ class LoopAdapter(Adapter):
         tokens = reader.take(None, fetched=True)
         if tokens is not None and tokens.processed in {one[0] * one[1] for one in shapes if len(one) > 1}:
             return tokens
-        return reader.of(given) if self.run.facts.device.type == "cpu" else None
+        return reader.of(given) if self.facts.device.type == "cpu" else None
 
     @safe
     def forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -427,10 +427,10 @@ class LoopAdapter(Adapter):
         steps = self._steps
         if not steps.is_inside:
             self._update_is_over()  # no optimizer's step runs where a batch is asked for: this one has raised
-        training = any(one.training for one in called_in(self.run.facts.root))
         fetches = self._fetches
         is_new = fetches.asked() is not source
         names = (self._name(source), self._name(loader_of(source))) if is_new else fetches.names
+        training = steps.is_fed_by(names[0]) or any(one.training for one in called_in(self.facts.root))
         decision = steps.fetch_begins(*names, grads=torch.is_grad_enabled(), training=training)
         if self._decided(decision) is not Part.STEP:
             return

@@ -158,6 +158,10 @@ class Steps:
         """Whether a model was called with gradients, and autograd has not run since."""
         return self._step.in_round and not self.inside.left_out
 
+    def is_fed_by(self, source: Hashable) -> bool:
+        """Whether steps were trained on batches of *source*."""
+        return source in self._heard.feeders
+
     @property
     def fetches(self) -> bool:
         """Whether steps were trained on fetched batches."""
@@ -321,7 +325,10 @@ class Steps:
     def _take(self, rows: int | None, *, micro_step: bool) -> bool:
         """Take a batch that waits, of other iterators one more each until *rows* are there; whether one was there."""
         step, got = self._step, 0
-        for one in sorted(self._rows.waiting, key=lambda each: each.source not in self._heard.feeders):
+        waiting = [*self._rows.waiting]
+        if len(waiting) > 1:
+            waiting.sort(key=lambda each: each.source not in self._heard.feeders)
+        for one in waiting:
             if one.source in step.sources:
                 continue
             if one.parts == rows != one.rows:  # its parts were samples
@@ -422,7 +429,8 @@ class Steps:
     @property
     def _is_complete(self) -> bool:
         """Whether every optimizer has made its update."""
-        return self._ends_by_itself and not self.inside.backwards and self._optimizers <= self._step.updates.keys()
+        updated = self._optimizers and self._optimizers <= self._step.updates.keys()
+        return bool(updated) and not (self.says.ends or self.inside.backwards)
 
     def _end(self) -> StepEnd:
         step = self._step
