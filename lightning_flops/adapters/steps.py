@@ -48,6 +48,7 @@ class _Fetched:
     rows: int | None
     parts: int  # alike elements of a list, of which each may be a batch of its own
     left: int = 0  # rows that nothing was trained on so far
+    looked: bool = False  # a model has looked at it before anything trained
 
 
 @dataclass(slots=True)
@@ -101,6 +102,7 @@ class _Heard:
     """What was heard so far, in all steps."""
 
     feeders: set[Hashable] = field(default_factory=set)  # iterators and loaders whose batches were trained on
+    looked_at: set[Hashable] = field(default_factory=set)  # and those whose batches a model has only looked at
     latest: Hashable = None  # iterator that was asked
     trainees: set[Hashable] = field(default_factory=set)  # models that were called with gradients
     usual_lookers: set[Hashable] | None = None  # models that have looked first in each step so far
@@ -194,11 +196,13 @@ class Steps:
         if self.says.outside:
             self.away &= not is_known
         else:
-            self.away = not (grads and (is_known or training or not self._heard.in_training_mode))
-        if (
-            not self._heard.trainees and self._step.looked and not self.says.outside
-        ):  # all that was fetched so far was looked at
-            self._rows.waiting, self._step.begun, self.away = [], False, True
+            if not self._heard.trainees and self._step.looked:  # all that was fetched so far was
+                self._look_at_waiting()
+            is_looked_at = not (is_known or self._heard.looked_at.isdisjoint((source, loader)))
+            if is_looked_at and not self._heard.trainees:
+                self._rows.waiting = []
+            may_train = is_known or training or not self._heard.in_training_mode
+            self.away = is_looked_at or not (grads and may_train)
         return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
 
     def fetch_ends(
@@ -219,6 +223,13 @@ class Steps:
             self._rows.leave_current()
         self._rows.waiting.append(_Fetched(source, source if loader is None else loader, rows, parts))
         self._step.begun = True
+
+    def _look_at_waiting(self) -> None:
+        """What waits was looked at, so that its loader may be one for evaluations."""
+        for one in self._rows.waiting:
+            one.looked = True
+            self._heard.looked_at |= {one.source, one.loader}
+        self._step.looked = self._step.begun = False
 
     def fetch_fails(self, source: Hashable = None) -> None:
         """It is at its end, or has raised: what it has brought without feeding a step was for something else."""
@@ -274,9 +285,11 @@ class Steps:
             return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
         if not (training or step.forwards):
             step.lookers.add(model)
-        if self._rows.waiting and self._heard.feeders and not step.forwards and not self._is_fed:
-            self._rows.waiting, step.begun, self.away = [], False, True  # of a loader that never fed a step
-        self.away |= not (training or self._is_looked_at_by(model))
+        evaluates = not (training or self._is_looked_at_by(model))
+        if self._rows.waiting and (self._heard.feeders or evaluates) and not (step.forwards or self._is_fed):
+            self._look_at_waiting()  # of a loader that never fed a step
+            self._rows.waiting, evaluates = [], True
+        self.away |= evaluates
         return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
 
     def _is_looked_at_by(self, model: Hashable) -> bool:
@@ -311,6 +324,7 @@ class Steps:
             return False
         if not step.rows:
             step.own_model = model
+            self._heard.looked_at.clear()  # it may be what was looked at
         elif not starts or model != step.own_model:
             return False
         step.add(rows, micro_step=True)  # what the model is called with; after a backward, gradients are accumulated
@@ -325,11 +339,8 @@ class Steps:
     def _take(self, rows: int | None, *, micro_step: bool) -> bool:
         """Take a batch that waits, of other iterators one more each until *rows* are there; whether one was there."""
         step, got = self._step, 0
-        waiting = [*self._rows.waiting]
-        if len(waiting) > 1:
-            waiting.sort(key=lambda each: each.source not in self._heard.feeders)
-        for one in waiting:
-            if one.source in step.sources:
+        for one in self._by_likelihood(rows):
+            if one.source in step.sources or (one.looked and (got or one.rows != rows)):
                 continue
             if one.parts == rows != one.rows:  # its parts were samples
                 one.rows, one.parts = rows, 1
@@ -348,6 +359,18 @@ class Steps:
             if one.rows is None or rows is None or got >= rows:
                 return True
         return got > 0
+
+    def _by_likelihood(self, rows: int | None) -> list[_Fetched]:
+        """What waits: of loaders that feed steps, and what nothing looked at first, of others first what has *rows*."""
+
+        def unlikely(one: _Fetched) -> tuple[bool, bool, bool]:
+            is_new = one.source not in self._heard.feeders
+            return one.looked, is_new, is_new and one.rows != rows
+
+        waiting = [*self._rows.waiting]
+        if len(waiting) > 1:
+            waiting.sort(key=unlikely)
+        return waiting
 
     # ---- backwards and updates
 

@@ -11,7 +11,8 @@ A word is one event:
 - ``;``: ``profiler.step()``. ``[ ... ]``: ``outside_of_steps()``. ``( ... )3``: three times.
 
 What is expected: ``8/2`` is a step of 8 samples in 2 micro-steps, ``x3`` three of them, ``?`` samples that cannot be
-known; ``S2`` two forwards without gradients that are the steps' own, ``O2`` two forwards outside of all steps.
+known; ``S2`` two forwards without gradients that are the steps' own, ``O2`` two forwards outside of all steps; ``D2``
+two fetches that are the steps' own, where it is asked for.
 """
 
 from __future__ import annotations
@@ -109,6 +110,17 @@ validation before training                  | u   | (V8- m8e-)2 V.- (F8 m8 b u)2
 validation before training, no_grad inside  | u   | (V8e m8e-)3 V.e (F8 m8 b u)2                        | 8/1x2 S1 O2
 validation of a model that is not given     | u   | (F8 m8 m8 b u V32 V32 V.)2 (F8 m8 m8 b u)2          | 8/1x4
 a batch of validation at times              | u   | (F8 m8 b u F8 m8 b u V8 m8e-)2                      | 8/1x4 O2
+validation after each step, fetched first   | u   | (F8 m8 b u V6 m6e-)4                                | 8/1x4 O4 D5
+validation before each step, fetched first  | u   | (V6 m6e- F8 m8 b u)4                                | 8/1x4 S1 O3 D5
+validation before each step, two views      | u   | (V6 m6e- F8 m8 m8 b u)4                             | 8/1x4 S1 O3 D5
+validation before each step, of like rows   | u   | (V8 m8e- F8 m8 b u)4                                | 8/1x4 S1 O3 D5
+all fetched and looked at, then trained     | u   | (F8 t8e- F8 t8e- m8 b m8 b u)3                      | 16/2x3 S5 O1 D5
+validation zipped before the batch          | u   | (V6 F8 m8 b u m6e-)4                                | 8/1x4 O4
+validation, eval() inside, again and again  | u   | (F8 m8 b u V6 m6e- V6 m6e- V. V'6 m6e- V'.)3        | 8/1x3 O9 D4
+validation fetched, no loader trains        | u   | (m8 b u V6 m6e-)4                                   | 8/1x4 O4
+adapts to what it was evaluated on          | u   | (F8 m8 b u V6 m6e- V6 m6 b u)2                      | 8/1 6/1 8/1 6/1 O2
+pseudo-labels, their loader asked first     | u   | (E12 t12e- F8 m8 m12 b u)3                          | 20/1x3 S3 D6
+two loaders, a teacher after each           | u   | (F8 t8e- E8 t8e- m8 m8 b u)3                        | 16/1x3 S6 D6
 an epoch that begins in evaluation mode     | u   | (F8 m8 b u V8e- m8e- V.e- F'8e m8 b u F'8 m8 b u)2  | 8/1x6 O2
 LBFGS                                       | u   | (F8 u( m8 b m8 b m8 b ))3                           | 8/1x3
 LBFGS on a batch in pieces                  | u   | (F8 u( m4 b m4 b m4 b m4 b ))3                      | 8/2x3
@@ -185,6 +197,7 @@ class Played:
     steps: Steps
     ended: list[StepEnd] = field(default_factory=list)
     forwards: Counter[Part] = field(default_factory=Counter)  # that bring no samples
+    fetches: Counter[Part] = field(default_factory=Counter)
     tensors: set[str] = field(default_factory=set)
     open: list[str] = field(default_factory=list)
 
@@ -207,7 +220,8 @@ class Played:
 
     def _fetch(self, event: dict[str, Any]) -> None:
         source, brought, how = event["source"], event["brought"], event["fetch"]
-        self._take(self.steps.fetch_begins(source, source[0], grads="-" not in how, training="e" not in how))
+        begins = self.steps.fetch_begins(source, source[0], grads="-" not in how, training="e" not in how)
+        self.fetches[self._take(begins)] += 1
         if brought == ".":
             self.steps.fetch_fails(source)
         else:
@@ -268,7 +282,8 @@ def test_a_loop_has_the_steps_that_it_would_say_itself(optimizers: str, text: st
             looks[word[0]] = int(word[1:])
     rows = [one.rows for one in played.ended]
     assert [f"{'?' if None in one else sum(filter(None, one))}/{len(one)}" for one in rows] == steps
-    assert {"S": played.forwards[Part.STEP], "O": played.forwards[Part.OUTSIDE]} == looks
+    looked = {"S": played.forwards[Part.STEP], "O": played.forwards[Part.OUTSIDE], "D": played.fetches[Part.STEP]}
+    assert {kind: looked[kind] for kind in looks} == looks
     assert all(one.why for one in played.ended if None in one.rows)
 
 
