@@ -114,11 +114,11 @@ validation after each step, fetched first   | u   | (F8 m8 b u V6 m6e-)4        
 validation before each step, fetched first  | u   | (V6 m6e- F8 m8 b u)4                                | 8/1x4 S1 O3 D5
 validation before each step, two views      | u   | (V6 m6e- F8 m8 m8 b u)4                             | 8/1x4 S1 O3 D5
 validation before each step, of like rows   | u   | (V8 m8e- F8 m8 b u)4                                | 8/1x4 S1 O3 D5
-all fetched and looked at, then trained     | u   | (F8 t8e- F8 t8e- m8 b m8 b u)3                      | 16/2x3 S5 O1 D5
+all fetched and looked at, then trained     | u   | (F8 t8e- F8 t8e- m8 b m8 b u)3 | 16/2x3 S5 O1 D5
 validation zipped before the batch          | u   | (V6 F8 m8 b u m6e-)4                                | 8/1x4 O4
 validation, eval() inside, again and again  | u   | (F8 m8 b u V6 m6e- V6 m6e- V. V'6 m6e- V'.)3        | 8/1x3 O9 D4
 validation fetched, no loader trains        | u   | (m8 b u V6 m6e-)4                                   | 8/1x4 O4
-adapts to what it was evaluated on          | u   | (F8 m8 b u V6 m6e- V6 m6 b u)2                      | 8/1 6/1 8/1 6/1 O2
+adapts to what it was evaluated on          | u   | (F8 m8 b u V6 m6e- V6 m6 b u)2 | 8/1 6/1 8/1 6/1 O2
 pseudo-labels, their loader asked first     | u   | (E12 t12e- F8 m8 m12 b u)3                          | 20/1x3 S3 D6
 two loaders, a teacher after each           | u   | (F8 t8e- E8 t8e- m8 m8 b u)3                        | 16/1x3 S6 D6
 an epoch that begins in evaluation mode     | u   | (F8 m8 b u V8e- m8e- V.e- F'8e m8 b u F'8 m8 b u)2  | 8/1x6 O2
