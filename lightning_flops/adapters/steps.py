@@ -196,11 +196,7 @@ class Steps:
         if self.says.outside:
             self.away &= not is_known
         else:
-            if not self._heard.trainees and self._step.looked:  # all that was fetched so far was
-                self._look_at_waiting()
-            is_looked_at = not (is_known or self._heard.looked_at.isdisjoint((source, loader)))
-            if is_looked_at and not self._heard.trainees:
-                self._rows.waiting = []
+            is_looked_at = self._is_looked_at(source, loader) and not is_known
             may_train = is_known or training or not self._heard.in_training_mode
             self.away = is_looked_at or not (grads and may_train)
         return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
@@ -223,6 +219,16 @@ class Steps:
             self._rows.leave_current()
         self._rows.waiting.append(_Fetched(source, source if loader is None else loader, rows, parts))
         self._step.begun = True
+
+    def _is_looked_at(self, source: Hashable, loader: Hashable) -> bool:
+        """Whether batches of *source* or *loader* were only looked at; all that were, before anything trains."""
+        nothing_trained = not self._heard.trainees
+        if nothing_trained and self._step.looked:
+            self._look_at_waiting()
+        found = not self._heard.looked_at.isdisjoint((source, loader))
+        if found and nothing_trained:
+            self._rows.waiting = []
+        return found
 
     def _look_at_waiting(self) -> None:
         """What waits was looked at, so that its loader may be one for evaluations."""
@@ -352,9 +358,8 @@ class Steps:
             one.left = 0 if one.rows is None or used is None else one.rows - used
             self._rows.current = one
             self._add_fetched(used, micro_step=micro_step and not got)
-            if self._rows.rest:
-                step.add(self._rows.rest, micro_step=False)
-                self._rows.rest = 0
+            step.add(self._rows.rest, micro_step=False)  # of the batches before
+            self._rows.rest = 0
             got += used or 0
             if one.rows is None or rows is None or got >= rows:
                 return True
