@@ -15,9 +15,11 @@ from benchmarks.loops_own import LOOPS
 
 @pytest.mark.parametrize("name", [name for name, loop in LOOPS.items() if loop.quick])
 @pytest.mark.filterwarnings("ignore")
-def test_a_loop_is_what_it_says_of_itself(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_is_what_it_says_of_itself(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.chdir(tmp_path)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    caplog.set_level(logging.ERROR, logger="lightning.pytorch")  # which the fixture puts back
     wrong = [one for one in account_of(LOOPS[name], quick=True) if not one.right]
     assert wrong == []
 
