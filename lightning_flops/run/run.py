@@ -93,8 +93,9 @@ class Run:
         window, throughput = self.window, self.throughput
         may_check = throughput.counts_steps and not window.is_open and window.step != self.steps_done + 1
         if may_check and throughput.flops.schedule.draws_check() and not profiler_is_recording():
-            window.sample(steps_done=self.steps_done)
             throughput.step.random = True
+            if not self.facts.ends_when_dropped:  # there with its first forward: what counts would keep the model alive
+                window.sample(steps_done=self.steps_done)
         if not window.is_idle:
             self._follow()
 
@@ -103,7 +104,8 @@ class Run:
         window, throughput = self.window, self.throughput
         if window.is_open or throughput.step.batches or window.scope is not None or self.outside_of:
             return
-        if throughput.counts_steps and throughput.flops.wants(shapes, tokens) and not profiler_is_recording():
+        wants = throughput.step.random or throughput.flops.wants(shapes, tokens)
+        if throughput.counts_steps and wants and not profiler_is_recording():
             window.sample(steps_done=self.steps_done)
             self._follow()
 
