@@ -283,6 +283,8 @@ class RunFacts:
     cores: int | None = None  # cores that this process may use
     graph_breaks: int = 0  # of torch.compile in this process so far
     graph_break_reason: str = ""  # of most of them
+    recompilations: int = 0  # of what torch.compile had compiled, in this process so far; those of its latest 64
+    recompilation_reason: str = ""  # of the latest
     padding_ratio: float | None = None  # share of padding in the tokens of the run's batches so far
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import distributed, nn
 
 from lightning_flops.measure.optimizer_hooks import with_inner
-from lightning_flops.measure.torch_private.optional import graph_breaks
+from lightning_flops.measure.torch_private.optional import graph_breaks, recompilations
 from lightning_flops.records import OptimizerFacts, RunFacts
 
 
@@ -30,7 +30,7 @@ def gather_run_facts(
     # ROCm's numbers are no compute capabilities.
     is_nvidias = device.type == "cuda" and torch.cuda.is_available() and torch.version.hip is None
     replicated = (len(module.device_ids) for module in root.modules() if isinstance(module, nn.DataParallel))
-    breaks = graph_breaks()
+    breaks, anew = graph_breaks(), recompilations()
     return RunFacts(
         padding_ratio=padding_ratio,
         compute_capability=torch.cuda.get_device_capability(device) if is_nvidias else None,
@@ -46,6 +46,8 @@ def gather_run_facts(
         cores=_cores(),
         graph_breaks=breaks.total(),
         graph_break_reason=breaks.most_common(1)[0][0].splitlines()[0][:150] if breaks else "",
+        recompilations=len(anew),
+        recompilation_reason=anew[-1].splitlines()[0].partition(": ")[2][:150] if anew else "",
     )
 
 

@@ -65,3 +65,17 @@ def test_weight_sizes_are_what_a_product_has_for_inputs_and_outputs() -> None:
     net = nn.Sequential(nn.Linear(5, 7), nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(6, 6, 3, groups=6), nn.LayerNorm(4))
     sizes = {module.name: module.weight_sizes for module in describe_modules(net)}
     assert sizes == {"": (), "0": (7, 5), "1": (8, 3), "2": (6,), "3": ()}
+
+
+def test_what_was_compiled_again_is_counted_with_the_reason_that_torch_gives() -> None:
+    metrics: Any = torch._dynamo.utils
+    metrics.clear_compilation_metrics()
+    model: Any = torch.compile(nn.Linear(4, 4), backend="aot_eager", dynamic=False)
+    gather = partial(gather_run_facts, model, device=torch.device("cpu"), optimizers=None, loader_workers=None)
+    model(torch.ones(2, 4)).sum().backward()
+    assert gather().recompilations == 0  # the forward and its backward are two compilations, and the first ones
+    for rows in (3, 5, 3):
+        model(torch.ones(rows, 4)).sum().backward()
+    torch._dynamo.reset()
+    assert gather().recompilations == 2
+    assert gather().recompilation_reason.endswith("size mismatch at index 0. expected 3, actual 5")

@@ -32,6 +32,12 @@ def graph_breaks() -> Counter[str]:
     return Counter({str(why): int(number) for why, number in dict(counters.get("graph_break", {})).items()})
 
 
+def recompilations() -> list[str]:
+    """Why the compiler has compiled anew what it had compiled in this process; it keeps the latest 64 compilations."""
+    latest: Any = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", list)()
+    return [str(one.recompile_reason) for one in latest if getattr(one, "recompile_reason", None)]
+
+
 def leave_compiled_code() -> None:
     """What calls us is compiled in two parts, and we run between them as we are; nothing where it is not compiled.
 
