@@ -12,7 +12,6 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import ExitStack
 from typing import Any
 
 try:
@@ -34,7 +33,7 @@ from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private.optional import children_of
 from lightning_flops.run.delivery import OUTCOMES, ProfiledRun, finish_dropped
-from lightning_flops.signals import words_of
+from lightning_flops.signals import Undo, words_of
 from lightning_flops.units import package_logger
 
 __all__ = ["Handle", "attach", "install", "uninstall"]
@@ -53,25 +52,25 @@ class Handle(ProfiledRun):
         self._start_anew()
         self._detached = False
         # Weak, because the table of handles must not keep an engine alive: the engine keeps its adapter.
-        self._adapter: Callable[[], EngineAdapter | None] = lambda: None
+        self._kept: Callable[[], EngineAdapter | None] = lambda: None
 
     def detach(self) -> None:
         """Report what there is if a window is open, and leave nothing on the engine; the profiles stay."""
         self._detached = True
-        adapter = self._adapter()
+        adapter = self._kept()
         if adapter is not None:
             adapter.finish()
         self._keep_results()
 
     @property
     def _is_running(self) -> bool:
-        adapter = self._adapter()
+        adapter = self._kept()
         return adapter is not None and not adapter.run.closed
 
 
 # By identity: an engine may be equal to others or have no hash.
 _handles: MutableMapping[Any, Handle] = WeakIdKeyDictionary()
-_installed: list[ExitStack] = []
+_installed: list[Undo] = []
 
 
 def install() -> None:
@@ -80,7 +79,7 @@ def install() -> None:
     A key that is no setting is a warning, a value that breaks its rule a warning and no profile.
     """
     if not _installed:
-        _installed.append(ExitStack())
+        _installed.append(Undo())
         make_without_builtin(_installed[0])
         for kind in _ENGINES:
             listen(_installed[0], kind, "__init__", functools.partial(_begins, kind))
@@ -117,7 +116,7 @@ def attach(
     handle = Handle(settings)
     if settings.enabled:
         adapter = engine_run(engine, settings, handle._profiles.append)
-        handle._adapter = weakref.ref(adapter)
+        handle._kept = weakref.ref(adapter)
         handle._delivery = adapter.run.delivery
         adapter.begin()
     else:

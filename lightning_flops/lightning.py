@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import fields
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -33,11 +33,11 @@ from lightning_flops.errors import LightningFlopsError
 from lightning_flops.run.delivery import ProfiledRun
 from lightning_flops.run.run import safe
 from lightning_flops.schema.profile import Profile
+from lightning_flops.signals import Undo
 
 if TYPE_CHECKING:
     from lightning_flops.adapters.lightning import Callback, LightningModule, Trainer
     from lightning_flops.records import Loop
-    from lightning_flops.run.run import Run
 
     _CallbackBases = Callback
 else:
@@ -49,7 +49,7 @@ else:
 _LOOPS: dict[str | None, Loop] = {"fit": "training", "validate": "validate", "test": "test", "predict": "predict"}
 
 # What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback.
-_RUNTIME_ATTRIBUTES = ("_adapter", "_delivery", "_pipe", "_to_parent", "run", "_making_engine", "log", "log_dict")
+_RUNTIME_ATTRIBUTES = ("_adapter", "_delivery", "_pipe", "_to_parent", "_making_engine", "log", "log_dict")
 
 
 class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
@@ -117,9 +117,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._folder: str | None = None
         self._config = ProfilerConfig(**self._given)
         self._start_anew()
-        self._adapter: LightningAdapter | None = None
-        self.run: Run | None = None  # the run that goes on; None outside of a loop
-        self._making_engine = ExitStack()
+        self._making_engine = Undo()
 
     @classmethod
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | os.PathLike[str]) -> FlopsProfilerCallback:
@@ -159,8 +157,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._adapter = self.run = None
-        self._making_engine = ExitStack()
+        self._making_engine = Undo()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end_run()  # of an earlier one that no event has ended
@@ -181,10 +178,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         folder = f"{str(trainer.default_root_dir).rstrip('/')}/{OWN_FOLDER}" if asked_for else self._folder
         to: dict[str, Any] = {"config": self._config, "publish": self._profiles.append, "own_folder": folder}
         to["callback"] = self
-        self._adapter = LightningAdapter(trainer, pl_module, _LOOPS[trainer.state.fn], **to)
-        self.run = self._adapter.run
-        self._delivery = self.run.delivery
-        self._adapter.begin()
+        self._begin_run(LightningAdapter(trainer, pl_module, _LOOPS[trainer.state.fn], **to))
 
     on_predict_start = on_test_start = on_train_start
 
@@ -282,14 +276,15 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     def _end_run(self) -> None:
         self._making_engine.close()
-        if (adapter := self._adapter) is not None:
-            adapter.run.close()
-            self._keep_results()
-            path = adapter.run.facts.output.files.profile_path
-            if self._to_parent is not None and path is not None:
-                with suppress(OSError):  # the other process is gone
-                    self._to_parent.send(os.path.abspath(path))
-        self._adapter = self.run = None
+        run = self.run
+        super()._end_run()
+        if (
+            run is not None
+            and self._to_parent is not None
+            and (path := run.facts.output.files.profile_path) is not None
+        ):
+            with suppress(OSError):  # the other process is gone
+                self._to_parent.send(os.path.abspath(path))
 
 
 FlopsProfilerCallback.__doc__ = with_settings_described(

@@ -6,7 +6,7 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
@@ -28,6 +28,7 @@ from lightning_flops.measure.module_scope import describe_modules, require_modul
 from lightning_flops.measure.predicted_memory.fake_steps import FakeSteps
 from lightning_flops.run.delivery import ProfiledRun
 from lightning_flops.run.run import safe
+from lightning_flops.signals import Undo
 from lightning_flops.sinks.services import is_writer
 from lightning_flops.units import shown
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from lightning_flops.records import ModuleRecord
-    from lightning_flops.run.run import Run
     from lightning_flops.schema.profile import Profile
 
     _Make = Callable[[Callable[[Profile], None]], tuple[LoopAdapter | EngineAdapter, Callable[[], None]]]
@@ -274,14 +274,8 @@ class TrainingProfiler(ProfiledRun):
     def __init__(self, make: _Make, *, config: ProfilerConfig) -> None:
         self._config = config
         self._make = make
-        self._loop: LoopAdapter | EngineAdapter | None = None
         self._close_output: Callable[[], None] = lambda: None
         self._start_anew()
-
-    @property
-    def run(self) -> Run | None:
-        """The run that goes on; None outside of a loop."""
-        return None if self._loop is None else self._loop.run
 
     def __enter__(self) -> Self:
         self.start()
@@ -298,35 +292,32 @@ class TrainingProfiler(ProfiledRun):
     @safe
     def _begin(self) -> None:
         self._start_anew()
-        self._loop, self._close_output = self._make(self._profiles.append)
-        self._delivery = self._loop.run.delivery
-        self._loop.begin()
+        adapter, self._close_output = self._make(self._profiles.append)
+        self._begin_run(adapter)
 
     def stop(self, error: BaseException | None = None) -> None:
         """Report what was measured, and leave nothing behind; *error* is what has ended the loop, if anything has."""
-        loop, self._loop = self._loop, None
-        if loop is not None:
+        if (adapter := self._adapter) is not None:
             try:
-                loop.finish(error)
+                adapter.finish(error)
             finally:
-                loop.run.close()
-                self._keep_results()
+                self._end_run()
                 self._close_output()
 
     def step(self) -> None:
         """A batch is through, and with it a step, if it was updated, or if ``profile_training`` got no optimizer."""
-        if self._loop is not None:
-            self._loop.end_step()
+        if self._adapter is not None:
+            self._adapter.end_step()
 
     def batches(self, loader: Iterable[T]) -> Batches[T]:
         """*loader*, whose batches and the wait for them are seen; a torch DataLoader's are seen without this."""
-        return Batches(loader, lambda: self._loop)
+        return Batches(loader, lambda: self._adapter)
 
     @contextmanager
     def outside_of_steps(self, name: str = "validation") -> Iterator[None]:
         """What runs inside belongs to no step; an evaluation needs it only with gradients on, or in training mode."""
-        with ExitStack() as after:
-            if (loop := self._loop) is not None:
+        with Undo() as after:
+            if (loop := self._adapter) is not None:
                 loop.leave_out(name)
                 after.callback(loop.take_in)
             yield

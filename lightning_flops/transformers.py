@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl
     from typing_extensions import Unpack
 
-    from lightning_flops.run.run import Run
-
 __all__ = ["FlopsProfilerTrainerCallback"]
 
 logger = package_logger(__name__)
@@ -63,11 +61,6 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in _RUNTIME_ATTRIBUTES}
 
-    @property
-    def run(self) -> Run | None:
-        """The run that goes on; None outside of a training."""
-        return None if self._adapter is None else self._adapter.run
-
     # ---- the Trainer's events
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -90,9 +83,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         config = self._config = self._settings_in(trainer)
         if config.enabled:
             publish, over = self._profiles.append, self._end
-            self._adapter = TrainerAdapter(trainer, loader, config=config, publish=publish, over=over)
-            self._delivery = self._adapter.run.delivery
-            self._adapter.begin()
+            self._begin_run(TrainerAdapter(trainer, loader, config=config, publish=publish, over=over))
 
     def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
         """The settings for a training of *trainer*; the log says where they come from."""
@@ -126,10 +117,8 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         self._end()
 
     def _end(self) -> None:
-        if (run := self.run) is not None:
-            run.close()
-            self._keep_results()
-        self._adapter, self._has_begun = None, False
+        self._end_run()
+        self._has_begun = False
 
 
 class CallbackOfAnyTrainer(FlopsProfilerTrainerCallback):

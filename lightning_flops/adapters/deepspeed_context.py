@@ -7,7 +7,6 @@ import logging
 import math
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from lightning_flops.records import RunContext
 from lightning_flops.run.delivery import OUTCOMES
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run
+from lightning_flops.signals import Undo
 from lightning_flops.sinks.console import to_standard_output
 from lightning_flops.sinks.services import monitors_in
 from lightning_flops.units import package_logger, page
@@ -48,7 +48,7 @@ def switch_off_builtin(engine: Any, run: Run) -> None:
         run.undo.callback(setattr, settings, "enabled", True)
 
 
-def make_without_builtin(undo: ExitStack) -> None:
+def make_without_builtin(undo: Undo) -> None:
     """Have engines made with DeepSpeed's own profiler off, and so without its timers, until *undo* is closed."""
 
     def was_read(settings: Any, error: BaseException | None) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from lightning_flops.run.adapter import Adapter, Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, safe
 from lightning_flops.schema.profile import Profile
+from lightning_flops.signals import Undo
 
 _ADAPTER = "_lightning_flops_adapter"  # attribute of an engine that is profiled
 
@@ -59,11 +59,11 @@ class EngineAdapter(Adapter):
     ) -> None:
         self.engine = engine
         self._is_whole = self._is_between_steps()  # the step that runs, or comes next, is seen from its beginning
-        self._in_step = self._evaluates = False  # a forward of the running step has begun; one of an evaluation
+        self._in_step = False  # a forward of the running step has begun
         self._batch = _Batch()
         self._backward_depth = 0
         self._updates = 0  # ``global_steps`` before the running ``engine.step``
-        self._work = ExitStack()  # while the engine computes for the update
+        self._work = Undo()  # while the engine computes for the update
         self._is_own_output = output is None
         accumulate = int(engine.gradient_accumulation_steps())
         self.facts = Facts(
@@ -116,7 +116,7 @@ class EngineAdapter(Adapter):
         """The micro-batch of the config."""
         return int(self.engine.train_micro_batch_size_per_gpu())
 
-    def mark_parts(self, stack: ExitStack) -> None:
+    def mark_parts(self, stack: Undo) -> None:
         """Hear torch's own backward, which ``loss.backward()`` calls, and ``engine.backward`` in the end."""
         hear_backwards(self, stack)
 
@@ -159,9 +159,9 @@ class EngineAdapter(Adapter):
                 self.hear(kind, name, name, run.undo)
         hear_fetches(self, run.undo)
         run.begin()
-        run.outside("start")  # until the first forward
+        run.between_steps("start")  # until the first forward
 
-    def hear(self, owner: Any, function: Any, name: str, undo: ExitStack) -> None:
+    def hear(self, owner: Any, function: Any, name: str, undo: Undo) -> None:
         """Have the hooks of this *name* called around a *function* of *owner*'s when it is called for our engine."""
 
         def begins(adapter: EngineAdapter, engine: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -199,7 +199,7 @@ class EngineAdapter(Adapter):
     def fetch_ends(self, batch: Any = None, *, handed_out: bool = False) -> None:
         """End of a fetch that delivered *batch*; if that goes to a device, its tokens are read here, on the host."""
         self.run.fetch_ends()
-        if not handed_out and self.run.facts.device.type != "cpu" and not self._evaluates:
+        if not handed_out and self.run.facts.device.type != "cpu" and self.run.between != "validation":
             self.run.tokens.fetch(batch)
 
     # ---- what a loop says itself that ``profile_training`` is around
@@ -285,18 +285,15 @@ class EngineAdapter(Adapter):
     def _mode_changes(self, mode: bool = True) -> None:
         if not mode and not self._in_step:
             self._evaluation_begins()
-        elif mode and self._evaluates:
-            self._evaluates = False
-            self.run.inside()
+        elif mode and self.run.between == "validation":
+            self.run.between_steps("")
 
     def _evaluation_begins(self, *, since_batch: bool = False) -> None:
-        if not self._evaluates:
-            self._evaluates = True
+        if self.run.between != "validation":
             self.run.tokens.fetched.clear()
-            self.run.outside("validation", since_batch=since_batch)
+            self.run.between_steps("validation", since_batch=since_batch)
 
     def _steps_go_on(self) -> None:
         """An evaluation is over, or what was before the first step."""
-        self._evaluates = False
-        while self._is_whole and self.run.outside_of:
-            self.run.inside()
+        if self._is_whole:
+            self.run.between_steps("")

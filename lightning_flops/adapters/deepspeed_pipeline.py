@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Container
-from contextlib import ExitStack
 from dataclasses import replace
 from types import MethodType
 from typing import Any
@@ -21,6 +20,7 @@ from lightning_flops.records import Shapes, TimePhase
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import safe
 from lightning_flops.schema.profile import Profile
+from lightning_flops.signals import Undo
 
 _PARTS: dict[str, TimePhase] = {  # of a step, by the class of an instruction; any other one is ``other``
     "LoadMicroBatch": "transfer",  # without the wait for the batch
@@ -85,7 +85,7 @@ class PipelineAdapter(EngineAdapter):
     def _is_between_steps(self) -> bool:
         return True  # train_batch is a whole step
 
-    def mark_parts(self, stack: ExitStack) -> None:
+    def mark_parts(self, stack: Undo) -> None:
         """Hear the instructions."""
         self._hear_instructions(set(self.hooks).difference(self._always), stack)
 
@@ -96,7 +96,7 @@ class PipelineAdapter(EngineAdapter):
         self._hear_instructions(self._always, self.run.undo)
         super().begin()
 
-    def _hear_instructions(self, names: Container[str], undo: ExitStack) -> None:
+    def _hear_instructions(self, names: Container[str], undo: Undo) -> None:
         table = getattr(type(self.engine), "_INSTRUCTION_MAP", {})
         for kind in list(table):
             if kind.__name__ in names:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
@@ -31,6 +30,7 @@ from lightning_flops.run.adapter import Adapter, Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, safe
 from lightning_flops.schema.profile import Profile
+from lightning_flops.signals import Undo
 from lightning_flops.sinks.services import Services
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class LightningAdapter(Adapter):
 
     # ---- parts of a step
 
-    def mark_parts(self, stack: ExitStack) -> None:
+    def mark_parts(self, stack: Undo) -> None:
         """Hear the Trainer's own profiler."""
         self._marks.hooked = _hooked(self._trainer)
         for method in ("start", "stop"):
@@ -232,7 +232,7 @@ class LightningAdapter(Adapter):
     def fetch_begins(self, iterator: Any = None) -> None:
         """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
         if self._fetches_for_steps():
-            self._steps_go_on()
+            self.run.between_steps("")
             self.run.fetch_begins()
 
     @safe
@@ -253,10 +253,10 @@ class LightningAdapter(Adapter):
         """Whether another fit goes on now, which belongs to no step of this one."""
         callbacks = self._trainer.callbacks  # type: ignore[attr-defined]
         is_another = self._others > 0 or not any(one is self._callback for one in callbacks)
-        if is_another and not self.run.outside_of:
-            self.run.outside(_OTHER_FIT)
-        elif not is_another and self.run.outside_of[-1:] == [_OTHER_FIT]:
-            self.run.inside()
+        if is_another:
+            self.run.between_steps(_OTHER_FIT)
+        elif self.run.between == _OTHER_FIT:
+            self.run.between_steps("")
         return is_another
 
     @safe
@@ -273,7 +273,7 @@ class LightningAdapter(Adapter):
 
     # ---- manual optimization: what is called without the Trainer, whose actions and counter know nothing of it
 
-    def _hear_what_is_called_by_hand(self, undo: ExitStack) -> None:
+    def _hear_what_is_called_by_hand(self, undo: Undo) -> None:
         begins, ends = LightningAdapter._begins_by_hand, LightningAdapter._ends_by_hand
         whats: tuple[TimePhase, ...] = ("backward", "optimizer")
         backward, update = ((partial(begins, part=one), partial(ends, part=one)) for one in whats)
@@ -299,21 +299,16 @@ class LightningAdapter(Adapter):
     def outside(self, what: str) -> None:
         """*what* begins between two batches, and belongs to no step, nor does what ran since the last batch."""
         self.run.tokens.fetched.clear()
-        self.run.outside(what, since_batch=True)
-
-    def _steps_go_on(self) -> None:
-        """What was between two batches is over, with the hooks of every callback."""
-        while self.run.outside_of:
-            self.run.inside()
+        self.run.between_steps(what, since_batch=True)
 
     def checkpoint_begins(self) -> None:
         """A checkpoint is written until the next batch is there; while parts are marked, it is an action."""
         if not self.run.is_marking:
-            self.run.outside("checkpoint")
+            self.run.between_steps("checkpoint")
 
     def batch_starts(self, batch: Any) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
-        self._steps_go_on()
+        self.run.between_steps("")
         tokens = self.run.tokens.take(batch, fetched=self._reads_ahead) if self.run.tokens.reads else None
         self._batch = _Batch(batch, tensor_shapes(batch), tokens)
         self.run.batch_begins(self._batch.shapes, tokens)

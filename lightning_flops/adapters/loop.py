@@ -10,7 +10,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -39,6 +39,7 @@ from lightning_flops.run.adapter import Adapter, Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, failed, safe
 from lightning_flops.schema.profile import Profile
+from lightning_flops.signals import Undo
 
 _NO_SAMPLES = (
     "samples/s is n/a: {}. batch_size=... says how many samples a batch has, profiler.batches(...) what a batch is, "
@@ -108,15 +109,6 @@ class _Fetches:
 
 
 @dataclass(slots=True)
-class _Open:
-    """What has begun for the run, and not ended."""
-
-    forward: bool = False
-    update: bool = False
-    away: bool = False  # an evaluation
-
-
-@dataclass(slots=True)
 class _Known:
     """What is known of the loop, before it or by now."""
 
@@ -182,7 +174,8 @@ class LoopAdapter(Adapter):
         self._known = _Known(steps_before, initial_step, log_every_n_steps, reads_fetched=on_device)
         self._steps = Steps(range(len(self._optimizers)))
         self._name = _Names()
-        self._running, self._fetches, self._open = _RunningStep(), _Fetches(), _Open()
+        self._running, self._fetches = _RunningStep(), _Fetches()
+        self._in_forward = self._in_update = False  # one has begun for the run, and not ended
         self.run = Run(self, config, publish)
         self.run.steps_done = steps_before
 
@@ -222,7 +215,7 @@ class LoopAdapter(Adapter):
         hear_fetches(self, undo)
         self.run.begin()
 
-    def _hear_updates(self, undo: ExitStack) -> None:
+    def _hear_updates(self, undo: Undo) -> None:
         kind = type(self)
         begins, ends = Hook(self, kind.update_begins), Hook(self, kind.update_ends)
         for one in self._optimizers:
@@ -237,7 +230,7 @@ class LoopAdapter(Adapter):
             undo.callback(hooks.remove)
             hooks.put_up()
 
-    def _hear_models(self, undo: ExitStack) -> None:
+    def _hear_models(self, undo: Undo) -> None:
         handles: list[Any] = []
         enters, leaves = Hook(self, type(self).forward_begins), Hook(self, type(self).forward_ends)
         models = called_in(self._model)
@@ -249,7 +242,8 @@ class LoopAdapter(Adapter):
 
         def take_down(*_: Any) -> None:
             while handles:
-                handles.pop().remove()
+                handles[-1].remove()  # it is there until it is removed, whatever interrupts that
+                handles.pop()
 
         undo.callback(take_down)
         put_up()
@@ -261,12 +255,9 @@ class LoopAdapter(Adapter):
         """Do what *decision* says, and return what its event is."""
         if decision.ended is not None:
             self._step_is_over(decision.ended)
-        if self._steps.away != self._open.away:
-            self._open.away = self._steps.away
-            if self._open.away:
-                self.run.outside("validation", since_batch=not self._steps.has_begun)
-            else:
-                self.run.inside()
+        if self._steps.away is not bool(self.run.between):
+            words = "validation" if self._steps.away else ""
+            self.run.between_steps(words, since_batch=not self._steps.has_begun)
         return decision.part
 
     def _step_is_over(self, ended: StepEnd) -> None:
@@ -310,8 +301,8 @@ class LoopAdapter(Adapter):
         elif grads and self._running.micro_steps:
             self._running.micro_steps[-1].shapes += shapes
         self._running.latest = shapes if grads else ()
-        if not self._open.forward:
-            self._open.forward = True
+        if not self._in_forward:
+            self._in_forward = True
             self.run.enter("forward", counts=grads)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -370,8 +361,8 @@ class LoopAdapter(Adapter):
             self._forward_is_over()
 
     def _forward_is_over(self) -> None:
-        if self._open.forward and not self._steps.inside.forwards:
-            self._open.forward = False
+        if self._in_forward and not self._steps.inside.forwards:
+            self._in_forward = False
             self.run.leave()
 
     @safe
@@ -391,14 +382,14 @@ class LoopAdapter(Adapter):
         steps = self._steps
         steps.backward_ends(grad_only=grad_only)
         if not (steps.inside.backwards or steps.leaves_out):
-            steps.inside.forwards = int(self._open.forward)  # a forward inside, if it has raised, has no end
+            steps.inside.forwards = int(self._in_forward)  # a forward inside, if it has raised, has no end
             self.run.leave()
 
     @safe
     def update_begins(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """An optimizer's step begins; where a subclass's step calls its parent's, the hooks are called again."""
         if self._decided(self._steps.update_begins()) is Part.STEP:
-            self._open.update = True
+            self._in_update = True
             self.run.enter("optimizer")
 
     @safe
@@ -414,8 +405,8 @@ class LoopAdapter(Adapter):
             self._decided(decision)
 
     def _update_is_over(self) -> None:
-        if self._open.update:  # otherwise its closure has fetched a batch
-            self._open.update = False
+        if self._in_update:  # otherwise its closure has fetched a batch
+            self._in_update = False
             self._forward_is_over()
             self.run.leave()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.run.delivery import OUTCOMES
 from lightning_flops.run.run import Run, close_quietly, failed, safe
 from lightning_flops.schema.profile import Profile
+from lightning_flops.signals import Undo
 
 
 class LoopFinder:
@@ -33,13 +33,13 @@ class LoopFinder:
     def __init__(self, config: ProfilerConfig, *, log_dir: str | None) -> None:
         self._config = config
         self._log_dir = log_dir
-        self._undo = ExitStack()
+        self._undo = Undo()
         self._depth = 0  # calls of modules that are running
         self._updating = 0  # steps that are: a subclass's may call its parent's, which has hooks, too
         self._called: list[weakref.ref[nn.Module]] = []  # outermost modules that were called with gradients on
         self._loop: LoopAdapter | None = None
         self.profiles: deque[Profile] = deque(maxlen=1)  # the latest
-        self._after = ExitStack()  # closes the files that were opened for reports
+        self._after = Undo()  # closes the files that were opened for reports
         self._thread = threading.get_ident()
         self._is_over = False  # the loop is found, or a framework's adapter has begun a run
 

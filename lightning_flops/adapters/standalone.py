@@ -9,7 +9,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from lightning_flops.report import summary_text as units
 from lightning_flops.report.text import render_aggregated, render_forwards
 from lightning_flops.run.run import safe
 from lightning_flops.schema.profile import Profile
+from lightning_flops.signals import Undo
 from lightning_flops.sinks.file import write_text_file
 from lightning_flops.units import package_logger, shown
 
@@ -62,12 +63,10 @@ class FlopsProfiler:
         self.params: int | None = None
         self.started = False
         self._ignored_types: Collection[type[nn.Module]] = ()
-        self._counter: FlopCounter | None = None
-        self._counted: ModuleTimer | None = None
-        self._timed: ModuleTimer | None = None  # timed the latest calls; often the same as ``_counted``
+        self._counted: tuple[FlopCounter, ModuleTimer] | None = None
+        self._timed: ModuleTimer | None = None  # timed the latest calls; often that of ``_counted``
         self._calls: tuple[tuple[float, ...], int | None] = ((), None)  # seconds of calls left alone; samples in each
-        self._running = False
-        self._undo = ExitStack()  # removes from torch what a start has put there
+        self._undo = Undo()  # removes from torch what a start has put there
         weakref.finalize(self, self._undo.close).atexit = False
 
     @safe
@@ -77,33 +76,36 @@ class FlopsProfiler:
         The work of modules of a class in *ignore_list* is attributed to the module around them. Without *count*,
         forwards are only timed, free of the time that counting takes; what was counted, and a list not given, stay.
         """
-        count = count or self._counter is None
+        count = count or self._counted is None
         if ignore_list is not None or count:
             self._ignored_types = tuple(ignore_list or ())
-        self.started = self._running = True
+        self.started = True
         self._undo.close()
-        with ExitStack() as both:
-            counter = both.enter_context(FlopCounter(self.model)) if count else None
-            timer = ModuleTimer(self.model, _clock_of(self.model))
-            both.enter_context(timer)  # after the counter, so that its hooks come last
-            self._undo.enter_context(both.pop_all())
+        timer = ModuleTimer(self.model, _clock_of(self.model))
+        counter = None
+        try:
+            counter = self._undo.enter_context(FlopCounter(self.model)) if count else None
+            self._undo.enter_context(timer)  # after the counter, so that its hooks come last
+        except BaseException:
+            self._undo.close()
+            raise
         self._timed, self._calls = timer, ((), None)
         if counter is not None:
-            self._counter, self._counted = counter, timer
+            self._counted = counter, timer
 
     @safe
     def stop_profile(self) -> None:
         """Stops; what was measured can still be read."""
-        self._running = False
         self._undo.close()
 
     @safe
     def reset_profile(self) -> None:
         """Forgets what was measured. A running profiler goes on from zero."""
+        is_running = bool(self._undo)
         self._undo.close()
-        self._counter = self._counted = self._timed = None
+        self._counted = self._timed = None
         self._calls = ((), None)
-        if self._running:
+        if is_running:
             self.start_profile(self._ignored_types)
 
     def end_profile(self) -> None:
@@ -147,7 +149,7 @@ class FlopsProfiler:
         *module_depth* is the deepest level shown (the model is level 0; -1 shows all), *top_modules* how many classes
         are listed at each. *output_file* is a path or URL to write instead; if that fails, a warning says why.
         """
-        if self._counter is None:  # no error, as in DeepSpeed: loops start the profiler on one rank and print on all
+        if self._counted is None:  # no error, as in DeepSpeed: loops start the profiler on one rank and print on all
             logger.warning(_NOTHING)
             return
         profile = self._profile(profile_step, module_depth=module_depth, top_modules=top_modules)
@@ -163,15 +165,33 @@ class FlopsProfiler:
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Prints the classes of modules with the largest figures at each depth; arguments as for the whole report."""
-        if self._counter is None:
+        if self._counted is None:
             logger.warning(_NOTHING)
         else:
             sys.stdout.write(render_aggregated(self._profile(module_depth=module_depth, top_modules=top_modules)))
 
+    def _measure(
+        self, call: Callable[[], None], timed_runs: int, ignored: tuple[type[nn.Module], ...], *, in_root: bool
+    ) -> tuple[float, ...]:
+        """Count *call*, and time it by modules; returns the seconds that it takes alone, each of so many times."""
+        clock = _clock_of(self.model)
+        # First, while only the forward has filled the caches.
+        seconds = [] if clock is None else [_seconds_of(call, clock) for _ in range(timed_runs)]
+        for count in (True, False):
+            self.start_profile(ignored, count=count)
+            with Undo() as inside:
+                for one in (self._counted[0] if count and self._counted else None, self._timed):
+                    if in_root and one is not None:  # what runs between forwards is the model's, too
+                        inside.enter_context(one.in_root())
+                call()
+            self.stop_profile()
+        return tuple(seconds)
+
     def _profile(self, step: int = 0, *, module_depth: int = -1, top_modules: int = 1) -> Profile:
-        counter, counted, timed = self._counter, self._counted, self._timed
-        if counter is None or counted is None or timed is None:
+        timed = self._timed
+        if self._counted is None or timed is None:
             raise LightningFlopsError(_NOTHING)
+        counter, counted = self._counted
         calls_sec, samples = self._calls
         device = next(iter(_devices(self.model)), torch.device("cpu"))
         context, engine_sec = _context(self.ds_engine, device, samples)
@@ -238,7 +258,7 @@ def get_model_profile(
     given, named = _arguments(model, input_shape, args), dict(kwargs or {})
     if not given and not named:
         raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
-    clock, devices = _clock_of(model), [one for one in _devices(model) if one.type == "cuda"]
+    devices = [one for one in _devices(model) if one.type == "cuda"]
     function: Any = model.generate if mode == "generate" else model
 
     def call() -> None:
@@ -249,18 +269,8 @@ def get_model_profile(
         with _evaluating(model):
             for _ in range(warm_up):
                 call()
-            # First, while only the forward has filled the caches.
-            seconds = [] if clock is None else [_seconds_of(call, clock) for _ in range(timed_runs)]
-            for count in (True, False):
-                profiler.start_profile(tuple(ignore_modules or ()), count=count)
-                with ExitStack() as inside:
-                    for one in (profiler._counter if count else None, profiler._timed):
-                        if mode == "generate" and one is not None:  # what runs between forwards is the model's, too
-                            inside.enter_context(one.in_root())
-                    call()
-                profiler.stop_profile()
-            samples = samples_in(tensor_shapes([*given, *named.values()]))
-            profiler._calls = tuple(seconds), samples
+            seconds = profiler._measure(call, timed_runs, tuple(ignore_modules or ()), in_root=mode == "generate")
+            profiler._calls = seconds, samples_in(tensor_shapes([*given, *named.values()]))
     finally:
         profiler.end_profile()
     if print_profile:

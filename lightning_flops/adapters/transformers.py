@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from lightning_flops.records import BatchTokens, RunContext, Shapes
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import safe
+from lightning_flops.signals import Undo
 from lightning_flops.sinks.services import TrainerLog
 from lightning_flops.units import printable
 
@@ -122,7 +122,7 @@ class TrainerAdapter(LoopAdapter):
         super().begin()
         self._goes_away("start")  # until the first batch is asked for
 
-    def _hear_updates(self, undo: ExitStack) -> None:
+    def _hear_updates(self, undo: Undo) -> None:
         if self._engine is None:
             super()._hear_updates(undo)
         else:  # accelerate has it update inside of its own backward, which is more than autograd's
@@ -133,7 +133,7 @@ class TrainerAdapter(LoopAdapter):
 
     # ---- parts of a step that no hook of torch's shows, while they are marked
 
-    def mark_parts(self, stack: ExitStack) -> None:
+    def mark_parts(self, stack: Undo) -> None:
         """Hear what the Trainer and accelerate do around a step's parts."""
         trainer = self.trainer
         model = trainer.model_wrapped
@@ -199,22 +199,20 @@ class TrainerAdapter(LoopAdapter):
         elif self._is_between_epochs:
             self._goes_away("epoch restart")
         else:
-            self._goes_away(None)
+            self._goes_away("")
 
-    def _goes_away(self, what: str | None) -> None:
-        """*what* begins, which belongs to no step, until the next batch is asked for; None: the step goes on."""
-        if self._open.away:
-            self.run.inside()
-        self._open.away = self._steps.away = what is not None
-        if what is not None:
-            self.run.outside(what)
+    def _goes_away(self, what: str) -> None:
+        """*what* begins, which belongs to no step, until the next batch is asked for; none: the step goes on."""
+        self._steps.away = bool(what)
+        self.run.between_steps("")
+        self.run.between_steps(what)
 
     # ---- the Trainer's log, and the end
 
     @safe
     def log_begins(self, trainer: Any, logs: dict[str, float], *_: Any, **__: Any) -> None:
         """The Trainer logs its own metrics: those that we have follow, but not an evaluation's."""
-        if trainer is not self.trainer or "validation" in self.run.outside_of:
+        if trainer is not self.trainer or self.run.between == "validation":
             return
         self.logging = True
         self.run.finish() if "train_runtime" in logs else self.run.log()  # that is its last

@@ -5,20 +5,20 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.torch_private.optional import iterator_class
+from lightning_flops.signals import Undo
 
 
 def hear(
     listener: Any,
     owner: Any,
     name: str,
-    undo: ExitStack,
+    undo: Undo,
     *,
     begins: Callable[..., object] | None = None,
     ends: Callable[[Any, Any], object] | None = None,
@@ -55,14 +55,14 @@ def hear(
     listen(undo, owner, name, has_begun)
 
 
-def hear_fetches(listener: Any, undo: ExitStack) -> None:
+def hear_fetches(listener: Any, undo: Undo) -> None:
     """Have *listener* hear of the batches that any DataLoader is asked for, by ``fetch_begins`` and ``fetch_ends``."""
     if iterator_class is not None:
         kind = type(listener)
         hear(listener, iterator_class, "__next__", undo, begins=kind.fetch_begins, ends=kind.fetch_ends)
 
 
-def hear_backwards(listener: Any, undo: ExitStack) -> None:
+def hear_backwards(listener: Any, undo: Undo) -> None:
     """Have *listener* hear where ``loss.backward()`` ends, by ``backward_begins`` and ``backward_ends``."""
     kind = type(listener)
     hear(listener, torch.autograd, "backward", undo, begins=kind.backward_begins, ends=kind.backward_ends)

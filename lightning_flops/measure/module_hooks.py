@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from lightning_flops.measure.patches import listen
 from lightning_flops.measure.torch_private.needed import hide
 from lightning_flops.measure.torch_private.optional import READS_MODULE, compiler_callbacks, torchscript
+from lightning_flops.signals import Undo
 
 Failed = Callable[[str, Exception], None]
 """Gets the place where something of ours failed, and the error; it never raises."""
@@ -26,7 +27,7 @@ _IGNORED = re.compile(r"Using `torch.compile\(module\)` when there are global ho
 
 
 def put_up_hooks(
-    undo: ExitStack,
+    undo: Undo,
     on_enter: EnterHook,
     on_leave: LeaveHook,
     on_compiled: Callable[[], None] = lambda: None,
@@ -54,7 +55,8 @@ def put_up_hooks(
 
     def take_down() -> None:
         while handles:
-            handles.pop().remove()
+            handles[-1].remove()
+            handles.pop()
 
     def has_compiled(*reason: Any) -> None:
         put_up()
@@ -82,7 +84,7 @@ def _quiet(ours: Callable[..., None], failed: Failed, where: str) -> Callable[..
     return call
 
 
-def around_compilations(undo: ExitStack, begins: Callable[..., None], ends: Callable[..., None]) -> None:
+def around_compilations(undo: Undo, begins: Callable[..., None], ends: Callable[..., None]) -> None:
     """Calls *begins* before torch compiles something and *ends* after it, until *undo* is closed.
 
     They are called with torch's reason; with nothing before torch 2.8.
@@ -96,7 +98,7 @@ def around_compilations(undo: ExitStack, begins: Callable[..., None], ends: Call
         compiler.register_end_callback(ends)
 
 
-def around_scripting(undo: ExitStack, begins: Callable[[], None], ends: Callable[[], None]) -> None:
+def around_scripting(undo: Undo, begins: Callable[[], None], ends: Callable[[], None]) -> None:
     """Calls *begins* before TorchScript is made of a module, with the hooks on it, and *ends* after it, until *undo*.
 
     Torch can make none of a hook that is ours.
@@ -115,7 +117,7 @@ def _take_out(remove: Callable[[Any], None], callback: Callable[..., None]) -> N
         remove(callback)
 
 
-def _silence_hook_warning(undo: ExitStack) -> None:
+def _silence_hook_warning(undo: Undo) -> None:
     """Keeps torch from warning users of ``torch.compile(module)`` about hooks that are not theirs.
 
     The functions of ``warnings`` that change filters would make Python forget which warnings it has shown.

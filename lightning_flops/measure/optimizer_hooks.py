@@ -55,8 +55,8 @@ class OptimizerHooks:
     def remove(self) -> None:
         """Call us no more. If torch goes through its hooks now, ours do nothing, and are removed at a later step."""
         if self._is_up:
-            self._is_up = False
             _retired.extend(self._handles)
+            self._is_up = False
         remove_retired()
 
     def _before(self, *step: Any) -> None:
@@ -88,7 +88,8 @@ def remove_retired() -> None:
     """Remove what could not be removed while torch went through a table."""
     if all(map(_is_last, _running)):
         while _retired:
-            _retired.pop().remove()
+            _retired[-1].remove()  # it is there until it is removed, whatever interrupts that
+            _retired.pop()
 
 
 def _is_last(handle: Any) -> bool:

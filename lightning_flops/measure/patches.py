@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from lightning_flops.measure.torch_private.needed import hide_around
+from lightning_flops.signals import Undo
 
 Ends = Callable[[Any, BaseException | None], object]
 """Gets what a function has returned, None if it raised, and what it has raised."""
@@ -25,7 +25,7 @@ _wrapped: dict[tuple[int, Any], tuple[list[_Listener], Callable[[], None]]] = {}
 """By owner and name: who listens to a function, and how its wrapper, which all of them share, is removed."""
 
 
-def listen(undo: ExitStack, owner: Any, name: Any, begins: Begins, *, failed: Failed | None = None) -> None:
+def listen(undo: Undo, owner: Any, name: Any, begins: Begins, *, failed: Failed | None = None) -> None:
     """Have *begins* called before each call of a function until *undo* is closed, and what it returns after it.
 
     *owner* is a class or a module that has the function as the attribute *name*, or a dict that has it as a value; a
@@ -40,8 +40,8 @@ def listen(undo: ExitStack, owner: Any, name: Any, begins: Begins, *, failed: Fa
         if one in listeners:  # who still holds the wrapper runs the function alone, and keeps nothing else alive
             listeners.remove(one)
         if not listeners:
-            _wrapped.pop(key, None)
             remove()
+            _wrapped.pop(key, None)  # last: what is interrupted before is called again
 
     undo.callback(drop)  # first, so that whatever is raised from here on leaves nothing behind
     if key not in _wrapped:

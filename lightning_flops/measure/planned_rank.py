@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from lightning_flops.measure.torch_private.needed import (
 )
 from lightning_flops.measure.torch_private.one_rank import modules_move, one_rank, ranks_of
 from lightning_flops.schema.plan import CollectiveRecord, PlannedRank
-from lightning_flops.signals import words_of
+from lightning_flops.signals import Undo, words_of
 from lightning_flops.units import shown
 
 _KIND = re.compile(
@@ -106,7 +105,7 @@ def plan_rank(
     Raises:
         LightningFlopsError: the job cannot be planned; the message says why.
     """
-    with ExitStack() as inside:
+    with Undo() as inside:
         inside.enter_context(random_state_kept())
         inside.enter_context(one_rank(rank, math.prod(mesh.values())))
         device_mesh = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))

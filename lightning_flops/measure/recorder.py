@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, get_args
@@ -40,6 +40,7 @@ from lightning_flops.records import (
     TimePhase,
     WindowRecord,
 )
+from lightning_flops.signals import Undo
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
@@ -194,8 +195,8 @@ class Recorder:
         self._sampler: PartCounter | None = None
         self._measured: _Measured | None = None
         self._unseen: set[TimePhase] = set()
-        self._scope = ExitStack()  # of the batch that runs
-        self._undo = ExitStack()
+        self._scope = Undo()  # of the batch that runs
+        self._undo = Undo()
         self._undo.callback(self._traces.give_up)
         self._undo.callback(self._lines.stop)
         self._undo.callback(self._scope.close)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 
 from lightning_flops.records import Loop, RunContext, TimePhase
 from lightning_flops.run.output import LoggedOutput
+from lightning_flops.signals import Undo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,5 +64,5 @@ class Adapter(ABC):
         """What the framework's settings name as the samples of a batch; None: nothing."""
         return None
 
-    def mark_parts(self, stack: ExitStack) -> None:  # noqa: B027
+    def mark_parts(self, stack: Undo) -> None:  # noqa: B027
         """Put hooks around the parts of a step, which *stack* removes."""

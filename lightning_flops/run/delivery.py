@@ -258,11 +258,29 @@ class ProfiledRun:
     _profiles: deque[Profile]
     _throughput: ThroughputSummary | None
     _delivery: Delivery | None = None  # of the run that goes on
+    _adapter: Any = None  # of it
+
+    @property
+    def run(self) -> Any:
+        """The run that goes on; None outside of one."""
+        return None if self._adapter is None else self._adapter.run
 
     def _start_anew(self) -> None:
         """Forget what an earlier run measured."""
         self._profiles = deque(maxlen=PROFILES_KEPT)
         self._throughput = self._delivery = None
+
+    def _begin_run(self, adapter: Any) -> None:
+        """The run of *adapter* begins."""
+        self._adapter, self._delivery = adapter, adapter.run.delivery
+        adapter.begin()
+
+    def _end_run(self) -> None:
+        """It is over: leave nothing of it behind."""
+        adapter, self._adapter = self._adapter, None
+        if adapter is not None:
+            adapter.run.close()
+            self._keep_results()
 
     def _keep_results(self) -> None:
         """The run is over: keep its throughput, and nothing else of it."""

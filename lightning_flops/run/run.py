@@ -11,7 +11,6 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -28,7 +27,7 @@ from lightning_flops.run.out_of_memory import account_for
 from lightning_flops.run.throughput import Batch, Throughput
 from lightning_flops.run.window import Window, new_window
 from lightning_flops.schema.profile import Profile
-from lightning_flops.signals import words_of
+from lightning_flops.signals import Undo, words_of
 from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
@@ -49,7 +48,7 @@ class Run:
         self.adapter = adapter
         facts = adapter.facts
         self.config = config
-        self.undo = ExitStack()  # removes everything of ours; an adapter adds the undo of its hooks
+        self.undo = Undo()  # removes everything of ours; an adapter adds the undo of its hooks
         self.closed = False
         self.thread = threading.get_ident()  # the training thread
         self.notes = notes = Notes()
@@ -58,6 +57,7 @@ class Run:
         self.tokens = TokenReader(notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
         self.steps_done = 0
         self.outside_of: list[str] = []  # what runs now and belongs to no step
+        self.between = ""  # of it, what the framework is at between two steps
 
     @property
     def facts(self) -> Facts:
@@ -160,6 +160,15 @@ class Run:
                 self.window.leave()
             self.throughput.monitor.inside()
             self.window.enter_scope()
+
+    def between_steps(self, what: str, *, since_batch: bool = False) -> None:
+        """The framework is at *what* between two steps, or at what it was at before, until this is called with none."""
+        if bool(what) is not bool(self.between):
+            self.between = what
+            if what:
+                self.outside(what, since_batch=since_batch)
+            else:
+                self.inside()
 
     @property
     def is_marking(self) -> bool:
@@ -328,7 +337,7 @@ def failed(run: Run | None, error: Exception) -> None:
     logger.warning("the FLOPs profiler failed and is off; the program goes on: %s", words, exc_info=shown)
 
 
-def close_quietly(undo: ExitStack) -> None:
+def close_quietly(undo: Undo) -> None:
     """Run every undo of *undo*; one that raises is a warning, and the others still run."""
     try:
         undo.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,7 +20,7 @@ from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import RunContext, TimePhase, WindowRecord
 from lightning_flops.run.adapter import Adapter
-from lightning_flops.signals import words_of
+from lightning_flops.signals import Undo, words_of
 
 
 @dataclass(slots=True)
@@ -36,8 +35,8 @@ class Window:
     is_open: bool = False
     micro_batch_size: int | None = None
     fetches: int = 0  # seen since the window was made
-    scope: ExitStack | None = None  # of the running batch, if it is counted or traced
-    marks: ExitStack | None = None  # of the parts of a step, where they are needed
+    scope: Undo | None = None  # of the running batch, if it is counted or traced
+    marks: Undo | None = None  # of the parts of a step, where they are needed
     is_idle: bool = True  # nothing of a step is measured, and nothing is in place for that
 
     def open(self, *, steps_done: int) -> None:
@@ -50,7 +49,7 @@ class Window:
         self.recorder.sample(steps_done=steps_done)
         self.is_idle = False
 
-    def follow(self, mark_parts: Callable[[ExitStack], None], *, outside: bool) -> None:
+    def follow(self, mark_parts: Callable[[Undo], None], *, outside: bool) -> None:
         """Have in place what the next batch needs: *mark_parts*, a scope unless it is *outside* of steps, watches."""
         recorder = self.recorder
         self.is_idle = recorder.idle and not self.is_open
@@ -58,7 +57,7 @@ class Window:
         if not recorder.marking:
             self.unmark()
         elif self.marks is None:
-            self.marks = ExitStack()
+            self.marks = Undo()
             mark_parts(self.marks)
         if not outside:
             self.enter_scope()
@@ -79,7 +78,7 @@ class Window:
     def enter_scope(self) -> None:
         """What runs from here on is counted or traced, if the running step is."""
         if self.scope is None and (self.recorder.counting or self.recorder.tracing):
-            self.scope = ExitStack()
+            self.scope = Undo()
             self.scope.enter_context(self.recorder.batch_scope())
 
     def leave_scope(self) -> None:
@@ -127,7 +126,7 @@ class Window:
 
     def close(self) -> None:
         """Remove everything of this window."""
-        with ExitStack() as undo:
+        with Undo() as undo:
             undo.callback(self.unmark)
             undo.callback(self.recorder.abandon)
             undo.callback(self.leave_scope)

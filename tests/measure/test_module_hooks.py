@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 
 from lightning_flops.measure.module_hooks import put_up_hooks
+from lightning_flops.signals import Undo
 
 
 def test_torch_says_nothing_of_our_hooks_and_all_of_other_hooks() -> None:
@@ -26,7 +26,7 @@ def test_torch_says_nothing_of_our_hooks_and_all_of_other_hooks() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        with ExitStack() as undo:
+        with Undo() as undo:
             put_up_hooks(undo, nothing, nothing, failed=nothing)
             assert said() == []
         handle = nn.modules.module.register_module_forward_hook(nothing)

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 from lightning_flops.measure.patches import listen
+from lightning_flops.signals import Undo
 
 
 class Base:
@@ -14,7 +14,7 @@ class Base:
 
 def test_somebody_who_wrapped_us_in_turn_is_left_alone_and_we_are_silent() -> None:
     spied: list[str] = []
-    with ExitStack() as undo:
+    with Undo() as undo:
         listen(undo, Base, "run", lambda self, what: spied.append(what))
         ours = Base.run
         theirs: Any = lambda self, what: ours(self, what).upper()  # noqa: E731

@@ -286,7 +286,7 @@ def test_a_failure_of_ours_keeps_the_window_that_is_being_analyzed(
             if done == CLOSES_AFTER:
                 assert analysis.begun.wait(60) and profiler.run is not None
                 one.say_absent(1, "it is a test's")
-                profiler.run.throughput.monitor = None  # type: ignore[assignment]  # the next batch of ours raises
+                profiler.run.throughput.monitor = None  # the next batch of ours raises
                 threading.Timer(0.05, analysis.goes_on.set).start()
 
         profiler = in_a_loop(9, at=step, log_dir=tmp_path)

@@ -13,7 +13,6 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,6 +35,7 @@ from lightning_flops.measure.torch_private.needed import (
     new_fake_mode,
     sequence_number,
 )
+from lightning_flops.signals import Undo
 from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
@@ -61,7 +61,7 @@ class CompiledCode:
         self._threads = threads
         self._totals = totals
         self._flops_of = flops_of
-        self._undo = ExitStack()
+        self._undo = Undo()
         self._watched: set[Any] = set()
         self._repeated: dict[Any, Counter[int] | None] = {}
         self._count_unseen: CountUnseen | None = None

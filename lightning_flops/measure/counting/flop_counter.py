@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -42,6 +42,7 @@ from lightning_flops.measure.torch_private.needed import (
 )
 from lightning_flops.measure.torch_private.optional import is_replica
 from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, PhaseFlops
+from lightning_flops.signals import Undo
 
 CausalAttention = Literal["full", "half"]
 
@@ -76,7 +77,7 @@ class FlopCounter:
         self._compiled = CompiledCode(self._names, self._threads, self._totals, lambda work: split_work(work, halve)[0])
         self._mode = CountingMode(self._threads, self._totals, self._compiled, halve_causal=halve)
         self._lock = threading.RLock()
-        self._undo = ExitStack()
+        self._undo = Undo()
         """Removes everything that this counter puts on torch, when no thread is inside any more."""
 
     # ---- on and off
@@ -114,20 +115,20 @@ class FlopCounter:
         """
         try:
             state = self._threads.state
-            if state.entered:
-                with self._lock:
+            with self._lock:
+                if state.entered or not self._is_entered():  # also what an interrupt has left of an earlier end
                     self._leave(state)
         except Exception as error:
             self._failed("the end of counting", error)
 
     def _leave(self, state: ThreadState) -> None:
-        state.entered -= 1
         try:
-            if not state.entered:
+            if state.entered <= 1:
                 remove(self._mode)  # first, so that it is off whatever fails afterwards
                 self._mode.forward_products.clear()
                 state.stop()
         finally:
+            state.entered = max(0, state.entered - 1)
             if not self._is_entered():
                 self._undo.close()
 
@@ -139,7 +140,7 @@ class FlopCounter:
         if not self._is_entered():
             remove(self._mode)
 
-    def _install(self, undo: ExitStack) -> None:
+    def _install(self, undo: Undo) -> None:
         """Puts up the hooks. They are global, because hooks on modules recompile blocks and switch off fused paths."""
         self._mode.runs_in_tf32 = tf32_operators()
         self._mode.counts_fake = _computes_on_fake_tensors(self._root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -14,7 +14,7 @@ from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.measure.torch_private.needed import NO_GRAPH_TASK, graph_task_id
-from lightning_flops.signals import words_of
+from lightning_flops.signals import Undo, words_of
 from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
@@ -40,7 +40,7 @@ class ModuleTimer:
         self._thread = threading.get_ident()
         self._running: list[tuple[nn.Module | None, str]] = []  # the forwards that are running, by module and name
         self._stamps: list[tuple[Any, str | None]] = []  # stamps, each with the name of the module that runs from there
-        self._undo = ExitStack()
+        self._undo = Undo()
         self.outermost_calls = 0  # calls of the root, or of a module below it that was called from outside
 
     def __enter__(self) -> ModuleTimer:

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ import torch
 
 from lightning_flops import host_clock
 from lightning_flops.records import ProcessorLoss
+from lightning_flops.signals import Undo
 from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
@@ -32,7 +32,7 @@ Heat = Callable[[], float | None]
 """Reads for how many seconds heat has held the clock of the whole GPU down; None: it is not known."""
 
 
-def heat_counter(device: torch.device, undo: ExitStack) -> Heat:
+def heat_counter(device: torch.device, undo: Undo) -> Heat:
     """The driver's counter of the NVIDIA GPU that *device* is, by the extra ``nvidia``; *undo* lets NVML go."""
     if device.type != "cuda" or torch.version.hip is not None:
         return lambda: None

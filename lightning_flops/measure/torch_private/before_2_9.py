@@ -6,19 +6,19 @@ mode that they have no rule for.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 
 from lightning_flops.measure.torch_private.needed import DispatchMode, hide, take
+from lightning_flops.signals import Undo
 
 IS_HERE = not hasattr(DispatchMode, "ignore_compile_internals")
 """Whether this torch is older than 2.9."""
 
 
-def run_uncompiled(undo: ExitStack, mode: type[DispatchMode]) -> None:
+def run_uncompiled(undo: Undo, mode: type[DispatchMode]) -> None:
     """Torch before 2.9 runs what is compiled as its Python until *undo* is closed; a newer one stays as it is.
 
     Operators of higher order (flex attention, ``torch.cond``) get a rule for modes of the class *mode* for so long.

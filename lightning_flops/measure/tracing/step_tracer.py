@@ -12,7 +12,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.patches import listen
 from lightning_flops.measure.torch_private import optional
 from lightning_flops.records import METADATA_KEY, StepSignature, TracedStepRecord, module_mark, phase_mark
-from lightning_flops.signals import words_of
+from lightning_flops.signals import Undo, words_of
 from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)
@@ -46,7 +46,7 @@ class StepTracer:
         self._folder: str | None = None
         self._profiler: Any = None  # one that was prepared
         self._recording = self._ours = self._is_up = False
-        self._undo = ExitStack()
+        self._undo = Undo()
         self._marks: list[Any] = []  # marks that are open: the step's, and those of the parts that are running
         self._index = self._first_index = -1
         self.lost: str | None = None  # why something cannot be traced, in a sentence; None if everything can
@@ -115,7 +115,7 @@ class StepTracer:
     def give_up(self) -> None:
         """Stop tracing, and remove everything of ours from torch. What was traced before stays."""
         self._is_up = False
-        with ExitStack() as undo:  # it runs each of these, also if another one raises
+        with Undo() as undo:  # it runs each of these, also if another one raises
             undo.callback(self._undo.close)
             undo.callback(self._stop_profiler)
             self._close_marks()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from lightning_flops.measure.timing.processor_wait import Counters, ProcessorWatch, heat_counter
+from lightning_flops.signals import Undo
 from tests.fake_clock import FakeNow
 
 
@@ -72,6 +72,6 @@ def test_heat_is_that_of_the_gpu_that_torch_uses_and_nvml_is_let_go(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=uuid))
-    with ExitStack() as undo:
+    with Undo() as undo:
         assert heat_counter(torch.device(device), undo)() == read
     assert nvml is None or nvml.users == 0

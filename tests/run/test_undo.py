@@ -1,0 +1,105 @@
+"""Ctrl-C while everything of ours is removed: whatever line it comes at, nothing is left."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_flops.measure.counting.flop_counter import FlopCounter
+from lightning_flops.measure.patches import listen
+from lightning_flops.signals import Undo
+from tests.left_on_torch import torch_state
+
+
+class _CtrlC:
+    """Raises KeyboardInterrupt at the *at*-th line of ours, of contextlib or of torch's handles from here on."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __enter__(self) -> _CtrlC:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        file = frame.f_code.co_filename
+        ours = "lightning_flops/" in file or file.endswith(("contextlib.py", "torch/utils/hooks.py"))
+        if ours and event == "line":
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._trace if ours else None
+
+
+def _closed(undo: Any, at: int) -> bool:
+    """Whether Ctrl-C came while *undo* was closed, once and then, as a run does at its end, once more."""
+    came = False
+    try:
+        with _CtrlC(at):
+            undo.close()
+    except KeyboardInterrupt:
+        came = True
+    undo.close()
+    return came
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_no_line_of_an_undo_loses_a_wrapper_to_ctrl_c(several: bool) -> None:
+    at, came = 0, True
+    while came:
+        at += 1
+
+        def function() -> int:
+            return 3
+
+        owner: Any = SimpleNamespace(first=function, second=function)
+        undo = Undo()
+        for name in ("first", "second"):
+            for _ in range(1 + several):
+                listen(undo, owner, name, lambda: None)
+        assert owner.first is not function
+        came = _closed(undo, at)
+        assert owner.first is function
+        assert owner.second is function
+    assert at > 10
+
+
+def test_no_line_of_the_end_of_counting_leaves_anything_on_torch() -> None:
+    model = nn.Linear(2, 2)
+    before, at, came = torch_state(), 0, True
+    while came:
+        at += 1
+        undo = Undo()
+        counter = undo.enter_context(FlopCounter(model))
+        model(torch.ones(1, 2))
+        came = _closed(undo, at)
+        assert torch_state() == before, at
+        assert counter.total().forward == 8
+    assert at > 50
+
+
+def test_an_undo_that_fails_keeps_no_other_from_running() -> None:
+    called = []
+
+    def fails() -> None:
+        called.append("fails")
+        raise RuntimeError("broken on purpose")
+
+    undo = Undo()
+    undo.callback(called.append, "last")
+    undo.callback(fails)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        undo.close()
+    assert called == ["fails", "fails", "last"]
+    undo.close()
+    assert called[-1] == "last"
+    assert len(called) == 3
