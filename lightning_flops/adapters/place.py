@@ -213,9 +213,11 @@ def root_of(model: nn.Module) -> nn.Module:
 
 def optimizers_in(given: Any) -> tuple[Any, ...]:
     """The optimizers that a user gave, without accelerate's and Fabric's wrappers; a ConfigError for anything else."""
-    found = tuple(map(_unwrapped, () if given is None else given if isinstance(given, Iterable) else (given,)))
+    several = map(_unwrapped, () if given is None else given if isinstance(given, Iterable) else (given,))
+    found = tuple({id(one): one for one in several}.values())
     for one in found:
-        if not callable(getattr(type(one), "step", None)):  # its class has it, so that its calls can be heard
+        # Its class has it, so that its calls can be heard; we hold none.
+        if not (callable(getattr(type(one), "step", None)) and type(one).__weakrefoffset__):
             raise ConfigError(f"optimizer must be an optimizer or several, with a method step, got {shown(one)}")
     return found
 

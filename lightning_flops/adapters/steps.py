@@ -66,6 +66,7 @@ class _Step:
     own_model: Hashable = None  # whose forwards the rows are, where nothing was fetched
     is_fetched: bool = False  # the rows are a loader's
     updates: Counter[Hashable] = field(default_factory=Counter)
+    looked_rows: set[int | None] = field(default_factory=set)  # of evaluations since the step before
     why: str = ""
 
     def add(self, rows: int | None, *, micro_step: bool) -> None:
@@ -117,6 +118,7 @@ class _Rows:
     waiting: list[_Fetched] = field(default_factory=list)
     current: _Fetched | None = None  # what the latest micro-step is of
     rest: int = 0  # rows of earlier batches that no forward got
+    evaluated: _Fetched | None = None  # what a model that does not train has looked at since the latest step
 
     def leave_current(self) -> None:
         """No further piece of the latest batch comes: its other rows were handed out, too."""
@@ -260,7 +262,7 @@ class Steps:
             return Decision(Part.INNER)
         self._heard.calls = True
         if not grads:
-            return self._look(model, training=training)
+            return self._look(model, rows, training=training)
         self.away = False
         ended = self._end() if self._is_complete and not self._ends_at_fetch else None
         step = self._step
@@ -281,7 +283,7 @@ class Steps:
         """A call of a model is over, or has raised."""
         self.inside.forwards = max(0, self.inside.forwards - 1)
 
-    def _look(self, model: Hashable, *, training: bool) -> Decision:
+    def _look(self, model: Hashable, rows: int | None, *, training: bool) -> Decision:
         """A forward without gradients: a teacher, a rollout or an evaluation."""
         ended = self._end() if self._is_complete and not self.away else None
         step = self._step
@@ -294,8 +296,11 @@ class Steps:
         evaluates = not (training or self._is_looked_at_by(model))
         if self._rows.waiting and (self._heard.feeders or evaluates) and not (step.forwards or self._is_fed):
             self._look_at_waiting()  # of a loader that never fed a step
+            self._rows.evaluated = None if model in self._heard.trainees else self._rows.waiting[-1]
             self._rows.waiting, evaluates = [], True
         self.away |= evaluates
+        if self.away:
+            step.looked_rows.add(rows)
         return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
 
     def _is_looked_at_by(self, model: Hashable) -> bool:
@@ -323,14 +328,20 @@ class Steps:
             self._add_fetched(rows, micro_step=True)
             return True
         if self._take(rows, micro_step=starts):
+            if model in step.lookers and (step.rows[-1] or 0) < (rows or 0):
+                step.why = "the model was evaluated on a batch, and then trained on more samples than that has"
             return starts
         if step.is_fetched:
             if starts and now is not None and now.rows is None:
                 step.why = "a batch of unknown size was trained in several forwards"
+            if rows in step.looked_rows and now is not None and rows != now.rows:
+                step.why = "a batch may have been trained on that was taken for one of an evaluation"
             return False
         if not step.rows:
             step.own_model = model
             self._heard.looked_at.clear()  # it may be what was looked at
+            if (one := self._rows.evaluated) is not None and self._heard.feeders and one.rows == rows:
+                self._heard.feeders |= {one.source, one.loader}  # by a teacher
         elif not starts or model != step.own_model:
             return False
         step.add(rows, micro_step=True)  # what the model is called with; after a backward, gradients are accumulated
@@ -464,7 +475,7 @@ class Steps:
         step = self._step
         if self.is_blind and not step.rows:
             self._take(None, micro_step=True)  # compiled code has made the whole step
-        self._step = _Step()
+        self._step, self._rows.evaluated = _Step(), None
         self._rows.waiting = [one for one in self._rows.waiting if one.loader in self._heard.feeders][-_MOST_AHEAD:]
         if self._rows.waiting:
             self._rows.leave_current()

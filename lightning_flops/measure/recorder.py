@@ -195,8 +195,7 @@ class Recorder:
         self._sampler: PartCounter | None = None
         self._measured: _Measured | None = None
         self._unseen: set[TimePhase] = set()
-        self._scope = Undo()  # of the batch that runs
-        self._undo = Undo()
+        self._scope, self._undo = Undo(), Undo()  # of the batch that runs, and of all
         self._undo.callback(self._traces.give_up)
         self._undo.callback(self._lines.stop)
         self._undo.callback(self._scope.close)

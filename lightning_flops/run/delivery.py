@@ -194,7 +194,8 @@ class Delivery:
         if not steps_done and context.framework in ("torch", "accelerate"):
             names = " and ".join(type(one).__name__ for one in updated_by)
             none = "no optimizer was given to profile_training, and step() was never called"
-            ended += f": a step ends when {names} have made their updates" if names else f": {none}"
+            made = "have made their updates" if len(updated_by) > 1 else "has made its update"
+            ended += f": a step ends when {names} {made}" if names else f": {none}"
         if self._latest is None:
             OUTCOMES.reasons.append(f"profile_step is {step}, and {ended}")
             OUTCOMES.warned |= self._is_first

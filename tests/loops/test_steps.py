@@ -121,6 +121,10 @@ validation fetched, no loader trains        | u   | (m8 b u V6 m6e-)4           
 adapts to what it was evaluated on          | u   | (F8 m8 b u V6 m6e- V6 m6 b u)2 | 8/1 6/1 8/1 6/1 O2
 pseudo-labels, their loader asked first     | u   | (E12 t12e- F8 m8 m12 b u)3                          | 20/1x3 S3 D6
 two loaders, a teacher after each           | u   | (F8 t8e- E8 t8e- m8 m8 b u)3                        | 16/1x3 S6 D6
+pseudo-labels after a warm-up               | u   | (F8 m8 b u)2 (E12 t12e- F8 m8 m12 b u)2             | 8/1x2 ?/1x2 O2
+a teacher and a new loader later on         | u   | (F8 m8 b u)2 F. (E8 t8e- m8 b u)3                   | 8/1x5 O1 S2
+averaged weights evaluated, own loader      | u   | (F8 m8 b u F8 m8 b u V8 t8e- V8 t8e- V.)2           | 8/1x4 O4
+a full batch, validation first              | u   | (V6 m6e- m8 b u)3                                   | ?/1x3 S3
 an epoch that begins in evaluation mode     | u   | (F8 m8 b u V8e- m8e- V.e- F'8e m8 b u F'8 m8 b u)2  | 8/1x6 O2
 LBFGS                                       | u   | (F8 u( m8 b m8 b m8 b ))3                           | 8/1x3
 LBFGS on a batch in pieces                  | u   | (F8 u( m4 b m4 b m4 b m4 b ))3                      | 8/2x3
