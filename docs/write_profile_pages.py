@@ -25,6 +25,7 @@ from pydantic_core.core_schema import IsInstanceSchema
 from docs.comment_meanings import CommentMeanings
 from lightning_flops.schema.codec import Json
 from lightning_flops.schema.comparison import Comparison
+from lightning_flops.schema.memory import MemoryReport
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.schema.trace import TracesReport
@@ -38,6 +39,7 @@ FILES: Mapping[type[Json], str] = {
     ThroughputSummary: "`throughput.json`, `ThroughputSummary.to_json()`",
     TracesReport: "`lightning-flops trace --json`",
     Comparison: "`lightning-flops compare --json`, `Comparison.to_json()`",
+    MemoryReport: "`lightning-flops memory --json`, `MemoryPrediction.to_json()`, and the profile of a run (`tensors`)",
 }
 """What is written as JSON: the file or command."""
 

@@ -343,6 +343,8 @@ class MemoryRecord:
     optimizer_bytes: int | None
     #: Activations and outputs that a forward keeps for the backward; None on the host, which does not show it.
     kept_by_forward_bytes: int | None
+    #: The part of the counted step in which the most that was held last grew; None: it had been as high before.
+    peak_grew_in: str | None = None
 
 
 MemoryKind = Literal["parameters", "gradients", "optimizer", "activations", "batch", "temporary"]
@@ -351,7 +353,7 @@ MemoryKind = Literal["parameters", "gradients", "optimizer", "activations", "bat
 
 @dataclass(slots=True, kw_only=True, eq=False)  # the step that is followed fills it in
 class TensorLife:
-    """One allocation of a predicted step: its size, and between which events of the step it was held."""
+    """One allocation: its size, and between which events of the step it was held."""
 
     size: int  # bytes
     born: int  # number of the event that allocated it
@@ -364,13 +366,14 @@ class TensorLife:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTensors:
-    """Every allocation of two training steps, and the FLOPs of the second."""
+    """Every allocation of the steps that were followed, and the FLOPs of the last."""
 
     lives: Sequence[TensorLife]
     last_forward: int  # number of the event after which the last forward began
     flops: PhaseFlops
     batch_size: int | None  # None: no tensor of the batch has an axis
     notes: tuple[str, ...]
+    available_bytes: int | None = None  # that tensors may take; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,6 +404,7 @@ class WindowRecord:
     traces: tuple[TracedStepRecord, ...] = ()  # one record of each traced cycle; if there is none, the notes say why
     lines: LinesRecord | None = None  # the user's lines in sampled steps; None where no loop was profiled
     memory: MemoryRecord | None = None  # None if it was not read
+    tensors: StepTensors | None = None  # every allocation of the counted step; None where not all of them are seen
     facts: RunFacts | None = None  # how the run is set up; None if it was not read
     processor: ProcessorLoss | None = None  # over the timed steps; None if they were too short
     mixed_phases: tuple[TimePhase, ...] = ()  # their seconds cannot be separated: rates are n/a, the sum is still true

@@ -15,6 +15,7 @@ from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, de
 from lightning_flops.analysis.lines import Cause, causes
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import ModuleRecord, OperatorCell, ProcessorLoss, RunFacts, WindowRecord
+from lightning_flops.schema.memory import MemoryReport
 from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.step import Budget, DtypeFlops, LineProfile, LinesProfile, ModuleTimes, TimingProfile
 from lightning_flops.schema.trace import TracedStep, TraceReport
@@ -65,6 +66,7 @@ class Evidence:
     rows: Mapping[str, Sequence[LineProfile]] = field(default_factory=dict)  #: All of the user's lines by part.
     #: The rank that the others wait for longest; None if all keep pace, or the other ranks are not known.
     straggler: Straggler | None = None
+    tensors: MemoryReport | None = None  #: What tensors held in the counted step.
     idle_cores: float | None = None  #: Cores of the machine that had nothing to do while steps were timed.
     #: Processor time that this process had, or was ready for, while steps were timed ÷ their time.
     processor_share: float | None = None
@@ -103,12 +105,13 @@ def gather_evidence(
     traced: TracedStep | None,
     budget: Budget | None,
     lines: LinesProfile | None = None,
+    tensors: MemoryReport | None = None,
     peaks: Mapping[str, float] | None = None,
 ) -> Evidence:
     """What *window*, and the figures that were made of it, know that a rule can use."""
     evidence = _of_run(window, timing, batches=batches)
     evidence = _of_counts(evidence, window, dtypes, peaks or {})
-    evidence = _of_lines(evidence, lines)
+    evidence = replace(_of_lines(evidence, lines), tensors=tensors)
     if traced is None or traced.is_apart or evidence.step_sec is None:
         return evidence
     if traced.tables is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from lightning_flops.errors import ConfigError, LightningFlopsError
-from lightning_flops.records import MemoryKind, StepTensors
+from lightning_flops.records import MemoryKind, StepTensors, TensorLife
 from lightning_flops.schema import codec
 from lightning_flops.schema.memory import CheckpointedBlocks, LargestBatch, MemoryReport, ModuleMemory, PeakMoment
 from lightning_flops.units import shown
@@ -159,16 +160,16 @@ class MemoryPrediction:
 
 
 def build_memory_report(tensors: StepTensors) -> MemoryReport:
-    """Peak, kinds and modules of two steps."""
-    changes = [(life.born, life.size, life) for life in tensors.lives]
-    changes += [(life.died, -life.size, life) for life in tensors.lives if life.died is not None]
-    changes.sort(key=operator.itemgetter(0))
-    held = peak = 0
+    """Peak, kinds and modules of the steps that were followed, and the rows that fit if that can be known."""
+    size, available = tensors.batch_size, tensors.available_bytes
+    held, peak, rows = {False: 0, True: 0}, 0, math.inf  # held is what goes with the batch, and the rest
     last = tensors.lives[0]  # there is a parameter or a tensor of the batch
-    for _, change, life in changes:
-        held += change
-        if held > peak:
-            peak, last = held, life
+    for _, change, life in _changes(tensors.lives):
+        held[_goes_with_batch(life)] += change
+        if (total := sum(held.values())) > peak:
+            peak, last = total, life
+        if available and held[True]:
+            rows = min(rows, (available - held[False]) / held[True])
     moment = last.born
     kinds, kept, at_peak = Counter[MemoryKind](), Counter[str](), Counter[str]()
     for life in tensors.lives:
@@ -176,18 +177,30 @@ def build_memory_report(tensors: StepTensors) -> MemoryReport:
             kinds[life.kind] += life.size
             if life.kind in ("activations", "temporary"):
                 at_peak[life.module] += life.size
-        if life.kind == "activations" and life.part == "forward" and life.born > tensors.last_forward:
+        if life.kind == "activations" and life.part != "backward" and life.born > tensors.last_forward:
             kept[life.module] += life.size
     modules = [ModuleMemory(name=name, kept_bytes=kept[name], peak_bytes=at_peak[name]) for name in {**kept, **at_peak}]
     return MemoryReport(
         peak_bytes=peak,
-        batch_size=tensors.batch_size,
+        batch_size=size,
         at_peak=dict(kinds.most_common()),
         when=PeakMoment(part=last.part, module=last.module, operator=last.operator),
         modules=tuple(sorted(modules, key=lambda one: (-one.kept_bytes, -one.peak_bytes))),
         flops=tensors.flops.forward + tensors.flops.backward,
-        available_bytes=None,
-        largest=None,
+        available_bytes=available,
+        largest=LargestBatch(size=int(size * rows)) if size and rows < math.inf else None,
         checkpointed=None,
         notes=tensors.notes,
     )
+
+
+def _changes(lives: Sequence[TensorLife]) -> list[tuple[int, int, TensorLife]]:
+    """Every allocation and every end of one, in order: the event, the bytes and the allocation."""
+    changes = [(life.born, life.size, life) for life in lives]
+    changes += [(life.died, -life.size, life) for life in lives if life.died is not None]
+    return sorted(changes, key=operator.itemgetter(0))
+
+
+def _goes_with_batch(life: TensorLife) -> bool:
+    """Whether it is taken for twice as large in a batch twice as large: gradients of weights that are made are, too."""
+    return life.kind in ("activations", "batch") or (life.kind == "temporary" and life.part != "optimizer")

@@ -13,6 +13,7 @@ from lightning_flops.analysis.devices import device_named
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flops_by_phase, grouped
 from lightning_flops.analysis.lines import build_lines
+from lightning_flops.analysis.memory import build_memory_report
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peaks import COPY, measured_peaks, peak_for
@@ -68,8 +69,10 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     times, notes = ({}, ()) if traced is None else module_times(traced, cells, peaks, counted_steps=steps)
     budget = build_budget(timing=timing, traced=traced, peak_sec=peak_sec, lower_bound=counts.is_lower_bound)
     lines = build_lines(window.lines, timing=timing, on_host=context.device_type == "cpu")
+    tensors = None if window.tensors is None else build_memory_report(window.tensors)
     evidence = gather_evidence(
         window,
+        tensors=tensors,
         timing=timing,
         batches=sum(step.micro_steps for step in timed) / max(1, len(timed)),
         dtypes=dtypes,
@@ -117,6 +120,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         operators=_operators(cells),
         uncounted=dict(window.flops.uncounted),
         memory=window.memory,
+        tensors=tensors,
         traced=traced,
         lines=lines,
         ranks=None,

@@ -132,6 +132,14 @@ def _of_products(dtype: str, faster: str, evidence: Evidence, measured: float) -
     return None if gain is None or share is None else measured * share * gain
 
 
+def _of_memory(evidence: Evidence) -> Mapping[str, str]:
+    """The batch that nine tenths of the memory hold, where that is larger: the rest is for what no tensor is."""
+    tensors = evidence.tensors
+    size, fits = (None, None) if tensors is None else (tensors.batch_size, tensors.largest)
+    room = size is not None and fits is not None and fits.size > size
+    return {"room": f" (memory for a batch of {plain(fits.size)} instead of {plain(size)})" if room and fits else ""}
+
+
 def _line(rule: str, evidence: Evidence) -> Mapping[str, str]:
     found = evidence.causes.get(rule, ())
     return {"line": found[0].words if found else "", "part": found[0].part if found else ""}
@@ -397,8 +405,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="idle",
+        words=_of_memory,
         fact="The device is idle for {measured} of the step, not counting the wait for data.",
-        remedy="Raise the batch size, and take .item(), print and other synchronizations out of the step.",
+        remedy="Raise the batch size{room}, and take .item(), print and other synchronizations out of the step.",
         unless="where memory is full, or a larger batch changes how the model learns",
         changes=True,
         source="Holistic Trace Analysis",

@@ -17,14 +17,15 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.measure.optimizer_hooks import with_inner
+from lightning_flops.measure.tensor_lives import CUDA_BLOCK, TensorLives
 from lightning_flops.measure.torch_private.optional import on_this_rank
-from lightning_flops.records import MemoryRecord
+from lightning_flops.records import MemoryRecord, PhaseFlops, StepRecord, StepTensors
 
 _ZERO_3_UPDATES = "fp32_partitioned_groups_flat"
-"""Where DeepSpeed's ZeRO-3 optimizer keeps the tensors that it updates: the shards themselves, or copies of them."""
+# Where DeepSpeed's ZeRO-3 optimizer keeps the tensors that it updates: the shards themselves, or copies of them.
+_PHASES = ("forward", "backward", "optimizer")  # the parts of a step that a report shows
 
-_PHASES = ("forward", "backward", "optimizer")
-"""The parts of a step that a report shows."""
+_FOR_TENSORS = 0.9  # of a device's memory: the rest is for workspaces, buffers of NCCL and fragmentation
 
 
 class MemoryReading(NamedTuple):
@@ -43,10 +44,13 @@ class MemoryWatch:
 
     def __init__(self, root: nn.Module, *, read: Callable[[], MemoryReading], on_device: bool) -> None:
         self._root, self._read, self._on_device = root, read, on_device
+        # Gets what the counter of the step's FLOPs sees.
+        self.lives = TensorLives(block=CUDA_BLOCK if on_device else 1, device_type="cuda" if on_device else None)
+        self._peak: int | None = None  # the most that was held until now
+        self._grew_in: str | None = None  # the part in which that last grew
+        # Each part that is running, None for one without an end of its own, and what was held when it began.
         self._open: list[tuple[str | None, int | None]] = []
-        """Each part that is running, None for one without an end of its own, and what was held when it began."""
-        self._held: dict[str, int | None] = {}
-        """What each phase held when it ended."""
+        self._held: dict[str, int | None] = {}  # what each phase held when it ended
         self._kept: int | None = None
         self._gradients = 0
 
@@ -56,19 +60,53 @@ class MemoryWatch:
         An optimizer's part that is no update (not *counts*) has no end of its own: Lightning drops the gradients
         between the forward and the backward.
         """
-        self._open.append((part if counts or part != "optimizer" else None, self._read().current))
+        now = self._look()
+        if not self._open and not self.lives.lives:
+            self.lives.hold(map(on_this_rank, (*self._root.parameters(), *self._root.buffers())), "parameters", born=0)
+            self.lives.hold(self._made_gradients(), "gradients", born=0)
+        self.lives.enter(part)
+        self._open.append((part if counts or part != "optimizer" else None, now))
 
     def leave(self) -> None:
         """The part entered last ends."""
         if not self._open:
             return
-        now, (part, before) = self._read().current, self._open.pop()
+        now, (part, before) = self._look(), self._open.pop()
+        self.lives.leave()
         if part is not None:
             self._held[part] = _larger(self._held.get(part), now)
         if part == "forward" and self._on_device and now is not None and before is not None:
             self._kept = _larger(self._kept, now - before)
         if part == "backward":
-            self._gradients = max(self._gradients, _bytes(one.grad for one in self._root.parameters()))
+            self.lives.name_kind(made := list(self._made_gradients()), "gradients")
+            self._gradients = max(self._gradients, _bytes(made))
+
+    def _look(self) -> int | None:
+        """What is held now; the part that is running gets what the peak has grown by."""
+        now, peak, _ = self._read()
+        if peak is not None and self._peak is not None and peak > self._peak and self._open:
+            self._grew_in = self.lives.part
+        self._peak = peak
+        return now
+
+    def _made_gradients(self) -> Iterator[torch.Tensor]:
+        return (on_this_rank(one.grad) for one in self._root.parameters() if one.grad is not None)
+
+    def tensors(self, *, optimizers: Iterable[Any] | None, step: StepRecord, samples: int | None) -> StepTensors | None:
+        """Every allocation of *step*; None where some cannot be seen, as of compiled graphs or FSDP's own storages."""
+        for optimizer in optimizers or ():
+            states = getattr(with_inner(optimizer)[-1], "state", None)
+            self.lives.name_kind(map(on_this_rank, _tensors_in(states)), "optimizer")
+        if self.lives.has_unseen or not self.lives.lives or self.lives.resized():
+            return None
+        return StepTensors(
+            lives=self.lives.lives,
+            last_forward=self.lives.last_forward,
+            flops=step.flops or PhaseFlops(),
+            batch_size=samples,
+            notes=(),
+            available_bytes=_available(self._root) if self._on_device else None,
+        )
 
     def record(self, *, optimizers: Iterable[Any] | None) -> MemoryRecord | None:
         """What was measured, with the current bytes of the model's and the optimizers' own tensors.
@@ -88,6 +126,7 @@ class MemoryWatch:
             gradient_bytes=self._gradients or None,
             optimizer_bytes=None if optimizers is None else _optimizer_bytes(self._root, optimizers),
             kept_by_forward_bytes=self._kept,
+            peak_grew_in=self._grew_in,
         )
 
 
@@ -98,6 +137,13 @@ def memory_reader(device: torch.device) -> Callable[[], MemoryReading]:
         # Of an allocator that is not torch's own, the statistics may be empty.
         return lambda: MemoryReading(*map(torch.cuda.memory_stats(device).get, names))
     return _of_process
+
+
+def _available(root: nn.Module) -> int:
+    """Bytes of the model's device that this process has or may take, without a tenth for what is no tensor."""
+    device = next(root.parameters()).device
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(_FOR_TENSORS * (free + torch.cuda.memory_reserved(device)))
 
 
 def _of_process() -> MemoryReading:

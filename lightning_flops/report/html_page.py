@@ -216,6 +216,13 @@ def _all_modules(profile: Profile) -> tuple[list[str], Section]:
     def own_sec(one: ModuleProfile) -> float | None:
         return None if one.times is None else one.times.own_forward_sec + (one.times.own_backward_sec or 0.0)
 
+    held = {} if profile.tensors is None else {one.name: one.peak_bytes for one in profile.tensors.modules}
+
+    def at_peak(one: ModuleProfile) -> int | None:
+        inside = f"{one.name}." if one.name else ""
+        found = [size for name, size in held.items() if name == one.name or name.startswith(inside)]
+        return sum(found) if held else None
+
     columns = {
         "name": Column("module", lambda one: one.name or "(root)", str),
         "type": Column("class", lambda one: one.type_name or NOT_DESCRIBED, str, left=True),
@@ -228,6 +235,7 @@ def _all_modules(profile: Profile) -> tuple[list[str], Section]:
         "ownSec": Column("self", own_sec, unit="s"),
         "share": share("of peak", lambda one: share_of_peak([one])),
         "bytes": per_step("bytes", at("total_bytes.total"), "B"),
+        "memory": Column("held at the peak", at_peak, unit="B"),
         "calls": per_step("calls", at("calls")),
         "detail": Column("", at("extra_repr"), str, left=True),
     }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from lightning_flops.records import OUTSIDE
 from lightning_flops.report.document import Column, Item, Section, Table, at, share
-from lightning_flops.schema.memory import MemoryReport, ModuleMemory
+from lightning_flops.schema.memory import LargestBatch, MemoryReport, ModuleMemory
 from lightning_flops.units import percent, plain, plural, si
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -17,17 +17,22 @@ _MOST_ROWS = 12
 
 def predicted_section(report: MemoryReport) -> Section:
     """The peak, what is held then, which modules keep it, and what would fit."""
+    about = (
+        "Of tensors, in two eager steps on fake ones, as the optimizer's states are made in the first. CUDA's context, "
+        "workspaces of cuBLAS, NCCL's buffers and fragmentation come on top."
+    )
+    items: list[Item] = [*peak_tables(report), *_remarks(report), *report.notes, about]
+    return Section("Predicted memory", f"{headline(report)}.", items)
+
+
+def peak_tables(report: MemoryReport) -> list[Item]:
+    """What is held at the peak by kind, and the modules that keep most."""
     shares = share("share", lambda row: row[1] / report.peak_bytes if report.peak_bytes else None)
     kinds = Table([*report.at_peak.items()], [Column("at the peak", at("0"), str), _bytes("", "1"), shares], whole=True)
     rows = list(_by_pattern(report.modules))[:_MOST_ROWS]
     names = [Column("module", at("0"), str), Column("modules", at("1"))]
     modules = Table(rows, [*names, _bytes("kept for backward", "2"), _bytes("at the peak", "3")], whole=True)
-    about = (
-        "Of tensors, in two eager steps on fake ones, as the optimizer's states are made in the first. CUDA's context, "
-        "workspaces of cuBLAS, NCCL's buffers and fragmentation come on top."
-    )
-    items: list[Item] = [kinds, modules, *_remarks(report), *report.notes, about]
-    return Section("Predicted memory", f"{headline(report)}.", items)
+    return [kinds, modules]
 
 
 def headline(report: MemoryReport) -> str:
@@ -35,22 +40,15 @@ def headline(report: MemoryReport) -> str:
     of = "" if report.available_bytes is None else f" of {si(report.available_bytes, 'B')}"
     size = "" if report.batch_size is None else f" with a batch of {plain(report.batch_size)}"
     when = report.when
-    where = "the optimizer's step" if when.part == "optimizer" else f"the {when.part} of {_name(when.module)}"
-    return f"Peak {si(report.peak_bytes, 'B')}{of}{size}, in {where} ({when.operator.removesuffix('.default')})"
+    part = when.part or "code between the parts"
+    where = "the optimizer's step" if part == "optimizer" else f"the {part} of {_name(when.module)}"
+    by = f" ({when.operator.removesuffix('.default')})" if when.operator else ""
+    return f"Peak {si(report.peak_bytes, 'B')}{of}{size}, in {where}{by}"
 
 
 def _remarks(report: MemoryReport) -> Iterator[str]:
     if (largest := report.largest) is not None:
-        if largest.peak_bytes is None:
-            yield f"Largest batch in {si(report.available_bytes, 'B')}: none, not one sample fits."
-        else:
-            more = largest.bytes_per_sample
-            fixed = None if more is None else largest.peak_bytes - more * largest.size
-            line = "" if fixed is None else f", near which peak = {si(fixed, 'B')} + {si(more, 'B')} × batch"
-            yield (
-                f"Largest batch in {si(report.available_bytes, 'B')}: {plain(largest.size)}, "
-                f"with a peak of {si(largest.peak_bytes, 'B')}{line}."
-            )
+        yield largest_words(report, largest)
     if (saved := report.checkpointed) is not None:
         number = len(saved.names)
         yield (
@@ -59,6 +57,18 @@ def _remarks(report: MemoryReport) -> Iterator[str]:
             f"({percent(saved.peak_bytes / report.peak_bytes - 1)}), for {si(saved.recompute_flops, 'FLOPs')} more "
             f"({percent(saved.recompute_flops / saved.model_flops if saved.model_flops else None)} of the step's)."
         )
+
+
+def largest_words(report: MemoryReport, largest: LargestBatch) -> str:
+    """The largest batch that fits, and the line that the peak follows near it."""
+    words = f"Largest batch in {si(report.available_bytes, 'B')}"
+    if largest.size == 0:
+        return f"{words}: none, not one sample fits."
+    peak, more = largest.peak_bytes, largest.bytes_per_sample
+    of = "" if peak is None else f", with a peak of {si(peak, 'B')}"
+    if peak is not None and more is not None:
+        of += f", near which peak = {si(peak - more * largest.size, 'B')} + {si(more, 'B')} × batch"
+    return f"{words}: {plain(largest.size)}{of}."
 
 
 def _by_pattern(modules: tuple[ModuleMemory, ...]) -> Iterator[tuple[str, int, int, int]]:

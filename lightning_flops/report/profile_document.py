@@ -11,7 +11,8 @@ from typing import Any
 
 from lightning_flops.analysis.module_names import pattern_of
 from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
-from lightning_flops.report.document import Column, Section, Table, at, field, filled, points, share, some_of
+from lightning_flops.report.document import Column, Item, Section, Table, at, field, filled, points, share, some_of
+from lightning_flops.report.memory_text import headline, largest_words, peak_tables
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
 from lightning_flops.schema.step import FEW_STEPS, Advice, Budget, BudgetKey, LinesProfile, ModuleProfile
@@ -401,7 +402,15 @@ def memory_section(profile: Profile) -> Section | None:
     }
     for label, (held, reason) in of_training.items() if profile.context.trains else ():
         values[label] = f"{NOT_AVAILABLE} ({reason})" if held is None else si(held, "B")
-    return Section(f"Memory of this rank in the counted {word}", about, [values])
+    if memory.peak_grew_in:
+        values["the peak grew in"] = memory.peak_grew_in.replace("_", " ")
+    items: list[Item] = [values]
+    if (tensors := profile.tensors) is None:
+        values["held by tensors at the peak"] = f"{NOT_AVAILABLE} (compiled graphs' and FSDP's own are not seen)"
+    else:
+        items += [f"Of tensors: {headline(tensors)}.", *peak_tables(tensors)]
+        items += [] if tensors.largest is None else [largest_words(tensors, tensors.largest)]
+    return Section(f"Memory of this rank in the counted {word}", about, items)
 
 
 def traced_section(profile: Profile) -> Section | None:

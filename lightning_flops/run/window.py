@@ -119,7 +119,14 @@ class Window:
                     loader_workers=adapter.loader_workers(),
                     padding_ratio=padding,
                 )
-                record = replace(record, facts=run_facts, memory=self.memory.record(optimizers=optimizers))
+                record = replace(
+                    record,
+                    facts=run_facts,
+                    memory=self.memory.record(optimizers=optimizers),
+                    tensors=self.memory.tensors(
+                        optimizers=optimizers, step=record.counted_steps[0], samples=self.micro_batch_size
+                    ),
+                )
         except Exception as error:  # the report lacks these answers
             notes.speak(f"how the run is set up, or what its memory is for, could not be read: {words_of(error)}")
         return replace(record, processor=self.processors.loss())
@@ -148,12 +155,13 @@ def new_window(
     if config.trace and step is not None:
         asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
         tracing = TraceCycles(StepTracer(facts.root, device=device, **asked), config.trace_schedule)
+    memory = MemoryWatch(facts.root, read=memory_reader(device), on_device=device.type == "cuda")
     recorder = Recorder(
         facts.root,
         timing_steps=config.timing_steps,
         settle_steps=facts.settle_steps,
         clock=clock_for(device),
-        new_counter=lambda root: FlopCounter(root, causal_attention=config.causal_attention),
+        new_counter=lambda root: FlopCounter(root, causal_attention=config.causal_attention, lives=memory.lives),
         notes=notes,
         tracing=tracing,
         lines=LineSampler(asked=config.lines),
@@ -161,5 +169,4 @@ def new_window(
         counted=counted,
         may_time=partial(may_time, step or 0),
     )
-    memory = MemoryWatch(facts.root, read=memory_reader(device), on_device=device.type == "cuda")
     return Window(step, recorder, memory, ProcessorWatch(heat=heat), heat)

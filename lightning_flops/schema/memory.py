@@ -43,23 +43,26 @@ class LargestBatch:
     """The largest batch that fits, and the line that the peak follows there."""
 
     size: int  #: 0: not one sample fits.
-    peak_bytes: int | None  #: With it; None where none fits.
-    bytes_per_sample: int | None  #: What one more sample adds to that; None where none fits, or no more can be run.
+    peak_bytes: int | None = None  #: With it; None where none fits, and of a step that ran.
+    #: What one more sample adds to that; None where none fits, no more can be run, and of a step that ran.
+    bytes_per_sample: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport(codec.Json):
-    """Peak memory of a training step, predicted on fake tensors: what is held then, and who allocates it."""
+    """Peak memory of a training step, predicted or followed: what is held then, and who allocates it."""
 
     VERSION = 1
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
-    peak_bytes: int  #: Most that tensors hold in two steps.
+    peak_bytes: int  #: Most that tensors hold.
     batch_size: int | None  #: First axis of the batch's first tensor.
     at_peak: Mapping[MemoryKind, int]  #: Bytes of each kind at the peak, the most first.
     when: PeakMoment  #: When that is.
     modules: tuple[ModuleMemory, ...]  #: Those that keep most first.
     flops: int  #: Model FLOPs of the step.
     available_bytes: int | None  #: What may be held; None: it is not known.
-    largest: LargestBatch | None  #: None: it was not asked for.
+    #: None: it was not asked for. Of a step that ran, as if all grew with the batch but parameters, gradients and
+    #: what the optimizer holds, which is at most what fits.
+    largest: LargestBatch | None
     checkpointed: CheckpointedBlocks | None  #: None: no blocks repeat, or it was not asked for.
     notes: tuple[str, ...]  #: What is not in it.

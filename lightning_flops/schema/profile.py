@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, cast
 
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
 from lightning_flops.schema import codec
+from lightning_flops.schema.memory import MemoryReport
 from lightning_flops.schema.ranks import RanksProfile
 from lightning_flops.schema.step import (
     Advice,
@@ -83,6 +84,8 @@ class Profile(codec.Shown):
     operators: tuple[OperatorProfile, ...]  #: Operators in all modules, most FLOPs first.
     uncounted: Mapping[str, UncountedOperator]  #: Operators that ran and are in no sum, over all counted steps.
     memory: MemoryRecord | None  #: Memory of this rank in the counted step; None if it was not looked at.
+    #: What tensors held at the peak of the counted step, and who allocated it; None where not all of them are seen.
+    tensors: MemoryReport | None = None
     traced: TracedStep | None  #: One more step, which ran under torch.profiler; None if there is none.
     #: The user's lines, sampled in other steps; None where no loop was profiled.
     lines: LinesProfile | None = None

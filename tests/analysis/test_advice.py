@@ -13,6 +13,7 @@ from lightning_flops.analysis.advice import advise, starved_words, unexplained_w
 from lightning_flops.analysis.devices import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, gather_evidence
 from lightning_flops.analysis.lines import Cause, build_lines
+from lightning_flops.analysis.memory import build_memory_report
 from lightning_flops.analysis.rules import RULES
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
@@ -21,9 +22,12 @@ from lightning_flops.records import (
     LinesRecord,
     ModuleRecord,
     OptimizerFacts,
+    PhaseFlops,
     PhaseSeconds,
     ProcessorLoss,
     RunFacts,
+    StepTensors,
+    TensorLife,
 )
 from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.step import Advice, Budget, BudgetKey, DtypeFlops, LineProfile, ModuleTimes
@@ -236,6 +240,20 @@ def test_what_changes_the_models_results_is_not_first_while_something_else_saves
 def test_many_short_kernels_on_an_idle_device_are_launched_together(short: float, found: list[str]) -> None:
     evidence = Evidence(shares={"idle": 0.3, "short_kernels": short})
     assert sorted(rules(evidence)) == found
+
+
+@pytest.mark.parametrize(
+    ("fits", "words"), [(41, "Raise the batch size (memory for a batch of 41 instead of 16), and"), (16, "size, and")]
+)
+def test_an_idle_device_is_told_of_the_batch_that_its_memory_holds(fits: int, words: str) -> None:
+    """160 bytes of 200 are the batch's: 450 hold (450 - 40) / 10 rows."""
+    lives = [
+        TensorLife(size=40, born=0, part="", module="", operator="", kind="parameters"),
+        TensorLife(size=160, born=1, part="forward", module="", operator="aten.mm", kind="activations"),
+    ]
+    more: dict[str, Any] = {"last_forward": 0, "flops": PhaseFlops(), "batch_size": 16, "notes": ()}
+    report = build_memory_report(StepTensors(lives=lives, available_bytes=40 + 10 * fits, **more))
+    assert words in only(Evidence(shares={"idle": 0.3}, tensors=report)).remedy
 
 
 def test_a_starved_run_is_a_warning_and_no_cause() -> None:

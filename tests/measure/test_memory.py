@@ -1,9 +1,20 @@
 from __future__ import annotations
 
+import gc
+from dataclasses import replace
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity, profile
 
+from lightning_flops import predict_memory
+from lightning_flops.analysis.memory import build_memory_report
+from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.memory import MemoryReading, MemoryWatch, memory_reader
+from lightning_flops.records import StepRecord, StepSignature, StepTensors
 
 
 class Allocator:
@@ -71,3 +82,109 @@ def test_resident_memory_of_this_process_grows_with_what_it_holds() -> None:
     assert before.current is not None and after.current is not None and after.peak is not None
     assert after.current - before.current >= 60 * 2**20
     assert after.peak >= after.current
+
+
+# ---- every allocation of a counted step
+
+SIGNATURE = StepSignature(batches=(), forwards=1, backwards=1, updates=1)
+STEP = StepRecord(index=0, signature=SIGNATURE, micro_steps=1, samples=None, tokens=None)
+
+
+def followed(model: nn.Module, batch: torch.Tensor, labels: torch.Tensor, optimizer: Any) -> tuple[StepTensors, int]:
+    """The second step, and what the CPU's allocator says of its peak above what was held before."""
+
+    def step() -> None:
+        watch.enter("forward")
+        scores = model(batch)
+        watch.leave()
+        loss = cross_entropy(scores, labels)  # a loop's own, outside of every part
+        del scores
+        watch.enter("backward")
+        loss.backward()  # type: ignore[no-untyped-call]
+        watch.leave()
+        del loss
+        watch.enter("optimizer")
+        optimizer.step()
+        watch.leave()
+        optimizer.zero_grad()
+
+    def made() -> MemoryWatch:
+        return MemoryWatch(model, read=Allocator(0, 0).read, on_device=False)
+
+    watch = made()
+    step()
+    watch = made()
+    gc.collect()
+    with (
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded,
+        FlopCounter(model, lives=watch.lives),
+    ):
+        step()
+    assert recorded.profiler is not None
+    events = [one for one in recorded.profiler.kineto_results.events() if one.name() == "[memory]"]
+    now = peak = 0
+    for one in sorted(events, key=lambda one: one.start_ns()):
+        now += one.nbytes()
+        peak = max(peak, now)
+    tensors = watch.tensors(optimizers=[optimizer], step=STEP, samples=len(batch))
+    assert tensors is not None
+    return tensors, peak
+
+
+@pytest.mark.parametrize("rows", [64, 2048])
+def test_the_peak_of_a_followed_step_is_the_allocators_and_the_prediction(rows: int) -> None:
+    """The peak is in the optimizer's step at first, and in the backward of the larger batch."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    batch, labels = torch.randn(rows, 64), torch.randint(0, 10, (rows,))
+    tensors, grown = followed(model, batch, labels, optimizer)
+    report = build_memory_report(tensors)
+    own = sum(one.nbytes for one in model.parameters())
+    states = sum(one.nbytes for state in optimizer.state.values() for one in state.values())
+    before = own + states + batch.nbytes + labels.nbytes
+    assert report.peak_bytes == pytest.approx(before + grown, abs=16)  # numbers that Python makes tensors of
+    assert report.at_peak["parameters"] == own
+    assert report.at_peak["optimizer"] == pytest.approx(states, abs=16)
+    assert report.at_peak["batch"] == batch.nbytes + labels.nbytes
+    predicted = predict_memory(model, batch, optimizer, loss=lambda scores: cross_entropy(scores, labels))
+    assert report.when.part == predicted.when.part == ("backward" if rows == 2048 else "optimizer")
+    kept = {one.name: one.kept_bytes for one in report.modules}
+    assert {name: kept[name] for name in "123"} == dict.fromkeys("123", 4 * rows * 256)
+    assert predicted.peak_bytes - report.peak_bytes == pytest.approx(-labels.nbytes, abs=16)
+
+
+def test_the_batch_that_fits_is_what_a_followed_step_has_room_for() -> None:
+    """Where the peak goes with the batch, and where it is the optimizer's step whatever the batch is."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    optimizer = torch.optim.SGD(model.parameters())
+    tensors, _ = followed(model, torch.randn(512, 64), torch.randint(0, 10, (512,)), optimizer)
+    report = build_memory_report(tensors)
+    for available in (3 * report.peak_bytes, report.peak_bytes, report.peak_bytes // 2):
+        largest = build_memory_report(replace(tensors, available_bytes=available)).largest
+        assert largest is not None
+        again, _ = followed(model, torch.randn(largest.size, 64), torch.randint(0, 10, (largest.size,)), optimizer)
+        assert 0.9 * available <= build_memory_report(again).peak_bytes <= available
+
+
+def test_a_step_whose_storages_change_their_sizes_has_no_account() -> None:
+    """As FSDP's do, which torch.ops do not show."""
+    model = nn.Linear(8, 8)
+    watch = MemoryWatch(model, read=Allocator(0, 0).read, on_device=False)
+    with FlopCounter(model, lives=watch.lives):
+        watch.enter("forward")
+        kept = model(torch.randn(4, 8))
+        watch.leave()
+        assert watch.tensors(optimizers=(), step=STEP, samples=4) is not None
+        kept.untyped_storage().resize_(0)
+    assert watch.tensors(optimizers=(), step=STEP, samples=4) is None
+
+
+def test_the_peak_grew_in_the_part_that_ran_when_it_did() -> None:
+    books = Allocator(current=100, peak=400)
+    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=False)
+    for part, size in (("forward", 200), ("backward", 150), ("optimizer", -50)):
+        watch.enter(part)
+        books.change(size)
+        watch.leave()
+    record = watch.record(optimizers=None)
+    assert record is not None and record.peak_grew_in == "backward"

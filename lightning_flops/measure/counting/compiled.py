@@ -25,6 +25,7 @@ from lightning_flops.measure.counting.formulas.registry import lookup
 from lightning_flops.measure.counting.totals import Totals
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.patches import Ends, listen
+from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private import optional
 from lightning_flops.measure.torch_private.needed import (
     HigherOrderOperator,
@@ -66,6 +67,7 @@ class CompiledCode:
         self._repeated: dict[Any, Counter[int] | None] = {}
         self._count_unseen: CountUnseen | None = None
         self._is_counted_here: Callable[[], bool] | None = None
+        self.lives: TensorLives | None = None  # what a graph of inductor's allocates no operator shows
         self.modules: frozenset[nn.Module] = frozenset()
         """The model's, if one was compiled in place, by ``module.compile()``: no hook fires inside such a module."""
 
@@ -91,6 +93,8 @@ class CompiledCode:
         counted = False
         if self._is_counted_here is None or not self._is_counted_here():
             return
+        if self.lives is not None:
+            self.lives.has_unseen = True
         try:
             for called, args in flex_calls(str(getattr(graph, "inductor_post_grad_graph_str", "")), inputs):
                 counted = self._count_unseen is not None and self._count_unseen(called, args)

@@ -27,6 +27,7 @@ from lightning_flops.measure.counting.traffic import tf32_operators
 from lightning_flops.measure.module_hooks import put_up_hooks
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.optimizer_hooks import OptimizerHooks
+from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.before_2_9 import run_uncompiled
 from lightning_flops.measure.torch_private.needed import (
     ENGINE_ENTRY,
@@ -60,12 +61,19 @@ class FlopCounter:
         causal_attention: ``"full"`` counts attention over the full score matrix. ``"half"`` counts half of it where a
             fused kernel is called with the causal flag; hardware FLOPs are the same as with ``"full"``. Attention that
             is computed as separate products does not show the flag, and counts in full.
+        lives: follows the storages that operators make and read.
 
     Raises:
         ValueError: *causal_attention* is neither.
     """
 
-    def __init__(self, root: nn.Module | None, *, causal_attention: CausalAttention = "full") -> None:
+    def __init__(
+        self,
+        root: nn.Module | None,
+        *,
+        causal_attention: CausalAttention = "full",
+        lives: TensorLives | None = None,
+    ) -> None:
         if causal_attention not in ("full", "half"):
             raise ValueError(f'causal_attention must be "full" or "half", got {causal_attention!r}')
         halve = causal_attention == "half"
@@ -75,7 +83,8 @@ class FlopCounter:
         self._failed = self._totals.failed
         self._threads = Threads([], [], OUTSIDE if root is None else "")
         self._compiled = CompiledCode(self._names, self._threads, self._totals, lambda work: split_work(work, halve)[0])
-        self._mode = CountingMode(self._threads, self._totals, self._compiled, halve_causal=halve)
+        self._compiled.lives = lives
+        self._mode = CountingMode(self._threads, self._totals, self._compiled, lives, halve_causal=halve)
         self._lock = threading.RLock()
         self._undo = Undo()
         """Removes everything that this counter puts on torch, when no thread is inside any more."""

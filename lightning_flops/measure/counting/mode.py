@@ -15,6 +15,7 @@ from lightning_flops.measure.counting.formulas.contract import Entry, Work, tens
 from lightning_flops.measure.counting.formulas.registry import hides_flops
 from lightning_flops.measure.counting.totals import Cell, Totals
 from lightning_flops.measure.counting.traffic import Operator, dtype_name, operands
+from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.needed import (
     DispatchMode,
     conjugates_lazily,
@@ -43,12 +44,20 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, threads: Threads, totals: Totals, compiled: CompiledCode, *, halve_causal: bool) -> None:
+    def __init__(
+        self,
+        threads: Threads,
+        totals: Totals,
+        compiled: CompiledCode,
+        lives: TensorLives | None = None,
+        *,
+        halve_causal: bool,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._threads = threads
         self._totals = totals
         self._compiled = compiled
-        self._halve_causal = halve_causal
+        self._lives, self._halve_causal = lives, halve_causal
         self._failed = totals.failed
         self._operators: dict[int, Operator] = {}
         """By the ids of the functions, which they keep alive: torch hashes an operator by code in Python."""
@@ -134,6 +143,9 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                 self.data_dependent |= not operator.reads_number or module != OUTSIDE
             if operator.moves_nothing:
                 return
+            if self._lives is not None:
+                self._lives.read(tensors_in((*args, *kwargs.values())))
+                self._lives.ran(operator.name, module, phase, tensors_in((out,)))
             stood_for = phase in state.functions[-1:]
             with self._totals.lock:
                 if operator.counted and not stood_for:

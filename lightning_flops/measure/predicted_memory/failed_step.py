@@ -12,13 +12,13 @@ from torch import nn
 
 from lightning_flops.measure.predicted_memory.fake_steps import FakeSteps
 
+# Functions called with a batch: what the model is asked for, and its methods that hand values to a Trainer.
 _STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "forward": ("__call__", ()),
     "training_step": ("training_step", ("log", "log_dict")),
 }
-"""Functions called with a batch: what the model is asked for, and its methods that hand values to a Trainer."""
+# Precisions, as frameworks name them, that are an autocast.
 _HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-"""Precisions, as frameworks name them, that are an autocast."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -22,21 +22,19 @@ from lightning_flops.measure.optimizer_hooks import with_inner
 from lightning_flops.measure.predicted_memory.live_tensors import LiveTensors
 from lightning_flops.measure.predicted_memory.stand_ins import as_in_the_run
 from lightning_flops.measure.random_state import random_state_kept
+from lightning_flops.measure.tensor_lives import CUDA_BLOCK
 from lightning_flops.measure.torch_private.needed import new_fake_mode, tree_map_only
 from lightning_flops.measure.torch_private.optional import forget_hooks
 from lightning_flops.records import PhaseFlops, StepTensors
 from lightning_flops.signals import words_of
 
 _MOST_WORDS = 300  # of an error of the model's
-_CUDA_BLOCK = 512
-"""CUDA's caching allocator rounds sizes up to it; the CPU's gives what is asked for."""
 
 _NOT_IN_IT = {
     "aten.mkldnn_rnn_layer.default": (
         "What the CPU's LSTM keeps for its backward in a workspace of its own, as cuDNN's does, is not in it."
     )
-}
-"""Sentences by the operators whose memory shapes do not show."""
+}  # sentences by the operators whose memory shapes do not show
 
 
 class FakeSteps:
@@ -95,18 +93,18 @@ class FakeSteps:
             LightningFlopsError: the step cannot be run without values; the message names the operator and the module.
         """
         counter = FlopCounter(self._model)
-        live = LiveTensors(new_fake_mode(), counter.where, block=_CUDA_BLOCK if self._on_cuda else 1)
+        live = LiveTensors(new_fake_mode(), counter.where, block=CUDA_BLOCK if self._on_cuda else 1)
         notes: list[str] = []
         try:
             with random_state_kept(), caches_cleared(live), attributes_put_back(self._model):
                 flops = self._run(live, counter, batch_size, checkpointed, notes)
         except Exception as error:
             raise LightningFlopsError(self._words(error, live)) from error
-        operators = {life.operator for life in live.lives}
+        operators = {life.operator for life in live.storages.lives}
         notes += [words for name, words in _NOT_IN_IT.items() if name in operators]
         return StepTensors(
-            lives=live.lives,
-            last_forward=live.last_forward,
+            lives=live.storages.lives,
+            last_forward=live.storages.last_forward,
             flops=flops,
             batch_size=self.batch_size if batch_size is None else batch_size,
             notes=tuple(notes),
@@ -136,7 +134,7 @@ class FakeSteps:
             vars(self._model).update(dict.fromkeys(self._without, _do_nothing))
             optimizer = self._remade(live, notes)
             batch = tree_map_only(torch.Tensor, partial(self._fake_input, live, batch_size), self._batch)
-            live.hold(tensors_of(batch), "batch")
+            live.storages.hold(tensors_of(batch), "batch")
             before = PhaseFlops()
             for _ in range(2):
                 before = counter.total()
@@ -146,7 +144,7 @@ class FakeSteps:
                         optimizer = None
                     for one in parameters:
                         one.grad = None
-        if live.has_sparse:
+        if live.storages.has_sparse:
             notes.append("Sparse tensors are not counted.")
         return counter.total() - before
 
@@ -156,22 +154,23 @@ class FakeSteps:
         args = batch if type(batch) is tuple else () if isinstance(batch, Mapping) else (batch,)
         kwargs = dict(batch) if isinstance(batch, Mapping) else {}
         for _ in range(self._accumulate):
-            live.begin("forward")
+            live.storages.enter("forward")
             device = "cuda" if any(one.is_cuda for one in parameters) else "cpu"
             with nullcontext() if self._autocast is None else torch.autocast(device, self._autocast), counter.in_root():
                 output = getattr(self._model, self._method)(*args, **kwargs)
                 loss = self._loss(output)
             del output
-            live.end_forward()
+            live.storages.leave()
             if loss.requires_grad:
-                live.begin("backward")
+                live.storages.enter("backward")
                 loss.backward()  # type: ignore[no-untyped-call]
-                live.name_kind((one.grad for one in parameters if one.grad is not None), "gradients")
+                live.storages.name_kind((one.grad for one in parameters if one.grad is not None), "gradients")
+                live.storages.leave()
             del loss
 
     def _updates(self, live: LiveTensors, counter: FlopCounter, optimizer: Any, notes: list[str]) -> bool:
         """The optimizer's step; whether it can be made."""
-        live.begin("optimizer")
+        live.storages.enter("optimizer")
         try:
             with counter.in_optimizer():
                 optimizer.step()
@@ -179,7 +178,9 @@ class FakeSteps:
             words = f"is left out, as its step fails on fake parameters: {words_of(error)}."
             notes.append(f"{type(optimizer).__name__} {words}")
             return False
-        live.name_kind((one for state in optimizer.state.values() for one in tensors_of(state)), "optimizer")
+        finally:
+            live.storages.leave()
+        live.storages.name_kind((one for state in optimizer.state.values() for one in tensors_of(state)), "optimizer")
         return True
 
     # ---- the user's objects as fake ones
@@ -189,7 +190,7 @@ class FakeSteps:
         modules, found = dict(self._model.named_modules()), dict[int, torch.Tensor]()
         for name, own in put_in(live, self._model):
             others = [one for one in vars(modules[name]).values() if isinstance(one, torch.Tensor)]
-            live.hold([*own.values(), *map(live.fake, others)], "parameters", name)
+            live.storages.hold([*own.values(), *map(live.fake, others)], "parameters", name)
             found |= {id(one): one for one in own.values() if one.requires_grad}
         return list(found.values())
 

@@ -2,7 +2,7 @@
 
 import type { View } from "../document";
 
-export const SIZE_KEYS = ["seconds", "flops", "bytes", "params"] as const;
+export const SIZE_KEYS = ["seconds", "flops", "bytes", "memory", "params"] as const;
 
 export type SizeKey = (typeof SIZE_KEYS)[number];
 
@@ -56,7 +56,7 @@ export function moduleTree({ modules: keys, sections }: Pick<View, "modules" | "
     const parent = all.length ? (byName.get(name.slice(0, Math.max(0, end))) ?? null) : null;
     const seconds = figure("ownSec") === null ? null : (figure("forwardSec") ?? 0) + (figure("backwardSec") ?? 0);
     const flops = (figure("forward") ?? 0) + (figure("backward") ?? 0);
-    const total = { seconds, flops, bytes: figure("bytes"), params: figure("params") };
+    const total = { seconds, flops, bytes: figure("bytes"), memory: figure("memory"), params: figure("params") };
     const module: Module = {
       index: all.length,
       name,
@@ -72,7 +72,7 @@ export function moduleTree({ modules: keys, sections }: Pick<View, "modules" | "
       share: figure("share"),
       achieved: seconds && flops ? flops / seconds : null,
     };
-    for (const key of ["bytes", "params"] as const) {
+    for (const key of ["bytes", "memory", "params"] as const) {
       if (parent) parent.own[key] = Math.max(0, (parent.own[key] ?? 0) - (total[key] ?? 0));
     }
     parent?.children.push(module);

@@ -13,6 +13,7 @@ const SIZES: Record<SizeKey, { label: string; show: (value: number | null) => st
   seconds: { label: "Time", show: duration },
   flops: { label: "FLOPs", show: (value) => si(value, "FLOPs") },
   bytes: { label: "Bytes", show: bytes },
+  memory: { label: "Memory at the peak", show: bytes },
   params: { label: "Parameters", show: (value) => si(value) },
 };
 
