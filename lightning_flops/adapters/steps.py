@@ -224,13 +224,9 @@ class Steps:
 
     def _is_looked_at(self, source: Hashable, loader: Hashable) -> bool:
         """Whether batches of *source* or *loader* were only looked at; all that were, before anything trains."""
-        nothing_trained = not self._heard.trainees
-        if nothing_trained and self._step.looked:
+        if self._step.looked and not self._heard.trainees:
             self._look_at_waiting()
-        found = not self._heard.looked_at.isdisjoint((source, loader))
-        if found and nothing_trained:
-            self._rows.waiting = []
-        return found
+        return not self._heard.looked_at.isdisjoint((source, loader))
 
     def _look_at_waiting(self) -> None:
         """What waits was looked at, so that its loader may be one for evaluations."""
@@ -271,10 +267,7 @@ class Steps:
             self._heard.usual_lookers = step.lookers if usual is None else usual & step.lookers
         self._heard.trainees.add(model)
         self._heard.in_training_mode |= training
-        starts = not step.in_round
-        if starts:
-            step.sources = set()
-        begins = not (same or step.updates) and self._trains(model, rows, starts=starts)
+        begins = not (same or step.updates) and self._trains(model, rows, starts=not step.in_round)
         step.begun = step.in_round = step.computed = True
         step.forwards += 1
         return Decision(Part.MICRO_STEP if begins else Part.STEP, ended)
@@ -290,18 +283,23 @@ class Steps:
         step.computed = True
         step.looked |= not training or step.begun
         if self.says.outside:
-            return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
+            return Decision(self._looked_at(rows), ended)
         if not (training or step.forwards):
             step.lookers.add(model)
         evaluates = not (training or self._is_looked_at_by(model))
         if self._rows.waiting and (self._heard.feeders or evaluates) and not (step.forwards or self._is_fed):
             self._look_at_waiting()  # of a loader that never fed a step
-            self._rows.evaluated = None if model in self._heard.trainees else self._rows.waiting[-1]
+            self._rows.evaluated = self._rows.waiting[-1] if model not in self._heard.trainees else None
             self._rows.waiting, evaluates = [], True
         self.away |= evaluates
-        if self.away:
-            step.looked_rows.add(rows)
-        return Decision(Part.OUTSIDE if self.away else Part.STEP, ended)
+        return Decision(self._looked_at(rows), ended)
+
+    def _looked_at(self, rows: int | None) -> Part:
+        """What a forward without gradients on *rows* is."""
+        if not self.away:
+            return Part.STEP
+        self._step.looked_rows.add(rows)
+        return Part.OUTSIDE
 
     def _is_looked_at_by(self, model: Hashable) -> bool:
         """Whether a forward of *model* in evaluation mode belongs to the step."""
@@ -331,20 +329,32 @@ class Steps:
             if model in step.lookers and (step.rows[-1] or 0) < (rows or 0):
                 step.why = "the model was evaluated on a batch, and then trained on more samples than that has"
             return starts
-        if step.is_fetched:
-            if starts and now is not None and now.rows is None:
-                step.why = "a batch of unknown size was trained in several forwards"
-            if rows in step.looked_rows and now is not None and rows != now.rows:
-                step.why = "a batch may have been trained on that was taken for one of an evaluation"
-            return False
+        return (
+            self._trains_once_more(now, rows, starts=starts)
+            if step.is_fetched
+            else self._trains_alone(model, rows, starts=starts)
+        )
+
+    def _trains_once_more(self, now: _Fetched | None, rows: int | None, *, starts: bool) -> bool:
+        """A forward on what was fetched already, as *now* was; no micro-step begins."""
+        step = self._step
+        if starts and now is not None and now.rows is None:
+            step.why = "a batch of unknown size was trained in several forwards"
+        if rows in step.looked_rows and now is not None and rows != now.rows:
+            step.why = "a batch may have been trained on that was taken for one of an evaluation"
+        return False
+
+    def _trains_alone(self, model: Hashable, rows: int | None, *, starts: bool) -> bool:
+        """A forward in a step for which nothing was fetched: after a backward, gradients are accumulated."""
+        step, evaluated = self._step, self._rows.evaluated
         if not step.rows:
             step.own_model = model
             self._heard.looked_at.clear()  # it may be what was looked at
-            if (one := self._rows.evaluated) is not None and self._heard.feeders and one.rows == rows:
-                self._heard.feeders |= {one.source, one.loader}  # by a teacher
+            if evaluated is not None and self._heard.feeders and evaluated.rows == rows:
+                self._heard.feeders |= {evaluated.source, evaluated.loader}  # by a teacher
         elif not starts or model != step.own_model:
             return False
-        step.add(rows, micro_step=True)  # what the model is called with; after a backward, gradients are accumulated
+        step.add(rows, micro_step=True)
         return True
 
     def _add_fetched(self, rows: int | None, *, micro_step: bool) -> None:

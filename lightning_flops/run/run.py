@@ -47,7 +47,6 @@ class Run:
     def __init__(self, adapter: Adapter, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
         self.adapter = adapter
         facts = adapter.facts
-        self.config = config
         self.undo = Undo()  # removes everything of ours; an adapter adds the undo of its hooks
         self.closed = False
         self.thread = threading.get_ident()  # the training thread
@@ -58,6 +57,11 @@ class Run:
         self.steps_done = 0
         self.outside_of: list[str] = []  # what runs now and belongs to no step
         self.between = ""  # of it, what the framework is at between two steps
+
+    @property
+    def config(self) -> ProfilerConfig:
+        """The settings in force."""
+        return self.throughput.config
 
     @property
     def facts(self) -> Facts:

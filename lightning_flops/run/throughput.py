@@ -41,7 +41,7 @@ class Throughput:
         self.monitor = Monitor()
         self.step = RunningStep()
         self.counts_steps = config.monitor and not config.timer_only  # those outside of windows, too
-        self._config = config
+        self.config = config
         self._context = adapter.context()
         self.flops = StepFlops(seed=seed_of_run(self._context.world_size))
         self._measured = measured_peaks(self._context.host, self._context.device_name)
@@ -146,14 +146,14 @@ class Throughput:
 
     def _tokens_in(self, samples: int | None, tokens: BatchTokens) -> int | None:
         """Tokens of so many *samples*, as the user has said, or else the real ones among *tokens*."""
-        per_sample = self._config.tokens_per_sample
+        per_sample = self.config.tokens_per_sample
         if per_sample is None:
             return tokens.real
         return samples * per_sample if samples is not None and isinstance(per_sample, int) else None
 
     def _peak(self, dtype: str) -> float:
         """The peak of this device in *dtype*; 0: not known."""
-        given = self._config.peak_flops_per_sec
+        given = self.config.peak_flops_per_sec
         return peak_for(self._context.device_name, dtype, given=given, measured=self._measured) or 0.0
 
     def _peak_sec(self, flops: UnprofiledFlops | None) -> dict[str, float | None]:
