@@ -1,91 +1,73 @@
-"""Whether reported forward, backward and optimizer latencies are those of an unprofiled run.
+"""Whether reported steps and their parts are those of an unprofiled run.
 
-The truth is a clock in the model itself, read around its forward, its backward and its optimizer's arithmetic in steps
-without marks. Steps come in groups of three in random order inside one fit on one thread: one with marks, whose
-latencies the profiler reports, and two without. A pair is the marked step's report beside one plain step's truth; the
-two plain steps beside each other (A/A) show how large a difference of nothing is. Differences are reported less plain:
-medians over pairs with 95% bootstrap intervals. Target: ≤ 2% or ≤ 60 µs.
-Reported parts are the Trainer's own actions, so that ``zero_grad`` and what Lightning does around each are in them, and
-not in the model's clock: a fixed cost of a step, which is why the optimizer misses the target.
+The truth is a clock in the program itself, read around its forward, its backward and its optimizer's arithmetic, and
+where a step ends, in trainings without the profiler. Each has a twin with the profiler, which has the same clock, in
+the same process, in a new order in every round. A round compares the typical step of the twin's report, the mean of the
+middle half by length, with that of as many steps of the other. Differences are reported less true: medians over the
+rounds with 95% bootstrap intervals. A second training without the profiler shows how large a difference of nothing is.
+Target: a step ≤ 2% or 15 µs, a part ≤ 5% or 30 µs.
 """
 
 from __future__ import annotations
 
-import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_flops import FlopsProfilerCallback
-from lightning_flops.measure.recorder import Recorder
-from lightning_flops.records import WindowRecord
-from lightning_flops.run import delivery as run_delivery
-from lightning_flops.run import window as run_window
+from lightning_flops import FlopsProfilerCallback, Profile, profile_training
+from lightning_flops.analysis.timing import middle_half
 from tests.lightning.nets import ROOT, new_trainer
 
 from .advice_parts import perceptron
-from .advice_programs import encoder
 from .page import described, table
 from .ratios import Estimate, Target, difference
+from .runner import in_rounds
 
 PHASES = ("forward", "backward", "optimizer")
-RELATIVE_LIMIT = 0.02
-ABSOLUTE_LIMIT_SEC = 60e-6
-FIRST_STEPS = 10
-
-Phases = tuple[float, float, float]  # Seconds of forward, backward and optimizer
+STEP_SHARE, STEP_SEC = 0.02, 15e-6
+PART_SHARE, PART_SEC = 0.05, 30e-6
+FIRST_STEPS, TIMED_STEPS = 20, 40
 
 
-MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    "large": (lambda: encoder(256, 1024), (4, 128, 256), 200),
-    "medium": (lambda: perceptron(nn.Tanh, width=256, layers=6), (64, 256), 400),
-    "tiny": (lambda: perceptron(nn.Tanh, width=16, layers=2), (8, 16), 600),
+class Size(NamedTuple):
+    """A network, and its batch."""
+
+    width: int
+    layers: int
+    batch: int
+
+    def model(self) -> nn.Module:
+        """The network."""
+        return perceptron(nn.Tanh, width=self.width, layers=self.layers)
+
+
+SIZES: Mapping[str, Size] = {
+    "0.5 ms": Size(width=32, layers=2, batch=32),
+    "2 ms": Size(width=256, layers=4, batch=64),
+    "20 ms": Size(width=512, layers=10, batch=256),
 }
-"""Each model, the shape of its batches, and how many pairs are taken."""
 
 
-class Pairs(NamedTuple):
-    """What a tool reported beside the truth, and the truth beside itself."""
+class Taken(NamedTuple):
+    """Seconds of the typical step."""
 
-    reported: Sequence[Phases]
-    plain: Sequence[Phases]
-    plain_again: Sequence[Phases]
-
-    def excess(self, phase: int, *, plain: bool = False) -> Any:
-        """Seconds that are reported more than they took: median over pairs and its interval; *plain*: of nothing."""
-        ones = self.plain_again if plain else self.reported
-        return difference([one[phase] for one in ones], [one[phase] for one in self.plain])
+    step: float
+    forward: float
+    backward: float
+    optimizer: float
 
 
-def plan(groups: int) -> list[bool]:
-    """For each step whether it is marked: one of every three, in random order."""
-    generator = random.Random(0)
-    return [marked for _ in range(groups) for marked in generator.sample([True, False, False], k=3)]
-
-
-def paired(planned: Sequence[bool], *, reported: dict[int, Phases], truth: Sequence[Phases]) -> Pairs:
-    """Groups of three steps as pairs; a group whose marked step was not reported is left out."""
-    pairs = list[tuple[Phases, Phases, Phases]]()
-    generator = random.Random(1)  # which of the two plain steps is beside the marked one: not always the earlier
-    for group in range(0, len(planned) - 2, 3):
-        marked = next(step for step in range(group, group + 3) if planned[step])
-        plain = generator.sample([step for step in range(group, group + 3) if not planned[step]], k=2)
-        if marked in reported and max(plain) < len(truth):
-            pairs.append((reported[marked], truth[plain[0]], truth[plain[1]]))
-    return Pairs(*zip(*pairs, strict=True))
-
-
-# ---- a model with a clock of its own
+# ---- a program with a clock of its own
 
 
 class Stopwatch:
@@ -161,87 +143,90 @@ class StampedNet(LightningModule):
         StampedAdamW.step.hooked = True  # type: ignore[attr-defined]
         return StampedAdamW(self.parameters(), lr=1e-4, fused=next(self.parameters()).is_cuda)
 
-    def truth(self) -> tuple[list[Phases], list[float]]:
-        """Seconds of the parts of each step, and from its predecessor's end to its own."""
-        seconds = self.watch.seconds
-        steps = [[(phase, seconds(*ends)) for phase, *ends in step] for step in self.steps]
-        phases = [[sum(time for name, time in step if name == phase) for phase in PHASES] for step in steps]
-        return [(one[0], one[1], one[2]) for one in phases], [0.0, *(seconds(*ends) for ends in pairwise(self.ends))]
+    def truth(self, first: int, last: int) -> Taken:
+        """Seconds of the typical one of these steps; a step goes from its predecessor's end to its own."""
+        walls = [self.watch.seconds(*ends) for ends in pairwise(self.ends[first - 1 : last])]
+        middle = middle_half(walls)
+        steps = [self.steps[first + place] for place in middle]
+        parts = [
+            [sum(self.watch.seconds(*ends) for name, *ends in step if name == phase) for step in steps]
+            for phase in PHASES
+        ]
+        return Taken(fmean(walls[place] for place in middle), *map(fmean, parts))
 
 
-class _RandomlyMarked(Recorder):
-    """A recorder that has only the planned ones of its timed steps marked, and watches no other."""
-
-    planned: Sequence[bool] = ()
-    steps = 0  # That could be timed
-
-    @property
-    def marking(self) -> bool:
-        if self.timer is not None:
-            return self.planned[min(self.steps, len(self.planned) - 1)]
-        return super().marking
-
-    def end_batch(self, *, ends_step: bool, **batch: Any) -> None:
-        timed, marked = self.timer is not None and ends_step, self.marking
-        super().end_batch(ends_step=ends_step, **batch)
-        self.steps += timed
-        if timed and not marked and self._measured is not None:
-            self._measured.watched.pop()
+Settings = dict[str, Any] | None
 
 
-@contextmanager
-def recorders(planned: Sequence[bool]) -> Iterator[list[WindowRecord]]:
-    """Inside, windows are marked by plan, and kept."""
-    windows: list[WindowRecord] = []
-    delivery: Any = run_delivery
-    build_profile = delivery.build_profile
-
-    def keep(window: WindowRecord, **kwargs: Any) -> Any:
-        windows.append(window)
-        return build_profile(window, **kwargs)
-
-    recorder = type("Planned", (_RandomlyMarked,), {"planned": planned})
-    with patch.object(run_window, "Recorder", recorder), patch.object(run_delivery, "build_profile", keep):
-        yield windows
-
-
-def measured(net: StampedNet, planned: Sequence[bool], window: WindowRecord) -> tuple[Pairs, int, list[float]]:
-    """Pairs of *window*, the first step that could be timed, and the seconds of reported whole steps."""
-    first = window.counted_steps[0].index + 1 + window.settle_steps
-    timed = {step.index - first: step.seconds for step in window.timed_steps if step.seconds is not None}
-    phases = {index: (one.forward, one.backward, one.optimizer) for index, one in timed.items()}
-    pairs = paired(planned, reported=phases, truth=net.truth()[0][first:])
-    return pairs, first, [one.total for one in timed.values()]
+def own_loop(net: StampedNet, batches: Any, settings: Settings) -> Sequence[Profile]:
+    """A loop of one's own; returns the profiles."""
+    optimizer = net.configure_optimizers()
+    watched = None if settings is None else profile_training(net.model, optimizer, **settings)
+    with nullcontext() if watched is None else watched:
+        for rows in DataLoader(batches, batch_size=None):
+            loss = net.training_step(rows, 0)
+            with net.stamped("backward"):
+                loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            net.model.zero_grad()
+            net.on_train_batch_end()
+    return () if watched is None else watched.profiles
 
 
-def section(models: Sequence[str], groups: int) -> list[str]:
-    """The section of the page on reported latencies: of *models*, by so many pairs, or as many as each model has."""
+def lightning(net: StampedNet, batches: Any, settings: Settings) -> Sequence[Profile]:
+    """A fit of Lightning's."""
+    callbacks = [] if settings is None else [FlopsProfilerCallback(**settings)]
+    with tempfile.TemporaryDirectory() as folder:
+        new_trainer(ROOT, folder, *callbacks).fit(net, DataLoader(batches, batch_size=None))
+    return callbacks[0].profiles if callbacks else ()
+
+
+TRAININGS: Mapping[str, Callable[[StampedNet, Any, Settings], Sequence[Profile]]] = {
+    "own loop": own_loop,
+    "Lightning": lightning,
+}
+
+
+def taken(name: str, size: Size, *, profiled: bool) -> Taken:
+    """What the profiler reports of one training, or what the program's own clock says."""
+    torch.manual_seed(0)
+    net = StampedNet(size.model(), Stopwatch())
+    batches = [torch.randn(size.batch, size.width)] * (FIRST_STEPS + TIMED_STEPS + 10)
+    settings = {"profile_step": FIRST_STEPS, "timing_steps": TIMED_STEPS, "trace": False}
+    profiles = TRAININGS[name](net, batches, settings if profiled else None)
+    if not profiled:
+        return net.truth(FIRST_STEPS + 3, FIRST_STEPS + 3 + TIMED_STEPS)
+    return reported_by(profiles[0])
+
+
+def reported_by(profile: Profile) -> Taken:
+    """What *profile* says of the typical step."""
+    timing = profile.timing
+    assert timing is not None
+    parts = {one.name: one.typical_sec for one in timing.parts}
+    return Taken(timing.global_step.typical_sec, *(parts[phase] for phase in PHASES))
+
+
+def section(sizes: Sequence[str], rounds: int) -> list[str]:
+    """The section of the page on reported times: of *sizes*, in so many rounds."""
     rows: list[list[object]] = []
-    for name in models:
-        make, shape, number = MODELS[name]
-        pairs = _of_one_fit(make(), shape, groups or number)
-        rows += [[name, "lightning_flops", *_cells(pairs, phase)] for phase in PHASES]
-        rows += [[name, "A/A: plain beside plain", *_cells(pairs, phase, plain=True)] for phase in PHASES]
-    columns = ["model", "whose", ">pairs", "phase", ">plain, ms", ">difference, µs", ">relative", "target"]
+    for training in TRAININGS:
+        for name in sizes:
+            one = partial(taken, training, SIZES[name])
+            arms = {arm: partial(one, profiled=arm == "reported") for arm in ("true", "reported", "true again")}
+            found = in_rounds(arms, rounds)
+            for index, part in enumerate(Taken._fields):
+                true, said, again = ([each[index] for each in found[arm]] for arm in ("true", "reported", "true again"))
+                rows.append([training, name, part, *_cells(true, said, again, is_step=part == "step")])
+    columns = ["training", "size", "", ">true, ms", ">reported less true, µs", ">relative", ">of nothing, µs", "target"]
     return [*described(__doc__, "torch", "lightning", level="##"), *table(columns, rows), ""]
 
 
-def _of_one_fit(model: nn.Module, shape: Sequence[int], number: int) -> Pairs:
-    torch.manual_seed(0)
-    net, planned = StampedNet(model, Stopwatch()), plan(number)
-    batches: Any = [torch.randn(*shape)] * (FIRST_STEPS + 10 + len(planned))
-    callback = FlopsProfilerCallback(profile_step=FIRST_STEPS, timing_steps=number, trace=False, monitor=False)
-    with tempfile.TemporaryDirectory() as folder, recorders(planned) as windows:
-        new_trainer(ROOT, folder, callback).fit(net, DataLoader(batches, batch_size=None))
-    return measured(net, planned, *windows)[0]
-
-
-def _cells(pairs: Pairs, phase: str, *, plain: bool = False) -> list[object]:
-    index = PHASES.index(phase)
-    latency, excess = median(phases[index] for phases in pairs.plain), pairs.excess(index, plain=plain)
-    target = Target(limit=1e6 * max(RELATIVE_LIMIT * latency, ABSOLUTE_LIMIT_SEC), unit="µs")
+def _cells(true: Sequence[float], said: Sequence[float], again: Sequence[float], *, is_step: bool) -> list[object]:
+    share, least = (STEP_SHARE, STEP_SEC) if is_step else (PART_SHARE, PART_SEC)
+    excess, nothing, latency = difference(said, true), difference(again, true), median(true)
+    target = Target(limit=round(1e6 * max(share * latency, least), 1), unit="µs")
     low, high = sorted([abs(excess.low), abs(excess.high)])
     size = Estimate(value=1e6 * abs(excess.value), low=1e6 * low, high=1e6 * high)
-    interval = f"{1e6 * excess.value:+.0f} [{1e6 * excess.low:+.0f} to {1e6 * excess.high:+.0f}]"
-    cells = [len(pairs.plain), phase, f"{1e3 * latency:.3f}", interval, f"{excess.value / latency:+.1%}"]
-    return [*cells, None if plain else target.verdict(size)]
+    cells = [f"{1e6 * one.value:+.0f} [{1e6 * one.low:+.0f} to {1e6 * one.high:+.0f}]" for one in (excess, nothing)]
+    return [f"{1e3 * latency:.3f}", cells[0], f"{excess.value / latency:+.1%}", cells[1], target.verdict(size)]

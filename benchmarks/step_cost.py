@@ -151,14 +151,14 @@ def _rows(name: str, rounds: int, folder: Path) -> list[list[object]]:
 
 def main() -> None:
     """Measures what steps cost and whether reported latencies are true, and writes the page of both."""
-    options = start(__file__, __doc__, RESULTS / "time.md", rounds=20, models=list(phase_times.MODELS), pairs=0)
+    options = start(__file__, __doc__, RESULTS / "time.md", rounds=20, sizes=list(phase_times.SIZES))
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in TRAININGS:
             rows += _rows(name, options.rounds, Path(folder))
     columns = ["training", "arm", ">CPU", ">over bare", ">wall", ">over bare", "target: mean CPU over bare"]
     lines = ["# What times come to, and what timing costs", "", "Again: `make bench-time`.", ""]
-    lines += phase_times.section(options.models, options.pairs)
+    lines += phase_times.section(options.sizes, options.rounds)
     lines += [*described(__doc__, "torch", "lightning", "transformers", level="##"), *table(columns, rows)]
     write_page(options.output, lines)
 

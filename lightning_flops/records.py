@@ -398,6 +398,7 @@ class WindowRecord:
     flops: FlopRecord
     counted_steps: tuple[StepRecord, ...]  # one step; several where signatures keep changing
     timed_steps: tuple[StepRecord, ...]
+    plain_steps_sec: tuple[float, ...] = ()  # seconds of more such steps, of which no part was timed
     timing_steps: int  # how many timed steps were asked for
     settle_steps: int = 0
     variable: bool = False  # signatures or FLOPs of steps kept changing: counted and timed ones are different samples

@@ -36,10 +36,14 @@ class FakeEvent:
         self._now = now
         self._lag = lag
         self.at: float | None = None
+        self.stream: Any = None
         self.synchronized = 0
 
-    def record(self) -> None:
-        self.at = self._now() + self._lag
+    def record(self, stream: Any = None) -> None:
+        self.at, self.stream = self._now() + self._lag, stream
+
+    def query(self) -> bool:
+        return self.at is not None and self.at <= self._now()
 
     def synchronize(self) -> None:
         self.synchronized += 1

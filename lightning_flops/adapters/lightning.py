@@ -20,7 +20,7 @@ from torch import nn
 
 from lightning_flops.adapters.loop import Hook
 from lightning_flops.adapters.place import announce_in_log, mesh_sizes, run_context_on, sizes_along
-from lightning_flops.adapters.wrapping import hear, hear_fetches
+from lightning_flops.adapters.wrapping import hear, hear_actions, hear_fetches
 from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.batches import samples_in, tensor_shapes
 from lightning_flops.measure.recorder import steps_to_settle
@@ -45,15 +45,13 @@ IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")  # the two names under
 # Hooks of the user's, which run inside the backward and the optimizer's step.
 _HOOKS = ("on_before_backward", "on_after_backward", "on_before_zero_grad", "on_before_optimizer_step")
 
-_PARTS: dict[
-    str, tuple[TimePhase, bool]
-] = {  # of a step, by the Trainer's action, and whether it is a whole forward, backward or update
-    "batch_to_device": ("transfer", False),
-    **dict.fromkeys(("training_step", "validation_step", "test_step", "predict_step"), ("forward", True)),
-    "optimizer_step": ("optimizer", True),
-    "optimizer_zero_grad": ("optimizer", False),
-    "configure_gradient_clipping": ("optimizer", False),
-    **dict.fromkeys(_HOOKS, ("other", False)),
+_PARTS: dict[str, TimePhase] = {  # of a step, by the Trainer's action
+    "batch_to_device": "transfer",
+    **dict.fromkeys(("training_step", "validation_step", "test_step", "predict_step"), "forward"),
+    "optimizer_step": "other",
+    "optimizer_zero_grad": "optimizer",
+    "configure_gradient_clipping": "optimizer",
+    **dict.fromkeys(_HOOKS, "other"),
 }
 
 _SEVERAL = (Mapping, list, tuple)  # what holds several loaders
@@ -82,14 +80,6 @@ class _Done:
     updates: int = 0  # that the optimizers themselves have made since then
 
 
-@dataclass(slots=True)
-class _Marks:
-    """What is known while the parts of a step are marked."""
-
-    hooked: frozenset[str] = frozenset()  # actions of hooks in which something runs
-    in_backward: bool = False  # autograd runs
-
-
 class LightningAdapter(Adapter):
     """The adapter of one *loop* of a Trainer's, on one rank; *own_folder* takes reports if no logger has a folder."""
 
@@ -113,7 +103,9 @@ class LightningAdapter(Adapter):
         found, accumulate = _loaders(trainer, loop), trainer.accumulate_grad_batches if self._trains else 1
         self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(found) == 1
         self._batch = _Batch()
-        self._done, self._marks = _Done(), _Marks()
+        self._done = _Done()
+        self._hooked: frozenset[str] = frozenset()  # actions of hooks in which something runs
+        self._in_backward = self._updates = False  # while parts are marked: autograd runs, the optimizer computes
         step = config.next_profile_step(steps_done=0)
         if step is not None:  # a loop that is known to be too short for it is profiled in its last step
             step = int(min(step, max(0, _steps_in(trainer, loop) - 1)))
@@ -183,50 +175,71 @@ class LightningAdapter(Adapter):
 
     def mark_parts(self, stack: Undo) -> None:
         """Hear the Trainer's own profiler."""
-        self._marks.hooked = _hooked(self._trainer)
-        for method in ("start", "stop"):
-            begins = partial(LightningAdapter._action, begins=method == "start")
-            hear(self, type(self._trainer.profiler), method, stack, begins=begins)  # type: ignore[attr-defined]
+        self._hooked = _hooked(self._trainer)
+        hear_actions(self, type(self._trainer.profiler), stack)  # type: ignore[attr-defined]
+
+    def heard_as(self, action_name: str, *, begins: bool) -> Callable[[], object] | None:
+        """What is done where an action of this name begins, or ends; None: it is no part of a step."""
+        run, (owner, _, kind) = self.run, action_name.rpartition(".")
+        part = _PARTS.get(kind)
+        is_empty = kind in _HOOKS and action_name not in self._hooked
+        # Autograd runs between the last hook before the backward and the first one after it.
+        backward_begins = not begins and kind == "on_before_backward" and owner.startswith("[LightningModule]")
+        if kind.endswith("_next"):
+            return self.fetch_begins if begins else partial(self.fetch_ends, None)
+        if kind == "save_checkpoint":
+            return partial(run.outside, "checkpoint") if begins else run.inside
+        if part is None or (kind in _OF_STRATEGY and not owner.startswith("[Strategy]")):
+            return None
+        if kind == "on_after_backward" and begins:
+            return partial(self._backward_is_over, None if is_empty else part)
+        if backward_begins:
+            return partial(self._backward_begins, is_inside=not is_empty)
+        if kind == "optimizer_step":
+            return self._update_begins if begins else self._update_ends
+        if kind == "configure_gradient_clipping" and not begins:
+            return self._clipped
+        if is_empty:
+            return None
+        return partial(run.enter, part, counts=part == "forward") if begins else run.leave
 
     @safe
-    def _action(self, profiler: Any, action_name: str, *, begins: bool) -> None:
-        if profiler is not self._trainer.profiler or self._is_another():  # type: ignore[attr-defined]
-            return  # another fit's
-        run = self.run
-        owner, _, kind = action_name.rpartition(".")
-        part, counts = _PARTS.get(kind, (None, False))
-        is_empty = kind in _HOOKS and action_name not in self._marks.hooked
-        if kind.endswith("_next"):
-            self.fetch_begins() if begins else self.fetch_ends(None)
-        elif kind == "save_checkpoint":
-            run.outside("checkpoint") if begins else run.inside()
-        elif part is None or (kind in _OF_STRATEGY and not owner.startswith("[Strategy]")):
-            return
-        elif not begins:
-            self._action_ends(owner, kind, is_empty=is_empty)
-        else:
-            if kind == "on_after_backward":
-                self._backward_is_over()
-            if not is_empty:
-                run.enter(part, counts=counts and self._is_whole(kind))
+    def hear_action(self, profiler: Any, heard: Callable[[], object]) -> None:
+        """An action of *profiler*'s begins or ends, as which this is *heard*."""
+        if profiler is self._trainer.profiler and not self._is_another():  # type: ignore[attr-defined]
+            heard()
 
-    def _backward_is_over(self) -> None:
-        if self._marks.in_backward:
-            self._marks.in_backward = False
+    def _backward_begins(self, *, is_inside: bool) -> None:
+        if is_inside:
             self.run.leave()
+        self._in_backward = True
+        self.run.enter("backward")
 
-    def _action_ends(self, owner: str, kind: str, *, is_empty: bool) -> None:
-        if not is_empty:
+    def _backward_is_over(self, part: TimePhase | None) -> None:
+        if self._in_backward:
+            self._in_backward = False
             self.run.leave()
-        # Autograd runs between the last hook before the backward and the first one after it.
-        if kind == "on_before_backward" and owner.startswith("[LightningModule]"):
-            self._marks.in_backward = True
-            self.run.enter("backward")
+        if part is not None:
+            self.run.enter(part, counts=False)
 
-    def _is_whole(self, kind: str) -> bool:
-        """Whether an optimizer's step updates: Lightning calls DeepSpeed's after every batch."""
-        engine = self._engine
-        return kind != "optimizer_step" or engine is None or bool(engine.is_gradient_accumulation_boundary())
+    # The update's action is around the closure with the forward and the backward. Its own work follows on clipping,
+    # which is the last thing in there; what Lightning does around these is other.
+
+    def _update_begins(self) -> None:
+        self.run.enter("other", counts=False)
+
+    def _clipped(self) -> None:
+        self.run.leave()
+        if not self._updates:
+            self._updates = True
+            engine = self._engine  # Lightning calls DeepSpeed's update after every batch
+            self.run.enter("optimizer", counts=engine is None or bool(engine.is_gradient_accumulation_boundary()))
+
+    def _update_ends(self) -> None:
+        if self._updates:
+            self._updates = False
+            self.run.leave()
+        self.run.leave()
 
     @safe
     def fetch_begins(self, iterator: Any = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -66,3 +67,44 @@ def hear_backwards(listener: Any, undo: Undo) -> None:
     """Have *listener* hear where ``loss.backward()`` ends, by ``backward_begins`` and ``backward_ends``."""
     kind = type(listener)
     hear(listener, torch.autograd, "backward", undo, begins=kind.backward_begins, ends=kind.backward_ends)
+
+
+class _Actions(dict[str, Callable[[], object] | None]):
+    """What a listener does where an action of a profiler begins, or ends: by its name, asked once."""
+
+    def __init__(self, listener: Any, *, begins: bool) -> None:
+        self._listener, self._begins = weakref.ref(listener), begins
+
+    def __missing__(self, action_name: str) -> Callable[[], object] | None:
+        one = self._listener()
+        self[action_name] = found = None if one is None else one.heard_as(action_name, begins=self._begins)
+        return found
+
+    def hear(self, profiler: Any, heard: Callable[[], object]) -> None:
+        """Have the listener hear of it."""
+        one = self._listener()
+        if one is not None and one.run.thread == threading.get_ident():
+            one.hear_action(profiler, heard)
+
+
+def hear_actions(listener: Any, kind: type, undo: Undo) -> None:
+    """Have *listener*, which is held weakly, hear of ``start`` and ``stop`` of a profiler of Lightning's *kind*.
+
+    Its ``heard_as`` says what is done at an action of some name, and ``hear_action``, which is safe, does it.
+    """
+    for method in ("start", "stop"):
+        owner = next(one for one in kind.__mro__ if method in vars(one))
+        listen(undo, owner, method, _Actions(listener, begins=method == "start"), around=_looked_up)
+
+
+def _looked_up(listeners: list[_Actions], original: Callable[..., Any]) -> Callable[..., Any]:
+    """A wrapper of ``start`` or ``stop``, which a step calls some fifty times, mostly for nothing."""
+
+    @functools.wraps(original)
+    def call(self: Any, action_name: str, *args: Any, **kwargs: Any) -> Any:
+        for each in listeners:
+            if (heard := each[action_name]) is not None:
+                each.hear(self, heard)
+        return original(self, action_name, *args, **kwargs)
+
+    return call

@@ -18,7 +18,7 @@ from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peaks import COPY, measured_peaks, peak_for
 from lightning_flops.analysis.rates import build_rates, peak_seconds_of_step, share_of_flops
-from lightning_flops.analysis.timing import build_timing, is_timed
+from lightning_flops.analysis.timing import build_timing, timed_steps
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
 from lightning_flops.records import (
@@ -37,13 +37,15 @@ from lightning_flops.records import (
 from lightning_flops.schema.profile import Origin, Profile, ReportSettings
 from lightning_flops.schema.step import DtypeFlops, OperatorProfile, StepFlops
 from lightning_flops.schema.trace import TracedStep
-from lightning_flops.units import plural
+from lightning_flops.units import percent, plural
+
+_MOST_APART = 0.03  # that a step with timed parts and one without may be, in silence
 
 
 def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
     """Count, divide and look up: the profile of *window*, with its *traced* step, which no sink was given yet."""
     context, counts, cells = window.context, FlopCounts(window.flops), window.flops.cells
-    timed = [step for step in window.timed_steps if is_timed(step)]
+    timed, longer = timed_steps(window)
     steps = max(1, len(window.counted_steps))
     total = StepFlops(
         **asdict(counts.total),
@@ -127,7 +129,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         advice=() if timing is None or timing.few_steps else advise(evidence, config.thresholds),
         starved=starved_words(evidence, config.thresholds),
         unexplained=unexplained_words(evidence, config.thresholds),
-        notes=(*_notes(window, timed=len(timed)), *notes),
+        notes=(*_notes(window, timed=len(timed), longer=longer), *notes),
     )
 
 
@@ -261,10 +263,16 @@ def _mean_amount(amounts: Sequence[int | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(amounts) else None
 
 
-def _notes(window: WindowRecord, *, timed: int) -> tuple[str, ...]:
+def _notes(window: WindowRecord, *, timed: int, longer: float) -> tuple[str, ...]:
     notes = [*window.notes, *window.flops.notes]
     if not window.counted_steps:
         notes.append("No step was counted to its end: the FLOPs are of everything that ran while the counter was on.")
     if wrong := sum(step.seconds is not None for step in window.timed_steps) - timed:
         notes.append(f"Left out: {wrong} timed {plural('step', wrong)} with times that cannot be right.")
+    if abs(longer - 1) > _MOST_APART:
+        word, more = window.context.step_word, "more" if longer > 1 else "less"
+        notes.append(
+            f"A {word} whose parts are timed took {percent(abs(longer - 1))} {more} than one between two stamps alone. "
+            f"The {word} is as long as these, {len(window.plain_steps_sec)} of them, and its parts are scaled to them."
+        )
     return tuple(dict.fromkeys(notes))

@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from typing import get_args
 
-from lightning_flops.records import PhaseSeconds, ProcessorLoss, StepRecord, TimePhase
+from lightning_flops.records import PhaseSeconds, ProcessorLoss, StepRecord, TimePhase, WindowRecord
 from lightning_flops.schema.step import PartTiming, Stalls, TimingProfile
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _OF_TRAINING: tuple[TimePhase, ...] = ("backward", "bubble", "optimizer")
 _STALLS_FROM = 1.1  # a step that takes so many times as long as a typical one has stalled
 _NO_LOSS = ProcessorLoss(seconds=0.0, batches_sec=(), waited_share=None)  # nothing is known
+_LEAST_PLAIN = 4  # from fewer steps no typical one is known
 _LONGEST_SEC = 1e9  # thirty years: no step takes longer
 
 
@@ -25,6 +27,29 @@ def is_timed(step: StepRecord) -> bool:
     """Whether the times of *step* are possible: no part negative or absurd, their sum above zero."""
     seconds = step.seconds
     return seconds is not None and all(_is_duration(getattr(seconds, one)) for one in _PHASES) and seconds.total > 0
+
+
+def timed_steps(window: WindowRecord) -> tuple[list[StepRecord], float]:
+    """The steps of *window* whose times are possible, and how many times as long as a plain step one took.
+
+    Marks cost time, on a host-bound GPU above all. So the typical step is one of those between two stamps alone, and
+    each time of the others is scaled to it.
+    """
+    steps = [step for step in window.timed_steps if is_timed(step)]
+    plain = [seconds for seconds in window.plain_steps_sec if 0 < seconds <= _LONGEST_SEC]
+    if not steps or len(plain) < _LEAST_PLAIN:
+        return steps, 1.0
+    longer = _typical([step.seconds.total for step in steps if step.seconds is not None]) / _typical(plain)
+    return [replace(step, seconds=_scaled(step.seconds, 1 / longer)) for step in steps], longer
+
+
+def _typical(times: Sequence[float]) -> float:
+    middle = middle_half(times)
+    return math.fsum(times[place] for place in middle) / len(middle)
+
+
+def _scaled(seconds: PhaseSeconds | None, factor: float) -> PhaseSeconds | None:
+    return seconds and PhaseSeconds(**{name: factor * spent for name, spent in asdict(seconds).items()})
 
 
 def build_timing(

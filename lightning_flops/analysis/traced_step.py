@@ -15,7 +15,7 @@ from typing import Any
 
 from lightning_flops.analysis.module_names import with_those_above, with_those_below
 from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, peak_seconds, per_second, ratio
-from lightning_flops.analysis.timing import build_timing, is_timed
+from lightning_flops.analysis.timing import build_timing, timed_steps
 from lightning_flops.records import OUTSIDE, OperatorCell, TracedStepRecord, WindowRecord
 from lightning_flops.schema.step import ModuleTimes
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
@@ -90,8 +90,7 @@ def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> 
     host's where no step was timed. The medians of what a phase consists of add up to less than the phase where the
     system interrupts each step somewhere else.
     """
-    timed_steps = [step for step in window.timed_steps if is_timed(step)]
-    timing = build_timing(timed_steps, mixed_phases=window.mixed_phases, trains=window.context.trains)
+    timing = build_timing(timed_steps(window)[0], mixed_phases=window.mixed_phases, trains=window.context.trains)
     if timing is None or table is None or table.clock == "device":
         return work, work, False
     backward_us = table.unattributed_backward_us + table.gradient_accumulation_us

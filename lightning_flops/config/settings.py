@@ -83,7 +83,11 @@ class ProfilerConfig:
         "no hint.",
         rules.NUMBER_FROM_ZERO,
     )
-    timing_steps: int = _setting(20, "How many steps are timed after the counted one.", rules.integer_from(1))
+    timing_steps: int = _setting(
+        20,
+        "How many steps are timed after the counted one; from 16 on, half of them without marks.",
+        rules.integer_from(1),
+    )
     trace: bool = _setting(
         True, "Run some more steps under torch.profiler, for the time of each module, operator and kernel."
     )

@@ -51,7 +51,7 @@ def notes_on_times(
     *watched* steps ran while some were timed; work of the *mixed* phases ran, in part, in another of them; *complete*
     are counts and times that the window did not end before.
     """
-    timed = len(window.timed_steps)
+    timed = len(window.timed_steps) + len(window.plain_steps_sec)
     if not complete:
         yield f"{window.context.activity} ended before the window closed."
     if mixed:

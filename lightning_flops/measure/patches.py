@@ -21,43 +21,49 @@ class _Listener(NamedTuple):
     failed: Failed | None
 
 
-_wrapped: dict[tuple[int, Any], tuple[list[_Listener], Callable[[], None]]] = {}
+_wrapped: dict[tuple[int, Any], tuple[list[Any], Callable[[], None]]] = {}
 """By owner and name: who listens to a function, and how its wrapper, which all of them share, is removed."""
 
+Around = Callable[[list[Any], Callable[..., Any]], Callable[..., Any]]
+"""Makes a wrapper of a function, from those who listen to it."""
 
-def listen(undo: Undo, owner: Any, name: Any, begins: Begins, *, failed: Failed | None = None) -> None:
+
+def listen(
+    undo: Undo, owner: Any, name: Any, begins: Any, *, failed: Failed | None = None, around: Around | None = None
+) -> None:
     """Have *begins* called before each call of a function until *undo* is closed, and what it returns after it.
 
     *owner* is a class or a module that has the function as the attribute *name*, or a dict that has it as a value; a
     KeyError says that it has none. The function is compiled as it would be without us. *begins* gets its arguments, on
     a class the instance first; who listens last is called first. *failed* gets what *begins*, or what it returned,
-    raised; without it these raise nothing but what is the user's.
+    raised; without it these raise nothing but what is the user's. With *around*, all listeners to the function are what
+    its wrappers take, and *begins* is one of them.
     """
-    key, one = (id(owner), name), _Listener(begins, failed)
+    key, one = (id(owner), name), _Listener(begins, failed) if around is None else begins
 
     def drop() -> None:
         listeners, remove = _wrapped.get(key, ([one], lambda: None))
-        if one in listeners:  # who still holds the wrapper runs the function alone, and keeps nothing else alive
-            listeners.remove(one)
+        # Who still holds the wrapper runs the function alone, and keeps nothing else alive.
+        listeners[:] = [each for each in listeners if each is not one]
         if not listeners:
             remove()
             _wrapped.pop(key, None)  # last: what is interrupted before is called again
 
     undo.callback(drop)  # first, so that whatever is raised from here on leaves nothing behind
     if key not in _wrapped:
-        none = list[_Listener]()
-        put_up, remove = _wrap(owner, name, none)
+        none = list[Any]()
+        put_up, remove = _wrap(owner, name, none, around or _heard)
         _wrapped[key] = none, remove
         put_up()
     _wrapped[key][0].append(one)
 
 
-def _wrap(owner: Any, name: Any, listeners: list[_Listener]) -> tuple[Callable[[], None], Callable[[], None]]:
+def _wrap(owner: Any, name: Any, listeners: list[Any], around: Around) -> tuple[Callable[[], None], Callable[[], None]]:
     """What puts a wrapper with *listeners* in the function's place, and what removes it."""
     table = owner if isinstance(owner, dict) else vars(owner)
     put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
     original = table[name]
-    wrapper = _heard(listeners, original)
+    wrapper = around(listeners, original)
 
     def remove() -> None:
         if table[name] is wrapper:  # otherwise other code has wrapped it since, and keeps it

@@ -3,7 +3,7 @@
 An adapter's events reach a ``Recorder`` by the ``Run``. The recorder's phase, and nothing else, decides which step is
 counted, which are timed, and when the window is over::
 
-    waiting ── open() ──> counting ──> settling ──> timing ──────────────────────┬──> tracing ──> lines ──> closed
+    waiting ── open() ──> counting ──> settling ──> timing ──> plain ────────────┬──> tracing ──> lines ──> closed
                              ^                        │                          │
                              └── signatures keep changing: as many are counted ──┘
 """
@@ -11,32 +11,31 @@ counted, which are timed, and when the window is over::
 from __future__ import annotations
 
 import math
-from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, get_args
 
 from torch import nn
 
 from lightning_flops.config import TraceSchedule
-from lightning_flops.measure.batches import never_alike, shapes_text
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.part_counter import PartCounter
 from lightning_flops.measure.lines import LineSampler
+from lightning_flops.measure.measured import Measured, RunningStep, TimedStep
+from lightning_flops.measure.memory import MemoryWatch
 from lightning_flops.measure.module_scope import describe_modules
 from lightning_flops.measure.notes import Notes, notes_on_times
+from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.timing.clocks import WallClock
-from lightning_flops.measure.timing.phase_timer import PhaseTimer, StepMarks
+from lightning_flops.measure.timing.phase_timer import PhaseTimer, StepMarks, WholeStepTimer
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import (
     BucketFlops,
-    ModuleRecord,
     RunContext,
     Shapes,
     StepRecord,
-    StepSignature,
     TimePhase,
     WindowRecord,
 )
@@ -47,6 +46,9 @@ _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _LEAST_WATCHED = 10
 """Signatures "keep changing" when none of as many steps as are to be timed, and at least so many, has the counted
 step's, or when twice as many steps did not have enough of them."""
+
+_LEAST_HALVED = 16
+"""From so many steps on the parts of one half are timed, and of the other half the step alone."""
 
 
 class Phase(Enum):
@@ -59,6 +61,7 @@ class Phase(Enum):
     #: Steps are left alone until the loader's queue has drained, and no earlier report is made beside them.
     SETTLING = "settling"
     TIMING = "timing"
+    PLAIN = "plain"  #: Steps are timed between two stamps alone.
     TRACING = "tracing"
     LINES = "lines"  #: The user's lines are sampled.
     CLOSED = "closed"
@@ -82,75 +85,11 @@ class CountedStep:
     data_dependent: bool = False
 
 
-@dataclass(slots=True)
-class _RunningStep:
-    """What is known of the step that is running."""
-
-    batches: list[Shapes] = field(default_factory=list)
-    samples: int | None = 0
-    tokens: int | None = 0
-    #: How often each part began that is a forward, a backward or an update by itself.
-    parts: Tally[str] = field(default_factory=Tally)
-
-    def add_batch(self, shapes: Shapes, *, samples: int | None, tokens: int | None) -> None:
-        """A batch of this step went through the loop; None for samples or tokens that are not known."""
-        self.batches.append(never_alike(shapes))
-        self.samples = None if self.samples is None or samples is None else self.samples + samples
-        self.tokens = None if self.tokens is None or tokens is None else self.tokens + tokens
-
-    def record(self, index: int) -> StepRecord:
-        """The step's record; *index* steps of the run came before it."""
-        parts = self.parts
-        return StepRecord(
-            index=index,
-            signature=StepSignature(
-                batches=tuple(map(shapes_text, self.batches)),
-                forwards=parts["forward"],
-                backwards=parts["backward"],
-                updates=parts["optimizer"],
-            ),
-            micro_steps=len(self.batches),
-            samples=self.samples,
-            tokens=self.tokens,
-        )
-
-
-@dataclass(slots=True, kw_only=True)
-class _Measured:
-    """What a window has measured since its first step was counted."""
-
-    counter: PartCounter
-    counted: list[StepRecord]  #: One step; several where signatures keep changing.
-    modules: tuple[ModuleRecord, ...]
-    timer: PhaseTimer | None  #: None where the device cannot be timed.
-    #: The steps that ran while some were timed.
-    watched: list[tuple[StepRecord, StepMarks]] = field(default_factory=list)
-    matches: int = 0  #: How many of them have the counted step's signature.
-    settled: int = 0  #: Steps that were left alone.
-    variable: bool = False  #: Steps keep changing in their signatures.
-    complete: bool = False  #: Whether all counts and times are there.
-
-    def is_comparable(self, signature: StepSignature) -> bool:
-        """Whether a step of this signature can be compared with what was counted."""
-        return self.variable or signature == self.counted[0].signature
-
-    def timed(self, clock: WallClock | None) -> tuple[StepRecord, ...]:
-        """The steps that can be compared with what was counted, with their seconds."""
-        if clock is None or self.timer is None or not self.watched:
-            return ()
-        clock.settle()
-        steps = []
-        for step, marks in self.watched:
-            if self.is_comparable(step.signature):
-                steps.append(replace(step, **self.timer.read(marks)._asdict()))
-        return tuple(steps)
-
-
 class Recorder:
     """One window over the steps of one training run, on one rank.
 
-    The caller says when a batch is done (``end_batch``). While ``marking`` is true it also runs each batch inside
-    ``batch_scope`` and calls ``enter``/``leave`` around each part of a step.
+    The caller says when a batch is done (``end_batch``). While ``counting`` or ``tracing`` is true it runs each batch
+    inside ``batch_scope``, and it tells ``parts`` of each part of a step: while ``marking`` is true of all of them.
 
     Args:
         root: the model whose modules own the work.
@@ -159,6 +98,7 @@ class Recorder:
         clock: stamps the parts of a step; None if the device cannot be timed.
         new_counter: makes the FLOP counter when the window opens.
         notes: gets what the report must say of this window.
+        memory: follows the parts of the counted steps of the window.
         tracing: traces steps after the timed ones; None: none is traced.
         lines: samples the user's lines in steps after these; None: it was not asked for.
         whole: returns *root* with all its wrappers; None: it has none.
@@ -175,6 +115,7 @@ class Recorder:
         clock: WallClock | None,
         new_counter: Callable[[nn.Module], FlopCounter],
         notes: Notes,
+        memory: MemoryWatch | None = None,
         tracing: TraceCycles | None = None,
         lines: LineSampler | None = None,
         whole: Callable[[], nn.Module | None] = lambda: None,
@@ -186,14 +127,17 @@ class Recorder:
         self._notes, self._tell_counted, self._may_time = notes, counted, may_time
         self._traces = TraceCycles(None, TraceSchedule()) if tracing is None else tracing
         self._lines = LineSampler(asked=False) if lines is None else lines
+        self._plain_steps = timing_steps // 2 if timing_steps >= _LEAST_HALVED else 0
+        self._memory = memory
         self._settle_steps = min(settle_steps, timing_steps)
         self.state = Phase.WAITING
-        self._step = _RunningStep()
-        self._ended: _RunningStep | None = None  # a step that is over, until its last batch's scope is left
+        self._step = RunningStep()
+        self._ended: RunningStep | None = None  # a step that is over, until its last batch's scope is left
         self._steps_done = self._profile_step = 0
         self._counter: PartCounter | None = None  # counts the running step, where one is counted
         self._sampler: PartCounter | None = None
-        self._measured: _Measured | None = None
+        self._measured: Measured | None = None
+        self._whole_steps: WholeStepTimer | None = None
         self._unseen: set[TimePhase] = set()
         self._scope, self._undo = Undo(), Undo()  # of the batch that runs, and of all
         self._undo.callback(self._traces.give_up)
@@ -211,11 +155,20 @@ class Recorder:
         return self.state in (Phase.WAITING, Phase.SETTLING)
 
     @property
-    def timer(self) -> PhaseTimer | None:
-        """Takes the marks of the running step if it is timed, or its lines are sampled."""
-        if self.state is Phase.LINES:
-            return self._lines.timer
-        return self._measured.timer if self.state is Phase.TIMING and self._measured is not None else None
+    def parts(self) -> Parts | None:
+        """Takes the parts of the running step; None: nothing asks for them."""
+        if self.counting:
+            return self._counter
+        if self.state is Phase.TIMING and self._measured is not None:
+            return self._measured.timer
+        if self.state is Phase.PLAIN:
+            return self._whole_steps
+        return self._traces if self.tracing else self._lines.timer if self.state is Phase.LINES else None
+
+    @property
+    def marking(self) -> bool:
+        """Whether all parts of the running step must be marked."""
+        return self.state is not Phase.PLAIN and self.parts is not None
 
     @property
     def tracing(self) -> bool:
@@ -226,11 +179,6 @@ class Recorder:
     def sampling_lines(self) -> bool:
         """Whether the running step's lines are sampled; its time is then not usable."""
         return self.state is Phase.LINES
-
-    @property
-    def marking(self) -> bool:
-        """Whether the running step's phases must be marked."""
-        return self.counting or self.tracing or self.state in (Phase.TIMING, Phase.LINES)
 
     @property
     def closed(self) -> bool:
@@ -246,20 +194,21 @@ class Recorder:
         """The step that begins now is the one to count; *steps_done* steps of the run came before it."""
         if self.state is Phase.WAITING:
             self._profile_step = steps_done
-            self._count(Phase.COUNTING, self._part_counter(), steps_done)
+            self._count(Phase.COUNTING, self._part_counter(self._memory), steps_done)
 
     def sample(self, *, steps_done: int) -> None:
         """The running step, of which no batch has run, is counted outside of every window; *steps_done* as above."""
         if self.state is Phase.WAITING:
             self._sampler = self._sampler or self._part_counter()
-            self._step = _RunningStep()
+            self._step = RunningStep()
+            self._sampler.entered.clear()
             self._count(Phase.SAMPLING, self._sampler, steps_done)
 
     def _count(self, phase: Phase, counter: PartCounter, steps_done: int) -> None:
         self.state, self._counter, self._steps_done = phase, counter, steps_done
 
-    def _part_counter(self) -> PartCounter:
-        counter = PartCounter(self._new_counter(self._root))
+    def _part_counter(self, memory: MemoryWatch | None = None) -> PartCounter:
+        counter = PartCounter(self._new_counter(self._root), memory)
         self._undo.callback(counter.give_up)
         return counter
 
@@ -287,37 +236,6 @@ class Recorder:
         elif state is Phase.TRACING and self._ended is not None:
             self._traced_step_ends(self._ended)
 
-    def enter(self, part: TimePhase | str, *, counts: bool = True) -> None:
-        """*part* of the step begins, inside whatever part is running.
-
-        A name that is not a phase (``validation``, ``checkpoint``) is time that does not belong to the step. *counts*
-        says whether it is a forward, a backward or an update by itself, and not only a part of one.
-        """
-        if (timer := self.timer) is not None:
-            timer.enter(part, counts=counts)
-            return
-        if self.counting and self._counter is not None:
-            self._counter.enter(part)
-        elif self.state is Phase.TRACING:
-            self._traces.enter(part)
-        self._step.parts[part] += counts
-
-    def leave(self) -> None:
-        """The part entered last ends."""
-        if (timer := self.timer) is not None:
-            timer.leave()
-        elif self.state is Phase.TRACING:
-            self._traces.leave()
-        elif self._counter is not None and not self.closed:  # a part that began while its step was counted may go on
-            self._counter.leave()
-
-    def claim(self, part: TimePhase) -> None:
-        """Attribute what ran since the last part was left to *part*, if no part is running now."""
-        if (timer := self.timer) is not None:
-            timer.claim(part)
-        elif self.counting and self._counter is not None:
-            self._counter.claim(part)
-
     def optimizer_work(self) -> AbstractContextManager[Any]:
         """Inside, what is counted is the optimizer's, whatever part of the step is running."""
         return self._counter.counter.in_optimizer() if self.counting and self._counter is not None else nullcontext()
@@ -335,8 +253,8 @@ class Recorder:
         if self.state is Phase.LINES:
             self._lines.resume()
             self._go_on(Phase.CLOSED if self._lines.over else Phase.LINES)
-        elif (timer := self.timer) is not None:
-            timer.go_on()
+        elif isinstance(parts := self.parts, PhaseTimer):
+            parts.go_on()
 
     # ---- steps end
 
@@ -348,7 +266,9 @@ class Recorder:
         self._step.add_batch(shapes, samples=samples, tokens=tokens)
         if not ends_step:
             return
-        step, self._step = self._step, _RunningStep()
+        step, self._step = self._step, RunningStep()
+        if (parts := self.parts) is not None:
+            step.parts = parts.take_entered()
         if self.state is Phase.LINES:
             self._lines.pause()
             self._lines.step_ends()
@@ -358,8 +278,8 @@ class Recorder:
             self._ended = step
         elif self.state is Phase.TRACING:  # the schedule leaves it alone: it has no scope, and is over now
             self._traced_step_ends(step)
-        elif self._measured is not None and self.state is Phase.TIMING:
-            self._timed_step_ends(step, self._measured)
+        elif self._measured is not None and isinstance(parts, PhaseTimer):
+            self._timed_step_ends(step, self._measured, parts.cut())
         elif self._measured is not None and self.state is Phase.SETTLING:
             self._steps_done += 1
             self._measured.settled += 1
@@ -390,30 +310,42 @@ class Recorder:
         if self.closed:  # asking the user's modules may have ended the run
             return
         timer = None if self._clock is None else PhaseTimer(self._clock)
-        self._measured = measured = _Measured(counter=counter, counted=[step], modules=modules, timer=timer)
+        self._measured = measured = Measured(counter=counter, counted=[step], modules=modules, timer=timer)
         if timer is None:
             self._traces_or_closes(measured)
         else:
             self._settles_or_times(measured)
 
-    def _settles_or_times(self, measured: _Measured) -> None:
+    def _settles_or_times(self, measured: Measured) -> None:
         if measured.settled < self._settle_steps or not self._may_time(self._steps_done):
             self._go_on(Phase.SETTLING)
         elif measured.timer is not None:
             measured.timer.begin()
             self._go_on(Phase.TIMING)
 
-    def _timed_step_ends(self, step: _RunningStep, measured: _Measured) -> None:
-        """What follows depends on how many of the timed steps are like the counted one."""
-        assert measured.timer is not None
-        marks = measured.timer.cut()
-        step.parts.update(marks.entered)
-        record = step.record(self._steps_done)
+    def _timed_step_ends(self, step: RunningStep, measured: Measured, marks: StepMarks) -> None:
+        assert self._clock is not None
+        timed = TimedStep(step.record(self._steps_done), marks)
         self._steps_done += 1
-        measured.watched.append((record, marks))
-        measured.matches += measured.is_comparable(record.signature)
+        measured.ran(timed, self._clock)
+        if self.state is Phase.PLAIN:
+            measured.plain.append(timed)
+            measured.plain_matches += measured.may_be_comparable(timed.step.signature)
+            if measured.plain_matches >= self._plain_steps or len(measured.plain) >= 2 * self._timing_steps:
+                self._traces_or_closes(measured)
+        else:
+            measured.watched.append(timed)
+            measured.matches += measured.is_comparable(timed.step.signature)
+            self._goes_on_timing(measured, self._clock)
+
+    def _goes_on_timing(self, measured: Measured, clock: WallClock) -> None:
+        """What follows depends on how many of the timed steps are like the counted one."""
         wanted, watched = self._timing_steps, len(measured.watched)
-        if measured.matches >= wanted:
+        if self._plain_steps and measured.matches >= wanted - self._plain_steps:
+            self._whole_steps = WholeStepTimer(clock)
+            self._whole_steps.begin()
+            self._go_on(Phase.PLAIN)
+        elif measured.matches >= wanted:
             self._traces_or_closes(measured)
         elif watched == max(wanted, _LEAST_WATCHED) and measured.matches:
             counted = measured.counted[0].index
@@ -426,14 +358,14 @@ class Recorder:
             else:
                 self._traces_or_closes(measured)
 
-    def _traced_step_ends(self, step: _RunningStep) -> None:
+    def _traced_step_ends(self, step: RunningStep) -> None:
         self._ended = None
         self._steps_done += 1
         self._traces.step_ends(step.record(self._steps_done).signature)
         if self._traces.over:
             self._samples_lines_or_closes()
 
-    def _traces_or_closes(self, measured: _Measured) -> None:
+    def _traces_or_closes(self, measured: Measured) -> None:
         """Counts and times are complete."""
         measured.complete = True
         flops = measured.counter.flops
@@ -469,15 +401,17 @@ class Recorder:
         self.abandon()
         return None if self._measured is None else self._record(self._measured, context)
 
-    def _record(self, measured: _Measured, context: RunContext) -> WindowRecord:
+    def _record(self, measured: Measured, context: RunContext) -> WindowRecord:
         mixed, traces = measured.counter.mixed, self._traces
+        timed, plain_sec = measured.timed(self._clock)
         window = WindowRecord(
             profile_step=self._profile_step,
             context=context,
             modules=measured.modules,
             flops=measured.counter.flops,
             counted_steps=tuple(measured.counted),
-            timed_steps=measured.timed(self._clock),
+            timed_steps=tuple(timed),
+            plain_steps_sec=tuple(plain_sec),
             timing_steps=self._timing_steps,
             settle_steps=self._settle_steps,
             variable=measured.variable,
@@ -487,7 +421,7 @@ class Recorder:
         )
         for sentence in notes_on_times(
             window,
-            watched=len(measured.watched),
+            watched=len(measured.watched) + len(measured.plain),
             clocked=measured.timer is not None,
             mixed=_in_order(mixed),
             complete=measured.complete,

@@ -120,28 +120,28 @@ class Run:
         """The loop asks its data loader for a batch; calls may nest, and the outermost counts."""
         if self.throughput.monitor.fetch_begins(inside=not self.outside_of):
             self.window.fetches += 1
-            if self.window.marks is not None:
-                self.window.enter("data_wait", counts=True)
+            if (parts := self.window.parts) is not None:
+                parts.enter("data_wait")
 
     def fetch_ends(self) -> None:
         """The data loader has delivered the batch."""
-        if self.throughput.monitor.fetch_ends(inside=not self.outside_of) and self.window.marks is not None:
-            self.window.leave()
+        if self.throughput.monitor.fetch_ends(inside=not self.outside_of) and (parts := self.window.parts) is not None:
+            parts.leave()
 
     def enter(self, part: TimePhase | str, *, counts: bool = True) -> None:
-        """*part* of the step begins, inside whatever part is running; *counts* as in ``Recorder.enter``."""
-        if self.window.marks is not None and not self.outside_of:
-            self.window.enter(part, counts=counts)
+        """*part* of the step begins, inside whatever part is running; *counts* as in ``Parts.enter``."""
+        if (parts := self.window.parts) is not None and not self.outside_of:
+            parts.enter(part, counts=counts)
 
     def leave(self) -> None:
         """The part entered last ends."""
-        if self.window.marks is not None and not self.outside_of:
-            self.window.leave()
+        if (parts := self.window.parts) is not None and not self.outside_of:
+            parts.leave()
 
     def claim(self, part: TimePhase) -> None:
         """What ran since the last part was left, if no part is running now, was *part* too."""
-        if self.window.marks is not None and not self.outside_of:
-            self.window.recorder.claim(part)
+        if (parts := self.window.parts) is not None and not self.outside_of:
+            parts.claim(part)
 
     def outside(self, what: str, *, since_batch: bool = False) -> None:
         """*what* begins, which belongs to no step, and *since_batch* what ran since the last batch; calls may nest."""
@@ -149,10 +149,10 @@ class Run:
         if len(self.outside_of) == 1:
             self.window.leave_scope()
             self.throughput.monitor.outside(since_batch=since_batch)
-            if self.window.marks is not None:
+            if (parts := self.window.parts) is not None:
                 if since_batch:
-                    self.window.recorder.claim(what)  # type: ignore[arg-type]
-                self.window.enter(what, counts=False)
+                    parts.claim(what)
+                parts.enter(what, counts=False)
 
     def inside(self) -> None:
         """What belongs to no step is over."""
@@ -160,8 +160,8 @@ class Run:
             return
         self.outside_of.pop()
         if not self.outside_of:
-            if self.window.marks is not None:
-                self.window.leave()
+            if (parts := self.window.parts) is not None:
+                parts.leave()
             self.throughput.monitor.inside()
             self.window.enter_scope()
 

@@ -11,6 +11,7 @@ from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.lines import LineSampler
 from lightning_flops.measure.memory import MemoryWatch, memory_reader
 from lightning_flops.measure.notes import Notes
+from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.recorder import CountedStep, Phase, Recorder
 from lightning_flops.measure.run_facts import gather_run_facts
@@ -18,7 +19,7 @@ from lightning_flops.measure.timing.clocks import clock_for
 from lightning_flops.measure.timing.processor_wait import Heat, ProcessorWatch
 from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
-from lightning_flops.records import RunContext, TimePhase, WindowRecord
+from lightning_flops.records import RunContext, WindowRecord
 from lightning_flops.run.adapter import Adapter
 from lightning_flops.signals import Undo, words_of
 
@@ -37,6 +38,7 @@ class Window:
     fetches: int = 0  # seen since the window was made
     scope: Undo | None = None  # of the running batch, if it is counted or traced
     marks: Undo | None = None  # of the parts of a step, where they are needed
+    parts: Parts | None = None  # takes those of the running step; None: nothing asks for them
     is_idle: bool = True  # nothing of a step is measured, and nothing is in place for that
 
     def open(self, *, steps_done: int) -> None:
@@ -61,19 +63,8 @@ class Window:
             mark_parts(self.marks)
         if not outside:
             self.enter_scope()
+        self.parts = recorder.parts
         recorder.resume()  # what was read and put in place here is in no step
-
-    def enter(self, part: TimePhase | str, *, counts: bool) -> None:
-        """*part* of the step begins."""
-        if self.is_open and self.recorder.counting:
-            self.memory.enter(part, counts=counts)
-        self.recorder.enter(part, counts=counts)
-
-    def leave(self) -> None:
-        """The part entered last ends."""
-        self.recorder.leave()  # first, so that the rest is not in the part's time
-        if self.is_open and self.recorder.counting:
-            self.memory.leave()
 
     def enter_scope(self) -> None:
         """What runs from here on is counted or traced, if the running step is."""
@@ -89,7 +80,7 @@ class Window:
 
     def unmark(self) -> None:
         """Take the marks off."""
-        marks, self.marks = self.marks, None
+        marks, self.marks, self.parts = self.marks, None, None
         if marks is not None:
             marks.close()
 
@@ -163,6 +154,7 @@ def new_window(
         clock=clock_for(device),
         new_counter=lambda root: FlopCounter(root, causal_attention=config.causal_attention, lives=memory.lives),
         notes=notes,
+        memory=memory,
         tracing=tracing,
         lines=LineSampler(asked=config.lines),
         whole=adapter.whole_model,

@@ -254,14 +254,14 @@ def test_only_steps_of_the_counted_shape_are_timed_and_where_those_are_few_more_
         "Steps differ: only 3 of the 6 steps watched had the counted step's batch shapes and numbers of forwards, "
         "backwards and updates. FLOPs, times and rates are of such steps.",
     )
-    # Of the 40 steps from 3 on, 14 are like step 0. The last 20 of these are timed, and 19 more are counted.
-    every_third = [list(range(100 + at if at % 3 else 6)) for at in range(70)]
+    # Of the 40 steps from 3 on, 8 are like step 0. The last 20 of these are timed, and 19 more are counted.
+    every_fifth = [list(range(100 + at if at % 5 else 6)) for at in range(70)]
     with caplog.at_level("INFO", logger="lightning_flops"):
         trainer(FlopsProfilerCallback(**{**given, "timing_steps": 20})).fit(
-            new_net(), DataLoader(Rows(170), batch_sampler=every_third)
+            new_net(), DataLoader(Rows(170), batch_sampler=every_fifth)
         )
     (window,) = windows
-    assert "Waiting for steps like step 0: 7 of 20 were." in caplog.messages
+    assert "Waiting for steps like step 0: 4 of 20 were." in caplog.messages
     assert window.variable and indices(window.timed_steps) == list(range(23, 43))
     assert indices(window.counted_steps) == [0, *range(43, 62)]
 
@@ -277,7 +277,7 @@ def test_a_forward_inside_the_update_makes_their_times_inseparable(trainer: Make
     net = new_net()
     net.configure_optimizers = lambda: Hidden(net.parameters(), lr=0.01)
     trainer(FlopsProfilerCallback(timing_steps=1, trace=False)).fit(net, loader(6))
-    assert windows[0].mixed_phases == ("forward", "optimizer")
+    assert windows[0].mixed_phases == ("forward", "other")
     assert any("cannot be separated" in note for note in windows[0].notes)
 
 
@@ -460,3 +460,29 @@ def test_hook_of_a_callback_is_other_time_and_one_that_does_nothing_costs_no_mar
         trainer(profiler(), *callbacks).fit(new_net(root, now=now), loader(8))
     assert [[step.seconds.other for step in window.timed_steps] for window in windows] == [[0, 0], [0, 0], [16, 16]]
     assert marks[0] == marks[1] == marks[2] - 2 * 2  # two callbacks of one name in two timed steps
+
+
+def test_half_of_the_steps_are_timed_without_marks_and_the_parts_are_scaled_to_them(
+    trainer: MakeTrainer, windows: list[Any], now: FakeNow
+) -> None:
+    net, callback = new_net(), FlopsProfilerCallback(profile_step=0, timing_steps=16, trace=False)
+    step = net.training_step
+
+    def slow(batch: Any, batch_idx: int) -> Any:  # marks make it longer by a quarter
+        assert callback.run is not None
+        now.sleep(5.0 if callback.run.window.recorder.marking else 4.0)
+        return step(batch, batch_idx)
+
+    net.training_step = slow
+    trainer(callback).fit(net, loader(40))
+    (window,) = windows
+    assert [step.seconds.total for step in window.timed_steps] == [5.0] * 8
+    assert window.plain_steps_sec == (4.0,) * 8
+    profile = profile_of(callback)
+    assert profile.timing is not None
+    assert (profile.timing.forward_sec, profile.timing.global_step.mean_sec) == (4.0, 4.0)
+    assert profile.rates.samples_per_sec == BATCH / 4.0
+    assert profile.notes == (
+        "A step whose parts are timed took 25.0% more than one between two stamps alone. The step is as long as "
+        "these, 8 of them, and its parts are scaled to them.",
+    )

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lightning_flops import FlopsProfilerCallback
+from lightning_flops.measure.counting.part_counter import PartCounter
 from lightning_flops.measure.recorder import Recorder
 from tests.lightning.nets import MakeTrainer, footprint, loader, new_net
 from tests.results import profile_of
@@ -40,7 +41,7 @@ def test_a_failure_while_the_profiler_detaches_leaves_nothing_of_the_rest(
         broken()
 
     with monkeypatch.context() as patched:
-        patched.setattr(Recorder, "enter", broken)
+        patched.setattr(PartCounter, "enter", broken)
         patched.setattr(Recorder, "abandon", abandoned_and_broken)
         assert left_after(trainer, root, FlopsProfilerCallback(timing_steps=3)) == expected
     assert any("something of the FLOPs profiler could not be removed" in said for said in caplog.messages)

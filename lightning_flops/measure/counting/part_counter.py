@@ -6,16 +6,20 @@ from contextlib import ExitStack
 from typing import get_args
 
 from lightning_flops.measure.counting.flop_counter import FlopCounter
+from lightning_flops.measure.memory import MemoryWatch
+from lightning_flops.measure.parts import Parts
 from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops, TimePhase
 
 _COUNTED_PARTS = ("backward", "optimizer", "transfer", "other")
 """Parts of a step whose work counts as it comes; a forward's counts as the root's, that of anything else not at all."""
 
 
-class PartCounter:
-    """Counts whole steps; they add up."""
+class PartCounter(Parts):
+    """Counts whole steps; they add up. *memory* follows their parts, too."""
 
-    def __init__(self, counter: FlopCounter) -> None:
+    def __init__(self, counter: FlopCounter, memory: MemoryWatch | None = None) -> None:
+        super().__init__()
+        self._memory = memory
         self.counter = counter  # counts what runs inside of it
         self._open: list[tuple[str, ExitStack]] = []
         self._seen = PhaseFlops()
@@ -26,8 +30,11 @@ class PartCounter:
         self.step_is_data_dependent = False  # values in tensors have decided sizes in the last step
         self.mixed: set[TimePhase] = set()  # phases whose work ran, in part, while the loop was in another of them
 
-    def enter(self, part: str) -> None:
+    def enter(self, part: str, *, counts: bool = True) -> None:
         """*part* of a step begins, inside whatever part is running."""
+        super().enter(part, counts=counts)
+        if self._memory is not None:
+            self._memory.enter(part, counts=counts)
         self._look()
         scope = ExitStack()
         if part == "forward":
@@ -41,8 +48,10 @@ class PartCounter:
         if self._open:
             self._look()
             self._open.pop()[1].close()
+            if self._memory is not None:
+                self._memory.leave()
 
-    def claim(self, part: TimePhase) -> None:
+    def claim(self, part: str) -> None:
         """What ran since the last part was left, if none is running now, was *part* too."""
         if not self._open:
             self._look(outside=part)

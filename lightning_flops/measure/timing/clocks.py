@@ -6,7 +6,7 @@ A stamp is cheap and never waits for a device. The time between two stamps is re
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,9 +20,19 @@ class WallClock:
     def __init__(self, now: Callable[[], float] = host_clock.now) -> None:
         self._now = now
 
+    def step_begins(self) -> None:
+        """A step begins, to which the stamps from here on belong."""
+
     def stamp(self) -> Any:
         """A stamp of this moment, in the order in which the device sees it."""
         return self._now()
+
+    def has_passed(self, stamp: Any) -> bool:
+        """Whether *stamp*, and every earlier one, has a time."""
+        return True
+
+    def reuse(self, stamps: Iterable[Any]) -> None:
+        """Nobody asks for the times of *stamps* any more."""
 
     def settle(self) -> None:
         """Wait until every stamp taken so far has a time."""
@@ -37,28 +47,54 @@ class WallClock:
 
 
 class CudaEventClock(WallClock):
-    """CUDA events, with the host's time, on the current stream, which is the one that the training loop computes on.
+    """CUDA events, with the host's time, on the stream that was current where the step began.
 
-    Intervals contain the device's work and its waits for the host, and add up, without a synchronization.
+    Intervals contain the device's work and its waits for the host, and add up, without a synchronization. What runs on
+    another stream for a while, as inside ``torch.cuda.stream``, is not waited for. Before any step it is the current
+    stream.
     """
 
     def __init__(
-        self, *, new_event: Callable[[], Any] | None = None, now: Callable[[], float] = host_clock.now
+        self,
+        *,
+        new_event: Callable[[], Any] | None = None,
+        now: Callable[[], float] = host_clock.now,
+        stream: Callable[[], Any] = torch.cuda.current_stream,
     ) -> None:
         super().__init__(now)
         self._new_event = new_event or functools.partial(torch.cuda.Event, enable_timing=True)
-        self._last: Any = None
+        self._ask_stream, self._stream = stream, None
+        self._latest: Any = None
+        self._left: list[Any] = []  # the latest event on each stream that was left
+        self._free: list[Any] = []  # events to record again: to make one takes longer
+
+    def step_begins(self) -> None:
+        """Ask for the stream, once for all stamps of the step."""
+        stream = self._ask_stream()
+        if self._latest is not None and stream != self._stream:
+            self._left.append(self._latest)
+        self._stream = stream
 
     def stamp(self) -> tuple[Any, float]:
-        """Record an event on the current stream."""
-        event = self._last = self._new_event()
-        event.record()
+        """Record an event on the step's stream."""
+        event = self._latest = self._free.pop() if self._free else self._new_event()
+        event.record(self._stream)
         return event, self._now()
 
+    def has_passed(self, stamp: Any) -> bool:
+        """Whether the device has come to it."""
+        return bool(stamp[0].query())
+
+    def reuse(self, stamps: Iterable[Any]) -> None:
+        """Their events are free."""
+        self._free.extend(event for event, _ in stamps)
+
     def settle(self) -> None:
-        """Wait for the last event; every earlier one on the stream is then done too."""
-        if self._last is not None:
-            self._last.synchronize()
+        """Wait for the latest event; every earlier one on its stream is then done too."""
+        for event in (*self._left, self._latest):
+            if event is not None:
+                event.synchronize()
+        self._left.clear()
 
     def seconds_between(self, start: Any, end: Any) -> float:
         """Seconds of the compute stream from *start* to *end*."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, get_args
 
+from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.records import PhaseSeconds, TimePhase
 
@@ -18,7 +19,6 @@ class StepMarks(NamedTuple):
 
     stamps: tuple[Any, ...]
     parts: tuple[str, ...]
-    entered: tuple[str, ...]  #: Every part that began in this step and counts, in order.
 
 
 class StepTimes(NamedTuple):
@@ -29,72 +29,66 @@ class StepTimes(NamedTuple):
     excluded_sec: dict[str, float]
 
 
-class PhaseTimer:
-    """Collects the boundaries of one step after the other.
-
-    Parts nest, and time belongs to the innermost. A part whose name is not a phase (``validation``, ``checkpoint``)
-    does not belong to the step, and neither does anything inside it.
-    """
+class PhaseTimer(Parts):
+    """Collects the boundaries of one step after the other; time belongs to the innermost part."""
 
     def __init__(self, clock: WallClock) -> None:
+        super().__init__()
         self._clock = clock
         self._stamp = clock.stamp
         self._stamps: list[Any] = []
-        self._events: list[tuple[str, bool] | str | None] = []
-        """What happens at each boundary: a part begins, and whether it counts; what ran was a part; None: one ends."""
-        self._open: list[str] = []  # at the step's beginning
+        self._parts: list[str] = []  # that run from each stamp on
+        self._open = ["other"]  # the parts that run, each as what its time is of
 
     def begin(self) -> None:
         """Start the first step here."""
-        self._open.clear()
-        self._events.clear()
-        self._stamps = [self._stamp()]
+        self._open = ["other"]
+        self.entered.clear()
+        self._start()
+
+    def _start(self) -> None:
+        self._clock.step_begins()
+        self._stamps, self._parts = [self._stamp()], [self._open[-1]]
 
     def enter(self, part: str, *, counts: bool = True) -> None:
-        """A part begins, inside whatever is running.
-
-        *counts*: it is a forward, a backward or an update by itself, and not only something that belongs to one.
-        """
-        self._events.append((part, counts))
-        self._stamps.append(self._stamp())  # last, so that the line before is not in the part's time
+        """As of ``Parts``; where its time is of what runs already, this is no boundary."""
+        if counts:
+            self.entered.append(part)
+        running = self._open[-1]
+        if running not in _PHASES:
+            part = running
+        self._open.append(part)
+        if part != running:
+            self._parts.append(part)
+            self._stamps.append(self._stamp())  # last, so that the lines before are not in the part's time
 
     def leave(self) -> None:
         """The part entered last ends."""
-        self._stamps.append(self._stamp())  # first, so that the next line is not in the part's time
-        self._events.append(None)
+        if len(self._open) > 1 and self._open.pop() != (part := self._open[-1]):
+            self._stamps.append(self._stamp())
+            self._parts.append(part)
 
-    def claim(self, part: TimePhase) -> None:
-        """What ran since the last boundary was *part*, if no part was running."""
-        self._events.append(part)
+    def claim(self, part: str) -> None:
+        """As of ``Parts``."""
+        if self._parts[-1] == "other":
+            self._parts[-1] = part
+        self._parts.append(self._open[-1])
         self._stamps.append(self._stamp())
 
     def go_on(self) -> None:
         """The step begins here: since the last one ended only the profiler ran, and that time belongs to no step."""
-        if not self._events:
-            self._stamps = [self._stamp()]
+        if len(self._stamps) == 1:
+            self._start()
 
     def cut(self) -> StepMarks:
         """End this step and start the next at the same stamp."""
         end = self._stamp()
-        stamps, self._stamps = (*self._stamps, end), [end]
-        parts = [self._current()]
-        entered = []
-        for event in self._events:
-            if isinstance(event, tuple):
-                self._open.append(event[0])
-                if event[1]:
-                    entered.append(event[0])
-            elif event is None:
-                if self._open:
-                    self._open.pop()
-            elif parts[-1] == "other":
-                parts[-1] = event
-            parts.append(self._current())
-        self._events.clear()
-        return StepMarks(stamps, tuple(parts), tuple(entered))
+        marks = StepMarks((*self._stamps, end), tuple(self._parts))
+        self._stamps, self._parts = [end], [self._open[-1]]
+        return marks
 
     def read(self, marks: StepMarks) -> StepTimes:
-        """Seconds of each part of *marks*; call ``settle`` on the clock first."""
+        """Seconds of each part of *marks*, which have all passed; read them once, those of an earlier step first."""
         spent = dict.fromkeys(_PHASES, 0.0)
         excluded: dict[str, float] = {}
         reader_sec = 0.0
@@ -103,9 +97,20 @@ class PhaseTimer:
             sums[part] = sums.get(part, 0.0) + self._clock.seconds_between(start, end)
             if part == "data_wait":
                 reader_sec += self._clock.host_seconds_between(start, end)
+        self._clock.reuse(marks.stamps[:-1])  # the last may be the first of the next step
         return StepTimes(PhaseSeconds(**spent), reader_sec, excluded)
 
-    def _current(self) -> str:
-        """The part that is running, by the events so far."""
-        outside = (part for part in self._open if part not in _PHASES)
-        return next(outside, self._open[-1] if self._open else "other")
+
+class WholeStepTimer(PhaseTimer):
+    """Times steps between two stamps: only what belongs to no step has boundaries."""
+
+    def enter(self, part: str, *, counts: bool = True) -> None:
+        """A part of a step is no boundary."""
+        super().enter("other" if part in _PHASES else part, counts=False)
+        if counts:
+            self.entered.append(part)
+
+    def claim(self, part: str) -> None:
+        """As of every timer."""
+        if part not in _PHASES:
+            super().claim(part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lightning_flops.config import TraceSchedule
+from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
 
@@ -16,10 +17,11 @@ _MOST_OPERATORS = 100_000
 operator leaves about ten events in a trace, and a million take torch seconds to write."""
 
 
-class TraceCycles:
+class TraceCycles(Parts):
     """Runs the cycles of a schedule, wait, warm up, record, with a *tracer*; None: nothing is traced."""
 
     def __init__(self, tracer: StepTracer | None, schedule: TraceSchedule) -> None:
+        super().__init__()
         self._tracer = tracer
         self._schedule = schedule
         self._active = schedule.active
@@ -58,8 +60,9 @@ class TraceCycles:
             self._tracer.warm_up()
         self.over = self._tracer.lost is not None
 
-    def enter(self, part: str) -> None:
+    def enter(self, part: str, *, counts: bool = True) -> None:
         """*part* of the step begins."""
+        super().enter(part, counts=counts)
         if self._tracer is not None:
             self._tracer.enter(part)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_flops.measure.timing.clocks import CudaEventClock
+from lightning_flops.measure.timing.clocks import CudaEventClock, WallClock
 from lightning_flops.measure.timing.module_timer import ModuleTimer
-from lightning_flops.measure.timing.phase_timer import PhaseTimer
+from lightning_flops.measure.timing.phase_timer import PhaseTimer, StepTimes, WholeStepTimer
 from tests.fake_clock import FakeEvent, FakeNow
 
 
@@ -43,7 +45,7 @@ def test_the_reader_is_timed_on_the_host_and_the_wait_on_the_device() -> None:
     now = FakeNow()
     # The device runs 3 s behind when the loader is asked and only 1 s behind when it has delivered.
     lags = iter([3.0, 3.0, 1.0, 1.0])
-    timer = PhaseTimer(CudaEventClock(new_event=lambda: FakeEvent(now, next(lags)), now=now))
+    timer = PhaseTimer(CudaEventClock(new_event=lambda: FakeEvent(now, next(lags)), now=now, stream=lambda: "main"))
     timer.begin()
     timer.enter("data_wait")
     now.sleep(2.5)
@@ -51,3 +53,75 @@ def test_the_reader_is_timed_on_the_host_and_the_wait_on_the_device() -> None:
     times = timer.read(timer.cut())
     assert times.reader_sec == 2.5
     assert times.seconds.data_wait == 0.5
+
+
+def test_marks_of_a_step_are_on_its_stream_and_their_events_serve_again() -> None:
+    now, events, asked = FakeNow(), list[FakeEvent](), list[str]()
+    streams = iter(["main", "other"])
+
+    def new_event() -> FakeEvent:
+        events.append(FakeEvent(now))
+        return events[-1]
+
+    def stream() -> str:
+        asked.append(next(streams))
+        return asked[-1]
+
+    clock = CudaEventClock(new_event=new_event, now=now, stream=stream)
+    timer, read = PhaseTimer(clock), list[StepTimes]()
+    for _ in range(2):
+        timer.begin()
+        timer.enter("forward")
+        now.sleep(2.0)
+        timer.leave()
+        now.sleep(1.0)
+        marks = timer.cut()
+        assert clock.has_passed(marks.stamps[-1])
+        read.append(timer.read(marks))
+    assert [(one.seconds.forward, one.seconds.other) for one in read] == [(2.0, 1.0)] * 2
+    assert asked == ["main", "other"]  # once a step
+    assert len(events) == 5  # four of the first step, of which three serve the second, and its last
+    assert [event.stream for event in events] == ["other", "other", "other", "main", "other"]
+    clock.settle()  # an event that was left on the first stream is waited for as well
+    assert sum(event.synchronized for event in events) == 2
+
+
+def test_a_part_inside_its_own_kind_and_one_of_no_step_make_no_boundary_inside() -> None:
+    now, stamps = FakeNow(), list[float]()
+
+    class Counting(WallClock):
+        def stamp(self) -> Any:
+            stamps.append(now())
+            return now()
+
+    timer = PhaseTimer(Counting(now))
+    timer.begin()
+    for part, seconds in (("optimizer", 1.0), ("optimizer", 2.0), ("validation", 4.0), ("forward", 8.0)):
+        timer.enter(part)
+        now.sleep(seconds)
+    for seconds in (16.0, 32.0, 64.0, 128.0):
+        timer.leave()
+        now.sleep(seconds)
+    times = timer.read(timer.cut())
+    assert (times.seconds.optimizer, times.seconds.forward, times.seconds.other) == (1 + 2 + 32 + 64, 0, 128)
+    assert times.excluded_sec == {"validation": 4.0 + 8.0 + 16.0}
+    assert len(stamps) == 6  # the step's two ends, and where optimizer and validation begin and end
+    assert timer.take_entered() == ["optimizer", "optimizer", "validation", "forward"]
+
+
+def test_a_whole_step_has_two_stamps_and_leaves_out_what_is_of_no_step() -> None:
+    now = FakeNow()
+    timer = WholeStepTimer(WallClock(now))
+    timer.begin()
+    timer.enter("forward")
+    now.sleep(1.0)
+    timer.leave()
+    plain = timer.cut()
+    timer.enter("validation", counts=False)
+    now.sleep(2.0)
+    timer.leave()
+    now.sleep(4.0)
+    times = timer.read(timer.cut())
+    assert (len(plain.stamps), timer.read(plain).seconds.total) == (2, 1.0)
+    assert (times.seconds.total, times.excluded_sec) == (4.0, {"validation": 2.0})
+    assert timer.take_entered() == ["forward"]

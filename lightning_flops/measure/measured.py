@@ -1,0 +1,106 @@
+"""What a window has measured so far: its steps as they run, and those that were counted and timed."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter as Tally
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from lightning_flops.measure.batches import never_alike, shapes_text
+from lightning_flops.measure.counting.part_counter import PartCounter
+from lightning_flops.measure.timing.clocks import WallClock
+from lightning_flops.measure.timing.phase_timer import PhaseTimer, StepMarks, StepTimes
+from lightning_flops.records import ModuleRecord, Shapes, StepRecord, StepSignature
+
+
+@dataclass(slots=True)
+class RunningStep:
+    """What is known of the step that is running."""
+
+    batches: list[Shapes] = field(default_factory=list)
+    samples: int | None = 0
+    tokens: int | None = 0
+    parts: list[str] = field(default_factory=list)  #: Each forward, backward and update by itself, when it is over.
+
+    def add_batch(self, shapes: Shapes, *, samples: int | None, tokens: int | None) -> None:
+        """A batch of this step went through the loop; None for samples or tokens that are not known."""
+        self.batches.append(never_alike(shapes))
+        self.samples = None if self.samples is None or samples is None else self.samples + samples
+        self.tokens = None if self.tokens is None or tokens is None else self.tokens + tokens
+
+    def record(self, index: int) -> StepRecord:
+        """The step's record; *index* steps of the run came before it."""
+        parts = Tally(self.parts)
+        return StepRecord(
+            index=index,
+            signature=StepSignature(
+                batches=tuple(map(shapes_text, self.batches)),
+                forwards=parts["forward"],
+                backwards=parts["backward"],
+                updates=parts["optimizer"],
+            ),
+            micro_steps=len(self.batches),
+            samples=self.samples,
+            tokens=self.tokens,
+        )
+
+
+@dataclass(slots=True)
+class TimedStep:
+    """A step that was timed."""
+
+    step: StepRecord
+    marks: StepMarks
+    times: StepTimes | None = None  # once they were read
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """What a window has measured since its first step was counted."""
+
+    counter: PartCounter
+    counted: list[StepRecord]  #: One step; several where signatures keep changing.
+    modules: tuple[ModuleRecord, ...]
+    timer: PhaseTimer | None  #: None where the device cannot be timed.
+    #: The steps that ran while some were timed.
+    watched: list[TimedStep] = field(default_factory=list)
+    plain: list[TimedStep] = field(default_factory=list)  #: Those of which no part was timed.
+    unread: deque[TimedStep] = field(default_factory=deque)  #: Those whose times may not have passed yet.
+    matches: int = 0  #: How many of them have the counted step's signature.
+    plain_matches: int = 0
+    settled: int = 0  #: Steps that were left alone.
+    variable: bool = False  #: Steps keep changing in their signatures.
+    complete: bool = False  #: Whether all counts and times are there.
+
+    def is_comparable(self, signature: StepSignature) -> bool:
+        """Whether a step of this signature can be compared with what was counted."""
+        return self.variable or signature == self.counted[0].signature
+
+    def may_be_comparable(self, signature: StepSignature) -> bool:
+        """Whether a step can be of whose parts only those are known that are heard without marks, in some loops."""
+        counted = self.counted[0].signature
+        heard = (signature.forwards, signature.backwards, signature.updates)
+        known = (counted.forwards, counted.backwards, counted.updates)
+        return signature.batches == counted.batches and all(map(operator.contains, ((0, one) for one in known), heard))
+
+    def ran(self, step: TimedStep, clock: WallClock) -> None:
+        """A step is over. Read the times that have passed, for the clock to use their stamps again."""
+        self.unread.append(step)
+        while self.unread and clock.has_passed(self.unread[0].marks.stamps[-1]):
+            self._read(self.unread.popleft())
+
+    def _read(self, step: TimedStep) -> None:
+        if self.timer is not None:
+            step.times = self.timer.read(step.marks)
+
+    def timed(self, clock: WallClock | None) -> tuple[list[StepRecord], list[float]]:
+        """The steps that can be compared with what was counted, and the seconds of those without parts."""
+        if clock is not None and self.unread:
+            clock.settle()
+            while self.unread:
+                self._read(self.unread.popleft())
+        alike = (one for one in self.watched if self.is_comparable(one.step.signature))
+        steps = [replace(one.step, **one.times._asdict()) for one in alike if one.times is not None]
+        plain = (one for one in self.plain if self.may_be_comparable(one.step.signature))
+        return steps, [one.times.seconds.total for one in plain if one.times is not None]
