@@ -30,6 +30,7 @@ PARTS = (
     (5, "MFU", "device:MFU", 45),
     (6, "Memory", "device:MEMORY", 25),
     (7, "NCCL", "ranks", 45),
+    (8, "DeepSpeed's block", "deepspeed_block", 30),
 )
 _NO_GPU = "There is no CUDA device that torch can use: nothing was looked at. On a CPU: --device cpu --small"
 _CPU_IS_SLOWER = 8  # Than a GPU, at what is left of the work there; others may use the machine

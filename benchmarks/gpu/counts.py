@@ -6,20 +6,21 @@ import importlib.util
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lightning_flops import Profile
+from lightning_flops import Profile, profile_training
 from lightning_flops.pytorch import count_flops
 from lightning_flops.records import PhaseFlops
 from tests.corpus import Network, on_a_gpu
 from tests.corpus.case import Parts
 
 from .checks import Check, Here, Row, exactly, holds, not_here, reported
-from .nets import FIRST_STEP, SETTLES, forget, gpt_fit, profiler, size_for
+from .nets import FIRST_STEP, SETTLES, forget, gpt_fit, layers, profiler, size_for
 
 _SMALL_FAMILIES = ("mlp", "autograd_forms")
 _SHOWN = 5
@@ -143,6 +144,34 @@ def _compiled_gpt(here: Here) -> Iterator[Row]:
     )
 
 
+def _compiled_for_speed(here: Here) -> Iterator[Row]:
+    """Replayed CUDA graphs, and templates of max-autotune: counted to the FLOP."""
+    for mode in ("reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune") if here.on_gpu else ("default",):
+        torch.manual_seed(0)
+        width, number, rows = (1024, 4, 512) if here.on_gpu else (16, 2, 4)
+        model = layers(here, width, number)
+        # CUDA graphs keep their inputs where they are: the tensor that they replay is the same in every step.
+        backend: dict[str, str] = {"mode": mode} if here.on_gpu else {"backend": "aot_eager"}
+        compiled: Any = torch.compile(model, **backend)  # type: ignore[call-overload]
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        batch = torch.randn(rows, width, device=here.device)
+        with profile_training(
+            compiled, optimizer, profile_step=FIRST_STEP + 2, timing_steps=2, trace=False
+        ) as profiler:
+            for _ in range(FIRST_STEP + SETTLES + 8):
+                compiled(batch).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+        here.settle()
+        # A product a layer forward, two backward, of which the first layer's input needs none.
+        by_hand, profile = 2 * rows * width**2 * (3 * number - 1), profiler.profile
+        assert profile is not None
+        yield exactly(f"torch.compile, {mode}: model FLOPs of a step", profile.flops.model, by_hand)
+        yield exactly(f"torch.compile, {mode}: whether that is a lower bound", profile.lower_bound, False)
+        torch.compiler.reset()
+        forget(here)
+
+
 def _gpt_fit(here: Here, **compiled: str) -> Profile:
     torch.manual_seed(0)
     steps = FIRST_STEP + 1 + SETTLES + 2
@@ -197,5 +226,6 @@ CHECKS = (
     Check("TF32", _tf32, "a CPU has no TF32"),
     Check("float8", _float8),
     Check("compiled GPT", _compiled_gpt),
+    Check("compiled for speed", _compiled_for_speed),
     Check("corpus", _corpus),  # last: it has most to do
 )

@@ -52,7 +52,7 @@ def test_the_whole_program_runs_small_on_a_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     parts = json.loads((tmp_path / "gpu.json").read_text())
     rows = [(part["number"], row["verdict"], row["note"]) for part in parts for row in part["rows"]]
-    assert [part["number"] for part in parts] == list(range(8))
+    assert [part["number"] for part in parts] == list(range(9))
     assert sum(verdict == "met" for _, verdict, _ in rows) >= 20
     assert all(note.startswith("on a CPU: ") for _, verdict, note in rows if verdict == "n/a")
     # Every part but those about the machine and its rates holds something to a truth even here.
