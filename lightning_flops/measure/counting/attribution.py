@@ -121,8 +121,8 @@ class ThreadState:
 
         Gradients that are taken in there are those of another task, and the backward's.
         """
-        self.to_repeat: Counter[int] = Counter()
-        """FLOPs of the products that the running compiled backward has yet to repeat of its forward."""
+        self.by_graph = False
+        """Whether compiled code runs whose products are counted from its graph."""
         self._task = NO_GRAPH_TASK
         self._backward = Backward(self, False)
         self._known = 0
@@ -168,7 +168,7 @@ class ThreadState:
         """Counting ends on this thread."""
         del self.stack[1:]
         self.mark(None)
-        self.paused = 0
+        self.paused, self.by_graph = 0, False
         self.functions.clear()
         self.repetitions.clear()
 

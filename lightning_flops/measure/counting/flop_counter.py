@@ -21,7 +21,7 @@ from lightning_flops.measure.counting.attribution import Backward, Running, Thre
 from lightning_flops.measure.counting.compiled import CompiledCode
 from lightning_flops.measure.counting.formulas.custom import watch_functions
 from lightning_flops.measure.counting.formulas.registry import formulas_without_operator
-from lightning_flops.measure.counting.mode import CountingMode, split_work
+from lightning_flops.measure.counting.mode import CountingMode
 from lightning_flops.measure.counting.totals import Totals
 from lightning_flops.measure.counting.traffic import tf32_operators
 from lightning_flops.measure.module_hooks import put_up_hooks
@@ -82,8 +82,7 @@ class FlopCounter:
         self._totals = Totals()
         self._failed = self._totals.failed
         self._threads = Threads([], [], OUTSIDE if root is None else "")
-        self._compiled = CompiledCode(self._names, self._threads, self._totals, lambda work: split_work(work, halve)[0])
-        self._compiled.lives = lives
+        self._compiled = CompiledCode(self._names, self._threads, self._totals, lives)
         self._mode = CountingMode(self._threads, self._totals, self._compiled, lives, halve_causal=halve)
         self._lock = threading.RLock()
         self._undo = Undo()
@@ -155,7 +154,7 @@ class FlopCounter:
         self._mode.counts_fake = _computes_on_fake_tensors(self._root)
         run_uncompiled(undo, CountingMode)
         undo.callback(self._compiled.close)
-        self._compiled.begin(self._mode.count_unseen, self._is_counted_here)
+        self._compiled.begin(self._mode.read_graph, self._is_counted_here)
         put_up_hooks(
             undo, self._on_module_enter, self._on_module_leave, self._compiled.watch_graphs, failed=self._failed
         )
@@ -293,7 +292,7 @@ class FlopCounter:
 
     def _replays(self, graph: Any) -> None:
         """A CUDA graph is replayed, of which no operator is seen."""
-        if self._is_counted_here():
+        if self._is_counted_here() and not self._threads.state.by_graph:
             self._compiled.list_unseen("cuda.graph_replay")
 
     # ---- results

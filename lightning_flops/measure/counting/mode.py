@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from lightning_flops.measure.counting.attribution import Threads, ThreadState
 from lightning_flops.measure.counting.compiled import CompiledCode
 from lightning_flops.measure.counting.formulas.contract import Entry, Work, tensors_in, whole_flops
 from lightning_flops.measure.counting.formulas.registry import hides_flops
+from lightning_flops.measure.counting.graph_text import Product, lines_that_repeat, products
 from lightning_flops.measure.counting.totals import Cell, Totals
-from lightning_flops.measure.counting.traffic import Operator, dtype_name, operands
+from lightning_flops.measure.counting.traffic import READS_NUMBER, Operator, dtype_name, operands
 from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.needed import (
     DispatchMode,
     conjugates_lazily,
+    current_node,
     depth,
     function_in_forward,
     hide,
@@ -26,6 +29,7 @@ from lightning_flops.measure.torch_private.needed import (
     is_fake,
     is_pushed,
     keys_of_python_kernel,
+    modes_off,
     pushed,
     run_python_kernel,
     unwraps_subclass,
@@ -37,6 +41,11 @@ from lightning_flops.units import package_logger
 logger = package_logger(__name__)
 
 _FORWARDS = ("forward", "recompute")
+
+
+Cost = tuple[int, int, int, int, str]
+"""What a call costs: FLOPs of the running phase, those of them that a mask rules out, the same of what it repeats; the
+dtype."""
 
 
 class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
@@ -108,6 +117,14 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def _open(self, operator: Operator, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that may run others, which are seen, or whose kernel is written in Python."""
+        state = self._threads.state
+        by_graph, state.by_graph = state.by_graph, state.by_graph and operator.counted
+        try:
+            return self._run_open(operator, types, args, kwargs)
+        finally:
+            state.by_graph = by_graph
+
+    def _run_open(self, operator: Operator, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if operator.entry.composite and not any(tensor.is_nested for tensor in tensors_in(args)):
             with pushed(self):
                 out = operator.function.decompose(*args, **kwargs)
@@ -135,12 +152,12 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         """Counts one call, which has run; its bytes too if it *moves* any that no operator inside it did."""
         try:
             state = self._threads.state
-            if state.paused:
+            if state.paused or (state.by_graph and operator.counted):
                 return
             module, phase = state.place(operator.counted)
             if operator.sized_by_values is not None and operator.sized_by_values(args):
                 # A number may be read for anything: only one that a model reads is taken for a size.
-                self.data_dependent |= not operator.reads_number or module != OUTSIDE
+                self.data_dependent |= operator.short != READS_NUMBER or module != OUTSIDE
             if operator.moves_nothing:
                 return
             if self._lives is not None:
@@ -152,13 +169,10 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                     cell = self._count(state, module, phase, operator, args, kwargs, out)
                 else:
                     cell = self._totals.cell(module, phase, operator.name)
-                    if operator.listed and not stood_for:
+                    if operator.entry.kind == "unknown" and not stood_for:
                         self._totals.list(operator.name, module, hides_flops(operator.name, args, kwargs, out))
-                cell.calls += 1
-                if moves:
-                    written = operator.bytes_written(args, out)
-                    cell.bytes_written += written
-                    cell.bytes_read += operator.bytes_read(args, kwargs, written)
+                written = operator.bytes_written(args, out) if moves else 0
+                cell.moves(written, operator.bytes_read(args, kwargs, written) if moves else 0)
         except Exception as error:  # the operator has run, so the user's step goes on
             self._failed("an operator", error)
 
@@ -173,53 +187,94 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         out: Any,
     ) -> Cell:
         """Adds the FLOPs of one call of an operator that has a formula; returns their cell."""
-        totals, entry = self._totals, operator.entry
-        if phase in _FORWARDS and self._compiled.modules:
-            module = self._compiled.running_region(state, module)
+        module = self._compiled.running_region(state, module, phase)
         try:
-            work = entry.compute(args, kwargs, out)
-            dtype: Any = entry.dtype_of(args, kwargs, out)
-            flops, skipped, repeated, skipped_again = split_work(work, self._halve_causal)
+            cost = self._cost(operator, args, kwargs, out, any(tensor.is_cuda for tensor in tensors_in(args)))
         except Exception as error:  # a user's formula may raise anything; its operator is listed in the report
             if operator.name not in self._failing:
                 self._failing.add(operator.name)
                 words = f"the FLOP formula of {operator.name} failed ({type(error).__name__}: {error})"
                 logger.warning("%s: it is listed as uncounted", words)
+            return self._spend(module, phase, operator, None)
+        if phase == "backward" and is_custom_backward():
+            again = self._compiled.repeats_forward(module)
+            if again is None:
+                again = operands(operator.name, args) in self.forward_products
+            phase = "recompute" if again else phase
+        if not is_grad_enabled() and phase in _FORWARDS and function_in_forward() is not None:
+            self.forward_products.add(operands(operator.name, args))
+        return self._spend(module, phase, operator, cost)
+
+    def _cost(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, on_cuda: bool) -> Cost:
+        """What a call costs by the operator's formula, which may raise anything."""
+        work = operator.entry.compute(args, kwargs, out)
+        dtype: Any = operator.entry.dtype_of(args, kwargs, out)
+        split = split_work(work, self._halve_causal)
+        self.data_dependent |= isinstance(work, Work) and work.by_values
+        in_tf32 = on_cuda and dtype is torch.float32 and self.runs_in_tf32 is not None
+        return *split, dtype_name("tf32" if in_tf32 and self.runs_in_tf32(operator.name) else dtype)  # type: ignore[misc]
+
+    def _spend(self, module: str, phase: FlopPhase, operator: Operator, cost: Cost | None) -> Cell:
+        """Adds the FLOPs of one call, or lists it if what it costs is not known; returns its cell."""
+        totals = self._totals
+        if cost is None:
             totals.list(operator.name, module, True)
             return totals.cell(module, phase, operator.name)
-        if dtype is torch.float32 and self.runs_in_tf32 is not None and self.runs_in_tf32(operator.name):
-            on_cuda = any(tensor.is_cuda for tensor in tensors_in(args))
-            dtype = "tf32" if on_cuda else dtype
-        if entry.estimate:
-            totals.estimates[operator.name] = entry.estimate
-        self.data_dependent |= isinstance(work, Work) and work.by_values
-        name = dtype_name(dtype)
-        if phase == "backward" and state.to_repeat.get(flops, 0) > 0:
-            state.to_repeat[flops] -= 1
-            phase = "recompute"
-        if phase == "backward" and self.forward_products and is_custom_backward():
-            phase = "recompute" if operands(operator.name, args) in self.forward_products else phase
-        cell = totals.cell(module, phase, operator.name, name)
+        flops, skipped, repeated, skipped_again, dtype = cost
+        if operator.entry.estimate:
+            totals.estimates[operator.name] = operator.entry.estimate
+        cell = totals.cell(module, phase, operator.name, dtype)
         totals.add(cell, phase, flops, skipped)
         if repeated:  # its bytes stay with the backward, in whose kernel it runs
-            again = totals.cell(module, "recompute", operator.name, name)
-            totals.add(again, "recompute", repeated, skipped_again)
-        if not is_grad_enabled() and phase in _FORWARDS and (function := function_in_forward()) is not None:
-            self._compiled.watch(function)
-            if not is_compiled(function):  # what compiled code repeats its graphs say
-                self.forward_products.add(operands(operator.name, args))
+            totals.add(totals.cell(module, "recompute", operator.name, dtype), "recompute", repeated, skipped_again)
         return cell
 
-    def count_unseen(self, function: Any, args: tuple[Any, ...]) -> bool:
-        """Counts one call of an operator inside compiled code; returns whether it could."""
+    # ---- compiled graphs
+
+    def read_graph(self, text: str, inputs: Any) -> Callable[[], None]:
+        """Returns what counts a call of the graph of this text with *inputs*, of which it keeps none.
+
+        Raises:
+            Exception: whatever reading the text, or a formula, raises.
+        """
+        with modes_off(), torch.no_grad():
+            calls = [self._graph_call(one) for one in products(text, inputs)]
+        return partial(self._count_graph, calls, lines_that_repeat(text) is not None)
+
+    def _graph_call(self, one: Product) -> Callable[[str, FlopPhase], None]:
+        """Returns what counts this call for a module, in a phase."""
+        operator, cost = self._operator(one.function), None
+        written = operator.bytes_written(one.args, one.out)
+        read = operator.bytes_read(one.args, one.kwargs, written)
+        try:
+            cost = self._cost(operator, one.args, one.kwargs, one.out, one.on_cuda) if operator.counted else None
+        except Exception:
+            if operator.keywords is not None:
+                raise  # it is none of higher order: the dispatcher sees it run, with all values
+
+        return partial(self._count_call, operator, cost, (written, read), one.repeats)
+
+    def _count_call(
+        self,
+        operator: Operator,
+        cost: Cost | None,
+        moved: tuple[int, int],
+        repeats: bool,
+        module: str,
+        phase: FlopPhase,
+    ) -> None:
+        its: FlopPhase = "recompute" if repeats and phase == "backward" else phase
+        self._spend(module, its, operator, cost).moves(*moved)
+
+    def _count_graph(self, calls: list[Callable[[str, FlopPhase], None]], is_split: bool) -> None:
         state = self._threads.state
-        operator = self._operator(function)
-        if state.paused or not operator.counted:
-            return operator.counted
+        module, phase = state.place(True)
+        module = self._compiled.running_region(state, module, phase)
+        if phase == "backward" and calls and not is_split and (current_node() is None or is_compiled(current_node())):
+            self._compiled.note_unread(module)
         with self._totals.lock:
-            cell = self._count(state, *state.place(True), operator, args, {}, None)
-            cell.calls += 1
-        return cell.flops > 0
+            for count in calls:
+                count(module, phase)
 
     @contextmanager
     def function_runs(self, entry: Entry) -> Iterator[Callable[..., None]]:

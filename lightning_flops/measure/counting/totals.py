@@ -26,6 +26,12 @@ class Cell:
     bytes_read: int = 0
     bytes_written: int = 0
 
+    def moves(self, written: int, read: int) -> None:
+        """One more call, which writes and reads so many bytes."""
+        self.calls += 1
+        self.bytes_written += written
+        self.bytes_read += read
+
 
 class Totals:
     """What was counted on all threads."""

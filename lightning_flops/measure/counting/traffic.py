@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_flops.measure.counting.formulas.contract import Entry
-from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES, lookup
+from lightning_flops.measure.counting.formulas.registry import TORCH_NAMESPACES, lookup, makes_views
 from lightning_flops.measure.torch_private.needed import OpOverload, schema_of
 
 _OVERWRITING = frozenset(
@@ -35,7 +35,7 @@ _NO_TRAFFIC = frozenset(
 _SELECTING = frozenset("embedding index index_select gather take take_along_dim select_copy slice_copy".split())
 """Operators that read of their first argument only what they put out."""
 
-_READS_NUMBER = "_local_scalar_dense"
+READS_NUMBER = "_local_scalar_dense"
 """The operator behind ``Tensor.item``, and wherever else a tensor stands for a number."""
 
 _SIZED_BY_VALUES = frozenset(
@@ -52,46 +52,27 @@ class Operator:
         self.function = function
         self.entry = entry = lookup(function) if entry is None else entry
         self.name = entry.name
+        self.short = entry.name.rpartition(".")[2]
         self.counted = entry.kind == "formula"
-        self.listed = entry.kind == "unknown"
-        self.higher_order = not isinstance(function, OpOverload)
-        self.short = short = entry.name.rpartition(".")[2]
-        self.overwrites = short in _OVERWRITING
-        self.selects = short in _SELECTING
-        self.reads_number = short == _READS_NUMBER
+        schema = schema_of(function) if isinstance(function, OpOverload) else None
+        taken, returned = ((), ()) if schema is None else (schema.arguments, schema.returns)
+        written = [place for place, one in enumerate(taken) if one.alias_info is not None and one.alias_info.is_write]
         self.keywords: tuple[str, ...] | None = None
-        self.sized_by_values: Callable[[tuple[Any, ...]], bool] | None = _has_sparse if self.counted else None
-        """Asks a call's arguments whether numbers in tensors decide the size of its result; None: they never do."""
-        self.moves_nothing = self.looks_inside = False
-        self.writes: tuple[int, ...] = ()
+        """What a call reads by name; None: whatever it is given so, as operators of higher order are."""
+        if schema is not None:
+            self.keywords = tuple(one.name for at, one in enumerate(taken) if one.kwarg_only and at not in written)
+        self.writes = () if returned else tuple(at for at in written if taken[at].name != _UNWRITTEN)
         """Places of the arguments that a call writes which returns nothing, as of lists of tensors."""
-        self.counts = True
-        """Whether anything of a call is counted."""
-        if self.higher_order:
-            return
-        schema = schema_of(function)
-        self.keywords = tuple(
-            argument.name
-            for argument in schema.arguments
-            if argument.kwarg_only and not (argument.alias_info is not None and argument.alias_info.is_write)
-        )
-        if not schema.returns:
-            written = enumerate(schema.arguments)
-            self.writes = tuple(
-                at
-                for at, one in written
-                if one.alias_info is not None and one.alias_info.is_write and one.name != _UNWRITTEN
-            )
-        self.sized_by_values = _sized_by_values(function, short) or self.sized_by_values
-        self.moves_nothing = entry.kind == "free" and (
-            short in _NO_TRAFFIC
-            or (
-                not self.writes
-                and all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
-            )
-        )
+        self.sized_by_values = schema and _sized_by_values(function, self.short)
+        """Asks a call's arguments whether numbers in tensors decide the size of its result; None: they never do."""
+        if self.counted and self.sized_by_values is None:
+            self.sized_by_values = _has_sparse
+        views = schema is not None and not self.writes and (not returned or makes_views(function))
+        self.moves_nothing = entry.kind == "free" and schema is not None and (self.short in _NO_TRAFFIC or views)
         self.counts = not self.moves_nothing or self.sized_by_values is not None
-        self.looks_inside = self.listed or (self.counted and schema.name.partition("::")[0] not in TORCH_NAMESPACES)
+        """Whether anything of a call is counted."""
+        of_others = schema is not None and schema.name.partition("::")[0] not in TORCH_NAMESPACES
+        self.looks_inside = schema is not None and (entry.kind == "unknown" or (self.counted and of_others))
 
     def bytes_written(self, args: tuple[Any, ...], out: Any) -> int:
         """Bytes of the tensors that a call writes."""
@@ -100,12 +81,14 @@ class Operator:
     def bytes_read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: int) -> int:
         """Bytes of the tensors that a call reads, which puts out so many."""
         names = kwargs if self.keywords is None else self.keywords
-        read = bytes_of(args[1:] if self.overwrites else args) + bytes_of([kwargs.get(name) for name in names])
-        return read - max(0, bytes_of(args[0]) - written) if self.selects and args else read
+        read = bytes_of(args[1:] if self.short in _OVERWRITING else args) + bytes_of(
+            [kwargs.get(name) for name in names]
+        )
+        return read - max(0, bytes_of(args[0]) - written) if self.short in _SELECTING and args else read
 
 
 def _sized_by_values(function: Any, short: str) -> Callable[[tuple[Any, ...]], bool] | None:
-    if short == _READS_NUMBER:
+    if short == READS_NUMBER:
         return _is_whole
     if short == "index":
         return _has_mask

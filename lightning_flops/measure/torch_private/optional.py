@@ -9,6 +9,7 @@ import functools
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -58,25 +59,17 @@ def is_compiled_in_place(module: nn.Module) -> bool:
     return vars(module).get("_compiled_call_impl") is not None
 
 
-BACKWARD_ENTRY = "_backward_impl"
-"""Attribute of a compiled region's ``autograd.Function`` which calls its backward graph with ``(ctx, inputs)``."""
+def is_compiled(node: Any) -> bool:
+    """Whether an autograd node is that of a compiled region."""
+    return type(node).__name__ == "CompiledFunctionBackward"
 
 
-def is_compiled(function: Any) -> bool:
-    """Whether an ``autograd.Function`` is a compiled region's, and the calls of its backward graph can be seen."""
-    return (
-        getattr(function, "__name__", "") == "CompiledFunction" and getattr(function, BACKWARD_ENTRY, None) is not None
-    )
-
-
-def backward_graph(function: Any) -> torch.fx.Graph:
-    """The backward graph of a compiled region.
-
-    Raises:
-        Exception: whatever torch raises where it has kept none.
-    """
-    graph: torch.fx.Graph = take("torch._dynamo.compiled_autograd:extract_bw_module", None)(function).graph
-    return graph
+def graph_frame() -> FrameType | None:
+    """The innermost running frame of a graph's code, which torch.fx makes; None where none runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.startswith("<eval_with_key>"):
+        frame = frame.f_back
+    return frame
 
 
 def class_of_generated_graphs() -> Any:
@@ -85,6 +78,17 @@ def class_of_generated_graphs() -> Any:
     An instance's ``source_code`` and ``inductor_post_grad_graph_str`` are what was made and what of, as text.
     """
     return getattr(sys.modules.get("torch._inductor.output_code"), "CompiledFxGraph", None)
+
+
+@functools.cache
+def dtype_abbreviated(short: str) -> torch.dtype:
+    """The dtype that torch's compiler writes in this way, such as ``bf16``.
+
+    Raises:
+        KeyError: torch does not say.
+    """
+    table: dict[torch.dtype, str] = take("torch.utils._dtype_abbrs:dtype_abbrs", {})
+    return {short: dtype for dtype, short in table.items()}[short]
 
 
 def triton_kernel(index: int) -> Any:

@@ -1,0 +1,215 @@
+"""What inductor compiles is counted from its graph's text: as the same program in eager mode, or as by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lightning_flops import count_flops
+from lightning_flops.measure.counting import graph_text, mode
+from lightning_flops.records import PhaseFlops
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Mixed(nn.Module):
+    """Linear layers, causal attention and a convolution in groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.mix = nn.Conv1d(16, 16, 3, padding=1, groups=2)
+
+    def forward(self, x: Tensor) -> Any:
+        query = self.down(torch.tanh(self.up(x))).view(x.shape[0], 4, -1, x.shape[1])
+        mixed = functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+        return self.mix(mixed.reshape(x.shape[0], 16, 32))
+
+
+class Selected(nn.Module):
+    """The batch that is left is as long as values say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.second(self.first(x[x[:, 0] > 0]))
+
+
+class Alike(nn.Module):
+    """One region, compiled once and called three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Any:
+        @torch.compiler.nested_compile_region
+        def region(layer: nn.Module, x: Tensor) -> Any:
+            return torch.tanh(layer(x))
+
+        for layer in self.layers:
+            x = region(layer, x)
+        return x
+
+
+def counted(model: Any, *inputs: Tensor) -> tuple[PhaseFlops, int, int, list[str]]:
+    with count_flops(model) as counts:
+        model(*inputs).sum().backward()
+    assert counts.uncounted == {}
+    products = [cell for cell in counts.record.cells if cell.flops]
+    return counts.total, counts.skipped, sum(one.bytes_read + one.bytes_written for one in products), list(counts.notes)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "dynamic"),
+    [
+        (Mixed, (4, 16, 32), False),
+        pytest.param(Mixed, (4, 16, 32), True, marks=pytest.mark.slow),
+        pytest.param(Alike, (4, 8), False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_compiled_program_counts_as_in_eager_mode(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], dynamic: bool
+) -> None:
+    model, x = make(), torch.randn(shape, requires_grad=True)
+    eager = counted(model, x)
+    compiled: Any = torch.compile(model, dynamic=dynamic)
+    compiled(x).sum().backward()
+    assert counted(compiled, x) == eager
+    if dynamic:  # the same graph, called with another size
+        longer = torch.randn(7, *shape[1:], requires_grad=True)
+        assert counted(compiled, longer) == counted(model, longer)
+
+
+def test_where_a_graph_cannot_be_read_the_dispatcher_counts_and_a_note_says_what_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)), torch.randn(3, 8, requires_grad=True)
+    total, *_ = counted(model, x)
+    compiled: Any = torch.compile(model)
+    compiled(x).sum().backward()
+
+    def raises(*_: Any) -> Any:
+        raise KeyError("f99")
+
+    monkeypatch.setattr(mode, "products", raises)
+    unread, *_, notes = counted(compiled, x)
+    assert unread == total
+    assert [note.partition(" repeats")[0] for note in notes] == ["What the compiled backward of the root"]
+
+
+@pytest.mark.slow
+def test_sizes_that_values_decide_are_counted_as_they_run() -> None:
+    model, x = Selected(), torch.randn(20, 8)
+    total, *_ = counted(model, x)
+    dynamo: Any = torch._dynamo
+    with dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled: Any = torch.compile(model)
+        compiled(x).sum().backward()
+        assert counted(compiled, x)[0] == total
+
+
+@pytest.mark.slow
+def test_what_the_compiler_chooses_to_repeat_is_recompute() -> None:
+    """A budget of memory has it save fewer activations; which products it repeats is for it to say."""
+    linear = 2 * 128 * 64 * 64
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    functorch: Any = torch._functorch
+    with functorch.config.patch(activation_memory_budget=0.3):
+        compiled: Any = torch.compile(model)
+        x = torch.randn(128, 64)
+        compiled(x).sum().backward()
+        total, *_ = counted(compiled, x)
+    assert (total.forward, total.backward) == (3 * linear, 5 * linear)
+    assert total.recompute in (linear, 2 * linear)
+
+
+@pytest.mark.slow
+def test_templates_of_max_autotune_are_counted() -> None:
+    """They are kernels of inductor's own, which call no operator."""
+    inductor: Any = torch._inductor
+    model = nn.Sequential(nn.Linear(384, 512), nn.GELU(), nn.Linear(512, 384)).eval()
+    with inductor.config.patch(max_autotune=True, max_autotune_gemm_backends="CPP", freezing=True), torch.no_grad():
+        compiled: Any = torch.compile(model)
+        x = torch.randn(64, 384)
+        compiled(x)
+        with count_flops(compiled) as counts:
+            compiled(x)
+    assert (counts.forward, counts.uncounted) == (2 * (2 * 64 * 384 * 512), {})
+
+
+def test_a_graph_that_cuda_replays_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor puts the replay into the graph's place: it calls no operator. Elsewhere a replay is listed."""
+
+    class Graph:
+        def replay(self) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    from torch._inductor.output_code import CompiledFxGraph
+
+    graphs: list[Any] = []
+    plain = CompiledFxGraph.__call__
+
+    def call(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return plain(graph, inputs)
+
+    monkeypatch.setattr(CompiledFxGraph, "__call__", call)
+    model, x = nn.Linear(16, 24), torch.randn(5, 16)
+    compiled: Any = torch.compile(model)
+    with torch.no_grad():
+        out = compiled(x)
+        (graph,) = graphs
+
+        def replays(inputs: Any) -> Any:
+            Graph().replay()
+            return (out,)
+
+        monkeypatch.setattr(graph, "current_callable", replays)
+        with count_flops(compiled) as counts:
+            assert compiled(x) is out
+        assert (counts.forward, counts.uncounted) == (2 * 5 * 16 * 24, {})
+        with count_flops(compiled) as counts:
+            Graph().replay()
+    assert (counts.forward, list(counts.uncounted)) == (0, ["cuda.graph_replay"])
+
+
+TEXT = """
+class GraphModule(torch.nn.Module):
+    def forward(self, primals_1: "Sym(s7)", primals_2: "f32[s7, 4][4, 1]cpu", buffer: "f32[4, 4][4, 1]cpu", ...):
+        # File: model.py:3 in forward, code: y = self.a(x)
+        mul: "Sym(2*s7)" = primals_1 * 2
+        view: "f32[4, s7][1, 4]cpu" = torch.ops.aten.permute.default(primals_2, [1, 0])
+        mm: "f32[s7, 4][4, 1]cpu" = torch.ops.aten.mm.default(primals_2, buffer);  primals_2 = None
+        mm_1: "bf16[4, 4][4, 1]cuda:0" = torch.ops.aten.mm.default(view, tangents_1);  view = None
+        copy_: "f32[4, 4][4, 1]cpu" = torch.ops.aten.copy_.default(buffer, mm_1);  copy_ = None
+        cat: "f32[2*s7, 4][4, 1]cpu" = torch.ops.aten.cat.default([mm, mm])
+        mm_2: "f32[2*s7, 4][4, 1]cpu" = torch.ops.aten.mm.default(cat, buffer);  buffer = None
+        return (mm_1, mm_2)
+""".replace("...", 'tangents_1: "f32[s7, 4][4, 1]cpu"')
+
+
+def test_a_product_of_what_a_gradient_was_written_to_is_no_repetition() -> None:
+    rows = torch.randn(6, 4)
+    first, second, third = graph_text.products(TEXT, [6, rows, torch.randn(4, 4), rows])
+    assert [one.repeats for one in (first, second, third)] == [True, False, False]
+    assert first.args[0] is rows
+    assert third.args[0].shape == third.out.shape == (12, 4)
+    assert (second.out.dtype, second.on_cuda, first.on_cuda) == (torch.bfloat16, True, False)
+    repeating = graph_text.lines_that_repeat(TEXT) or ()
+    assert {line.split()[0] for line in repeating} == {"mul:", "view:", "mm:", "cat:"}
