@@ -34,13 +34,14 @@ def _block(here: Here) -> Iterator[Row]:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": size.batch,
         "bf16": {"enabled": True},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
         "flops_profiler": {
             "enabled": True, "profile_step": FIRST_STEP, "timing_steps": steps, "output_file": str(output)
         },
     }  # fmt: skip
     torch.manual_seed(0)
-    engine, *_ = deepspeed.initialize(model=gpt_on(here, size), config=config)
+    model = gpt_on(here, size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=here.on_gpu)  # DeepSpeed's own needs a compiler
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     for tokens in batches_of(size, here, FIRST_STEP + 1 + SETTLES + steps + 12):
         engine.backward(next_token_loss(engine(tokens), tokens))
         engine.step()
