@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from lightning_flops.analysis.devices import devices_called
 from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_phase
+from lightning_flops.analysis.memory import build_memory_report
 from lightning_flops.analysis.peaks import COPY
 from lightning_flops.errors import ConfigError
 from lightning_flops.records import FlopRecord
@@ -96,6 +97,7 @@ def build_plan(
         lower_bound=FlopCounts(record).is_lower_bound,
         params=planned.params,
         local_params=planned.local_params,
+        memory=None if planned.tensors is None else build_memory_report(planned.tensors),
         collectives=rows,
         device=figures.name,
         peaks_flops_per_sec=peaks,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,12 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.measure import patches
 from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
 from lightning_flops.measure.counting.offline import tensors_of
 from lightning_flops.measure.counting.traffic import bytes_of
 from lightning_flops.measure.module_scope import describe_modules, require_module
 from lightning_flops.measure.random_state import random_state_kept
+from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.needed import (
     DispatchMode,
     new_fake_mode,
@@ -28,7 +28,15 @@ from lightning_flops.measure.torch_private.needed import (
     tree_map_only,
     unwraps_subclass,
 )
-from lightning_flops.measure.torch_private.one_rank import modules_move, one_rank, ranks_of
+from lightning_flops.measure.torch_private.one_rank import (
+    buckets_of,
+    modules_move,
+    one_rank,
+    ranks_in,
+    ranks_of,
+)
+from lightning_flops.measure.torch_private.optional import on_this_rank
+from lightning_flops.records import StepTensors
 from lightning_flops.schema.plan import CollectiveRecord, PlannedRank
 from lightning_flops.signals import Undo, words_of
 from lightning_flops.units import shown
@@ -39,10 +47,10 @@ _KIND = re.compile(
 )
 _OTHER_DEVICE = re.compile(r"(cuda|meta|xpu|hpu|npu|mps)(:\d+)?")
 _TWO_WORDS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
-_NO_DDP = (
-    "DistributedDataParallel needs its parameters' values: plan the model without it. Each step its ranks all-reduce "
-    "the bytes of the gradients once, those of the rank's parameters"
-)
+_MEGABYTE = 2**20
+_BUCKET = (
+    25 * _MEGABYTE
+)  # of gradients, in which DistributedDataParallel reduces them; a first of one megabyte is early
 
 
 class Collectives(DispatchMode):  # type: ignore[no-untyped-call]
@@ -109,7 +117,9 @@ def plan_rank(
         inside.enter_context(random_state_kept())
         inside.enter_context(one_rank(rank, math.prod(mesh.values())))
         device_mesh = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
-        patches.listen(inside, DistributedDataParallel, "__init__", _refuse_ddp)
+        for name, stand_in in (("__init__", _replicate), ("forward", _forward)):
+            inside.callback(setattr, DistributedDataParallel, name, getattr(DistributedDataParallel, name))
+            setattr(DistributedDataParallel, name, stand_in)
         fake = inside.enter_context(new_fake_mode())
         inside.enter_context(torch.compiler.set_stance("force_eager"))
         inside.enter_context(modules_move())
@@ -118,10 +128,19 @@ def plan_rank(
                 made = make(device_mesh)
             model, batch, optimizer = _made(made)
             batch = tree_map_only(torch.Tensor, fake.from_tensor, batch)
-            _step(model, batch, optimizer)
-            counter, collectives = FlopCounter(model, causal_attention=causal_attention), Collectives()
+            _step(model, batch, optimizer, TensorLives())
+            lives = TensorLives()
+            lives.hold(map(on_this_rank, (*model.parameters(), *model.buffers())), "parameters")
+            replicas = [one for one in model.modules() if isinstance(one, DistributedDataParallel)]
+            for one in replicas:
+                lives.hold(vars(one)["buckets"], "gradients")
+            states = tensors_of(list(optimizer.state.values())) if hasattr(optimizer, "state") else ()
+            lives.hold(map(on_this_rank, states), "optimizer")
+            lives.hold(tensors_of(batch), "batch")
+            counter = FlopCounter(model, causal_attention=causal_attention, lives=lives)
+            collectives = Collectives()
             with counter, collectives:
-                _step(model, batch, optimizer)
+                _step(model, batch, optimizer, lives)
             root = describe_modules(model)[0]
         except LightningFlopsError:
             raise
@@ -133,12 +152,55 @@ def plan_rank(
         flops=counter.record(),
         params=root.params,
         local_params=root.local_params,
-        collectives=collectives.records(),
+        collectives=(*collectives.records(), *(row for one in replicas for row in _reduced(one))),
+        tensors=None
+        if lives.resized()
+        else StepTensors(
+            lives=lives.lives,
+            last_forward=lives.last_forward,
+            flops=counter.total(),
+            batch_size=next((one.shape[0] for one in tensors_of(batch) if one.ndim), None),
+            notes=(),
+        ),
     )
 
 
-def _refuse_ddp(*args: Any, **kwargs: Any) -> None:
-    raise LightningFlopsError(_NO_DDP)
+# ---- DistributedDataParallel, which asks for its parameters' values: a wrapper of its class that asks for none
+
+
+def _replicate(
+    self: Any,
+    module: nn.Module,
+    *args: Any,
+    broadcast_buffers: bool = True,
+    process_group: Any = None,
+    bucket_cap_mb: float | None = None,
+    gradient_as_bucket_view: bool = False,
+    device_mesh: Any = None,
+    **others: Any,
+) -> None:
+    nn.Module.__init__(self)
+    self.module = module
+    self.ranks = ranks_in(process_group if device_mesh is None else device_mesh.get_group())
+    limit = _BUCKET if bucket_cap_mb is None else int(bucket_cap_mb * _MEGABYTE)
+    self.limits = [_MEGABYTE, limit] if bucket_cap_mb is None else [limit]
+    self.broadcasts = broadcast_buffers
+    made = [] if gradient_as_bucket_view else [one for one in module.parameters() if one.requires_grad]
+    self.buckets = list(map(torch.empty_like, made))  # its gradients lie in them once more
+
+
+def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return self.module(*args, **kwargs)
+
+
+def _reduced(replica: Any) -> Iterator[CollectiveRecord]:
+    """What its ranks send each other in a step: gradients, the last layers' first, and the buffers of rank 0."""
+    gradients = [one for one in replica.module.parameters() if one.requires_grad][::-1]
+    calls, size = buckets_of(gradients, replica.limits), sum(one.nbytes for one in gradients)
+    yield CollectiveRecord(kind="all_reduce", ranks=replica.ranks, calls=calls, bytes=size)
+    if replica.broadcasts and (buffers := list(replica.module.buffers())):
+        calls, size = len({one.dtype for one in buffers}), sum(one.nbytes for one in buffers)
+        yield CollectiveRecord(kind="broadcast", ranks=replica.ranks, calls=calls, bytes=size)
 
 
 def _made(answer: Any) -> tuple[nn.Module, Any, Any]:
@@ -150,14 +212,22 @@ def _made(answer: Any) -> tuple[nn.Module, Any, Any]:
     return answer if len(answer) == 3 else (*answer, None)
 
 
-def _step(model: nn.Module, batch: Any, optimizer: Any) -> None:
+def _step(model: nn.Module, batch: Any, optimizer: Any, lives: TensorLives) -> None:
     """A forward, the backward of the loss that the model returns, or of all that it returns, and an update."""
     args = batch if type(batch) is tuple else () if isinstance(batch, Mapping) else (batch,)
+    lives.enter("forward")
     output = model(*args, **(dict(batch) if isinstance(batch, Mapping) else {}))
+    lives.leave()
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     roots = [one for one in tensors_of(output if loss is None else loss) if one.requires_grad]
+    lives.enter("backward")
     if roots:
         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    lives.name_kind((on_this_rank(one.grad) for one in model.parameters() if one.grad is not None), "gradients")
+    lives.leave()
+    del output, loss, roots
+    lives.enter("optimizer")
     if optimizer is not None:
         optimizer.step()
+    lives.leave()
     model.zero_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_flops.report.document import CALLS, Column, Item, Section, Table, at, field
+from lightning_flops.schema.memory import MemoryReport
 from lightning_flops.schema.plan import Plan, PlannedRun
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
 
@@ -14,6 +15,7 @@ def plan_section(plan: Plan) -> Section:
     phases = {name: getattr(plan.flops, name) for name in ("forward", "backward", "recompute", "optimizer")}
     items: list[Item] = [
         {f"{name} FLOPs": plain(flops) + bound for name, flops in phases.items() if flops or name != "optimizer"}
+        | {"peak memory of its tensors": held_words(plan.memory)}
         | {"parameters of this rank": plain(plan.local_params), "parameters of the model": plain(plan.params)}
     ]
     if plan.collectives:
@@ -34,6 +36,14 @@ def plan_section(plan: Plan) -> Section:
     items.extend(plan.notes)
     about = f"One step of rank {plan.rank} of the mesh {sizes}, counted without the job. A floor is no forecast."
     return Section("Plan", about, items)
+
+
+def held_words(memory: MemoryReport | None) -> str:
+    """The peak, and its largest kinds."""
+    if memory is None:
+        return f"{NOT_AVAILABLE} (FSDP gathers parameters unseen)"
+    kinds = ", ".join(f"{kind} {si(size, 'B')}" for kind, size in list(memory.at_peak.items())[:3])
+    return f"{si(memory.peak_bytes, 'B')} ({kinds})"
 
 
 def _floor(plan: Plan) -> dict[str, str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lightning_flops.records import FlopRecord, PhaseFlops
+from lightning_flops.records import FlopRecord, PhaseFlops, StepTensors
 from lightning_flops.schema import codec
+from lightning_flops.schema.memory import MemoryReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class PlannedRank:
     params: int  # of the whole model
     local_params: int  # that the rank holds
     collectives: tuple[CollectiveRecord, ...]
+    tensors: StepTensors | None  # every allocation of the step; None where not all are seen, as of FSDP's storages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class Plan(codec.Json):
     lower_bound: bool  #: An operator that may have FLOPs could not be counted.
     params: int  #: Of the whole model.
     local_params: int  #: That this rank holds.
+    memory: MemoryReport | None  #: What this rank's tensors hold at the peak of the step; None under FSDP.
     collectives: tuple[PlannedCollective, ...]  #: Those that move most first.
     device: str  #: Whose figures the floor is by; empty if none was given.
     peaks_flops_per_sec: Mapping[str, float]  #: Dense peak of each dtype that the step computes in.

@@ -69,9 +69,22 @@ def both(mesh: Any) -> Any:
     return fully_sharded(mesh, net)
 
 
+def replicated(mesh: Any) -> Any:
+    net = nn.parallel.DistributedDataParallel(nn.Sequential(Net(), nn.BatchNorm1d(OUT)))
+    return net, torch.randn(BATCH, WIDTH), torch.optim.AdamW(net.parameters(), foreach=False)
+
+
+def in_buckets(mesh: Any) -> Any:
+    """Of 9 MB a layer: one, three, three and one in a bucket."""
+    net = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(1500, 1500) for _ in range(8))))
+    return net, torch.randn(4, 1500)
+
+
 JOBS: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
     "tensor_parallel": (tensor_parallel, {"tp": 2}),
     "fully_sharded": (fully_sharded, {"dp": 2}),
+    "replicated": (replicated, {"dp": 2}),
+    "in_buckets": (in_buckets, {"dp": 2}),
     "both": (both, {"dp": 2, "tp": 2}),
 }
 
@@ -104,7 +117,7 @@ def flat(value: Any) -> Iterable[torch.Tensor]:
 
 
 def account(job: str, rank: int) -> dict[str, Any]:
-    """What this rank does in its second step, by torch's own counter and a mode of this file."""
+    """What this rank does in its third step, by torch's own counter and a mode of this file."""
     make, sizes = JOBS[job]
     mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     net, batch, *optimizers = make(mesh)
@@ -116,6 +129,7 @@ def account(job: str, rank: int) -> dict[str, Any]:
         net.zero_grad()
 
     step()
+    step()  # DistributedDataParallel tells its ranks of new buckets here
     seen, counter = Seen(), FlopCounterMode(display=False)
     with counter, seen:
         step()

@@ -16,15 +16,24 @@ from lightning_flops import ConfigError, LightningFlopsError, Plan, plan_job
 from lightning_flops.cli import main
 from tests.forks import TORCH
 from tests.ranks import run_ranks
-from tests.ranks.planned_jobs import BATCH, BLOCKS, JOBS, OUT, WIDTH, Block, tensor_parallel
+from tests.ranks.planned_jobs import BATCH, BLOCKS, JOBS, OUT, WIDTH, Block, fully_sharded, replicated, tensor_parallel
 
 distributed: Any = torch_distributed  # which does not say what of it is public
-KINDS = {"allgather_base_": "all_gather", "reduce_scatter_base_": "reduce_scatter", "all_reduce": "all_reduce"}
+KINDS = {
+    "allreduce_": "all_reduce",
+    "broadcast_": "broadcast",
+    "allgather_base_": "all_gather",
+    "reduce_scatter_base_": "reduce_scatter",
+    "all_reduce": "all_reduce",
+}
 """By the name that torch's operator has without underscores at its beginning."""
 HIDDEN = 4 * WIDTH
 
 
-@pytest.mark.parametrize("job", ["tensor_parallel", "fully_sharded", pytest.param("both", marks=pytest.mark.slow)])
+OTHERS = [pytest.param(job, marks=pytest.mark.slow) for job in ("replicated", "in_buckets", "both")]
+
+
+@pytest.mark.parametrize("job", ["tensor_parallel", "fully_sharded", *OTHERS])
 def test_a_plan_is_what_real_ranks_do(job: str, tmp_path: Path) -> None:
     make, mesh = JOBS[job]
     ranks = math.prod(mesh.values())
@@ -64,6 +73,18 @@ def test_tensor_parallel_by_hand() -> None:
     assert plan.arithmetic_sec == pytest.approx((plan.flops.forward + plan.flops.backward) / 1e9)
     assert plan.floor_sec == max(plan.operators_sec or 0.0, row.floor_sec or 0.0)
     assert plan.exposed_floor_sec == pytest.approx((plan.operators_sec or 0.0) + (row.floor_sec or 0.0))
+
+
+def test_the_memory_of_replicated_parameters_by_hand() -> None:
+    """Parameters, their gradients twice, as these lie in buckets once more, and two moments with a step each."""
+    plan = plan_job(replicated, {"dp": 8})
+    assert plan.memory is not None and plan.memory.when.part == "optimizer"
+    weights = 4 * plan.params
+    tensors = 4 * BLOCKS + 2 + 2
+    assert plan.memory.at_peak["gradients"] == 2 * weights
+    assert plan.memory.at_peak["optimizer"] == 2 * weights + 4 * tensors
+    assert plan.memory.at_peak["batch"] == 4 * BATCH * WIDTH
+    assert plan_job(fully_sharded, {"dp": 2}).memory is None
 
 
 class Wide(nn.Module):
@@ -153,10 +174,6 @@ def test_nothing_is_left_behind() -> None:
     assert not distributed.is_initialized()
 
 
-def with_ddp(mesh: Any) -> Any:
-    return nn.parallel.DistributedDataParallel(Block()), torch.randn(BATCH, WIDTH)
-
-
 def asks_for_values(mesh: Any) -> Any:
     return nn.Linear(int(torch.ones(3).sum()), 2), torch.randn(1, 3)
 
@@ -164,7 +181,6 @@ def asks_for_values(mesh: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (with_ddp, "DistributedDataParallel needs its parameters' values"),
         (asks_for_values, "cannot be planned.*_local_scalar_dense"),
         (lambda mesh: Block(), "must return a model and a batch"),
     ],

@@ -102,4 +102,17 @@ def ranks_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         group = _group_named(group)
     elif not isinstance(group, distributed.ProcessGroup):
         group = distributed.ProcessGroup.unbox(group)
+    return ranks_in(group)
+
+
+def ranks_in(group: Any) -> tuple[int, ...]:
+    """The ranks, of the whole job, in *group*; None: all."""
     return tuple(distributed.get_process_group_ranks(group))
+
+
+_assign: Any = take("torch.distributed:_compute_bucket_assignment_by_size", None)
+
+
+def buckets_of(tensors: list[torch.Tensor], limits: list[int]) -> int:
+    """Into how many buckets of these sizes DistributedDataParallel puts *tensors*; 1 where this torch does not say."""
+    return 1 if _assign is None else len(_assign(tensors, limits)[0])
