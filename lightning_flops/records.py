@@ -18,7 +18,7 @@ FlopPhase = Literal["forward", "backward", "recompute", "optimizer"]
 """The bucket a counted operator falls in; ``PhaseAmounts`` has one field for each."""
 
 BucketFlops = Mapping[tuple[str, str], int]
-"""FLOPs of a step by bucket and dtype. A bucket is a ``FlopPhase``, or ``skipped``, which may be below zero."""
+"""FLOPs of a step by bucket and dtype. A bucket is a phase."""
 
 Shapes = tuple[tuple[int, ...], ...]  # shapes of a batch's tensors, with what else describes the batch
 
@@ -134,10 +134,9 @@ class FlopRecord:
         """FLOPs by bucket and dtype; what is zero is left out."""
         sums: dict[tuple[str, str], int] = {}
         for cell in self.cells:
-            for bucket, flops in ((cell.phase, cell.flops), ("skipped", cell.skipped)):
-                if flops:
-                    sums[bucket, cell.dtype] = sums.get((bucket, cell.dtype), 0) + flops
-        return {key: value for key, value in sums.items() if value}
+            if cell.flops:
+                sums[cell.phase, cell.dtype] = sums.get((cell.phase, cell.dtype), 0) + cell.flops
+        return sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,7 +469,7 @@ class UnprofiledFlops(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSums:
-    """FLOPs of all steps of a run. Model FLOPs are forward and backward, hardware FLOPs what kernels execute."""
+    """FLOPs of all steps of a run. Model FLOPs are forward and backward, hardware FLOPs all four phases."""
 
     model_flops: int
     hardware_flops: int

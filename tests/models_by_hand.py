@@ -46,8 +46,8 @@ class StepCost(NamedTuple):
 
     @property
     def hardware(self) -> int:
-        """What the kernels execute."""
-        return self.forward + self.backward + self.recompute - self.skipped
+        """Model FLOPs and what the backward repeats."""
+        return self.forward + self.backward + self.recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

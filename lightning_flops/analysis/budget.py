@@ -34,7 +34,7 @@ def build_budget(
 ) -> Budget | None:
     """The account of one step; None if no step was timed.
 
-    *peak_sec* is what the step's model FLOPs, and its hardware FLOPs, take at the device's peaks.
+    *peak_sec* is what the step's executed model FLOPs, and all its executed FLOPs, take at the device's peaks.
     """
     if timing is None or timing.global_step.typical_sec <= 0:
         return None
@@ -49,17 +49,14 @@ def build_budget(
         notes.append(
             "Other operators, communication and idle are n/a without a trace that shows what filled the phases."
         )
-    model_sec, hardware_sec = peak_sec
-    if model_sec is not None and hardware_sec is not None:
-        skipped_sec = max(0.0, model_sec - hardware_sec)  # of masked attention, which MFU counts in full
-        model_ns, others_ns = _ns(model_sec - skipped_sec), _ns(hardware_sec - model_sec + skipped_sec)
+    model_sec, executed_sec = peak_sec
+    if model_sec is not None and executed_sec is not None:
+        model_ns, others_ns = _ns(model_sec), _ns(executed_sec - model_sec)
         left_ns = (times_ns["compute"] or 0) - model_ns - others_ns
-        if left_ns < 0 and hardware_sec <= timing.global_step.typical_sec:  # else why MFU is n/a says it
+        if left_ns < 0 and executed_sec <= timing.global_step.typical_sec:  # else why MFU is n/a says it
             notes.append("FLOPs at the peak are n/a: matmul-like operators took less time than that.")
         elif left_ns >= 0:
             times_ns |= {"model": model_ns, "other_flops": others_ns, "compute": left_ns}
-            if skipped_sec:
-                notes.append("Of the model FLOPs, those that masked attention skips take no time: HFU is below MFU.")
             if lower_bound:
                 notes.append(
                     "The FLOPs are lower bounds, and so are the rows at the peak; the row after is at most that."

@@ -116,8 +116,13 @@ class FlopCounts:
 
     @property
     def hardware_flops(self) -> int:
-        """All four phases less what fused masked attention skips: what the kernels execute, the numerator of HFU."""
-        return sum(cell.flops - cell.skipped for cell in self.record.cells)
+        """All four phases, the numerator of HFU."""
+        return self.total.total
+
+    @property
+    def executed_flops(self) -> int:
+        """All four phases less what fused masked attention skips: what the kernels execute."""
+        return self.hardware_flops - self.skipped
 
     @property
     def bytes(self) -> PhaseBytes:

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from lightning_flops.analysis.formula import Formula, Sizes
-from lightning_flops.records import BucketFlops
+from lightning_flops.records import BucketFlops, FlopPhase
 from lightning_flops.schema import codec
 from lightning_flops.schema.formula import FormulaReport, FormulaSize, FormulaTerm, SizedFlops
 
@@ -80,7 +80,7 @@ class FlopsFormula:
         if values not in self._counted and self._formula.covers(Sizes((values,))):
             predicted = self._formula.flops(Sizes((values,)))
         flops = self._take(values, self._formula) if predicted is None else predicted
-        buckets = dict.fromkeys(("forward", "backward", "recompute", "skipped"), 0)
+        buckets = dict.fromkeys(get_args(FlopPhase), 0)
         for (bucket, _), value in flops.items():
             buckets[bucket] += value
         source: Literal["counted", "formula"] = "counted" if predicted is None else "formula"

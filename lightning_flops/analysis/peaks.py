@@ -101,12 +101,14 @@ def with_given_peaks(
             rates |= {f"{name}_flops_per_sec": rate, f"{name}_utilization": share}
         return replace(module, times=replace(module.times, **rates))
 
-    peak_sec = peak_seconds_of_step(profile.dtypes, peaks, steps=max(1, len(profile.counted_steps)))
+    steps, masked = max(1, len(profile.counted_steps)), profile.flops.skipped > 0
+    peak_sec = peak_seconds_of_step(profile.dtypes, peaks, steps=steps)
+    executed_sec = peak_seconds_of_step(profile.dtypes, peaks, steps=steps, executed=True)
     step_sec = None if profile.timing is None else profile.timing.global_step_sec
-    shares, reasons = utilization(dict(zip(("mfu", "hfu"), peak_sec, strict=True)), step_sec)
+    shares, reasons = utilization(dict(zip(("mfu", "hfu"), peak_sec, strict=True)), step_sec, masked=masked)
     ranks = profile.ranks and _ranks_at(profile.ranks, profile, peak_sec)
     budget = build_budget(
-        timing=profile.timing, traced=profile.traced, peak_sec=peak_sec, lower_bound=profile.lower_bound
+        timing=profile.timing, traced=profile.traced, peak_sec=executed_sec, lower_bound=profile.lower_bound
     )
     settings = profile.settings if flops_per_sec is None else replace(profile.settings, peaks_from="given")
     return replace(
@@ -133,7 +135,7 @@ def _ranks_at(ranks: RanksProfile, profile: Profile, peak_sec: tuple[float | Non
         for name, (here, of_job, here_sec) in flops.items()
     }
     used = {name: ratio(part=sec, whole=step_sec) for name, sec in seconds.items()}
-    shares, impossible = utilization(used, 1.0)
+    shares, impossible = utilization(used, 1.0, masked=job.skipped > 0)
     why = "the reporting rank has no FLOPs" if are_alike else "a peak was given, and ranks have other kinds of devices"
     unavailable = {name: reason for name, reason in ranks.unavailable.items() if shares.get(name) is None}
     unknown = [name for name, share in shares.items() if share is None]

@@ -69,7 +69,8 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         context=context,
     )
     times, notes = ({}, ()) if traced is None else module_times(traced, cells, peaks, counted_steps=steps)
-    budget = build_budget(timing=timing, traced=traced, peak_sec=peak_sec, lower_bound=counts.is_lower_bound)
+    executed_sec = peak_seconds_of_step(dtypes, peaks, steps=steps, executed=True)
+    budget = build_budget(timing=timing, traced=traced, peak_sec=executed_sec, lower_bound=counts.is_lower_bound)
     lines = build_lines(window.lines, timing=timing, on_host=context.device_type == "cpu")
     tensors = None if window.tensors is None else build_memory_report(window.tensors)
     evidence = gather_evidence(
@@ -201,14 +202,18 @@ def _not_ignored(name: str, ignored: Collection[str]) -> str:
 
 def _flops_by_dtype(cells: Sequence[OperatorCell]) -> tuple[DtypeFlops, ...]:
     """FLOPs in each dtype that has any, most first."""
-    found = (
-        DtypeFlops(
-            dtype=dtype,
-            model=sum(cell.flops for cell in group if cell.phase in ("forward", "backward")),
-            hardware=sum(cell.flops - cell.skipped for cell in group),
+    found = []
+    for dtype, group in grouped((cell for cell in cells if cell.flops), lambda cell: cell.dtype).items():
+        of_model = [cell for cell in group if cell.phase in ("forward", "backward")]
+        found.append(
+            DtypeFlops(
+                dtype=dtype,
+                model=sum(cell.flops for cell in of_model),
+                hardware=sum(cell.flops for cell in group),
+                executed=sum(cell.flops - cell.skipped for cell in group),
+                executed_model=sum(cell.flops - cell.skipped for cell in of_model),
+            )
         )
-        for dtype, group in grouped((cell for cell in cells if cell.flops), lambda cell: cell.dtype).items()
-    )
     return tuple(sorted(found, key=lambda one: (-one.hardware, one.dtype)))
 
 

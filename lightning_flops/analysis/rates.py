@@ -42,7 +42,7 @@ def ratio(*, part: float | None, whole: float | None) -> float | None:
 def peak_seconds(flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str, float]) -> float | None:
     """Seconds one device needs for *flops* at its dense peak: the sum over dtypes of FLOPs / peak of that dtype.
 
-    Divided by the measured seconds this is MFU (of model FLOPs) or HFU (of executed FLOPs). None if a dtype with FLOPs
+    Divided by the measured seconds this is MFU (of model FLOPs) or HFU (of hardware FLOPs). None if a dtype with FLOPs
     has no known peak.
     """
     spending = {dtype: spent for dtype, spent in flops.items() if spent}
@@ -52,21 +52,32 @@ def peak_seconds(flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str, f
 
 
 def peak_seconds_of_step(
-    dtypes: Sequence[DtypeFlops], peaks: Mapping[str, float], *, steps: int
+    dtypes: Sequence[DtypeFlops], peaks: Mapping[str, float], *, steps: int, executed: bool = False
 ) -> tuple[float | None, float | None]:
-    """Seconds that one step's model FLOPs, and its hardware FLOPs, take at the device's peaks; None: one is unknown."""
-    model = peak_seconds({one.dtype: one.model for one in dtypes}, peaks)
-    hardware = peak_seconds({one.dtype: one.hardware for one in dtypes}, peaks)
-    return mean(total=model, steps=steps), mean(total=hardware, steps=steps)
+    """Seconds that one step's model FLOPs, and its hardware FLOPs, take at the device's peaks; None: one is unknown.
+
+    With *executed* those of them that kernels execute.
+    """
+    kinds = [(one.executed_model, one.executed) if executed else (one.model, one.hardware) for one in dtypes]
+    names = [one.dtype for one in dtypes]
+    model, hardware = (
+        mean(total=peak_seconds(dict(zip(names, (kind[which] for kind in kinds), strict=True)), peaks), steps=steps)
+        for which in (0, 1)
+    )
+    return model, hardware
 
 
 def utilization(
-    peak_sec: Mapping[str, float | None], seconds: float | None
+    peak_sec: Mapping[str, float | None], seconds: float | None, *, masked: bool = False
 ) -> tuple[dict[str, float | None], dict[str, str]]:
-    """*peak_sec* ÷ *seconds* by name, such as "mfu", and why those are None that are above 1, which cannot be."""
+    """*peak_sec* ÷ *seconds* by name, such as "mfu", and why those are None that are above 1, which cannot be.
+
+    *masked*: whether some of the FLOPs are skipped, as masks let kernels do.
+    """
+    first = "masked attention that kernels skip is counted (see causal_attention), or " if masked else ""
     shares = {name: ratio(part=part, whole=seconds) for name, part in peak_sec.items()}
     reasons = {
-        name: f"{name[-3:].upper()} would be {100 * share:.4g}%, which is impossible: the peak "
+        name: f"{name[-3:].upper()} would be {100 * share:.4g}%, which is impossible: {first}the peak "
         "(--peak, peak_flops_per_sec) is too low, or the clock did not wait for the device"
         for name, share in shares.items()
         if share is not None and share > 1
@@ -147,7 +158,7 @@ def build_rates(
         if values[name] is None:
             no_time = "no step was timed" if timing is None else _MIXED if seconds is None else "its time is zero"
             reasons[name] = why if seconds else no_time
-    shares, impossible = utilization({name: values[name] for name in ("mfu", "hfu")}, 1.0)
+    shares, impossible = utilization({name: values[name] for name in ("mfu", "hfu")}, 1.0, masked=flops.skipped > 0)
     values, reasons = values | shares, reasons | impossible
     if not context.trains and not trained + flops.optimizer:
         values |= dict.fromkeys(RATES_OF_TRAINING)

@@ -281,7 +281,7 @@ class StepFlops:
             squares += (number * found.half_width) ** 2 * (1 + shared)
         return StepSums(
             model_flops=round(model),
-            hardware_flops=round(sum(-flops if key[0] == "skipped" else flops for key, flops in whole.items())),
+            hardware_flops=round(sum(whole.values())),
             unprofiled=usual.unprofiled(missed),
             error=0.0 if is_covered else math.sqrt(squares) / model if squares and model else None,
             steps_counted=steps["counted"] + len(self._counts),

@@ -153,9 +153,13 @@ def _flops(profile: Profile) -> str:
     others = (("recomputed", flops.recompute), ("optimizer", flops.optimizer))
     if beside := [f"{name} {si(amount)}" for name, amount in others if amount]:
         words += f"; in addition {', '.join(beside)}"
+    words += "."
     if flops.skipped > 0:
-        words += f"; masked attention skips {si(flops.skipped)}"
-    return f"{words}." if params is None else f"{words}. {plain(params)} parameters."
+        leave_out = ' (causal_attention="half" counts half of causal attention)'
+        half = profile.settings.causal_attention == "half"
+        words += f" {percent(flops.skipped / flops.total)} of all FLOPs are masked, and not executed"
+        words += "." if half else f"{leave_out}."
+    return words if params is None else f"{words} {plain(params)} parameters."
 
 
 def counted(profile: Profile) -> str:

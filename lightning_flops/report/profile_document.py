@@ -80,7 +80,7 @@ def times_section(profile: Profile) -> Section:
 
 _ROWS: Mapping[BudgetKey, str] = {
     "model": "model FLOPs at the peak (a typical step's MFU)",
-    "other_flops": "recomputed, optimizer's, less skipped FLOPs at the peak",
+    "other_flops": "recomputed and optimizer's FLOPs at the peak",
     "compute": "matmul-like operators beyond these",
     "operators": "other operators",
     "communication": "communication that nothing hides",
@@ -93,10 +93,8 @@ _ROWS: Mapping[BudgetKey, str] = {
 def breakdown_section(profile: Profile, budget: Budget) -> Section:
     """What the time of a step went to; the rows add up to the step."""
     labels = dict(_ROWS)
-    if profile.flops.hardware < profile.flops.model:
-        labels["model"] = "FLOPs that ran, at the peak (a typical step's HFU)"
-    if not profile.context.trains:
-        labels["other_flops"] = "less skipped FLOPs at the peak"
+    if profile.flops.skipped:
+        labels["model"] = "model FLOPs that kernels execute, at the peak"
     if budget.rows_ns["operators"] is None:  # no trace divides what is in "compute"
         labels["compute"] = "all phases beyond these"
     rows = [(label, budget.rows_ns[key]) for key, label in labels.items()]
@@ -292,9 +290,9 @@ _FLOPS = {
     "backward_estimated": "bwd (estimated: {factor} x fwd)",
     "recompute": "recomputed in the bwd",
     "optimizer": "optimizer",
-    "skipped": "skipped: masked attention{half}",
     "model": "model FLOPs = fwd + bwd",
-    "hardware": "hardware FLOPs = all of these phases - skipped",
+    "hardware": "hardware FLOPs = all of these phases",
+    "executed": "executed FLOPs: without masked attention",
 }
 
 
@@ -302,8 +300,10 @@ def flops_section(profile: Profile) -> Section:
     """Every bucket of FLOPs that has any, to the last one, and why rates are not known."""
     flops, ranks, moved = profile.flops, profile.ranks, profile.bytes_total
     half = profile.settings.causal_attention == "half"
-    words = {"factor": f"{2 + profile.settings.recompute_fwd_factor:g}", "half": ", counted less executed" * half}
-    labels = {name: label.format(**words) for name, label in _FLOPS.items()}
+    factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
+    labels = {name: label.format(factor=factor) for name, label in _FLOPS.items()}
+    if not flops.skipped:
+        del labels["executed"]
     if not profile.has_backward:
         del labels["backward_estimated"]
         labels |= {"model": "model FLOPs", "hardware": "hardware FLOPs"}

@@ -131,9 +131,9 @@ _KINDS = [
     field("of the steps", "ratio", percent),
 ]
 _RATES = [
-    Column("", at("flops.hardware"), unit="FLOPs", sort="flops"),
+    Column("", at("flops.executed"), unit="FLOPs", sort="flops"),
     Column("", at("flops.flops_per_sec"), unit="FLOP/s", sort="rate"),
-    field("of peak", "flops.hfu", percent),
+    field("of peak", "flops.of_peak", percent),
 ]
 """FLOPs of a row, their rate and share of the peak."""
 
@@ -205,7 +205,7 @@ def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
         Column("backward", lambda row: row.backward + row.recompute, unit="FLOPs"),
         Column("time", at("time_us"), unit="us", sort="total"),
         Column("", at("flops_per_sec"), unit="FLOP/s", sort="rate"),
-        field("of peak", "hfu", percent),
+        field("of peak", "of_peak", percent),
         field("FLOP/byte", "flops_per_byte"),
         Column("attainable", at("attainable_flops_per_sec"), unit="FLOP/s", group="attainable"),
     ]
@@ -388,8 +388,8 @@ def _top_kernels(trace: TraceReport) -> str:
 
     top_kernels = []
     for row in (trace.kernels or ())[:_KERNELS]:
-        hfu = at("flops.hfu")(row)
-        of_peak = "" if hfu is None else f" (at {percent(hfu)} of the peak)"
+        share = at("flops.of_peak")(row)
+        of_peak = "" if share is None else f" (at {percent(share)} of the peak)"
         launched = f" of {short(row.operator)}" if row.operator else ""
         top_kernels.append(f"{short(own_name(row.name))}{launched} {percent(row.device.ratio)}{of_peak}")
     return f"Most kernel time: {', '.join(top_kernels)}."

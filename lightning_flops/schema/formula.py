@@ -24,7 +24,7 @@ class FormulaSize:
 class FormulaTerm:
     """One product of a bucket's sum: numerator / denominator x each size to its power."""
 
-    bucket: str  #: A phase, or ``skipped``: what fused masked attention does not execute of the others.
+    bucket: str  #: The phase whose sum it is part of.
     dtype: str  #: Dtype of the arithmetic.
     numerator: int  #: Numerator of the exact coefficient.
     denominator: int  #: Denominator of the coefficient, mostly 1.
@@ -36,7 +36,6 @@ class SizedFlops(PhaseFlops):
     """FLOPs of one forward and backward on a batch of these sizes, exact; a multiply-add is two."""
 
     sizes: Mapping[str, int]  #: Sizes of the batch by name.
-    skipped: int  #: FLOPs of all phases that fused masked attention does not execute.
     source: Literal["formula", "counted"]  #: Whether the formula gave them, or a count of these very sizes.
 
     @property
@@ -46,15 +45,15 @@ class SizedFlops(PhaseFlops):
 
     @property
     def hardware_flops(self) -> int:
-        """What kernels execute."""
-        return self.total - self.skipped
+        """Forward, backward and recompute."""
+        return self.total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormulaReport(codec.Json):
     """The formula, what it rests on, and the FLOPs of the sizes that were asked for."""
 
-    VERSION = 3
+    VERSION = 4
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     reason: str | None  #: Why there is no formula, and every size is counted by itself; None if there is one.
     sizes: tuple[FormulaSize, ...]  #: Empty without a formula.

@@ -42,7 +42,12 @@ class StepFlops(PhaseFlops):
 
     @property
     def hardware(self) -> int:
-        """All four phases - skipped: what the kernels execute, the numerator of HFU."""
+        """All four phases: model FLOPs, recompute and optimizer, the numerator of HFU."""
+        return self.total
+
+    @property
+    def executed(self) -> int:
+        """All four phases - skipped: what the kernels execute."""
         return self.total - self.skipped
 
 
@@ -52,7 +57,9 @@ class DtypeFlops:
 
     dtype: str  #: Effective dtype of the arithmetic, such as ``bfloat16`` or ``tf32``.
     model: int  #: Forward + backward.
-    hardware: int  #: What the kernels execute.
+    hardware: int  #: All four phases.
+    executed: int  #: What the kernels execute of all four: masked attention that they skip is left out.
+    executed_model: int  #: What the kernels execute of forward + backward.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +258,7 @@ class JobRates:
 
     #: Model FLOPs / (peak of their dtypes x global_step_sec), sums over dtypes and ranks; 1 is the peak.
     mfu: float | None
-    hfu: float | None  #: Hardware FLOPs utilization: what the kernels executed, as a share of the peak.
+    hfu: float | None  #: The same of hardware FLOPs, which add recompute and optimizer: never below MFU.
     samples_per_sec: float | None  #: Of all ranks that see different data: samples / global_step_sec
     iter_samples_per_sec: float | None  #: The same over iter_sec instead: DeepSpeed's figure.
     tokens_per_sec: float | None  #: Of all ranks that see different data: tokens / global_step_sec
@@ -278,11 +285,11 @@ class Budget:
     """One account of a typical step of this rank: its rows add up to ``wall_ns`` exactly."""
 
     wall_ns: int  #: Wall time of a typical step: that of its parts, each to the nearest nanosecond.
-    #: Nanoseconds by row; None: the peak, or what filled the phases, is not known. ``model``: model FLOPs at the peak,
-    #: whose share is the step's MFU. ``other_flops``: recomputed FLOPs and the optimizer's at the peak, less skipped
-    #: ones. ``compute``: what matmul-like operators take beyond these; without a trace forward, backward and optimizer
-    #: beyond them. ``operators``: all others. ``communication``: what no computation hides. ``idle``: nothing computes,
-    #: or copies run. ``data``: data wait and transfer. ``other``: callbacks, logging, schedulers, a pipeline's bubble,
-    #: and phases that cannot be separated from these.
+    #: Nanoseconds by row; None: the peak, or what filled the phases, is not known. ``model``: executed model FLOPs at
+    #: the peak; where no mask lets a kernel skip any, their share is the step's MFU. ``other_flops``: executed FLOPs of
+    #: recompute and optimizer at the peak. ``compute``: what matmul-like operators take beyond these; without a trace
+    #: forward, backward and optimizer beyond them. ``operators``: all others. ``communication``: what no computation
+    #: hides. ``idle``: nothing computes, or copies run. ``data``: data wait and transfer. ``other``: callbacks,
+    #: logging, schedulers, a pipeline's bubble, and phases that cannot be separated from these.
     rows_ns: Mapping[BudgetKey, int | None]
     notes: tuple[str, ...]  #: Why rows are not known, in sentences.

@@ -113,11 +113,16 @@ class Flops(PhaseFlops):
     #: Executed FLOPs ÷ time, of the calls whose time is known: on the device, or on the host without one.
     flops_per_sec: float | None = None
     #: Share of that time that they take at the peak of their dtypes; None where a peak is not known.
-    hfu: float | None = None
+    of_peak: float | None = None
 
     @property
     def hardware(self) -> int:
-        """What the kernels executed: the numerator of HFU."""
+        """All four phases: the numerator of HFU."""
+        return self.total
+
+    @property
+    def executed(self) -> int:
+        """What the kernels executed."""
         return self.total - self.skipped
 
 
@@ -257,6 +262,7 @@ class TracedStepFlops(Flops):
     wall_us: float  #: Wall time of the step, as in the table of step times.
     #: (forward + backward) ÷ (peak × wall time), each dtype with its own peak; None without a peak or a counted call.
     mfu: float | None
+    hfu: float | None  #: The same of all four phases.
     lower_bound: bool  #: Something in the step was not counted, so that all its figures are at least these.
 
 

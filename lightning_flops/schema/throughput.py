@@ -38,7 +38,7 @@ class ThroughputSummary(codec.Shown):
     ips_unit: Literal["samples/s", "batches/s"]  #: Batches where the number of samples was not known.
     #: Forward and backward of this rank, of all steps of the run; None if no step was counted.
     model_flops: int | None = None
-    hardware_flops: int | None = None  #: What this rank's kernels executed in all steps of the run.
+    hardware_flops: int | None = None  #: Model FLOPs, recompute and optimizer of the same steps.
     #: Half of the 95% interval of model FLOPs and MFU, as a share. 0.0: every step was counted, or a formula covers it.
     #: None: all *checks* agreed, or there were under three.
     flops_error: float | None = None

@@ -260,9 +260,9 @@ class Work:
         time_ns = of(self.time_ns) if over_ns is None else over_ns
         rates = [ratio(flops * NS_PER_SEC, ns) for flops, ns in zip(of(timed), time_ns, strict=True)]
         pairs = zip(rates, self._of_peak(timed, of, time_ns), strict=True)
-        possible = [(rate, hfu) if (hfu or 0) <= MOST_OF_PEAK else (None, None) for rate, hfu in pairs]
+        possible = [(rate, share) if (share or 0) <= MOST_OF_PEAK else (None, None) for rate, share in pairs]
         columns = {name: of(values) for name, values in self.parts.items()}
-        return columns | {"flops_per_sec": [rate for rate, _ in possible], "hfu": [hfu for _, hfu in possible]}
+        return columns | {"flops_per_sec": [one[0] for one in possible], "of_peak": [one[1] for one in possible]}
 
     def _of_peak(self, flops: Ints, of: Sums, time_ns: list[float]) -> list[float | None]:
         """Time that *flops* of each group take at the devices' peak ÷ *time_ns*; None where a peak is not known."""
@@ -274,7 +274,7 @@ class Work:
         uncounted, rows = self._uncounted()
         steps = [*self._steps(rows)]
         for place, row in [*_impossible_steps(steps, uncounted)]:
-            steps[place] = replace(steps[place], mfu=None, hfu=None, flops_per_sec=None)
+            steps[place] = replace(steps[place], mfu=None, hfu=None, of_peak=None, flops_per_sec=None)
             uncounted.append(row)
         walls = [step.wall_us for step in steps]
         shares = np.array([(step.mfu, step.hfu) for step in steps], dtype=np.float64)  # None is NaN
@@ -304,7 +304,8 @@ class Work:
             # The first are outside of all steps.
             return sums_by(step + 1, values, len(steps) + 1)[1:].tolist()  # type: ignore[no-any-return]
 
-        counted = {"mfu": self.parts["forward"] + self.parts["backward"], "hfu": self.executed}
+        model = self.parts["forward"] + self.parts["backward"]
+        counted = {"mfu": model, "hfu": self.executed + self.parts["skipped"]}
         shares = {name: self._of_peak(flops, of, of_devices) for name, flops in counted.items()}
         rates = [ratio(flops * NS_PER_SEC, wall) for flops, wall in zip(of(self.executed), walls, strict=True)]
         return table(
@@ -408,5 +409,8 @@ def _impossible_steps(
     for place, step in enumerate(steps):
         if nothing or (step.hfu or 0) > 1:
             name = "the whole trace" if step.step is None else f"step {step.step}"
-            missing = f"its FLOPs take {step.hfu or 0:.1f} times its time at the peak, so time is missing"
+            why = (
+                "so time is missing" if (step.of_peak or 0) > 1 else "with those of masked attention, which do not run"
+            )
+            missing = f"its FLOPs take {step.hfu or 0:.1f} times its time at the peak, {why}"
             yield place, UncountedRow(name=name, calls=1, reason=NO_MFU + (nothing or missing))

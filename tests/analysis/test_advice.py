@@ -310,6 +310,10 @@ def test_thresholds_are_settings() -> None:
 # ---- what a window knows
 
 
+def flops_in(dtype: str, flops: int) -> DtypeFlops:
+    return DtypeFlops(dtype=dtype, model=flops, hardware=flops, executed=flops, executed_model=flops)
+
+
 def gathered(
     *,
     times: dict[str, float] | None = None,
@@ -334,7 +338,7 @@ def gathered(
         window,
         timing=build_timing(window.timed_steps, mixed_phases=()),
         batches=2,
-        dtypes=(DtypeFlops(dtype="float32", model=30, hardware=30), DtypeFlops(dtype="tf32", model=70, hardware=70)),
+        dtypes=(flops_in("float32", 30), flops_in("tf32", 70)),
         times=of_modules,
         traced=traced,
         budget=budget,

@@ -207,8 +207,8 @@ def test_a_share_of_more_than_twice_the_peak_is_no_figure() -> None:
     # 195 MFLOPs in 10 us are all of 19.5 TFLOP/s; in the 1 us of the kernel whose name multiplies they are ten times.
     events = [*product(1, 10, rows=975_000, kernel_us=1), launch(2, 12), kernel(2, 30, 9, name="fill")]
     report = report_of(trace(*events), Peaks(flops_per_sec=19.5e12))
-    assert known(report.flops).operators[0].hfu == pytest.approx(1)
-    assert known(known(report.kernels)[1].flops).hfu is None
+    assert known(report.flops).operators[0].of_peak == pytest.approx(1)
+    assert known(known(report.kernels)[1].flops).of_peak is None
 
 
 def test_what_no_device_can_do_is_left_out_and_listed() -> None:
@@ -261,4 +261,4 @@ def test_float32_may_have_run_in_tf32(name: str, peaks: Peaks | None) -> None:
     head = {} if peaks else {"deviceProperties": [A100]}
     flops = flops_of(mm, call, gemm | {"name": name}, peaks=peaks, **head)
     share = pytest.approx(100 / 156) if name == "s1688gemm_tf32" and not peaks else None
-    assert (flops.steps[0].forward, flops.operators[0].hfu) == (2 * 10**6, share)
+    assert (flops.steps[0].forward, flops.operators[0].of_peak) == (2 * 10**6, share)

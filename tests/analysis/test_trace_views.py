@@ -61,7 +61,7 @@ def test_flops_and_share_of_the_peak_are_by_module_forward_and_backward() -> Non
         found = known(flops[name])
         assert (found.forward, found.backward, found.recompute) == (each, each, 0)
         assert found.flops_per_sec == pytest.approx(2 * 1024 / 16e-6)
-        assert found.hfu == pytest.approx(0.128)
+        assert found.of_peak == pytest.approx(0.128)
     text = render_traces(analyze_traces([trace(*module_events())], formulas=recorded_work))
     assert "module" in text and "KFLOPs" in text.partition("Modules")[2].partition("---")[2].partition("Operators")[0]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterable, Set
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -25,6 +25,9 @@ from lightning_flops.measure.torch_private.needed import (
     sequence_number,
 )
 from lightning_flops.records import OUTSIDE, FlopPhase
+
+_KEPT = 8
+"""Of so many of its latest entries a thread knows the nodes: a backward may be counted apart from its forward."""
 
 
 class Running(NamedTuple):
@@ -65,6 +68,8 @@ class Threads(threading.local):
         """Backwards that are running on any thread, the latest last."""
         self.states = states
         """The states of all threads."""
+        self.unused = Counter[str]()
+        """By module, the calls whose graph had not run when it was forgotten."""
         self.unknown = unknown
         """The module that backwards of no known module are attributed to."""
         self.state = ThreadState(self)
@@ -75,8 +80,21 @@ class Threads(threading.local):
         """By module, the calls that made a graph no node of which has run; none where no backward was seen."""
         ran = sorted(set[int]().union(*(state.ran for state in self.states)))
         graphs = chain.from_iterable(state.graphs for state in self.states)
-        unused = (name for name, start, end in graphs if bisect_left(ran, start) == bisect_left(ran, end))
-        return dict(Counter(unused)) if ran else {}
+        return dict(self.unused + _unused(graphs, ran)) if ran else {}
+
+    def forget(self) -> None:
+        """A thread starts to count: what it knows of nodes of long ago is of use to nobody."""
+        state = self.state
+        state.entries.append(sequence_number())
+        first = state.entries[0]
+        old = bisect_left(state.starts, first, lo=1)
+        del state.starts[1:old], state.makers[1:old]
+        if forgotten := [graph for graph in state.graphs if graph[2] <= first]:
+            ran = sorted(set[int]().union(*(other.ran for other in self.states)))
+            self.unused += _unused(forgotten, ran)
+            del state.graphs[: len(forgotten)]
+            for other in self.states:
+                other.ran -= set(ran[: bisect_left(ran, first)])
 
     def backward(self, task: int, state: ThreadState) -> Backward:
         """The call that started the graph task of this number, which *state*'s thread runs.
@@ -109,6 +127,8 @@ class ThreadState:
         self.functions: list[FlopPhase] = []
         """The phase in which each running function was called that has a formula of its own."""
         self.stack = [Running(OUTSIDE, "forward", None, NO_GRAPH_TASK)]
+        self.entries = deque[int](maxlen=_KEPT)
+        """The numbers of the next node when counting was entered on this thread."""
         self.starts = [-1]
         self.makers: list[str | None] = [None]
         """The module that made this thread's autograd nodes from ``starts[i]`` on is ``makers[i]``."""
@@ -234,6 +254,11 @@ class ThreadState:
 
     def _own_nodes(self, module: str) -> None:
         self.mark(module, max(self._known, self.starts[-1]))
+
+
+def _unused(graphs: Iterable[tuple[str, int, int]], ran: Sequence[int]) -> Counter[str]:
+    """By module, the calls in whose *graphs* no node *ran*."""
+    return Counter(name for name, start, end in graphs if bisect_left(ran, start) == bisect_left(ran, end))
 
 
 def reaches(roots: Iterable[Any], leaves: Set[int]) -> bool:

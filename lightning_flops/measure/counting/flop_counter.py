@@ -106,6 +106,7 @@ class FlopCounter:
                 if is_first:
                     self._install(self._undo)
                 if state.entered == 1:
+                    self._threads.forget()
                     state.mark(state.stack[-1].module)
                 if not is_pushed(self._mode):  # if it were on the stack twice, it would count twice
                     # A step may begin inside a mode of the user's, and end outside of it.

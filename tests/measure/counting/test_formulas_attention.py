@@ -65,6 +65,12 @@ CALLS = {
         )
         for name in FUSED
     },
+    # Packed operands have the sequence first, others the heads.
+    "aten::_cudnn_attention_forward,causal": Call(
+        Work(FORWARD, 0, 2 * SKIPPED * 24, True), **HEADS_FIRST, is_causal=True
+    ),
+    "aten::_cudnn_attention_backward": Call(Work(BACKWARD, REPEATED), **HEADS_FIRST, is_causal=False),
+    "aten::_cudnn_attention_forward,packed": Call(Work(32 * ENTRIES, by_values=True), **FLASH_PACKED),
     "aten::_flash_attention_forward": Call(Work(FORWARD), **SEQUENCE_FIRST, is_causal=False),
     # Its causal mask lines the last query up with the last key.
     "aten::_flash_attention_forward,causal": Call(
@@ -188,7 +194,26 @@ def test_half_is_half_of_a_fused_kernel_and_what_is_executed_stays() -> None:
     full, half = (counted(SDPBackend.FLASH_ATTENTION, setting) for setting in ("full", "half"))
     assert (full.forward, full.backward, full.recompute) == (2 * PRODUCT, 4 * PRODUCT, PRODUCT)
     assert (half.forward, half.backward, half.recompute) == (PRODUCT, 2 * PRODUCT, PRODUCT // 2)
-    assert full.hardware_flops == half.hardware_flops == 7 * (PRODUCT - NOT_RUN)
+    assert full.executed_flops == half.executed_flops == 7 * (PRODUCT - NOT_RUN)
+    assert (full.hardware_flops, half.hardware_flops) == (7 * PRODUCT, 3 * PRODUCT + PRODUCT // 2)
+
+
+@pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+@pytest.mark.parametrize(("asking", "products"), [("query", 2), ("key", 2), ("value", 1), ("query key", 3)])
+def test_gradients_that_nobody_asked_for_are_no_model_flops(backend: SDPBackend, asking: str, products: int) -> None:
+    """The value's gradient is one product, the scores' another, each of query's and key's one more.
+
+    The fused kernel runs four, and repeats the scores.
+    """
+    operands = {name: torch.randn(BATCH, HEADS, 5, SIZE) for name in ("query", "key", "value")}
+    for name in asking.split():
+        operands[name].requires_grad_()
+    product = 2 * BATCH * HEADS * 5 * 5 * SIZE
+    with FlopCounter(None) as counter, sdpa_kernel(backend):
+        F.scaled_dot_product_attention(**operands).sum().backward()  # type: ignore[no-untyped-call]
+    total = FlopCounts(counter.record()).total
+    assert (total.forward, total.backward) == (2 * product, products * product)
+    assert total.recompute == (0 if backend == SDPBackend.MATH else 5 - products) * product
 
 
 def test_separate_products_do_not_show_the_flag_and_count_full() -> None:

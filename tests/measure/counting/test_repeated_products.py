@@ -103,3 +103,16 @@ def test_bytes_of_optimizers_that_take_lists_are_at_least_those_of_the_parameter
         assert (read, written) == (4 * of_parameters + steps, 3 * of_parameters)
     else:
         assert read >= 4 * of_parameters and written >= 3 * of_parameters
+
+
+def test_what_is_known_of_autograd_nodes_does_not_grow_with_the_steps_and_unused_forwards_stay_known() -> None:
+    model, kept = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20))), []
+    counter = FlopCounter(model)
+    for step in range(40):
+        with counter:
+            if step < 3:
+                model(torch.randn(2, 4))  # no backward follows
+            model(torch.randn(2, 4)).sum().backward()
+        kept.append(sum(len(known) for one in counter._threads.states for known in (one.starts, one.graphs, one.ran)))
+    assert kept[-1] == kept[20] <= kept[10]
+    assert counter.record().unused_calls[""] == 3

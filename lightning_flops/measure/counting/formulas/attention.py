@@ -2,8 +2,8 @@
 
 With H query heads, Sq queries, Sk keys, head size D and value head size Dv, a forward is two products over the full
 score matrix, 2·B·H·Sq·Sk·(D + Dv) FLOPs. A backward is four: those for V and the scores' gradient (Dv each), for Q and
-K (D each); a fused kernel runs all of them, whichever are asked for. It also repeats Q·Kᵀ, which is ``Work.recompute``,
-so that model FLOPs are the same under every backend. What a causal mask, a sliding window or a block mask rules out is
+K (D each). A fused kernel runs all of them and repeats Q·Kᵀ; this, and what nobody asked for, is ``Work.recompute``, so
+that model FLOPs are the same under every backend. What a causal mask, a sliding window or a block mask rules out is
 ``Work.skipped``.
 
 Sizes are the kernel's: before its CUDA flash kernel torch pads head sizes to a multiple of 8, and the padding counts.
@@ -11,6 +11,7 @@ Sizes are the kernel's: before its CUDA flash kernel torch pads head sizes to a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -31,8 +32,9 @@ from lightning_flops.measure.counting.formulas.contract import (
     rules,
 )
 from lightning_flops.measure.counting.formulas.products import rows_of, sizes_of
-from lightning_flops.measure.torch_private.needed import modes_off
+from lightning_flops.measure.torch_private.needed import current_node, modes_off
 
+_NODES = re.compile(r"(ScaledDotProduct|Flash|Efficient|Cudnn)\w*Attention\w*Backward\d")
 _TOP_LEFT, _BOTTOM_RIGHT = 1, 2  # values of the memory-efficient kernels' custom_mask_type
 
 Matrices = Sequence[tuple[int, int, int]]
@@ -87,9 +89,19 @@ def forward_work(call: Call, head_size: int, value_size: int) -> Work:
 
 def backward_work(call: Call, head_size: int, value_size: int) -> Work:
     """Four products over each score matrix, and the scores once more."""
-    gradients, scores = 4 * (head_size + value_size), 2 * head_size
-    skipped = (gradients + scores) * call.skipped
-    return Work(gradients * call.entries, scores * call.entries, skipped, call.causal, call.by_values)
+    query, key, value, *bias = _asked()
+    asked = 2 * (value_size * (value + max(query, key, *bias)) + head_size * (query + key))
+    executed = 4 * (head_size + value_size) + 2 * head_size
+    repeated = (executed - asked) * call.entries
+    return Work(asked * call.entries, repeated, executed * call.skipped, call.causal, call.by_values)
+
+
+def _asked() -> list[bool]:
+    """Whether gradients of query, key, value and what follows are asked for, where torch's own node runs the kernel."""
+    node = current_node()
+    if node is None or _NODES.fullmatch(node.name()) is None:
+        return [True] * 3
+    return [edge is not None for edge, _ in node.next_functions]
 
 
 def heads_first(query: Tensor, key: Tensor) -> Matrices:
@@ -162,6 +174,13 @@ def _efficient(
     matrices = sequence_first(query, key, query_offsets, key_offsets, *cache)
     right, last_first = 0 if causal else None, mask_type == _BOTTOM_RIGHT
     return _call(matrices, causal, left, right, bottom_right=last_first, by_values=_has_values(query_offsets))
+
+
+def _cudnn(query: Tensor, key: Tensor, query_offsets: Tensor | None, key_offsets: Tensor | None, causal: bool) -> Call:
+    """The kernels of cuDNN, which take heads before the sequence unless their operands are packed."""
+    packed = _has_values(query_offsets)
+    matrices = sequence_first(query, key, query_offsets, key_offsets) if packed else heads_first(query, key)
+    return _call(matrices, causal, right=0 if causal else None, by_values=packed)
 
 
 def _flex_call(query: Tensor, key: Tensor, block_mask: Sequence[Any]) -> Call:
@@ -280,6 +299,7 @@ ATTENTION_RULES: dict[str, Rule] = {
         _efficient,
         "cu_seqlens_q cu_seqlens_k custom_mask_type window_size? seqlen_k?",
     ),
+    **_kernel("_cudnn_attention_forward _cudnn_attention_backward", _cudnn, "cum_seq_q cum_seq_k is_causal"),
     **_kernel(
         "torch_attn::_varlen_attn torch_attn::_varlen_attn_out torch_attn::_varlen_attn_backward",
         lambda query, key, starts, stops, causal, window, *cache: flash(
