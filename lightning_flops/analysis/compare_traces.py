@@ -128,9 +128,9 @@ class _Run:
         for name in ("mfu", "hfu"):
             used = sum_if_all_known(one and getattr(one, name) for one in flops)
             found[name] = used and used / len(flops), [wall], why_no_mfu(self.reports)
-        for name in ("forward_flops", "backward_flops", "hardware_flops"):
-            counts = [getattr(step, name.removesuffix("_flops")) for one in flops if one for step in one.steps]
-            found[name] = statistics.mean(counts) if all(flops) else None, None, why_no_flops(self.reports)
+        for phase, name in (("forward",) * 2, ("backward",) * 2, ("total", "hardware")):
+            counts = [getattr(step, phase) for one in flops if one for step in one.steps]
+            found[f"{name}_flops"] = statistics.mean(counts) if all(flops) else None, None, why_no_flops(self.reports)
         waits, known = self.part("data_loader_us"), self.knows("data_loader_us") and wall.any()
         share = float(waits.mean() / wall.mean()) if known else None
         found["data_wait_ratio"] = share, [waits / np.maximum(wall, 1)], "the trace shows no DataLoader"

@@ -41,6 +41,8 @@ from lightning_flops.units import percent, plural
 
 _MOST_APART = 0.03  # that a step with timed parts and one without may be, in silence
 
+_OF_MODEL = ("forward", "backward")
+
 
 def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
     """Count, divide and look up: the profile of *window*, with its *traced* step, which no sink was given yet."""
@@ -202,18 +204,16 @@ def _not_ignored(name: str, ignored: Collection[str]) -> str:
 
 def _flops_by_dtype(cells: Sequence[OperatorCell]) -> tuple[DtypeFlops, ...]:
     """FLOPs in each dtype that has any, most first."""
-    found = []
-    for dtype, group in grouped((cell for cell in cells if cell.flops), lambda cell: cell.dtype).items():
-        of_model = [cell for cell in group if cell.phase in ("forward", "backward")]
-        found.append(
-            DtypeFlops(
-                dtype=dtype,
-                model=sum(cell.flops for cell in of_model),
-                hardware=sum(cell.flops for cell in group),
-                executed=sum(cell.flops - cell.skipped for cell in group),
-                executed_model=sum(cell.flops - cell.skipped for cell in of_model),
-            )
+    found = (
+        DtypeFlops(
+            dtype=dtype,
+            model=sum(cell.flops for cell in group if cell.phase in _OF_MODEL),
+            hardware=sum(cell.flops for cell in group),
+            executed=sum(cell.flops - cell.skipped for cell in group),
+            executed_model=sum(cell.flops - cell.skipped for cell in group if cell.phase in _OF_MODEL),
         )
+        for dtype, group in grouped((cell for cell in cells if cell.flops), lambda cell: cell.dtype).items()
+    )
     return tuple(sorted(found, key=lambda one: (-one.hardware, one.dtype)))
 
 

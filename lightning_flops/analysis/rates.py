@@ -58,13 +58,9 @@ def peak_seconds_of_step(
 
     With *executed* those of them that kernels execute.
     """
-    kinds = [(one.executed_model, one.executed) if executed else (one.model, one.hardware) for one in dtypes]
-    names = [one.dtype for one in dtypes]
-    model, hardware = (
-        mean(total=peak_seconds(dict(zip(names, (kind[which] for kind in kinds), strict=True)), peaks), steps=steps)
-        for which in (0, 1)
-    )
-    return model, hardware
+    names = ("executed_model", "executed") if executed else ("model", "hardware")
+    model, hardware = (peak_seconds({one.dtype: getattr(one, name) for one in dtypes}, peaks) for name in names)
+    return mean(total=model, steps=steps), mean(total=hardware, steps=steps)
 
 
 def utilization(

@@ -131,7 +131,7 @@ _KINDS = [
     field("of the steps", "ratio", percent),
 ]
 _RATES = [
-    Column("", at("flops.executed"), unit="FLOPs", sort="flops"),
+    Column("", at("flops.total"), unit="FLOPs", sort="flops"),
     Column("", at("flops.flops_per_sec"), unit="FLOP/s", sort="rate"),
     field("of peak", "flops.of_peak", percent),
 ]

@@ -115,16 +115,6 @@ class Flops(PhaseFlops):
     #: Share of that time that they take at the peak of their dtypes; None where a peak is not known.
     of_peak: float | None = None
 
-    @property
-    def hardware(self) -> int:
-        """All four phases: the numerator of HFU."""
-        return self.total
-
-    @property
-    def executed(self) -> int:
-        """What the kernels executed."""
-        return self.total - self.skipped
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRow(Row):

@@ -405,7 +405,7 @@ def _impossible_steps(
 ) -> Iterator[tuple[int, UncountedRow]]:
     """The places of *steps* whose MFU is no figure, and why it is none."""
     left_out = "".join(f" ({one.reason})" for one in uncounted[:1])
-    nothing = "" if any(step.hardware for step in steps) else f"no call with FLOPs was counted in it{left_out}"
+    nothing = "" if any(step.total for step in steps) else f"no call with FLOPs was counted in it{left_out}"
     for place, step in enumerate(steps):
         if nothing or (step.hfu or 0) > 1:
             name = "the whole trace" if step.step is None else f"step {step.step}"

@@ -175,7 +175,7 @@ def test_rates_of_resnet_operators_are_over_the_kernels_that_they_launched() -> 
     assert (row.calls, row.forward, row.time_us) == (6 * 53, 6 * 2 * products, time_us)
     assert abs(known(row.flops_per_sec) - 6 * 2 * products / (time_us / 1e6)) < 1
     assert row.of_peak == known(row.flops_per_sec) / 15.7e12
-    multiplied = [one.flops.hardware for one in known(resnet().kernels) if one.flops is not None]
+    multiplied = [one.flops.total for one in known(resnet().kernels) if one.flops is not None]
     # Divided among kernels and rounded once for each name.
     assert abs(sum(multiplied) - sum(one.forward + one.backward for one in operators)) <= len(multiplied)
 

@@ -176,13 +176,6 @@ def _efficient(
     return _call(matrices, causal, left, right, bottom_right=last_first, by_values=_has_values(query_offsets))
 
 
-def _cudnn(query: Tensor, key: Tensor, query_offsets: Tensor | None, key_offsets: Tensor | None, causal: bool) -> Call:
-    """The kernels of cuDNN, which take heads before the sequence unless their operands are packed."""
-    packed = _has_values(query_offsets)
-    matrices = sequence_first(query, key, query_offsets, key_offsets) if packed else heads_first(query, key)
-    return _call(matrices, causal, right=0 if causal else None, by_values=packed)
-
-
 def _flex_call(query: Tensor, key: Tensor, block_mask: Sequence[Any]) -> Call:
     """Flex attention: the kernel skips the blocks that the mask does not keep.
 
@@ -299,7 +292,17 @@ ATTENTION_RULES: dict[str, Rule] = {
         _efficient,
         "cu_seqlens_q cu_seqlens_k custom_mask_type window_size? seqlen_k?",
     ),
-    **_kernel("_cudnn_attention_forward _cudnn_attention_backward", _cudnn, "cum_seq_q cum_seq_k is_causal"),
+    # Heads first, as the fused operators, unless they are packed; so a causal mask starts at the first query and key.
+    **_kernel(
+        "_cudnn_attention_forward _cudnn_attention_backward",
+        lambda query, key, starts, stops, causal: _call(
+            sequence_first(query, key, starts, stops) if _has_values(starts) else heads_first(query, key),
+            causal,
+            right=0 if causal else None,
+            by_values=_has_values(starts),
+        ),
+        "cum_seq_q cum_seq_k is_causal",
+    ),
     **_kernel(
         "torch_attn::_varlen_attn torch_attn::_varlen_attn_out torch_attn::_varlen_attn_backward",
         lambda query, key, starts, stops, causal, window, *cache: flash(
