@@ -27,10 +27,14 @@ class Device(NamedTuple):
 _TABLE = r"""
 # Their tensor cores take float16 alone; bfloat16 is emulated and has no published rate.
 # V100-DGXS: float32 of 80 SMs at 1,530 MHz, as the driver reports.
-[Volta and Turing]          float16  float32   int8  GB/s
+[Up to Turing]          float16  float32   int8  GB/s
 V100-(SXM2|DGXS)-(16|32)GB      125     15.7      -   900  V100 and DGX Station datasheets
 V100-PCIE-(16|32)GB             112       14      -   900  V100 datasheet, specifications
 V100S-PCIE-32GB                 130     16.4      -  1134  V100 datasheet, specifications
+# Pascal has no tensor cores: float32 as published, and its float16 rate is not with float32 accumulation.
+P100-PCIE-16GB                    -      9.3      -   732  P100 datasheet, PCIe column
+P100-PCIE-12GB                    -      9.3      -   549  P100 datasheet, PCIe column
+P100-SXM2-16GB                    -     10.6      -   732  P100 datasheet, NVLink column
 TITAN V                         110        -      -  652.8  product page: 110 deep learning TFLOPS
 TITAN RTX                     130.5     16.3    261   672  Turing white paper, TU102 table
 T4                               65      8.1    130     -  datasheet; its memory is published as 300 and as 320
@@ -47,6 +51,7 @@ GeForce RTX 2060 SUPER         28.7      7.2  114.9   448  34 SMs at 1,650 MHz
 A100-(SXM4|PCIE)-40GB             312   156     19.5    624  1555  A100 datasheet, system specifications
 A[18]00-SXM4?-80GB                312   156     19.5    624  2039  A100 and A800 datasheets
 A[18]00 80GB PCIe                 312   156     19.5    624  1935  A100 and A800 datasheets
+A800 40GB Active                311.9 155.9     19.5  623.7  1555  datasheet: 623.8 in sparse float16
 A100-PG509-\d+|A100-PCIE-80GB     312   156     19.5    624     -  A100 datasheet; its memory is not
 A100-SXM-64GB                     358   179     22.4      -     -  Turisini et al.: Leonardo (2023), its 124 SMs
 A40                             149.7  74.8     37.4  299.3   696  datasheet
@@ -60,6 +65,7 @@ RTX A5500                       136.4  68.2     34.1  272.8   768  datasheet
 RTX A5000                       111.1  55.5     27.8  222.2   768  datasheet
 RTX A4500                        94.6  47.3     23.7  189.2   640  datasheet
 RTX A4000                        76.7  38.3     19.2  153.4   448  datasheet
+RTX A2000( 12GB)?                  32    16        8   63.9   288  datasheet: 63.9 in sparse float16
 GeForce RTX 3090                   71  35.6     35.6    284   936  Ampere GA102 white paper
 GeForce RTX 3090 Ti                80    40       40    320  1008  84 SMs at 1,860 MHz
 GeForce RTX 3080 Ti              68.2  34.1     34.1  272.8   912  80 SMs at 1,665 MHz
@@ -75,6 +81,8 @@ L40S                         362    183     91.6     733    733    864  datashee
 RTX 6000 Ada Generation    364.2  182.1     91.1   728.5  728.5    960  datasheet
 RTX 5000 Ada Generation    261.1  130.6     65.3   522.2  522.2    576  datasheet: 1,044.4 in sparse float8
 RTX 4000 Ada Generation    106.9   53.4     26.7   213.8  213.8    360  datasheet: 427.6 in sparse float8
+RTX 4500 Ada Generation    158.5   79.2     39.6     317    317    432  datasheet: 634 in sparse float8
+RTX 2000 Ada Generation       48     24       12      96     96    224  datasheet: 191.9 in sparse float8
 GeForce RTX 4090           165.2   82.6     82.6   330.3  660.6   1008  Ada white paper, appendix
 GeForce RTX 4080 SUPER     104.4   52.2     52.2   208.9  417.8    736  80 SMs at 2,550 MHz
 GeForce RTX 4080            97.5   48.7     48.7   194.9  389.9  716.8  76 SMs at 2,505 MHz
@@ -99,8 +107,8 @@ H20               148     74       44     296     296     -  datasheet; its memo
 B100                  1750    875       60    3500    3500    7000     -  HGX B100 datasheet: an eighth
 B200                  2250   1125        -    4500    4500    9000     -  DGX and HGX datasheets: an eighth
 GB200                 2500   1250        -    5000    5000   10000  8000  datasheet: 16 TB/s of two
-B300( SXM6 AC)?       2250   1125        -    4500       -       -     -  HGX datasheet
-GB300                 2500   1250        -    5000       -       -     -  datasheet
+B300( SXM6 AC)?       2250   1125        -    4500       -   13500     -  HGX datasheet: an eighth of 108 PFLOPS dense
+GB300                 2500   1250        -    5000       -   15000     -  GB300 NVL72 datasheet: 1,080 PFLOPS dense of 72
 RTX PRO 6000 Blackwell Workstation Edition  503.8  251.9    125.9  1007.6  1007.6    2000  1792  datasheet: 4,000 sparse
 RTX PRO 6000 Blackwell Server Edition    500    250      120    1000       -    2000  1597  datasheet: 4,000 sparse
 GB10                     -      -       31       -       -     500   273  DGX Spark datasheet, Hot Chips 2025

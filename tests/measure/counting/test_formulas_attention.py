@@ -205,7 +205,7 @@ def test_gradients_that_nobody_asked_for_are_no_model_flops(backend: SDPBackend,
 
     The fused kernel runs four, and repeats the scores.
     """
-    operands = {name: torch.randn(BATCH, HEADS, 5, SIZE) for name in ("query", "key", "value")}
+    operands: dict[str, Any] = {name: torch.randn(BATCH, HEADS, 5, SIZE) for name in ("query", "key", "value")}
     for name in asking.split():
         operands[name].requires_grad_()
     product = 2 * BATCH * HEADS * 5 * 5 * SIZE
