@@ -51,7 +51,7 @@ GeForce RTX 2060 SUPER         28.7      7.2  114.9   448  34 SMs at 1,650 MHz
 A100-(SXM4|PCIE)-40GB             312   156     19.5    624  1555  A100 datasheet, system specifications
 A[18]00-SXM4?-80GB                312   156     19.5    624  2039  A100 and A800 datasheets
 A[18]00 80GB PCIe                 312   156     19.5    624  1935  A100 and A800 datasheets
-A800 40GB Active                311.9 155.9     19.5  623.7  1555  datasheet: 623.8 in sparse float16
+A800 40GB Active                311.9  155.9     19.5  623.7  1555  datasheet: 623.8 in sparse float16
 A100-PG509-\d+|A100-PCIE-80GB     312   156     19.5    624     -  A100 datasheet; its memory is not
 A100-SXM-64GB                     358   179     22.4      -     -  Turisini et al.: Leonardo (2023), its 124 SMs
 A40                             149.7  74.8     37.4  299.3   696  datasheet
@@ -107,8 +107,8 @@ H20               148     74       44     296     296     -  datasheet; its memo
 B100                  1750    875       60    3500    3500    7000     -  HGX B100 datasheet: an eighth
 B200                  2250   1125        -    4500    4500    9000     -  DGX and HGX datasheets: an eighth
 GB200                 2500   1250        -    5000    5000   10000  8000  datasheet: 16 TB/s of two
-B300( SXM6 AC)?       2250   1125        -    4500       -   13500     -  HGX datasheet: an eighth of 108 PFLOPS dense
-GB300                 2500   1250        -    5000       -   15000     -  GB300 NVL72 datasheet: 1,080 PFLOPS dense of 72
+B300( SXM6 AC)?       2250   1125        -    4500       -   13500     -  HGX datasheet: an eighth of 108 PFLOPS
+GB300                 2500   1250        -    5000       -   15000     -  NVL72 datasheet: 1,080 PFLOPS of 72
 RTX PRO 6000 Blackwell Workstation Edition  503.8  251.9    125.9  1007.6  1007.6    2000  1792  datasheet: 4,000 sparse
 RTX PRO 6000 Blackwell Server Edition    500    250      120    1000       -    2000  1597  datasheet: 4,000 sparse
 GB10                     -      -       31       -       -     500   273  DGX Spark datasheet, Hot Chips 2025

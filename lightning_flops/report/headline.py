@@ -155,10 +155,9 @@ def _flops(profile: Profile) -> str:
         words += f"; in addition {', '.join(beside)}"
     words += "."
     if flops.skipped > 0:
-        leave_out = ' (causal_attention="half" counts half of causal attention)'
-        half = profile.settings.causal_attention == "half"
-        words += f" {percent(flops.skipped / flops.total)} of all FLOPs are masked, and not executed"
-        words += "." if half else f"{leave_out}."
+        full = profile.settings.causal_attention == "full"
+        other = ' (causal_attention="half" counts half of causal attention)' if full else ""
+        words += f" {percent(flops.skipped / flops.total)} of all FLOPs are masked, and not executed{other}."
     return words if params is None else f"{words} {plain(params)} parameters."
 
 

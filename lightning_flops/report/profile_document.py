@@ -302,13 +302,11 @@ def flops_section(profile: Profile) -> Section:
     half = profile.settings.causal_attention == "half"
     factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
     labels = {name: label.format(factor=factor) for name, label in _FLOPS.items()}
-    if not flops.skipped:
-        del labels["executed"]
     if not profile.has_backward:
         del labels["backward_estimated"]
         labels |= {"model": "model FLOPs", "hardware": "hardware FLOPs"}
-    always = ("forward", "model", "hardware")
-    rows = [(label, name) for name, label in labels.items() if name in always or getattr(flops, name)]
+    always, masked = ("forward", "model", "hardware"), {"executed": flops.skipped}
+    rows = [(label, name) for name, label in labels.items() if name in always or masked.get(name, getattr(flops, name))]
     columns = [field("", "0", str), Column("FLOPs", lambda row: getattr(flops, row[1]))]
     note = "Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. Attention "
     flagged = "that is flagged causal counts half the score matrix."
