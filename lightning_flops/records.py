@@ -27,6 +27,9 @@ TimePhase = Literal["data_wait", "transfer", "forward", "backward", "bubble", "o
 
 Loop = Literal["training", "predict", "test", "validate"]  # all but the first only run the model forward
 
+ROLLOUT, SCORING, TRAINING, REST = "rollout", "scoring", "training", "rest"
+"""Phases of a step of reinforcement learning or distillation; a loop may name others."""
+
 OUTSIDE = "(outside)"  # the module name under which work outside the profiled root module is listed
 METADATA_KEY = "lightning_flops"  # key at the top of a trace for what this package adds to it
 
@@ -173,6 +176,11 @@ class PhaseSeconds:
         return self.data_wait + self.transfer + self.forward + self.backward + self.bubble + self.optimizer + self.other
 
 
+def phase_of(part: str, name: str) -> str:
+    """The phase that *part* of a step belongs to while the phase *name* runs, which is empty if none does."""
+    return name or (TRAINING if part in ("forward", "backward", "optimizer") else REST)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSignature:
     """What makes two steps comparable: batch shapes and how often each phase ran."""
@@ -181,6 +189,7 @@ class StepSignature:
     forwards: int
     backwards: int
     updates: int
+    phases: tuple[str, ...] = ()  # rollout and those that the loop named: not every step need have them
 
     @property
     def elements(self) -> int:
@@ -202,6 +211,8 @@ class StepRecord:
     seconds: PhaseSeconds | None = None  # None for a step that was counted: counting costs time
     reader_sec: float | None = None  # on the host, inside the data loader; on a GPU more than ``seconds.data_wait``
     excluded_sec: Mapping[str, float] = field(default_factory=dict)  # not the step's: validation, checkpointing …
+    phase_sec: Mapping[str, float] = field(default_factory=dict)  # of each phase; they add up to the step's wall time
+    rollouts: tuple[tuple[int, int], ...] = ()  # tokens of prompts and of completions that each made, by shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,6 +411,7 @@ class WindowRecord:
     plain_steps_sec: tuple[float, ...] = ()  # seconds of more such steps, of which no part was timed
     timing_steps: int  # how many timed steps were asked for
     settle_steps: int = 0
+    phases: Mapping[str, BucketFlops] = field(default_factory=dict)  # what of *flops* each phase of the steps did
     variable: bool = False  # signatures or FLOPs of steps kept changing: counted and timed ones are different samples
     traces: tuple[TracedStepRecord, ...] = ()  # one record of each traced cycle; if there is none, the notes say why
     lines: LinesRecord | None = None  # the user's lines in sampled steps; None where no loop was profiled

@@ -13,15 +13,15 @@ import lightning_flops
 
 PACKAGE = Path(lightning_flops.__file__).parent
 MOST_STATEMENTS = {
-    "(root)": 1_265,
-    "adapters": 2_212,
-    "analysis": 3_310,
+    "(root)": 1_277,
+    "adapters": 2_290,
+    "analysis": 3_375,
     "commands": 520,
     "config": 366,
-    "measure": 5_253,
-    "report": 1_897,
-    "run": 1_345,
-    "schema": 990,
+    "measure": 5_313,
+    "report": 1_923,
+    "run": 1_372,
+    "schema": 1_003,
     "sinks": 542,
     "trace": 1_915,
 }
@@ -41,7 +41,7 @@ def test_every_folder_has_a_ceiling_and_keeps_to_it() -> None:
     statements = {folder: statements_of(folder) for folder in MOST_STATEMENTS}
     print(*(f"{one:<12}{count:>8,} of {MOST_STATEMENTS[one]:,}" for one, count in statements.items()), sep="\n")  # noqa: T201
     assert [folder for folder, count in statements.items() if count > MOST_STATEMENTS[folder]] == []
-    assert sum(MOST_STATEMENTS.values()) <= 19_615
+    assert sum(MOST_STATEMENTS.values()) <= 19_896
 
 
 def test_no_file_is_longer_than_a_reader_takes_in() -> None:

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from lightning_flops.adapters import deepspeed_context as context
+from lightning_flops.adapters.phases import PhasedAdapter
 from lightning_flops.adapters.wrapping import hear, hear_backwards, hear_fetches
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import tensor_shapes
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
-from lightning_flops.run.adapter import Adapter, Facts
+from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, safe
 from lightning_flops.schema.profile import Profile
@@ -47,7 +48,7 @@ class _Batch:
     backward_done: bool = False
 
 
-class EngineAdapter(Adapter):
+class EngineAdapter(PhasedAdapter):
     """The adapter of one engine, on one rank; the engine keeps it alive."""
 
     unseen: tuple[TimePhase, ...] = ("transfer", "other")  # as in ``Facts``
@@ -118,6 +119,7 @@ class EngineAdapter(Adapter):
 
     def mark_parts(self, stack: Undo) -> None:
         """Hear torch's own backward, which ``loss.backward()`` calls, and ``engine.backward`` in the end."""
+        super().mark_parts(stack)
         hear_backwards(self, stack)
 
     def is_reading_due(self) -> bool:

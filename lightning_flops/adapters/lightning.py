@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lightning_flops.adapters.loop import Hook
+from lightning_flops.adapters.phases import PhasedAdapter
 from lightning_flops.adapters.place import announce_in_log, mesh_sizes, run_context_on, sizes_along
-from lightning_flops.adapters.wrapping import hear, hear_actions, hear_fetches
+from lightning_flops.adapters.wrapping import Hook, hear, hear_actions, hear_fetches
 from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.measure.batches import samples_in, tensor_shapes
 from lightning_flops.measure.recorder import steps_to_settle
 from lightning_flops.measure.torch_private.optional import fetched_ahead
 from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes, TimePhase
-from lightning_flops.run.adapter import Adapter, Facts
+from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, safe
 from lightning_flops.schema.profile import Profile
@@ -80,7 +80,7 @@ class _Done:
     updates: int = 0  # that the optimizers themselves have made since then
 
 
-class LightningAdapter(Adapter):
+class LightningAdapter(PhasedAdapter):
     """The adapter of one *loop* of a Trainer's, on one rank; *own_folder* takes reports if no logger has a folder."""
 
     def __init__(
@@ -175,6 +175,7 @@ class LightningAdapter(Adapter):
 
     def mark_parts(self, stack: Undo) -> None:
         """Hear the Trainer's own profiler."""
+        super().mark_parts(stack)
         self._hooked = _hooked(self._trainer)
         hear_actions(self, type(self._trainer.profiler), stack)  # type: ignore[attr-defined]
 

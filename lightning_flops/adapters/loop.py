@@ -7,10 +7,8 @@ forward and the backward is the loss, and is forward, too.
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,24 +16,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from lightning_flops.adapters.phases import PhasedAdapter
 from lightning_flops.adapters.place import Frame, called_in, device_of, root_of, run_context
 from lightning_flops.adapters.steps import Decision, Part, StepEnd, Steps
-from lightning_flops.adapters.wrapping import hear, hear_backwards, hear_fetches
+from lightning_flops.adapters.wrapping import Hook, hear, hear_backwards, hear_calls, hear_fetches
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import HIDDEN_SHAPE, alike_parts, first_tensor, samples_in, tensor_shapes
-from lightning_flops.measure.module_hooks import around_compilations, around_scripting
 from lightning_flops.measure.optimizer_hooks import OptimizerHooks
 from lightning_flops.measure.recorder import steps_to_settle
-from lightning_flops.measure.torch_private.needed import hide
 from lightning_flops.measure.torch_private.optional import (
     fetched_ahead,
-    leave_compiled_code,
     loader_of,
-    was_used,
     workers_of,
 )
 from lightning_flops.records import BatchTokens, RunContext, Shapes
-from lightning_flops.run.adapter import Adapter, Facts
+from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run, failed, safe
 from lightning_flops.schema.profile import Profile
@@ -46,27 +41,6 @@ _NO_SAMPLES = (
     "profiler.step() where a step ends."
 )
 _NOT_CALLED = "The model was not called, or by compiled code: forward is what ran from the batch to the backward."
-
-
-class Hook:
-    """A hook of ours on a module or an optimizer of the user's, which holds the adapter weakly."""
-
-    def __init__(self, adapter: Any, notify: Callable[..., None]) -> None:
-        self._adapter = weakref.ref(adapter)
-        self._notify = notify
-
-    def __call__(self, *args: Any) -> None:
-        """Notify the adapter, if it is there, on the thread that trains."""
-        leave_compiled_code()
-        adapter = self._adapter()
-        if adapter is not None and adapter.run.thread == threading.get_ident():
-            self._notify(adapter, *args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")  # in a pickle or a copy: the standard library's, and does nothing
-
-
-hide(Hook.__call__)
 
 
 def _update_is_over(optimizer: Any, adapter: LoopAdapter, _: Any) -> None:
@@ -136,7 +110,7 @@ class _Names:
         return found[0]
 
 
-class LoopAdapter(Adapter):
+class LoopAdapter(PhasedAdapter):
     """The adapter of one loop, on one rank, which has made *steps_before* steps without it.
 
     With *log_every_n_steps* 0, throughput is written when a subclass says so. *facts*, if they are not the loop's own.
@@ -231,25 +205,7 @@ class LoopAdapter(Adapter):
             hooks.put_up()
 
     def _hear_models(self, undo: Undo) -> None:
-        handles: list[Any] = []
-        enters, leaves = Hook(self, type(self).forward_begins), Hook(self, type(self).forward_ends)
-        models = called_in(self._model)
-
-        def put_up(*_: Any) -> None:
-            for model in () if handles else models:
-                handles.append(model.register_forward_pre_hook(enters, prepend=True, with_kwargs=True))
-                handles.append(model.register_forward_hook(leaves, always_call=True))
-
-        def take_down(*_: Any) -> None:
-            while handles:
-                handles[-1].remove()  # it is there until it is removed, whatever interrupts that
-                handles.pop()
-
-        undo.callback(take_down)
-        put_up()
-        around_scripting(undo, take_down, put_up)
-        if was_used():  # code that had seen the hooks would break its graph there
-            around_compilations(undo, take_down, put_up)
+        hear_calls(self, called_in(self._model), undo, begins=type(self).forward_begins, ends=type(self).forward_ends)
 
     def _decided(self, decision: Decision) -> Part:
         """Do what *decision* says, and return what its event is."""
@@ -458,6 +414,14 @@ class LoopAdapter(Adapter):
             self.run.tokens.fetch(batch)
 
     # ---- what the loop says itself
+
+    @safe
+    def names_phase(self, *, begins: bool) -> None:
+        """A phase of the step *begins*, or ends: nothing in it is an evaluation."""
+        steps = self._steps
+        steps.inside.phases += 1 if begins else -1
+        steps.away &= steps.leaves_out or steps.says.outside
+        self._decided(Decision())
 
     @safe
     def leave_out(self, what: str) -> None:

@@ -1,7 +1,6 @@
 """What a loop's events mean: where a batch begins, where a step ends, and what belongs to no step. No torch, no clock.
 
-Events come in the order in which the training thread sees them. docs/loops.md has the rules in sentences; what they
-cannot know is None, with a reason, and never a guess.
+Events come in the order in which they are seen. docs/loops.md has the rules; what they cannot know is never a guess.
 """
 
 from __future__ import annotations
@@ -87,6 +86,7 @@ class Depths:
     backwards: int = 0
     updates: int = 0
     left_out: int = 0  # what the loop itself says to be of no step
+    phases: int = 0  # what it names in a step
 
 
 @dataclass(slots=True)
@@ -195,7 +195,7 @@ class Steps:
         # A new iterator of a loader that feeds steps begins an epoch; asked again before it fed one, it evaluates.
         is_known = source in self._heard.feeders or (loader in self._heard.feeders and source != self._heard.latest)
         self._heard.latest = source
-        if self.says.outside:
+        if self.says.outside or self.inside.phases:
             self.away &= not is_known
         else:
             is_looked_at = self._is_looked_at(source, loader) and not is_known
@@ -282,7 +282,7 @@ class Steps:
         step = self._step
         step.computed = True
         step.looked |= not training or step.begun
-        if self.says.outside:
+        if self.says.outside or self.inside.phases:
             return Decision(self._looked_at(rows), ended)
         if not (training or step.forwards):
             step.lookers.add(model)

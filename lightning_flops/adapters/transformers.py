@@ -135,6 +135,7 @@ class TrainerAdapter(LoopAdapter):
 
     def mark_parts(self, stack: Undo) -> None:
         """Hear what the Trainer and accelerate do around a step's parts."""
+        super().mark_parts(stack)
         trainer = self.trainer
         model = trainer.model_wrapped
         for owner, name, part, of in (

@@ -5,14 +5,39 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
+from lightning_flops.measure.module_hooks import around_compilations, around_scripting
 from lightning_flops.measure.patches import Ends, listen
-from lightning_flops.measure.torch_private.optional import iterator_class
+from lightning_flops.measure.torch_private.needed import hide
+from lightning_flops.measure.torch_private.optional import iterator_class, leave_compiled_code, was_used
 from lightning_flops.signals import Undo
+
+
+class Hook:
+    """A hook of ours on a module or an optimizer of the user's, which holds the adapter weakly."""
+
+    def __init__(self, adapter: Any, notify: Callable[..., None]) -> None:
+        self._adapter = weakref.ref(adapter)
+        self._notify = notify
+
+    def __call__(self, *args: Any) -> None:
+        """Notify the adapter, if it is there, on the thread that trains."""
+        leave_compiled_code()
+        adapter = self._adapter()
+        if adapter is not None and adapter.run.thread == threading.get_ident():
+            self._notify(adapter, *args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # in a pickle or a copy: the standard library's, and does nothing
+
+
+hide(Hook.__call__)
 
 
 def hear(
@@ -54,6 +79,35 @@ def hear(
     if isinstance(owner, type):
         owner = next(kind for kind in owner.__mro__ if name in vars(kind))
     listen(undo, owner, name, has_begun)
+
+
+def hear_calls(
+    listener: Any,
+    models: Iterable[nn.Module],
+    undo: Undo,
+    *,
+    begins: Callable[..., None],
+    ends: Callable[..., None],
+) -> None:
+    """Have *listener* hear of the calls of *models*: *begins* gets the model, its arguments and the named ones."""
+    handles: list[Any] = []
+    enters, leaves = Hook(listener, begins), Hook(listener, ends)
+
+    def put_up(*_: Any) -> None:
+        for model in () if handles else models:
+            handles.append(model.register_forward_pre_hook(enters, prepend=True, with_kwargs=True))
+            handles.append(model.register_forward_hook(leaves, always_call=True))
+
+    def take_down(*_: Any) -> None:
+        while handles:
+            handles[-1].remove()  # it is there until it is removed, whatever interrupts that
+            handles.pop()
+
+    undo.callback(take_down)
+    put_up()
+    around_scripting(undo, take_down, put_up)
+    if was_used():  # code that had seen the hooks would break its graph there
+        around_compilations(undo, take_down, put_up)
 
 
 def hear_fetches(listener: Any, undo: Undo) -> None:

@@ -17,6 +17,7 @@ from lightning_flops.analysis.memory import build_memory_report
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peaks import COPY, measured_peaks, peak_for
+from lightning_flops.analysis.phases import build_phases
 from lightning_flops.analysis.rates import build_rates, peak_seconds_of_step, share_of_flops
 from lightning_flops.analysis.timing import build_timing, timed_steps
 from lightning_flops.analysis.traced_step import module_times
@@ -75,6 +76,9 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     budget = build_budget(timing=timing, traced=traced, peak_sec=executed_sec, lower_bound=counts.is_lower_bound)
     lines = build_lines(window.lines, timing=timing, on_host=context.device_type == "cpu")
     tensors = None if window.tensors is None else build_memory_report(window.tensors)
+    phases = build_phases(
+        window, timed=timed, peaks=peaks, model_flops=share_of_flops(total, of=steps).model, tokens=tokens
+    )
     evidence = gather_evidence(
         window,
         tensors=tensors,
@@ -114,6 +118,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         bytes_total=bytes_by_phase(cells),
         dtypes=dtypes,
         peaks_flops_per_sec=peaks,
+        phases=phases,
         timing=timing,
         budget=budget,
         memory_bytes_per_sec=bandwidth,

@@ -11,7 +11,7 @@ from lightning_flops.measure.batches import never_alike, shapes_text
 from lightning_flops.measure.counting.part_counter import PartCounter
 from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.measure.timing.phase_timer import PhaseTimer, StepMarks, StepTimes
-from lightning_flops.records import ModuleRecord, Shapes, StepRecord, StepSignature
+from lightning_flops.records import SCORING, ModuleRecord, Shapes, StepRecord, StepSignature
 
 
 @dataclass(slots=True)
@@ -21,6 +21,8 @@ class RunningStep:
     batches: list[Shapes] = field(default_factory=list)
     samples: int | None = 0
     tokens: int | None = 0
+    phases: set[str] = field(default_factory=set)
+    rollouts: tuple[tuple[int, int], ...] = ()
     parts: list[str] = field(default_factory=list)  #: Each forward, backward and update by itself, when it is over.
 
     def add_batch(self, shapes: Shapes, *, samples: int | None, tokens: int | None) -> None:
@@ -39,10 +41,12 @@ class RunningStep:
                 forwards=parts["forward"],
                 backwards=parts["backward"],
                 updates=parts["optimizer"],
+                phases=tuple(sorted(self.phases - {SCORING})),
             ),
             micro_steps=len(self.batches),
             samples=self.samples,
             tokens=self.tokens,
+            rollouts=self.rollouts,
         )
 
 

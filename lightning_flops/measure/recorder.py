@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any, get_args
 
@@ -21,7 +21,7 @@ from torch import nn
 
 from lightning_flops.config import TraceSchedule
 from lightning_flops.measure.counting.flop_counter import FlopCounter
-from lightning_flops.measure.counting.part_counter import PartCounter
+from lightning_flops.measure.counting.part_counter import CountedStep, PartCounter
 from lightning_flops.measure.lines import LineSampler
 from lightning_flops.measure.measured import Measured, RunningStep, TimedStep
 from lightning_flops.measure.memory import MemoryWatch
@@ -32,7 +32,8 @@ from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.measure.timing.phase_timer import PhaseTimer, StepMarks, WholeStepTimer
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import (
-    BucketFlops,
+    REST,
+    TRAINING,
     RunContext,
     Shapes,
     StepRecord,
@@ -44,8 +45,7 @@ from lightning_flops.signals import Undo
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
 _LEAST_WATCHED = 10
-"""Signatures "keep changing" when none of as many steps as are to be timed, and at least so many, has the counted
-step's, or when twice as many steps did not have enough of them."""
+# Signatures "keep changing" when none of the steps to time, so many at least, has the counted one's, or few of twice.
 
 _LEAST_HALVED = 16
 """From so many steps on the parts of one half are timed, and of the other half the step alone."""
@@ -55,8 +55,7 @@ class Phase(Enum):
     """What a recorder does with the running step."""
 
     WAITING = "waiting"  #: The step to count is still to come.
-    #: One step is counted outside of every window, for the FLOPs of the run; then the recorder waits again.
-    SAMPLING = "sampling"
+    SAMPLING = "sampling"  #: One step is counted outside of every window, for the FLOPs of the run.
     COUNTING = "counting"
     #: Steps are left alone until the loader's queue has drained, and no earlier report is made beside them.
     SETTLING = "settling"
@@ -73,16 +72,6 @@ def steps_to_settle(*, batches_ahead: int, batches_a_step: int) -> int:
     If those were timed, they would show less waiting than there is in the long run. At least two.
     """
     return max(2, math.ceil(batches_ahead / batches_a_step))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountedStep:
-    """FLOPs of one step."""
-
-    flops: BucketFlops
-    lower_bound: bool  #: An operator that may have FLOPs was not counted.
-    #: Values in its tensors decided sizes: another step of its shapes may have other FLOPs.
-    data_dependent: bool = False
 
 
 class Recorder:
@@ -236,6 +225,13 @@ class Recorder:
         elif state is Phase.TRACING and self._ended is not None:
             self._traced_step_ends(self._ended)
 
+    def phase(self, name: str, *rollouts: tuple[int, int]) -> None:
+        """What runs from here on is of this phase; empty: of none. *rollouts*, with their tokens, have ended here."""
+        if (parts := self.parts) is not None:
+            parts.phase(name)
+        self._step.phases |= {name} - {""}
+        self._step.rollouts += rollouts
+
     def optimizer_work(self) -> AbstractContextManager[Any]:
         """Inside, what is counted is the optimizer's, whatever part of the step is running."""
         return self._counter.counter.in_optimizer() if self.counting and self._counter is not None else nullcontext()
@@ -309,6 +305,8 @@ class Recorder:
         modules = describe_modules(self._root, whole=self._whole(), note=self._notes.add)
         if self.closed:  # asking the user's modules may have ended the run
             return
+        if counter.phases.keys() - {TRAINING, REST}:
+            self._plain_steps = 0  # they would show no phases
         timer = None if self._clock is None else PhaseTimer(self._clock)
         self._measured = measured = Measured(counter=counter, counted=[step], modules=modules, timer=timer)
         if timer is None:
@@ -414,6 +412,7 @@ class Recorder:
             plain_steps_sec=tuple(plain_sec),
             timing_steps=self._timing_steps,
             settle_steps=self._settle_steps,
+            phases=measured.counter.phases,
             variable=measured.variable,
             traces=tuple(traces.traces),
             lines=self._lines.record(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lightning_flops.records import REST
 from lightning_flops.report.document import some_of
 from lightning_flops.report.layout import VIEW
 from lightning_flops.report.profile_document import devices_of, try_first
@@ -34,7 +35,7 @@ def _above_bar(profile: Profile) -> list[str]:
 
 
 def _below_bar(profile: Profile) -> list[str]:
-    return [_stalls(profile), _flops(profile)]
+    return [_phases(profile), _stalls(profile), _flops(profile)]
 
 
 def step_parts(profile: Profile) -> list[tuple[str, float]]:
@@ -134,6 +135,15 @@ def _bar(parts: Sequence[tuple[str, float]]) -> list[str]:
             lines.append("")
         lines[-1] += f"  {piece}" if lines[-1] else piece
     return list(filter(None, lines))
+
+
+def _phases(profile: Profile) -> str:
+    """The phases of a step that has some beside training."""
+    shown = []
+    for name, one in profile.phases.items():
+        mfu = NOT_AVAILABLE if one.mfu is None else percent(one.mfu)
+        shown.append(f"{name} {percent(one.ratio)}" + ("" if name == REST else f" (MFU {mfu})"))
+    return f"Phases: {' · '.join(shown)}." if shown and profile.timing is not None else ""
 
 
 def _stalls(profile: Profile) -> str:

@@ -36,6 +36,8 @@ def short_sections(
 ) -> Iterator[Section]:
     """What every report shows below its summary: so many modules, lines and so on; all advice has its rules."""
     yield times_section(profile)
+    if profile.phases:
+        yield phases_section(profile)
     if profile.budget is not None:
         yield breakdown_section(profile, profile.budget)
     yield modules_section(profile, most=modules)
@@ -76,6 +78,27 @@ def times_section(profile: Profile) -> Section:
         words += f" CPU (process) {percent(busy)} of a processor, CPU (system) {of_all}."
     parts = [part for part in timing.parts if any(part.steps_sec)]
     return Section(title, "", [Table([*parts, timing.global_step], columns, whole=True), words], "steps")
+
+
+def phases_section(profile: Profile) -> Section:
+    """The phases of a step that has some beside training; they add up to it."""
+    rows = list(profile.phases.items())
+    columns = [
+        field("", "0", str),
+        Column("mean", at("1.seconds"), unit="s"),
+        share("share", at("1.ratio")),
+        Column("", at("1.flops"), unit="FLOPs"),
+        field("MFU", "1.mfu", percent),
+        field("tokens", "1.tokens"),
+        field("completed", "1.completion_tokens"),
+        field("completed/s", "1.tokens_per_sec"),
+    ]
+    words = "Rollout runs inside generate; scoring is a model that is called without gradients outside of it. Tokens "
+    words += "of a rollout are prompts and completions, padding included."
+    if any(one.estimated for one in profile.phases.values()):
+        words += " A server generated: FLOPs of its rollout are an estimate, the training's forward over as many "
+        words += "tokens, and in no sum."
+    return Section(f"Phases of a {profile.step_name}", "", [Table(rows, filled(rows, columns), whole=True), words])
 
 
 _ROWS: Mapping[BudgetKey, str] = {

@@ -44,7 +44,9 @@ PATHS = {
 """Where a profile has what is logged under each tag."""
 
 
-def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[str, float]:
+def profile_scalars(
+    profile: Profile, *, prefix: str = PROFILE_PREFIX, monitor_prefix: str = MONITOR_PREFIX
+) -> dict[str, float]:
     """One value for each tag, of one global step and one device unless the tag says more; what is n/a is left out.
 
     Where other ranks answered, mfu, hfu, samples, tokens and params are those of the job. Units: FLOPs, FLOP/s,
@@ -54,11 +56,11 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
     # This tag exists only when FLOPs, and so MFU, HFU and FLOP/s, are lower bounds.
     values["heavy_operators_uncounted"] = sum(one.may_have_flops for one in profile.uncounted.values()) or None
     without = () if profile.context.trains else _OF_TRAINING
-    return {
-        f"{prefix}/{tag}": float(value)
-        for tag, value in values.items()
-        if value is not None and value < LARGEST and tag not in without
-    }
+    scalars = {f"{prefix}/{tag}": value for tag, value in values.items() if tag not in without}
+    for name, phase in profile.phases.items():
+        scalars |= {f"{monitor_prefix}/{name}_mfu": phase.mfu, f"{monitor_prefix}/{name}_ratio": phase.ratio}
+        scalars[f"{monitor_prefix}/{name}_tokens_per_sec"] = phase.tokens_per_sec
+    return {tag: float(value) for tag, value in scalars.items() if value is not None and value < LARGEST}
 
 
 def monitor_scalars(

@@ -64,5 +64,11 @@ class Adapter(ABC):
         """What the framework's settings name as the samples of a batch; None: nothing."""
         return None
 
+    def names_phase(self, *, begins: bool) -> None:  # noqa: B027
+        """By the loop's own word a phase of the step *begins*, or ends."""
+
+    def looks(self, model: nn.Module) -> None:  # noqa: B027
+        """*model*, which may be any, is called without gradients while a step is counted."""
+
     def mark_parts(self, stack: Undo) -> None:  # noqa: B027
         """Put hooks around the parts of a step, which *stack* removes."""

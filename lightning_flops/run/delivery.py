@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -286,6 +287,17 @@ class ProfiledRun:
     def _keep_results(self) -> None:
         """The run is over: keep its throughput, and nothing else of it."""
         self._throughput, self._delivery = self.throughput, None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What runs inside is the phase *name* of a step, with FLOPs, time and MFU of its own; the outermost counts."""
+        with ExitStack() as after:
+            if (run := getattr(self, "run", None)) is not None and not run.closed:
+                run.adapter.names_phase(begins=True)
+                run.phase_begins(name)
+                after.callback(run.adapter.names_phase, begins=False)
+                after.callback(run.phase_ends)
+            yield
 
     @property
     def config(self) -> ProfilerConfig:

@@ -171,7 +171,8 @@ class LoggedOutput:
 
     def report(self, profile: Profile) -> Callable[[int], None]:
         """Write the files of *profile*; what is returned shows it everywhere else, given the run's step."""
-        text, context, scalars = render_text(profile), profile.context, profile_scalars(profile, prefix=self.prefix)
+        text, context = render_text(profile), profile.context
+        scalars = profile_scalars(profile, prefix=self.prefix, monitor_prefix=self.monitor_prefix)
         if self.loggers.has_board:
             self.files.write_tab(profile, prefix=self.prefix)
         paths = self.files.write_profile(profile, text, keep_text=self.text_file and not self.loggers.has_board)

@@ -57,6 +57,7 @@ class Run:
         self.steps_done = 0
         self.outside_of: list[str] = []  # what runs now and belongs to no step
         self.between = ""  # of it, what the framework is at between two steps
+        self.phases: list[str] = []  # of the running step, each inside the one before; "" is no phase of its own
 
     @property
     def config(self) -> ProfilerConfig:
@@ -115,6 +116,7 @@ class Run:
 
     def _follow(self) -> None:
         self.window.follow(self.adapter.mark_parts, outside=bool(self.outside_of))
+        self._phase_follows("")
 
     def fetch_begins(self) -> None:
         """The loop asks its data loader for a batch; calls may nest, and the outermost counts."""
@@ -173,6 +175,27 @@ class Run:
                 self.outside(what, since_batch=since_batch)
             else:
                 self.inside()
+
+    @property
+    def phase(self) -> str:
+        """The phase that runs now: the outermost one; empty: none that is marked."""
+        return next(filter(None, self.phases), "")
+
+    def phase_begins(self, name: str) -> None:
+        """A phase of the step begins, such as a rollout; what begins inside of it is a part of it."""
+        before = self.phase
+        self.phases.append("" if self.outside_of else name)
+        self._phase_follows(before)
+
+    def phase_ends(self, *rollouts: tuple[int, int]) -> None:
+        """What has begun last ends; *rollouts* that it has ended have tokens of prompts and of completions."""
+        before = self.phase
+        del self.phases[-1:]
+        self._phase_follows(before, *rollouts)
+
+    def _phase_follows(self, before: str, *rollouts: tuple[int, int]) -> None:
+        if self.phase != before and self.window.marks is not None:
+            self.window.recorder.phase(self.phase, *rollouts)
 
     @property
     def is_marking(self) -> bool:

@@ -12,7 +12,7 @@ from lightning_flops.analysis.step_flops import StepFlops, seed_of_run
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import BatchMeter
-from lightning_flops.measure.recorder import CountedStep
+from lightning_flops.measure.counting.part_counter import CountedStep
 from lightning_flops.records import BatchTokens, Shapes, UnprofiledFlops, together
 from lightning_flops.report.scalars import monitor_scalars
 from lightning_flops.run.adapter import Adapter

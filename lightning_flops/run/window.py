@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.counting.flop_counter import FlopCounter
+from lightning_flops.measure.counting.part_counter import CountedStep
 from lightning_flops.measure.lines import LineSampler
 from lightning_flops.measure.memory import MemoryWatch, memory_reader
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.random_state import random_state_kept
-from lightning_flops.measure.recorder import CountedStep, Phase, Recorder
+from lightning_flops.measure.recorder import Phase, Recorder
 from lightning_flops.measure.run_facts import gather_run_facts
 from lightning_flops.measure.timing.clocks import clock_for
 from lightning_flops.measure.timing.processor_wait import Heat, ProcessorWatch
@@ -142,6 +144,7 @@ def new_window(
 ) -> Window:
     """A window that opens before *step*, or never; *counted* and *may_time* (after *step*) as of ``Recorder``."""
     facts, tracing = adapter.facts, None
+    held = weakref.ref(adapter)  # what counts keeps no run alive
     device = facts.device
     if config.trace and step is not None:
         asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
@@ -152,7 +155,12 @@ def new_window(
         timing_steps=config.timing_steps,
         settle_steps=facts.settle_steps,
         clock=clock_for(device),
-        new_counter=lambda root: FlopCounter(root, causal_attention=config.causal_attention, lives=memory.lives),
+        new_counter=lambda root: FlopCounter(
+            root,
+            causal_attention=config.causal_attention,
+            lives=memory.lives,
+            looks=lambda model: None if (one := held()) is None else one.looks(model),
+        ),
         notes=notes,
         memory=memory,
         tracing=tracing,

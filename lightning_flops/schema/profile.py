@@ -19,6 +19,7 @@ from lightning_flops.schema.step import (
     LinesProfile,
     ModuleProfile,
     OperatorProfile,
+    PhaseProfile,
     Rates,
     StepFlops,
     TimingProfile,
@@ -70,6 +71,9 @@ class Profile(codec.Shown):
     dtypes: tuple[DtypeFlops, ...]  #: FLOPs by dtype, most hardware FLOPs first.
     #: Dense peak of this rank's device in every dtype for which it is known, used here or not.
     peaks_flops_per_sec: Mapping[str, float]
+    #: Phases of a step by name, in their order: ``rollout``, ``scoring``, ``training``, those that the loop named, and
+    #: ``rest``. Empty where the step is all training.
+    phases: Mapping[str, PhaseProfile] = field(default_factory=dict)
     timing: TimingProfile | None  #: Times of the parts of a step; None if no step was timed.
     #: Where peak x time went: rows that add up to a step's wall time. None if no step was timed.
     budget: Budget | None = None

@@ -52,6 +52,22 @@ class StepFlops(PhaseFlops):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseProfile:
+    """One phase of a step of reinforcement learning or distillation, on this rank."""
+
+    #: Forward + backward; those of all phases add up to the step's, without estimated ones. None: not known.
+    flops: int | None
+    estimated: bool = False  #: Whether they are those of a training's forward over as many tokens: a server generated.
+    seconds: float | None  #: Mean over the timed steps; those of all phases add up to the step. None: none was timed.
+    ratio: float | None  #: Share of the step's time.
+    mfu: float | None  #: FLOPs / (peak of their dtypes x seconds); None of an estimate, whose device is another one.
+    #: Prompts and completions of a rollout, by shape, so padding included; in training those of the batches.
+    tokens: float | None = None
+    completion_tokens: float | None = None  #: Part of them that a rollout made.
+    tokens_per_sec: float | None = None  #: Completion tokens / seconds.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DtypeFlops:
     """FLOPs in one dtype of arithmetic, over all counted steps."""
 

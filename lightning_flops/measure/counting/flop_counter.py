@@ -7,7 +7,7 @@ the sequence number of the running autograd node says which module made it. Noth
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -42,7 +42,7 @@ from lightning_flops.measure.torch_private.needed import (
     sequence_number,
 )
 from lightning_flops.measure.torch_private.optional import is_replica
-from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, PhaseFlops
+from lightning_flops.records import OUTSIDE, BucketFlops, FlopPhase, FlopRecord, PhaseFlops
 from lightning_flops.signals import Undo
 
 CausalAttention = Literal["full", "half"]
@@ -58,6 +58,7 @@ class FlopCounter:
 
     Args:
         root: the model whose modules own the work; None: all work is ``(outside)``.
+        looks: gets each model that is called without gradients, and not inside of another module.
         causal_attention: ``"full"`` counts attention over the full score matrix. ``"half"`` counts half of it where a
             fused kernel is called with the causal flag; hardware FLOPs are the same as with ``"full"``. Attention that
             is computed as separate products does not show the flag, and counts in full.
@@ -73,11 +74,12 @@ class FlopCounter:
         *,
         causal_attention: CausalAttention = "full",
         lives: TensorLives | None = None,
+        looks: Callable[[nn.Module], None] | None = None,
     ) -> None:
         if causal_attention not in ("full", "half"):
             raise ValueError(f'causal_attention must be "full" or "half", got {causal_attention!r}')
         halve = causal_attention == "half"
-        self._root = root
+        self._root, self._looks = root, looks
         self._names = ModuleNames(root)
         self._totals = Totals()
         self._failed = self._totals.failed
@@ -221,6 +223,9 @@ class FlopCounter:
                 state.push(Running(name, "forward", module, state.task(), pushed=True))
             return
         task = state.task()
+        is_outermost = caller.owner is None and task == NO_GRAPH_TASK and not state.paused
+        if self._looks is not None and is_outermost and not torch.is_grad_enabled():
+            self._looks(module)
         if name is None:  # a loss function, or another model
             if caller.phase == "optimizer":  # a closure is running
                 state.push(Running(OUTSIDE, "forward", module, task))
@@ -310,6 +315,10 @@ class FlopCounter:
     def total(self) -> PhaseFlops:
         """FLOPs by phase so far, on all threads; cheaper than ``record``."""
         return PhaseFlops(**self._totals.flops)
+
+    def buckets(self) -> BucketFlops:
+        """The same by bucket and dtype."""
+        return {key: flops for key, flops in self._totals.buckets.items() if flops}
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""

@@ -224,9 +224,10 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if operator.entry.estimate:
             totals.estimates[operator.name] = operator.entry.estimate
         cell = totals.cell(module, phase, operator.name, dtype)
-        totals.add(cell, phase, flops, skipped)
+        totals.add(cell, phase, dtype, flops, skipped)
         if repeated:  # its bytes stay with the backward, in whose kernel it runs
-            totals.add(totals.cell(module, "recompute", operator.name, dtype), "recompute", repeated, skipped_again)
+            again = totals.cell(module, "recompute", operator.name, dtype)
+            totals.add(again, "recompute", dtype, repeated, skipped_again)
         return cell
 
     # ---- compiled graphs

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import get_args
 
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.memory import MemoryWatch
 from lightning_flops.measure.parts import Parts
-from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops, TimePhase
+from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops, TimePhase, phase_of
 
 _COUNTED_PARTS = ("backward", "optimizer", "transfer", "other")
 """Parts of a step whose work counts as it comes; a forward's counts as the root's, that of anything else not at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedStep:
+    """FLOPs of one step."""
+
+    flops: BucketFlops
+    lower_bound: bool  #: An operator that may have FLOPs was not counted.
+    #: Values in its tensors decided sizes: another step of its shapes may have other FLOPs.
+    data_dependent: bool = False
 
 
 class PartCounter(Parts):
@@ -25,6 +37,10 @@ class PartCounter(Parts):
         self._seen = PhaseFlops()
         self._before_step = PhaseFlops()
         self._buckets: BucketFlops = {}
+        self._phase = ""
+        self._looked_at: BucketFlops = {}
+        self._spent: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+        self.phases: dict[str, BucketFlops] = {}  # what of ``flops`` each phase did
         self.flops = FlopRecord()  # what was counted until the last step ended
         self.step_buckets: BucketFlops = {}  # FLOPs of the last step, by bucket and dtype
         self.step_is_data_dependent = False  # values in tensors have decided sizes in the last step
@@ -51,6 +67,11 @@ class PartCounter(Parts):
             if self._memory is not None:
                 self._memory.leave()
 
+    def phase(self, name: str) -> None:
+        """What runs from here on is of this phase, whatever its parts; an empty *name* ends it."""
+        self._look()
+        self._phase = name
+
     def claim(self, part: str) -> None:
         """What ran since the last part was left, if none is running now, was *part* too."""
         if not self._open:
@@ -61,11 +82,12 @@ class PartCounter(Parts):
         self._look()
         before, self._before_step = self._before_step, self.counter.total()
         self.flops = self.counter.record()
-        buckets = self.flops.by_bucket()
+        buckets = self.counter.buckets()
         self.step_buckets = {
             key: spent for key, total in buckets.items() if (spent := total - self._buckets.get(key, 0))
         }
         self._buckets = buckets
+        self.phases = {name: dict(spent) for name, spent in self._spent.items()}
         self.step_is_data_dependent = self.counter.take_data_dependent()
         return self._before_step - before
 
@@ -86,3 +108,7 @@ class PartCounter(Parts):
             if now > before and part != phase:
                 self.mixed.update(one for one in get_args(TimePhase) if one in (phase, part))
         self._seen = seen
+        spent, buckets = self._spent[phase_of(part, self._phase)], self.counter.buckets()
+        spent.update(buckets)
+        spent.subtract(self._looked_at)
+        self._looked_at = buckets

@@ -40,6 +40,7 @@ class Totals:
         self.lock = threading.RLock()
         """Held by whoever adds to it: what fails meanwhile ends the counter, which asks for it again."""
         self.flops: dict[FlopPhase, int] = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
+        self.buckets: dict[tuple[str, str], int] = {}  # the same, and what was skipped, each by dtype
         self.calls: dict[str, int] = {}
         self.estimates: dict[str, str] = {}  # operators whose FLOPs are estimates, and where those come from
         self._notes: dict[str, None] = {}
@@ -56,11 +57,13 @@ class Totals:
         with self.lock:
             self.calls[module] = self.calls.get(module, 0) + 1
 
-    def add(self, cell: Cell, phase: FlopPhase, flops: int, skipped: int) -> None:
-        """Add FLOPs to a cell of *phase*."""
+    def add(self, cell: Cell, phase: FlopPhase, dtype: str, flops: int, skipped: int) -> None:
+        """Add FLOPs to a cell of *phase* and *dtype*."""
         cell.flops += flops
         cell.skipped += skipped
         self.flops[phase] += flops
+        for bucket, amount in ((phase, flops), ("skipped", skipped)):
+            self.buckets[bucket, dtype] = self.buckets.get((bucket, dtype), 0) + amount
 
     def list(self, operator: str, module: str, may_have_flops: bool) -> None:
         """List one call of an operator that could not be counted."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 
 from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.timing.clocks import WallClock
-from lightning_flops.records import PhaseSeconds, TimePhase
+from lightning_flops.records import PhaseSeconds, TimePhase, phase_of
 
 _PHASES = frozenset(get_args(TimePhase))
 
@@ -19,6 +19,7 @@ class StepMarks(NamedTuple):
 
     stamps: tuple[Any, ...]
     parts: tuple[str, ...]
+    phases: tuple[str, ...]  #: The phase of each part's time.
 
 
 class StepTimes(NamedTuple):
@@ -27,6 +28,7 @@ class StepTimes(NamedTuple):
     seconds: PhaseSeconds
     reader_sec: float
     excluded_sec: dict[str, float]
+    phase_sec: dict[str, float]
 
 
 class PhaseTimer(Parts):
@@ -39,15 +41,18 @@ class PhaseTimer(Parts):
         self._stamps: list[Any] = []
         self._parts: list[str] = []  # that run from each stamp on
         self._open = ["other"]  # the parts that run, each as what its time is of
+        self._phase, self._phases = "", dict[int, str]()  # that the step begins in, and from which stamps on others run
 
     def begin(self) -> None:
         """Start the first step here."""
         self._open = ["other"]
         self.entered.clear()
+        self._phase = ""
         self._start()
 
     def _start(self) -> None:
         self._clock.step_begins()
+        self._phases.clear()
         self._stamps, self._parts = [self._stamp()], [self._open[-1]]
 
     def enter(self, part: str, *, counts: bool = True) -> None:
@@ -68,6 +73,12 @@ class PhaseTimer(Parts):
             self._stamps.append(self._stamp())
             self._parts.append(part)
 
+    def phase(self, name: str) -> None:
+        """As of ``Parts``."""
+        self._phases[len(self._parts)] = name
+        self._parts.append(self._open[-1])
+        self._stamps.append(self._stamp())
+
     def claim(self, part: str) -> None:
         """As of ``Parts``."""
         if self._parts[-1] == "other":
@@ -83,22 +94,31 @@ class PhaseTimer(Parts):
     def cut(self) -> StepMarks:
         """End this step and start the next at the same stamp."""
         end = self._stamp()
-        marks = StepMarks((*self._stamps, end), tuple(self._parts))
+        phases = []
+        for place, part in enumerate(self._parts):
+            self._phase = self._phases.get(place, self._phase)
+            phases.append(phase_of(part, self._phase))
+        marks = StepMarks((*self._stamps, end), tuple(self._parts), tuple(phases))
         self._stamps, self._parts = [end], [self._open[-1]]
+        self._phases.clear()
         return marks
 
     def read(self, marks: StepMarks) -> StepTimes:
         """Seconds of each part of *marks*, which have all passed; read them once, those of an earlier step first."""
         spent = dict.fromkeys(_PHASES, 0.0)
         excluded: dict[str, float] = {}
+        of_phases: dict[str, float] = {}
         reader_sec = 0.0
-        for start, end, part in zip(marks.stamps, marks.stamps[1:], marks.parts, strict=False):
+        for start, end, part, phase in zip(marks.stamps, marks.stamps[1:], marks.parts, marks.phases, strict=False):
             sums: dict[Any, float] = spent if part in _PHASES else excluded
-            sums[part] = sums.get(part, 0.0) + self._clock.seconds_between(start, end)
+            seconds = self._clock.seconds_between(start, end)
+            sums[part] = sums.get(part, 0.0) + seconds
+            if part in _PHASES:
+                of_phases[phase] = of_phases.get(phase, 0.0) + seconds
             if part == "data_wait":
                 reader_sec += self._clock.host_seconds_between(start, end)
         self._clock.reuse(marks.stamps[:-1])  # the last may be the first of the next step
-        return StepTimes(PhaseSeconds(**spent), reader_sec, excluded)
+        return StepTimes(PhaseSeconds(**spent), reader_sec, excluded, of_phases)
 
 
 class WholeStepTimer(PhaseTimer):
@@ -109,6 +129,9 @@ class WholeStepTimer(PhaseTimer):
         super().enter("other" if part in _PHASES else part, counts=False)
         if counts:
             self.entered.append(part)
+
+    def phase(self, name: str) -> None:
+        """A phase is none, too."""
 
     def claim(self, part: str) -> None:
         """As of every timer."""

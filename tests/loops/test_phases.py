@@ -1,0 +1,180 @@
+"""Phases of loops that people write: FLOPs by hand, and seconds by a clock that the test lets go by."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_flops import Profile, profile_training
+from lightning_flops.pytorch import TrainingProfiler
+from lightning_flops.report.scalars import profile_scalars
+from tests.fake_clock import FakeNow
+from tests.results import profile_of
+
+ROWS, WIDTH, TOKENS = 3, 4, 5
+PEAK = 1e6
+FORWARD = 2 * ROWS * WIDTH * WIDTH
+
+
+class Policy(nn.Module):
+    """One matrix, whose calls take time, and ``generate`` more of it."""
+
+    def __init__(self, now: FakeNow, seconds: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.now, self.seconds = now, seconds
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.now.sleep(self.seconds)
+        output: Tensor = self.layer(rows)
+        return output
+
+    def generate(self, rows: Tensor) -> Tensor:
+        """Calls itself for each token, and draws it."""
+        for _ in range(TOKENS):
+            rows = self(rows)
+            self.now.sleep(0.25)
+        return rows.new_zeros(ROWS, WIDTH + TOKENS)
+
+
+Step = Callable[[Policy, Policy, Tensor, TrainingProfiler, FakeNow], object]
+
+
+def profiled(now: FakeNow, step: Step, **given: Any) -> Profile:
+    torch.manual_seed(0)
+    policy, reference = Policy(now, 0.5), Policy(now, 3.0)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    settings: dict[str, Any] = {"profile_step": 2, "timing_steps": 2, "trace": False, "lines": False, **given}
+    loader: Any = torch.utils.data.DataLoader(torch.ones(6 * ROWS, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
+    with profile_training(policy, optimizer, peak_flops_per_sec={"float32": PEAK}, **settings) as profiler:
+        for rows in loader:
+            step(policy, reference, rows, profiler, now)
+            policy(rows).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    profile = profile_of(profiler)
+    assert profile.timing is not None
+    counted = [one.flops or 0 for one in profile.phases.values() if not one.estimated]
+    assert sum(counted) in (0, profile.flops.model)
+    return profile
+
+
+def rolls_out_and_scores(
+    policy: Policy, reference: Policy, rows: Tensor, profiler: TrainingProfiler, now: FakeNow
+) -> None:
+    with torch.no_grad():
+        policy.generate(rows)
+        policy(rows)  # the old policy
+        reference(rows)
+    now.sleep(2.0)  # a reward by a rule
+
+
+def test_what_runs_in_generate_is_rollout_and_a_call_without_gradients_outside_of_it_is_scoring(now: FakeNow) -> None:
+    phases = profiled(now, rolls_out_and_scores).phases
+    assert [*phases] == ["rollout", "scoring", "training", "rest"]
+    assert {name: one.flops for name, one in phases.items()} == {
+        "rollout": TOKENS * FORWARD,
+        "scoring": 2 * FORWARD,
+        "training": 2 * FORWARD,  # the rows need no gradient
+        "rest": 0,
+    }
+    assert {name: one.seconds for name, one in phases.items()} == pytest.approx(
+        {"rollout": TOKENS * 0.75, "scoring": 3.5, "training": 0.5, "rest": 2.0}
+    )
+    rollout = phases["rollout"]
+    assert rollout.mfu == pytest.approx(TOKENS * FORWARD / (PEAK * TOKENS * 0.75))
+    assert (rollout.tokens, rollout.completion_tokens) == (ROWS * (WIDTH + TOKENS), ROWS * TOKENS)
+    assert rollout.tokens_per_sec == pytest.approx(ROWS / 0.75)
+
+
+def test_the_summary_the_table_the_json_and_the_scalars_have_the_phases(now: FakeNow) -> None:
+    profile = profiled(now, rolls_out_and_scores)
+    assert "Phases: rollout 38.5% (MFU 0.01%) · scoring 35.9% (MFU 0.01%) · training 5.13%" in str(profile)
+    assert "Phases of a global step" in str(profile)
+    assert Profile.from_json(profile.to_json()).phases == profile.phases
+    scalars = profile_scalars(profile)
+    assert scalars["flops_monitor/rollout_ratio"] == pytest.approx(3.75 / 9.75)
+    assert scalars["flops_monitor/scoring_mfu"] == pytest.approx(2 * FORWARD / (PEAK * 3.5))
+
+
+def test_a_name_by_hand_wins_and_what_it_names_belongs_to_the_step(now: FakeNow) -> None:
+    def step(policy: Policy, reference: Policy, rows: Tensor, profiler: TrainingProfiler, now: FakeNow) -> None:
+        with profiler.phase("act"), torch.no_grad():
+            policy.eval()  # otherwise an evaluation
+            policy(rows)
+            reference.generate(rows)
+            now.sleep(1.0)
+            policy.train()
+
+    phases = profiled(now, step).phases
+    assert [*phases] == ["training", "act", "rest"]
+    assert phases["act"].flops == (1 + TOKENS) * FORWARD
+    assert phases["act"].seconds == pytest.approx(0.5 + TOKENS * 3.25 + 1.0)
+
+
+def test_a_step_that_only_trains_shows_nothing_of_phases(now: FakeNow) -> None:
+    profile = profiled(now, lambda *_: None)
+    assert profile.phases == {}
+    assert "Phases" not in str(profile)
+    assert not any("ratio" in tag for tag in profile_scalars(profile) if tag.startswith("flops_monitor"))
+
+
+def test_an_evaluation_is_no_scoring(now: FakeNow) -> None:
+    def step(policy: Policy, reference: Policy, rows: Tensor, profiler: TrainingProfiler, now: FakeNow) -> None:
+        with profiler.outside_of_steps(), torch.no_grad():
+            reference(rows)
+            policy.generate(rows)
+
+    assert profiled(now, step).phases == {}
+
+
+def test_what_trains_inside_generate_is_training(now: FakeNow) -> None:
+    def step(policy: Policy, reference: Policy, rows: Tensor, profiler: TrainingProfiler, now: FakeNow) -> None:
+        policy.generate(rows).sum()
+
+    assert profiled(now, step).phases == {}
+
+
+def test_a_step_without_the_rollout_of_the_counted_one_is_not_compared_with_it(now: FakeNow) -> None:
+    turns = []
+
+    def step(policy: Policy, reference: Policy, rows: Tensor, profiler: TrainingProfiler, now: FakeNow) -> None:
+        turns.append(rows)
+        if len(turns) % 2:  # the third step is counted
+            with torch.no_grad():
+                policy.generate(rows)
+
+    profile = profiled(now, step, timing_steps=1)
+    assert (profile.counted_steps, profile.timed_steps) == ((2,), (4,))
+    assert profile.phases["rollout"].flops == TOKENS * FORWARD
+    assert profile.phases["rollout"].seconds == pytest.approx(TOKENS * 0.75)
+
+
+def test_flops_of_a_rollout_by_a_server_are_an_estimate_and_in_no_sum(
+    now: FakeNow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Client:
+        def generate(self, prompts: list[list[int]]) -> dict[str, Any]:
+            now.sleep(4.0)
+            return {"prompt_ids": prompts, "completion_ids": [[0] * TOKENS for _ in prompts]}
+
+    client, generate = Client(), Client.generate
+    monkeypatch.setattr("lightning_flops.adapters.phases._SERVERS", (("server", "VLLMClient"),))
+    monkeypatch.setitem(sys.modules, "server", SimpleNamespace(VLLMClient=Client))
+
+    def step(policy: Policy, reference: Policy, rows: Tensor, profiler: TrainingProfiler, now: FakeNow) -> None:
+        client.generate([[0] * WIDTH] * ROWS)
+
+    profile = profiled(now, step)
+    rollout = profile.phases["rollout"]
+    assert (rollout.flops, rollout.estimated) == (FORWARD * (WIDTH + TOKENS) // WIDTH, True)
+    assert rollout.seconds == pytest.approx(4.0)
+    assert rollout.mfu is None
+    assert (rollout.tokens, rollout.completion_tokens) == (ROWS * (WIDTH + TOKENS), ROWS * TOKENS)
+    assert Client.generate is generate
