@@ -20,6 +20,7 @@ def plan_job(
     mesh: Mapping[str, int],
     rank: int = 0,
     *,
+    at: Mapping[str, int] | None = None,
     device: str | None = None,
     peak_flops_per_sec: float | Mapping[str, float] | None = None,
     memory_bytes_per_sec: float | None = None,
@@ -42,6 +43,9 @@ def plan_job(
             one argument. The loss is the model's ``loss``, or all that it returns.
         mesh: size of each dimension by name; ranks count along the last one first.
         rank: which one is planned.
+        at: sizes of the batch that the step has instead, as ``{"batch": 8, "sequence": 4096}``: by the first tensor's
+            axes, 0 ``batch`` and 1 ``sequence``, of images 2 ``height`` and 3 ``width``; other tensors' axes go with
+            them where they agree in place and size.
         device: whose peaks and bandwidth the floor is by: a name as ``torch.cuda.get_device_name`` has it, or a short
             one, as ``H100``; what ``lightning-flops peak`` has measured here is known, too.
         peak_flops_per_sec: dense peak of the device, for all dtypes or by dtype; wins over what is known.
@@ -63,7 +67,9 @@ def plan_job(
         raise ConfigError(f"rank must be one of the {math.prod(mesh.values())} of the mesh, got {shown(rank)}")
     if unknown := sorted({*(links or ())} - {*mesh, "nvlink", "net"}):
         raise ConfigError(f"links must be by dimension of the mesh, or nvlink and net, got {', '.join(unknown)}")
+    if wrong := [name for name, size in (at or {}).items() if type(size) is not int or size < 1]:
+        raise ConfigError(f"at must have an integer of at least 1 by name, got {shown((at or {})[wrong[0]])}")
     measured = measured_peaks(platform.node(), device) if device else {}
     figures = figures_of(device, peak_flops_per_sec, memory_bytes_per_sec, measured)
-    planned = plan_rank(make, mesh, rank, causal_attention=causal_attention)
-    return build_plan(planned, figures, links=links or {}, node_size=node_size, steps=steps, price=price)
+    planned = plan_rank(make, mesh, rank, at=at or {}, causal_attention=causal_attention)
+    return build_plan(planned, figures, at=at or {}, links=links or {}, node_size=node_size, steps=steps, price=price)

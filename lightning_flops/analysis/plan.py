@@ -45,24 +45,27 @@ def figures_of(
     Raises:
         ConfigError: no such device is known, and no peak was given.
     """
-    rows = devices_called(device) if device else ()
-    if device and not (rows or measured or peaks is not None):
-        raise ConfigError(f"device must be one whose figures are known, as H100 or A100-SXM4-80GB, got {device}")
-    found = {name: rate for name, rate in measured.items() if name != COPY}
+    name = device or ""
+    rows = devices_called(name) if name else ()
+    if name and not (rows or measured or peaks is not None):
+        raise ConfigError(f"device must be one whose figures are known, as H100 or A100-SXM4-80GB, got {name}")
+    bandwidth = memory_bytes_per_sec or max(
+        filter(None, (row.memory_bytes_per_sec for row in rows)), default=measured.get(COPY)
+    )
+    if isinstance(peaks, (int, float)):
+        return Figures(name, {}, peaks, bandwidth)
+    found = dict(measured)
     for row in rows:
         found |= {dtype: max(rate, found.get(dtype, 0.0)) for dtype, rate in row.peaks.items()}
-    widths = [row.memory_bytes_per_sec for row in rows if row.memory_bytes_per_sec is not None]
-    bandwidth = memory_bytes_per_sec or max(widths, default=measured.get(COPY))
     several = f" (of {len(rows)} devices of this name the greatest figures)" if len(rows) > 1 else ""
-    if peaks is None or isinstance(peaks, Mapping):
-        return Figures(f"{device or ''}{several}", {**found, **(peaks or {})}, None, bandwidth)
-    return Figures(device or "", {}, peaks, bandwidth)
+    return Figures(f"{name}{several}", {**found, **(peaks or {})}, None, bandwidth)
 
 
 def build_plan(
     planned: PlannedRank,
     figures: Figures,
     *,
+    at: Mapping[str, int] = {},
     links: Mapping[str, float] = {},
     node_size: int = 8,
     steps: int | None = None,
@@ -93,6 +96,7 @@ def build_plan(
     return Plan(
         mesh=planned.mesh,
         rank=planned.rank,
+        at=at,
         flops=flops_by_phase(record.cells),
         lower_bound=FlopCounts(record).is_lower_bound,
         params=planned.params,

@@ -21,13 +21,14 @@ def _by_name(kind: Callable[[str], Any], example: str) -> Callable[[str], dict[s
     return read
 
 
-_MESH, _LINKS = "dp=8,tp=8", "nvlink=450e9,net=50e9"
+_MESH, _LINKS, _AT = "dp=8,tp=8", "nvlink=450e9,net=50e9", "batch=8,sequence=4096"
 
 
 @command(
     option("example", metavar="FILE.py:FUNCTION", help="takes the device mesh; returns a model, a batch, an optimizer"),
     option("--mesh", type=_by_name(int, _MESH), required=True, metavar="DIM=SIZE,...", help=f"of the job: {_MESH}"),
     option("--rank", type=int, default=0, metavar="N", help="which rank is planned (default: 0)"),
+    option("--at", type=_by_name(int, _AT), default={}, metavar="NAME=SIZE,...", help=f"of the batch instead: {_AT}"),
     option("--device", metavar="NAME", help="whose peaks the floor is by: H100, A100-SXM4-80GB"),
     option(
         "--links",
@@ -60,6 +61,7 @@ def plan(options: argparse.Namespace) -> int:
         function_named(options.example),
         options.mesh,
         options.rank,
+        at=options.at,
         device=options.device,
         peak_flops_per_sec=given.flops_per_sec,
         memory_bytes_per_sec=given.memory_bytes_per_sec,

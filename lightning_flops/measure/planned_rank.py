@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
 from lightning_flops.measure.counting.offline import tensors_of
+from lightning_flops.measure.counting.resized import VariedBatch
 from lightning_flops.measure.counting.traffic import bytes_of
 from lightning_flops.measure.module_scope import describe_modules, require_module
 from lightning_flops.measure.random_state import random_state_kept
@@ -103,12 +104,18 @@ def _on_cpu(device: Any) -> Any:
 
 
 def plan_rank(
-    make: Callable[[Any], Any], mesh: Mapping[str, int], rank: int, *, causal_attention: CausalAttention = "full"
+    make: Callable[[Any], Any],
+    mesh: Mapping[str, int],
+    rank: int,
+    *,
+    at: Mapping[str, int] = {},
+    causal_attention: CausalAttention = "full",
 ) -> PlannedRank:
     """FLOPs, parameters and collectives of one *rank* in a training step of the job that *make* builds on its mesh.
 
     The step is the second: the first makes what lasts, such as optimizer states. Nothing has values, so the model may
-    be of any size. *make* takes the mesh and returns a model, a batch and, if there is one, an optimizer.
+    be of any size. *make* takes the mesh and returns a model, a batch and, if there is one, an optimizer. The batch is
+    brought to the sizes of *at*.
 
     Raises:
         LightningFlopsError: the job cannot be planned; the message says why.
@@ -127,7 +134,7 @@ def plan_rank(
             with OnTheCpu():
                 made = make(device_mesh)
             model, batch, optimizer = _made(made)
-            batch = tree_map_only(torch.Tensor, fake.from_tensor, batch)
+            batch = tree_map_only(torch.Tensor, fake.from_tensor, VariedBatch.like(batch, at) if at else batch)
             _step(model, batch, optimizer, TensorLives())
             lives = TensorLives()
             lives.hold(map(on_this_rank, (*model.parameters(), *model.buffers())), "parameters")

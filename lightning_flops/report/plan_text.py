@@ -11,6 +11,7 @@ from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
 def plan_section(plan: Plan) -> Section:
     """What one rank computes, holds and sends in a step, and the floor of the step."""
     sizes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
+    sizes += "".join(f", {name} {plain(size)}" for name, size in plan.at.items())
     bound = " (lower bound)" if plan.lower_bound else ""
     phases = {name: getattr(plan.flops, name) for name in ("forward", "backward", "recompute", "optimizer")}
     items: list[Item] = [

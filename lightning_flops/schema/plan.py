@@ -70,6 +70,7 @@ class Plan(codec.Json):
     schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
     mesh: Mapping[str, int]  #: Size of each dimension.
     rank: int  #: Whose figures these are.
+    at: Mapping[str, int]  #: Sizes that the batch was brought to; empty: those that the function returned.
     flops: PhaseFlops  #: Of one step of this rank, exact; a multiply-add is two.
     lower_bound: bool  #: An operator that may have FLOPs could not be counted.
     params: int  #: Of the whole model.

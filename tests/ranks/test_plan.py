@@ -163,6 +163,40 @@ def test_one_rank_of_a_model_of_43_billion_parameters_by_hand() -> None:
     assert plan.mfu_at_most == pytest.approx(flops / 989.4e12 / plan.floor_sec)
 
 
+def reads(batch: int, sequence: int) -> Any:
+    """A job whose attention makes FLOPs grow with the square of a sequence, and whose labels go with its tokens."""
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(100, WIDTH), nn.Linear(WIDTH, 100)
+
+        def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> Any:
+            x = self.embed(tokens)
+            x = nn.functional.scaled_dot_product_attention(x, x, x)
+            return nn.functional.cross_entropy(self.out(x).flatten(0, 1), labels.flatten())
+
+    def make(mesh: Any) -> Any:
+        tokens = torch.zeros(batch, sequence, dtype=torch.long)
+        net = Reader()
+        return net, {"tokens": tokens, "labels": tokens}, torch.optim.AdamW(net.parameters())
+
+    return make
+
+
+def test_a_plan_at_other_sizes_is_that_of_a_function_written_so() -> None:
+    asked = plan_job(reads(2, 8), {"dp": 2}, at={"batch": 3, "sequence": 40})
+    written = plan_job(reads(3, 40), {"dp": 2})
+    assert asked.flops == written.flops and asked.memory == written.memory
+    assert asked.flops.forward == 4 * 3 * 40 * 40 * WIDTH + 2 * 3 * 40 * WIDTH * 100
+    assert plan_job(reads(2, 8), {"dp": 2}, at={"sequence": 40}).flops == plan_job(reads(2, 40), {"dp": 2}).flops
+    assert ", batch 3, sequence 40, counted" in str(asked)
+    with pytest.raises(ConfigError, match="at must be by size of the batch, batch, sequence, got length"):
+        plan_job(reads(2, 8), {"dp": 2}, at={"length": 40})
+    with pytest.raises(ConfigError, match="at must have an integer of at least 1 by name, got 0"):
+        plan_job(reads(2, 8), {"dp": 2}, at={"batch": 0})
+
+
 def test_nothing_is_left_behind() -> None:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -212,7 +246,7 @@ def test_the_command_prints_the_plan(tmp_path: Path, capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     plan = plan_job(tensor_parallel, {"tp": 2}, device="H100", links={"nvlink": 450e9}, steps=10, price=2.5)
     assert f"{plan.flops.forward:,}" in text and f"{plan.local_params:,}" in text
-    assert main([*asked, "--json"]) == 0
+    assert main([*asked, "--json", "--at", f"batch={BATCH}"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["flops"]["forward"] == plan.flops.forward and found["mfu_at_most"] is not None
     assert str(plan) == text and isinstance(plan, Plan)

@@ -51,6 +51,20 @@ class VariedBatch:
             for key, tensor in tensors.items()
         }
 
+    @classmethod
+    def like(cls, batch: Any, at: Mapping[str, int]) -> Any:
+        """*batch* in the sizes of *at*, by the names that the axes of its first tensor have if nobody names them.
+
+        Raises:
+            ConfigError: no axis has such a name.
+        """
+        given = batch.items() if isinstance(batch, Mapping) else enumerate(batch if type(batch) is tuple else (batch,))
+        axes = [(key, range(one.ndim)) for key, one in given if isinstance(one, torch.Tensor)]
+        varied = cls(batch, dict(axes[:1]))
+        if unknown := sorted({*at} - {*varied.sizes}):
+            raise ConfigError(f"at must be by size of the batch, {', '.join(varied.sizes)}, got {', '.join(unknown)}")
+        return varied.resized(varied.sizes | dict(at))
+
     def _named_axes(self, key: Key, tensor: torch.Tensor, axes: object) -> dict[int, str]:
         """The *axes* of one tensor that the user gave, with their names."""
         if not isinstance(axes, Iterable) or isinstance(axes, str):
@@ -76,11 +90,13 @@ class VariedBatch:
     def resized(self, sizes: Mapping[str, int]) -> Any:
         """The batch in these *sizes*; what its tensors hold is not set."""
         arguments = dict(self._arguments)
+        made: dict[Any, torch.Tensor] = {}  # one tensor in several places stays one
         for key, axes in self._axes.items():
             if axes:
                 tensor = self._arguments[key]
                 wanted = [sizes[axes[axis]] if axis in axes else size for axis, size in enumerate(tensor.shape)]
-                arguments[key] = tensor.new_empty(wanted).requires_grad_(tensor.requires_grad)
+                new = tensor.new_empty(wanted).requires_grad_(tensor.requires_grad)
+                arguments[key] = made.setdefault((id(tensor), *wanted), new)
         if isinstance(self._batch, Mapping):
             return arguments
         values = tuple(arguments.values())
