@@ -64,7 +64,7 @@ EAGER: dict[str, Any] = {"attn_implementation": "eager"}  # its two products are
 
 @dataclass(frozen=True)
 class Published:
-    """What somebody published of one run: tokens/s of one device, and MFU (or FLOP/s) where it is claimed."""
+    """What was published of one run: tokens/s of one device, and MFU (or FLOP/s) where it is claimed."""
 
     model: str
     sequence: int

@@ -179,6 +179,7 @@ class LightningAdapter(PhasedAdapter):
         self._hooked = _hooked(self._trainer)
         hear_actions(self, type(self._trainer.profiler), stack)  # type: ignore[attr-defined]
 
+    @safe
     def heard_as(self, action_name: str, *, begins: bool) -> Callable[[], object] | None:
         """What is done where an action of this name begins, or ends; None: it is no part of a step."""
         run, (owner, _, kind) = self.run, action_name.rpartition(".")

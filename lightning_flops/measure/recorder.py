@@ -78,7 +78,7 @@ class Recorder:
     """One window over the steps of one training run, on one rank.
 
     The caller says when a batch is done (``end_batch``). While ``counting`` or ``tracing`` is true it runs each batch
-    inside ``batch_scope``, and it tells ``parts`` of each part of a step: while ``marking`` is true of all of them.
+    inside ``batch_scope``, and ``parts`` hears of each part of a step: while ``marking`` is true of all of them.
 
     Args:
         root: the model whose modules own the work.

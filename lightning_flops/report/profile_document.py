@@ -118,6 +118,8 @@ def breakdown_section(profile: Profile, budget: Budget) -> Section:
     labels = dict(_ROWS)
     if profile.flops.skipped:
         labels["model"] = "model FLOPs that kernels execute, at the peak"
+    if not profile.context.trains:
+        labels["other_flops"] = "recomputed FLOPs at the peak"
     if budget.rows_ns["operators"] is None:  # no trace divides what is in "compute"
         labels["compute"] = "all phases beyond these"
     rows = [(label, budget.rows_ns[key]) for key, label in labels.items()]

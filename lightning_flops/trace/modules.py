@@ -154,8 +154,8 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
         known = (frame >= 0) & inside[frame]
         rows, frame = rows[known], frame[known]
         # Hooks of accumulation synchronize gradients, and so does the end of the backward: that is no module's time.
-        of_nobody = trace.is_collective[rows] & (frames.phase[frame] == _BACKWARD) & (frames.owner[frame] < 0)
-        owner = np.where(of_nobody, _NO_MODULE, frames.owner[frame])
+        of_none = trace.is_collective[rows] & (frames.phase[frame] == _BACKWARD) & (frames.owner[frame] < 0)
+        owner = np.where(of_none, _NO_MODULE, frames.owner[frame])
     else:
         rows = frame = frames.rows[inside[frames.rows]]
         owner, own_ns = frames.owner[rows], without_inner(trace, frames.parent)[rows]

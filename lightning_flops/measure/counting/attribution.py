@@ -83,7 +83,7 @@ class Threads(threading.local):
         return dict(self.unused + _unused(graphs, ran)) if ran else {}
 
     def forget(self) -> None:
-        """A thread starts to count: what it knows of nodes of long ago is of use to nobody."""
+        """A thread starts to count: what it knows of nodes of long ago has no further use."""
         state = self.state
         state.entries.append(sequence_number())
         first = state.entries[0]

@@ -22,7 +22,7 @@ UNKNOWN_ON_PURPOSE = {
     # Rare: listed wherever they run
     *"_pdist_forward _pdist_backward linalg_householder_product linalg_ldl_factor_ex linalg_ldl_solve ormqr".split(),
     *"linalg_lstsq linalg_matrix_exp linalg_pinv conv_tbc _sparse_sparse_matmul".split(),
-    *"_sparse_mm_reduce_impl_backward _cudnn_attention_forward _cudnn_attention_backward".split(),
+    "_sparse_mm_reduce_impl_backward",
     # Kernels of Triton that nothing public calls
     "_triton_multi_head_attention",
     "_triton_scaled_dot_attention",
