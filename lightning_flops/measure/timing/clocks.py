@@ -32,7 +32,7 @@ class WallClock:
         return True
 
     def reuse(self, stamps: Iterable[Any]) -> None:
-        """Nobody asks for the times of *stamps* any more."""
+        """The times of *stamps* are not asked for any more."""
 
     def settle(self) -> None:
         """Wait until every stamp taken so far has a time."""
