@@ -2,8 +2,8 @@
 
 With H query heads, Sq queries, Sk keys, head size D and value head size Dv, a forward is two products over the full
 score matrix, 2·B·H·Sq·Sk·(D + Dv) FLOPs. A backward is four: those for V and the scores' gradient (Dv each), for Q and
-K (D each). A fused kernel runs all of them and repeats Q·Kᵀ; this, and what was not asked for, is ``Work.recompute``, so
-that model FLOPs are the same under every backend. What a causal mask, a sliding window or a block mask rules out is
+K (D each). A fused kernel runs all of them and repeats Q·Kᵀ; this, and what is not asked for, is ``Work.recompute``:
+model FLOPs are the same under every backend. What a causal mask, a sliding window or a block mask rules out is
 ``Work.skipped``.
 
 Sizes are the kernel's: before its CUDA flash kernel torch pads head sizes to a multiple of 8, and the padding counts.
