@@ -53,7 +53,7 @@ class VariedBatch:
 
     @classmethod
     def like(cls, batch: Any, at: Mapping[str, int]) -> Any:
-        """*batch* in the sizes of *at*, by the names that the axes of its first tensor have if nobody names them.
+        """*batch* in the sizes of *at*, by the names that the axes of its first tensor have if none are named.
 
         Raises:
             ConfigError: no axis has such a name.
