@@ -62,7 +62,7 @@ arguments = TrainingArguments(output_dir="out", max_steps=40, report_to=[], use_
     "counting.md": """
 import torch
 from torch import nn
-from lightning_flops import count_offline, register_flop_formula
+from lightning_flops import count_flops, count_offline, register_flop_formula
 class Model(nn.Module):
     def __init__(self):
         super().__init__()

@@ -30,6 +30,15 @@ _KEPT = 8
 """Of so many of its latest entries a thread knows the nodes: a backward may be counted apart from its forward."""
 
 
+class StoodFor(str):
+    """The name of a module that made nodes in a forward that has a formula of its own: it counts their backward."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return str, (str(self),)
+
+
 class Running(NamedTuple):
     """A module's forward, the root's own code or an optimizer's step that is running."""
 
@@ -166,6 +175,17 @@ class ThreadState:
         if around != module:
             self.starts[place:place] = (number, number + 1)
             self.makers[place:place] = (module, around)
+
+    def stand_for(self, start: int, module: str) -> None:
+        """The nodes from number *start* on were made in a forward of *module* that has a formula of its own."""
+        first = bisect_left(self.starts, start)
+        del self.starts[first:], self.makers[first:]
+        self.mark(StoodFor(module), start)
+        self.mark(self.stack[-1].module)
+
+    def stands_for(self, module: str, phase: FlopPhase) -> bool:
+        """Whether a formula stands for what has just run in *module*, as `place` has it."""
+        return phase in self.functions[-1:] or type(module) is StoodFor
 
     def push(self, running: Running) -> None:
         """Something starts to run."""

@@ -8,11 +8,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
+from torch import is_grad_enabled, nn
+from torch.utils._pytree import tree_leaves
 
 from lightning_flops.measure.counting.attribution import Threads, ThreadState
 from lightning_flops.measure.counting.compiled import CompiledCode
 from lightning_flops.measure.counting.formulas.contract import Entry, Work, tensors_in, whole_flops
+from lightning_flops.measure.counting.formulas.custom import backwards
 from lightning_flops.measure.counting.formulas.registry import hides_flops
 from lightning_flops.measure.counting.graph_text import Product, lines_that_repeat, products
 from lightning_flops.measure.counting.totals import Cell, Totals
@@ -24,14 +26,17 @@ from lightning_flops.measure.torch_private.needed import (
     current_node,
     depth,
     function_in_forward,
+    graph_task_id,
     hide,
     is_custom_backward,
     is_fake,
     is_pushed,
     keys_of_python_kernel,
     modes_off,
+    node_sequence,
     pushed,
     run_python_kernel,
+    sequence_number,
     unwraps_subclass,
 )
 from lightning_flops.measure.torch_private.optional import is_compiled
@@ -163,7 +168,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             if self._lives is not None:
                 self._lives.read(tensors_in((*args, *kwargs.values())))
                 self._lives.ran(operator.name, module, phase, tensors_in((out,)))
-            stood_for = phase in state.functions[-1:]
+            stood_for = state.stands_for(module, phase)
             with self._totals.lock:
                 if operator.counted and not stood_for:
                     cell = self._count(state, module, phase, operator, args, kwargs, out)
@@ -270,6 +275,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     def _count_graph(self, calls: list[Callable[[str, FlopPhase], None]], is_split: bool) -> None:
         state = self._threads.state
         module, phase = state.place(True)
+        if state.stands_for(module, phase):
+            return
         module = self._compiled.running_region(state, module, phase)
         if phase == "backward" and calls and not is_split and (current_node() is None or is_compiled(current_node())):
             self._compiled.note_unread(module)
@@ -284,7 +291,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         Hands out what takes its arguments, its keyword arguments and its result, once it has returned.
         """
         state, returned = self._threads.state, []
-        depth = len(state.functions)
+        depth, start = len(state.functions), sequence_number()
         state.functions.append(state.place(True)[1])
         try:
             yield lambda *call: returned.append(call)
@@ -292,16 +299,57 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             stopped = len(state.functions) <= depth  # counting has ended meanwhile
             del state.functions[depth:]
             if returned and not (stopped or state.paused):
-                self._count_function(state, entry, *returned[0])
+                self._count_function(state, entry, start, *returned[0])
+            elif not (returned or stopped) and entry.name in backwards and current_node() is not None:
+                # A checkpoint ends a repeated forward where it has all it needs: what that cost is not known.
+                self._totals.list(entry.name, state.place(False)[0], True)
 
-    def _count_function(self, state: ThreadState, entry: Entry, *call: Any) -> None:
+    def _count_function(self, state: ThreadState, entry: Entry, start: int, *call: Any) -> None:
         try:
             module, phase = state.place(True)
-            if is_pushed(self) and phase not in state.functions[-1:]:
+            if is_pushed(self) and not state.stands_for(module, phase):
+                owner, call = call[-1], call[:-1]
                 with self._totals.lock:
                     self._count(state, module, phase, Operator(None, entry), *call).calls += 1
+                if owner is not None and entry.name not in self._failing:
+                    self._watch_backward(state, entry, start, module, owner, *call)
         except Exception as error:
             self._failed("an autograd function", error)
+
+    def _watch_backward(
+        self, state: ThreadState, entry: Entry, start: int, module: str, owner: nn.Module, *call: Any
+    ) -> None:
+        """Has the backward of a forward counted that has a formula, where it comes to what the forward returned."""
+        args, kwargs, out = call
+        made = {one.grad_fn for one in tensors_in(tree_leaves(out)) if one.grad_fn is not None}
+        made = {node for node in made if start <= node_sequence(node) < sequence_number()}
+        if not made:
+            return
+        compute, times = backwards[entry.name], 1
+        if compute is None:
+            compute = entry.compute
+            given = any(one.requires_grad for one in tensors_in(tree_leaves((args, kwargs))))
+            times = given + any(one.requires_grad for one in owner.parameters())
+        # What it costs is known now: nothing of the call is kept until its backward.
+        flops = times * whole_flops(getattr(work := compute(args, kwargs, out), "flops", work))
+        operator = Operator(None, Entry(f"{entry.name}.backward", "formula"))
+        cost = (flops, 0, 0, 0, dtype_name(entry.dtype_of(args, kwargs, out)))
+        tasks = set[int]()
+
+        def begins(*_: Any) -> None:
+            try:
+                now = self._threads.state
+                if is_pushed(self) and not now.paused and graph_task_id() not in tasks:
+                    tasks.add(graph_task_id())
+                    its, phase = now.place(True)
+                    with self._totals.lock:
+                        self._spend(str(its), phase, operator, cost).calls += 1
+            except Exception as error:
+                self._failed("the backward of a module", error)
+
+        for node in made:
+            node.register_prehook(begins)
+        state.stand_for(start, module)
 
 
 def split_work(work: int | Work, halve_causal: bool) -> tuple[int, int, int, int]:

@@ -108,7 +108,7 @@ def test_formulas_registered_with_torch_are_honoured(monkeypatch: pytest.MonkeyP
     assert flops_by_operator(lambda: scaled_up(torch.ones(5))) == {"formulatest.scaled_up": 3 * 5 + 5}
 
 
-@pytest.mark.parametrize("target", [3, "no_namespace", "::", torch.nn.Linear, print])
+@pytest.mark.parametrize("target", [3, "no_namespace", "::", torch.Tensor, print])
 def test_what_cannot_have_a_formula_is_refused(target: Any) -> None:
     with pytest.raises(TypeError, match=r"namespace|FLOP formula"):
         register_flop_formula(target, lambda args, kwargs, out: 0)

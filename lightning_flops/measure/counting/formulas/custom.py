@@ -1,4 +1,4 @@
-"""Formulas for work that only its author can count: custom operators, autograd functions, Triton kernels."""
+"""Formulas for work that only its author can count: custom operators, autograd functions, modules, Triton kernels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar, overload
 
 import torch
+from torch import nn
 
 from lightning_flops.measure.counting.formulas.contract import Entry, Formula, no_flops
 from lightning_flops.measure.counting.formulas.registry import forget_entries, heard_kernels, user_formulas
@@ -19,10 +20,13 @@ F = TypeVar("F", bound=Formula | int)
 
 Listener = Callable[[Entry], AbstractContextManager[Callable[..., None]]]
 """Entered around each call of a registered autograd function or Triton kernel; what it hands out gets the arguments,
-without autograd's ``ctx``, the keyword arguments and the result of a call that has returned."""
+without autograd's ``ctx``, the keyword arguments and the result of a call that has returned, then a module itself."""
 
 _entries: dict[tuple[int, str], tuple[Any, Entry]] = {}
 """Functions and kernels, which must live on, by the id of the class or kernel and the attribute that runs them."""
+
+backwards: dict[str, Formula | None] = {}
+"""The backward formulas of registered classes of modules, by the names of their entries."""
 
 _listeners: list[Listener] = []
 _lock = threading.RLock()
@@ -58,7 +62,8 @@ def register_flop_formula(
     Args:
         target: an operator (``torch.ops.mylib.op`` for all its overloads, ``torch.ops.mylib.op.default`` for one), its
             name ``"mylib::op"`` or ``"mylib::op.overload"``, what ``torch.library.custom_op`` or ``triton_op``
-            returned, a subclass of ``torch.autograd.Function``, or a Triton kernel (what ``@triton.jit`` returned).
+            returned, a subclass of ``torch.autograd.Function`` or of ``torch.nn.Module``, or a Triton kernel (what
+            ``@triton.jit`` returned). A module's formula stands for all that its ``forward`` runs, and its backward.
             A function's formula sees the arguments of ``apply`` and stands for all operators its ``forward`` runs; a
             kernel's sees the launch's arguments, and None for *out*. So that counters hear of its calls, ``forward``
             (``backward``, ``run``) is wrapped here, once, and stays wrapped: register before compiling. Code that
@@ -66,7 +71,9 @@ def register_flop_formula(
         formula: the formula, or the whole number of FLOPs of every call; left out, ``register_flop_formula`` is a
             decorator.
         backward: for an autograd function, the same for its ``backward``: a formula sees the incoming gradients, and
-            the outgoing ones as *out*. Without it the operators that ``backward`` runs count as they are.
+            the outgoing ones as *out*. Without it the operators that ``backward`` runs count as they are. For a
+            module, a formula of what its ``forward`` was called with and returned. Without it a backward is once the
+            forward if a parameter of the module needs a gradient, and once more if an input does.
 
     Returns:
         The formula.
@@ -79,11 +86,16 @@ def register_flop_formula(
         return lambda given: register_flop_formula(target, given, backward=backward)
     compute = _as_formula(formula)
     is_function = isinstance(target, type) and issubclass(target, torch.autograd.Function)
-    if backward is not None and not is_function:
-        raise TypeError(f"only an autograd.Function has a backward formula, got {target!r}")
+    is_module = isinstance(target, type) and issubclass(target, nn.Module)
+    if backward is not None and not (is_function or is_module):
+        raise TypeError(f"only an autograd.Function and a module have a backward formula, got {target!r}")
     with _lock:
         if is_function:
             _register_function(target, compute, None if backward is None else _as_formula(backward))
+        elif is_module:
+            name = f"{target.__module__}.{target.__qualname__}"
+            backwards[name] = None if backward is None else _as_formula(backward)
+            _watch(target, "forward", name, compute, skipped=1)
         elif type(target).__module__.partition(".")[0] == "triton" and callable(getattr(target, "run", None)):
             # A Triton kernel, or one in an autotuner or ``wrap_triton``
             inner = getattr(target, "fn", target)
@@ -150,6 +162,7 @@ def _watch(
     if known:
         return  # wrapped already
     original = getattr(owner, attribute)
+    is_module = isinstance(owner, type) and issubclass(owner, nn.Module)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -161,10 +174,10 @@ def _watch(
             out = original(*args, **kwargs)
             shown = {name: value for name, value in kwargs.items() if name not in hidden}
             for take in returned:
-                take(args[skipped:], shown, out)
+                take(args[skipped:], shown, out, args[0] if is_module else None)
             return out
 
-    setattr(owner, attribute, staticmethod(call) if isinstance(owner, type) else call)
+    setattr(owner, attribute, staticmethod(call) if isinstance(owner, type) and not is_module else call)
 
 
 @contextmanager
