@@ -232,8 +232,10 @@ def collate_by_hand(rows: list[Tensor]) -> Tensor:
 
 def collated(workers: int | None) -> Program:
     """A loader without workers whose collate_fn is the cause."""
-    function = collate_by_hand if workers is None else torch.stack
-    loader = DataLoader(Samples(bool, 256), batch_size=32, collate_fn=function)
+    loader = DataLoader(
+        Samples(bool, 256), batch_size=32, collate_fn=collate_by_hand, num_workers=workers or 0,
+        persistent_workers=bool(workers),
+    )  # fmt: skip
     return Program(perceptron(width=256), loader, 32)
 
 

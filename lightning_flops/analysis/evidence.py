@@ -33,6 +33,7 @@ _SOFTMAX = frozenset(("aten._softmax", "aten._safe_softmax", "aten.exp"))
 _BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
 _READS_NUMBER = "aten._local_scalar_dense"
 _MANY_CALLS, _SHORT_CALL_SEC = 16, 0.002  # a module that a batch calls so often, each time for less
+_MANY_OPERATORS = 64  # in one call of a module, without those of modules inside it: a loop of Python runs them
 _LEAST_OF_COMPUTE = 0.15  # a line of the user's around the model, where the model computes, is named above this share
 DATA_WAIT = "data wait"  # the part's name for people
 
@@ -111,7 +112,8 @@ def gather_evidence(
     """What *window*, and the figures that were made of it, know that a rule can use."""
     evidence = _of_run(window, timing, batches=batches)
     evidence = _of_counts(evidence, window, dtypes, peaks or {})
-    evidence = replace(_of_lines(evidence, lines), tensors=tensors)
+    evidence = _of_lines(evidence, lines, most_operators=_most_operators(window))
+    evidence = replace(evidence, tensors=tensors)
     if traced is None or traced.is_apart or evidence.step_sec is None:
         return evidence
     if traced.tables is not None:
@@ -177,7 +179,16 @@ def _of_counts(
     )
 
 
-def _of_lines(evidence: Evidence, lines: LinesProfile | None) -> Evidence:
+def _most_operators(window: WindowRecord) -> float:
+    """Operators that one call of a module runs in its forward, those of modules inside it left out: the most."""
+    operators: Counter[str] = Counter()
+    for cell in window.flops.cells:
+        operators[cell.module] += cell.calls * (cell.phase == "forward")
+    calls = window.flops.module_calls
+    return max((number / calls[name] for name, number in operators.items() if calls.get(name)), default=0.0)
+
+
+def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, most_operators: float) -> Evidence:
     """Which of the user's lines take time, in the parts of a step and inside of modules."""
 
     def computes(row: LineProfile | Cause) -> bool:
@@ -186,10 +197,13 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None) -> Evidence:
     def is_around(row: LineProfile) -> bool:
         return not row.in_module and row.part != DATA_WAIT and (row.in_pieces or not computes(row))
 
+    def is_looping(row: LineProfile) -> bool:
+        return most_operators >= _MANY_OPERATORS and row.in_module and row.in_pieces and computes(row)
+
     around = [one for one in causes(lines, is_around) if not computes(one) or one.share > _LEAST_OF_COMPUTE]
     found = {
         "line": around,
-        "line_in_module": causes(lines, lambda row: row.in_module and row.in_pieces and computes(row)),
+        "line_in_module": _with_backward(evidence.parts, causes(lines, is_looping)),
         DATA_WAIT: causes(lines, lambda row: row.part == DATA_WAIT),
         "host_wait": causes(lines, lambda row: not row.in_pieces),
     }
@@ -197,6 +211,13 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None) -> Evidence:
     by_part = {part: [row for row in rows if row.part == part and row.file] for part in evidence.parts}
     shares = {name: of[0].share if of else None for name, of in found.items() if name.startswith("line")}
     return replace(evidence, shares={**evidence.shares, **shares}, causes=found, rows=by_part)
+
+
+def _with_backward(parts: Mapping[str, float], found: Iterable[Cause]) -> list[Cause]:
+    """*found*, each with what the backward does for its share of the forward: no sample knows whose that is."""
+    forward, backward = parts.get("forward"), parts.get("backward", 0.0)
+    factor = 1.0 + backward / forward if forward else 1.0
+    return [replace(one, share=one.share * factor) if one.part == "forward" else one for one in found]
 
 
 def _of_breakdown(evidence: Evidence, budget: Budget, traced: TracedStep) -> Evidence:
@@ -236,7 +257,7 @@ def _of_modules(evidence: Evidence, window: WindowRecord, times: Mapping[str, Mo
             one.name: own_sec[one.name] for one in known if _is_written_out_attention(operators[one.name], steps)
         },
         "float64": {name: own_sec[name] for name in own_sec if name in doubles},
-        "calls": _repeated(window, times, batches=evidence.batches),
+        "calls": _repeated(window, times, evidence),
         "unused_forward": _unused(window, times),
     }
     found = {rule: of for rule, of in by_rule.items() if of}
@@ -269,8 +290,15 @@ def _outermost(names: Iterable[str]) -> list[str]:
     return found
 
 
-def _repeated(window: WindowRecord, times: Mapping[str, ModuleTimes], *, batches: float) -> dict[str, float]:
-    """Modules with products that one batch calls many times, each time for a moment."""
+def _repeated(window: WindowRecord, times: Mapping[str, ModuleTimes], evidence: Evidence) -> dict[str, float]:
+    """Modules with products that one batch calls many times, each time for a moment.
+
+    What the backward does outside of all modules, such as adding up gradients call by call, is theirs by their share.
+    """
+    root, batches = times.get(""), evidence.batches
+    inside = 0.0 if root is None else root.forward_sec + (root.backward_sec or 0.0)
+    compute_sec = (evidence.compute_share or 0.0) * (evidence.step_sec or 0.0)
+    factor = max(1.0, compute_sec / inside) if inside else 1.0
     of_batches = max(1, len(window.counted_steps)) * max(1.0, batches)
     calls = {name: number / of_batches for name, number in window.flops.module_calls.items()}
     counted = {cell.module for cell in window.flops.cells if cell.flops}
@@ -280,7 +308,7 @@ def _repeated(window: WindowRecord, times: Mapping[str, ModuleTimes], *, batches
         is_short = seconds < _SHORT_CALL_SEC * calls.get(name, 0.0) * batches
         computes = any(name in ("", module) or module.startswith(f"{name}.") for module in counted)
         if calls.get(name, 0.0) >= _MANY_CALLS and is_short and computes:
-            found[name] = seconds
+            found[name] = factor * seconds
     return {name: found[name] for name in _outermost(found)}
 
 

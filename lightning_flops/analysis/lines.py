@@ -86,18 +86,26 @@ class Cause:
 
 
 def causes(lines: LinesProfile | None, is_asked: Callable[[LineProfile], bool]) -> list[Cause]:
-    """What the user's own code does in rows that are *asked* for, the most time first; without what only enters."""
+    """What the user's own code does in rows that are *asked* for, the most time first; without what only enters.
+
+    A function of which such rows are most has the time of its other rows, too.
+    """
     if lines is None:
         return []
-    groups: defaultdict[tuple[str, str, str], list[LineProfile]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str, str, bool], list[LineProfile]] = defaultdict(list)
     for row in lines.rows:
-        if is_asked(row) and not (row.only_enters and not row.hook):
+        if not (row.only_enters and not row.hook):
             of_hook = row.only_enters or not row.file
-            groups["" if of_hook else row.file, row.hook if of_hook else row.function, row.part].append(row)
-    least = min(_LEAST_SAMPLES, max(1, lines.steps // 2))
-    found = [
-        Cause(part=part, share=sum(row.share or 0.0 for row in rows), rows=rows)
-        for (_, _, part), rows in groups.items()
-        if sum(row.samples for row in rows) >= least
-    ]
+            name = ("", row.hook) if of_hook else (row.file, row.function)
+            groups[*name, row.part, row.in_module].append(row)
+    least, found = min(_LEAST_SAMPLES, max(1, lines.steps // 2)), []
+    for (_, _, part, _), rows in groups.items():
+        asked, whole = [row for row in rows if is_asked(row)], _share(rows)
+        if sum(row.samples for row in asked) >= least:
+            of_asked = _share(asked)
+            found.append(Cause(part=part, share=whole if of_asked > _MOST * whole else of_asked, rows=asked))
     return sorted(found, key=lambda one: -one.share)
+
+
+def _share(rows: Iterable[LineProfile]) -> float:
+    return sum(row.share or 0.0 for row in rows)

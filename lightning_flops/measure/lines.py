@@ -15,6 +15,7 @@ import site
 import sys
 import sysconfig
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -40,7 +41,7 @@ _CALL_HOOKS = ("_call_callback_hooks", "_call_lightning_module_hook", "call_even
 """The functions of Lightning and transformers that call a callback's hooks, or a module's."""
 _HOOKS = ("on_", "configure_gradient", "lr_scheduler_step")
 _CALL_MODULE = ("_wrapped_call_impl", "_call_impl")
-_LONG_SEC = 0.002  # a sample of more is of one long operator, and not of many calls
+_LONG_SEC = 0.002  # a sample in which the thread ran for longer is of one long operator, and not of many calls
 _INLINE = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 
 Owner = Literal["user", "library", "ours"]
@@ -191,13 +192,20 @@ class LineSampler:
     Between these, and after ``stop``, no timer runs. The handler is in place from the first ``resume`` to ``stop``.
     """
 
-    def __init__(self, *, asked: bool = True, now: Callable[[], float] = host_clock.now) -> None:
+    def __init__(
+        self,
+        *,
+        asked: bool = True,
+        now: Callable[[], float] = host_clock.now,
+        ran: Callable[[], float] = time.thread_time,
+    ) -> None:
         self.why = "" if asked else "lines=False"  # why there is nothing, or nothing more, to sample
         self.timer = _LineTimer()
         self.over = not asked
         self._now, self._last = now, 0.0
+        self._ran, self._last_ran = ran, 0.0  # where a thread waits for a processor, no operator is long
         self._jitter = random.Random(0).uniform  # a generator of our own
-        self._samples: list[tuple[int, float, Place]] = []  # of the running step
+        self._samples: list[tuple[int, float, bool, Place]] = []  # of the running step
         self._seconds: defaultdict[tuple[str, Place], float] = defaultdict(float)
         self._numbers: Counter[tuple[str, Place]] = Counter()
         self._long_sec: defaultdict[tuple[str, Place], float] = defaultdict(float)
@@ -222,7 +230,7 @@ class LineSampler:
             self.why, self.over = "the program has begun to use a profiler, or SIGALRM, itself", True
             return
         self.timer.go_on()
-        self._runs, self._last = True, self._now()
+        self._runs, self._last, self._last_ran = True, self._now(), self._ran()
         self._arm()
 
     def _install(self) -> None:
@@ -246,10 +254,10 @@ class LineSampler:
 
     def take(self, frame: FrameType | None) -> None:
         """One sample: what ran since the last one is where the *frame* is."""
-        now = self._now()
+        now, ran = self._now(), self._ran()
         if (place := place_of(frame)) is not None:
-            self._samples.append((self.timer.interval, now - self._last, place))
-        self._last = now
+            self._samples.append((self.timer.interval, now - self._last, ran - self._last_ran > _LONG_SEC, place))
+        self._last, self._last_ran = now, ran
 
     def pause(self) -> None:
         """What runs from here on is in no sample."""
@@ -261,11 +269,11 @@ class LineSampler:
         """A step is over, and ``pause`` was called; ``over`` says whether there are enough."""
         marks = self.timer.cut()
         self._step_sec.append(marks.stamps[-1] - marks.stamps[0])
-        for interval, seconds, place in self._samples:
+        for interval, seconds, is_long, place in self._samples:
             part = marks.parts[min(interval, len(marks.parts) - 1)]
             self._seconds[part, place] += seconds
             self._numbers[part, place] += 1
-            self._long_sec[part, place] += seconds if seconds > _LONG_SEC else 0.0
+            self._long_sec[part, place] += seconds * is_long
         self._samples.clear()
         enough = len(self._step_sec) >= LEAST_STEPS and sum(self._step_sec) >= LEAST_SEC
         self.over |= enough or len(self._step_sec) >= MOST_STEPS

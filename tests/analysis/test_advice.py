@@ -12,7 +12,7 @@ import pytest
 from lightning_flops.analysis.advice import advise, starved_words, unexplained_words
 from lightning_flops.analysis.devices import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, gather_evidence
-from lightning_flops.analysis.lines import Cause, build_lines
+from lightning_flops.analysis.lines import Cause, build_lines, causes
 from lightning_flops.analysis.memory import build_memory_report
 from lightning_flops.analysis.rules import RULES
 from lightning_flops.analysis.timing import build_timing
@@ -227,6 +227,38 @@ def test_precision_saves_what_the_peaks_and_the_share_of_the_products_say() -> N
     in_tf32 = only(replace(evidence, shares={"tf32": 0.8}))
     assert in_tf32.rule == "tf32"
     assert in_tf32.ceiling == pytest.approx(0.8 * 0.7 * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("share", "step_sec", "on_gpu", "saves"),
+    [
+        (0.8, 0.01, False, 0.9),  # 2 ms of rest, half of which caches may cost
+        (0.3, 0.1, False, 0.31),  # a millisecond
+        (0.2, 0.003, False, 0.4),  # as much again
+        (0.8, 0.01, True, 0.8),
+    ],
+)
+def test_a_line_saves_also_what_cold_caches_cost_the_rest(
+    share: float, step_sec: float, on_gpu: bool, saves: float
+) -> None:
+    evidence = Evidence(shares={"line": share}, causes={"line": (SAVES,)}, step_sec=step_sec, on_gpu=on_gpu)
+    assert only(evidence).ceiling == pytest.approx(saves)
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "idle", "saves"),
+    [
+        (0, 2, 1.0, 0.2),  # 80 ms to load, by one worker: no step is shorter
+        (0, 8, 7.0, 0.8),  # loaded by four while the step works for 20 ms
+        (1, 2, 1.0, 0.5),  # a worker that loads for all of the 100 ms, and another
+        (1, None, None, 0.8),
+    ],
+)
+def test_workers_save_what_they_can_load_meanwhile(
+    workers: int, cores: int | None, idle: float | None, saves: float
+) -> None:
+    evidence = waits(0.08, cores=cores, loader_workers=workers, idle_cores=idle)
+    assert only(evidence).ceiling == pytest.approx(saves)
 
 
 def test_what_changes_the_models_results_is_not_first_while_something_else_saves_a_twentieth() -> None:
@@ -491,7 +523,10 @@ def test_lines_are_named_that_are_not_the_models_work(part: str, more: dict[str,
     seconds = {"line": SECONDS, "line_in_module": SECONDS}.get(rule or "", SECONDS)
     longer = replace(seconds, other=0.02, forward=0.02)
     timed = tuple(windows.step(at, seconds=longer) for at in range(8))
-    window = replace(windows.mlp_window(), timed_steps=timed)
+    whole = windows.mlp_window()
+    loop = replace(cell("net", "forward", 0), calls=64)  # of Python, in a module: 64 operators in a call
+    flops = replace(whole.flops, cells=(*whole.flops.cells, loop), module_calls={**whole.flops.module_calls, "net": 1})
+    window = replace(whole, timed_steps=timed, flops=flops)
     timing = build_timing(timed, mixed_phases=())
     lines = build_lines(record, timing=timing, on_host=True)
     evidence = gather_evidence(
@@ -525,6 +560,30 @@ def test_attention_is_written_out_where_a_softmax_is_between_two_products(
     cells = tuple(cell("attn", "forward", 1, operator=f"aten.{one}") for one in operators)
     evidence = of_modules(cells, calls={"attn": 1}, times={"attn": 5.0}, unused={})
     assert evidence.shares.get("attention") == (pytest.approx(0.25) if found else None)
+
+
+def test_what_a_loop_of_lines_saves_has_the_backward_of_what_it_made() -> None:
+    # It is half of the forward, which takes 6 of 20 ms; the backward takes 8.
+    record = sampled(("forward", 3, 0.3, {"in_module": True}), ("forward", 4, 0.3, {"only_enters": True}))
+    timed = tuple(windows.step(at, seconds=SECONDS) for at in range(8))
+    timing, whole = build_timing(timed, mixed_phases=()), windows.mlp_window()
+    shares = []
+    for operators in (63, 64):
+        flops = replace(whole.flops, cells=(replace(cell("net", "forward", 0), calls=operators),))
+        window = replace(whole, timed_steps=timed, flops=replace(flops, module_calls={"net": 1}))
+        found = gather_evidence(
+            window, timing=timing, batches=1, dtypes=(), times={}, traced=None, budget=None,
+            lines=build_lines(record, timing=timing, on_host=True),
+        )  # fmt: skip
+        shares.append(found.shares["line_in_module"])
+    assert shares == [None, pytest.approx((6 + 8) / 2 / 20)]
+
+
+def test_a_function_has_the_time_of_its_other_lines_where_most_of_it_is_named() -> None:
+    lines = ("forward", 3, 0.3, {}), ("forward", 4, 0.1, {"callee": "torch.__iter__"}), ("backward", 9, 1, {})
+    found = of_lines(sampled(*lines))
+    assert [one.share for one in causes(found, lambda row: row.line == 3)] == [pytest.approx(0.3)]
+    assert [one.share for one in causes(found, lambda row: row.line == 4)] == [pytest.approx(0.075)]
 
 
 def test_modules_are_called_many_times_a_batch_the_outermost_alone() -> None:
