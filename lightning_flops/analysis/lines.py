@@ -96,8 +96,8 @@ def causes(lines: LinesProfile | None, is_asked: Callable[[LineProfile], bool]) 
     for row in lines.rows:
         if not (row.only_enters and not row.hook):
             of_hook = row.only_enters or not row.file
-            name = ("", row.hook) if of_hook else (row.file, row.function)
-            groups[*name, row.part, row.in_module].append(row)
+            file, name = ("", row.hook) if of_hook else (row.file, row.function)
+            groups[file, name, row.part, row.in_module].append(row)
     least, found = min(_LEAST_SAMPLES, max(1, lines.steps // 2)), []
     for (_, _, part, _), rows in groups.items():
         asked, whole = [row for row in rows if is_asked(row)], _share(rows)

@@ -221,8 +221,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="line",
         saves=_with_cold_caches,
-        ceiling="its share, and what the rest of the step loses to cold caches: up to a millisecond, half of the rest, or "
-        "as much again",
+        ceiling="its share, and what the rest of the step loses to cold caches: up to a millisecond, half of the rest, "
+        "or as much again",
         words=partial(_line, "line"),
         fact="{measured} of the step ({part}) is {line}.",
         remedy="Do it every so many steps, for all tensors at once, or in another process.",
