@@ -580,7 +580,7 @@ def test_what_a_loop_of_lines_saves_has_the_backward_of_what_it_made() -> None:
 
 
 def test_a_function_has_the_time_of_its_other_lines_where_most_of_it_is_named() -> None:
-    lines = ("forward", 3, 0.3, {}), ("forward", 4, 0.1, {"callee": "torch.__iter__"}), ("backward", 9, 1, {})
+    lines: Any = ("forward", 3, 0.3, {}), ("forward", 4, 0.1, {"callee": "torch.__iter__"}), ("backward", 9, 1, {})
     found = of_lines(sampled(*lines))
     assert [one.share for one in causes(found, lambda row: row.line == 3)] == [pytest.approx(0.3)]
     assert [one.share for one in causes(found, lambda row: row.line == 4)] == [pytest.approx(0.075)]
