@@ -197,13 +197,16 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, most_operators:
     def is_around(row: LineProfile) -> bool:
         return not row.in_module and row.part != DATA_WAIT and (row.in_pieces or not computes(row))
 
-    def is_looping(row: LineProfile) -> bool:
-        return most_operators >= _MANY_OPERATORS and row.in_module and row.in_pieces and computes(row)
-
+    loops = causes(lines, lambda row: row.in_module and row.in_pieces and computes(row))
+    loops = loops if most_operators >= _MANY_OPERATORS else []
+    # The backward of what a line has made: no sample knows whose that is.
+    factors = {
+        "forward": 1.0 + (ratio(part=evidence.parts.get("backward"), whole=evidence.parts.get("forward")) or 0.0)
+    }
     around = [one for one in causes(lines, is_around) if not computes(one) or one.share > _LEAST_OF_COMPUTE]
     found = {
         "line": around,
-        "line_in_module": _with_backward(evidence.parts, causes(lines, is_looping)),
+        "line_in_module": [replace(one, share=one.share * factors.get(one.part, 1.0)) for one in loops],
         DATA_WAIT: causes(lines, lambda row: row.part == DATA_WAIT),
         "host_wait": causes(lines, lambda row: not row.in_pieces),
     }
@@ -211,13 +214,6 @@ def _of_lines(evidence: Evidence, lines: LinesProfile | None, *, most_operators:
     by_part = {part: [row for row in rows if row.part == part and row.file] for part in evidence.parts}
     shares = {name: of[0].share if of else None for name, of in found.items() if name.startswith("line")}
     return replace(evidence, shares={**evidence.shares, **shares}, causes=found, rows=by_part)
-
-
-def _with_backward(parts: Mapping[str, float], found: Iterable[Cause]) -> list[Cause]:
-    """*found*, each with what the backward does for its share of the forward: no sample knows whose that is."""
-    forward, backward = parts.get("forward"), parts.get("backward", 0.0)
-    factor = 1.0 + backward / forward if forward else 1.0
-    return [replace(one, share=one.share * factor) if one.part == "forward" else one for one in found]
 
 
 def _of_breakdown(evidence: Evidence, budget: Budget, traced: TracedStep) -> Evidence:
@@ -296,7 +292,7 @@ def _repeated(window: WindowRecord, times: Mapping[str, ModuleTimes], evidence: 
     What the backward does outside of all modules, such as adding up gradients call by call, is theirs by their share.
     """
     root, batches = times.get(""), evidence.batches
-    inside = 0.0 if root is None else root.forward_sec + (root.backward_sec or 0.0)
+    inside = root.forward_sec + (root.backward_sec or 0.0) if root else 0.0
     compute_sec = (evidence.compute_share or 0.0) * (evidence.step_sec or 0.0)
     factor = max(1.0, compute_sec / inside) if inside else 1.0
     of_batches = max(1, len(window.counted_steps)) * max(1.0, batches)

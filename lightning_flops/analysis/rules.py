@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from lightning_flops.analysis.evidence import DATA_WAIT, Evidence
+from lightning_flops.analysis.evidence import Evidence
+from lightning_flops.analysis.loading import kept_up_with, share_of_wait, words_of_loader
 from lightning_flops.analysis.module_names import pattern_of
 from lightning_flops.analysis.stragglers import straggler_action, straggler_evidence
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.step import Advice
-from lightning_flops.units import duration, percent, plain
-
-LEAST_WAIT_SEC = 0.001  # a worker process hands a batch over in about a millisecond: no shorter wait is saved by one
+from lightning_flops.units import percent, plain
 
 _COLD_SEC = 0.001  # at most of a step that finds its caches cold
 _PROFILER, _MATCHER, _OWN = "PyTorch Profiler's recommendations", "torch.profiler's pattern matcher", "this project"
@@ -75,70 +74,7 @@ class Rule:
         )
 
 
-# ---- waiting for data
-
-
-def _wait_of_batch(evidence: Evidence) -> float:
-    return (evidence.data_wait_sec or 0.0) / max(1.0, evidence.batches)
-
-
-def _share_of_wait(rule: str, evidence: Evidence) -> float | None:
-    is_short, is_full = _wait_of_batch(evidence) < LEAST_WAIT_SEC, _more_workers(evidence) == 0
-    applies = "data_wait_short" if is_short else "data_wait_full" if is_full else "data_wait"
-    return evidence.data_wait_share if rule == applies else None
-
-
-def _more_workers(evidence: Evidence) -> int | None:
-    """Workers to add: as many as keep up and find a core, idle where loading computes; None: cores unknown."""
-    cores, now = evidence.facts.cores, evidence.facts.loader_workers or 0
-    if cores is None or evidence.step_sec is None:
-        return None
-    work_sec, loads_sec = _work_and_loads(evidence, evidence.step_sec)
-    idle = cores - 1 - now if evidence.idle_cores is None else min(evidence.idle_cores, cores - now)
-    room = cores if evidence.loads_without_processor else math.floor(idle + 0.5)
-    return max(0, min(room, math.ceil(loads_sec / work_sec) - now))
-
-
-def _work_and_loads(evidence: Evidence, step_sec: float) -> tuple[float, float]:
-    """Seconds of a step without its wait for data, and those in which one worker would load its batches."""
-    wait_sec, now = evidence.data_wait_sec or 0.0, evidence.facts.loader_workers
-    return max(step_sec - wait_sec, step_sec / 100), step_sec * now if now else wait_sec
-
-
-def _kept_up_with(evidence: Evidence, measured: float) -> float:
-    """What the workers that are advised save: a step is then as long as its work, or as their loading."""
-    more, step_sec = _more_workers(evidence), evidence.step_sec
-    if not more or step_sec is None:  # loaded in another way, or by an unknown number
-        return measured
-    work_sec, loads_sec = _work_and_loads(evidence, step_sec)
-    return max(0.0, 1.0 - max(work_sec, loads_sec / ((evidence.facts.loader_workers or 0) + more)) / step_sec)
-
-
-def _line_of_loader(evidence: Evidence) -> str:
-    """The user's line that most of the wait is in; without worker processes, which no sample sees."""
-    found = next(iter(evidence.causes.get(DATA_WAIT, ())), None)
-    is_most = found is not None and found.share > (evidence.data_wait_share or 0.0) / 2
-    return f" Most of it is {found.words}." if found is not None and is_most else ""
-
-
-def _of_loader(evidence: Evidence) -> Mapping[str, str]:
-    cores, now, room = evidence.facts.cores, evidence.facts.loader_workers, _more_workers(evidence)
-    idle = "" if evidence.idle_cores is None else f", {evidence.idle_cores:.1f} of them idle"
-    idle = ", and loading hardly uses them" if evidence.loads_without_processor else idle
-    pins = evidence.device.pins_memory and evidence.shares.get("pageable_copies") != 0
-    return {
-        "wait": duration(_wait_of_batch(evidence)),
-        "line": _line_of_loader(evidence),
-        "workers": "" if now is None else f", with {plain(now)} loader workers",
-        "cores": "" if cores is None else f"; this process may use {plain(cores)} cores{idle}",
-        "more": "Raise the DataLoader's num_workers"
-        if room is None
-        else f"Set the DataLoader's num_workers={plain((now or 0) + room)}",
-        "pin": ", pin_memory=True" if pins else "",
-    }
-
-
-# ---- measures and words of other rules
+# ---- measures and words
 
 
 def _with_cold_caches(evidence: Evidence, measured: float) -> float | None:
@@ -147,9 +83,8 @@ def _with_cold_caches(evidence: Evidence, measured: float) -> float | None:
     Ten milliseconds of sleep, or 6 MB of other memory, make forward, backward and update slower by 0.6 to 1.2 ms and by
     0.2 to 1.3 where these took 0.4 to 5 ms, and by nothing that is seen where they take 30 or 120.
     """
-    if evidence.on_gpu or not evidence.step_sec:
-        return measured
-    return measured + min(_COLD_SEC / evidence.step_sec, (1.0 - measured) / 2, measured)
+    cold = 0.0 if evidence.on_gpu or not evidence.step_sec else _COLD_SEC / evidence.step_sec
+    return measured + min(cold, (1.0 - measured) / 2, measured)
 
 
 def _of_products(dtype: str, faster: str, evidence: Evidence, measured: float) -> float | None:
@@ -315,13 +250,24 @@ RULES: tuple[Rule, ...] = (
         saves=None,
         source="torch.compile",
     ),
+    Rule(
+        name="recompilations",
+        measured=lambda one: one.facts.recompilations or None,
+        threshold="any",
+        words=lambda one: {"times": plain(one.facts.recompilations), "why": one.facts.recompilation_reason},
+        fact="torch.compile has compiled anew {times} times: {why}",
+        remedy="Compile with dynamic=True, or keep constant what changes; TORCH_LOGS=recompiles lists the reasons.",
+        unless="where each was needed once, before the steps that count",
+        saves=None,
+        source="torch.compile",
+    ),
     *(
         Rule(
             name=name,
-            measured=partial(_share_of_wait, name),
+            measured=partial(share_of_wait, name),
             limit="data_wait",
-            words=_of_loader,
-            saves=_kept_up_with if name == "data_wait" else lambda evidence, measured: measured,
+            words=words_of_loader,
+            saves=kept_up_with if name == "data_wait" else lambda evidence, measured: measured,
             ceiling="the wait, less what it takes so many workers to load" if name == "data_wait" else "",
             fact="The step waits {wait} a batch for data ({measured}){workers}{cores}.{line}",
             remedy=remedy,

@@ -37,8 +37,8 @@ _MOST_LINES = 500  # of one record
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 _PASSES_ON = os.path.join(_OWN, "measure", "patches.py"), "call"
+# The functions of Lightning and transformers that call a callback's hooks, or a module's.
 _CALL_HOOKS = ("_call_callback_hooks", "_call_lightning_module_hook", "call_event")
-"""The functions of Lightning and transformers that call a callback's hooks, or a module's."""
 _HOOKS = ("on_", "configure_gradient", "lr_scheduler_step")
 _CALL_MODULE = ("_wrapped_call_impl", "_call_impl")
 _LONG_SEC = 0.002  # a sample in which the thread ran for longer is of one long operator, and not of many calls
@@ -202,8 +202,8 @@ class LineSampler:
         self.why = "" if asked else "lines=False"  # why there is nothing, or nothing more, to sample
         self.timer = _LineTimer()
         self.over = not asked
-        self._now, self._last = now, 0.0
-        self._ran, self._last_ran = ran, 0.0  # where a thread waits for a processor, no operator is long
+        # Of what ran: where a thread waits for a processor, no operator is long.
+        self._now, self._ran, self._last, self._last_ran = now, ran, 0.0, 0.0
         self._jitter = random.Random(0).uniform  # a generator of our own
         self._samples: list[tuple[int, float, bool, Place]] = []  # of the running step
         self._seconds: defaultdict[tuple[str, Place], float] = defaultdict(float)

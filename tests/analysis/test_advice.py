@@ -96,6 +96,7 @@ LIMITS: list[tuple[str, float, Callable[[float], dict[str, Any]]]] = [
     ),
     ("closure", 3.0, lambda number: {"forwards_a_batch": number, "facts": RunFacts(optimizers=(LBFGS,))}),
     ("graph_breaks", 0, lambda number: {"facts": RunFacts(graph_breaks=math.ceil(number))}),
+    ("recompilations", 0, lambda number: {"facts": RunFacts(recompilations=math.ceil(number))}),
     ("tf32", 0.05, lambda share: {"shares": {"tf32": share}, "device": TENSOR_CORES}),
     ("idle", 0.20, lambda share: {"shares": {"idle": share}}),
     ("tensor_core_eligible", 0.05, lambda share: {"shares": {"tensor_core_eligible": share}, "device": TENSOR_CORES}),
