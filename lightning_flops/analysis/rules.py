@@ -81,7 +81,7 @@ def _with_cold_caches(evidence: Evidence, measured: float) -> float | None:
     """What else ran meanwhile has left the caches, or the processor has slept: the rest of the step is slower for it.
 
     Ten milliseconds of sleep, or 6 MB of other memory, make forward, backward and update slower by 0.6 to 1.2 ms and by
-    0.2 to 1.3 where these took 0.4 to 5 ms, and by nothing that is seen where they take 30 or 120.
+    0.2 to 4.2 where these took 0.4 to 5 ms, and by nothing that is seen where they take 30 or 120.
     """
     cold = 0.0 if evidence.on_gpu or not evidence.step_sec else _COLD_SEC / evidence.step_sec
     return measured + min(cold, (1.0 - measured) / 2, measured)
