@@ -15,7 +15,7 @@ from lightning_flops.measure.counting.attribution import Threads, ThreadState
 from lightning_flops.measure.counting.compiled import CompiledCode
 from lightning_flops.measure.counting.formulas.contract import Entry, Work, tensors_in, whole_flops
 from lightning_flops.measure.counting.formulas.custom import backwards
-from lightning_flops.measure.counting.formulas.registry import hides_flops
+from lightning_flops.measure.counting.formulas.registry import counts_when_run, hides_flops
 from lightning_flops.measure.counting.graph_text import Product, lines_that_repeat, products
 from lightning_flops.measure.counting.totals import Cell, Totals
 from lightning_flops.measure.counting.traffic import READS_NUMBER, Operator, dtype_name, operands
@@ -253,7 +253,11 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         written = operator.bytes_written(one.args, one.out)
         read = operator.bytes_read(one.args, one.kwargs, written)
         try:
-            cost = self._cost(operator, one.args, one.kwargs, one.out, one.on_cuda) if operator.counted else None
+            cost = (
+                self._cost(operator, one.args, one.kwargs, one.out, one.on_cuda)
+                if operator.counted and not counts_when_run(one.kwargs)
+                else None
+            )
         except Exception:
             if operator.keywords is not None:
                 raise  # it is none of higher order: the dispatcher sees it run, with all values

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightning_flops import count_flops
+from lightning_flops import count_flops, register_flop_formula
 from lightning_flops.measure.counting import graph_text, mode
 from lightning_flops.records import PhaseFlops
 
@@ -213,3 +213,33 @@ def test_a_product_of_what_a_gradient_was_written_to_is_no_repetition() -> None:
     assert (second.out.dtype, second.on_cuda, first.on_cuda) == (torch.bfloat16, True, False)
     repeating = graph_text.lines_that_repeat(TEXT) or ()
     assert {line.split()[0] for line in repeating} == {"mul:", "view:", "mm:", "cat:"}
+
+
+LAUNCH = """
+class GraphModule(torch.nn.Module):
+    def forward(self, arg0_1: "f32[6][1]cuda:0"):
+        launch = torch.ops.higher_order.triton_kernel_wrapper_mutation(kernel_idx = KERNEL, constant_args_idx = 0, \
+grid = [(1, 1, 1)], tma_descriptor_metadata = {}, kwargs = {'x': arg0_1});  arg0_1 = launch = None
+        return ()
+"""
+
+
+@pytest.mark.parametrize(("formula", "listed"), [(96, True), (lambda args, kwargs, out: 96, True), (0, False)])
+def test_a_kernel_whose_formula_no_graph_asks_for_is_listed(
+    monkeypatch: pytest.MonkeyPatch, formula: Any, listed: bool
+) -> None:
+    """Triton is not at hand: a class that says it is from there, and the text that inductor keeps of a launch."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    table: Any = kernel_side_table
+    kernel = type("JITFunction", (), {"__module__": "triton.runtime.jit", "run": lambda self, *args, **kwargs: None})()
+    register_flop_formula(kernel, formula)
+    text = LAUNCH.replace("KERNEL", str(table.add_kernel(kernel)))
+    compiled: Any = torch.compile(nn.Linear(6, 6))
+    with torch.no_grad():
+        compiled(torch.ones(6))
+        monkeypatch.setattr(mode, "products", lambda *_: graph_text.products(text, [torch.ones(6)]))
+        with count_flops(compiled) as counts:
+            compiled(torch.ones(6))
+    assert counts.forward == 0
+    assert list(counts.uncounted) == ["higher_order.triton_kernel_wrapper_mutation"] * listed

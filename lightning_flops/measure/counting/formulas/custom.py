@@ -100,7 +100,7 @@ def register_flop_formula(
             # A Triton kernel, or one in an autotuner or ``wrap_triton``
             inner = getattr(target, "fn", target)
             name = getattr(inner, "__name__", None) or type(target).__name__
-            heard_kernels.add(id(target))
+            heard_kernels[id(target)] = compute is not no_flops
             _watch(target, "run", f"triton.{name}", compute, hidden=("grid", "warmup"))
         else:
             user_formulas[_operator_name(target)] = compute

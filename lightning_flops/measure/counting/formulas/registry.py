@@ -32,8 +32,8 @@ RULES: Mapping[str, Rule] = {**PRODUCT_RULES, **CONVOLUTION_RULES, **ATTENTION_R
 user_formulas: dict[str, Formula] = {}
 """Formulas users registered, by ``namespace::name`` or ``namespace::name.overload``."""
 
-heard_kernels: set[int] = set()
-"""Ids of the Triton kernels that users registered: their launches are heard of, whoever launches them."""
+heard_kernels: dict[int, bool] = {}
+"""Whether they may have FLOPs, by the ids of the Triton kernels that users registered: each ``run`` is heard of."""
 
 _CALLS_ANOTHER = {
     # position of the operator that is called, where its arguments start, where its result is in what comes out
@@ -139,6 +139,11 @@ def _no_flops_if_heard(args: Arguments, kwargs: Keywords, out: Any) -> int:
         name = getattr(getattr(kernel, "fn", kernel), "__name__", type(kernel).__name__)
         raise Unreadable(f"no formula is registered for the Triton kernel {name}")
     return 0
+
+
+def counts_when_run(kwargs: Keywords) -> bool:
+    """Whether this launches a Triton kernel that counts when its ``run`` is called: no graph of inductor's calls it."""
+    return "kernel_idx" in kwargs and heard_kernels.get(id(triton_kernel(kwargs["kernel_idx"])), False)
 
 
 def hides_flops(name: str, args: Arguments, kwargs: Keywords, out: Any) -> bool:
