@@ -14,12 +14,12 @@ import lightning_flops
 PACKAGE = Path(lightning_flops.__file__).parent
 MOST_STATEMENTS = {
     "(root)": 1_277,
-    "adapters": 2_290,
-    "analysis": 3_425,
+    "adapters": 2_295,
+    "analysis": 3_440,
     "commands": 520,
     "config": 366,
-    "measure": 5_390,
-    "report": 1_923,
+    "measure": 5_420,
+    "report": 1_926,
     "run": 1_372,
     "schema": 1_003,
     "sinks": 542,
@@ -41,7 +41,7 @@ def test_every_folder_has_a_ceiling_and_keeps_to_it() -> None:
     statements = {folder: statements_of(folder) for folder in MOST_STATEMENTS}
     print(*(f"{one:<12}{count:>8,} of {MOST_STATEMENTS[one]:,}" for one, count in statements.items()), sep="\n")  # noqa: T201
     assert [folder for folder, count in statements.items() if count > MOST_STATEMENTS[folder]] == []
-    assert sum(MOST_STATEMENTS.values()) <= 20_050
+    assert sum(MOST_STATEMENTS.values()) <= 20_100
 
 
 def test_no_file_is_longer_than_a_reader_takes_in() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from lightning_flops.analysis.peaks import measured_peaks
-from lightning_flops.analysis.plan import build_plan, figures_of
+from lightning_flops.analysis.plan import build_plan, figures_of, stages_with
 from lightning_flops.errors import ConfigError
 from lightning_flops.measure.planned_rank import plan_rank
 from lightning_flops.schema.plan import Plan
@@ -21,6 +21,7 @@ def plan_job(
     rank: int = 0,
     *,
     at: Mapping[str, int] | None = None,
+    microbatches: int | None = None,
     device: str | None = None,
     peak_flops_per_sec: float | Mapping[str, float] | None = None,
     memory_bytes_per_sec: float | None = None,
@@ -46,6 +47,8 @@ def plan_job(
         at: sizes of the batch that the step has instead, as ``{"batch": 8, "sequence": 4096}``: by the first tensor's
             axes, 0 ``batch`` and 1 ``sequence``, of images 2 ``height`` and 3 ``width``; other tensors' axes go with
             them where they agree in place and size.
+        microbatches: of a pipeline, whose stages are the mesh's dimension ``pp``: *make* returns the rank's stage, and
+            of one microbatch what that stage takes, which requires gradients behind the first.
         device: whose peaks and bandwidth the floor is by: a name as ``torch.cuda.get_device_name`` has it, or a short
             one, as ``H100``; what ``lightning-flops peak`` has measured here is known, too.
         peak_flops_per_sec: dense peak of the device, for all dtypes or by dtype; wins over what is known.
@@ -71,5 +74,18 @@ def plan_job(
         raise ConfigError(f"at must have an integer of at least 1 by name, got {shown((at or {})[wrong[0]])}")
     measured = measured_peaks(platform.node(), device) if device else {}
     figures = figures_of(device, peak_flops_per_sec, memory_bytes_per_sec, measured)
-    planned = plan_rank(make, mesh, rank, at=at or {}, causal_attention=causal_attention)
-    return build_plan(planned, figures, at=at or {}, links=links or {}, node_size=node_size, steps=steps, price=price)
+    if microbatches is not None and (type(microbatches) is not int or microbatches < 1 or "pp" not in mesh):
+        raise ConfigError(f"microbatches must be an integer of at least 1, with a mesh that has pp, got {microbatches}")
+    ranks = stages_with(rank, mesh) if microbatches else [rank]
+    given: dict[str, Any] = {"at": at or {}, "microbatches": microbatches or 1}
+    planned = [plan_rank(make, mesh, one, **given, causal_attention=causal_attention) for one in ranks]
+    return build_plan(
+        planned[list(ranks).index(rank)],
+        figures,
+        stages=planned if microbatches else (),
+        **given,
+        links=links or {},
+        node_size=node_size,
+        steps=steps,
+        price=price,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lightning_flops.analysis.devices import devices_called
@@ -22,6 +22,11 @@ _NO_BANDWIDTH = "The bandwidth of the device's memory is not known: the floor is
 _OF_OPERATORS = (
     "Operators with FLOPs read their inputs from memory and write their outputs there; what has none takes no time. "
     "Tensors that stay in a cache can go below that, and nothing below the arithmetic."
+)
+
+_OF_STAGES = (
+    "The bubble is of stages that take equally long, under GPipe or 1F1B. The floor is of this stage, without a bubble "
+    "and without what stages send each other. Memory is GPipe's, which holds all microbatches."
 )
 
 
@@ -65,6 +70,8 @@ def build_plan(
     planned: PlannedRank,
     figures: Figures,
     *,
+    stages: Sequence[PlannedRank] = (),
+    microbatches: int = 1,
     at: Mapping[str, int] = {},
     links: Mapping[str, float] = {},
     node_size: int = 8,
@@ -74,25 +81,27 @@ def build_plan(
     """The plan of one rank by *figures* of its device and *links*, bytes/s by dimension, or of ``nvlink`` and ``net``.
 
     A link is ``nvlink`` where all ranks of a group are among the *node_size* of one node. *price* is of a device hour.
+    *stages* are all those of the pipeline of the rank, which take so many *microbatches* in a step.
     """
-    record, unavailable = planned.flops, dict[str, str]()
-    dtypes = sorted({cell.dtype for cell in record.cells if cell.flops})
-    found = {dtype: figures.peaks.get(dtype, figures.peak) for dtype in dtypes}
-    peaks = {dtype: peak for dtype, peak in found.items() if peak is not None}
-    if missing := [dtype for dtype in dtypes if dtype not in peaks]:
-        why = f"no peak in {', '.join(missing)} is known" if figures.name or peaks else "no device was given"
-        unavailable["floor_sec"] = why
-    arithmetic, operators, useful = (None,) * 3 if missing else _compute_sec(record, peaks, figures)
+    record, unavailable, floors = planned.flops, dict[str, str](), dict[str, float]()
+    notes = [*record.notes, *[_OF_STAGES][: len(stages)]]
+    peaks, missing = _peaks_in(record, figures)
     rows, by_link = _collectives(planned, links, node_size)
+    if missing:
+        known = figures.name or peaks
+        unavailable["floor_sec"] = f"no peak in {', '.join(missing)} is known" if known else "no device was given"
+    else:
+        floors = _compute_sec(record, peaks, figures)
+        floors["floor"] = max(floors["operators"], *by_link.values(), 0.0)
+        floors["at_40_percent"] = floors["useful"] / _USUAL_MFU
+        notes.append(_NO_BANDWIDTH if figures.memory_bytes_per_sec is None else _OF_OPERATORS)
     communication = None if any(one.floor_sec is None for one in rows) else math.fsum(by_link.values())
     if communication is None:
         unavailable["communication_sec"] = "the bandwidth of a link was not given"
-    floor = None if operators is None else max(operators, *by_link.values(), 0.0)
-    at_40_percent = None if useful is None else useful / _USUAL_MFU
+    elif floors:
+        floors["exposed"] = floors["operators"] + communication
+    idle, floor = len(stages) - 1, floors.get("floor")
     devices = math.prod(planned.mesh.values())
-    notes = [*record.notes]
-    if operators is not None:
-        notes.append(_NO_BANDWIDTH if figures.memory_bytes_per_sec is None else _OF_OPERATORS)
     return Plan(
         mesh=planned.mesh,
         rank=planned.rank,
@@ -106,19 +115,37 @@ def build_plan(
         device=figures.name,
         peaks_flops_per_sec=peaks,
         memory_bytes_per_sec=figures.memory_bytes_per_sec,
-        arithmetic_sec=arithmetic,
-        operators_sec=operators,
+        arithmetic_sec=floors.get("arithmetic"),
+        operators_sec=floors.get("operators"),
         communication_sec=communication,
         floor_sec=floor,
-        exposed_floor_sec=None if operators is None or communication is None else operators + communication,
-        mfu_at_most=useful / floor if useful is not None and floor else None,
-        run=None if steps is None else _run(steps, floor, at_40_percent, devices, price),
+        exposed_floor_sec=floors.get("exposed"),
+        mfu_at_most=floors["useful"] / floor if floor else None,
+        stages=tuple(flops_by_phase(one.flops.cells) for one in stages),
+        bubble=idle / (microbatches + idle) if stages else None,
+        run=None if steps is None else _run(steps, floor, floors.get("at_40_percent"), devices, price),
         unavailable=unavailable,
         notes=tuple(notes),
     )
 
 
-def _compute_sec(record: FlopRecord, peaks: Mapping[str, float], figures: Figures) -> tuple[float, float, float]:
+def stages_with(rank: int, mesh: Mapping[str, int]) -> range:
+    """The ranks that are the stages of the pipeline, along ``pp``, to which *rank* belongs."""
+    names, sizes = list(mesh), list(mesh.values())
+    apart = math.prod(sizes[names.index("pp") + 1 :])
+    first = rank - rank // apart % mesh["pp"] * apart
+    return range(first, first + mesh["pp"] * apart, apart)
+
+
+def _peaks_in(record: FlopRecord, figures: Figures) -> tuple[Mapping[str, float], list[str]]:
+    """The peak of each dtype that has FLOPs, and the dtypes whose peak is not known."""
+    dtypes = sorted({cell.dtype for cell in record.cells if cell.flops})
+    found = {dtype: figures.peaks.get(dtype, figures.peak) for dtype in dtypes}
+    peaks = {dtype: peak for dtype, peak in found.items() if peak is not None}
+    return peaks, [dtype for dtype in dtypes if dtype not in peaks]
+
+
+def _compute_sec(record: FlopRecord, peaks: Mapping[str, float], figures: Figures) -> dict[str, float]:
     """Least seconds of all arithmetic, of all operators that have FLOPs, and of the model's own FLOPs alone."""
     arithmetic = operators = useful = 0.0
     for cell in record.cells:
@@ -131,7 +158,7 @@ def _compute_sec(record: FlopRecord, peaks: Mapping[str, float], figures: Figure
         operators += max(computing, moving)
         if cell.phase in ("forward", "backward"):
             useful += cell.flops / peak
-    return arithmetic, operators, useful
+    return {"arithmetic": arithmetic, "operators": operators, "useful": useful}
 
 
 def _collectives(

@@ -29,6 +29,7 @@ _MESH, _LINKS, _AT = "dp=8,tp=8", "nvlink=450e9,net=50e9", "batch=8,sequence=409
     option("--mesh", type=_by_name(int, _MESH), required=True, metavar="DIM=SIZE,...", help=f"of the job: {_MESH}"),
     option("--rank", type=int, default=0, metavar="N", help="which rank is planned (default: 0)"),
     option("--at", type=_by_name(int, _AT), default={}, metavar="NAME=SIZE,...", help=f"of the batch instead: {_AT}"),
+    option("--microbatches", type=int, metavar="N", help="of a pipeline, whose stages are the mesh's dimension pp"),
     option("--device", metavar="NAME", help="whose peaks the floor is by: H100, A100-SXM4-80GB"),
     option(
         "--links",
@@ -62,6 +63,7 @@ def plan(options: argparse.Namespace) -> int:
         options.mesh,
         options.rank,
         at=options.at,
+        microbatches=options.microbatches,
         device=options.device,
         peak_flops_per_sec=given.flops_per_sec,
         memory_bytes_per_sec=given.memory_bytes_per_sec,

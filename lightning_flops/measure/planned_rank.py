@@ -109,13 +109,14 @@ def plan_rank(
     rank: int,
     *,
     at: Mapping[str, int] = {},
+    microbatches: int = 1,
     causal_attention: CausalAttention = "full",
 ) -> PlannedRank:
     """FLOPs, parameters and collectives of one *rank* in a training step of the job that *make* builds on its mesh.
 
     The step is the second: the first makes what lasts, such as optimizer states. Nothing has values, so the model may
     be of any size. *make* takes the mesh and returns a model, a batch and, if there is one, an optimizer. The batch is
-    brought to the sizes of *at*.
+    brought to the sizes of *at*. Of a pipeline's stage it is one of so many *microbatches*.
 
     Raises:
         LightningFlopsError: the job cannot be planned; the message says why.
@@ -135,7 +136,8 @@ def plan_rank(
                 made = make(device_mesh)
             model, batch, optimizer = _made(made)
             batch = tree_map_only(torch.Tensor, fake.from_tensor, VariedBatch.like(batch, at) if at else batch)
-            _step(model, batch, optimizer, TensorLives())
+            batches = [batch, *(tree_map_only(torch.Tensor, _another, batch) for _ in range(microbatches - 1))]
+            _step(model, batches, optimizer, TensorLives())
             lives = TensorLives()
             lives.hold(map(on_this_rank, (*model.parameters(), *model.buffers())), "parameters")
             replicas = [one for one in model.modules() if isinstance(one, DistributedDataParallel)]
@@ -143,16 +145,16 @@ def plan_rank(
                 lives.hold(vars(one)["buckets"], "gradients")
             states = tensors_of(list(optimizer.state.values())) if hasattr(optimizer, "state") else ()
             lives.hold(map(on_this_rank, states), "optimizer")
-            lives.hold(tensors_of(batch), "batch")
+            lives.hold(tensors_of(batches), "batch")
             counter = FlopCounter(model, causal_attention=causal_attention, lives=lives)
             collectives = Collectives()
             with counter, collectives:
-                _step(model, batch, optimizer, lives)
+                _step(model, batches, optimizer, lives)
             root = describe_modules(model)[0]
         except LightningFlopsError:
             raise
         except Exception as error:  # of the user's model, or of what torch does not do without values
-            raise LightningFlopsError(f"the job cannot be planned: {words_of(error)[:500]}") from error
+            raise LightningFlopsError(f"the job cannot be planned: {words_of(error)[:500]}{_of_data(error)}") from error
     return PlannedRank(
         mesh=dict(mesh),
         rank=rank,
@@ -219,20 +221,36 @@ def _made(answer: Any) -> tuple[nn.Module, Any, Any]:
     return answer if len(answer) == 3 else (*answer, None)
 
 
-def _step(model: nn.Module, batch: Any, optimizer: Any, lives: TensorLives) -> None:
-    """A forward, the backward of the loss that the model returns, or of all that it returns, and an update."""
+def _of_data(error: Exception) -> str:
+    by_values = type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException")
+    return ". It depends on data; where that is a routing, give each expert an even share of the tokens" * by_values
+
+
+def _another(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _roots(model: nn.Module, batch: Any, lives: TensorLives) -> list[torch.Tensor]:
+    """What a forward puts out that a backward starts from: the loss that the model returns, or all that it returns."""
     args = batch if type(batch) is tuple else () if isinstance(batch, Mapping) else (batch,)
     lives.enter("forward")
     output = model(*args, **(dict(batch) if isinstance(batch, Mapping) else {}))
     lives.leave()
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    roots = [one for one in tensors_of(output if loss is None else loss) if one.requires_grad]
-    lives.enter("backward")
-    if roots:
-        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-    lives.name_kind((on_this_rank(one.grad) for one in model.parameters() if one.grad is not None), "gradients")
-    lives.leave()
-    del output, loss, roots
+    return [one for one in tensors_of(output if loss is None else loss) if one.requires_grad]
+
+
+def _step(model: nn.Module, batches: list[Any], optimizer: Any, lives: TensorLives) -> None:
+    """The forwards of all *batches*, then their backwards, as GPipe has them, and an update."""
+    waiting = [_roots(model, batch, lives) for batch in batches]
+    while waiting:
+        roots = waiting.pop(0)
+        lives.enter("backward")
+        if roots:
+            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+        lives.name_kind((on_this_rank(one.grad) for one in model.parameters() if one.grad is not None), "gradients")
+        lives.leave()
+        del roots
     lives.enter("optimizer")
     if optimizer is not None:
         optimizer.step()

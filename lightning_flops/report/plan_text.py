@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 from lightning_flops.report.document import CALLS, Column, Item, Section, Table, at, field
 from lightning_flops.schema.memory import MemoryReport
 from lightning_flops.schema.plan import Plan, PlannedRun
@@ -19,6 +21,11 @@ def plan_section(plan: Plan) -> Section:
         | {"peak memory of its tensors": held_words(plan.memory)}
         | {"parameters of this rank": plain(plan.local_params), "parameters of the model": plain(plan.params)}
     ]
+    if plan.bubble is not None:
+        items.append(
+            {f"FLOPs of stage {place}": plain(sum(astuple(one))) for place, one in enumerate(plan.stages)}
+            | {"bubble of the pipeline": percent(plan.bubble)}
+        )
     if plan.collectives:
         columns = [
             field("collective", "kind", str),

@@ -87,6 +87,8 @@ class Plan(codec.Json):
     floor_sec: float | None  #: Of the step, with all communication hidden behind operators, or these behind it.
     exposed_floor_sec: float | None  #: Of the step, with nothing hidden: operators, then communication.
     mfu_at_most: float | None  #: MFU of a step that takes ``floor_sec``.
+    stages: tuple[PhaseFlops, ...]  #: FLOPs of each stage of this rank's pipeline in a step; empty without one.
+    bubble: float | None  #: Share of a step in which a stage waits, if all take equally long; None of no pipeline.
     run: PlannedRun | None  #: If a number of steps was given.
     unavailable: Mapping[str, str]  #: Why a figure is None.
     notes: tuple[str, ...]  #: What the figures leave out.

@@ -16,7 +16,18 @@ from lightning_flops import ConfigError, LightningFlopsError, Plan, plan_job
 from lightning_flops.cli import main
 from tests.forks import TORCH
 from tests.ranks import run_ranks
-from tests.ranks.planned_jobs import BATCH, BLOCKS, JOBS, OUT, WIDTH, Block, fully_sharded, replicated, tensor_parallel
+from tests.ranks.planned_jobs import (
+    BATCH,
+    BLOCKS,
+    JOBS,
+    OUT,
+    WIDTH,
+    Block,
+    Net,
+    fully_sharded,
+    replicated,
+    tensor_parallel,
+)
 
 distributed: Any = torch_distributed  # which does not say what of it is public
 KINDS = {
@@ -197,6 +208,37 @@ def test_a_plan_at_other_sizes_is_that_of_a_function_written_so() -> None:
         plan_job(reads(2, 8), {"dp": 2}, at={"batch": 0})
 
 
+def staged(mesh: Any) -> Any:
+    """Two blocks, then one and the last layer."""
+    parts, place = (Net().blocks[:2], (Block(), nn.Linear(WIDTH, OUT))), mesh["pp"].get_local_rank()
+    return nn.Sequential(*parts[place]), torch.randn(BATCH, WIDTH, requires_grad=place > 0)
+
+
+def test_the_stages_of_a_pipeline_add_up_to_the_model() -> None:
+    """Four microbatches are a batch four times as large; the plan of every rank has all stages of its pipeline."""
+    whole = plan_job(lambda mesh: (Net(), torch.randn(4 * BATCH, WIDTH)), {"dp": 1}).flops
+    for rank in range(4):
+        plan = plan_job(staged, {"pp": 2, "dp": 2}, rank, microbatches=4)
+        assert sum(one.forward for one in plan.stages) == whole.forward
+        assert sum(one.backward for one in plan.stages) == whole.backward
+        assert plan.flops == plan.stages[rank // 2] and plan.stages[0] != plan.stages[1]
+        assert plan.bubble == 1 / 5
+        assert "bubble of the pipeline:" in str(plan)
+    with pytest.raises(ConfigError, match="microbatches must be"):
+        plan_job(staged, {"dp": 2}, microbatches=4)
+
+
+@pytest.mark.slow
+def test_the_bubble_is_that_of_stages_that_sleep(tmp_path: Path) -> None:
+    """Of real ranks of gloo, under both schedules, by their own clock."""
+    program = ["-W", "ignore", "-m", "tests.ranks.sleeping_stages"]
+    printed = run_ranks(program, ranks=2, folder=tmp_path, timeout_sec=100.0, imports=TORCH)
+    bubble = plan_job(staged, {"pp": 2}, microbatches=4).bubble
+    for text in printed:
+        for waited in json.loads(text.strip().splitlines()[-1]).values():
+            assert waited == pytest.approx(bubble, abs=0.04)  # of three microbatches it is 0.25, of five 0.167
+
+
 def test_nothing_is_left_behind() -> None:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -215,7 +257,7 @@ def asks_for_values(mesh: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (asks_for_values, "cannot be planned.*_local_scalar_dense"),
+        (asks_for_values, "cannot be planned.*_local_scalar_dense.*each expert an even share"),
         (lambda mesh: Block(), "must return a model and a batch"),
     ],
 )
