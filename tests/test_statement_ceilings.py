@@ -18,7 +18,7 @@ MOST_STATEMENTS = {
     "analysis": 3_440,
     "commands": 520,
     "config": 366,
-    "measure": 5_420,
+    "measure": 5_460,
     "report": 1_926,
     "run": 1_372,
     "schema": 1_003,
@@ -41,7 +41,7 @@ def test_every_folder_has_a_ceiling_and_keeps_to_it() -> None:
     statements = {folder: statements_of(folder) for folder in MOST_STATEMENTS}
     print(*(f"{one:<12}{count:>8,} of {MOST_STATEMENTS[one]:,}" for one, count in statements.items()), sep="\n")  # noqa: T201
     assert [folder for folder, count in statements.items() if count > MOST_STATEMENTS[folder]] == []
-    assert sum(MOST_STATEMENTS.values()) <= 20_100
+    assert sum(MOST_STATEMENTS.values()) <= 20_150
 
 
 def test_no_file_is_longer_than_a_reader_takes_in() -> None:

@@ -15,10 +15,12 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from lightning_flops.measure import patches
 from lightning_flops.measure.counting.attribution import Backward, Running, Threads, ThreadState, reaches
 from lightning_flops.measure.counting.compiled import CompiledCode
+from lightning_flops.measure.counting.formulas.contract import tensors_in
 from lightning_flops.measure.counting.formulas.custom import watch_functions
 from lightning_flops.measure.counting.formulas.registry import formulas_without_operator
 from lightning_flops.measure.counting.mode import CountingMode
@@ -233,6 +235,7 @@ class FlopCounter:
         # A wrapper and the module in it have one name, and count as one call.
         is_wrapped = caller.module == name and isinstance(caller.owner, nn.Module) and module in caller.owner.children()
         if task == NO_GRAPH_TASK and not state.paused and not is_wrapped:
+            self._totals.watch(name, module)
             self._totals.called(name)
         state.push(Running(name, "forward", module, task, start=sequence_number()))
 
@@ -240,6 +243,8 @@ class FlopCounter:
         state = self._threads.state
         if depth := state.depth_of(module):
             running, end = state.stack[depth], sequence_number()
+            if running.module in self._totals.unread:
+                self._totals.read(running.module, tensors_in(tree_leaves(output)))
             if state.task() == NO_GRAPH_TASK and 0 < running.start < end and running.task == NO_GRAPH_TASK:
                 state.graphs.append((running.module, running.start, end))
             if any(running.pushed for running in state.stack[depth:]):

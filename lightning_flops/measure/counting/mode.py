@@ -163,6 +163,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             if operator.sized_by_values is not None and operator.sized_by_values(args):
                 # A number may be read for anything: only one that a model reads is taken for a size.
                 self.data_dependent |= operator.short != READS_NUMBER or module != OUTSIDE
+            if module in self._totals.unread:
+                self._totals.read(module, tensors_in((*args, *kwargs.values())), tensors_in((out,)))
             if operator.moves_nothing:
                 return
             if self._lives is not None:
@@ -175,6 +177,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                 else:
                     cell = self._totals.cell(module, phase, operator.name)
                     if operator.entry.kind == "unknown" and not stood_for:
+                        self._totals.unread.pop(module, None)
                         self._totals.list(operator.name, module, hides_flops(operator.name, args, kwargs, out))
                 written = operator.bytes_written(args, out) if moves else 0
                 cell.moves(written, operator.bytes_read(args, kwargs, written) if moves else 0)
@@ -222,6 +225,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     def _spend(self, module: str, phase: FlopPhase, operator: Operator, cost: Cost | None) -> Cell:
         """Adds the FLOPs of one call, or lists it if what it costs is not known; returns its cell."""
         totals = self._totals
+        totals.unread.pop(module, None)
         if cost is None:
             totals.list(operator.name, module, True)
             return totals.cell(module, phase, operator.name)
@@ -285,6 +289,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if phase == "backward" and calls and not is_split and (current_node() is None or is_compiled(current_node())):
             self._compiled.note_unread(module)
         with self._totals.lock:
+            self._totals.unread.pop(module, None)
             for count in calls:
                 count(module, phase)
 

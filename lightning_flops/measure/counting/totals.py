@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
+from torch import nn
 
 from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, UncountedOperator
 from lightning_flops.signals import words_of
@@ -33,6 +37,19 @@ class Cell:
         self.bytes_read += read
 
 
+def _matrices_of(module: nn.Module) -> Iterable[nn.Parameter]:
+    """Its own parameters of two dimensions and more, but those of a library's class, which may keep it elsewhere."""
+    own = (one for one in module._parameters.values() if type(one) is nn.Parameter)
+    return (one for one in own if one.dim() > 1 and one.numel())
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # sparse, or of functorch: such a tensor stands for itself
+        return id(tensor)
+
+
 class Totals:
     """What was counted on all threads."""
 
@@ -43,6 +60,8 @@ class Totals:
         self.buckets: dict[tuple[str, str], int] = {}  # the same, and what was skipped, each by dtype
         self.calls: dict[str, int] = {}
         self.estimates: dict[str, str] = {}  # operators whose FLOPs are estimates, and where those come from
+        self.unread: dict[str, tuple[str, list[Any]]] = {}
+        """By the name of a called module: its class, and its matrices, where nothing that is seen reads them."""
         self._notes: dict[str, None] = {}
         self._failures: set[str] = set()
         self._cells: dict[tuple[str, FlopPhase, str, str], Cell] = {}
@@ -56,6 +75,22 @@ class Totals:
         """A module was called."""
         with self.lock:
             self.calls[module] = self.calls.get(module, 0) + 1
+
+    def watch(self, name: str, module: nn.Module) -> None:
+        """*module* is called: if it has no others inside, something that is seen has to read its matrices.
+
+        In inference mode torch does not show every operator.
+        """
+        known = module._modules or name in self.calls or torch.is_inference_mode_enabled()
+        matrices = [] if known else [*map(weakref.ref, _matrices_of(module))]
+        if matrices:
+            self.unread[name] = type(module).__qualname__, matrices
+
+    def read(self, name: str, tensors: Iterable[torch.Tensor], out: Iterable[torch.Tensor] = ()) -> None:
+        """In the module of this name *tensors* were read to make *out*, which is no view of them."""
+        seen = {_storage(one) for one in tensors}.difference(map(_storage, out))
+        if any(_storage(one) in seen for held in self.unread[name][1] if (one := held()) is not None):
+            del self.unread[name]
 
     def add(self, cell: Cell, phase: FlopPhase, dtype: str, flops: int, skipped: int) -> None:
         """Add FLOPs to a cell of *phase* and *dtype*."""
@@ -92,6 +127,8 @@ class Totals:
     def record(self, more_notes: Iterable[str]) -> FlopRecord:
         """All of it."""
         with self.lock:
+            unread = sorted((f"{kind}.forward", name) for name, (kind, _) in self.unread.items())
+            silent = {one: [name for other, name in unread if other == one] for one, _ in unread}
             return FlopRecord(
                 cells=tuple(
                     OperatorCell(module=module, phase=phase, operator=operator, dtype=dtype, **asdict(cell))
@@ -101,6 +138,12 @@ class Totals:
                 uncounted={
                     operator: UncountedOperator(calls=calls, modules=tuple(sorted(modules)), may_have_flops=may)
                     for operator, (calls, modules, may) in sorted(self._uncounted.items())
+                }
+                | {
+                    kind: UncountedOperator(
+                        calls=sum(self.calls[name] for name in names), modules=tuple(names), may_have_flops=True
+                    )
+                    for kind, names in silent.items()
                 },
                 notes=(
                     *self._notes,
