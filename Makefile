@@ -11,7 +11,7 @@ export XDG_CACHE_HOME := $(CURDIR)/.cache
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-memory bench-ranks bench-advice bench-twins bench-stragglers bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
+.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-deepspeed-suite test-hta test-mutations test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-memory bench-ranks bench-advice bench-twins bench-stragglers bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-newest-torch  tests of the counter with the newest torch, in an environment of their own"
 	@echo "make test-deepspeed-suite DEEPSPEED_SOURCE=folder  DeepSpeed's own tests without and with this project"
 	@echo "make test-hta  hold tables of traces to those of HolisticTraceAnalysis"
+	@echo "make test-mutations  small mutations of the package, and whether the tests that are named notice each"
 	@echo "make test-lightning LIGHTNING_SOURCE=folder  Lightning's own tests without and with the profiler, and what differs"
 	@echo "make lint      lint and type-check only"
 	@echo "make docs      build the pages of docs/ as a site, in site/"
@@ -132,6 +133,10 @@ $(HTA_VENV)/.installed: pyproject.toml constraints.txt
 	$(HTA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable '.[trace]' HolisticTraceAnalysis==0.5.0 pytest pytest-timeout
 	@touch $@
+
+# Takes some twenty minutes on two cores; ONLY="analysis run/monitor" tries those whose file has one of these in its path.
+test-mutations: $(VENV)/.installed-dev
+	$(RUN) -m tests.mutations $(ONLY)
 
 # A site of docs/ and the README, for a browser; a link that leads nowhere, or a docstring that cannot be read, is an error.
 docs: export NO_MKDOCS_2_WARNING := 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -11,6 +12,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from lightning_flops import Comparison, Profile, compare_profiles, render_text
 from lightning_flops.analysis.peaks import COPY, measured_file, measured_peaks
@@ -25,6 +27,7 @@ from lightning_flops.trace import load_trace
 from tests.analysis.in_memory import analyze_traces, known
 from tests.analysis.test_timing import run as timed_run
 from tests.analysis.trace_events import RANKS, RESNET, slowed
+from tests.fake_clock import FakeNow
 from tests.forks import run_fork
 from tests.pages import REPOSITORY, blocks, on_page
 from tests.report import compared
@@ -93,12 +96,12 @@ def test_ctrl_c_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys
 # ---- ``lightning-flops peak``: what it measures, and where reports find it
 
 
-def measure(waited: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def measure(waited: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sec_each: float = 0.001) -> int:
     """The command on a machine where this process waited so much of the time for a processor, and short."""
     loss = ProcessorLoss(seconds=1.0, batches_sec=(), waited_share=waited)
     monkeypatch.setattr(ProcessorWatch, "loss", lambda watch: loss)
     monkeypatch.setattr("lightning_flops.measure.peaks._SIZES", (64,))
-    monkeypatch.setattr("lightning_flops.measure.peaks._SEC_EACH", 0.001)
+    monkeypatch.setattr("lightning_flops.measure.peaks._SEC_EACH", sec_each)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return main(["peak"])
 
@@ -113,6 +116,20 @@ def test_products_of_each_dtype_and_a_copy_are_measured_and_kept(
     found = measured_peaks(platform.node(), platform.machine())
     assert {"float32", "float64", COPY} <= set(found) and min(found.values()) > 1e6
     assert measured_peaks("elsewhere", platform.machine()) == {} == measured_peaks("", platform.machine())
+
+
+def test_a_product_is_two_operations_for_each_of_its_multiplications_and_a_copy_reads_and_writes(
+    now: FakeNow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product of 64 x 64 by 64 x 64 takes 20 ms or 10, a copy of 64 MiB 50 ms or 25: the fastest counts."""
+    product, copy = itertools.cycle([0.02, 0.01]), itertools.cycle([0.05, 0.025])
+    monkeypatch.setattr("lightning_flops.host_clock.now", now)
+    monkeypatch.setattr(torch, "mm", lambda *given, out: now.sleep(next(product)))
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda *given: now.sleep(next(copy)))
+    assert measure(0.0, tmp_path, monkeypatch, sec_each=0.2) == 0
+    found = measured_peaks(platform.node(), platform.machine())
+    assert found["float32"] == pytest.approx(2 * 64**3 / 0.01)
+    assert found[COPY] == pytest.approx(2 * 2**26 / 0.025)
 
 
 def test_what_was_measured_beside_other_programs_is_not_kept(

@@ -136,7 +136,7 @@ def test_throughput_keeps_to_it() -> None:
     summary = known(build_throughput(totals, dp_size=1))
     validate(json.loads(summary.to_json()), "ThroughputSummary")
     waits = Extremes(number=2, total=1.0, least=0.25, greatest=0.75)
-    rates = Extremes(number=2, total=12.0, least=4.0, greatest=8.0)
+    rates = Extremes(number=2, total=9.0, least=3.0, greatest=6.0)  # six samples in each
     whole = known(build_throughput(replace(totals, reader_sec=waits, samples=12, samples_per_sec=rates), dp_size=1))
     # 1 s of 3 in the loader; 12 samples in 3 s.
     assert whole.reader_ratio == 1 / 3 and whole.ips is not None and whole.ips.average == 4.0

@@ -37,6 +37,7 @@ def test_duration_keeps_the_number_above_one() -> None:
 
 def test_percent_has_three_digits_and_two_decimals_at_most() -> None:
     assert [percent(share) for share in (0.4125, 0.0504, 0.0005, 1, 0)] == ["41.2%", "5.04%", "0.05%", "100%", "0%"]
+    assert [percent(share) for share in (0.0001, 0.00004)] == ["0.01%", "<0.01%"]
 
 
 def test_plain_number_has_its_thousands_apart_and_ints_in_full() -> None:

@@ -132,8 +132,9 @@ def of_optimizer(evidence: Evidence) -> Mapping[str, str]:
         if any(one.updates == "foreach" for one in single)
         else "one tensor at a time"
     )
-    names = " and ".join(dict.fromkeys(one.type_name for one in single))
-    return {"names": names, "ways": ", or with ".join(ways), "how": how}
+    names = [*dict.fromkeys(one.type_name for one in single)]
+    does = f"updates {how} and takes" if len(names) == 1 else f"update {how} and take"
+    return {"names": " and ".join(names), "ways": ", or with ".join(ways), "does": does}
 
 
 def _of_waiting(evidence: Evidence) -> Mapping[str, str]:
@@ -364,7 +365,7 @@ RULES: tuple[Rule, ...] = (
         name="optimizer",
         measured=lambda one: one.shares.get("optimizer") if of_optimizer(one)["ways"] else None,
         words=of_optimizer,
-        fact="{names} updates {how} and takes {measured} of the step.",
+        fact="{names} {does} {measured} of the step.",
         remedy="Construct it with {ways}.",
         unless="where its results must stay the same to the last bit",
         source=_MATCHER,

@@ -181,7 +181,7 @@ def test_advice_has_the_fact_the_remedy_the_ceiling_and_when_not_to_follow_it() 
         ),
         (
             Evidence(shares={"optimizer": 0.5}, facts=RunFacts(optimizers=(ADAM, PROP))),
-            "Adam and RMSprop updates one tensor at a time and takes 50.0% of the step.",
+            "Adam and RMSprop update one tensor at a time and take 50.0% of the step.",
         ),
         (
             Evidence(shares={"optimizer": 0.5}, facts=RunFacts(optimizers=(FOREACH,))),

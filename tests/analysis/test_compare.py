@@ -14,7 +14,7 @@ import pytest
 
 from lightning_flops import Comparison, compare_profiles
 from lightning_flops.analysis.compare import match_modules
-from lightning_flops.analysis.compare_figures import flops_per_byte, judge, noise_ns
+from lightning_flops.analysis.compare_figures import flops_per_byte, judge, noise_factor, noise_ns
 from lightning_flops.analysis.compare_split import Work, split
 from lightning_flops.analysis.peaks import with_given_peaks
 from lightning_flops.config import ProfilerConfig
@@ -480,6 +480,40 @@ def test_an_interval_is_welchs() -> None:
     found = noise_ns([a], [b])
     assert found is not None and found / 1e9 == pytest.approx(4.60 * math.sqrt(10 / 3), rel=1e-9)
     assert noise_ns([a[:3]], [b]) is None
+
+
+@pytest.mark.parametrize("freedom", range(2, 21))
+def test_noise_between_runs_is_students_interval_of_99_percent(freedom: int) -> None:
+    """The factor of the standard error is what Student's density leaves 1% outside of, integrated here."""
+    a = [np.array([value]) for value in (1.0, 3.0)]
+    b = [np.array([2.0 + (-1) ** place]) for place in range(freedom)]
+    squares = sum(float(((side - np.mean(side)) ** 2).sum()) for side in (np.array(a), np.array(b)))
+    error = math.sqrt(squares / freedom * (1 / 2 + 1 / freedom))
+    found = noise_ns(a, b)
+    assert found is not None
+    t = found / 1e9 / error
+    at = np.linspace(0, t, 200_001)
+    density = (1 + at**2 / freedom) ** (-(freedom + 1) / 2)
+    scale = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
+    inside = 2 * scale * float(((density[1:] + density[:-1]) / 2).sum()) * t / 200_000
+    assert 1 - inside == pytest.approx(0.01, rel=0.02)
+
+
+@pytest.mark.parametrize("steps", [6, 20, 60])
+def test_runs_of_one_program_hardly_ever_seem_to_differ(steps: int) -> None:
+    """Of 1,000 pairs of runs whose steps spread by 10%, 1% may differ beyond noise; of steps 30% longer nearly all do.
+
+    That 1% of them is by chance, too: between 0 and 20 is what a fair interval gives all but once in a thousand times.
+    """
+    random = np.random.default_rng(0)
+    wrong = found = 0
+    for _ in range(1_000):
+        a, b = np.exp(0.1 * random.standard_normal((2, steps)))
+        factor = noise_factor([a], [b])
+        assert factor is not None
+        wrong += abs(math.log(b.mean() / a.mean())) > math.log(factor)
+        found += math.log(1.3 * b.mean() / a.mean()) > math.log(factor)
+    assert 0 < wrong <= 20 and found > (500 if steps == 6 else 990)
 
 
 # ---- which module of one run is which of another

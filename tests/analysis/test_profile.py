@@ -283,3 +283,11 @@ def test_time_between_the_timed_steps_stands_beside_the_step() -> None:
     assert (stalls.steps, round(1e9 * stalls.seconds), stalls.part) == (2, 20_000_000, "backward")
     words = "Between steps: epoch restart 250 ms, my own 500 ms, validation 1.5 s."
     assert words in " ".join(str(profile).split())
+
+
+def test_a_device_that_copies_computes_nothing() -> None:
+    # Of 6, 8 and 2 ms a quarter each: products, other operators, copies, and nothing at all.
+    quarter = PartFilling(matmul_ns=10, operators_ns=10, copies_ns=10, idle_ns=10)
+    traced = windows.traced(filling=dict.fromkeys(("forward", "backward", "optimizer"), quarter))
+    found = rows(build_profile(windows.mlp_window(), config=ProfilerConfig(), traced=traced).budget)
+    assert (found["idle"], found["operators"], found["compute"]) == (8_000_000, 4_000_000, 4_000_000)

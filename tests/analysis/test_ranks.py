@@ -18,7 +18,13 @@ from lightning_flops.analysis.rank_record import (
     unpack,
 )
 from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.analysis.stragglers import chance_sec, find_stragglers, straggler_action, straggler_evidence
+from lightning_flops.analysis.stragglers import (
+    chance_sec,
+    find_stragglers,
+    find_stragglers_in_traces,
+    straggler_action,
+    straggler_evidence,
+)
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
@@ -428,6 +434,40 @@ def test_what_a_rank_does_around_its_modules_is_no_modules_fault() -> None:
     assert (found.part, found.module, found.outside_modules, late_ms) == ("forward", None, True, 30)
     assert straggler_evidence(found).endswith("its forward takes 30 ms longer than theirs, outside its modules.")
     assert "around its modules in its forward" in straggler_action(found)
+
+
+def test_several_slow_ranks_are_all_named_the_slowest_first() -> None:
+    ranks = [healthy(rank) for rank in (0, 2, 4, 5)]
+    late = {1: 30, 3: 50, 6: 40}
+    ranks += [record(rank, HEALTHY | {"data_wait": 1 + ms}, exposed=WAITING) for rank, ms in late.items()]
+    found = find_stragglers(ranks)
+    assert [(one.rank, round(one.late_sec / MS, 6)) for one in found] == [(3, 50), (6, 40), (1, 30)]
+    # Traces alone name them in the same order.
+    parts = {one.rank: known(one.profile.traced).parts for one in ranks}
+    assert [one.rank for one in find_stragglers_in_traces(parts)] == [3, 6, 1]
+
+
+def test_three_standard_errors_are_chance_and_five_are_not() -> None:
+    # Sixteen means of four steps, +- off in turn: their variance is 16/15 off^2, of two ranks' means 2/15 off^2.
+    off, error = 10.0, 10.0 * math.sqrt(2 / 15)
+
+    def waits(late: float) -> list[dict[str, float]]:
+        return [HEALTHY | {"data_wait": 50 + late + off * (-1) ** (place // 4)} for place in range(64)]
+
+    for errors, named in ((3.0, []), (5.0, [1])):
+        pair = [record(0, waits(0), exposed=WAITING), record(1, waits(errors * error), exposed=WAITING)]
+        assert [one.rank for one in find_stragglers(pair, thresholds=AdviceThresholds(straggler=1.01))] == named
+
+
+def test_a_part_is_named_if_it_has_most_of_what_the_rank_is_late_by() -> None:
+    for waits_ms, named in ((60, "data wait"), (45, None)):
+        late = {
+            "data_wait": 1.0 + waits_ms,
+            "optimizer": 9.0 + (100 - waits_ms) / 2,
+            "forward": 30.0 + (100 - waits_ms) / 2,
+        }
+        found, late_ms = only(healthy(0), record(1, HEALTHY | late, exposed=WAITING))
+        assert (found.part, late_ms) == (named, 100)
 
 
 # ---- what is no straggler

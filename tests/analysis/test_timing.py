@@ -150,3 +150,15 @@ def test_flops_of_the_run_and_rates_of_its_unprofiled_steps() -> None:
     assert "3 steps that were counted at random differ so much" in wide.unavailable["mfu"]
     no_peak = known(build_throughput(totals, dp_size=1, flops=flops))
     assert "no dense peak" in no_peak.unavailable["mfu"]
+
+
+def test_processor_time_is_of_steps_only_where_its_batches_are_theirs() -> None:
+    steps = [windows.step(at, seconds=PhaseSeconds(forward=1.0)) for at in range(2)]
+    for batches, of_steps in (((0.5, 0.25, 1.0, 2.0), (0.75, 3.0)), ((0.5, 0.25, 1.0), ()), ((), ())):
+        loss = ProcessorLoss(seconds=2.0, batches_sec=batches, waited_share=None)
+        assert known(build_timing(steps, mixed_phases=(), processor=loss)).processor_steps_sec == of_steps
+
+
+def test_the_middle_half_leaves_out_a_quarter_on_either_side() -> None:
+    # Of twelve steps the three shortest and the three longest: 4 to 9 are left, whose mean is 6.5.
+    assert forwards(*map(float, (12, 1, 11, 2, 10, 3, 9, 4, 8, 5, 7, 6))).global_step.typical_sec == 6.5

@@ -16,7 +16,20 @@ from lightning_flops.schema.tables import TraceFlops
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.trace import Peaks, Trace, TraceFormatError, load_trace
 from tests.analysis.in_memory import known
-from tests.analysis.trace_events import A100, Event, kernel, launch, node, operator, product, shapes, span, step, trace
+from tests.analysis.trace_events import (
+    A100,
+    Event,
+    kernel,
+    launch,
+    launched,
+    node,
+    operator,
+    product,
+    shapes,
+    span,
+    step,
+    trace,
+)
 
 
 def mm_with(arguments: str) -> str:
@@ -262,3 +275,18 @@ def test_float32_may_have_run_in_tf32(name: str, peaks: Peaks | None) -> None:
     flops = flops_of(mm, call, gemm | {"name": name}, peaks=peaks, **head)
     share = pytest.approx(100 / 156) if name == "s1688gemm_tf32" and not peaks else None
     assert (flops.steps[0].forward, flops.operators[0].of_peak) == (2 * 10**6, share)
+
+
+def test_a_repeated_call_that_launched_nothing_never_ran() -> None:
+    def mm(start: float, **more: Any) -> Event:
+        return operator("aten::mm", start, 5, **shapes([10, 10], [10, 10]), **more)
+
+    # Checkpointing without reentry raises inside of the last call that it repeats, before that launches its kernel.
+    repeated, backward = mm(120, **{"Sequence number": 9}), mm(110)
+    events = [
+        mm(0, **{"Sequence number": 3}), *launched(1, 1, 10, 5), node(3, 100, 50), backward, *launched(2, 111, 115, 5)
+    ]  # fmt: skip
+    (flops,) = flops_of(*events, repeated).steps
+    assert (flops.forward, flops.backward, flops.recompute) == (2000, 2000, 0)
+    (flops,) = flops_of(*events, repeated, *launched(3, 121, 130, 5)).steps
+    assert (flops.forward, flops.backward, flops.recompute) == (2000, 2000, 2000)

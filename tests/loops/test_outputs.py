@@ -174,3 +174,9 @@ def test_a_loop_of_fabric_and_its_logger(now: FakeNow, tmp_path: Path) -> None:
     header = (folder / "metrics.csv").read_text().splitlines()[0].split(",")
     assert set(SCALARS) <= set(header)
     assert (folder / "lightning_flops" / "profile.json").exists()
+
+
+def test_tokens_of_a_run_are_those_of_all_of_its_samples(now: FakeNow) -> None:
+    found = throughput_of(train(now, timer_only=True, tokens_per_sample=7))
+    assert found.tokens_per_sec is not None and found.ips is not None
+    assert found.tokens_per_sec == pytest.approx(7 * found.ips.average)

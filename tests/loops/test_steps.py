@@ -318,3 +318,18 @@ def test_of_any_loop_no_step_has_more_rows_than_were_handed_out_and_turns_are_al
         rows = [one for turn in late for step in turn for one in step.rows]
         handed_out = len(late) * 8 * len(fetches.split())
         assert None in rows or sum(filter(None, rows)) <= handed_out
+
+
+def test_a_loader_that_reads_another_one_is_one_wait() -> None:
+    steps = Steps(["optimizer"])
+    assert steps.fetch_begins("outer").part is Part.STEP
+    assert steps.fetch_begins("inner").part is Part.INNER
+    steps.fetch_ends("inner", 8)
+    steps.fetch_ends("outer", 8)
+    assert steps.fetch_begins("outer").part is Part.STEP
+
+
+def test_where_the_loop_says_what_is_outside_only_a_loader_that_feeds_steps_ends_it() -> None:
+    steps = Steps(["optimizer"])
+    steps.says.outside = steps.away = True
+    assert steps.fetch_begins("evaluation").part is Part.OUTSIDE and steps.away

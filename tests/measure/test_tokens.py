@@ -38,6 +38,8 @@ BY_SHAPE = BatchTokens(12, None, None)
             ({"input_ids": LONG, name: torch.tensor([0, 2, 7, 10], dtype=torch.int32)}, BatchTokens(12, 10, 38))
             for name in ("cu_seqlens", "cu_seq_lens_q")
         ),
+        # A sequence without tokens, and one of a single token between others: 4 + 0 + 1 + 16 + 25 pairs.
+        ({"input_ids": LONG, "cu_seqlens": torch.tensor([0, 2, 2, 3, 7, 12])}, BatchTokens(12, 12, 46)),
         # Positions that begin anew after 3, 2, 1 and 6, from whatever number; those of rows are of each row alone.
         ({"input_ids": LONG, "position_ids": PLACES}, BatchTokens(12, 12, 9 + 4 + 1 + 36)),
         ({"input_ids": LONG, "position_ids": PLACES + 2}, BatchTokens(12, 12, 9 + 4 + 1 + 36)),

@@ -221,3 +221,18 @@ def test_all_ranks_time_a_later_window_from_a_step_that_rank_0_names(store: Care
     assert absences(merged)[3] == "it timed the steps from 55 on, the others from 52 on"
     closed(all_ranks)
     assert store.keys() == set()
+
+
+def test_a_run_that_ends_waits_no_longer_than_the_setting_allows_and_no_longer_than_its_end(
+    store: Careful, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for within_sec, waited in ((100.0, 30.0), (5.0, 5.0)):
+        clock = FakeNow()
+        monkeypatch.setattr("lightning_flops.host_clock.sleep", clock.sleep)
+        zero, *others = all_ranks = job(store, clock=clock, number=int(within_sec))
+        zero.await_reports(PROFILES[0])
+        began = clock()
+        zero.finish(within_sec, lambda profile, at: None)
+        assert clock() - began == pytest.approx(waited, abs=2 * ranks_module.PAUSE_SEC)
+        closed(others)
+        assert len(all_ranks) == WORLD_SIZE

@@ -65,6 +65,14 @@ def test_summary_of_a_job_is_of_all_its_ranks_but_for_its_times() -> None:
     assert found["samples_per_sec"] == pytest.approx(15_362_500)
 
 
+def test_the_batch_is_said_to_be_on_each_of_the_ranks_that_see_other_data() -> None:
+    profile = PROFILES["no_trace"]
+    for world_size, dp_size, words in ((1, 1, ""), (8, 4, " on each of 4 ranks"), (8, 1, "")):  # tensor parallelism
+        context = replace(profile.context, world_size=world_size, dp_size=dp_size, micro_batch_size=100)
+        line = summary_lines(replace(profile, context=context))[0]
+        assert re.findall(r"batch 100(?: on each of \d+ ranks)?", line) == [f"batch 100{words}"]
+
+
 def test_names_of_any_length_and_any_amount_of_advice_stay_within_twelve_lines() -> None:
     window = windows.mlp_window()
     name = f"{'layer_with_a_name_that_nobody_wants_to_type.' * 9}last"

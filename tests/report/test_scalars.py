@@ -132,3 +132,18 @@ def test_monitor_writes_no_number_that_is_not_finite(
     drawn |= {"tokens": flops, "model_flops": flops, "model_flops_peak_sec": peak_sec}
     scalars = monitor_scalars(**KNOWN | drawn)
     assert all(math.isfinite(value) and value >= 0 for value in scalars.values())
+
+
+def test_what_goes_by_in_two_seconds_on_four_ranks() -> None:
+    given: dict[str, Any] = {"data_wait_sec": 0.5, "batches": 4, "tokens": 100, "padding_ratio": None}
+    for peak_sec, shares in ((1.0, {"flops_monitor/mfu": 0.5}), (3.0, {})):  # 150% of the peak cannot be
+        found = monitor_scalars(
+            seconds=2.0, samples=32, dp_size=4, model_flops=1e9, model_flops_peak_sec=peak_sec, **given
+        )
+        assert found == shares | {
+            "flops_monitor/samples_per_sec": 64.0,
+            "flops_monitor/batches_per_sec": 2.0,
+            "flops_monitor/data_wait_ratio": 0.25,
+            "flops_monitor/tokens_per_sec": 200.0,
+            "flops_monitor/model_flops_per_sec": 0.5e9,
+        }

@@ -128,3 +128,13 @@ def test_a_link_in_the_place_of_our_file_is_replaced_and_not_followed(tmp_path: 
     (ours / "profile.json").symlink_to(tmp_path / "precious")
     show(shown)
     assert (tmp_path / "precious").read_text() == "mine" and not (ours / "profile.json").is_symlink()
+
+
+def test_a_package_of_our_folders_name_gets_no_reports(tmp_path: Path) -> None:
+    """Of a clone of this project whose logs lie in its root, the package is no folder of logs."""
+    package = tmp_path / "lightning_flops"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    show(output(tmp_path))
+    assert [one.name for one in package.iterdir()] == ["__init__.py"]
+    assert "profile.json" in {one.name for one in (tmp_path / "lightning_flops_logs").iterdir()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable
 from inspect import unwrap
@@ -412,3 +413,27 @@ def test_profiled_steps_are_in_the_sum_of_the_run_and_in_no_rate() -> None:
     assert sums.steps_counted + sums.steps_estimated == 7
     assert sums.unprofiled.by_dtype == {"float32": 2 * 3 * 13_000}, "as the mean of the checks"
     assert sums.model_flops == 4 * 3 * 13_000 + 3 * 3 * 13_000
+
+
+def test_the_interval_of_three_checks_is_students_with_one_farther_draw() -> None:
+    """Checks that miss 0, 0 and 3,000 of a step's FLOPs: a mean of 1,000, squares of 6,000,000, and of one draw more at
+    the farther end, 3,000, another 4,000,000. Student's t of two degrees of freedom is 4.303."""
+    flops = StepFlops()
+    for cost, drawn in ((10_000, False), (10_000, True), (10_000, True), (11_000, True)):
+        counted(flops, Step(FIXED, cost, data_dependent=True), drawn=drawn)
+    for _ in range(10):
+        flops.ran(FIXED, (None,), 1, seconds=STEP_SEC)
+    sums = known(flops.totals())
+    assert sums.model_flops == 10 * 31_000 + 3 * 30_000 + 33_000
+    half_width = 4.303 * math.sqrt(10_000_000 / 3) / math.sqrt(3)
+    assert sums.error == pytest.approx(10 * half_width / sums.model_flops, rel=0.04)  # as far as t is expanded
+
+
+def test_steps_of_one_shape_are_held_apart_by_whether_they_have_padding() -> None:
+    """A kernel that skips masked work costs less where a token is padding: 8,000 of 10,000."""
+    flops, whole, padded = StepFlops(), BatchTokens(8, 8, 64), BatchTokens(8, 6, 36)
+    counted(flops, Step(FIXED, 8_000, padded))
+    counted(flops, Step(FIXED, 10_000, whole))
+    for _ in range(10):
+        flops.ran(FIXED, (whole,), 1, seconds=STEP_SEC)
+    assert known(flops.totals()).model_flops == 3 * (8_000 + 11 * 10_000)

@@ -125,3 +125,10 @@ def test_new_files_behind_a_url_and_their_removal() -> None:
     remove_file("memory://new/profile.json")
     remove_file("memory://new/profile.json")  # gone already
     assert write_new_file("memory://new/profile.json", [b"x"]) == 1
+
+
+def test_a_link_that_leads_nowhere_has_the_name_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.symlink_to(tmp_path / "gone")
+    assert write_new_file(str(path), [b"new"]) == 2
+    assert path.is_symlink() and (tmp_path / "profile-2.json").read_bytes() == b"new"

@@ -83,6 +83,9 @@ def test_of_several_windows_the_last_and_of_several_loops_the_training(tmp_path:
     ):
         write(tmp_path / name, numbered(number), at=1e9)
     assert number_at(tmp_path) == "10"
+    os.utime(tmp_path / "profile.predict.json", (2e9, 2e9))  # that was written later
+    assert number_at(tmp_path) == "10"
+    os.utime(tmp_path / "profile.predict.json", (1e9, 1e9))
     for name in ("profile.json", "profile-2.json", "profile-10.json"):
         (tmp_path / name).unlink()
     assert number_at(tmp_path) == "12"

@@ -15,7 +15,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_flops.sinks.services import Services, TensorBoardFiles, monitors_in
+from lightning_flops.sinks.services import Services, TensorBoardFiles, TrainerLog, monitors_in
 
 WANDB = {name: ModuleType(name) for name in ("wandb", "wandb.sdk", "wandb.sdk.lib", "wandb.wandb_run")}
 WANDB["wandb.sdk.lib"].RunDisabled = WANDB["wandb.wandb_run"].Run = object  # type: ignore[attr-defined]
@@ -188,3 +188,28 @@ def test_the_users_writer_stays_open_and_files_of_our_own_are_made_late_and_clos
         read = EventAccumulator(str(tmp_path / name)).Reload()
         assert [(one.step, one.value) for one in read.Scalars("a")] == [(3, 1.5)]
         assert ("later" in read.Tags()["scalars"]) is (name == "a")
+
+
+def test_files_of_ours_that_cannot_be_written_are_no_second_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The report's own files lie in the same folder, and have said so."""
+    (tmp_path / "file").write_text("no folder")
+    files = TensorBoardFiles(str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING, "lightning_flops"):
+        Services([files]).write_scalars({"mfu": 0.5}, step=1)
+    assert caplog.messages == []
+
+
+def test_numbers_that_are_none_do_not_reach_a_trainers_integrations() -> None:
+    seen: list[Any] = []
+
+    class Integration:
+        def on_log(self, arguments: Any, state: Any, control: Any, *, logs: dict[str, float]) -> None:
+            seen.append((state.global_step, logs))
+
+    Integration.__module__ = "transformers.integrations.somewhere"
+    log = TrainerLog([Integration()])
+    log.write_scalars({"mfu": 0.5, "hfu": float("nan")}, step=3)
+    log.log_ends(None, SimpleNamespace(global_step=7), None)
+    assert seen == [(3, {"mfu": 0.5})]

@@ -103,3 +103,22 @@ def test_every_place_has_its_time(accumulated: int, tmp_path: Path, now: FakeNow
         evaluation = 1000.0 + PLACES["log"][0] + PLACES["send_to_device"][0] + PLACES["_prepare_input"][0]
         assert step.excluded_sec == {"validation": evaluation, "checkpoint": seconds_in("checkpoint")}
     assert window.mixed_phases == ()
+
+
+@pytest.mark.usefixtures("slow_libraries")
+def test_a_checkpoint_of_the_best_model_so_far_is_in_no_step(
+    tmp_path: Path, now: FakeNow, windows: list[WindowRecord]
+) -> None:
+    """The Trainer decides after the evaluation whether to save, when it has asked its callbacks for the last time."""
+    kind = type("Improving", (slow_trainer(now),), {"_determine_best_metric": lambda self, metrics, trial: True})
+    trainer = new_net_trainer(
+        tmp_path, SlowEvents(now), profiler(monitor=False), now=now, kind=kind, rows=Rows(8 * ROWS), eval_steps=1,
+        eval_strategy="steps", eval_dataset=Rows(ROWS), save_strategy="best", metric_for_best_model="loss",
+    )  # fmt: skip
+    schedule: Any = trainer.lr_scheduler
+    schedule.now, schedule.__class__ = now, SlowSchedule
+    trainer.train()
+    (window,) = windows
+    for step in window.timed_steps:
+        assert step.excluded_sec["checkpoint"] >= seconds_in("checkpoint")
+        assert step.seconds is not None and step.seconds.other == seconds_in("other", on_substep_end=0)

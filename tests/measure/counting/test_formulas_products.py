@@ -202,3 +202,9 @@ def test_a_complex_convolution_is_three_real_ones(make: Callable[..., nn.Module]
     with torch.inference_mode():
         assert total_flops(lambda: layer(values)) == 3 * one
     assert total_flops(lambda: layer(values).abs().sum().backward()) == 3 * 3 * one
+
+
+@pytest.mark.parametrize(("mask", "products"), [([True, True], 2), ([True, False], 1), ([False, True], 1)])
+def test_a_backward_makes_only_the_gradients_that_are_asked_for(mask: list[bool], products: int) -> None:
+    given = meta(3, 4), meta(4, 5)
+    assert work_of("aten::matmul_backward", meta(3, 5), *given, mask).flops == products * 2 * 3 * 4 * 5

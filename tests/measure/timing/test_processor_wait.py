@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,8 @@ from tests.fake_clock import FakeNow
 
 
 def test_what_two_timed_batches_had_and_waited_for() -> None:
-    """A thread waited 0.5 s of 2; another began to count at 5 s and waited no more; 300 ticks of 400 were busy."""
-    shown = iter([Counters({"1": 1.0, "2": 5.0}, 1000, 50), Counters({"1": 1.5, "2": 5.0, "3": 9.0}, 1300, 150)])
+    """One thread waited 0.5 s of 2, another 0.25, a third is new; 300 ticks of 400 were busy."""
+    shown = iter([Counters({"1": 1.0, "2": 5.0}, 1000, 50), Counters({"1": 1.5, "2": 5.25, "3": 9.0}, 1300, 150)])
     now, spent, heated = FakeNow(), iter([1.0, 1.5, 1.75]), iter([7.0, 7.5])
     watch = ProcessorWatch(lambda: next(shown), now, lambda: next(spent), lambda: next(heated))
     watch.follow(timed=False)
@@ -24,6 +25,7 @@ def test_what_two_timed_batches_had_and_waited_for() -> None:
     loss = watch.loss()
     assert loss is not None and (loss.seconds, loss.batches_sec) == (2.0, (0.5, 0.25))
     assert (loss.waited_share, loss.busy_share, loss.heat_share) == (0.25, 0.75, 0.25)
+    assert loss.idle_cores == (os.cpu_count() or 1) / 4
 
 
 @pytest.mark.parametrize("seconds", [0.1, 2.0])  # a tick is 10 ms

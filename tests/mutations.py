@@ -1,0 +1,455 @@
+"""Small mutations of the package, and the tests that must notice each: `make test-mutations`.
+
+A mutation counts as killed if the tests it names pass on the package as it is, and fail on the mutated one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+ALLOWED = 0.1  # of all mutations may survive
+_LIMIT_SEC = 600
+_FAILED = 1  # what pytest ends with if tests fail; any other status is no verdict
+
+
+class Mutation(NamedTuple):
+    """One change of one line."""
+
+    file: str  #: Below the package.
+    before: str  #: Stands in the file exactly once.
+    after: str
+    tests: str  #: Below tests/, with spaces between them.
+    why_it_survives: str = ""  #: The reason, where no test can or need notice it.
+
+
+_CLI, _STEPS = "test_cli.py", "run/test_step_flops.py"
+_TRACES = "analysis/test_trace_foreign.py analysis/test_trace_operators.py"
+
+MUTATIONS = (
+    # analysis
+    Mutation("analysis/stragglers.py", "_STANDARD_ERRORS = 4.0", "_STANDARD_ERRORS = 2.0", "analysis/test_ranks.py"),
+    Mutation("analysis/stragglers.py", "np.argsort(-late_sec", "np.argsort(late_sec", "analysis/test_ranks.py"),
+    Mutation("analysis/stragglers.py", "_MAIN_SHARE = 0.5", "_MAIN_SHARE = 0.9", "analysis/test_ranks.py"),
+    Mutation("analysis/stragglers.py", "/ max(1, len(values) - 1)", "/ max(1, len(values))", "analysis/test_ranks.py"),
+    Mutation("analysis/compare_figures.py", "4.60, 4.03,", "4.60, 4.30,", "analysis/test_compare.py"),
+    Mutation("analysis/compare_figures.py", "(1 / len(a) + 1 / len(b))", "(1 / len(a))", "analysis/test_compare.py"),
+    Mutation("analysis/compare_figures.py", "one.var(ddof=1)", "one.var(ddof=0)", "analysis/test_compare.py"),
+    Mutation("analysis/compare_figures.py", "ratio = b / a if a", "ratio = a / b if a", "analysis/test_compare.py"),
+    Mutation("analysis/step_flops.py", "for one in (min, max))", "for one in (min, max)) * 2", _STEPS),
+    Mutation("analysis/step_flops.py", "freedom = number - 1", "freedom = number", _STEPS),
+    Mutation("analysis/step_flops.py", "steps * shape.elements / other.elements", "steps", _STEPS),
+    Mutation("analysis/step_flops.py", "_SHARE = 0.005", "_SHARE = 0.05", _STEPS),
+    Mutation("analysis/step_flops.py", "real < processed", "real <= processed", _STEPS),
+    Mutation("analysis/throughput.py", "maximum=maximum * dp_size", "maximum=maximum", "analysis/test_throughput.py"),
+    Mutation("analysis/throughput.py", "minimum=minimum * dp_size", "minimum=minimum", "analysis/test_throughput.py"),
+    Mutation("analysis/throughput.py", "timed_tokens * dp_size", "timed_tokens", "analysis/test_throughput.py"),
+    Mutation(
+        "analysis/rates.py",
+        "if share is not None and share > 1",
+        "if share is not None and share > 9",
+        "analysis/test_throughput.py",
+    ),
+    Mutation(
+        "analysis/rates.py",
+        "return (processed - real) / processed",
+        "return real / processed",
+        "analysis/test_throughput.py run/test_step_flops.py report/test_text.py",
+    ),
+    Mutation(
+        "analysis/rates.py",
+        "sum(spent / peaks_flops_per_sec[dtype]",
+        "max(spent / peaks_flops_per_sec[dtype]",
+        "analysis/test_profile.py analysis/test_peak_flops.py",
+    ),
+    Mutation(
+        "analysis/budget.py",
+        "one.idle_ns + one.copies_ns",
+        "one.idle_ns",
+        "analysis/test_traced_step.py analysis/test_profile.py report/test_text.py",
+    ),
+    Mutation(
+        "analysis/collectives.py", "latency_ns.min(axis=0)", "latency_ns.max(axis=0)", "analysis/test_trace_ranks.py"
+    ),
+    Mutation(
+        "analysis/collectives.py", "return min(sum(known), most)", "return sum(known)", "analysis/test_trace_ranks.py"
+    ),
+    Mutation(
+        "analysis/ranks.py",
+        "context.dp_size * _ranks_of_one_copy(context)",
+        "context.dp_size",
+        "analysis/test_ranks.py",
+    ),
+    Mutation(
+        "analysis/ranks.py",
+        "min(exposed_us, median(waits_us))",
+        "median(waits_us)",
+        "analysis/test_ranks.py",
+        "no test has ranks that wait in calls which computation hides",
+    ),
+    Mutation("analysis/timing.py", "len(times) // 4 :", "len(times) // 3 :", "analysis/test_timing.py"),
+    Mutation("analysis/timing.py", "_STALLS_FROM * step", "0.5 * step", "analysis/test_timing.py"),
+    Mutation("analysis/timing.py", "if odd or not size", "if not size", "analysis/test_timing.py"),
+    Mutation("analysis/evidence.py", "1.0 - slow / fast", "1.0 - fast / slow", "analysis/test_advice.py"),
+    Mutation(
+        "analysis/evidence.py",
+        "(self.data_wait_share or 0.0) / 2",
+        "(self.data_wait_share or 0.0) * 2",
+        "analysis/test_advice.py",
+    ),
+    Mutation(
+        "analysis/advice.py", "if harmless is not None and ordered[0].changes", "if False", "analysis/test_advice.py"
+    ),
+    Mutation(
+        "analysis/memory.py",
+        "life.died > moment",
+        "life.died >= moment",
+        "measure/test_predicted_memory.py",
+        "events have numbers of their own: none ends in the one in which another begins",
+    ),
+    Mutation(
+        "analysis/memory.py",
+        "(total := sum(held.values())) > peak",
+        "(total := sum(held.values())) >= peak",
+        "measure/test_predicted_memory.py",
+        "of moments that hold equally much either may be named",
+    ),
+    Mutation(
+        "analysis/memory.py",
+        "self._peak(low + 1)) if low",
+        "self._peak(low)) if low",
+        "measure/test_predicted_memory.py test_memory_command.py",
+    ),
+    Mutation(
+        "analysis/peaks.py",
+        "given is not None:\n        return given",
+        "given is None:\n        return given",
+        "analysis/test_peak_flops.py",
+    ),
+    # measure
+    Mutation("measure/peaks.py", "2 * size**3 /", "size**3 /", _CLI),
+    Mutation("measure/peaks.py", "2 * _COPIED_BYTES /", "_COPIED_BYTES /", _CLI),
+    Mutation("measure/peaks.py", "best = min(best, timed())", "best = max(best, timed())", _CLI),
+    Mutation("measure/timing/processor_wait.py", "max(waits)", "sum(waits)", "measure/timing/test_processor_wait.py"),
+    Mutation(
+        "measure/timing/processor_wait.py",
+        "* idle / max(1, busy + idle)",
+        "* busy / max(1, busy + idle)",
+        "measure/timing/test_processor_wait.py",
+    ),
+    Mutation(
+        "measure/timing/phase_timer.py",
+        'if self._parts[-1] == "other":',
+        "if True:",
+        "measure/timing",
+    ),
+    Mutation(
+        "measure/timing/phase_timer.py",
+        "if running not in _PHASES:",
+        "if False:",
+        "measure/timing lightning/test_loops.py",
+    ),
+    Mutation("measure/timing/phase_timer.py", "if len(self._stamps) == 1:", "if True:", "measure/timing"),
+    Mutation("measure/tokens.py", "min(lengths) < 0", "min(lengths) <= 0", "measure/test_tokens.py"),
+    Mutation("measure/tokens.py", "1 in (lengths[0], lengths[-1])", "1 in lengths", "measure/test_tokens.py"),
+    Mutation("measure/tokens.py", "length * length for", "length for", "measure/test_tokens.py"),
+    Mutation("measure/tokens.py", "_IGNORED = -100", "_IGNORED = 0", "measure/test_tokens.py"),
+    Mutation(
+        "measure/recorder.py",
+        "min(max(self._settle_steps, steps), self._timing_steps)",
+        "max(self._settle_steps, steps)",
+        "measure/test_recorder.py",
+    ),
+    Mutation("measure/batches.py", "found.pop() if len(found) == 1", "found.pop() if found", "measure/test_batches.py"),
+    Mutation("measure/batches.py", "samples * per_sample", "per_sample", "measure/test_batches.py"),
+    Mutation(
+        "measure/parameter_sizes.py",
+        "size * expert_parallel_size(parameter)",
+        "size",
+        "measure/test_parameter_sizes.py",
+    ),
+    Mutation(
+        "measure/counting/formulas/products.py",
+        "return 2 * rows_of(values) * non_zeros(weight)",
+        "return rows_of(values) * non_zeros(weight)",
+        "measure/counting/test_formulas_products.py",
+    ),
+    Mutation(
+        "measure/counting/formulas/products.py",
+        "bool(mask[0]) + bool(mask[1])",
+        "bool(mask[0]) + 1",
+        "measure/counting/test_formulas_products.py",
+    ),
+    Mutation(
+        "measure/counting/formulas/products.py",
+        "(1 + bool(mask[3])) * layers",
+        "2 * layers",
+        "measure/counting/test_formulas_by_schema.py measure/counting/test_formulas_products.py",
+    ),
+    Mutation(
+        "measure/counting/formulas/attention.py",
+        "keys - queries if bottom_right else 0",
+        "0",
+        "measure/counting/test_formulas_attention.py",
+    ),
+    Mutation(
+        "measure/counting/formulas/attention.py",
+        "if right is None else right) + 1",
+        "if right is None else right)",
+        "measure/counting/test_formulas_attention.py",
+    ),
+    Mutation(
+        "measure/counting/formulas/convolution.py",
+        "sum(map(bool, wanted)) * plain",
+        "2 * plain",
+        "measure/counting/test_formulas_by_schema.py measure/counting/test_formulas_products.py",
+    ),
+    Mutation(
+        "measure/counting/formulas/estimates.py",
+        "14 * m * n * n + 8",
+        "4 * m * n * n + 8",
+        "measure/counting/test_formulas_estimates.py",
+    ),
+    Mutation(
+        "measure/counting/formulas/estimates.py",
+        "4 if dims == 2 else 8",
+        "8",
+        "measure/counting/test_formulas_estimates.py",
+    ),
+    # run
+    Mutation(
+        "run/monitor.py",
+        "self._since += self.now() - self._outside_since",
+        "pass",
+        "lightning/test_loops.py loops/test_plain_loop.py run/test_monitor.py",
+    ),
+    Mutation("run/monitor.py", "if not profiled:", "if True:", "run/test_monitor.py"),
+    Mutation("run/monitor.py", "0.0 if ends_step else seconds", "0.0", "run/test_monitor.py"),
+    Mutation("run/monitor.py", "if self._fetches > 1 or not inside", "if not inside", "run/test_monitor.py"),
+    Mutation("run/monitor.py", "2 * self.length", "self.length", "run/test_monitor.py"),
+    Mutation("run/ranks.py", "min(window.deadline, ends)", "ends", "ranks/test_ranks.py"),
+    Mutation("run/ranks.py", "sent >= self._world_size - 1", "sent >= self._world_size", "ranks/test_ranks.py"),
+    Mutation(
+        "run/ranks.py", "return answer if answer.rank == rank else", "return answer if True else", "ranks/test_ranks.py"
+    ),
+    Mutation("run/output.py", 'f"{folder}_logs" if', "folder if", "run/test_output.py"),
+    Mutation(
+        "run/output.py",
+        "logging.DEBUG if self._has_failed",
+        "logging.WARNING if self._has_failed",
+        "run/test_output.py lightning/test_exceptions.py",
+    ),
+    Mutation(
+        "run/throughput.py",
+        "samples * per_sample if samples",
+        "per_sample if samples",
+        "loops/test_outputs.py",
+    ),
+    # sinks
+    Mutation("sinks/file.py", "_WITHOUT_LINKS = {errno.EPERM, ", "_WITHOUT_LINKS = {", "sinks/test_file.py"),
+    Mutation("sinks/file.py", "draft.unlink(missing_ok=True)", "pass", "sinks/test_file.py"),
+    Mutation("sinks/file.py", "number = after + 1", "number = 1", "sinks/test_file.py"),
+    Mutation("sinks/file.py", "local = local.resolve()", "local = local.absolute()", "sinks/test_file.py"),
+    Mutation(
+        "sinks/services.py", "not in self._refused and not ours", "not in self._refused", "sinks/test_services.py"
+    ),
+    Mutation(
+        "sinks/services.py",
+        "math.isfinite(value)",
+        "True",
+        "sinks/test_services.py",
+    ),
+    Mutation(
+        "sinks/profile_files.py",
+        "not one.whose, one.written",
+        "one.written, not one.whose",
+        "sinks/test_profile_files.py",
+    ),
+    Mutation("sinks/profile_files.py", "one.logs == root, not", "not", "sinks/test_profile_files.py"),
+    # report, units, config, schema
+    Mutation(
+        "report/headline.py",
+        "batch if context.dp_size == 1",
+        "batch if context.world_size == 1",
+        "report/test_answer.py",
+    ),
+    Mutation("report/headline.py", "if one.typical_sec > 0", "if one.typical_sec >= 0", "report/test_answer.py"),
+    Mutation(
+        "report/scalars.py", "None if samples is None else samples * dp_size", "samples", "report/test_scalars.py"
+    ),
+    Mutation("report/scalars.py", 'highest = {"mfu": 1.0', 'highest = {"mfu": 9.0', "report/test_scalars.py"),
+    Mutation("units.py", 'Decimal("999.5")', "Decimal(1000)", "test_units.py"),
+    Mutation("units.py", 'number < Decimal("0.005")', 'number < Decimal("0.05")', "test_units.py"),
+    Mutation(
+        "config/rules.py",
+        "_require(0 < len(value) <= _MOST_STEPS)",
+        "_require(len(value) <= _MOST_STEPS)",
+        "test_config.py",
+    ),
+    Mutation(
+        "config/rules.py",
+        "_require(schedule.active and schedule.repeat)",
+        "_require(schedule.active)",
+        "test_config.py",
+    ),
+    # commands
+    Mutation("commands/peak.py", "_STARVED = 0.05", "_STARVED = 0.5", _CLI),
+    Mutation("commands/compare.py", "Status.INCONCLUSIVE, Status.HOLDS,", "Status.HOLDS, Status.INCONCLUSIVE,", _CLI),
+    Mutation("commands/compare.py", "runs[places[0] + 1 :]", "runs[places[0] + 2 :]", _CLI),
+    # trace
+    Mutation("trace/flops.py", "holds[links.operator_of_launch[trace.device_rows]] = True", "pass", _TRACES),
+    Mutation(
+        "trace/intervals.py",
+        "starts[1:] > reached[:-1]",
+        "starts[1:] > ends[:-1]",
+        "analysis/test_trace_views.py analysis/test_trace_steps.py analysis/test_trace_known_answers.py",
+    ),
+    Mutation(
+        "trace/intervals.py",
+        "before[begun] - np.maximum(until[begun] - moments, 0)",
+        "before[begun]",
+        "analysis/test_trace_steps.py analysis/test_trace_known_answers.py",
+    ),
+    # adapters
+    Mutation(
+        "adapters/transformers.py",
+        'self.trainer.args.save_strategy == "best"',
+        "False",
+        "transformers/test_trainer_phases.py transformers/test_trainer_callback.py",
+    ),
+    Mutation(
+        "adapters/lightning.py",
+        "return min((one.num_workers",
+        "return max((one.num_workers",
+        "lightning/test_loops.py lightning/test_import_roots.py",
+    ),
+    Mutation("adapters/place.py", "if is_theirs and inner is not None", "if inner is not None", "loops/test_place.py"),
+    Mutation("adapters/place.py", 'if name != "ep"', "if name", "loops/test_place.py"),
+    Mutation(
+        "adapters/steps.py",
+        "self.inside.fetches > 1 or self.inside.left_out",
+        "self.inside.left_out",
+        "loops/test_steps.py",
+    ),
+    Mutation("adapters/steps.py", "self.away &= not is_known", "self.away = False", "loops/test_steps.py"),
+)
+
+
+class _Verdict(NamedTuple):
+    mutation: Mutation
+    words: str  #: "killed", "survived", or why there is no verdict.
+
+
+def _wrong(mutation: Mutation) -> str:
+    """Why *mutation* is none of today's package; empty if it is one."""
+    path = ROOT / "lightning_flops" / mutation.file
+    found = path.read_text(encoding="utf-8").count(mutation.before) if path.exists() else 0
+    missing = [test for test in mutation.tests.split() if not (ROOT / "tests" / test.partition("::")[0]).exists()]
+    if found != 1:
+        return f"`{mutation.before}` stands {found} times in {mutation.file}, and must stand there once"
+    return f"there is no tests/{missing[0]}" if missing or not mutation.tests else ""
+
+
+def _copy_to(folder: Path) -> None:
+    """The tree as git sees it, with what is not committed."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def _ends_with(folder: Path, tests: str) -> int:
+    """What pytest ends with in the copy in *folder*; a run that never ends has failed."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    names = [f"tests/{one}" for one in tests.split()]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        run = subprocess.run(
+            [*command, "-m", "not slow", *names], cwd=folder, env=environment, capture_output=True, timeout=_LIMIT_SEC
+        )
+    except subprocess.TimeoutExpired:
+        return _FAILED
+    return run.returncode
+
+
+def _tried(mutation: Mutation, folder: Path) -> str:
+    path = folder / "lightning_flops" / mutation.file
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(mutation.before, mutation.after), encoding="utf-8")
+    try:
+        status = _ends_with(folder, mutation.tests)
+    finally:
+        path.write_text(text, encoding="utf-8")
+    return {0: "survived", _FAILED: "killed"}.get(status, f"no verdict: pytest ended with {status}")
+
+
+def run(mutations: Iterable[Mutation], *, jobs: int) -> list[_Verdict]:
+    """Try *mutations*, so many at a time, each in a copy of the tree, after their tests have passed without them."""
+    mutations = list(mutations)
+    with tempfile.TemporaryDirectory() as base, ThreadPoolExecutor(jobs) as pool:
+        folders: SimpleQueue[Path] = SimpleQueue()
+        for number in range(jobs):
+            _copy_to(folder := Path(base, str(number)))
+            folders.put(folder)
+
+        def plain(tests: str) -> int:
+            folder = folders.get()
+            try:
+                return _ends_with(folder, tests)
+            finally:
+                folders.put(folder)
+
+        def tried(mutation: Mutation) -> _Verdict:
+            words = _wrong(mutation)
+            if not words and passes[mutation.tests] != 0:
+                words = f"no verdict: its tests end with {passes[mutation.tests]} without it"
+            if not words:
+                folder = folders.get()
+                try:
+                    words = _tried(mutation, folder)
+                finally:
+                    folders.put(folder)
+            print(f"{words:10} {mutation.file}: {mutation.before.splitlines()[0]}", flush=True)
+            return _Verdict(mutation, words)
+
+        named = sorted({one.tests for one in mutations if not _wrong(one)})
+        passes = dict(zip(named, pool.map(plain, named), strict=True))
+        return list(pool.map(tried, mutations))
+
+
+def main() -> int:
+    """Try all mutations, or those whose file has a word of the command line in its path; 0: enough are killed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="*", help="words of files' paths; without any, all mutations are tried")
+    parser.add_argument("--jobs", type=int, default=2, help="how many are tried at a time")
+    given = parser.parse_args()
+    chosen = [one for one in MUTATIONS if not given.only or any(word in one.file for word in given.only)]
+    verdicts = run(chosen, jobs=given.jobs)
+    killed = sum(one.words == "killed" for one in verdicts)
+    print(f"\n{killed} of {len(verdicts)} mutations were killed.")
+    for mutation, verdict in verdicts:
+        if verdict != "killed":
+            print(f"{verdict}: {mutation.file}: {mutation.before!r} -> {mutation.after!r} {mutation.why_it_survives}")
+    has_errors = any(one.words not in ("killed", "survived") for one in verdicts)
+    return int(has_errors or killed < (1 - ALLOWED) * len(verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
