@@ -11,7 +11,7 @@ export XDG_CACHE_HOME := $(CURDIR)/.cache
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-deepspeed-suite test-hta test-mutations test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-memory bench-ranks bench-advice bench-twins bench-stragglers bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
+.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-oldest test-deepspeed-suite test-hta test-mutations test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-memory bench-ranks bench-advice bench-twins bench-stragglers bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-all  the same, with the slow tests"
 	@echo "make test-deepspeed-0.16  DeepSpeed's tests with its older version, in an environment of their own"
 	@echo "make test-newest-torch  tests of the counter with the newest torch, in an environment of their own"
+	@echo "make test-oldest  tests of the callback with the oldest torch and Lightning, in an environment of their own"
 	@echo "make test-deepspeed-suite DEEPSPEED_SOURCE=folder  DeepSpeed's own tests without and with this project"
 	@echo "make test-hta  hold tables of traces to those of HolisticTraceAnalysis"
 	@echo "make test-mutations  small mutations of the package, and whether the tests that are named notice each"
@@ -105,6 +106,22 @@ $(NEWEST_VENV)/.installed: pyproject.toml constraints.txt
 	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint $(NEWEST_VENV)/constraints.txt --editable '.[lightning,trace,transformers]' torch==$(NEWEST_TORCH) \
 		cloudpickle expecttest hypothesis pytest pytest-timeout
+	@touch $@
+
+# The oldest torch and Lightning that are served. This Lightning keeps Ctrl-C to itself: not all tests can hold there.
+OLDEST_VENV := .venv-oldest
+
+test-oldest: $(OLDEST_VENV)/.installed
+	OMP_NUM_THREADS=1 $(OLDEST_VENV)/bin/python -m pytest tests/test_pytorch.py tests/lightning/test_callback.py \
+		tests/lightning/test_import_roots.py -k "not command_line"
+
+$(OLDEST_VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(OLDEST_VENV)/bin/python || $(PYTHON) -m venv $(OLDEST_VENV)
+	grep -vE '^(torch|torchmetrics|torchvision|nvidia|triton|deepspeed|lightning|pytorch-lightning|fsspec|packaging|numpy)' \
+		constraints.txt > $(OLDEST_VENV)/constraints.txt
+	$(OLDEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint $(OLDEST_VENV)/constraints.txt --editable '.[trace,transformers,tensorboard]' torch==2.7.1 \
+		lightning==2.2.5 pytorch-lightning==2.2.5 'jsonargparse[signatures]' 'setuptools<81' cloudpickle pytest pytest-timeout
 	@touch $@
 
 # Builds the page's script and style, which lie in the package, from their sources.
@@ -275,4 +292,4 @@ $(BENCH_VENV)/.installed-zoo: $(BENCH_VENV)/.installed-bench
 	@touch $@
 
 clean:
-	rm -rf $(BENCH_VENV) $(HTA_VENV) $(LIGHTNING_VENV) $(NEWEST_VENV) $(OLD_VENV) $(VENV) lightning_logs logs site
+	rm -rf $(BENCH_VENV) $(HTA_VENV) $(LIGHTNING_VENV) $(NEWEST_VENV) $(OLDEST_VENV) $(OLD_VENV) $(VENV) lightning_logs logs site

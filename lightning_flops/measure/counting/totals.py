@@ -45,7 +45,7 @@ def _matrices_of(module: nn.Module) -> Iterable[nn.Parameter]:
 
 def _storage(tensor: torch.Tensor) -> int:
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):  # sparse, or of functorch: such a tensor stands for itself
         return id(tensor)
 
