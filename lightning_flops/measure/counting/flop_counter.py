@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from lightning_flops.measure import patches
 from lightning_flops.measure.counting.attribution import Backward, Running, Threads, ThreadState, reaches
@@ -244,7 +243,7 @@ class FlopCounter:
         if depth := state.depth_of(module):
             running, end = state.stack[depth], sequence_number()
             if running.module in self._totals.unread:
-                self._totals.read(running.module, tensors_in(tree_leaves(output)))
+                self._totals.read(running.module, tensors_in((output,)))
             if state.task() == NO_GRAPH_TASK and 0 < running.start < end and running.task == NO_GRAPH_TASK:
                 state.graphs.append((running.module, running.start, end))
             if any(running.pushed for running in state.stack[depth:]):

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import is_grad_enabled, nn
-from torch.utils._pytree import tree_leaves
 
 from lightning_flops.measure.counting.attribution import Threads, ThreadState
 from lightning_flops.measure.counting.compiled import CompiledCode
@@ -37,6 +36,7 @@ from lightning_flops.measure.torch_private.needed import (
     pushed,
     run_python_kernel,
     sequence_number,
+    tree_leaves,
     unwraps_subclass,
 )
 from lightning_flops.measure.torch_private.optional import is_compiled

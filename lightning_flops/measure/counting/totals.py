@@ -39,7 +39,7 @@ class Cell:
 
 def _matrices_of(module: nn.Module) -> Iterable[nn.Parameter]:
     """Its own parameters of two dimensions and more, but those of a library's class, which may keep it elsewhere."""
-    own = (one for one in module._parameters.values() if type(one) is nn.Parameter)
+    own = (one for one in module.parameters(recurse=False) if type(one) is nn.Parameter)
     return (one for one in own if one.dim() > 1 and one.numel())
 
 
@@ -81,7 +81,7 @@ class Totals:
 
         In inference mode torch does not show every operator.
         """
-        known = module._modules or name in self.calls or torch.is_inference_mode_enabled()
+        known = any(True for _ in module.children()) or name in self.calls or torch.is_inference_mode_enabled()
         matrices = [] if known else [*map(weakref.ref, _matrices_of(module))]
         if matrices:
             self.unread[name] = type(module).__qualname__, matrices

@@ -489,6 +489,7 @@ def unwraps_subclass(tensor_type: type) -> bool:
     return not is_fake(tensor_type)
 
 
+tree_leaves: Any = take("torch.utils._pytree:tree_leaves")
 tree_map_only: Any = take("torch.utils._pytree:tree_map_only")
 """Maps a function over what containers hold of a type."""
 
