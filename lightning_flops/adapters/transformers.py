@@ -144,8 +144,14 @@ class TrainerAdapter(LoopAdapter):
             (Accelerator, "clip_grad_norm_", "optimizer", trainer.accelerator),
             (type(model), "zero_grad", "optimizer", model),
         ):
-            begins = safe(lambda one, *_, part=part, **__: one.run.enter(part, counts=False))
+            begins = safe(lambda one, *_, part=part, **__: one.part_begins(part))
             hear(self, owner, name, stack, begins=begins, ends=safe(lambda one, _: one.run.leave()), of=of)
+
+    def part_begins(self, part: str) -> None:
+        """A *part* begins; the transfer of the next batch ends the saving of a best model, as no event does."""
+        if part == "transfer" and self.run.between == "checkpoint":
+            self._goes_away("")
+        self.run.enter(part, counts=False)
 
     # ---- batches
 

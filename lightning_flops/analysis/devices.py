@@ -107,7 +107,8 @@ H20               148     74       44     296     296     -  datasheet; its memo
 B100                  1750    875       60    3500    3500    7000     -  HGX B100 datasheet: an eighth
 B200                  2250   1125        -    4500    4500    9000     -  DGX and HGX datasheets: an eighth
 GB200                 2500   1250        -    5000    5000   10000  8000  datasheet: 16 TB/s of two
-B300( SXM6 AC)?       2250   1125        -    4500       -   13500     -  HGX datasheet: an eighth of 108 PFLOPS
+# HGX B300's float4 is published as 105 and as 108 PFLOPS of eight.
+B300( SXM6 AC)?       2250   1125        -    4500       -       -     -  HGX datasheet
 GB300                 2500   1250        -    5000       -   15000     -  NVL72 datasheet: 1,080 PFLOPS of 72
 RTX PRO 6000 Blackwell Workstation Edition  503.8  251.9    125.9  1007.6  1007.6    2000  1792  datasheet: 4,000 sparse
 RTX PRO 6000 Blackwell Server Edition    500    250      120    1000       -    2000  1597  datasheet: 4,000 sparse

@@ -19,7 +19,6 @@ from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.step import Advice
 from lightning_flops.units import percent, plain
 
-_COLD_SEC = 0.001  # at most of a step that finds its caches cold
 _PROFILER, _MATCHER, _OWN = "PyTorch Profiler's recommendations", "torch.profiler's pattern matcher", "this project"
 _NAMED = 3
 _MOSTLY = 0.5
@@ -75,16 +74,6 @@ class Rule:
 
 
 # ---- measures and words
-
-
-def _with_cold_caches(evidence: Evidence, measured: float) -> float | None:
-    """What else ran meanwhile has left the caches, or the processor has slept: the rest of the step is slower for it.
-
-    Ten milliseconds of sleep, or 6 MB of other memory, make forward, backward and update slower by 0.6 to 1.2 ms and by
-    0.2 to 4.2 where these took 0.4 to 5 ms, and by nothing that is seen where they take 30 or 120.
-    """
-    cold = 0.0 if evidence.on_gpu or not evidence.step_sec else _COLD_SEC / evidence.step_sec
-    return measured + min(cold, (1.0 - measured) / 2, measured)
 
 
 def _of_products(dtype: str, faster: str, evidence: Evidence, measured: float) -> float | None:
@@ -156,9 +145,6 @@ def _of_straggler(evidence: Evidence) -> Mapping[str, str]:
 RULES: tuple[Rule, ...] = (
     Rule(
         name="line",
-        saves=_with_cold_caches,
-        ceiling="its share, and what the rest of the step loses to cold caches: up to a millisecond, half of the rest, "
-        "or as much again",
         words=partial(_line, "line"),
         fact="{measured} of the step ({part}) is {line}.",
         remedy="Do it every so many steps, for all tensors at once, or in another process.",

@@ -231,22 +231,6 @@ def test_precision_saves_what_the_peaks_and_the_share_of_the_products_say() -> N
 
 
 @pytest.mark.parametrize(
-    ("share", "step_sec", "on_gpu", "saves"),
-    [
-        (0.8, 0.01, False, 0.9),  # 2 ms of rest, half of which caches may cost
-        (0.3, 0.1, False, 0.31),  # a millisecond
-        (0.2, 0.003, False, 0.4),  # as much again
-        (0.8, 0.01, True, 0.8),
-    ],
-)
-def test_a_line_saves_also_what_cold_caches_cost_the_rest(
-    share: float, step_sec: float, on_gpu: bool, saves: float
-) -> None:
-    evidence = Evidence(shares={"line": share}, causes={"line": (SAVES,)}, step_sec=step_sec, on_gpu=on_gpu)
-    assert only(evidence).ceiling == pytest.approx(saves)
-
-
-@pytest.mark.parametrize(
     ("workers", "cores", "idle", "saves"),
     [
         (0, 2, 1.0, 0.2),  # 80 ms to load, by one worker: no step is shorter

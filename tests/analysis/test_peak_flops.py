@@ -33,7 +33,6 @@ from tests.report.windows import build_profile
         ("NVIDIA RTX 4500 Ada Generation", "float8", 317.0),
         ("NVIDIA RTX 2000 Ada Generation", "float16", 48.0),
         ("Tesla P100-PCIE-16GB", "float32", 9.3),
-        ("NVIDIA B300 SXM6 AC", "float4", 13_500.0),
         ("NVIDIA GB300", "float4", 15_000.0),
         ("NVIDIA L4", "bfloat16", 121.0),
         ("NVIDIA L40", "bfloat16", 181.0),
