@@ -142,7 +142,8 @@ def _phases(profile: Profile) -> str:
     shown = []
     for name, one in profile.phases.items():
         mfu = NOT_AVAILABLE if one.mfu is None else percent(one.mfu)
-        shown.append(f"{name} {percent(one.ratio)}" + ("" if name == REST else f" (MFU {mfu})"))
+        has_peak = name != REST and profile.peaks_flops_per_sec  # why there is none is said of the step's MFU
+        shown.append(f"{name} {percent(one.ratio)}" + (f" (MFU {mfu})" if has_peak else ""))
     return f"Phases: {' · '.join(shown)}." if shown and profile.timing is not None else ""
 
 

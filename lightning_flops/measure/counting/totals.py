@@ -89,8 +89,9 @@ class Totals:
     def read(self, name: str, tensors: Iterable[torch.Tensor], out: Iterable[torch.Tensor] = ()) -> None:
         """In the module of this name *tensors* were read to make *out*, which is no view of them."""
         seen = {_storage(one) for one in tensors}.difference(map(_storage, out))
-        if any(_storage(one) in seen for held in self.unread[name][1] if (one := held()) is not None):
-            del self.unread[name]
+        _, matrices = self.unread.get(name, ("", ()))
+        if any(_storage(one) in seen for held in matrices if (one := held()) is not None):
+            self.unread.pop(name, None)  # another thread may have
 
     def add(self, cell: Cell, phase: FlopPhase, dtype: str, flops: int, skipped: int) -> None:
         """Add FLOPs to a cell of *phase* and *dtype*."""
