@@ -254,7 +254,7 @@ def _gpt2(account: Account) -> Any:
         layer = 2 * tokens * WIDTH * (3 + 1 + 4 + 4) * WIDTH + 2 * (2 * tokens * LENGTH * WIDTH)
         head = 2 * (tokens - rows) * WIDTH * VOCABULARY  # TRL's loss leaves out each last position
         # It computes the logits anew in the backward, in chunks, as it never keeps all of them.
-        account.computed(forward=layer + head, backward=2 * layer + 3 * head)
+        account.computed(forward=layer + head, backward=2 * (layer + head), recompute=head)
         account.handled(rows)
 
     model.register_forward_pre_hook(called, with_kwargs=True)
