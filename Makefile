@@ -227,7 +227,7 @@ bench-counting: $(BENCH_VENV)/.installed-bench
 # ONLY=llama takes some of them, and prints their table.
 bench-zoo: export OMP_NUM_THREADS ?= 1
 bench-zoo: $(BENCH_VENV)/.installed-zoo
-	$(BENCH_VENV)/bin/python -m benchmarks.zoo $(if $(ONLY),--only '$(ONLY)') $(if $(LIMIT),--seconds $(LIMIT))
+	PYTHONPATH=$(BENCH_VENV)/timm $(BENCH_VENV)/bin/python -m benchmarks.zoo $(if $(ONLY),--only '$(ONLY)') $(if $(LIMIT),--seconds $(LIMIT))
 
 bench-time: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.step_cost
@@ -285,10 +285,11 @@ $(BENCH_VENV)/.installed-bench: pyproject.toml constraints.txt benchmarks/constr
 		--editable '.[deepspeed,lightning,trace,transformers]'
 	@touch $@
 
-# Without what it asks for: its torchvision is a build for one exact torch, and no model of its that runs here needs it.
+# Without what it asks for: its torchvision is a build for one exact torch, and no model of its that runs here needs it. It
+# is seen by the zoo alone: transformers, and a peer with it, would import it, and then miss torchvision.
 $(BENCH_VENV)/.installed-zoo: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		--constraint benchmarks/constraints.txt timm
+		--constraint benchmarks/constraints.txt --target $(BENCH_VENV)/timm timm
 	@touch $@
 
 clean:
