@@ -230,7 +230,7 @@ class EngineAdapter(PhasedAdapter):
                 self._evaluation_begins(since_batch=True)
             run.enter("forward", counts=False)
         elif self._is_whole:
-            self._steps_go_on()
+            self.run.between_steps("")  # an evaluation is over, or what was before the first step
             if self._batch.backward_done:
                 self._batch_ends()  # a loop that says itself where steps end calls engine.step only there
             is_first, self._in_step = not self._batch.shapes, True
@@ -267,7 +267,8 @@ class EngineAdapter(PhasedAdapter):
 
     def _step_begins(self, *_: Any, **__: Any) -> None:
         self._updates = int(self.engine.global_steps)
-        self._steps_go_on()
+        if self._is_whole:
+            self.run.between_steps("")
         self.run.enter("optimizer", counts=bool(self.engine.is_gradient_accumulation_boundary()))
 
     def _step_ends(self, _: Any) -> None:
@@ -294,8 +295,3 @@ class EngineAdapter(PhasedAdapter):
         if self.run.between != "validation":
             self.run.tokens.fetched.clear()
             self.run.between_steps("validation", since_batch=since_batch)
-
-    def _steps_go_on(self) -> None:
-        """An evaluation is over, or what was before the first step."""
-        if self._is_whole:
-            self.run.between_steps("")

@@ -69,7 +69,7 @@ class PipelineAdapter(EngineAdapter):
         engine = self.engine
         hooks: Hooks = {
             **self.hooks_around_steps(),
-            "train_batch": (lambda *_, **__: self._steps_go_on(), self._train_batch_ends),
+            "train_batch": (lambda *_, **__: self.run.between_steps(""), self._train_batch_ends),
             "eval_batch": (lambda *_, **__: self.run.outside("validation"), lambda _: self.run.inside()),
         }
         if self._loads:

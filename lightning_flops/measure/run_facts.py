@@ -81,7 +81,7 @@ def _optimizer_facts(optimizer: Any, device: torch.device) -> OptimizerFacts:
 
 def _updates(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
     """How the optimizer updates its parameters, as torch chooses it."""
-    group = {**optimizer.defaults, **optimizer.param_groups[0]}
+    group = {**optimizer.defaults, **next(iter(optimizer.param_groups), {})}
     if group.get("fused"):
         return "fused"
     if "foreach" not in group:

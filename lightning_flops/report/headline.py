@@ -141,9 +141,9 @@ def _phases(profile: Profile) -> str:
     """The phases of a step that has some beside training."""
     shown = []
     for name, one in profile.phases.items():
-        mfu = NOT_AVAILABLE if one.mfu is None else percent(one.mfu)
-        has_peak = name != REST and profile.peaks_flops_per_sec  # why there is none is said of the step's MFU
-        shown.append(f"{name} {percent(one.ratio)}" + (f" (MFU {mfu})" if has_peak else ""))
+        # Without a peak, why there is no MFU is said of the step's.
+        mfu = f" (MFU {percent(one.mfu)})" if name != REST and profile.peaks_flops_per_sec else ""
+        shown.append(f"{name} {percent(one.ratio)}{mfu}")
     return f"Phases: {' · '.join(shown)}." if shown and profile.timing is not None else ""
 
 
