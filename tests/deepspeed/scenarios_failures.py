@@ -15,7 +15,7 @@ from tests.deepspeed.scenario import scenario
 
 STEPS = 10
 PLACES: dict[type, str] = {
-    EngineAdapter: "_hooks mark_parts _forward_begins _step_begins _step_ends _batch_ends _gradients_are_there "
+    EngineAdapter: "_hooks mark_parts _forward_begins _step_begins _step_ends _batch_ends _gradients_are_there",
     Run: "begin fetch_begins fetch_ends batch_begins enter leave outside inside claim batch_done log context finish",
 }
 """Methods that the profiler is made to fail in: each is a hook, or what a hook calls."""
