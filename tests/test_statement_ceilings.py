@@ -1,7 +1,7 @@
 """Most statements that each folder of the package may have: a mechanism has a price.
 
-A ceiling leaves about 5% of room. Nothing here counts lines, but for what a reader takes in of one file: a budget in
-lines buys wide lines. 530 are those of memory that is predicted on fake tensors, 430 those of planned jobs.
+A ceiling leaves a few statements of room. Nothing here counts lines, but for what a reader takes in of one file: a
+budget in lines buys wide lines.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import lightning_flops
 PACKAGE = Path(lightning_flops.__file__).parent
 MOST_STATEMENTS = {
     "(root)": 1_277,
-    "adapters": 2_295,
-    "analysis": 3_440,
+    "adapters": 2_298,
+    "analysis": 3_432,
     "commands": 520,
     "config": 366,
-    "measure": 5_460,
+    "measure": 5_440,
     "report": 1_926,
     "run": 1_372,
     "schema": 1_003,
@@ -41,7 +41,7 @@ def test_every_folder_has_a_ceiling_and_keeps_to_it() -> None:
     statements = {folder: statements_of(folder) for folder in MOST_STATEMENTS}
     print(*(f"{one:<12}{count:>8,} of {MOST_STATEMENTS[one]:,}" for one, count in statements.items()), sep="\n")  # noqa: T201
     assert [folder for folder, count in statements.items() if count > MOST_STATEMENTS[folder]] == []
-    assert sum(MOST_STATEMENTS.values()) <= 20_150
+    assert sum(MOST_STATEMENTS.values()) <= 20_091
 
 
 def test_no_file_is_longer_than_a_reader_takes_in() -> None:
