@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -73,6 +74,11 @@ def test_no_line_of_an_undo_loses_a_wrapper_to_ctrl_c(several: bool) -> None:
     assert at > 10
 
 
+def _counts(model: nn.Module) -> None:
+    with FlopCounter(model):
+        model(torch.ones(1, 2))
+
+
 def test_no_line_of_the_end_of_counting_leaves_anything_on_torch() -> None:
     model = nn.Linear(2, 2)
     before, at, came = torch_state(), 0, True
@@ -85,6 +91,10 @@ def test_no_line_of_the_end_of_counting_leaves_anything_on_torch() -> None:
         assert torch_state() == before, at
         assert counter.total().forward == 8
     assert at > 50
+    elsewhere = threading.Thread(target=_counts, args=(model,), daemon=True)
+    elsewhere.start()
+    elsewhere.join(60)
+    assert not elsewhere.is_alive(), "what was interrupted holds a lock that every counter of this process needs"
 
 
 def test_an_undo_that_fails_keeps_no_other_from_running() -> None:

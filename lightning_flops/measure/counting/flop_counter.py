@@ -167,7 +167,7 @@ class FlopCounter:
         )
         undo.callback(optimizers.remove)
         optimizers.put_up()
-        undo.enter_context(watch_functions(self._mode.function_runs))
+        watch_functions(undo, self._mode.function_runs)
         at_backward = partial(self._failed, "the beginning of a backward")
         patches.listen(undo, torch.autograd, ENGINE_ENTRY, self._backward_begins, failed=at_backward)
         at_begin, at_end = (partial(self._failed, f"the {one} of a repeated forward") for one in ("beginning", "end"))

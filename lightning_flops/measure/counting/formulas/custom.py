@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar, overload
 
 import torch
@@ -15,6 +15,7 @@ from lightning_flops.measure.counting.formulas.contract import Entry, Formula, n
 from lightning_flops.measure.counting.formulas.registry import forget_entries, heard_kernels, user_formulas
 from lightning_flops.measure.torch_private.needed import HigherOrderOperator, OpOverload, OpOverloadPacket, schema_of
 from lightning_flops.measure.torch_private.optional import custom_operator_name
+from lightning_flops.signals import Undo
 
 F = TypeVar("F", bound=Formula | int)
 
@@ -170,7 +171,7 @@ def _watch(
         if torch.compiler.is_compiling() or not _listeners:
             return original(*args, **kwargs)
         with ExitStack() as entered:
-            returned = [entered.enter_context(listener(_entries[key][1])) for listener in _listeners]
+            returned = [entered.enter_context(listener(_entries[key][1])) for listener in list(_listeners)]
             out = original(*args, **kwargs)
             shown = {name: value for name, value in kwargs.items() if name not in hidden}
             for take in returned:
@@ -180,13 +181,11 @@ def _watch(
     setattr(owner, attribute, staticmethod(call) if isinstance(owner, type) and not is_module else call)
 
 
-@contextmanager
-def watch_functions(listener: Listener) -> Iterator[None]:
-    """Inside, *listener*, which raises nothing, is entered around each call of a registered function or kernel."""
-    with _lock:
-        _listeners.append(listener)
-    try:
-        yield
-    finally:
-        with _lock:
-            _listeners.remove(listener)
+def watch_functions(undo: Undo, listener: Listener) -> None:
+    """Until *undo* is closed, *listener*, which raises nothing, is entered around each call of what is registered."""
+
+    def drop() -> None:
+        _listeners[:] = [one for one in _listeners if one is not listener]
+
+    undo.callback(drop)
+    _listeners.append(listener)
