@@ -11,7 +11,7 @@ export XDG_CACHE_HOME := $(CURDIR)/.cache
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-oldest test-deepspeed-suite test-hta test-mutations test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-memory bench-ranks bench-advice bench-twins bench-stragglers bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
+.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-oldest test-deepspeed-suite test-hta test-mutations test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-memory bench-advice bench-twins bench-stragglers bench-loops bench-traces bench-foreign-traces bench-faults gpu clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -33,9 +33,7 @@ help:
 	@echo "make bench-counting  what counting costs, beside the peers"
 	@echo "make bench-zoo  hundreds of architectures of transformers and timm beside an oracle of their Python calls"
 	@echo "make bench-time  whether reported times are those of an unprofiled run, and what timing and tracing cost"
-	@echo "make bench-deepspeed  what DeepSpeed's own profiler prints and what this one does, side by side"
 	@echo "make bench-memory  predicted peak memory beside the CPU allocator's, and torch's MemTracker"
-	@echo "make bench-ranks  what merging the records of 4,096 ranks takes, and how long their report is"
 	@echo "make bench-advice  whether the first advice names what is planted in small programs, and what obeying it saves"
 	@echo "make bench-loops  loops as people write them, each beside its own account of samples, steps, seconds and FLOPs"
 	@echo "make bench-twins  whether a comparison names nothing between two runs of a program, and what was planted between two"
@@ -249,10 +247,6 @@ bench-twins: $(VENV)/.installed-dev
 bench-stragglers: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.stragglers
 
-# Writes benchmarks/results/deepspeed_side_by_side.md anew; takes several minutes.
-bench-deepspeed: $(VENV)/.installed-dev
-	$(RUN) -m benchmarks.deepspeed_side_by_side
-
 # On a machine with an NVIDIA GPU, with whatever torch and Lightning are there: nothing is installed. Under nine minutes;
 # writes benchmarks/results/gpu.md. PARTS="2 5" runs some of the parts, and writes nothing.
 gpu:
@@ -268,9 +262,6 @@ bench-foreign-traces: $(VENV)/.installed-dev
 # Takes some ten minutes; ONLY=GPT2 takes some of the programs, and prints their table.
 bench-memory: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.memory $(if $(ONLY),--only '$(ONLY)')
-
-bench-ranks: $(VENV)/.installed-dev
-	$(RUN) -m benchmarks.many_ranks
 
 # For so long, all trainings together.
 bench-faults: SECONDS ?= 900

@@ -286,3 +286,12 @@ def test_every_folder_of_the_package_has_its_place_on_the_page_which_is_short() 
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert {folder for folder in folders if f"`{folder}/`" not in PAGE} == set()
     assert len(PAGE.splitlines()) <= 150
+
+
+# ---- benchmarks/results: what was measured, and of which code
+
+
+@pytest.mark.parametrize("page", sorted((REPOSITORY / "benchmarks" / "results").glob("*.md")), ids=lambda page: page.name)
+def test_a_page_of_results_names_its_commit_and_some_page_or_target_leads_to_it(page: Path) -> None:
+    assert re.search(r"\bcommit [0-9a-f]{12}\b", page.read_text())
+    assert any(f"benchmarks/results/{page.name}" in one.read_text() for one in PAGES)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import date
 from importlib import import_module
 from pathlib import Path
@@ -42,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes of a test")
     parser.add_argument("--parts", type=int, nargs="*", help="some of them alone; then nothing is kept")
-    parser.add_argument("--output", type=Path, help="folder of gpu.md and gpu.json; then they are kept on any device")
+    parser.add_argument("--output", type=Path, help="folder of gpu.md; then it is kept on any device")
     options = parser.parse_args(arguments)
     _quiet_environment()
     whole = options.device == "cuda" and not options.small and options.parts is None
@@ -57,7 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 2
             if output is not None:
                 write_page(output / "gpu.md", page(parts, date=str(date.today())))
-                (output / "gpu.json").write_text(json.dumps([asdict(one) for one in parts], indent=2) + "\n")
     print("\n".join(page(parts, date=str(date.today()))))
     return 0 if parts and all(part.holds for part in parts) else 1
 
