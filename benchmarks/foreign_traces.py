@@ -2,10 +2,11 @@
 
 ``python -m benchmarks.foreign_traces --folder FOLDER`` writes it; the sums know nothing of the package. In brackets:
 the sum where it differs: steps that the report leaves out with a note, and products that are a part of an operator that
-is counted as a whole. The files' licences are their owners' matter, so only the table is kept: a100_*, mi250_*, mtia_* and
-runtime_without_kernels are examples of HolisticTraceAnalysis, v100_* of Kineto, ascend_* of MindStudio's tools (mstt), and
-all others of TraceLens, each in its public repository. What is 0 was held to 0: seven files have no products with shapes,
-two have no kernels.
+is counted as a whole.
+The files' licences are their owners' matter, so only the table is kept. Where they are from: a100_*, mi250_*,
+mtia_* and runtime_without_kernels are examples of HolisticTraceAnalysis, v100_* of Kineto, ascend_* of MindStudio's
+tools (mstt), all others of TraceLens, each in its public repository. Seven files have no products with shapes, and two
+no kernels: there both sides are 0.
 """
 
 from __future__ import annotations

@@ -291,7 +291,10 @@ def test_every_folder_of_the_package_has_its_place_on_the_page_which_is_short() 
 # ---- benchmarks/results: what was measured, and of which code
 
 
-@pytest.mark.parametrize("page", sorted((REPOSITORY / "benchmarks" / "results").glob("*.md")), ids=lambda page: page.name)
+RESULTS = sorted((REPOSITORY / "benchmarks" / "results").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.name)
 def test_a_page_of_results_names_its_commit_and_some_page_or_target_leads_to_it(page: Path) -> None:
     assert re.search(r"\bcommit [0-9a-f]{12}\b", page.read_text())
     assert any(f"benchmarks/results/{page.name}" in one.read_text() for one in PAGES)
