@@ -25,7 +25,7 @@ from pydantic_core.core_schema import IsInstanceSchema
 from docs.comment_meanings import CommentMeanings
 from lightning_flops.schema.codec import Json
 from lightning_flops.schema.comparison import Comparison
-from lightning_flops.schema.memory import MemoryReport
+from lightning_flops.schema.plan import MemoryReport
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.schema.trace import TracesReport

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from lightning_flops.pytorch import flops_formula as flops_formula
     from lightning_flops.pytorch import predict_memory as predict_memory
     from lightning_flops.pytorch import profile_training as profile_training
-    from lightning_flops.report.summary_text import bytes_to_string as bytes_to_string
-    from lightning_flops.report.summary_text import duration_to_string as duration_to_string
-    from lightning_flops.report.summary_text import flops_to_string as flops_to_string
-    from lightning_flops.report.summary_text import macs_to_string as macs_to_string
-    from lightning_flops.report.summary_text import number_to_string as number_to_string
-    from lightning_flops.report.summary_text import params_to_string as params_to_string
+    from lightning_flops.report.module_text import bytes_to_string as bytes_to_string
+    from lightning_flops.report.module_text import duration_to_string as duration_to_string
+    from lightning_flops.report.module_text import flops_to_string as flops_to_string
+    from lightning_flops.report.module_text import macs_to_string as macs_to_string
+    from lightning_flops.report.module_text import number_to_string as number_to_string
+    from lightning_flops.report.module_text import params_to_string as params_to_string
     from lightning_flops.report.text import render_text as render_text
     from lightning_flops.schema.comparison import Comparison as Comparison
     from lightning_flops.schema.plan import Plan as Plan
@@ -49,7 +49,7 @@ _NAMES = {
     "measure.counting.formulas.custom": "register_flop_formula",
     "lightning": "FlopsProfilerCallback",
     "pytorch": "count_flops count_offline flops_formula predict_memory profile_training",
-    "report.summary_text": (
+    "report.module_text": (
         "bytes_to_string duration_to_string flops_to_string macs_to_string number_to_string params_to_string"
     ),
     "report.text": "render_text",

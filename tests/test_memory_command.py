@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_flops import predict_memory
 from lightning_flops.cli import main
-from lightning_flops.report.memory_text import predicted_section
+from lightning_flops.report.predicted_document import predicted_section
 from lightning_flops.report.text import render_text
 
 EXAMPLE = """

@@ -26,7 +26,7 @@ from lightning_flops.measure.module_scope import describe_modules, named_modules
 from lightning_flops.measure.timing.clocks import WallClock, clock_for
 from lightning_flops.measure.timing.module_timer import ModuleTimer
 from lightning_flops.records import PhaseSeconds, RunContext
-from lightning_flops.report import summary_text as units
+from lightning_flops.report import module_text as units
 from lightning_flops.report.text import render_aggregated, render_forwards
 from lightning_flops.run.run import safe
 from lightning_flops.schema.profile import Profile

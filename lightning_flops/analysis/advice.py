@@ -11,9 +11,8 @@ from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.rules import RULES, of_optimizer
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.schema.ranks import RankComparison, RankRow, Straggler
 from lightning_flops.schema.step import Advice
-from lightning_flops.schema.trace import TraceReport
+from lightning_flops.schema.trace import RankComparison, RankRow, Straggler, TraceReport
 from lightning_flops.units import percent
 
 ON_COMMUNICATION = ("exposed_communication", "waiting", "straggler")  # rules that the other ranks' answers change

@@ -14,7 +14,7 @@ import numpy as np
 
 from lightning_flops.analysis.rank_record import TracedRank
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.schema.ranks import CollectiveCalls, RankCollectiveRow, RankComparison, RankRow
+from lightning_flops.schema.trace import CollectiveCalls, RankCollectiveRow, RankComparison, RankRow
 
 _US = 1e-3
 

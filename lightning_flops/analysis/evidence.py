@@ -15,10 +15,9 @@ from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, de
 from lightning_flops.analysis.lines import Cause, causes
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import ModuleRecord, OperatorCell, ProcessorLoss, RunFacts, WindowRecord
-from lightning_flops.schema.memory import MemoryReport
-from lightning_flops.schema.ranks import Straggler
+from lightning_flops.schema.plan import MemoryReport
 from lightning_flops.schema.step import Budget, DtypeFlops, LineProfile, LinesProfile, ModuleTimes, TimingProfile
-from lightning_flops.schema.trace import TracedStep, TraceReport
+from lightning_flops.schema.trace import Straggler, TracedStep, TraceReport
 
 _ALIGNMENT_16_BITS = 8
 """Elements: tensor cores take 16-bit matrices in pieces of 16 bytes."""

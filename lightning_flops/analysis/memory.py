@@ -12,7 +12,7 @@ from typing import Protocol
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.records import MemoryKind, StepTensors, TensorLife
 from lightning_flops.schema import codec
-from lightning_flops.schema.memory import CheckpointedBlocks, LargestBatch, MemoryReport, ModuleMemory, PeakMoment
+from lightning_flops.schema.plan import CheckpointedBlocks, LargestBatch, MemoryReport, ModuleMemory, PeakMoment
 from lightning_flops.units import shown
 
 _BY_LINE = 12  # sizes that are guessed from a line before the rest are halved

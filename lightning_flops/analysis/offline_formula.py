@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 from lightning_flops.analysis.formula import Formula, Sizes
 from lightning_flops.records import BucketFlops, FlopPhase
 from lightning_flops.schema import codec
-from lightning_flops.schema.formula import FormulaReport, FormulaSize, FormulaTerm, SizedFlops
+from lightning_flops.schema.plan import FormulaReport, FormulaSize, FormulaTerm, SizedFlops
 
 _MOST_COUNTS = 40  # batches that are counted in search of a formula
 _FAR = (4, 16)  # so many times the given batch is counted when a formula is found, so that it holds for large ones, too

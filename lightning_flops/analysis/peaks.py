@@ -14,9 +14,8 @@ from lightning_flops.analysis.budget import build_budget
 from lightning_flops.analysis.devices import device_named, why_no_peak
 from lightning_flops.analysis.rates import MOST_OF_PEAK, peak_seconds_of_step, per_second, ratio, utilization
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RanksProfile
 from lightning_flops.schema.step import ModuleProfile
-from lightning_flops.schema.trace import TraceReport
+from lightning_flops.schema.trace import RanksProfile, TraceReport
 
 COPY = "copy"  # the name of the bandwidth of a copy, in bytes/s, among the FLOP/s of dtypes
 NO_FLOPS = "FLOPs are n/a: "  # what a note of a trace's report begins with that says why it has none

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import CollectiveCalls, Integers, Overlap
+from lightning_flops.schema.trace import CollectiveCalls, Integers, Overlap
 
 RECORD_LIMIT_BYTES, _INFLATED_LIMIT_BYTES = 65_536, 4 << 20
 """Most bytes of a packed record, and of one before it is compressed."""

@@ -25,8 +25,8 @@ from lightning_flops.analysis.stragglers import chance_sec, find_stragglers
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import RunContext
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RankFigures, RanksProfile, StageProfile
 from lightning_flops.schema.step import JobRates
+from lightning_flops.schema.trace import RankFigures, RanksProfile, StageProfile
 
 
 def with_ranks(

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from lightning_flops.analysis.flop_counts import grouped
 from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.trace import TracedPart
+from lightning_flops.schema.trace import Straggler, TracedPart
 from lightning_flops.units import duration, percent
 
 _MAIN_SHARE = 0.5  # a part, or a module, is named if it has at least this share of what a rank is late by

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lightning_flops.analysis.trace_report import AnalyzedTrace
     from lightning_flops.schema.profile import Profile
     from lightning_flops.trace import Peaks
-    from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
+    from lightning_flops.trace.columns import RecordedInputs, RecordedWork
 
 PATH = "a profile.json, or a folder of logs with such files below it; path or URL"
 """What ``show`` and ``report`` are given."""

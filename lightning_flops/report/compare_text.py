@@ -6,8 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from lightning_flops.records import OUTSIDE
-from lightning_flops.report.document import Column, Item, Section, Table, all_of, field, points, short, some_of
-from lightning_flops.report.layout import View, draw_all
+from lightning_flops.report.document import (
+    Column,
+    Item,
+    Section,
+    Table,
+    View,
+    all_of,
+    draw_all,
+    field,
+    points,
+    short,
+    some_of,
+)
 from lightning_flops.report.profile_document import missing_rates
 from lightning_flops.schema.comparison import (
     CONFIDENCE,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_flops.records import REST
-from lightning_flops.report.document import some_of
-from lightning_flops.report.layout import VIEW
+from lightning_flops.report.document import VIEW, some_of
 from lightning_flops.report.profile_document import devices_of, try_first
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import TimingProfile

@@ -12,10 +12,10 @@ from typing import Any
 from lightning_flops.analysis.module_names import pattern_of
 from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
 from lightning_flops.report.document import Column, Item, Section, Table, at, field, filled, points, share, some_of
-from lightning_flops.report.memory_text import headline, largest_words, peak_tables
+from lightning_flops.report.predicted_document import headline, largest_words, peak_tables
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RanksProfile
 from lightning_flops.schema.step import FEW_STEPS, Advice, Budget, BudgetKey, LinesProfile, ModuleProfile
+from lightning_flops.schema.trace import RanksProfile
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
 
 NOT_DESCRIBED = "(not described)"  # stands for the class of a module that did work but that the model does not list

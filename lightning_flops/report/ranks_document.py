@@ -15,7 +15,7 @@ from lightning_flops.analysis.stragglers import straggler_evidence
 from lightning_flops.report.document import Column, Section, Table, all_of, at, cells, points, some_of
 from lightning_flops.report.profile_document import devices_of, missing_rates, whose
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RankCollectiveRow, RankComparison, RankRow, RanksProfile
+from lightning_flops.schema.trace import RankCollectiveRow, RankComparison, RankRow, RanksProfile
 from lightning_flops.units import duration, percent, plain, si
 
 _SHOWN = 4  # points of a list

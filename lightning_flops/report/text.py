@@ -11,12 +11,10 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections, render_comparison
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
-from lightning_flops.report.document import Section, as_html
+from lightning_flops.report.document import VIEW, WHOLE, Section, as_html, draw, draw_all
 from lightning_flops.report.headline import counted, figures, summary, summary_lines
-from lightning_flops.report.layout import VIEW, WHOLE, draw, draw_all
-from lightning_flops.report.memory_text import predicted_section
-from lightning_flops.report.module_text import aggregated_lines, detailed_lines
-from lightning_flops.report.plan_text import plan_section
+from lightning_flops.report.module_text import aggregated_lines, detailed_lines, summary_section
+from lightning_flops.report.predicted_document import plan_section, predicted_section
 from lightning_flops.report.profile_document import (
     advice_section,
     flops_section,
@@ -29,12 +27,9 @@ from lightning_flops.report.profile_document import (
     uncounted_section,
 )
 from lightning_flops.report.ranks_document import ranks_section
-from lightning_flops.report.summary_text import summary_section
 from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.schema.comparison import Comparison
-from lightning_flops.schema.formula import FormulaReport
-from lightning_flops.schema.memory import MemoryReport
-from lightning_flops.schema.plan import Plan
+from lightning_flops.schema.plan import FormulaReport, MemoryReport, Plan
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Advice
 from lightning_flops.schema.throughput import ThroughputSummary

@@ -19,9 +19,11 @@ from lightning_flops.report.document import (
     Section,
     SortKey,
     Table,
+    View,
     all_of,
     at,
     distinct_width,
+    draw_all,
     field,
     filled,
     named,
@@ -30,7 +32,6 @@ from lightning_flops.report.document import (
     spread,
     us,
 )
-from lightning_flops.report.layout import View, draw_all
 from lightning_flops.report.profile_document import NO_ADVICE, advice_section, saving
 from lightning_flops.report.ranks_document import OVERLAP, rank_section
 from lightning_flops.schema import tables

@@ -10,7 +10,7 @@ import torch
 from lightning_flops.analysis.memory import MemoryPrediction
 from lightning_flops.measure.predicted_memory.failed_step import failed_steps, is_out_of_memory
 from lightning_flops.records import RunContext
-from lightning_flops.report.memory_text import headline
+from lightning_flops.report.predicted_document import headline
 from lightning_flops.report.text import render_text
 from lightning_flops.run.adapter import Adapter
 from lightning_flops.signals import words_of

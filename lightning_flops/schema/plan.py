@@ -1,13 +1,72 @@
-"""One rank of a job that does not run yet: what was counted of it, and its plan with its JSON."""
+"""What is known before a step runs: the memory that it needs, its FLOPs as a formula, and the plan of one rank."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from lightning_flops.records import FlopRecord, PhaseFlops, StepTensors
+from lightning_flops.records import FlopRecord, MemoryKind, PhaseFlops, StepTensors
 from lightning_flops.schema import codec
-from lightning_flops.schema.memory import MemoryReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMoment:
+    """When most is held."""
+
+    part: str  #: Of the step: ``forward``, ``backward`` or ``optimizer``.
+    module: str  #: Whose code runs then; ``(outside)`` of none of the model's.
+    operator: str  #: The operator that allocates the last of it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleMemory:
+    """What one module's own code allocates, without the modules inside it."""
+
+    name: str  #: Its qualified name.
+    kept_bytes: int  #: Kept by one forward for its backward.
+    #: Activations and temporary tensors that are held at the peak.
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointedBlocks:
+    """What it saves to repeat equal blocks in the backward (``torch.utils.checkpoint``)."""
+
+    names: tuple[str, ...]  #: Of the blocks.
+    peak_bytes: int  #: Of the step with them.
+    recompute_flops: int  #: What the backward then repeats.
+    model_flops: int  #: Forward and backward of the step.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatch:
+    """The largest batch that fits, and the line that the peak follows there."""
+
+    size: int  #: 0: not one sample fits.
+    peak_bytes: int | None = None  #: With it; None where none fits, and of a step that ran.
+    #: What one more sample adds to that; None where none fits, no more can be run, and of a step that ran.
+    bytes_per_sample: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport(codec.Json):
+    """Peak memory of a training step, predicted or followed: what is held then, and who allocates it."""
+
+    VERSION = 1
+    schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
+    peak_bytes: int  #: Most that tensors hold.
+    batch_size: int | None  #: First axis of the batch's first tensor.
+    at_peak: Mapping[MemoryKind, int]  #: Bytes of each kind at the peak, the most first.
+    when: PeakMoment  #: When that is.
+    modules: tuple[ModuleMemory, ...]  #: Those that keep most first.
+    flops: int  #: Model FLOPs of the step.
+    available_bytes: int | None  #: What may be held; None: it is not known.
+    #: None: it was not asked for. Of a step that ran, as if all grew with the batch but parameters, gradients and
+    #: what the optimizer holds, which is at most what fits.
+    largest: LargestBatch | None
+    checkpointed: CheckpointedBlocks | None  #: None: no blocks repeat, or it was not asked for.
+    notes: tuple[str, ...]  #: What is not in it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,3 +155,58 @@ class Plan(codec.Json):
     def __str__(self) -> str:
         """The plan as text."""
         return str(codec.above("report.text").render_text(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormulaSize:
+    """A size that the FLOPs depend on."""
+
+    name: str  #: Such as ``batch`` or ``sequence``.
+    least: int  #: The least that was counted.
+    greatest: int  #: The greatest that was counted.
+    apart: int  #: Greatest common distance of the counted values; sizes between them are not covered by the formula.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormulaTerm:
+    """One product of a bucket's sum: numerator / denominator x each size to its power."""
+
+    bucket: str  #: The phase whose sum it is part of.
+    dtype: str  #: Dtype of the arithmetic.
+    numerator: int  #: Numerator of the exact coefficient.
+    denominator: int  #: Denominator of the coefficient, mostly 1.
+    powers: Mapping[str, int]  #: Power of each size in the product.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedFlops(PhaseFlops):
+    """FLOPs of one forward and backward on a batch of these sizes, exact; a multiply-add is two."""
+
+    sizes: Mapping[str, int]  #: Sizes of the batch by name.
+    source: Literal["formula", "counted"]  #: Whether the formula gave them, or a count of these very sizes.
+
+    @property
+    def model_flops(self) -> int:
+        """Forward and backward."""
+        return self.forward + self.backward
+
+    @property
+    def hardware_flops(self) -> int:
+        """Forward, backward and recompute."""
+        return self.total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormulaReport(codec.Json):
+    """The formula, what it rests on, and the FLOPs of the sizes that were asked for."""
+
+    VERSION = 4
+    schema_version: int = VERSION  #: Version of the JSON; another one has other fields.
+    reason: str | None  #: Why there is no formula, and every size is counted by itself; None if there is one.
+    sizes: tuple[FormulaSize, ...]  #: Empty without a formula.
+    #: By bucket and dtype, whose FLOPs are the sum of their terms. Empty without a formula.
+    terms: tuple[FormulaTerm, ...]
+    counted: int  #: Batches of different sizes that were counted.
+    checks: int  #: Of these, how many more than the formula needs to be determined.
+    lower_bound: bool  #: An operator that may have FLOPs could not be counted.
+    asked: tuple[SizedFlops, ...]  #: The latest sizes that were asked for, each once.

@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple, cast
 
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
 from lightning_flops.schema import codec
-from lightning_flops.schema.memory import MemoryReport
-from lightning_flops.schema.ranks import RanksProfile
+from lightning_flops.schema.plan import MemoryReport
 from lightning_flops.schema.step import (
     Advice,
     Budget,
@@ -24,7 +23,7 @@ from lightning_flops.schema.step import (
     StepFlops,
     TimingProfile,
 )
-from lightning_flops.schema.trace import TracedStep
+from lightning_flops.schema.trace import RanksProfile, TracedStep
 
 Origin = Literal["vendor", "given", "measured"]
 

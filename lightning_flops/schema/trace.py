@@ -1,13 +1,16 @@
-"""What one trace, several traces and the traced step of a window say."""
+"""What one trace, several traces and the traced step of a window say, and all ranks of a job together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from lightning_flops.schema import codec
-from lightning_flops.schema.ranks import CollectiveCalls, Overlap, RankComparison
-from lightning_flops.schema.step import Advice
+from lightning_flops.schema.step import Advice, JobRates, StepFlops
 from lightning_flops.schema.tables import (
     ChildRow,
     DeviceMetrics,
@@ -24,6 +27,180 @@ from lightning_flops.schema.tables import (
     TraceFlops,
 )
 from lightning_flops.units import plural, run_text
+
+if TYPE_CHECKING:
+    Integers: TypeAlias = array[int]
+else:
+    Integers = array  # before Python 3.12 it takes no type of its items, and JSON is read by the types of fields
+
+_Figure = TypeVar("_Figure", int, StepFlops)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """Wall time of the steps, split by computation and communication; overlapping events are merged.
+
+    ``computation_us - overlap_us``, ``overlap_us``, ``communication_us - overlap_us`` and ``other_us`` add up to it.
+    """
+
+    wall_us: float  #: Wall time of all steps together.
+    #: Kernels that do not communicate; without a device, operators on the host that neither start nor await any.
+    computation_us: float
+    communication_us: float  #: Collectives and what goes from one rank to another.
+    overlap_us: float  #: Both at once.
+    other_us: float  #: Neither.
+    overlap_ratio: float | None  #: Overlap ÷ communication; None without communication.
+
+    @property
+    def exposed_us(self) -> float:
+        """Communication that no computation hides."""
+        return self.communication_us - self.overlap_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCalls:
+    """The calls that one rank made of one collective in one process group and step, in the order of their starts."""
+
+    name: str  #: Name of the collective.
+    #: Text that the ranks of the group alone share; None if not known, and for what goes from one rank to another.
+    group: str | None
+    group_size: int | None  #: Ranks that take part; None where the trace does not say.
+    step: int | None  #: The profiler's number of the step in which they were started; None in a trace without steps.
+    calls: int  #: How often it was called.
+    bytes: int | None  #: Bytes of the larger side of each call, all calls together; None where the trace does not say.
+    total_ns: int  #: Latency of all calls together, added up by each rank, so that no rank adds up those of thousands.
+    #: From start to end of each call, typecode ``q``; if there are fewer than *calls*, of the first calls.
+    latency_ns: Integers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCollectiveRow:
+    """All calls of one collective on one rank, matched call by call with the ranks that took part."""
+
+    name: str  #: Name of the collective.
+    calls: int  #: How often this rank called it.
+    matched_calls: int  #: Calls whose counterparts are in the other ranks' traces.
+    bytes: int | None  #: Bytes of the larger side of each call, summed; None where the trace does not say.
+    latency_us: float  #: From start to end, all calls together.
+    #: For each matched call the shortest of the ranks, summed: time in which data can have moved. None unmatched.
+    transfer_us: float | None
+    wait_us: float | None  #: The rest of the matched calls: waiting for the other ranks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """One rank over its steps."""
+
+    rank: int | None  #: Number of the rank; None where its trace does not say.
+    steps: int  #: How many steps its trace has.
+    overlap: Overlap  #: Computation and communication of the rank.
+    #: Time of the matched calls in which data can have moved, at most that of its communication; None without any.
+    transfer_us: float | None
+    #: Time of the matched calls in which they wait for other ranks, at most as long; None without matched calls.
+    wait_us: float | None
+    collectives: tuple[RankCollectiveRow, ...]  #: Each collective that it called.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankComparison:
+    """All ranks whose traces are at hand, by rank."""
+
+    ranks: tuple[RankRow, ...]  #: By number.
+    notes: tuple[str, ...]  #: What could not be compared, in sentences.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures:
+    """One rank in a few figures of one step."""
+
+    rank: int  #: Number of the rank.
+    stage: int  #: Stage of the pipeline, the first being 0.
+    model_flops: int  #: Forward + backward of one step on this rank.
+    parts_sec: Mapping[str, float]  #: Mean of each part of a step, which add up to it; empty if no step was timed.
+    local_params: int | None  #: Parameters that the rank holds in memory.
+    #: Peak memory of tensors on its device, or of its process on the host; None if it was not looked at.
+    peak_memory_bytes: int | None
+    traced: bool  #: Whether its traced step separates its own work from waiting for other ranks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProfile:
+    """One stage of a pipeline, of one copy of the model."""
+
+    stage: int  #: Number of the stage in the pipeline, the first being 0.
+    params: int | None  #: Unique logical parameters of the stage; None if not known.
+    trainable_params: int | None  #: Parameters that need a gradient.
+    #: FLOPs of one step: the sum over ranks that see the same data, the mean over those that see different data.
+    flops: StepFlops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank that the others wait for; seconds are of one step."""
+
+    rank: int  #: Number of the rank.
+    late_sec: float  #: Time by which its own work takes longer than the others' median: so long they wait for it.
+    share: float  #: ``late_sec`` ÷ the other ranks' median step.
+    part: str | None  #: The part of a step, as in ``PartTiming``, that has most of it; None if no part has half of it.
+    part_sec: float | None  #: How much longer that part takes than on the median of the other ranks.
+    #: Qualified name of the module that has at least half of that, children left out; None if there is none.
+    module: str | None
+    #: Whether all modules together have less than half of that: it is what the rank does around them.
+    outside_modules: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksProfile:
+    """All ranks of a job together; every figure is of those that answered, and of one global step."""
+
+    absences: Mapping[str, tuple[int, ...]]  #: Ranks that did not answer, by the reason, which ends a sentence.
+    flops: StepFlops  #: FLOPs of all ranks, added up.
+    devices: Mapping[str, int]  #: Ranks by the name of their device, the most first.
+    #: Dense peak of all these devices together for the dtypes of the job's model FLOPs; None if one is not known.
+    peak_flops_per_sec: float | None
+    rates: JobRates  #: Ratios of all ranks together.
+    unavailable: Mapping[str, str]  #: Why a rate (by its field's name) is None, in a few words.
+    pipeline_stages: int  #: Stages of the pipeline; 1 without one.
+    #: Each stage of which a rank answered, by number; without a pipeline the whole model.
+    stages: tuple[StageProfile, ...]
+    #: Communication in the traced steps; None if fewer than two ranks' traces show any.
+    communication: RankComparison | None
+    #: Ranks that the others wait for, the one that they wait for longest first; empty where all keep pace.
+    stragglers: tuple[Straggler, ...]
+    #: How far a rank's own time may differ from the others' by chance, seconds of a step by part: four standard errors.
+    chance_sec: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...]  #: What did not fit into the records, and whose FLOPs are lower bounds, in sentences.
+    ranks: tuple[RankFigures, ...]  #: Each rank that answered, by number.
+
+    @property
+    def answered(self) -> int:
+        """Ranks whose measurements are in here."""
+        return len(self.ranks)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return len(self.ranks) + sum(map(len, self.absences.values()))
+
+    @property
+    def flops_of_model(self) -> StepFlops | None:
+        """FLOPs of one copy of the model; None if no rank of some stage answered."""
+        return self._of_model([stage.flops for stage in self.stages])
+
+    @property
+    def params(self) -> int | None:
+        """Unique logical parameters of the whole model; None if those of a stage are not known."""
+        return self._of_model([stage.params for stage in self.stages])
+
+    @property
+    def trainable_params(self) -> int | None:
+        """Parameters of the whole model that need a gradient."""
+        return self._of_model([stage.trainable_params for stage in self.stages])
+
+    def _of_model(self, figures: Sequence[_Figure | None]) -> _Figure | None:
+        """The stages' *figures* added up; None if one is missing."""
+        known = [one for one in figures if one is not None]
+        return reduce(add, known) if len(known) == self.pipeline_stages else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

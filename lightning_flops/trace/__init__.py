@@ -7,9 +7,9 @@ whole nanoseconds in here, and microseconds in the reports; what a trace does no
 from lightning_flops.trace.columns import Trace, TraceFormatError
 from lightning_flops.trace.flops import Peaks
 from lightning_flops.trace.modules import module_table
-from lightning_flops.trace.processes import by_process
 from lightning_flops.trace.read import load_trace
 from lightning_flops.trace.steps import step_filling, step_parts, steps_of
+from lightning_flops.trace.structure import by_process
 from lightning_flops.trace.tables import collective_calls
 
 __all__ = [

@@ -22,11 +22,10 @@ from lightning_flops.analysis.peaks import NO_MFU, peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.tables import Flops, ModuleTable, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.trace import intervals
-from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.columns import RecordedInputs, RecordedWork, Trace
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, group_by, ratio, sums_by, table
 from lightning_flops.trace.modules import frames_of, with_modules_above
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
-from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from lightning_flops.trace.steps import phases_of, steps_of
 from lightning_flops.trace.structure import enclosing, links_of, nearest
 from lightning_flops.trace.tables import by_shape, times_of, with_callees

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_flops.records import marked_phase
-from lightning_flops.schema.ranks import Overlap
 from lightning_flops.schema.tables import STEP_PARTS, KindTime, Row, StepTime, StepTimes
-from lightning_flops.schema.trace import PartFilling, TracedPart
+from lightning_flops.schema.trace import Overlap, PartFilling, TracedPart
 from lightning_flops.trace import intervals
 from lightning_flops.trace.columns import Trace, once
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Intervals, Ints, Mask, covered_within, inside, merge

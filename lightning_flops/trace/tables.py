@@ -12,8 +12,8 @@ import numpy as np
 
 from lightning_flops.schema import tables as schema
 from lightning_flops.schema.comparison import TableName
-from lightning_flops.schema.ranks import CollectiveCalls
 from lightning_flops.schema.tables import MemoryRow, OperatorRow, Row
+from lightning_flops.schema.trace import CollectiveCalls
 from lightning_flops.trace import intervals
 from lightning_flops.trace.columns import Trace, once
 from lightning_flops.trace.intervals import NS_PER_US, Groups, Ints, Lanes, group_by, ratio, split_by, sums_by, table

@@ -29,9 +29,8 @@ from lightning_flops.records import (
     StepTensors,
     TensorLife,
 )
-from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.step import Advice, Budget, BudgetKey, DtypeFlops, LineProfile, ModuleTimes
-from lightning_flops.schema.trace import TracedStep
+from lightning_flops.schema.trace import Straggler, TracedStep
 from tests.report import windows
 from tests.report.traced_windows import transformer_traced
 from tests.report.windows import A100, cell

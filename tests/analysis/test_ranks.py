@@ -30,9 +30,8 @@ from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
 from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RanksProfile, Straggler
 from lightning_flops.schema.step import Advice
-from lightning_flops.schema.trace import TracedPart
+from lightning_flops.schema.trace import RanksProfile, Straggler, TracedPart
 from tests.analysis.in_memory import known
 from tests.report import jobs, windows
 from tests.report.traced_windows import mlp_traced

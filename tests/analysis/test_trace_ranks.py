@@ -9,7 +9,7 @@ import pytest
 from lightning_flops.analysis.collectives import RanksError, compare
 from lightning_flops.analysis.trace_report import analyze_one
 from lightning_flops.report.trace_document import render_traces, summary
-from lightning_flops.schema.ranks import RankComparison
+from lightning_flops.schema.trace import RankComparison
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.steps import overlap
 from lightning_flops.trace.tables import collective_table

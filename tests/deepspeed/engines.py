@@ -14,7 +14,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from lightning_flops.deepspeed import Handle, attach, install, uninstall
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RanksProfile
+from lightning_flops.schema.trace import RanksProfile
 from tests.left_on_objects import is_ours, left_on_object
 from tests.left_on_torch import global_hooks
 from tests.listening import listening

@@ -11,7 +11,7 @@ from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, Traced
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseFlops, PhaseSeconds, WindowRecord
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import CollectiveCalls, Overlap
+from lightning_flops.schema.trace import CollectiveCalls, Overlap
 from tests.report import windows
 from tests.report.windows import build_profile
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.report.document import Column, Section, Table, as_data, share, short
-from lightning_flops.report.layout import View, draw
+from lightning_flops.report.document import Column, Section, Table, View, as_data, draw, share, short
 
 ROWS = [("a", 0.02, 0.5), ("b", 0.000123456, None), ("c", None, 0.0)]
 COLUMNS = [

@@ -18,7 +18,7 @@ from lightning_flops.measure.counting.formulas.contract import Unreadable, Work,
 from lightning_flops.measure.counting.formulas.registry import lookup, name_says_flops
 from lightning_flops.measure.counting.traffic import bytes_of, dtype_name
 from lightning_flops.measure.torch_private.needed import is_composite, overloads_named, schema_of
-from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
+from lightning_flops.trace.columns import RecordedInputs, RecordedWork
 
 _NAME = re.compile(r"\w+::\w+")
 
