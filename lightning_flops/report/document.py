@@ -1,4 +1,4 @@
-"""A report as data: sections of figures, paragraphs and tables; as lines of text, and as a page and a notebook get it."""
+"""A report as data: sections of figures, paragraphs and tables; and as lines of text, for a page and for a notebook."""
 
 from __future__ import annotations
 
