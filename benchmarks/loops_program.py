@@ -19,9 +19,7 @@ import torch
 from lightning_flops import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 
-from . import loops_libraries as loops_libraries
-from . import loops_lightning as loops_lightning
-from . import loops_models as loops_models
+from . import loops_libraries as loops_libraries, loops_lightning as loops_lightning, loops_models as loops_models
 from .loops_account import Account, Step
 from .loops_own import LOOPS, Loop, loop
 from .machine import ROOT

@@ -11,26 +11,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_flops.adapters.planning import plan_job as plan_job
-    from lightning_flops.adapters.standalone import FlopsProfiler as FlopsProfiler
-    from lightning_flops.adapters.standalone import get_model_profile as get_model_profile
+    from lightning_flops.adapters.standalone import (
+        FlopsProfiler as FlopsProfiler,
+        get_model_profile as get_model_profile,
+    )
     from lightning_flops.analysis.compare import compare_profiles as compare_profiles
     from lightning_flops.analysis.memory import MemoryPrediction as MemoryPrediction
     from lightning_flops.config import ProfilerConfig as ProfilerConfig
-    from lightning_flops.errors import ConfigError as ConfigError
-    from lightning_flops.errors import LightningFlopsError as LightningFlopsError
+    from lightning_flops.errors import ConfigError as ConfigError, LightningFlopsError as LightningFlopsError
     from lightning_flops.lightning import FlopsProfilerCallback as FlopsProfilerCallback
     from lightning_flops.measure.counting.formulas.custom import register_flop_formula as register_flop_formula
-    from lightning_flops.pytorch import count_flops as count_flops
-    from lightning_flops.pytorch import count_offline as count_offline
-    from lightning_flops.pytorch import flops_formula as flops_formula
-    from lightning_flops.pytorch import predict_memory as predict_memory
-    from lightning_flops.pytorch import profile_training as profile_training
-    from lightning_flops.report.module_text import bytes_to_string as bytes_to_string
-    from lightning_flops.report.module_text import duration_to_string as duration_to_string
-    from lightning_flops.report.module_text import flops_to_string as flops_to_string
-    from lightning_flops.report.module_text import macs_to_string as macs_to_string
-    from lightning_flops.report.module_text import number_to_string as number_to_string
-    from lightning_flops.report.module_text import params_to_string as params_to_string
+    from lightning_flops.pytorch import (
+        count_flops as count_flops,
+        count_offline as count_offline,
+        flops_formula as flops_formula,
+        predict_memory as predict_memory,
+        profile_training as profile_training,
+    )
+    from lightning_flops.report.module_text import (
+        bytes_to_string as bytes_to_string,
+        duration_to_string as duration_to_string,
+        flops_to_string as flops_to_string,
+        macs_to_string as macs_to_string,
+        number_to_string as number_to_string,
+        params_to_string as params_to_string,
+    )
     from lightning_flops.report.text import render_text as render_text
     from lightning_flops.schema.comparison import Comparison as Comparison
     from lightning_flops.schema.plan import Plan as Plan

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
-from torch.utils.data import DataLoader
-from torch.utils.data import dataloader as torch_dataloader
+from torch.utils.data import DataLoader, dataloader as torch_dataloader
 
 
 def global_hooks() -> dict[str, dict[int, Any]]:

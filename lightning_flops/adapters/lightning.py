@@ -34,9 +34,7 @@ from lightning_flops.signals import Undo
 from lightning_flops.sinks.services import Services
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback as Callback
-    from lightning.pytorch import LightningModule as LightningModule
-    from lightning.pytorch import Trainer as Trainer
+    from lightning.pytorch import Callback as Callback, LightningModule as LightningModule, Trainer as Trainer
 else:  # LightningCLI runs the callback's TYPE_CHECKING imports: these must not import the root that is not used
     Callback = LightningModule = Trainer = Any
 

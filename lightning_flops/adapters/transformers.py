@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from accelerate import Accelerator
-from accelerate import data_loader as accelerate_loaders
+from accelerate import Accelerator, data_loader as accelerate_loaders
 from torch import nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from transformers import Trainer

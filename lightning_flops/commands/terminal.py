@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from lightning_flops.sinks.console import PROGRAM as PROGRAM
-from lightning_flops.sinks.console import say as say
+from lightning_flops.sinks.console import PROGRAM as PROGRAM, say as say
 from lightning_flops.units import printable
 
 Act = Callable[[argparse.Namespace], int]

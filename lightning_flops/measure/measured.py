@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections import Counter as Tally
-from collections import deque
+from collections import Counter as Tally, deque
 from dataclasses import dataclass, field, replace
 
 from lightning_flops.measure.batches import never_alike, shapes_text

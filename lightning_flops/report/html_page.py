@@ -27,8 +27,12 @@ from lightning_flops.report.headline import step_parts, summary
 from lightning_flops.report.module_text import where
 from lightning_flops.report.profile_document import NOT_DESCRIBED, notes_sections, share_of_peak, short_sections
 from lightning_flops.report.text import detailed_sections
-from lightning_flops.report.trace_document import common_sections, names_of, trace_sections
-from lightning_flops.report.trace_document import summary as summary_of_traces
+from lightning_flops.report.trace_document import (
+    common_sections,
+    names_of,
+    summary as summary_of_traces,
+    trace_sections,
+)
 from lightning_flops.schema import codec
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile, ProfiledRun

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import build_modules, heaviest_types, module_tree

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import distributed as torch_distributed
-from torch import nn
+from torch import distributed as torch_distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode

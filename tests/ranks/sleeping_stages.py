@@ -9,8 +9,7 @@ import time
 from typing import Any
 
 import torch
-from torch import distributed as torch_distributed
-from torch import nn
+from torch import distributed as torch_distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 distributed: Any = torch_distributed  # which does not say what of it is public

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed as torch_distributed
-from torch import nn
+from torch import distributed as torch_distributed, nn
 
 from lightning_flops import ConfigError, LightningFlopsError, Plan, plan_job
 from lightning_flops.cli import main

@@ -29,8 +29,7 @@ from lightning_flops.records import (
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.schema.trace import PartFilling, TracedPart, TracedStep
-from tests.analysis.trace_events import step as step_event
-from tests.analysis.trace_events import trace
+from tests.analysis.trace_events import step as step_event, trace
 from tests.report import windows
 from tests.report.windows import build_profile, cell, step
 

@@ -16,8 +16,7 @@ from lightning_flops.records import ModuleRecord
 from lightning_flops.trace import load_trace
 from tests.analysis.in_memory import known
 from tests.analysis.test_timing import run as timed_run
-from tests.analysis.test_trace_compare import A
-from tests.analysis.test_trace_compare import run as traced_run
+from tests.analysis.test_trace_compare import A, run as traced_run
 from tests.analysis.trace_events import RESNET, launched, slowed
 from tests.golden_files import golden
 from tests.report import compared, windows

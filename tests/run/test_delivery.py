@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import distributed as torch_distributed
-from torch import nn
+from torch import distributed as torch_distributed, nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import Profile, ProfilerConfig, profile_training

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_hop
-from torch._higher_order_ops.flex_attention import flex_attention_backward
+from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_hop, flex_attention_backward
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
