@@ -149,7 +149,7 @@ $(HTA_VENV)/.installed: pyproject.toml constraints.txt
 		--editable '.[trace]' HolisticTraceAnalysis==0.5.0 pytest pytest-timeout
 	@touch $@
 
-# Takes some twenty minutes on two cores; ONLY="analysis run/monitor" tries those whose file has one of these in its path.
+# Takes some twenty minutes on two cores; ONLY="analysis run/throughput" tries those whose file has one of these in its path.
 test-mutations: $(VENV)/.installed-dev
 	$(RUN) -m tests.mutations $(ONLY)
 

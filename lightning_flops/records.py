@@ -423,8 +423,7 @@ class WindowRecord:
     notes: tuple[str, ...] = ()  # what is missing or degraded, in sentences for the report
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extremes:
+class Extremes(NamedTuple):
     """How many values there are, their sum, the least and the greatest."""
 
     number: int
@@ -457,16 +456,16 @@ def together(tokens: Sequence[BatchTokens | None]) -> BatchTokens | None:
     return None if None in tokens else NO_TOKENS.plus(*tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # the run adds each batch to it
 class BatchTotals:
-    """What the batches of a whole run took on one rank; those that were slowed down by counting are left out."""
+    """What batches took on one rank, of a whole run or since a reading; those that counting slowed down left out."""
 
-    batches: int
-    seconds: Extremes | None  # from the end of a batch to the end of the next, less what is excluded; None without one
-    reader_sec: Extremes | None  # host seconds of each batch inside the data loader; None if no wait was seen
-    samples: int | None  # None if the size of a batch was not known
-    samples_per_sec: Extremes | None  # samples of each batch / its seconds; None if they are not known
-    tokens: BatchTokens = UNKNOWN_TOKENS  # of all batches
+    batches: int = 0
+    seconds: Extremes | None = None  # from the end of a batch to the end of the next, less what is excluded
+    reader_sec: Extremes | None = None  # host seconds of each batch inside the data loader; None if no wait was seen
+    samples: int | None = 0  # None if the size of a batch was not known
+    samples_per_sec: Extremes | None = None  # samples of each batch / its seconds; None if none is known
+    tokens: BatchTokens = NO_TOKENS
     #: Mean seconds of a batch, and of its wait, in stretches of equally many batches in a row: how much they vary.
     stretches_sec: tuple[tuple[float, float], ...] = ()
 

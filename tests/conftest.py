@@ -158,7 +158,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
 @pytest.fixture
 def monitor_now(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     """The clock of all windows and of the monitor; no step is counted outside of windows."""
-    from lightning_flops.run.monitor import Monitor
+    from lightning_flops.run.throughput import Monitor
     from tests.prompt_worker import NoChecks
 
     monkeypatch.setattr("lightning_flops.run.throughput.Monitor", lambda: Monitor(now))

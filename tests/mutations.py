@@ -228,15 +228,15 @@ MUTATIONS = (
     ),
     # run
     Mutation(
-        "run/monitor.py",
+        "run/throughput.py",
         "self._since += self.now() - self._outside_since",
         "pass",
         "lightning/test_loops.py loops/test_plain_loop.py run/test_monitor.py",
     ),
-    Mutation("run/monitor.py", "if not profiled:", "if True:", "run/test_monitor.py"),
-    Mutation("run/monitor.py", "0.0 if ends_step else seconds", "0.0", "run/test_monitor.py"),
-    Mutation("run/monitor.py", "if self._fetches > 1 or not inside", "if not inside", "run/test_monitor.py"),
-    Mutation("run/monitor.py", "2 * self.length", "self.length", "run/test_monitor.py"),
+    Mutation("run/throughput.py", "if not profiled:", "if True:", "run/test_monitor.py"),
+    Mutation("run/throughput.py", "0.0 if ends_step else seconds", "0.0", "run/test_monitor.py"),
+    Mutation("run/throughput.py", "if self._fetches > 1 or not inside", "if not inside", "run/test_monitor.py"),
+    Mutation("run/throughput.py", "2 * self.length", "self.length", "run/test_monitor.py"),
     Mutation("run/ranks.py", "min(window.deadline, ends)", "ends", "ranks/test_ranks.py"),
     Mutation("run/ranks.py", "sent >= self._world_size - 1", "sent >= self._world_size", "ranks/test_ranks.py"),
     Mutation(

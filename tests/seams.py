@@ -12,9 +12,8 @@ from typing import Any
 from lightning_flops.analysis.step_flops import CountSchedule, StepFlops
 from lightning_flops.measure.tokens import TokenReader
 from lightning_flops.run.delivery import Delivery
-from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.run import Run, safe
-from lightning_flops.run.throughput import Throughput
+from lightning_flops.run.throughput import Monitor, Throughput
 from lightning_flops.run.window import Window
 
 WORDS = "broken on purpose"

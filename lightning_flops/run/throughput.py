@@ -1,11 +1,16 @@
-"""What the steps of a run take, in a window and outside of it: seconds, samples, tokens and FLOPs, and their rates."""
+"""What the steps of a run take, in a window and outside of it: seconds, samples, tokens and FLOPs, and their rates.
+
+A step lasts from the end of one update to the end of the next. What the profiler slowed down is in no figure, and
+neither is what belongs to no step, such as a validation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lightning_flops import host_clock
 from lightning_flops.analysis.peaks import measured_peaks, peak_for
 from lightning_flops.analysis.rates import padding_ratio, peak_seconds
 from lightning_flops.analysis.step_flops import StepFlops, seed_of_run
@@ -13,13 +18,149 @@ from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import BatchMeter
 from lightning_flops.measure.counting.part_counter import CountedStep
-from lightning_flops.records import BatchTokens, Shapes, UnprofiledFlops, together
+from lightning_flops.records import (
+    NO_TOKENS,
+    BatchTokens,
+    BatchTotals,
+    Extremes,
+    Shapes,
+    UnprofiledFlops,
+    together,
+)
 from lightning_flops.report.scalars import monitor_scalars
 from lightning_flops.run.adapter import Adapter
-from lightning_flops.run.monitor import Monitor
 from lightning_flops.schema.throughput import ThroughputSummary
 
+_MOST_STRETCHES = 64
+
 Batch = tuple[Any, Shapes, BatchTokens | None]  # what the loop gave the model, its shapes, its tokens
+
+
+def _with(value: float | None, others: Extremes | None, *, of: int = 1) -> Extremes | None:
+    """The extremes of *others*, if there are any, and of the mean of so many values whose sum is *value*, if known."""
+    if value is None:
+        return others
+    mean = value / of
+    number, total, least, greatest = others or (0, 0.0, mean, mean)
+    return Extremes(number + of, total + value, min(mean, least), max(mean, greatest))
+
+
+@dataclass(slots=True)
+class Stretches:
+    """Seconds of batches in a row, and of their waits: in 32 to 63 stretches of equally many, however long a run is."""
+
+    sums: list[tuple[float, float]] = field(default_factory=list)  # of complete stretches
+    length: int = 1  # batches of each
+    _batches: int = 0  # of the running one
+    _seconds: float = 0.0
+    _wait: float = 0.0
+
+    def add(self, seconds: float, wait: float) -> None:
+        """Add a batch."""
+        self._batches, self._seconds, self._wait = self._batches + 1, self._seconds + seconds, self._wait + wait
+        if self._batches < self.length:
+            return
+        self.sums.append((self._seconds, self._wait))
+        self._batches, self._seconds, self._wait = 0, 0.0, 0.0
+        if len(self.sums) == _MOST_STRETCHES:
+            pairs = zip(self.sums[::2], self.sums[1::2], strict=True)
+            self.sums, self.length = [(one[0] + next_[0], one[1] + next_[1]) for one, next_ in pairs], 2 * self.length
+
+    def means(self) -> tuple[tuple[float, float], ...]:
+        """Of one batch in each complete stretch."""
+        return tuple((seconds / self.length, wait / self.length) for seconds, wait in self.sums)
+
+
+@dataclass(slots=True)
+class Monitor:
+    """Adds up batches until it is read, and over the whole run."""
+
+    now: Callable[[], float] = host_clock.now  # the host's clock, in seconds
+    all_tokens: BatchTokens = NO_TOKENS  # of every batch, profiled ones as well
+    _since: float = 0.0
+    _step_sec: float = 0.0
+    _wait: float | None = None
+    _fetches: int = 0  # depth of the running ones
+    _fetch_since: float | None = None
+    _outside_since: float | None = None
+    _reading: BatchTotals = field(default_factory=BatchTotals)
+    _total: BatchTotals = field(default_factory=BatchTotals)
+    _stretches: Stretches = field(default_factory=Stretches)
+
+    def go_on(self) -> None:
+        """A batch begins here: what ran since the last one was the profiler's."""
+        self._since = self.now()
+
+    def outside(self, *, since_batch: bool = False) -> None:
+        """What runs from here, or since the last batch ended, until ``inside`` belongs to no step."""
+        self._outside_since = self._since if since_batch else self.now()
+        if since_batch:
+            self._wait = None
+
+    def inside(self) -> None:
+        """Steps go on."""
+        if self._outside_since is not None:
+            self._since += self.now() - self._outside_since
+            self._outside_since = None
+
+    def fetch_begins(self, *, inside: bool = True) -> bool:
+        """The loop asks its data loader for a batch; whether the wait is one of a step's, *inside* which it is."""
+        self._fetches += 1
+        if self._fetches > 1 or not inside:
+            return False
+        self._fetch_since = self.now()
+        return True
+
+    def fetch_ends(self, *, inside: bool = True) -> bool:
+        """The data loader has delivered the batch; as for ``fetch_begins``."""
+        self._fetches -= 1
+        if self._fetches or not inside:
+            return False
+        if self._fetch_since is not None:
+            self._wait = (self._wait or 0.0) + self.now() - self._fetch_since
+            self._fetch_since = None
+        return True
+
+    def batch(
+        self,
+        *,
+        samples: int | None,
+        tokens: BatchTokens | None,
+        profiled: bool,
+        ends_step: bool,
+        batches: int = 1,
+    ) -> float:
+        """So many batches are done, in no figure if *profiled*; returns the seconds of their step until now."""
+        if self._outside_since is not None:  # a batch that ends while something outside of steps goes on
+            self.inside()
+            self.outside()
+        now = self.now()
+        seconds, self._since = now - self._since, now
+        wait, self._wait = self._wait, None
+        self.all_tokens = self.all_tokens.plus(tokens)
+        if not profiled:
+            rate = samples / seconds if samples is not None and seconds > 0 else None
+            for sums in (self._reading, self._total):
+                sums.batches += batches
+                sums.seconds = _with(seconds, sums.seconds, of=batches)
+                sums.reader_sec = _with(wait, sums.reader_sec, of=batches)
+                sums.samples = None if samples is None or sums.samples is None else sums.samples + samples
+                sums.samples_per_sec = _with(rate, sums.samples_per_sec)
+                sums.tokens = sums.tokens.plus(tokens)
+            for _ in range(batches):
+                self._stretches.add(seconds / batches, (wait or 0.0) / batches)
+        seconds += self._step_sec
+        self._step_sec = 0.0 if ends_step else seconds
+        return seconds
+
+    def read(self) -> BatchTotals:
+        """The batches since the last reading; the next reading begins here."""
+        reading, self._reading = self._reading, BatchTotals()
+        return reading
+
+    def totals(self) -> BatchTotals:
+        """All unprofiled batches of the run."""
+        return replace(self._total, stretches_sec=self._stretches.means())
 
 
 @dataclass(slots=True)
@@ -115,11 +256,11 @@ class Throughput:
     def read(self, *, prefix: str) -> dict[str, float]:
         """Scalars of what went by since the last reading, and what its steps cost; none if no batch did."""
         reading, flops = self.monitor.read(), self.flops.reading()
-        if not reading.batches:
+        if reading.seconds is None:
             return {}
         return monitor_scalars(
-            seconds=reading.seconds,
-            data_wait_sec=reading.data_wait_sec,
+            seconds=reading.seconds.total,
+            data_wait_sec=None if reading.reader_sec is None else reading.reader_sec.total,
             batches=reading.batches,
             samples=reading.samples,
             dp_size=self._context.dp_size,

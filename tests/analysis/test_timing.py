@@ -18,7 +18,7 @@ from lightning_flops.records import (
     StepSums,
     UnprofiledFlops,
 )
-from lightning_flops.run.monitor import Monitor
+from lightning_flops.run.throughput import Monitor
 from lightning_flops.schema.step import Stalls, TimingProfile
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.analysis.in_memory import known

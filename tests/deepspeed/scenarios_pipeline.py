@@ -18,7 +18,7 @@ from torch import nn
 from lightning_flops import Profile, ProfilerConfig
 from lightning_flops.deepspeed import attach
 from lightning_flops.measure.timing.clocks import WallClock
-from lightning_flops.run.monitor import Monitor
+from lightning_flops.run.throughput import Monitor
 from lightning_flops.schema.throughput import Spread
 from tests.deepspeed.engines import config, installed, job_of, left_on
 from tests.deepspeed.launching import NOT_IN_0_16, OLD

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_flops.run.monitor import Monitor
+from lightning_flops.run.throughput import Monitor
 from tests.fake_clock import FakeNow
 
 
