@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
-from lightning_flops.analysis.compare_split import apportioned
+from lightning_flops.analysis.rates import apportioned
 from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, TimingProfile
 from lightning_flops.schema.trace import PartFilling, TracedStep
 

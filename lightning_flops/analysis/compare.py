@@ -1,8 +1,20 @@
 """Two profiles compared: every nanosecond of the difference of their steps has a cause, by part and by module.
 
 The times of the parts of a step are means over the timed steps, which nothing slowed down. How a part is cut into
-modules, waiting for other ranks and idle time comes from the traced steps. ``compare_split`` has the mathematics of a
-difference, ``compare_figures`` that of chance.
+modules, waiting for other ranks and idle time comes from the traced steps. ``compare_figures`` has the mathematics of
+chance.
+
+The time of a piece of work is ``t = W s``: an amount of work ``W = FLOPs + R x bytes``, by the seconds *s* that one
+unit of it takes. *R* is how many FLOPs the device does while it moves a byte. The logarithms of their changes add up,
+and apportion the difference ``t_B - t_A``:
+
+    work        L(t_A, t_B) ln(W_B / W_A)
+    efficiency  L(t_A, t_B) ln(s_B / s_A)          L(x, y) = (y - x) / ln(y / x), the logarithmic mean; L(x, x) = x
+
+J. K. Montgomery (1937) and Y. Vartia (Scand. J. Statist. 3, 1976), known as LMDI (B. W. Ang, Energy Policy 33, 2005).
+What only one run has, or where only one counted any work, is work; where neither counted any, it is efficiency. No
+work explains more than the time that it is in, all of ``t_B`` or all of ``t_A``: counts that would were not seen in one
+of the runs. Work is rounded to whole nanoseconds, and efficiency is the rest, so sums are exact.
 """
 
 from __future__ import annotations
@@ -14,14 +26,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from functools import cached_property
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
 from lightning_flops.analysis import compare_figures as figures
-from lightning_flops.analysis.compare_split import Work, apportioned, split
 from lightning_flops.analysis.module_names import parent_name
-from lightning_flops.analysis.rates import ratio
+from lightning_flops.analysis.rates import apportioned, ratio
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, TimePhase
 from lightning_flops.schema.comparison import (
@@ -31,13 +42,12 @@ from lightning_flops.schema.comparison import (
     CausedDifference,
     ComparedRun,
     Comparison,
-    FigureDifference,
     ModuleDifference,
     ModuleSide,
 )
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile, phases_text
-from lightning_flops.units import percent, plain, plural
+from lightning_flops.units import percent, plural
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _COMPUTING: tuple[TimePhase, ...] = ("forward", "backward", "optimizer")
@@ -50,7 +60,16 @@ _ERRORS = 4  # so many standard errors of both runs together may separate a modu
 _Phases = tuple[TimePhase, ...]
 _Row = tuple[str | None, str | None]  # names of a module in A and in B; both None for what no module owns
 _OUTSIDE: _Row = (None, None)
-_Pieces = dict[tuple[_Row, Cause | None], tuple[int, Work | None]]
+
+
+class Work(NamedTuple):
+    """Counts of a piece of work in one step; whole numbers where one step was counted."""
+
+    flops: float = 0
+    bytes: float = 0
+
+
+_Pieces = dict[tuple[_Row, Cause | None], tuple[int, Work]]
 """Time and work of the pieces of a part of a step, by whose they are, and what they are a wait for."""
 
 
@@ -107,12 +126,44 @@ def compare_profiles(
         a=first.identity(),
         b=second.identity(),
         settings=figures.setting_differences(first.profile, second.profile),
-        figures=tuple(_figures(first, second, step)),
+        figures=tuple(
+            figures.differences(first.figures(step), second.figures(step), peaks=(first.peaks, second.peaks))
+        ),
         step=part(second.profile.step_name, step, whole),
         parts=tuple(part(phases_text(phases), phases, of_parts[phases]) for phases in every),
         notes=tuple(_notes(sides, per_byte)),
     )
     return replace(compared, modules=tuple(_modules(sides, rows, of_rows, beyond_noise=compared.is_told)))
+
+
+def split(
+    *, a_ns: int, b_ns: int, a: Work | None, b: Work | None, flops_per_byte: float = figures.FLOPS_PER_BYTE
+) -> dict[Cause, int]:
+    """The difference ``b_ns - a_ns`` of one piece of work by cause; *a* or *b* is None in a run that has no such."""
+    difference = b_ns - a_ns
+    if a is None or b is None:
+        return {"modules": difference}
+    flops, moved = b.flops - a.flops, flops_per_byte * (b.bytes - a.bytes)
+    if not flops and not moved:
+        return {"efficiency": difference}
+    units_a, units_b = (one.flops + flops_per_byte * one.bytes for one in (a, b))
+    if not units_a or not units_b:
+        flops_ns = round(difference * (flops / (flops + moved)))
+        return {"flops": flops_ns, "bytes": difference - flops_ns}
+    per_unit = _logarithmic_mean(a_ns, b_ns) / _logarithmic_mean(units_a, units_b)
+    more = (flops + moved) * per_unit
+    if more and not -a_ns <= more <= b_ns:
+        per_unit *= (b_ns if more > 0 else -a_ns) / more
+    flops_ns, bytes_ns = round(flops * per_unit), round(moved * per_unit)
+    return {"flops": flops_ns, "bytes": bytes_ns, "efficiency": difference - flops_ns - bytes_ns}
+
+
+def _logarithmic_mean(x: float, y: float) -> float:
+    """``(y - x) / ln(y / x)`` of two numbers that are not below zero: between them; 0 if one of them is 0."""
+    low, high = sorted((x, y))
+    if low <= 0 or low == high:
+        return max(0.0, low)
+    return (high - low) / math.log1p((high - low) / low)
 
 
 def _parts_of_both(runs: Sequence[_Run]) -> list[_Phases]:
@@ -139,28 +190,25 @@ class _Side:
         each = [profiles] if isinstance(profiles, Profile) else list(profiles)
         names = [sources] * len(each) if isinstance(sources, str) else list(sources)
         self.runs = [_Run(profile, source) for profile, source in zip(each, names, strict=True)]
-        self.profile, more = each[0], len(each) - 1
-        self.source = f"{names[0]} and {more} more" if more and names[0] != names[-1] else names[0]
+        self.profile, self.source, self.peaks = each[0], figures.name_of(names), figures.peaks_of(each[0])
         self.own_ns = [Counter[_Row]() for _ in self.runs]  # of each run, by row
-        modules = [[module.name for module in profile.modules] for profile in each]
-        if any(names != modules[0] for names in modules):
+        if len({tuple(module.name for module in profile.modules) for profile in each}) > 1:
             raise ComparisonError(
                 f"{self.source} cannot be one side: their modules differ, so these are other programs"
             )
 
     def identity(self) -> ComparedRun:
         """What the comparison says of it."""
-        about, runs = self.runs[0].about, len(self.runs)
+        first, several = self.runs[0], len(self.runs) > 1
         share = statistics.median(run.timing.starved_share or 0.0 for run in self.runs)
-        of = "its steps were timed it was" if runs == 1 else f"the steps of {runs} runs were timed they were"
+        of = f"the steps of {len(self.runs)} runs were timed they were" if several else "its steps were timed it was"
         starved = f"for {percent(share)} of the time in which {of} ready to run and had to wait for a processor."
-        return ComparedRun(
-            source=self.source,
-            runs=runs,
-            about=about if runs == 1 else f"{plain(runs)} runs: {about} in each",
+        return figures.identity(
+            [run.source for run in self.runs],
+            f"{first.about} in each" if several else first.about,
             starved=starved if share > _STARVED else "",
-            starts_share=SHARED if self.runs[0].others else STARTS,
-            others=self.runs[0].others,
+            starts_share=SHARED if first.others else STARTS,
+            others=first.others,
         )
 
     def steps(self, phases: _Phases) -> figures.Runs:
@@ -175,20 +223,21 @@ class _Side:
         return ModuleSide(name=name, flops=round(flops), bytes=round(moved))
 
     def pieces(self, phases: _Phases, rows: Sequence[_Row], place: int, by_module: bool) -> _Pieces:
-        """What a part of the step consists of, the mean of the runs'."""
+        """What a part of the step consists of, the mean of the runs', which have the same pieces."""
         of = {str(row[place]): row for row in rows if row[place] is not None}
         found = [run.pieces(phases, of, by_module) for run in self.runs]
         for own, pieces in zip(self.own_ns, found, strict=True):
             own.update({row: ns for (row, wait), (ns, _) in pieces.items() if not wait})
-        if len(found) == 1:
-            return found[0]
-        every = dict.fromkeys(piece for pieces in found for piece in pieces)
-        means = {piece: round(statistics.fmean(one.get(piece, (0, None))[0] for one in found)) for piece in every}
-        works = {piece: [work for one in found if (work := one.get(piece, (0, None))[1])] for piece in every}
+        of_runs = {piece: list(zip(*(one[piece] for one in found), strict=True)) for piece in found[0]}
         return {
-            piece: (ns, Work(*map(statistics.fmean, zip(*works[piece], strict=True))) if works[piece] else None)
-            for piece, ns in means.items()
+            piece: (round(statistics.fmean(times)), Work(*map(statistics.fmean, zip(*works, strict=True))))
+            for piece, (times, works) in of_runs.items()
         }
+
+    def figures(self, step: _Phases) -> dict[str, figures.Figure]:
+        """Each number of the summary, and why it is not known; *step* are the parts that both sides have."""
+        why = {**self.profile.unavailable, **self.profile.job_unavailable}
+        return figures.of_side([run.figures(step) for run in self.runs], why)
 
 
 class _Run:
@@ -225,6 +274,13 @@ class _Run:
         """Seconds of each timed step in *phases*."""
         columns = [np.array(part.steps_sec) for part in self.timing.parts if set(part.phases) <= set(phases)]
         return sum(columns, start=np.zeros(self.timing.timed_steps))
+
+    def figures(self, step: _Phases) -> dict[str, figures.OfRun]:
+        """Each number of the summary, with what it is in each timed step."""
+        wall, summary = self.steps(step), cast("dict[str, float | None]", self.profile.summary())
+        waits, of_processor = self.steps(("data_wait",)) / wall, np.array(self.timing.processor_steps_sec)
+        of_steps = dict.fromkeys(figures.WALL, wall) | {"data_wait_ratio": waits, "cpu_time_sec": of_processor}
+        return {name: (value, of_steps.get(name)) for name, value in summary.items() if name != "advice"}
 
     @cached_property
     def works(self) -> dict[TimePhase, dict[str, Work]]:
@@ -266,7 +322,7 @@ class _Run:
         left = Work(*(max(0, every - own) for every, own in zip(work, owned, strict=True)))
         weights = self._filling(phases[0], list(works), ns)
         keys = [*((rows[name], None) for name in works), *((_OUTSIDE, of) for of in ("communication", "idle", None))]
-        every = zip(apportioned(ns, weights), [*works.values(), None, None, left], strict=True)
+        every = zip(apportioned(ns, weights), [*works.values(), Work(), Work(), left], strict=True)
         return cast("_Pieces", dict(zip(keys, every, strict=True)))
 
     def _filling(self, phase: TimePhase, modules: Sequence[str], timed_ns: int) -> list[int]:
@@ -327,36 +383,11 @@ def _modules(
 def _noise_of_module(sides: tuple[_Side, _Side], row: _Row, own: _Sums) -> int | None:
     """How far the difference of a module may be chance; None if it is not known."""
     a, b = sides
-    if figures.several(a.runs, b.runs):
+    if min(len(a.runs), len(b.runs)) > 1:
         return figures.noise_ns(*([np.array([1e-9 * one[row]]) for one in side.own_ns] for side in sides))
     errors = own["a_ns"] * a.runs[0].errors.get(row[0], math.nan), own["b_ns"] * b.runs[0].errors.get(row[1], math.nan)
     noise = _ERRORS * math.hypot(*errors)
     return None if math.isnan(noise) else math.ceil(noise)
-
-
-def _figures(a: _Side, b: _Side, step: _Phases) -> Iterator[FigureDifference]:
-    """Each number of the summary, with the noise of the times that it is made of."""
-    of_a, of_b = (_figures_of(side, step) for side in (a, b))
-    peaks = figures.peaks_of(a.profile), figures.peaks_of(b.profile)
-    for name in of_a:
-        yield figures.figure_difference(name, of_a[name], of_b[name], peaks=peaks)
-
-
-def _figures_of(side: _Side, step: _Phases) -> dict[str, figures.Figure]:
-    """Each number of the summary of a side, the mean of its runs', in its steps, and why it is not known."""
-    wall = side.steps(step)
-    steps: dict[str, figures.Runs] = dict.fromkeys(figures.WALL, wall)
-    waits = side.steps(("data_wait",))
-    steps["data_wait_ratio"] = [wait / whole for wait, whole in zip(waits, wall, strict=True)]
-    steps["cpu_time_sec"] = [np.array(run.timing.processor_steps_sec) for run in side.runs]
-    of_runs = [cast("dict[str, Any]", run.profile.summary()) for run in side.runs]
-    why = {**side.profile.unavailable, **side.profile.job_unavailable}
-    found: dict[str, figures.Figure] = {}
-    for name in (one for one in of_runs[0] if one != "advice"):
-        values = [one[name] for one in of_runs]
-        value = None if None in values else values[0] if len(set(values)) == 1 else statistics.fmean(values)
-        found[name] = value, steps.get(name), why.get(name)
-    return found
 
 
 def _notes(sides: Sequence[_Side], per_byte: float) -> Iterator[str]:
@@ -370,24 +401,20 @@ def _notes(sides: Sequence[_Side], per_byte: float) -> Iterator[str]:
     else:
         yield f"Where FLOPs and bytes changed differently, a byte weighs as much as {per_byte:.3g} FLOPs."
     for run in runs:
-        yield from _notes_of(run)
+        context, steps = run.profile.context, run.timing.timed_steps
+        if steps < figures.LEAST_STEPS:
+            yield figures.too_few(run.source, f"{steps} timed steps")
+        if run.traced is not None and run.traced.is_apart:
+            yield (
+                f"The traced steps of {run.source} took over twice or under half as long as its timed ones: which "
+                "module a difference is in is uncertain."
+            )
+        if run.profile.lower_bound:
+            yield f"FLOPs of {run.source} are lower bounds: what could not be counted is not in its work."
+        if context.world_size > 1:
+            yield f"Times of {run.source} are those of rank {context.rank} of {context.world_size}."
     for note in dict.fromkeys(note for run in runs for note in run.profile.notes):
         yield f"{' and '.join(run.source for run in runs if note in run.profile.notes)}: {note}"
-
-
-def _notes_of(run: _Run) -> Iterator[str]:
-    context, steps = run.profile.context, run.timing.timed_steps
-    if steps < figures.LEAST_STEPS:
-        yield figures.too_few(run.source, f"{steps} timed steps")
-    if run.traced is not None and run.traced.is_apart:
-        yield (
-            f"The traced steps of {run.source} took over twice or under half as long as its timed ones: which "
-            "module a difference is in is uncertain."
-        )
-    if run.profile.lower_bound:
-        yield f"FLOPs of {run.source} are lower bounds: what could not be counted is not in its work."
-    if context.world_size > 1:
-        yield f"Times of {run.source} are those of rank {context.rank} of {context.world_size}."
 
 
 def match_modules(a: Sequence[ModuleProfile], b: Sequence[ModuleProfile]) -> dict[str, str]:

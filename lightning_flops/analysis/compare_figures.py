@@ -20,14 +20,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.compare_split import FLOPS_PER_BYTE
 from lightning_flops.analysis.rates import peak_seconds, per_second, ratio
 from lightning_flops.errors import ComparisonError
-from lightning_flops.schema.comparison import Comparison, FigureDifference
+from lightning_flops.schema.comparison import CausedDifference, ComparedRun, Comparison, FigureDifference
 from lightning_flops.schema.profile import Profile
-from lightning_flops.units import shown, si
+from lightning_flops.units import NOT_AVAILABLE, plain, shown, si
 
 LEAST_STEPS = 4  # timed steps of each run, below which nothing is said of noise
+FLOPS_PER_BYTE = 10.0  # where a device's own are not known: an A100's in float32, 19.5 TFLOP/s on 2.0 TB/s
 _T = (9.92, 5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.98, 2.95, 2.92, 2.90, 2.88, 2.86, 2.85)
 """Student's t of ``CONFIDENCE``, two-sided, from two degrees of freedom on; the last of all beyond."""
 
@@ -36,10 +36,12 @@ WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "d
 """Figures of the wall clock, which say little of a run that was starved of processors."""
 Runs = Sequence[Floats]
 """Something in each step of each run of a side."""
-Figure = tuple[float | None, Runs | None, str | None]
-"""A figure of a side; what it is in each step or in proportion to that, None of an exact count; why it is not known."""
+OfRun = tuple[float | None, Floats | None]
+"""A figure of one run, and what it is in each step, or in proportion to that; None of an exact count."""
+Figure = tuple[float | None, Runs | None, str]
+"""The same of the runs of a side, and why it may not be known."""
 
-_NOT_KNOWN = "n/a"
+_OF_PROFILE = ("micro_steps", "samples", "tokens", "params", "trainable_params")
 _SIGNS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _FORM = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*")
 
@@ -55,6 +57,13 @@ def noise_ns(a: Runs, b: Runs) -> int | None:
     return None if width is None else round(1e9 * width)
 
 
+def difference(name: str, a: Figure, b: Figure) -> CausedDifference:
+    """The difference of *a* and *b*, seconds that both sides know, without causes."""
+    (a_sec, of_a, _), (b_sec, of_b, _) = a, b
+    a_ns, b_ns = (round(1e9 * (sec or 0.0)) for sec in (a_sec, b_sec))
+    return CausedDifference(name=name, a_ns=a_ns, b_ns=b_ns, causes={}, noise_ns=noise_ns(of_a or (), of_b or ()))
+
+
 def noise_factor(a: Runs, b: Runs) -> float | None:
     """By what the ratio B / A of a figure, known of each step, may be multiplied or divided; 1 where one is 0."""
     means = [float(np.mean([one.mean() for one in side])) for side in (a, b)]
@@ -64,14 +73,32 @@ def noise_factor(a: Runs, b: Runs) -> float | None:
     return None if width is None else math.exp(width)
 
 
-def several(a: Sequence[object], b: Sequence[object]) -> bool:
-    """Whether the noise between runs is known: there are two or more on each side."""
-    return min(len(a), len(b)) > 1
+def identity(sources: Sequence[str], about: str, **more: Any) -> ComparedRun:
+    """What a comparison says of a side, whose runs are of these *sources*."""
+    runs = len(sources)
+    about = f"{plain(runs)} runs: {about}" if runs > 1 else about
+    return ComparedRun(source=name_of(sources), runs=runs, about=about, **more)
+
+
+def name_of(sources: Sequence[str]) -> str:
+    """The runs of a side in words."""
+    more = len(sources) - 1 if len(set(sources)) > 1 else 0
+    return f"{sources[0]} and {more} more" if more else sources[0]
+
+
+def of_side(runs: Sequence[Mapping[str, OfRun]], why: Mapping[str, str]) -> dict[str, Figure]:
+    """Each figure of a side: the mean of its *runs*', known where it is of each."""
+    found: dict[str, Figure] = {}
+    for name in runs[0]:
+        values, steps = zip(*(one[name] for one in runs), strict=True)
+        value = None if None in values else values[0] if len(set(values)) == 1 else statistics.fmean(values)
+        found[name] = value, None if value is None or steps[0] is None else steps, why.get(name, "")
+    return found
 
 
 def _half_width(a: Runs, b: Runs) -> float | None:
     """Half of the interval of the difference of two sides' means; None where too few steps show it."""
-    if several(a, b):
+    if min(len(a), len(b)) > 1:
         of_runs = [np.array([one.mean() for one in side]) for side in (a, b)]
         squares = sum(float(one.var()) * len(one) for one in of_runs)
         freedom = len(a) + len(b) - 2
@@ -96,8 +123,12 @@ def _batch_means(steps: Floats) -> Floats:
     return means
 
 
-def figure_difference(name: str, in_a: Figure, in_b: Figure, *, peaks: tuple[str, str]) -> FigureDifference:
-    """The figure *name* in both runs; shares of other *peaks*, in words, have no ratio, which would mislead."""
+def differences(a: Mapping[str, Figure], b: Mapping[str, Figure], *, peaks: Sequence[str]) -> list[FigureDifference]:
+    """What one of both sides knows at least; shares of other *peaks*, in words, have no ratio, which would mislead."""
+    return [_difference(name, a[name], b[name], peaks) for name in a]
+
+
+def _difference(name: str, in_a: Figure, in_b: Figure, peaks: Sequence[str]) -> FigureDifference:
     (a, of_a, why_a), (b, of_b, why_b), ratio, factor, reason = in_a, in_b, None, None, ""
     if a is None or b is None:
         which, words = ("A", why_a) if a is None else ("B", why_b)
@@ -161,8 +192,7 @@ def peaks_of(profile: Profile) -> str:
 def setting_differences(a: Profile, b: Profile) -> dict[str, tuple[str, str]]:
     """What is set up differently: context, model and settings."""
     of_a, of_b = _set_up(a), _set_up(b)
-    names = dict.fromkeys((*of_b, *of_a))
-    both = {name: (of_a.get(name, _NOT_KNOWN), of_b.get(name, _NOT_KNOWN)) for name in names}
+    both = {name: (of_a.get(name, NOT_AVAILABLE), of_b.get(name, NOT_AVAILABLE)) for name in of_b | of_a}
     return {name: texts for name, texts in both.items() if texts[0] != texts[1]}
 
 
@@ -177,17 +207,20 @@ def flops_per_byte(profiles: Sequence[Profile]) -> float:
 
 
 def _set_up(profile: Profile) -> dict[str, str]:
-    found: dict[str, Any] = {**profile.set_up}
-    found |= {f"context.{one.name}": getattr(profile.context, one.name) for one in fields(profile.context)}
-    of_profile = ("micro_steps", "samples", "tokens", "params", "trainable_params")
-    found |= {name: getattr(profile, name) for name in of_profile}
-    found |= {"dtypes": ", ".join(one.dtype for one in profile.dtypes), "peaks": peaks_of(profile)}
-    found["memory_bandwidth"] = si(profile.memory_bytes_per_sec, "B/s")
-    found |= {f"settings.{one.name}": getattr(profile.settings, one.name) for one in fields(profile.settings)}
+    settings = {f"settings.{one.name}": getattr(profile.settings, one.name) for one in fields(profile.settings)}
+    found: dict[str, Any] = {
+        **profile.set_up,
+        **{f"context.{one.name}": getattr(profile.context, one.name) for one in fields(profile.context)},
+        **{name: getattr(profile, name) for name in _OF_PROFILE},
+        "dtypes": ", ".join(one.dtype for one in profile.dtypes),
+        "peaks": peaks_of(profile),
+        "memory_bandwidth": si(profile.memory_bytes_per_sec, "B/s"),
+        **settings,
+    }
     return {name: _as_text(value) for name, value in found.items()}
 
 
 def _as_text(value: Any) -> str:
     if value is None:
-        return _NOT_KNOWN
+        return NOT_AVAILABLE
     return f"{value:,}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value) or "(none)"

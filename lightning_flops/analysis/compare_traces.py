@@ -22,7 +22,7 @@ from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.trace_report import AnalyzedTrace
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import CalledDifference, CausedDifference, ComparedRun, Comparison, TableName
-from lightning_flops.schema.tables import STEP_PARTS, MemoryCurve
+from lightning_flops.schema.tables import STEP_PARTS
 from lightning_flops.units import plain, plural
 
 _NS_PER_US, _NS_PER_SEC = 1000, 1e9
@@ -55,9 +55,9 @@ def compare_traces(
     def part(name: str, field: str) -> CausedDifference:
         return CausedDifference(name=name, causes={}, **_times([run.part(field) for run in runs]))
 
-    parts = tuple(part(*one) for one in STEP_PARTS if any(run.knows(one[1]) for run in runs))
+    means = [report.step_times.mean for run in runs for report in run.reports]
+    parts = tuple(part(*one) for one in STEP_PARTS if any(getattr(mean, one[1]) is not None for mean in means))
     whole = part("step" if first.marked else "whole trace", "wall_us")
-    of_a, of_b = first.figures(), second.figures()
     return Comparison(
         kind="traces",
         a=first.identity(),
@@ -66,10 +66,7 @@ def compare_traces(
         step=replace(whole, a_ns=sum(one.a_ns for one in parts), b_ns=sum(one.b_ns for one in parts)),
         parts=parts,
         tables={of: rows for of in get_args(TableName) if (rows := _rows(runs, of))},
-        figures=tuple(
-            figures.figure_difference(name, one, other, peaks=(first.peaks(), second.peaks()))
-            for (name, one), other in zip(of_a.items(), of_b.values(), strict=True)
-        ),
+        figures=tuple(figures.differences(first.figures(), second.figures(), peaks=[run.peaks() for run in runs])),
         notes=tuple(_notes(runs)),
     )
 
@@ -97,11 +94,7 @@ class _Run:
         words = [", ".join(dict.fromkeys(one.name or "unknown device" for one in devices)) or "no device"]
         words += [f"{plain(ranks)} ranks"] if ranks > 1 else []
         words += [f"{plain(self.steps)} {plural('step', self.steps)}" if self.marked else "no marks of steps"]
-        return ComparedRun(source=self.source, about=", ".join(words))
-
-    def knows(self, field: str) -> bool:
-        """Whether a part of the steps is known of any rank."""
-        return any(getattr(report.step_times.mean, field) is not None for report in self.reports)
+        return figures.identity([self.source], ", ".join(words))
 
     def part(self, field: str) -> Floats:
         """Nanoseconds of a part of each step, 0 where it is not known: the mean of the ranks'."""
@@ -122,33 +115,37 @@ class _Run:
         return figures.peaks_text({k: peak for one in self.reports if one.flops for k, peak in one.flops.peaks.items()})
 
     def figures(self) -> dict[str, Figure]:
-        """Step time and rates with the times that their noise is of, counts of one step, and the most memory."""
-        wall, flops = self.part("wall_us"), [one.flops for one in self.reports]
-        found: dict[str, Figure] = {"global_step_sec": (float(wall.mean()) / _NS_PER_SEC, [wall], None)}
+        """Step time and rates with the times that their noise is of, and counts of one step."""
+        wall, waits, flops = self.part("wall_us"), self.part("data_loader_us"), [one.flops for one in self.reports]
+        found: dict[str, Figure] = {"global_step_sec": (float(wall.mean()) / _NS_PER_SEC, [wall], "")}
         for name in ("mfu", "hfu"):
-            used = sum_if_all_known(one and getattr(one, name) for one in flops)
-            found[name] = used and used / len(flops), [wall], why_no_mfu(self.reports)
+            shares: list[float | None] = [None if one is None else getattr(one, name) for one in flops]
+            found[name] = _mean(shares), [wall], why_no_mfu(self.reports) or ""
         for phase, name in (("forward",) * 2, ("backward",) * 2, ("total", "hardware")):
             counts = [getattr(step, phase) for one in flops if one for step in one.steps]
-            found[f"{name}_flops"] = statistics.mean(counts) if all(flops) else None, None, why_no_flops(self.reports)
-        waits, known = self.part("data_loader_us"), self.knows("data_loader_us") and wall.any()
+            mean = statistics.mean(counts) if all(flops) else None
+            found[f"{name}_flops"] = mean, None, why_no_flops(self.reports) or ""
+        known = any(one.step_times.mean.data_loader_us is not None for one in self.reports) and wall.any()
         share = float(waits.mean() / wall.mean()) if known else None
         found["data_wait_ratio"] = share, [waits / np.maximum(wall, 1)], "the trace shows no DataLoader"
-        found |= {name: self._of_devices(*of) for name, of in _OF_DEVICES.items()}
-        peaks = [one.peak_bytes for one in self._curves() if one.device >= 0 and one.absolute]
-        why = "the trace does not say how much memory is allocated on the device"
-        found["device_memory_peak_bytes"] = max(peaks, default=None), None, why
-        return found
+        return found | self._of_devices()
 
-    def _curves(self) -> list[MemoryCurve]:
-        return [one for report in self.reports for one in report.memory_curves or ()]
-
-    def _of_devices(self, field: str, why: str) -> Figure:
-        """A field of the devices' metrics, their mean; of the whole trace, so its single steps are not known."""
+    def _of_devices(self) -> dict[str, Figure]:
+        """How busy the devices are, and how much memory was held; of the whole trace, so single steps are not known."""
         devices = [one for report in self.reports for one in report.device_metrics or ()]
-        used = sum_if_all_known(getattr(one, field) for one in devices)
-        share = None if used is None else used / len(devices)
-        return share, [np.array([share or 0.0])], why
+        curves = [one for report in self.reports for one in report.memory_curves or ()]
+        found: dict[str, Figure] = {}
+        for name, (field, why) in _OF_DEVICES.items():
+            used = _mean([getattr(one, field) for one in devices])
+            found[name] = used, [np.array([used or 0.0])], why
+        peak = max((one.peak_bytes for one in curves if one.device >= 0 and one.absolute), default=None)
+        why = "the trace does not say how much memory is allocated on the device"
+        return found | {"device_memory_peak_bytes": (peak, None, why)}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    total = sum_if_all_known(values)
+    return None if total is None else total / len(values)
 
 
 def _times(ns: Sequence[Floats]) -> dict[str, Any]:

@@ -160,3 +160,17 @@ def build_rates(
         values |= dict.fromkeys(RATES_OF_TRAINING)
         reasons |= dict.fromkeys(RATES_OF_TRAINING, f"a {context.run_word} has no backward and no optimizer")
     return Rates(**values), reasons
+
+
+def apportioned(total_ns: int, weights: Sequence[int]) -> list[int]:
+    """*total_ns* in proportion to *weights*, as whole nanoseconds that add up to it; to the last if none is above 0."""
+    whole = sum(weights)
+    if whole <= 0:
+        return [0] * (len(weights) - 1) + [total_ns]
+    pieces, before, running = [], 0, 0
+    for weight in weights:
+        running += weight
+        until = (2 * total_ns * running + whole) // (2 * whole)
+        pieces.append(until - before)
+        before = until
+    return pieces
