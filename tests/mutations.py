@@ -73,17 +73,13 @@ MUTATIONS = (
         "analysis/test_profile.py analysis/test_peak_flops.py",
     ),
     Mutation(
-        "analysis/budget.py",
+        "analysis/timing.py",
         "one.idle_ns + one.copies_ns",
         "one.idle_ns",
         "analysis/test_traced_step.py analysis/test_profile.py report/test_text.py",
     ),
-    Mutation(
-        "analysis/collectives.py", "latency_ns.min(axis=0)", "latency_ns.max(axis=0)", "analysis/test_trace_ranks.py"
-    ),
-    Mutation(
-        "analysis/collectives.py", "return min(sum(known), most)", "return sum(known)", "analysis/test_trace_ranks.py"
-    ),
+    Mutation("analysis/ranks.py", "latency_ns.min(axis=0)", "latency_ns.max(axis=0)", "analysis/test_trace_ranks.py"),
+    Mutation("analysis/ranks.py", "return min(sum(known), most)", "return sum(known)", "analysis/test_trace_ranks.py"),
     Mutation(
         "analysis/ranks.py",
         "context.dp_size * _ranks_of_one_copy(context)",

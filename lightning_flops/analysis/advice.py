@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lightning_flops.analysis.devices import DeviceAbilities
 from lightning_flops.analysis.evidence import DATA_WAIT, Evidence, with_trace
-from lightning_flops.analysis.rank_names import name_files
+from lightning_flops.analysis.names import name_files
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.rules import RULES, of_optimizer
 from lightning_flops.config import AdviceThresholds

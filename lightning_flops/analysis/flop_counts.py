@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any, TypeVar, get_args
 
-from lightning_flops.analysis.module_names import with_those_above, with_those_below
+from lightning_flops.analysis.names import with_those_above, with_those_below
 from lightning_flops.records import (
     OUTSIDE,
     FlopPhase,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_names import parent_name, with_those_above, with_those_below
+from lightning_flops.analysis.names import parent_name, with_those_above, with_those_below
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops, UncountedOperator
 from lightning_flops.schema.step import ModuleProfile, ModuleTimes
 

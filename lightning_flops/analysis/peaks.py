@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lightning_flops.analysis.budget import build_budget
 from lightning_flops.analysis.devices import device_named, why_no_peak
 from lightning_flops.analysis.rates import MOST_OF_PEAK, peak_seconds_of_step, per_second, ratio, utilization
+from lightning_flops.analysis.timing import build_budget
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile
 from lightning_flops.schema.trace import RanksProfile, TraceReport

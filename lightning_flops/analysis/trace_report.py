@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.advice import advise_on_traces
-from lightning_flops.analysis.collectives import compare, refuse_mixed_ranks
 from lightning_flops.analysis.devices import DeviceAbilities, device_abilities
 from lightning_flops.analysis.peaks import NO_FLOPS
 from lightning_flops.analysis.rank_record import TracedRank
+from lightning_flops.analysis.ranks import compare, refuse_mixed_ranks
 from lightning_flops.analysis.stragglers import find_stragglers_in_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.trace import TracedPart, TraceReport, TracesReport

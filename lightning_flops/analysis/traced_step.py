@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from lightning_flops.analysis.module_names import with_those_above, with_those_below
+from lightning_flops.analysis.names import with_those_above, with_those_below
 from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, peak_seconds, per_second, ratio
 from lightning_flops.analysis.timing import build_timing, timed_steps
 from lightning_flops.records import OUTSIDE, OperatorCell, TracedStepRecord, WindowRecord

@@ -96,12 +96,12 @@ def _compared(options: argparse.Namespace) -> Comparison:
     if traces and len(sources) > 2:
         raise ComparisonError(f"{next(iter(traces))} is a trace: of traces one run a side is compared")
     if {*sources} == traces.keys():
-        from lightning_flops.analysis.compare_traces import compare_traces
+        from lightning_flops.analysis.compare_unprofiled import compare_traces
 
         first, second = (analyzed(traces[source], options, stepwise=True) for source in sources)
         return compare_traces(first, second, sources=(sources[0], sources[1]))
     from lightning_flops.analysis.compare import compare_profiles
-    from lightning_flops.analysis.compare_throughput import compare_throughputs
+    from lightning_flops.analysis.compare_unprofiled import compare_throughputs
     from lightning_flops.schema.throughput import ThroughputSummary
 
     if traces:

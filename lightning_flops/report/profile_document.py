@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from lightning_flops.analysis.module_names import pattern_of
+from lightning_flops.analysis.names import pattern_of
 from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
 from lightning_flops.report.document import Column, Item, Section, Table, at, field, filled, points, share, some_of
 from lightning_flops.report.predicted_document import headline, largest_words, peak_tables

@@ -9,7 +9,7 @@ from functools import partial
 from operator import itemgetter
 from statistics import median
 
-from lightning_flops.analysis.rank_names import name_ranks
+from lightning_flops.analysis.names import name_ranks
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.stragglers import straggler_evidence
 from lightning_flops.report.document import Column, Section, Table, all_of, at, cells, points, some_of

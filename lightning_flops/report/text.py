@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.offline_formula import FlopsFormula
+from lightning_flops.analysis.formula import FlopsFormula
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections, render_comparison
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
 from lightning_flops.report.document import VIEW, WHOLE, Section, as_html, draw, draw_all

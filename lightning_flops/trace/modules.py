@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_flops.analysis.module_names import parent_name, with_those_above
+from lightning_flops.analysis.names import parent_name, with_those_above
 from lightning_flops.records import marked_module, marked_phase
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.trace.columns import Trace, once

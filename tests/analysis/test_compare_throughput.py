@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_flops.analysis.compare_figures import judge
-from lightning_flops.analysis.compare_throughput import compare_throughputs
+from lightning_flops.analysis.compare_unprofiled import compare_throughputs
 from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.throughput import ThroughputSummary

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from lightning_flops.analysis.rank_names import name_ranks
+from lightning_flops.analysis.names import name_ranks
 from lightning_flops.analysis.rank_record import (
     RECORD_LIMIT_BYTES,
     RankAbsence,

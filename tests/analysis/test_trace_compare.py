@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from lightning_flops.analysis.compare_traces import compare_traces
+from lightning_flops.analysis.compare_unprofiled import compare_traces
 from lightning_flops.analysis.trace_report import AnalyzedTrace, analyze_one
 from lightning_flops.errors import ComparisonError
 from lightning_flops.measure.counting.recorded_calls import recorded_work
