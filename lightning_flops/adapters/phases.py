@@ -24,7 +24,6 @@ from lightning_flops.signals import Undo
 _SERVERS = (
     ("trl.generation.vllm_generation", "VLLMGeneration"),
     ("trl.generation.vllm_client", "VLLMClient"),
-    ("trl.extras.vllm_client", "VLLMClient"),  # before TRL 1.0
     ("vllm.entrypoints.llm", "LLM"),
 )
 """Classes whose ``generate`` runs elsewhere, or in code of its own."""
@@ -77,11 +76,12 @@ class PhasedAdapter(Adapter):
 
     @safe
     def _rollout_ends(self, result: Any) -> None:
-        self._asked, given = self._asked[:-1], self._asked[-1:]
-        made = []
+        self._asked, given = self._asked[:-1], self._asked[-1]
+        made: tuple[tuple[int, int], ...] = ()
         with suppress(Exception):  # the result may be any object of the user's
-            made.append(_tokens(given[0], result))
-        self.run.phase_ends(*made)
+            made = (_tokens(given, result),)
+        # One that calls another has made its tokens; an evaluation's are not the step's.
+        self.run.phase_ends(*(() if self._asked or self.run.outside_of else made))
 
 
 def _tokens(given: tuple[Any, ...], result: Any) -> tuple[int, int]:

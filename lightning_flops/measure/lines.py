@@ -175,7 +175,7 @@ class _LineTimer(PhaseTimer):
     @property
     def interval(self) -> int:
         """Number of the interval between boundaries of the running step, as in its marks."""
-        return len(self._stamps) - 1
+        return len(self._marks) - 1
 
     def only_enters(self, part: str, place: Place) -> bool:
         """Whether the line of *place* only calls what the time of *part* is of."""

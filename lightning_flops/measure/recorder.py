@@ -287,11 +287,10 @@ class Recorder:
         ended, self._ended = self._ended, None
         if ended is None:
             return
-        step = replace(ended.record(self._steps_done), flops=counter.step_ends())
+        counted = counter.step_ends()
+        step = replace(ended.record(self._steps_done), flops=counted.by_phase)
         self._steps_done += 1
-        lower_bound = any(one.may_have_flops for one in counter.flops.uncounted.values())
-        by_values = counter.step_is_data_dependent
-        self._tell_counted(CountedStep(flops=counter.step_buckets, lower_bound=lower_bound, data_dependent=by_values))
+        self._tell_counted(counted)
         if not in_window:
             self._go_on(Phase.WAITING)
         elif (measured := self._measured) is None:

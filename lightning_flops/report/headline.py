@@ -138,12 +138,10 @@ def _bar(parts: Sequence[tuple[str, float]]) -> list[str]:
 
 def _phases(profile: Profile) -> str:
     """The phases of a step that has some beside training."""
-    shown = []
-    for name, one in profile.phases.items():
-        # Without a peak, why there is no MFU is said of the step's.
-        mfu = f" (MFU {percent(one.mfu)})" if name != REST and profile.peaks_flops_per_sec else ""
-        shown.append(f"{name} {percent(one.ratio)}{mfu}")
-    return f"Phases: {' · '.join(shown)}." if shown and profile.timing is not None else ""
+    of = profile.peaks_flops_per_sec  # without a peak, why there is no MFU is said of the step's
+    mfu = {name: f" (MFU {percent(one.mfu)})" for name, one in profile.phases.items() if of and name != REST}
+    shown = " · ".join(f"{name} {percent(one.ratio)}{mfu.get(name, '')}" for name, one in profile.phases.items())
+    return f"Phases: {shown}." if shown and profile.timing is not None else ""
 
 
 def _stalls(profile: Profile) -> str:

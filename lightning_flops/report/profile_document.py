@@ -80,6 +80,16 @@ def times_section(profile: Profile) -> Section:
     return Section(title, "", [Table([*parts, timing.global_step], columns, whole=True), words], "steps")
 
 
+_PHASES_ARE = (
+    "Rollout runs inside generate; scoring is a model that is called without gradients outside of it. Tokens of a "
+    "rollout are prompts and completions, padding included."
+)
+_ESTIMATED = (
+    " A server generated: FLOPs of its rollout are an estimate, the training's forward over as many tokens, and in no "
+    "sum."
+)
+
+
 def phases_section(profile: Profile) -> Section:
     """The phases of a step that has some beside training; they add up to it."""
     rows = list(profile.phases.items())
@@ -93,11 +103,9 @@ def phases_section(profile: Profile) -> Section:
         field("completed", "1.completion_tokens"),
         field("completed/s", "1.tokens_per_sec"),
     ]
-    words = "Rollout runs inside generate; scoring is a model that is called without gradients outside of it. Tokens "
-    words += "of a rollout are prompts and completions, padding included."
+    words = _PHASES_ARE
     if any(one.estimated for one in profile.phases.values()):
-        words += " A server generated: FLOPs of its rollout are an estimate, the training's forward over as many "
-        words += "tokens, and in no sum."
+        words += _ESTIMATED
     return Section(f"Phases of a {profile.step_name}", "", [Table(rows, filled(rows, columns), whole=True), words])
 
 

@@ -116,7 +116,7 @@ class Run:
 
     def _follow(self) -> None:
         self.window.follow(self.adapter.mark_parts, outside=bool(self.outside_of))
-        self._phase_follows("")
+        self._phase_follows()
 
     def fetch_begins(self) -> None:
         """The loop asks its data loader for a batch; calls may nest, and the outermost counts."""
@@ -176,26 +176,19 @@ class Run:
             else:
                 self.inside()
 
-    @property
-    def phase(self) -> str:
-        """The phase that runs now: the outermost one; empty: none that is marked."""
-        return next(filter(None, self.phases), "")
-
     def phase_begins(self, name: str) -> None:
         """A phase of the step begins, such as a rollout; what begins inside of it is a part of it."""
-        before = self.phase
         self.phases.append("" if self.outside_of else name)
-        self._phase_follows(before)
+        self._phase_follows()
 
     def phase_ends(self, *rollouts: tuple[int, int]) -> None:
         """What has begun last ends; *rollouts* that it has ended have tokens of prompts and of completions."""
-        before = self.phase
         del self.phases[-1:]
-        self._phase_follows(before, *rollouts)
+        self._phase_follows(*rollouts)
 
-    def _phase_follows(self, before: str, *rollouts: tuple[int, int]) -> None:
-        if self.phase != before and self.window.marks is not None:
-            self.window.recorder.phase(self.phase, *rollouts)
+    def _phase_follows(self, *rollouts: tuple[int, int]) -> None:
+        if self.window.marks is not None:  # the outermost one counts
+            self.window.recorder.phase(next(filter(None, self.phases), ""), *rollouts)
 
     @property
     def is_marking(self) -> bool:

@@ -171,7 +171,7 @@ def test_flops_of_a_rollout_by_a_server_are_an_estimate_and_in_no_sum(
     def step(policy: Policy, reference: Policy, rows: Tensor, profiler: TrainingProfiler, now: FakeNow) -> None:
         client.generate([[0] * WIDTH] * ROWS)
 
-    profile = profiled(now, step)
+    profile = profiled(now, step, tokens_per_sample=WIDTH)
     rollout = profile.phases["rollout"]
     assert (rollout.flops, rollout.estimated) == (FORWARD * (WIDTH + TOKENS) // WIDTH, True)
     assert rollout.seconds == pytest.approx(4.0)

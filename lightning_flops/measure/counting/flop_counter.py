@@ -7,6 +7,7 @@ the sequence number of the running autograd node says which module made it. Noth
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -43,7 +44,7 @@ from lightning_flops.measure.torch_private.needed import (
     sequence_number,
 )
 from lightning_flops.measure.torch_private.optional import is_replica
-from lightning_flops.records import OUTSIDE, BucketFlops, FlopPhase, FlopRecord, PhaseFlops
+from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, PhaseFlops
 from lightning_flops.signals import Undo
 
 CausalAttention = Literal["full", "half"]
@@ -320,9 +321,9 @@ class FlopCounter:
         """FLOPs by phase so far, on all threads; cheaper than ``record``."""
         return PhaseFlops(**self._totals.flops)
 
-    def buckets(self) -> BucketFlops:
-        """The same by bucket and dtype."""
-        return {key: flops for key, flops in self._totals.buckets.items() if flops}
+    def buckets(self) -> Counter[tuple[str, str]]:
+        """The same by bucket and dtype, and what was skipped of each."""
+        return Counter(self._totals.buckets)
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""

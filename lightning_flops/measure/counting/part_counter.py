@@ -15,12 +15,16 @@ from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops, TimePha
 _COUNTED_PARTS = ("backward", "optimizer", "transfer", "other")
 """Parts of a step whose work counts as it comes; a forward's counts as the root's, that of anything else not at all."""
 
+_TIMED_AS = {"recompute": "backward", "skipped": ""}
+"""Where the time of a bucket's work is looked for, if not in the part of its name; empty: it is no work."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedStep:
     """FLOPs of one step."""
 
     flops: BucketFlops
+    by_phase: PhaseFlops
     lower_bound: bool  #: An operator that may have FLOPs was not counted.
     #: Values in its tensors decided sizes: another step of its shapes may have other FLOPs.
     data_dependent: bool = False
@@ -34,16 +38,12 @@ class PartCounter(Parts):
         self._memory = memory
         self.counter = counter  # counts what runs inside of it
         self._open: list[tuple[str, ExitStack]] = []
-        self._seen = PhaseFlops()
-        self._before_step = PhaseFlops()
-        self._buckets: BucketFlops = {}
         self._phase = ""
-        self._looked_at: BucketFlops = {}
-        self._spent: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
-        self.phases: dict[str, BucketFlops] = {}  # what of ``flops`` each phase did
+        self._seen = self._before_step = Counter[tuple[str, str]]()  # counted until the last look, and the last step
+        self._spent: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)  # what of it each phase did
+        self._total = PhaseFlops()
         self.flops = FlopRecord()  # what was counted until the last step ended
-        self.step_buckets: BucketFlops = {}  # FLOPs of the last step, by bucket and dtype
-        self.step_is_data_dependent = False  # values in tensors have decided sizes in the last step
+        self.phases: dict[str, BucketFlops] = {}  # what of that each phase did
         self.mixed: set[TimePhase] = set()  # phases whose work ran, in part, while the loop was in another of them
 
     def enter(self, part: str, *, counts: bool = True) -> None:
@@ -77,19 +77,19 @@ class PartCounter(Parts):
         if not self._open:
             self._look(outside=part)
 
-    def step_ends(self) -> PhaseFlops:
-        """FLOPs of the step that ends here."""
+    def step_ends(self) -> CountedStep:
+        """What was counted of the step that ends here."""
         self._look()
-        before, self._before_step = self._before_step, self.counter.total()
         self.flops = self.counter.record()
-        buckets = self.counter.buckets()
-        self.step_buckets = {
-            key: spent for key, total in buckets.items() if (spent := total - self._buckets.get(key, 0))
-        }
-        self._buckets = buckets
         self.phases = {name: dict(spent) for name, spent in self._spent.items()}
-        self.step_is_data_dependent = self.counter.take_data_dependent()
-        return self._before_step - before
+        before, self._before_step = self._before_step, self._seen
+        total, self._total = self._total, self.counter.total()
+        return CountedStep(
+            flops=self._seen - before,
+            by_phase=self._total - total,
+            lower_bound=any(one.may_have_flops for one in self.flops.uncounted.values()),
+            data_dependent=self.counter.take_data_dependent(),
+        )
 
     def give_up(self) -> None:
         """Every part that is still open ends."""
@@ -97,18 +97,11 @@ class PartCounter(Parts):
             self._open.pop()[1].close()
 
     def _look(self, outside: str = "other") -> None:
-        """Notice work that ran while the loop was in another part than the one its time is looked for in."""
-        seen = self.counter.total()
+        """Whose work ran since the last look: a phase's, and perhaps of another part than the loop is in."""
         part = self._open[-1][0] if self._open else outside
-        for phase, before, now in (
-            ("forward", self._seen.forward, seen.forward),
-            ("backward", self._seen.backward + self._seen.recompute, seen.backward + seen.recompute),
-            ("optimizer", self._seen.optimizer, seen.optimizer),
-        ):
-            if now > before and part != phase:
-                self.mixed.update(one for one in get_args(TimePhase) if one in (phase, part))
-        self._seen = seen
-        spent, buckets = self._spent[phase_of(part, self._phase)], self.counter.buckets()
-        spent.update(buckets)
-        spent.subtract(self._looked_at)
-        self._looked_at = buckets
+        before, self._seen = self._seen, self.counter.buckets()
+        new = self._seen - before
+        self._spent[phase_of(part, self._phase)].update(new)
+        ran = {_TIMED_AS.get(bucket, bucket) for bucket, _ in new}
+        if ran - {part, ""}:
+            self.mixed.update(one for one in get_args(TimePhase) if one in ran | {part})

@@ -5,6 +5,7 @@ At every boundary the timer stores one stamp and what happens there; the sums ar
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, NamedTuple, get_args
 
 from lightning_flops.measure.parts import Parts
@@ -19,7 +20,7 @@ class StepMarks(NamedTuple):
 
     stamps: tuple[Any, ...]
     parts: tuple[str, ...]
-    phases: tuple[str, ...]  #: The phase of each part's time.
+    phases: tuple[str, ...]  #: The phase that runs in each of them; empty: none.
 
 
 class StepTimes(NamedTuple):
@@ -38,10 +39,9 @@ class PhaseTimer(Parts):
         super().__init__()
         self._clock = clock
         self._stamp = clock.stamp
-        self._stamps: list[Any] = []
-        self._parts: list[str] = []  # that run from each stamp on
+        self._marks: list[tuple[str, str, Any]] = []  # the part and the phase that run from each stamp on
         self._open = ["other"]  # the parts that run, each as what its time is of
-        self._phase, self._phases = "", dict[int, str]()  # that the step begins in, and from which stamps on others run
+        self._phase = ""
 
     def begin(self) -> None:
         """Start the first step here."""
@@ -52,8 +52,12 @@ class PhaseTimer(Parts):
 
     def _start(self) -> None:
         self._clock.step_begins()
-        self._phases.clear()
-        self._stamps, self._parts = [self._stamp()], [self._open[-1]]
+        self._marks.clear()
+        self._mark()
+
+    def _mark(self) -> None:
+        """Another part, or another phase, runs from here on; the stamp is last: these lines are not in its time."""
+        self._marks.append((self._open[-1], self._phase, self._stamp()))
 
     def enter(self, part: str, *, counts: bool = True) -> None:
         """As of ``Parts``; where its time is of what runs already, this is no boundary."""
@@ -64,57 +68,50 @@ class PhaseTimer(Parts):
             part = running
         self._open.append(part)
         if part != running:
-            self._parts.append(part)
-            self._stamps.append(self._stamp())  # last, so that the lines before are not in the part's time
+            self._mark()
 
     def leave(self) -> None:
         """The part entered last ends."""
-        if len(self._open) > 1 and self._open.pop() != (part := self._open[-1]):
-            self._stamps.append(self._stamp())
-            self._parts.append(part)
+        if len(self._open) > 1 and self._open.pop() != self._open[-1]:
+            self._mark()
 
     def phase(self, name: str) -> None:
         """As of ``Parts``."""
-        self._phases[len(self._parts)] = name
-        self._parts.append(self._open[-1])
-        self._stamps.append(self._stamp())
+        if name != self._phase:
+            self._phase = name
+            self._mark()
 
     def claim(self, part: str) -> None:
         """As of ``Parts``."""
-        if self._parts[-1] == "other":
-            self._parts[-1] = part
-        self._parts.append(self._open[-1])
-        self._stamps.append(self._stamp())
+        running, phase, stamp = self._marks[-1]
+        if running == "other":
+            self._marks[-1] = part, phase, stamp
+        self._mark()
 
     def go_on(self) -> None:
         """The step begins here: since the last one ended only the profiler ran, and that time belongs to no step."""
-        if len(self._stamps) == 1:
+        if len(self._marks) == 1:
             self._start()
 
     def cut(self) -> StepMarks:
         """End this step and start the next at the same stamp."""
         end = self._stamp()
-        phases = []
-        for place, part in enumerate(self._parts):
-            self._phase = self._phases.get(place, self._phase)
-            phases.append(phase_of(part, self._phase))
-        marks = StepMarks((*self._stamps, end), tuple(self._parts), tuple(phases))
-        self._stamps, self._parts = [end], [self._open[-1]]
-        self._phases.clear()
-        return marks
+        parts, phases, stamps = zip(*self._marks, strict=True)
+        self._marks = [(self._open[-1], self._phase, end)]
+        return StepMarks((*stamps, end), parts, phases)
 
     def read(self, marks: StepMarks) -> StepTimes:
         """Seconds of each part of *marks*, which have all passed; read them once, those of an earlier step first."""
         spent = dict.fromkeys(_PHASES, 0.0)
         excluded: dict[str, float] = {}
-        of_phases: dict[str, float] = {}
+        of_phases: defaultdict[str, float] = defaultdict(float)
         reader_sec = 0.0
         for start, end, part, phase in zip(marks.stamps, marks.stamps[1:], marks.parts, marks.phases, strict=False):
             sums: dict[Any, float] = spent if part in _PHASES else excluded
             seconds = self._clock.seconds_between(start, end)
             sums[part] = sums.get(part, 0.0) + seconds
             if part in _PHASES:
-                of_phases[phase] = of_phases.get(phase, 0.0) + seconds
+                of_phases[phase_of(part, phase)] += seconds
             if part == "data_wait":
                 reader_sec += self._clock.host_seconds_between(start, end)
         self._clock.reuse(marks.stamps[:-1])  # the last may be the first of the next step
