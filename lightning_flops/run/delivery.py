@@ -6,6 +6,8 @@ The training thread looks at a counter of theirs, and gives what is ready to the
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,21 +25,20 @@ from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.records import RunContext, WindowRecord
 from lightning_flops.report.headline import figures
 from lightning_flops.run.adapter import Facts
-from lightning_flops.run.output import LoggedOutput, RunFiles
 from lightning_flops.run.ranks import PAUSE_SEC, NoStoreError, Ranks
-from lightning_flops.run.worker import Worker
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.schema.trace import TracedStep
-from lightning_flops.signals import words_of
+from lightning_flops.sinks.services import Services
 from lightning_flops.sinks.trace_file import keep_trace
-from lightning_flops.units import package_logger
+from lightning_flops.units import duration, package_logger
 
 logger = package_logger(__name__)
 
 PROFILES_KEPT = 100  # the latest: with ``every`` they would take ever more memory
-_SEC_TO_FINISH = 10.0  # the end of a run waits at most this long for reports that are being written
-_SEC_AFTER_ERROR = 2.0  # and for other ranks when training has raised: the cause may have ended them, too
+_SEC_TO_COMPUTE = 60.0  # a job that takes longer waits for a file system, and slows nothing down
+SEC_TO_FINISH = 10.0  # the end of a run waits at most this long for reports that are being written
+SEC_AFTER_ERROR = 2.0  # and for other ranks when training has raised: the cause may have ended them, too
 
 
 @dataclass
@@ -51,6 +52,79 @@ class Outcomes:
 
 
 OUTCOMES = Outcomes()
+
+
+class Worker:
+    """Runs jobs one after another on a daemon thread, which is there while there are jobs, and in no forked child.
+
+    What is slow there, or hangs, never stops the training.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler of the user's may come back here
+        self._jobs: list[tuple[str, Callable[[], None]]] = []  # the one that runs is the first
+        self._running_since = 0.0
+        self._thread: threading.Thread | None = None
+        self._latest: threading.Thread | None = None  # it ends a moment after it has nothing more to do
+        self._pid = os.getpid()
+        self._given_up = False
+
+    def submit(self, job: Callable[[], None], what: str = "a report") -> None:
+        """Run *job*, which makes *what*, on the worker's thread."""
+        if self.is_off:
+            return
+        with self._lock:
+            self._jobs.append((what, job))
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="lightning_flops", daemon=True)
+                try:
+                    thread.start()
+                    self._thread = self._latest = thread
+                except RuntimeError:  # the interpreter ends, and starts no more threads
+                    self._work()
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is made any more: the end has not waited longer, or this is a forked child."""
+        return self._given_up or os.getpid() != self._pid
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job takes processor time from the training."""
+        return self._thread is not None and host_clock.now() < self._running_since + _SEC_TO_COMPUTE
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._thread = None
+                    return
+                what, job = self._jobs[0]
+                self._running_since = host_clock.now()
+            try:
+                job()
+            except BaseException as error:  # no caller above could take it
+                words, shown = f"{type(error).__name__}: {error}", error if logger.isEnabledFor(logging.DEBUG) else None
+                logger.warning("%s was lost: %s", what, words, exc_info=shown)
+            with self._lock:
+                del self._jobs[:1]
+
+    def finish(self, within_sec: float = 10.0) -> bool:
+        """Wait for all jobs; False: it has said what is missing after *within_sec*."""
+        until = host_clock.now() + within_sec
+        while not self.is_off:
+            if (thread := self._latest) is not None:
+                thread.join(max(0.0, until - host_clock.now()))
+            if self._thread is None:
+                break
+            if host_clock.now() >= until:
+                with self._lock:
+                    self._given_up = True
+                    missing = ", ".join(what for what, _ in self._jobs)
+                    self._jobs.clear()
+                words = "%s could not be written within %s of the run's end; does a file system hang?"
+                logger.warning(words, missing, duration(within_sec))
+        return not self._given_up
 
 
 class Delivery:
@@ -69,11 +143,12 @@ class Delivery:
         self._latest: threading.Event | None = None  # the profile of the window that closed last is there, or lost
         self._loggers = facts.output.loggers
         self._is_first = facts.rank == 0
-        self._output: LoggedOutput | RunFiles | None = facts.output if facts.rank == 0 else None
-        if facts.rank == 0:
-            facts.output.files.folder()  # of the user's loggers, so it is asked on the training thread
-        elif config.all_ranks:
-            self._output = RunFiles(config, facts.output.folder, rank=facts.rank, part=facts.output.part)
+        self._output = facts.output
+        if not self._is_first:
+            self._output = replace(facts.output, rank=facts.rank, loggers=Services(()), text_file=False)
+        self._writes = self._is_first or config.all_ranks
+        if self._writes:
+            self._output.files.folder()  # of the user's loggers, so it is asked on the training thread
         notes.speak = self.warn
         self._ranks: Ranks | None = None
         if facts.world_size > 1:  # here, before what fails on one rank alone: each counts its runs by itself
@@ -113,9 +188,8 @@ class Delivery:
         *traces* keeps the files of its traces.
         """
         self._latest = made = threading.Event()
-        self.worker.submit(
-            partial(self._make, record, traces, step, at, made), f"the report of step {record.profile_step}"
-        )
+        make = partial(self._make, record, traces, step, at, made)
+        self.worker.submit(make, f"the report of step {record.profile_step}")
 
     def _make(self, record: WindowRecord, traces: object, step: int, at: int, made: threading.Event) -> None:
         """Analyze a window, on the worker's thread."""
@@ -148,11 +222,10 @@ class Delivery:
     def _write(self, report: Profile | ThroughputSummary, at: int) -> None:
         """Write the files of *report*; the loggers, which get the rest, show it *at* this step."""
         OUTCOMES.profiles += isinstance(report, Profile)
-        if (output := self._output) is None:
-            return
-        write: Callable[[Any], Any] = output.report if isinstance(report, Profile) else output.summary
-        if show := write(report):
-            self._ready.append(partial(show, at))
+        if self._writes:
+            show = self._output.report(report) if isinstance(report, Profile) else self._output.summary(report)
+            if self._is_first:
+                self._ready.append(partial(show, at))
 
     # ---- on the training thread
 
@@ -179,7 +252,7 @@ class Delivery:
             with random_state_kept():
                 self._ready.popleft()()
 
-    def await_profiles(self, within_sec: float = _SEC_TO_FINISH) -> None:
+    def await_profiles(self, within_sec: float = SEC_TO_FINISH) -> None:
         """Wait until the profile of every closed window is there, or *within_sec* have gone by."""
         ends = host_clock.now() + within_sec
         if self._latest is not None and not self.worker.is_off:
@@ -205,28 +278,21 @@ class Delivery:
             self.warn(f"{context.step_word} {step} was not profiled: {ended}")
 
     def finish(
-        self, summary: ThroughputSummary | None, *, now: int, missed: str, error: BaseException | None, waits: bool
+        self,
+        absent: str,
+        *,
+        now: int,
+        summary: ThroughputSummary | None = None,
+        limits_sec: tuple[float, float] = (SEC_TO_FINISH, SEC_AFTER_ERROR),
+        waits: bool = True,
     ) -> None:
-        """The run is over, *now* on the loggers' x-axis, or *error* ended it: deliver what there is, and *summary*.
+        """The run is over, *now* on the loggers' x-axis: deliver what there is, the windows that have closed first.
 
-        *missed* says when it ended if a window was still to close. A run that was dropped *waits* for nothing.
+        *absent* says why no more comes of this rank, if that is so. What is being made is awaited for the first of
+        *limits_sec*, other ranks for the second; a run that was dropped *waits* for nothing.
         """
         self.throughput = summary
-        why = "ended" if error is None else f"was interrupted by {type(error).__name__}"
-        absent = f"its run {why} {missed}, before its window closed" if missed else ""
-        limits = (_SEC_TO_FINISH, self._config.ranks_timeout_sec) if error is None else (_SEC_AFTER_ERROR,) * 2
-        self._drain(absent, *limits, now=now, waits=waits)
-
-    def fail(self, why: str, *, now: Callable[[], int]) -> None:
-        """Our side has failed: notify rank 0 *why*, and deliver the windows that have closed."""
-        try:
-            self._drain(f"its profiler failed: {why}", _SEC_TO_FINISH, _SEC_AFTER_ERROR, now=now())
-        except Exception as lost:
-            logger.warning("a report was lost: %s", words_of(lost), exc_info=lost)
-
-    def _drain(self, absent: str, sec: float, ranks_sec: float, *, now: int, waits: bool = True) -> None:
-        """Make what there is to make, the windows that have closed first; *absent*: why no other comes of this rank."""
-        worker, ranks, summary = self.worker, self._ranks, self.throughput
+        worker, ranks, (sec, ranks_sec) = self.worker, self._ranks, limits_sec
         if waits:
             worker.finish(sec)
         if ranks is not None:
@@ -249,7 +315,7 @@ def finish_dropped() -> None:
     """The program ends: wait a bounded time for what runs that were dropped have left to make."""
     while _dropped:
         one = _dropped.popleft()
-        one.worker.finish(_SEC_TO_FINISH)
+        one.worker.finish(SEC_TO_FINISH)
         one._give(one._loggers.now)
 
 

@@ -65,10 +65,6 @@ class RunFiles:
         self._tabs: list[str] = []
         self.profile_path: str | None = None  # of the latest profile.json
 
-    def report(self, profile: Profile) -> None:
-        """Write the files of *profile*."""
-        self.write_profile(profile, render_text(profile), keep_text=False)
-
     def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> dict[str, str | None]:
         """The path of each file written by ``page``, ``text`` and ``json``; None: not asked for, or failed."""
         self._writes_throughput = True
@@ -110,13 +106,13 @@ class RunFiles:
         if (place := self._place()) is None:
             return None
         path = self._named(f"{place}/{name}")
-        if self._number is not None:
-            path = numbered(path, self._number)
-            return self._written(path, lambda: write_own_file(path, content().encode()))
 
         def write() -> str:
-            beside = [self._named(f"{place}/{one}") for one in _NAMES]
-            self._number = write_new_file(path, [content().encode()], beside=beside)
+            if self._number is None:
+                beside = [self._named(f"{place}/{one}") for one in _NAMES]
+                self._number = write_new_file(path, [content().encode()], beside=beside)
+            else:
+                write_own_file(numbered(path, self._number), content().encode())
             return numbered(path, self._number)
 
         return self._written(path, write)
@@ -150,7 +146,7 @@ class RunFiles:
 
 @dataclass(eq=False)
 class LoggedOutput:
-    """Where rank 0 shows the reports of one run: in its loggers, on the console and in files."""
+    """Where a rank shows the reports of one run: in files, and rank 0 in its loggers and on the console."""
 
     config: ProfilerConfig
     _: KW_ONLY
@@ -160,10 +156,11 @@ class LoggedOutput:
     text_file: bool = True  # a report that no logger shows, and that no file was named for, gets a file of its own
     announce: Callable[[str], None] = lambda sentence: None  # says what came out and where it is, once, on a line
     nowhere: str = ""  # what to say in the place of where it is, if no file keeps the report and no logger shows it
+    rank: int = 0  # whose files they are
     part: str = ""  # a word that tags have below their prefix if the run is not the first training of its program
 
     def __post_init__(self) -> None:
-        self.files = RunFiles(self.config, self.folder, part=self.part)
+        self.files = RunFiles(self.config, self.folder, rank=self.rank, part=self.part)
         # The tags of a training run and of another loop never meet.
         self.prefix, self.monitor_prefix = (
             f"{prefix}/{self.part}" if self.part else prefix for prefix in (self.config.tag_prefix, MONITOR_PREFIX)

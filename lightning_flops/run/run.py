@@ -10,27 +10,37 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import torch
+
+from lightning_flops.analysis.memory import MemoryPrediction
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.notes import Notes
+from lightning_flops.measure.predicted_memory.failed_step import failed_steps, is_out_of_memory
 from lightning_flops.measure.timing.processor_wait import Heat, heat_counter
 from lightning_flops.measure.tokens import TokenReader
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
 from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
+from lightning_flops.report.predicted_document import headline
+from lightning_flops.report.text import render_text
 from lightning_flops.run.adapter import Adapter, Facts
-from lightning_flops.run.delivery import Delivery
-from lightning_flops.run.out_of_memory import account_for
+from lightning_flops.run.delivery import SEC_AFTER_ERROR, SEC_TO_FINISH, Delivery
 from lightning_flops.run.throughput import Batch, Throughput
 from lightning_flops.run.window import Window, new_window
 from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import Undo, words_of
-from lightning_flops.units import package_logger
+from lightning_flops.sinks.file import shown_path
+from lightning_flops.units import package_logger, plain
 
 logger = package_logger(__name__)
+
+_QUICK_SEC = 5.0  # a prediction that took longer is not repeated for other batches: the user waits for the exception
+_BY_HAND = "predict_memory(model, batch, optimizer) says what a step takes"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -293,12 +303,18 @@ class Run:
                 )
         finally:  # also if Ctrl-C comes once more
             self.close()
-        account_for(interrupted_by, self.adapter, self.context)
+        _account_for(interrupted_by, self.adapter, self.context)
+        if interrupted_by is None:
+            why, limits_sec = "ended", (SEC_TO_FINISH, self.config.ranks_timeout_sec)
+        else:
+            why, limits_sec = f"was interrupted by {type(interrupted_by).__name__}", (SEC_AFTER_ERROR,) * 2
+        missed = f"its run {why} after {self.steps_done} step(s), before its window closed"
+        summary = self.throughput.summary(notes=self.notes.unreported) if self.config.monitor else None
         self.delivery.finish(
-            self.throughput.summary(notes=self.notes.unreported) if self.config.monitor else None,
+            "" if self.window.step is None else missed,
             now=self.adapter.logged_at(),
-            missed=f"after {self.steps_done} step(s)" if self.window.step is not None else "",
-            error=interrupted_by,
+            summary=summary,
+            limits_sec=limits_sec,
             waits=waits,
         )
 
@@ -318,7 +334,10 @@ class Run:
     def fail(self, why: str) -> None:
         """Our side has failed: the run goes on without us."""
         self.close()
-        self.delivery.fail(why, now=self.adapter.logged_at)
+        try:
+            self.delivery.finish(f"its profiler failed: {why}", now=self.adapter.logged_at())
+        except Exception as lost:
+            logger.warning("a report was lost: %s", words_of(lost), exc_info=lost)
 
     def close(self) -> None:
         """Remove everything of ours from torch and from the framework's objects."""
@@ -326,6 +345,34 @@ class Run:
             self.undo.callback(self.window.close)
         self.closed = True
         close_quietly(self.undo)  # nothing the second time, unless something was raised here the first time
+
+
+def _account_for(error: BaseException | None, adapter: Adapter, context: Callable[[], RunContext]) -> None:
+    """If *error* is of an allocator, say and write what the step takes that it ended. It raises nothing of ours."""
+    if error is None or not is_out_of_memory(error) or adapter.facts.rank:
+        return
+    try:
+        logger.warning("out of memory: %s", _account(error, adapter, context()))
+    except Exception as failed:
+        logger.warning("out of memory: the step is not accounted for: %s", words_of(failed))
+
+
+def _account(error: BaseException, adapter: Adapter, context: RunContext) -> str:
+    facts = adapter.facts
+    if facts.world_size > 1:
+        return f"of several ranks no step is predicted; {_BY_HAND}"
+    steps = failed_steps(error, facts.root, adapter.optimizers(), precision=context.precision)
+    if steps is None:
+        return f"it was not raised in the model's forward; {_BY_HAND}"
+    began = time.monotonic()
+    prediction = MemoryPrediction(steps)
+    quick = time.monotonic() - began < _QUICK_SEC
+    cuda = facts.device.type == "cuda"
+    available = torch.cuda.get_device_properties(facts.device).total_memory if cuda else None
+    report = prediction.report(available_bytes=available, largest=quick and cuda, checkpoints=quick)
+    path = facts.output.files.account(render_text(report))
+    fits = "" if report.largest is None else f"; the largest batch that fits is {plain(report.largest.size)}"
+    return f"a step would take this. {headline(report)}{fits}{f'. All of it: {shown_path(path)}' if path else ''}"
 
 
 def safe(hook: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R | None]:

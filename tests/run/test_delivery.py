@@ -24,9 +24,8 @@ from lightning_flops.pytorch import TrainingProfiler
 from lightning_flops.records import BatchTokens
 from lightning_flops.run import delivery
 from lightning_flops.run.adapter import Facts
-from lightning_flops.run.delivery import finish_dropped
+from lightning_flops.run.delivery import Worker, finish_dropped
 from lightning_flops.run.ranks import Ranks
-from lightning_flops.run.worker import Worker
 from tests.fake_clock import FakeNow
 from tests.listening import warnings_in
 from tests.prompt_worker import NoChecks, PromptWorker
@@ -129,7 +128,7 @@ def test_no_batch_beside_a_report_is_in_the_throughput(monkeypatch: pytest.Monke
 
 def test_a_job_that_hangs_for_a_minute_slows_nothing_down(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, hangs = FakeNow(), threading.Event()
-    monkeypatch.setattr("lightning_flops.run.worker.host_clock.now", clock)
+    monkeypatch.setattr("lightning_flops.run.delivery.host_clock.now", clock)
     worker, begun = Worker(), threading.Event()
 
     def job() -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from lightning_flops.run.worker import Worker
+from lightning_flops.run.delivery import Worker
 from tests.listening import warnings_in
 
 
