@@ -165,6 +165,11 @@ def distinct_width(cells: Collection[str], *, least: int) -> int:
     return min(width, max(least, longest))
 
 
+def sentences(*parts: str) -> str:
+    """Those of *parts* that say something, one behind the other."""
+    return " ".join(filter(None, parts))
+
+
 def some_of(names: Collection[str], *, most: int) -> str:
     """Names of modules; of many, the first *most* and the number of the others."""
     shown, more = [name or "the root" for name in names][:most], len(names) - most

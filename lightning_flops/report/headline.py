@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import REST
-from lightning_flops.report.document import VIEW, some_of
-from lightning_flops.report.profile_document import devices_of, try_first
+from lightning_flops.report.document import VIEW, sentences, some_of
+from lightning_flops.report.profile_document import devices_of, saving
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import TimingProfile
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, printable, run_text, runs_of, si
@@ -17,24 +18,23 @@ _CELLS = 40  # of a step's bar, all its parts together
 
 def summary(profile: Profile) -> list[str]:
     """The summary in plain words: what ran where, a step's time, what to try first, MFU, stalls, and FLOPs."""
-    return [printable(words) for words in (*_above_bar(profile), *_below_bar(profile)) if words]
+    return [printable(words) for said in _said(profile) for words in said if words]
 
 
 def summary_lines(profile: Profile) -> list[str]:
     """The summary, four lines at most for each part of it, with a bar of the step's parts."""
     above, below = (
         [line for words in said if words for line in VIEW.paragraph(words, rest="  ", most=4)]
-        for said in (_above_bar(profile), _below_bar(profile))
+        for said in _said(profile)
     )
     return [*above, *_bar(step_parts(profile)), *below]
 
 
-def _above_bar(profile: Profile) -> list[str]:
-    return [f"{_what(profile)} {_when(profile)}", _step(profile), *try_first(profile), _utilization(profile)]
-
-
-def _below_bar(profile: Profile) -> list[str]:
-    return [_phases(profile), _stalls(profile), _flops(profile)]
+def _said(profile: Profile) -> tuple[list[str], list[str]]:
+    """What stands above the bar of the step's parts, and what stands below; empty: there is nothing to say."""
+    try_first = [f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]]
+    above = [f"{_what(profile)} {_when(profile)}", _step(profile), *try_first, _utilization(profile)]
+    return above, [_phases(profile), _stalls(profile), _flops(profile)]
 
 
 def step_parts(profile: Profile) -> list[tuple[str, float]]:
@@ -44,17 +44,17 @@ def step_parts(profile: Profile) -> list[tuple[str, float]]:
 
 
 def _what(profile: Profile) -> str:
-    context = profile.context
+    context, micro_steps, size = profile.context, profile.micro_steps, profile.context.micro_batch_size
     name = profile.modules[0].type_name if profile.modules else ""
     loop = "" if context.trains else f" in a {context.loop} loop"
-    precision = [f"precision {context.precision}"] if context.precision else []
-    parts = [f"{name or 'A model'}{loop} on {_where(profile)}", *precision]
-    if context.micro_batch_size is not None:
-        batch = f"batch {plain(context.micro_batch_size)}"
-        if profile.micro_steps != 1:
-            batch += f" x {plain(profile.micro_steps)} micro-steps"
-        parts.append(batch if context.dp_size == 1 else f"{batch} on each of {plain(context.dp_size)} ranks")
-    return f"{', '.join(parts)}."
+    times = "" if micro_steps == 1 else f" x {plain(micro_steps)} micro-steps"
+    ranks = "" if context.dp_size == 1 else f" on each of {plain(context.dp_size)} ranks"
+    parts = [
+        f"{name or 'A model'}{loop} on {_where(profile)}",
+        f"precision {context.precision}" if context.precision else "",
+        "" if size is None else f"batch {plain(size)}{times}{ranks}",
+    ]
+    return f"{', '.join(filter(None, parts))}."
 
 
 def _where(profile: Profile) -> str:
@@ -87,17 +87,18 @@ def _step(profile: Profile) -> str:
     word, timing, rates = profile.context.step_word, profile.timing, profile.job_rates
     if timing is None:
         return f"No {word} was timed, so samples/s, MFU and HFU are {NOT_AVAILABLE}."
-    reason = profile.job_unavailable.get("samples_per_sec", "")
-    words = f"{plain(rates.samples_per_sec)} samples/s"
-    if rates.samples_per_sec is None:
-        words = f"samples/s {NOT_AVAILABLE}" + (f" ({reason})" if reason else "")
-    words += "" if rates.tokens_per_sec is None else f", {plain(rates.tokens_per_sec)} tokens/s"
+    reason = profile.job_unavailable.get("samples_per_sec")
+    unknown = f"samples/s {NOT_AVAILABLE}" + (f" ({reason})" if reason else "")
+    samples = unknown if rates.samples_per_sec is None else f"{plain(rates.samples_per_sec)} samples/s"
+    tokens = "" if rates.tokens_per_sec is None else f", {plain(rates.tokens_per_sec)} tokens/s"
     in_all = " in all" if profile.context.world_size > 1 else ""
     few = f" (few steps: {len(profile.timed_steps)} timed)" if timing.few_steps else ""
-    mean = f"mean of {plain(timing.timed_steps)}: {duration(timing.global_step_sec)}"
-    typical = f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}"
-    words = f"{typical}; {mean}, {words}{in_all} over the wall clock."
-    return f"{words} Left out of each {word}: {left_out}." if (left_out := _left_out(timing)) else words
+    left_out = _left_out(timing)
+    return sentences(
+        f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}; mean of {plain(timing.timed_steps)}: "
+        f"{duration(timing.global_step_sec)}, {samples}{tokens}{in_all} over the wall clock.",
+        f"Left out of each {word}: {left_out}." if left_out else "",
+    )
 
 
 def _left_out(timing: TimingProfile) -> str:
@@ -107,22 +108,19 @@ def _left_out(timing: TimingProfile) -> str:
 
 
 def _utilization(profile: Profile) -> str:
-    mfu, hfu = profile.job_rates.mfu, profile.job_rates.hfu
+    mfu, hfu, peaks_of = profile.job_rates.mfu, profile.job_rates.hfu, profile.peaks_flops_per_sec
     if profile.timing is None:
         return ""
     if mfu is None or hfu is None:
         reason = profile.job_unavailable.get("mfu") or profile.job_unavailable.get("hfu", "")
-        known = "" if mfu is None else f"MFU {percent(mfu)}, "
-        return f"{known}{'MFU and HFU' if mfu is None else 'HFU'} {NOT_AVAILABLE}: {reason}."
+        known = "MFU and HFU" if mfu is None else f"MFU {percent(mfu)}, HFU"
+        return f"{known} {NOT_AVAILABLE}: {reason}."
     least = "at least " if profile.lower_bound else ""
     given = {"vendor": "", "given": ", as given"}.get(profile.settings.peaks_from, ", measured")
+    peaks = [f"{si(peaks_of[one.dtype], 'FLOP/s')} ({one.dtype})" for one in profile.dtypes if one.dtype in peaks_of]
     if profile.ranks is not None:
-        peaks = f"{si(profile.ranks.peak_flops_per_sec, 'FLOP/s')} of all ranks"
-    else:
-        of_dtypes = profile.peaks_flops_per_sec
-        spending = [one.dtype for one in profile.dtypes if one.dtype in of_dtypes]
-        peaks = ", ".join(f"{si(of_dtypes[dtype], 'FLOP/s')} ({dtype})" for dtype in spending)
-    return f"MFU {least}{percent(mfu)}, HFU {least}{percent(hfu)} of {peaks}{given}."
+        peaks = [f"{si(profile.ranks.peak_flops_per_sec, 'FLOP/s')} of all ranks"]
+    return f"MFU {least}{percent(mfu)}, HFU {least}{percent(hfu)} of {', '.join(peaks)}{given}."
 
 
 def _bar(parts: Sequence[tuple[str, float]]) -> list[str]:
@@ -155,18 +153,20 @@ def _stalls(profile: Profile) -> str:
 def _flops(profile: Profile) -> str:
     flops, context, params = profile.flops, profile.context, profile.job_params
     of_rank = "" if context.world_size == 1 else " on this rank"
-    parts = [f"forward {si(flops.forward)}", *([f"backward {si(flops.backward)}"] if profile.has_backward else [])]
     least = "At least " if profile.lower_bound else ""
-    words = f"{least}{si(flops.model, 'FLOPs')} a {context.step_word}{of_rank}: {', '.join(parts)}"
-    others = (("recomputed", flops.recompute), ("optimizer", flops.optimizer))
-    if beside := [f"{name} {si(amount)}" for name, amount in others if amount]:
-        words += f"; in addition {', '.join(beside)}"
-    words += "."
-    if flops.skipped > 0:
-        full = profile.settings.causal_attention == "full"
-        other = ' (causal_attention="half" counts half of causal attention)' if full else ""
-        words += f" {percent(flops.skipped / flops.total)} of all FLOPs are masked, and not executed{other}."
-    return words if params is None else f"{words} {plain(params)} parameters."
+    backward = f", backward {si(flops.backward)}" if profile.has_backward else ""
+    others = {"recomputed": flops.recompute, "optimizer": flops.optimizer}
+    beside = ", ".join(f"{name} {si(amount)}" for name, amount in others.items() if amount)
+    addition = f"; in addition {beside}" if beside else ""
+    full = profile.settings.causal_attention == "full"
+    other = ' (causal_attention="half" counts half of causal attention)' if full else ""
+    masked = percent(ratio(part=flops.skipped, whole=flops.total))
+    return sentences(
+        f"{least}{si(flops.model, 'FLOPs')} a {context.step_word}{of_rank}: forward {si(flops.forward)}{backward}"
+        f"{addition}.",
+        f"{masked} of all FLOPs are masked, and not executed{other}." if flops.skipped > 0 else "",
+        "" if params is None else f"{plain(params)} parameters.",
+    )
 
 
 def counted(profile: Profile) -> str:
@@ -176,19 +176,19 @@ def counted(profile: Profile) -> str:
 
 def figures(profile: Profile) -> str:
     """FLOPs and time of a step, samples/s and MFU, as far as they are known, in one line."""
-    context, rates, timing = profile.context, profile.job_rates, profile.timing
+    context, timing, rates = profile.context, profile.timing, profile.job_rates
     of_rank = in_all = of_whom = ""
     if context.world_size > 1:
         of_rank, in_all = f" on rank {context.rank} of {context.world_size}", " in all"
         of_whom = " of this rank" if profile.ranks is None else " of all ranks"
     least = "at least " if profile.lower_bound else ""
     took = "" if timing is None else f" and {duration(timing.global_step_sec)}"  # the mean, as of the rates
-    known = [f"{least}{si(profile.flops.model, 'FLOPs')}{took} a {context.step_word}{of_rank}"]
-    if timing is not None and (left_out := _left_out(timing)):
-        known.append(f"without {left_out}")
-    if rates.samples_per_sec is not None:
-        known.append(f"{plain(rates.samples_per_sec)} samples/s{in_all} (wall clock)")
-    if rates.mfu is not None:
-        known.append(f"MFU {least}{percent(rates.mfu)}{of_whom}")
-    known += ["starved of processors"] if profile.starved else []
-    return ", ".join(known)
+    left_out = "" if timing is None else _left_out(timing)
+    known = [
+        f"{least}{si(profile.flops.model, 'FLOPs')}{took} a {context.step_word}{of_rank}",
+        f"without {left_out}" if left_out else "",
+        "" if rates.samples_per_sec is None else f"{plain(rates.samples_per_sec)} samples/s{in_all} (wall clock)",
+        "" if rates.mfu is None else f"MFU {least}{percent(rates.mfu)}{of_whom}",
+        "starved of processors" if profile.starved else "",
+    ]
+    return ", ".join(filter(None, known))

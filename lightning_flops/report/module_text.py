@@ -20,7 +20,7 @@ from lightning_flops.analysis.module_tree import (
     module_tree,
 )
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.report.document import VIEW, Section, at
+from lightning_flops.report.document import VIEW, Section, at, sentences
 from lightning_flops.report.profile_document import NOT_DESCRIBED, PHASES, whose
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile
@@ -39,10 +39,10 @@ _ABOUT = (
     "timed ones."
 )
 _ABOUT_TRAINING = (
-    " Lines with a factor of the fwd flops estimate the bwd flops, as DeepSpeed does; measured lines take those that "
+    "Lines with a factor of the fwd flops estimate the bwd flops, as DeepSpeed does; measured lines take those that "
     "autograd ran, recomputation included."
 )
-_LOWER_BOUND = " Something could not be counted: MACs, flops and FLOPS are at least what stands here."
+_LOWER_BOUND = "Something could not be counted: MACs, flops and FLOPS are at least what stands here."
 
 
 def is_under_deepspeed(profile: Profile) -> bool:
@@ -57,12 +57,20 @@ def device_word(profile: Profile) -> str:
 
 def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
     """DeepSpeed's lines, labels and order, and between them the measured lines; *of_run*: of which steps they are."""
-    context, samples = profile.context, profile.job_rates.iter_samples_per_sec
+    context, rates, as_deepspeed = profile.context, profile.job_rates, is_under_deepspeed(profile)
     word = context.step_word if of_run else "step"
-    about = [f"Profile Summary at {word} {profile.profile_step}:"]
-    if of_run:
-        about += [f"The report came out at {word} {profile.report_step}.", f"On: {where(profile)}"]
-    rate = _marked(profile, profile.rates.forward_flops_per_sec, "FLOPS")
+    about = [
+        f"Profile Summary at {word} {profile.profile_step}:",
+        f"The report came out at {word} {profile.report_step}." if of_run else "",
+        f"On: {where(profile)}" if of_run else "",
+        "Notations:",
+        _NOTATIONS,
+        sentences(
+            _ABOUT,
+            _ABOUT_TRAINING if context.trains else "",
+            _LOWER_BOUND if as_deepspeed and profile.lower_bound else "",
+        ),
+    ]
     figures = {
         "world size": plain(context.world_size),
         "data parallel size": plain(context.dp_size),
@@ -71,13 +79,12 @@ def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
         "params per GPU": amount(profile.local_params),
         **_model(profile),
         "fwd latency": _latency(profile, "forward"),
-        "fwd FLOPS per GPU = fwd flops per GPU / fwd latency": rate,
+        "fwd FLOPS per GPU = fwd flops per GPU / fwd latency": _marked(
+            profile, profile.rates.forward_flops_per_sec, "FLOPS"
+        ),
         **(_training(profile) if context.trains else _without_training(profile)),
-        "samples/second": NOT_AVAILABLE if samples is None else f"{samples:.2f}",
+        "samples/second": NOT_AVAILABLE if rates.iter_samples_per_sec is None else f"{rates.iter_samples_per_sec:.2f}",
     }
-    as_deepspeed = is_under_deepspeed(profile)
-    words = f"{_ABOUT}{_ABOUT_TRAINING if context.trains else ''}"
-    about += ["Notations:", _NOTATIONS, f"{words}{_LOWER_BOUND if as_deepspeed and profile.lower_bound else ''}"]
     return Section("DeepSpeed Flops Profiler" if as_deepspeed else "Flops Profiler", "", [*about, figures])
 
 
@@ -213,34 +220,30 @@ def aggregated_lines(profile: Profile) -> list[str]:
     top, limit, modules = profile.settings.top_modules, profile.settings.module_depth, profile.modules
     if not modules:
         return []
-
-    def macs(module: ModuleProfile) -> float:
-        return profile.per_step(module.total.forward) / 2
-
-    terms: dict[str, tuple[Callable[[float], str], Callable[[ModuleProfile], float]]] = {
-        "params": (amount, lambda module: module.params if module.alias_of is None else 0),
-        "MACs": (partial(amount, unit="MACs"), macs),
-        "bwd FLOPs": (amount, lambda module: profile.per_step(module.total.backward)),
-        "fwd latency": (partial(amount, unit="s"), lambda module: at("times.forward_sec")(module) or 0.0),
-        "bwd latency": (partial(amount, unit="s"), lambda module: at("times.backward_sec")(module) or 0.0),
+    weights: dict[str, tuple[str, Callable[[ModuleProfile], float]]] = {
+        "params": ("", lambda module: module.params if module.alias_of is None else 0),
+        "MACs": ("MACs", lambda module: profile.per_step(module.total.forward) / 2),
+        "bwd FLOPs": ("", lambda module: profile.per_step(module.total.backward)),
+        "fwd latency": ("s", lambda module: at("times.forward_sec")(module) or 0.0),
+        "bwd latency": ("s", lambda module: at("times.backward_sec")(module) or 0.0),
     }
     always = ("params", "MACs", "bwd FLOPs") if profile.has_backward else ("params", "MACs")
-    terms = {label: term for label, term in terms.items() if label in always or any(map(term[1], modules))}
+    weights = {label: one for label, one in weights.items() if label in always or any(map(one[1], modules))}
     bound = "; FLOPs and MACs are lower bounds" if profile.lower_bound else ""
     lines = [
         VIEW.rule(f"Aggregated Profile per {device_word(profile)}"),
         *_wrapped(
             profile,
-            f"Top {top} modules in terms of {' or '.join(', '.join(terms).rsplit(', ', 1))} at different model depths, "
-            f"modules of one class at one depth added up{bound}:",
+            f"Top {top} modules in terms of {' or '.join(', '.join(weights).rsplit(', ', 1))} at different model depths"
+            f", modules of one class at one depth added up{bound}:",
         ),
     ]
     shown, deepest = depth_shown(modules, limit=limit), depth_shown(modules, limit=-1)
     for depth in range(shown + 1):
         lines.append(f"depth {depth}:")
-        for label, (words, weight) in terms.items():
+        for label, (unit, weight) in weights.items():
             found = heaviest_types(modules, depth=depth, weight=weight)
-            entries = ", ".join(f"'{name or NOT_DESCRIBED}': '{words(value)}'" for name, value in found[:top])
+            entries = ", ".join(f"'{name or NOT_DESCRIBED}': '{amount(value, unit)}'" for name, value in found[:top])
             text = f"{{{entries}}}" + (f" and {len(found) - top} more" if len(found) > top else "")
             lines += _wrapped(profile, text if found else "none", first=f"    {label:<11} - ", rest=" " * 19)
     if shown == limit < deepest:
@@ -251,26 +254,22 @@ def aggregated_lines(profile: Profile) -> list[str]:
 
 def detailed_lines(profile: Profile) -> list[str]:
     """The tree of modules with the figures of each."""
-    lines = [VIEW.rule(f"Detailed Profile per {device_word(profile)}")]
-    root = module_tree(profile.modules)
+    title, root = VIEW.rule(f"Detailed Profile per {device_word(profile)}"), module_tree(profile.modules)
     if root is None:
-        return [*lines, "No module was described."]
-    about = (
+        return [title, "No module was described."]
+    about = sentences(
         "Each module profile is listed after its name in the following order: params, percentage of total params, fwd "
         "MACs, percentage of total MACs, FLOPs of each phase (measured), percentage of total FLOPs; in angle brackets, "
         f"from the traced {profile.context.step_word}: latency, percentage of all modules' latency, FLOP/s and "
         f"percentage of the peak. All of one {profile.step_name}, the modules inside included. (0-11): 12 x Block "
         "stands for 12 modules in a row that are equal but for their times, of which the mean is shown, and where one "
-        "is far from it, the least and the largest."
+        "is far from it, the least and the largest.",
+        "Lower bound: figures of a module in which something could not be counted." if profile.lower_bound else "",
     )
-    if profile.lower_bound:
-        about += " Lower bound: figures of a module in which something could not be counted."
-    lines += [*VIEW.paragraph(about), "", *_Tree(profile).lines(root, names=[""], indent="")]
-    if profile.outside.total:
-        spent = {word: getattr(profile.outside, phase) for phase, word in PHASES.items()}
-        figures = ", ".join(f"{name} {amount(profile.per_step(flops))}" for name, flops in spent.items() if flops)
-        lines.append(f"FLOPs outside the model: {figures}")
-    return lines
+    spent = {word: getattr(profile.outside, phase) for phase, word in PHASES.items()}
+    outside = ", ".join(f"{name} {amount(profile.per_step(flops))}" for name, flops in spent.items() if flops)
+    below = [f"FLOPs outside the model: {outside}"] if outside else []
+    return [title, *VIEW.paragraph(about), "", *_Tree(profile).lines(root, names=[""], indent=""), *below]
 
 
 def _wrapped(profile: Profile, text: str, *, first: str = "", rest: str = "") -> list[str]:
@@ -286,6 +285,10 @@ def names_of(node: ModuleNode) -> tuple[str, str]:
     if node.last is None:
         return name, kind
     return f"{name}-{node.last.short_name}", f"{int(node.last.short_name) - int(name) + 1} x {kind}"
+
+
+_BOUNDS = {(True, True): "lower bound", (False, True): "no FLOPs counted", (False, False): "no FLOPs"}
+"""What is said of a module by whether it has FLOPs, and whether something in it was not counted."""
 
 
 class _Tree:
@@ -325,9 +328,9 @@ class _Tree:
             if (seconds := self._mean(names, f"{phase}_sec", fmean)) is not None:
                 share = _share(seconds, at(f"times.{phase}_sec")(self._root))
                 rate, of_peak = (self._mean(names, f"{phase}_{name}") for name in ("flops_per_sec", "utilization"))
-                part = f"{word} latency {amount(seconds, 's')}{self._range(names, phase)}, {share} {word} latency"
-                part += "" if rate is None else f", {amount(rate, 'FLOP/s')}"
-                parts.append(part if of_peak is None else f"{part}, {_share(of_peak, 1.0)} of peak")
+                of = f"{word} latency {amount(seconds, 's')}{self._range(names, phase)}, {share} {word} latency"
+                of += "" if rate is None else f", {amount(rate, 'FLOP/s')}"
+                parts.append(of if of_peak is None else f"{of}, {_share(of_peak, 1.0)} of peak")
         return f"<{'; '.join(parts)}>" if parts else ""
 
     def _range(self, names: Sequence[str], phase: str) -> str:
@@ -346,31 +349,30 @@ class _Tree:
 
     def _figures(self, node: ModuleNode) -> str:
         module, total, root, per_step = node.module, node.module.total, self._root, self._profile.per_step
-        parts = []
-        if module.alias_of is not None:
-            parts.append(f"the same module as {module.alias_of or 'the root'}")
-        elif not node.called:
-            parts.append("no call seen")
-        if module.params or total.total:
-            parts += [amount(module.params), f"{_share(module.params, root.params)} Params"]
-        else:
-            parts.append("no params")
-        if total.total:
-            macs = _share(total.forward, root.total.forward)
-            parts += [amount(per_step(total.forward) / 2, "MACs"), f"{macs} MACs"]
-            always = ("forward", "backward") if self._profile.has_backward else ("forward",)
-            for phase, word in PHASES.items():
-                if (flops := getattr(total, phase)) or phase in always:
-                    parts.append(f"{word} {amount(per_step(flops))}")
-            spent, of = (one.total - one.optimizer for one in (total, root.total))
-            parts.append(f"{_share(spent, of)} FLOPs")
-        at_least = module.name in self._lower_bounds
-        if at_least or not total.total:
-            parts.append("lower bound" if total.total else "no FLOPs counted" if at_least else "no FLOPs")
-        calls = per_step(module.calls)
-        if module.calls and calls != self._profile.micro_steps:
-            parts.append(f"{plain(calls)} {plural('call', calls)}")
-        return ", ".join(parts)
+        same, calls, at_least = module.alias_of, per_step(module.calls), module.name in self._lower_bounds
+        always = ("forward", "backward") if self._profile.has_backward else ("forward",)
+        spent = {phase: getattr(total, phase) for phase in PHASES}
+        phases = [
+            f"{word} {amount(per_step(spent[phase]))}"
+            for phase, word in PHASES.items()
+            if spent[phase] or phase in always
+        ]
+        params = f"{amount(module.params)}, {_share(module.params, root.params)} Params"
+        flops = [
+            amount(per_step(total.forward) / 2, "MACs"),
+            f"{_share(total.forward, root.total.forward)} MACs",
+            *phases,
+            f"{_share(total.total - total.optimizer, root.total.total - root.total.optimizer)} FLOPs",
+        ]
+        parts = [
+            "no call seen" if same is None and not node.called else "",
+            "" if same is None else f"the same module as {same or 'the root'}",
+            params if module.params or total.total else "no params",
+            *(flops if total.total else ()),
+            _BOUNDS.get((bool(total.total), at_least), ""),
+            f"{plain(calls)} {plural('call', calls)}" if calls not in (0, self._profile.micro_steps) else "",
+        ]
+        return ", ".join(filter(None, parts))
 
 
 def _names_below(names: Sequence[str], child: ModuleNode) -> list[str]:

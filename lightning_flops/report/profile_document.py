@@ -11,8 +11,20 @@ from typing import Any
 
 from lightning_flops.analysis.names import pattern_of
 from lightning_flops.analysis.rates import RATES_OF_TRAINING, ratio
-from lightning_flops.report.document import Column, Item, Section, Table, at, field, filled, points, share, some_of
-from lightning_flops.report.predicted_document import headline, largest_words, peak_tables
+from lightning_flops.report.document import (
+    Column,
+    Item,
+    Section,
+    Table,
+    at,
+    field,
+    filled,
+    points,
+    sentences,
+    share,
+    some_of,
+)
+from lightning_flops.report.predicted_document import headline, peak_tables
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import FEW_STEPS, Advice, Budget, BudgetKey, LinesProfile, ModuleProfile
 from lightning_flops.schema.trace import RanksProfile
@@ -43,11 +55,9 @@ def short_sections(
     yield modules_section(profile, most=modules)
     if profile.lines is not None:
         yield lines_section(profile.lines, most=lines)
-    few = f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(profile.context.step_word, FEW_STEPS)}."
-    nothing = few if at("timing.few_steps")(profile) else _largest_part(profile)
-    section = advice_section(profile.advice, most=advice, nothing=nothing)
+    section = advice_section(profile.advice, most=advice, nothing=_without_advice(profile))
     warning = f"{STARVED} {profile.starved}" if profile.starved else ""
-    yield replace(section, items=[*filter(None, [warning]), *section.items, *filter(None, [profile.unexplained])])
+    yield replace(section, items=list(filter(None, [warning, *section.items, profile.unexplained])))
     yield from notes_sections(profile.notes, most=notes)
 
 
@@ -65,17 +75,18 @@ def times_section(profile: Profile) -> Section:
         Column("min", lambda part: min(part.steps_sec), unit="s"),
         Column("max", lambda part: max(part.steps_sec), unit="s"),
     ]
-    words = f"Over {plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}; typical is the mean of the "
-    words += "middle half by wall time."
-    if timing.reader_sec is not None:
-        words += f" The data loader ran {duration(timing.reader_sec)} per {word}, whether other work hid it or not."
-    if timing.excluded_sec:
-        between = (f"{cause} {duration(seconds)}" for cause, seconds in timing.excluded_sec.items())
-        words += f" Between steps: {', '.join(between)}."
-    if (busy := ratio(part=timing.cpu_time_sec, whole=timing.global_step.mean_sec)) is not None:
-        system = timing.cpu_system_ratio
-        of_all = "n/a (it is known on Linux, from 0.2 s on)" if system is None else f"{percent(system)} of all"
-        words += f" CPU (process) {percent(busy)} of a processor, CPU (system) {of_all}."
+    reader, between = timing.reader_sec, [f"{cause} {duration(sec)}" for cause, sec in timing.excluded_sec.items()]
+    busy, system = ratio(part=timing.cpu_time_sec, whole=timing.global_step.mean_sec), timing.cpu_system_ratio
+    of_all = "n/a (it is known on Linux, from 0.2 s on)" if system is None else f"{percent(system)} of all"
+    words = sentences(
+        f"Over {plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}; typical is the mean of the middle "
+        "half by wall time.",
+        ""
+        if reader is None
+        else f"The data loader ran {duration(reader)} per {word}, whether other work hid it or not.",
+        f"Between steps: {', '.join(between)}." if between else "",
+        "" if busy is None else f"CPU (process) {percent(busy)} of a processor, CPU (system) {of_all}.",
+    )
     parts = [part for part in timing.parts if any(part.steps_sec)]
     return Section(title, "", [Table([*parts, timing.global_step], columns, whole=True), words], "steps")
 
@@ -85,7 +96,7 @@ _PHASES_ARE = (
     "rollout are prompts and completions, padding included."
 )
 _ESTIMATED = (
-    " A server generated: FLOPs of its rollout are an estimate, the training's forward over as many tokens, and in no "
+    "A server generated: FLOPs of its rollout are an estimate, the training's forward over as many tokens, and in no "
     "sum."
 )
 
@@ -103,13 +114,11 @@ def phases_section(profile: Profile) -> Section:
         field("completed", "1.completion_tokens"),
         field("completed/s", "1.tokens_per_sec"),
     ]
-    words = _PHASES_ARE
-    if any(one.estimated for one in profile.phases.values()):
-        words += _ESTIMATED
+    words = sentences(_PHASES_ARE, _ESTIMATED if any(one.estimated for one in profile.phases.values()) else "")
     return Section(f"Phases of a {profile.step_name}", "", [Table(rows, filled(rows, columns), whole=True), words])
 
 
-_ROWS: Mapping[BudgetKey, str] = {
+_ROWS: dict[BudgetKey, str] = {
     "model": "model FLOPs at the peak (a typical step's MFU)",
     "other_flops": "recomputed and optimizer's FLOPs at the peak",
     "compute": "matmul-like operators beyond these",
@@ -123,23 +132,23 @@ _ROWS: Mapping[BudgetKey, str] = {
 
 def breakdown_section(profile: Profile, budget: Budget) -> Section:
     """What the time of a step went to; the rows add up to the step."""
-    labels = dict(_ROWS)
-    if profile.flops.skipped:
-        labels["model"] = "model FLOPs that kernels execute, at the peak"
-    if not profile.context.trains:
-        labels["other_flops"] = "recomputed FLOPs at the peak"
-    if budget.rows_ns["operators"] is None:  # no trace divides what is in "compute"
-        labels["compute"] = "all phases beyond these"
+    other_labels: dict[BudgetKey, tuple[object, str]] = {
+        "model": (profile.flops.skipped, "model FLOPs that kernels execute, at the peak"),
+        "other_flops": (not profile.context.trains, "recomputed FLOPs at the peak"),
+        # No trace divides what is in "compute".
+        "compute": (budget.rows_ns["operators"] is None, "all phases beyond these"),
+    }
+    labels = _ROWS | {key: label for key, (holds, label) in other_labels.items() if holds}
     rows = [(label, budget.rows_ns[key]) for key, label in labels.items()]
-    rows.append((profile.step_name, budget.wall_ns))
     columns = [
         field("", "0", str),
         Column("typical", at("1"), unit="ns"),
         share("share", lambda row: None if row[1] is None else row[1] / budget.wall_ns),
     ]
     why = profile.unavailable.get("mfu") if budget.rows_ns["model"] is None else None
-    about = [f"FLOPs at the peak are {NOT_AVAILABLE}: {why}."] if why else []
-    return Section("Step time breakdown", "", [Table(rows, columns, whole=True), " ".join([*about, *budget.notes])])
+    about = f"FLOPs at the peak are {NOT_AVAILABLE}: {why}." if why else ""
+    table = Table([*rows, (profile.step_name, budget.wall_ns)], columns, whole=True)
+    return Section("Step time breakdown", "", [table, sentences(about, *budget.notes)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +235,13 @@ def modules_section(profile: Profile, *, most: int) -> Section:
         share("of peak", lambda item: reached(item[0].members)),
     ]
     added_up = any(len(group.members) > 1 for group, _ in found[:most])
-    words = [f"And {plain(len(found[most:]))} more."] if found[most:] else []
-    words += ["A star stands for numbers that differ: these modules are added up."] if added_up else []
-    words += ["FLOPs are lower bounds."] if profile.lower_bound else []
-    words += ["Rough: traced steps took far longer, or shorter."] if at("traced.is_apart")(profile) else []
-    return Section(title, "", [Table(found[:most], filled(found, columns), whole=True), " ".join(words)])
+    words = sentences(
+        f"And {plain(len(found[most:]))} more." if found[most:] else "",
+        "A star stands for numbers that differ: these modules are added up." if added_up else "",
+        "FLOPs are lower bounds." if profile.lower_bound else "",
+        "Rough: traced steps took far longer, or shorter." if at("traced.is_apart")(profile) else "",
+    )
+    return Section(title, "", [Table(found[:most], filled(found, columns), whole=True), words])
 
 
 def _cut(text: str, *, chars: int) -> str:
@@ -249,12 +260,12 @@ def lines_section(lines: LinesProfile, *, most: int | None = None) -> Section:
         Column("part", at("part"), str, left=True),
         Column("line", at("text"), partial(_cut, chars=_LINE_CHARS), left=True),
     ]
-    words = (
+    words = sentences(
         f"By samples of the host's time in {plain(lines.steps)} further {plural('step', lines.steps)}; in place of a "
+        "line the next one may stand.",
+        f"No more of them: {lines.why}." if lines.why else "",
     )
-    words += "line the next one may stand." + (f" No more of them: {lines.why}." if lines.why else "")
-    shown = lines.rows[:most]
-    return Section(title, "", [Table(shown, columns, whole=True), words])
+    return Section(title, "", [Table(lines.rows[:most], columns, whole=True), words])
 
 
 def advice_section(
@@ -272,23 +283,21 @@ def advice_section(
 def saving(advice: Advice, of: str = "a step") -> str:
     """The ceiling of what *advice* can save, and whether it changes the model, as sentences after others."""
     words = "" if advice.ceiling is None else f" It can save up to {percent(advice.ceiling)} of {of}."
-    return words + (" It changes the model's results." if advice.changes else "")
+    return f"{words} It changes the model's results." if advice.changes else words
 
 
-def try_first(profile: Profile) -> list[str]:
-    """The first piece of advice as a sentence of the summary; none without any."""
-    return [f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]]
-
-
-def _largest_part(profile: Profile) -> str:
+def _without_advice(profile: Profile) -> str:
     """What is said where no rule has anything to say: what the step's time is for, and at which of the user's lines."""
-    if profile.timing is None:
+    timing, word = profile.timing, profile.context.step_word
+    if timing is None:
         return NO_ADVICE
-    part, step = max(profile.timing.parts, key=lambda one: one.typical_sec), profile.timing.global_step
+    if timing.few_steps:
+        return f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(word, FEW_STEPS)}."
+    part = max(timing.parts, key=lambda one: one.typical_sec)
     rows = () if profile.lines is None else [row for row in profile.lines.rows if row.part == part.name and row.file]
     lines = "".join(f", most of it at {row.where}: {row.text[:60]}" for row in rows[:1])
-    words = f"{part.name} takes {percent(part.typical_sec / step.typical_sec)} of a step{lines}"
-    return f"No rule names a cause: {words}."
+    share = percent(part.typical_sec / timing.global_step.typical_sec)
+    return f"No rule names a cause: {part.name} takes {share} of a step{lines}."
 
 
 def notes_sections(notes: Sequence[str], *, most: int | None = None) -> list[Section]:
@@ -329,33 +338,40 @@ _FLOPS = {
 }
 
 
+_ATTENTION = {
+    "half": "that is flagged causal counts half the score matrix.",
+    "full": "counts the full score matrix, causal or not.",
+}
+
+
 def flops_section(profile: Profile) -> Section:
     """Every bucket of FLOPs that has any, to the last one, and why rates are not known."""
-    flops, ranks, moved = profile.flops, profile.ranks, profile.bytes_total
-    half = profile.settings.causal_attention == "half"
+    flops, ranks, moved, trains = profile.flops, profile.ranks, profile.bytes_total, profile.has_backward
+    labels = _FLOPS if trains else _FLOPS | {"model": "model FLOPs", "hardware": "hardware FLOPs"}
+    shown = {name: getattr(flops, name) for name in labels}
+    shown |= {"executed": flops.skipped, "backward_estimated": trains and flops.backward_estimated}
     factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
-    labels = {name: label.format(factor=factor) for name, label in _FLOPS.items()}
-    if not profile.has_backward:
-        del labels["backward_estimated"]
-        labels |= {"model": "model FLOPs", "hardware": "hardware FLOPs"}
-    always, masked = ("forward", "model", "hardware"), {"executed": flops.skipped}
-    rows = [(label, name) for name, label in labels.items() if name in always or masked.get(name, getattr(flops, name))]
+    always = ("forward", "model", "hardware")
+    rows = [(label.format(factor=factor), name) for name, label in labels.items() if name in always or shown[name]]
     columns = [field("", "0", str), Column("FLOPs", lambda row: getattr(flops, row[1]))]
-    note = "Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. Attention "
-    flagged = "that is flagged causal counts half the score matrix."
-    note += flagged if half else "counts the full score matrix, causal or not."
     if moved.total:
         bytes_of = {name: profile.per_step(getattr(moved, name)) for name in PHASES}
         columns.append(Column("", lambda row: bytes_of.get(row[1], ""), unit="B"))
-        note += " Bytes are what all operators read and write, elementwise ones included."
     if ranks is not None:
         of_all, of_model = ranks.flops, ranks.flops_of_model
         columns.append(Column(whose(ranks) or "all ranks", lambda row: getattr(of_all, row[1])))
         columns.append(Column("one model", lambda row: at(row[1])(of_model)))
-    if profile.lower_bound:
-        note += f" {_lower_bound_words(profile)}"
+    half = profile.settings.causal_attention == "half"
+    note = sentences(
+        "Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. Attention",
+        "that is flagged causal counts half the score matrix."
+        if half
+        else "counts the full score matrix, causal or not.",
+        "Bytes are what all operators read and write, elementwise ones included." if moved.total else "",
+        _lower_bound_words(profile),
+    )
     title = f"FLOPs of a {profile.step_name} per {profile.context.device_word}"
-    hidden = () if profile.has_backward else RATES_OF_TRAINING
+    hidden = () if trains else RATES_OF_TRAINING
     unknown = {rate: why for rate, why in profile.unavailable.items() if rate not in hidden}
     return Section(title, note, [Table(rows, columns, whole=True), *missing_rates(unknown)])
 
@@ -384,9 +400,7 @@ def operators_section(profile: Profile) -> Section | None:
 
 def uncounted_section(profile: Profile) -> Section:
     """Each operator that ran and is in no count."""
-    if not profile.uncounted:
-        words = "Nothing: every operator that ran has a FLOP count or is known to have none."
-        return Section("Not counted", "", [words])
+    words = "Nothing: every operator that ran has a FLOP count or is known to have none."
     ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].may_have_flops, -item[1].calls, item[0]))
     columns = [
         field("operator", "0", str),
@@ -394,18 +408,16 @@ def uncounted_section(profile: Profile) -> Section:
         Column("", lambda row: "may have FLOPs" if row[1].may_have_flops else "", str, left=True),
         Column("modules", lambda row: some_of(row[1].modules, most=2), str, left=True),
     ]
-    teach = " lightning_flops.register_flop_formula has an operator counted, by a formula or as 0."
-    note = f"{_lower_bound_words(profile)}{teach}" if profile.lower_bound else ""
-    return Section("Not counted", note, [Table(ordered, columns, whole=True)])
+    teach = "lightning_flops.register_flop_formula has an operator counted, by a formula or as 0."
+    note = sentences(_lower_bound_words(profile), teach if profile.lower_bound else "")
+    return Section("Not counted", note, [Table(ordered, columns, whole=True)] if ordered else [words])
 
 
 def _lower_bound_words(profile: Profile) -> str:
-    """Which figures are lower bounds, and because of which operators."""
+    """Which figures are lower bounds, and because of which operators; empty where none is."""
     names = sorted(name for name, operator in profile.uncounted.items() if operator.may_have_flops)
-    return (
-        f"LOWER BOUND: {', '.join(names)} may have FLOPs and could not be counted, so FLOPs, MACs, FLOP/s, MFU and HFU "
-        "are at least what is printed."
-    )
+    words = f"LOWER BOUND: {', '.join(names)} may have FLOPs and could not be counted, so FLOPs, MACs, FLOP/s, MFU and "
+    return f"{words}HFU are at least what is printed." if profile.lower_bound else ""
 
 
 # ---- memory and the traced step
@@ -413,35 +425,37 @@ def _lower_bound_words(profile: Profile) -> str:
 
 def memory_section(profile: Profile) -> Section | None:
     """What each phase holds, and what it is for; None if memory was not looked at."""
-    memory, word = profile.memory, profile.context.step_word
+    memory, tensors = profile.memory, profile.tensors
     if memory is None:
         return None
-    kind, about = memory.kind, "Bytes of this process on the host, all of it."
+    kind, on_device, unknown = memory.kind, memory.kind == "allocated", _UNKNOWN_BYTES if profile.context.trains else {}
     values = {f"{kind} at the end of {PHASES[phase]}": si(held, "B") for phase, held in memory.held_bytes.items()}
     values[f"peak {kind}, of this process so far"] = si(memory.run_peak_bytes, "B")
-    if kind == "allocated":
+    if on_device:
         values["peak reserved, of this process so far"] = si(memory.run_reserved_peak_bytes, "B")
-        about = "Bytes on the device, as its caching allocator counts them."
     values["parameters on this rank"] = si(memory.parameter_bytes, "B")
     if profile.parameter_bytes:
         values["parameters of the model"] = bytes_by_dtype(profile.parameter_bytes)
     values["buffers"] = si(memory.buffer_bytes, "B")
-    of_training = {
-        "gradients": (memory.gradient_bytes, "on no parameter, as under ZeRO"),
-        "optimizer states": (memory.optimizer_bytes, "not where torch's optimizers keep them"),
-        "activations and outputs that a forward keeps": (memory.kept_by_forward_bytes, "measured on a device alone"),
-    }
-    for label, (held, reason) in of_training.items() if profile.context.trains else ():
+    for label, (name, reason) in unknown.items():
+        held = getattr(memory, name)
         values[label] = f"{NOT_AVAILABLE} ({reason})" if held is None else si(held, "B")
     if memory.peak_grew_in:
         values["the peak grew in"] = memory.peak_grew_in.replace("_", " ")
-    items: list[Item] = [values]
-    if (tensors := profile.tensors) is None:
+    if tensors is None:
         values["held by tensors at the peak"] = f"{NOT_AVAILABLE} (compiled graphs' and FSDP's own are not seen)"
-    else:
-        items += [f"Of tensors: {headline(tensors)}.", *peak_tables(tensors)]
-        items += [] if tensors.largest is None else [largest_words(tensors, tensors.largest)]
-    return Section(f"Memory of this rank in the counted {word}", about, items)
+    items: list[Item] = [] if tensors is None else [f"Of tensors: {headline(tensors)}.", *peak_tables(tensors)]
+    about = "Bytes on the device, as its caching allocator counts them."
+    about = about if on_device else "Bytes of this process on the host, all of it."
+    return Section(f"Memory of this rank in the counted {profile.context.step_word}", about, [values, *items])
+
+
+_UNKNOWN_BYTES = {
+    "gradients": ("gradient_bytes", "on no parameter, as under ZeRO"),
+    "optimizer states": ("optimizer_bytes", "not where torch's optimizers keep them"),
+    "activations and outputs that a forward keeps": ("kept_by_forward_bytes", "measured on a device alone"),
+}
+"""What training holds by its label: where a record has it, and why it may not be known."""
 
 
 def traced_section(profile: Profile) -> Section | None:
@@ -449,9 +463,10 @@ def traced_section(profile: Profile) -> Section | None:
     traced, word = profile.traced, profile.context.step_word
     if traced is None or traced.tables is None:
         return None
-    took = duration(traced.tables.step_times.mean.wall_us * 1e-6)
-    about = f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
-    about += f"{plural(word, 2)}, in {took} each; times of modules and operators are medians over them."
-    if not traced.like_counted:
-        about += " It was not like the counted step: FLOP/s are estimates, by the elements of the batches."
+    took, unlike = duration(traced.tables.step_times.mean.wall_us * 1e-6), not traced.like_counted
+    about = sentences(
+        f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
+        f"{plural(word, 2)}, in {took} each; times of modules and operators are medians over them.",
+        "It was not like the counted step: FLOP/s are estimates, by the elements of the batches." if unlike else "",
+    )
     return Section(f"Traced {word}", about, [f"Every table: lightning-flops trace {file}" for file in traced.files])
