@@ -24,8 +24,8 @@ from lightning_flops.errors import ConfigError
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.offline import count_on_fake_tensors
 from lightning_flops.measure.counting.resized import VariedBatch
+from lightning_flops.measure.fake_steps import FakeSteps
 from lightning_flops.measure.module_scope import describe_modules, require_module
-from lightning_flops.measure.predicted_memory.fake_steps import FakeSteps
 from lightning_flops.run.delivery import ProfiledRun
 from lightning_flops.run.run import safe
 from lightning_flops.signals import Undo

@@ -383,6 +383,7 @@ class StepTensors:
     flops: PhaseFlops
     batch_size: int | None  # None: no tensor of the batch has an axis
     notes: tuple[str, ...]
+    blocks: tuple[tuple[str, ...], ...] = ()  # names of modules of one class that follow one another in a list
     available_bytes: int | None = None  # that tensors may take; None: not known
 
 

@@ -35,6 +35,11 @@ class Undo:
         """Call *undo* at the end."""
         self._todo.append(partial(undo, *args))
 
+    def replace(self, owner: Any, name: str, value: object) -> None:
+        """Put *value* in the place of what *owner*, a class or a module, has as *name*, until the end."""
+        self.callback(setattr, owner, name, vars(owner)[name])
+        setattr(owner, name, value)
+
     def enter_context(self, context: AbstractContextManager[T]) -> T:
         """What *context* returns, which is left at the end."""
         result = context.__enter__()

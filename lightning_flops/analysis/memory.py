@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.records import MemoryKind, StepTensors, TensorLife
@@ -18,14 +17,8 @@ from lightning_flops.units import shown
 _BY_LINE = 12  # sizes that are guessed from a line before the rest are halved
 
 
-class Steps(Protocol):
-    """Runs steps, in sizes and with checkpoints that are chosen here."""
-
-    def run(self, batch_size: int | None = None, checkpointed: Collection[str] = ()) -> StepTensors:
-        """Every allocation of two steps."""
-
-    def blocks(self) -> Sequence[tuple[str, ...]]:
-        """Names of equal blocks that follow one another."""
+Steps = Callable[[int | None, Collection[str]], StepTensors]
+"""Runs two steps in this batch size, None for its own, and with checkpoints around the modules of these names."""
 
 
 class MemoryPrediction:
@@ -37,36 +30,20 @@ class MemoryPrediction:
 
     def __init__(self, steps: Steps, batch_size: int | None = None, checkpointed: Collection[str] = ()) -> None:
         self._steps, self._checkpointed = steps, checkpointed
-        tensors = steps.run(batch_size, checkpointed)
-        self._report = build_memory_report(tensors)
-        self._recompute = tensors.flops.recompute
-        self._peaks: dict[int, int | None] = {}
+        self._tensors = steps(batch_size, checkpointed)
+        self._report = report = build_memory_report(self._tensors)
+        self._peaks: dict[int | None, int | None] = {report.batch_size: report.peak_bytes}
         """By batch size; None: the model refuses it."""
-
-    @property
-    def peak_bytes(self) -> int:
+        self.peak_bytes: int = report.peak_bytes
         """Most that tensors hold in two steps."""
-        return self._report.peak_bytes
-
-    @property
-    def at_peak(self) -> Mapping[MemoryKind, int]:
+        self.at_peak: Mapping[MemoryKind, int] = report.at_peak
         """Bytes of each kind at the peak: parameters, gradients, optimizer, activations, batch, temporary."""
-        return self._report.at_peak
-
-    @property
-    def modules(self) -> tuple[ModuleMemory, ...]:
+        self.modules: tuple[ModuleMemory, ...] = report.modules
         """What each module keeps for its backward, and what it has at the peak; those that keep most first."""
-        return self._report.modules
-
-    @property
-    def when(self) -> PeakMoment:
+        self.when: PeakMoment = report.when
         """The part of the step, the module and the operator in which the peak is."""
-        return self._report.when
-
-    @property
-    def notes(self) -> tuple[str, ...]:
+        self.notes: tuple[str, ...] = report.notes
         """What is not in it."""
-        return self._report.notes
 
     def at(self, *, batch: int) -> MemoryPrediction:
         """The prediction for a batch of this size.
@@ -115,7 +92,6 @@ class MemoryPrediction:
             raise ConfigError(f"available_bytes must be a number above 0, got {shown(available)}")
         if (own := self._report.batch_size) is None:
             raise ConfigError("the batch has no tensor with an axis, so it has no size")
-        self._peaks[own] = self.peak_bytes
         low, high, guess, tries = 0, int(available) + 1, own, 0  # a sample has at least one byte
         while high - low > 1:
             guess = min(max(guess, low + 1), high - 1)
@@ -130,14 +106,14 @@ class MemoryPrediction:
     def _peak(self, size: int) -> int | None:
         if size not in self._peaks:
             try:
-                self._peaks[size] = build_memory_report(self._steps.run(size, self._checkpointed)).peak_bytes
+                self._peaks[size] = build_memory_report(self._steps(size, self._checkpointed)).peak_bytes
             except LightningFlopsError:
                 self._peaks[size] = None
         return self._peaks[size]
 
     def _on_the_line(self, available: float, otherwise: int) -> int:
         """Where the line through the two known peaks nearest to *available* reaches it."""
-        known = sorted((abs(peak - available), size, peak) for size, peak in self._peaks.items() if peak is not None)
+        known = sorted((abs(peak - available), size, peak) for size, peak in self._peaks.items() if size and peak)
         if len(known) < 2 or known[0][2] == known[1][2]:
             return otherwise
         (_, size, peak), (_, other_size, other_peak) = known[:2]
@@ -151,12 +127,14 @@ class MemoryPrediction:
             inside = tuple(f"{name}." for name in names)
             return sum(size for name, size in kept.items() if name in names or name.startswith(inside))
 
-        names = max(self._steps.blocks(), key=held, default=())
+        names = max(self._tensors.blocks, key=held, default=())
         if not names:
             return None
         other = MemoryPrediction(self._steps, self._report.batch_size, names)
-        flops = {"recompute_flops": other._recompute, "model_flops": self._report.flops}
-        return CheckpointedBlocks(names=names, peak_bytes=other.peak_bytes, **flops)
+        recompute = other._tensors.flops.recompute
+        return CheckpointedBlocks(
+            names=names, peak_bytes=other.peak_bytes, recompute_flops=recompute, model_flops=self._report.flops
+        )
 
 
 def build_memory_report(tensors: StepTensors) -> MemoryReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_flops.analysis.devices import devices_called
 from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_phase
@@ -13,7 +13,7 @@ from lightning_flops.analysis.memory import build_memory_report
 from lightning_flops.analysis.peaks import COPY
 from lightning_flops.errors import ConfigError
 from lightning_flops.records import FlopRecord
-from lightning_flops.schema.plan import CollectiveRecord, Plan, PlannedCollective, PlannedRank, PlannedRun
+from lightning_flops.schema.plan import Plan, PlannedCollective, PlannedRank, PlannedRun
 
 _HOUR = 3600.0
 _USUAL_MFU = 0.4  # of large trainings that their authors have described
@@ -167,23 +167,15 @@ def _collectives(
     """The collectives, and the least seconds of each link; different links may carry at the same time."""
     rows: list[PlannedCollective] = []
     by_link: defaultdict[str, float] = defaultdict(float)
-    for one in planned.collectives:
-        dims = _dims(one.ranks, planned.mesh)
-        nodes = {rank // node_size for rank in one.ranks}
+    for (kind, ranks), (calls, size) in planned.collectives.items():
+        dims = _dims(ranks, planned.mesh)
         named = [dim for dim in dims if dim in links]
-        link = min(named, key=links.__getitem__) if named else "nvlink" if len(nodes) == 1 else "net"
-        seconds = _ring_share(one) * one.bytes / links[link] if link in links else None
+        in_node = len({rank // node_size for rank in ranks}) == 1
+        link = min(named, key=links.__getitem__) if named else "nvlink" if in_node else "net"
+        seconds = _ring_share(kind, len(ranks)) * size / links[link] if link in links else None
         by_link[link] += seconds or 0.0
-        rows.append(
-            PlannedCollective(
-                kind=one.kind,
-                dim="+".join(dims),
-                size=len(one.ranks),
-                calls=one.calls,
-                bytes=one.bytes,
-                floor_sec=seconds,
-            )
-        )
+        given: dict[str, Any] = {"kind": kind, "dim": "+".join(dims), "size": len(ranks), "calls": calls, "bytes": size}
+        rows.append(PlannedCollective(**given, floor_sec=seconds))
     return tuple(sorted(rows, key=lambda row: -row.bytes)), by_link
 
 
@@ -197,12 +189,11 @@ def _dims(ranks: tuple[int, ...], mesh: Mapping[str, int]) -> list[str]:
     return dims
 
 
-def _ring_share(one: CollectiveRecord) -> float:
-    """What a rank sends in a ring, as a share of the call's bytes."""
-    size = len(one.ranks)
-    if one.kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+def _ring_share(kind: str, size: int) -> float:
+    """What one of *size* ranks sends in a ring, as a share of the call's bytes."""
+    if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
         return (size - 1) / size
-    return 2 * (size - 1) / size if one.kind == "all_reduce" else float(size > 1)
+    return 2 * (size - 1) / size if kind == "all_reduce" else float(size > 1)
 
 
 def _run(steps: int, floor_sec: float | None, usual_sec: float | None, devices: int, price: float | None) -> PlannedRun:

@@ -17,7 +17,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.measure.optimizer_hooks import with_inner
-from lightning_flops.measure.tensor_lives import CUDA_BLOCK, TensorLives
+from lightning_flops.measure.tensor_lives import TensorLives
+from lightning_flops.measure.torch_private.needed import tree_leaves
 from lightning_flops.measure.torch_private.optional import on_this_rank
 from lightning_flops.records import MemoryRecord, PhaseFlops, StepRecord, StepTensors
 
@@ -45,9 +46,10 @@ class MemoryWatch:
     def __init__(self, root: nn.Module, *, read: Callable[[], MemoryReading], on_device: bool) -> None:
         self._root, self._read, self._on_device = root, read, on_device
         # Gets what the counter of the step's FLOPs sees.
-        self.lives = TensorLives(block=CUDA_BLOCK if on_device else 1, device_type="cuda" if on_device else None)
+        self.lives = TensorLives(on_cuda=on_device, device_type="cuda" if on_device else None)
         self._peak: int | None = None  # the most that was held until now
         self._grew_in: str | None = None  # the part in which that last grew
+        self._follows = False
         # Each part that is running, None for one without an end of its own, and what was held when it began.
         self._open: list[tuple[str | None, int | None]] = []
         self._held: dict[str, int | None] = {}  # what each phase held when it ended
@@ -61,7 +63,8 @@ class MemoryWatch:
         between the forward and the backward.
         """
         now = self._look()
-        if not self._open and not self.lives.lives:
+        if not self._follows:
+            self._follows = True
             self.lives.hold(map(on_this_rank, (*self._root.parameters(), *self._root.buffers())), "parameters", born=0)
             self.lives.hold(self._made_gradients(), "gradients", born=0)
         self.lives.enter(part)
@@ -74,11 +77,12 @@ class MemoryWatch:
         now, (part, before) = self._look(), self._open.pop()
         self.lives.leave()
         if part is not None:
-            self._held[part] = _larger(self._held.get(part), now)
+            self._held[part] = None if now is None else max(now, self._held.get(part) or 0)
         if part == "forward" and self._on_device and now is not None and before is not None:
-            self._kept = _larger(self._kept, now - before)
+            self._kept = max(now - before, self._kept or 0)
         if part == "backward":
-            self.lives.name_kind(made := list(self._made_gradients()), "gradients")
+            made = list(self._made_gradients())
+            self.lives.hold(made, "gradients")
             self._gradients = max(self._gradients, _bytes(made))
 
     def _look(self) -> int | None:
@@ -94,19 +98,10 @@ class MemoryWatch:
 
     def tensors(self, *, optimizers: Iterable[Any] | None, step: StepRecord, samples: int | None) -> StepTensors | None:
         """Every allocation of *step*; None where some cannot be seen, as of compiled graphs or FSDP's own storages."""
-        for optimizer in optimizers or ():
-            states = getattr(with_inner(optimizer)[-1], "state", None)
-            self.lives.name_kind(map(on_this_rank, _tensors_in(states)), "optimizer")
-        if self.lives.has_unseen or not self.lives.lives or self.lives.resized():
-            return None
-        return StepTensors(
-            lives=self.lives.lives,
-            last_forward=self.lives.last_forward,
-            flops=step.flops or PhaseFlops(),
-            batch_size=samples,
-            notes=(),
-            available_bytes=_available(self._root) if self._on_device else None,
-        )
+        states = [getattr(with_inner(one)[-1], "state", None) for one in optimizers or ()]
+        available = _available(self._root) if self._on_device else None
+        own, flops = map(on_this_rank, _tensors_in(states)), step.flops or PhaseFlops()
+        return self.lives.taken(own, flops, samples, available_bytes=available)
 
     def record(self, *, optimizers: Iterable[Any] | None) -> MemoryRecord | None:
         """What was measured, with the current bytes of the model's and the optimizers' own tensors.
@@ -157,17 +152,13 @@ def _of_process() -> MemoryReading:
     return MemoryReading(current, max(peak, current))  # the system's peak may lag behind
 
 
-def _larger(one: int | None, other: int | None) -> int | None:
-    return max((value for value in (one, other) if value is not None), default=None)
-
-
 # ---- bytes of tensors
 
 
 def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Bytes of this rank's part of *tensors*; each tensor counts once."""
     local = {id(tensor): on_this_rank(tensor) for tensor in tensors if tensor is not None}.values()
-    return sum(0 if is_lazy(tensor) else tensor.numel() * tensor.element_size() for tensor in local)
+    return sum(tensor.nbytes for tensor in local if not is_lazy(tensor))
 
 
 def _storage(tensor: torch.Tensor) -> object:
@@ -195,8 +186,4 @@ def _optimizer_bytes(root: nn.Module, optimizers: Iterable[Any]) -> int | None:
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors_in(inner)
+    return (one for one in tree_leaves(value) if isinstance(one, torch.Tensor))

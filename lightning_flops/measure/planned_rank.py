@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
-from lightning_flops.measure.counting.offline import tensors_of
+from lightning_flops.measure.counting.offline import called, tensors_of
 from lightning_flops.measure.counting.resized import VariedBatch
 from lightning_flops.measure.counting.traffic import bytes_of
+from lightning_flops.measure.fake_steps import loss_in, run_step
 from lightning_flops.measure.module_scope import describe_modules, require_module
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.measure.tensor_lives import TensorLives
@@ -29,16 +32,9 @@ from lightning_flops.measure.torch_private.needed import (
     tree_map_only,
     unwraps_subclass,
 )
-from lightning_flops.measure.torch_private.one_rank import (
-    buckets_of,
-    modules_move,
-    one_rank,
-    ranks_in,
-    ranks_of,
-)
+from lightning_flops.measure.torch_private.one_rank import buckets_of, one_rank, ranks_in, ranks_of
 from lightning_flops.measure.torch_private.optional import on_this_rank
-from lightning_flops.records import StepTensors
-from lightning_flops.schema.plan import CollectiveRecord, PlannedRank
+from lightning_flops.schema.plan import Collective, PlannedRank
 from lightning_flops.signals import Undo, words_of
 from lightning_flops.units import shown
 
@@ -49,9 +45,7 @@ _KIND = re.compile(
 _OTHER_DEVICE = re.compile(r"(cuda|meta|xpu|hpu|npu|mps)(:\d+)?")
 _TWO_WORDS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 _MEGABYTE = 2**20
-_BUCKET = (
-    25 * _MEGABYTE
-)  # of gradients, in which DistributedDataParallel reduces them; a first of one megabyte is early
+_BUCKET = 25 * _MEGABYTE  # of gradients, in which DistributedDataParallel reduces them; a first of one is early
 
 
 class Collectives(DispatchMode):  # type: ignore[no-untyped-call]
@@ -62,7 +56,8 @@ class Collectives(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        self.calls: Counter[Collective] = Counter()
+        self.bytes: Counter[Collective] = Counter()
 
     def __enter__(self) -> None:
         push(self)
@@ -76,17 +71,13 @@ class Collectives(DispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         if found := _KIND.match(func.name()) if hasattr(func, "name") else None:
             kind = _TWO_WORDS.get(found[1].replace("_", ""), found[1])
-            sums = self._found.setdefault((kind, ranks_of(func, args, kwargs or {})), [0, 0])
-            sums[0] += 1
-            sums[1] += max(map(bytes_of, (*args, out)))
+            self.add(kind, ranks_of(func, args, kwargs or {}), 1, max(map(bytes_of, (*args, out))))
         return out
 
-    def records(self) -> tuple[CollectiveRecord, ...]:
-        """What was seen."""
-        return tuple(
-            CollectiveRecord(kind=kind, ranks=ranks, calls=calls, bytes=size)
-            for (kind, ranks), (calls, size) in sorted(self._found.items())
-        )
+    def add(self, kind: str, ranks: tuple[int, ...], calls: int, size: int) -> None:
+        """So many calls moved *size* bytes together."""
+        self.calls[kind, ranks] += calls
+        self.bytes[kind, ranks] += size
 
 
 class OnTheCpu(TorchFunctionMode):
@@ -123,55 +114,52 @@ def plan_rank(
     """
     with Undo() as inside:
         inside.enter_context(random_state_kept())
-        inside.enter_context(one_rank(rank, math.prod(mesh.values())))
+        one_rank(inside, rank, math.prod(mesh.values()))
         device_mesh = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
-        for name, stand_in in (("__init__", _replicate), ("forward", _forward)):
-            inside.callback(setattr, DistributedDataParallel, name, getattr(DistributedDataParallel, name))
-            setattr(DistributedDataParallel, name, stand_in)
+        inside.replace(DistributedDataParallel, "__init__", _replicate)
+        inside.replace(DistributedDataParallel, "forward", _forward)
         fake = inside.enter_context(new_fake_mode())
         inside.enter_context(torch.compiler.set_stance("force_eager"))
-        inside.enter_context(modules_move())
         try:
             with OnTheCpu():
                 made = make(device_mesh)
             model, batch, optimizer = _made(made)
             batch = tree_map_only(torch.Tensor, fake.from_tensor, VariedBatch.like(batch, at) if at else batch)
             batches = [batch, *(tree_map_only(torch.Tensor, _another, batch) for _ in range(microbatches - 1))]
-            _step(model, batches, optimizer, TensorLives())
+            replicas = [one for one in model.modules() if isinstance(one, DistributedDataParallel)]
             lives = TensorLives()
             lives.hold(map(on_this_rank, (*model.parameters(), *model.buffers())), "parameters")
-            replicas = [one for one in model.modules() if isinstance(one, DistributedDataParallel)]
-            for one in replicas:
-                lives.hold(vars(one)["buckets"], "gradients")
-            states = tensors_of(list(optimizer.state.values())) if hasattr(optimizer, "state") else ()
-            lives.hold(map(on_this_rank, states), "optimizer")
+            lives.hold((one for replica in replicas for one in vars(replica)["buckets"]), "gradients")
             lives.hold(tensors_of(batches), "batch")
-            counter = FlopCounter(model, causal_attention=causal_attention, lives=lives)
-            collectives = Collectives()
-            with counter, collectives:
-                _step(model, batches, optimizer, lives)
+            for _ in range(2):
+                collectives = Collectives()
+                counter = FlopCounter(model, causal_attention=causal_attention, lives=lives)
+                update, loss_of = getattr(optimizer, "step", None), partial(_loss, model)
+                with collectives, counter:
+                    run_step(model, [batches], update, counter=counter, lives=lives, loss_of=loss_of)
+            states = tensors_of([*optimizer.state.values()]) if hasattr(optimizer, "state") else ()
+            size = next((one.shape[0] for one in tensors_of(batch) if one.ndim), None)
+            tensors = lives.taken(map(on_this_rank, states), counter.total(), size)
             root = describe_modules(model)[0]
         except LightningFlopsError:
             raise
         except Exception as error:  # of the user's model, or of what torch does not do without values
             raise LightningFlopsError(f"the job cannot be planned: {words_of(error)[:500]}{_of_data(error)}") from error
+    for one in replicas:
+        _reduce(one, collectives)
     return PlannedRank(
         mesh=dict(mesh),
         rank=rank,
         flops=counter.record(),
         params=root.params,
         local_params=root.local_params,
-        collectives=(*collectives.records(), *(row for one in replicas for row in _reduced(one))),
-        tensors=None
-        if lives.resized()
-        else StepTensors(
-            lives=lives.lives,
-            last_forward=lives.last_forward,
-            flops=counter.total(),
-            batch_size=next((one.shape[0] for one in tensors_of(batch) if one.ndim), None),
-            notes=(),
-        ),
+        collectives={one: (calls, collectives.bytes[one]) for one, calls in sorted(collectives.calls.items())},
+        tensors=tensors,
     )
+
+
+def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return loss_in(called(model, batch))
 
 
 # ---- DistributedDataParallel, which asks for its parameters' values: a wrapper of its class that asks for none
@@ -202,14 +190,14 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     return self.module(*args, **kwargs)
 
 
-def _reduced(replica: Any) -> Iterator[CollectiveRecord]:
+def _reduce(replica: Any, collectives: Collectives) -> None:
     """What its ranks send each other in a step: gradients, the last layers' first, and the buffers of rank 0."""
     gradients = [one for one in replica.module.parameters() if one.requires_grad][::-1]
     calls, size = buckets_of(gradients, replica.limits), sum(one.nbytes for one in gradients)
-    yield CollectiveRecord(kind="all_reduce", ranks=replica.ranks, calls=calls, bytes=size)
+    collectives.add("all_reduce", replica.ranks, calls, size)
     if replica.broadcasts and (buffers := list(replica.module.buffers())):
         calls, size = len({one.dtype for one in buffers}), sum(one.nbytes for one in buffers)
-        yield CollectiveRecord(kind="broadcast", ranks=replica.ranks, calls=calls, bytes=size)
+        collectives.add("broadcast", replica.ranks, calls, size)
 
 
 def _made(answer: Any) -> tuple[nn.Module, Any, Any]:
@@ -228,31 +216,3 @@ def _of_data(error: Exception) -> str:
 
 def _another(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def _roots(model: nn.Module, batch: Any, lives: TensorLives) -> list[torch.Tensor]:
-    """What a forward puts out that a backward starts from: the loss that the model returns, or all that it returns."""
-    args = batch if type(batch) is tuple else () if isinstance(batch, Mapping) else (batch,)
-    lives.enter("forward")
-    output = model(*args, **(dict(batch) if isinstance(batch, Mapping) else {}))
-    lives.leave()
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    return [one for one in tensors_of(output if loss is None else loss) if one.requires_grad]
-
-
-def _step(model: nn.Module, batches: list[Any], optimizer: Any, lives: TensorLives) -> None:
-    """The forwards of all *batches*, then their backwards, as GPipe has them, and an update."""
-    waiting = [_roots(model, batch, lives) for batch in batches]
-    while waiting:
-        roots = waiting.pop(0)
-        lives.enter("backward")
-        if roots:
-            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-        lives.name_kind((on_this_rank(one.grad) for one in model.parameters() if one.grad is not None), "gradients")
-        lives.leave()
-        del roots
-    lives.enter("optimizer")
-    if optimizer is not None:
-        optimizer.step()
-    lives.leave()
-    model.zero_grad()

@@ -9,9 +9,13 @@ from typing import Any
 
 import torch
 
-from lightning_flops.records import OUTSIDE, MemoryKind, TensorLife
+from lightning_flops.records import OUTSIDE, MemoryKind, PhaseFlops, StepTensors, TensorLife
 
-CUDA_BLOCK = 512  # bytes, to which CUDA's caching allocator rounds sizes up; the CPU's gives what is asked for
+_CUDA_BLOCK = 512  # bytes, to which CUDA's caching allocator rounds sizes up; the CPU's gives what is asked for
+
+_READ_FIRST: dict[str, MemoryKind] = {"optimizer": "optimizer", "forward": "batch", "": "batch"}
+"""By part, what a tensor is for that an operator reads there and nothing has shown before: a loss may stand behind the
+forward."""
 
 
 class TensorLives:
@@ -20,20 +24,20 @@ class TensorLives:
     Weak references show when one is freed, on whatever thread that is: nothing here keeps a tensor.
 
     Args:
-        block: sizes are rounded up to a multiple of it, as an allocator does.
+        on_cuda: sizes are rounded up, as CUDA's allocator does.
         device_type: whose storages are followed; None: those of every device.
     """
 
-    def __init__(self, *, block: int = 1, device_type: str | None = None) -> None:
-        self._block, self._device_type = block, device_type
+    def __init__(self, *, on_cuda: bool = False, device_type: str | None = None) -> None:
+        self._block, self._device_type = _CUDA_BLOCK if on_cuda else 1, device_type
         self._events = count(1)
         self._now = 0  # number of the last event
         self._alive: dict[weakref.ref[Any], TensorLife] = {}  # by their storages
         self._parts: list[tuple[str, int]] = [("", 0)]  # name, and number of the event before it, of all that run
-        self._before_forward = 0  # lives before the last forward
-        self.lives: list[TensorLife] = []  # every allocation so far
-        self.has_sparse = self.has_unseen = False  # what no operator that is seen allocates is not in it
-        self.last_forward = 0  # number of the event after which the last forward began
+        self._lives: list[TensorLife] = []  # every allocation so far
+        self._last_forward = self._before_forward = 0  # the event after which it began, and the lives before it
+        self._has_sparse = False
+        self.has_unseen = False  # what no operator that is seen allocates is not in it
 
     @property
     def part(self) -> str:
@@ -44,7 +48,7 @@ class TensorLives:
         """A *part* of the step begins, inside whatever part is running."""
         self._parts.append((part, self._now))
         if part == "forward":
-            self.last_forward, self._before_forward = self._now, len(self.lives)
+            self._last_forward, self._before_forward = self._now, len(self._lives)
         elif part == "backward":
             self._keep()
 
@@ -55,60 +59,82 @@ class TensorLives:
 
     def _keep(self) -> None:
         """What a forward, or a loss behind it, made and is still held is kept for the backward."""
-        for life in self.lives[self._before_forward :]:
+        for life in self._lives[self._before_forward :]:
             if life.kind == "temporary" and life.died is None:
                 life.kind = "activations"
 
     def hold(self, tensors: Iterable[Any], kind: MemoryKind, module: str = OUTSIDE, *, born: int | None = None) -> None:
-        """*tensors* are held, if they were not: since an event, or from here on."""
+        """*tensors* are of this *kind*. Those that nothing has shown are held since an event, or from here on."""
         for tensor in tensors:
-            self._add(tensor, kind, module, "", born)
-
-    def name_kind(self, tensors: Iterable[torch.Tensor], kind: MemoryKind) -> None:
-        """What a step has made of *tensors*, and what seemed temporary, is of this *kind*."""
-        for tensor in tensors:
-            storage = self._storage(tensor)
-            life = None if storage is None else self._alive.get(weakref.ref(storage))
+            life = self._life(tensor, kind, module, "", born)
             if life is not None and life.kind == "temporary":
                 life.kind = kind
 
-    def ran(self, operator: str, module: str, phase: str, made: Iterable[Any]) -> None:
-        """An *operator* in the code of *module* has *made* these."""
-        repeats = self.part == "backward" and phase == "recompute"
-        for tensor in made if self.lives else ():  # a step is followed once something is held
-            self._add(tensor, "activations" if repeats else "temporary", module, operator)
+    def ran(self, operator: str, module: str, phase: str, reads: Iterable[Any], made: Iterable[Any]) -> None:
+        """An *operator* in the code of *module* has *made* some tensors.
 
-    def read(self, tensors: Iterable[Any]) -> None:
-        """What an operator reads that nothing here knows was there before: an optimizer's state, or the batch."""
+        What it *reads* that nothing here knows was there before: an optimizer's state, or the batch.
+        """
         part, began = self._parts[-1]
-        if part == "optimizer" and self.lives:
-            self.hold(tensors, "optimizer", born=0)
-        elif part in ("forward", "") and self.lives:  # a loss may stand behind the forward
-            self.hold(tensors, "batch", born=began)
-
-    def resized(self) -> bool:
-        """Whether a storage that is still held has another size now."""
-        held = [(reference(), life) for reference, life in list(self._alive.items())]
-        return any(storage is not None and self._size(storage) != life.size for storage, life in held)
-
-    def _add(self, tensor: Any, kind: MemoryKind, module: str, operator: str, born: int | None = None) -> None:
-        storage = self._storage(tensor)
-        if storage is None or weakref.ref(storage) in self._alive:
+        before = _READ_FIRST.get(part)
+        if not self._lives:  # a step is followed once something is held
             return
-        self._now = next(self._events)
-        at, size = self._now if born is None else born, self._size(storage)
-        life = TensorLife(size=size, born=at, part=self.part, module=module, operator=operator, kind=kind)
-        self.lives.append(life)
-        self._alive[weakref.ref(storage, self._freed)] = life
+        if before is not None:
+            for tensor in reads:
+                self._life(tensor, before, OUTSIDE, "", 0 if part == "optimizer" else began)
+        for tensor in made:
+            repeats = part == "backward" and phase == "recompute"
+            self._life(tensor, "activations" if repeats else "temporary", module, operator)
 
-    def _storage(self, tensor: Any) -> Any:
-        """A tensor's storage, if it has one, and on a device that is followed."""
+    def taken(
+        self,
+        states: Iterable[Any],
+        flops: PhaseFlops,
+        batch_size: int | None,
+        *,
+        notes: Iterable[str] = (),
+        blocks: Iterable[tuple[str, ...]] = (),
+        available_bytes: int | None = None,
+    ) -> StepTensors | None:
+        """Every allocation; None where some cannot be seen, as of compiled graphs, or storages that change their sizes.
+
+        *states* are an optimizer's, the rest is as there.
+        """
+        self.hold(states, "optimizer", born=0)
+        held = [(reference(), life) for reference, life in list(self._alive.items())]
+        resized = any(storage is not None and self._size(storage) != life.size for storage, life in held)
+        if self.has_unseen or resized or not self._lives:
+            return None
+        return StepTensors(
+            lives=self._lives,
+            last_forward=self._last_forward,
+            flops=flops,
+            batch_size=batch_size,
+            notes=(*notes, *["Sparse tensors are not counted."][: self._has_sparse]),
+            blocks=tuple(blocks),
+            available_bytes=available_bytes,
+        )
+
+    def _life(
+        self, tensor: Any, kind: MemoryKind, module: str, operator: str, born: int | None = None
+    ) -> TensorLife | None:
+        """The life of a tensor's storage, which begins if nothing has shown it; None: it has none that is followed."""
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError, ValueError):  # a sparse tensor has two, a lazy parameter none yet
-            self.has_sparse |= tensor.layout is not torch.strided
+            self._has_sparse |= tensor.layout is not torch.strided
             return None
-        return storage if self._device_type in (None, storage.device.type) else None
+        if self._device_type not in (None, storage.device.type):
+            return None
+        known = self._alive.get(weakref.ref(storage))
+        if known is not None:
+            return known
+        self._now = next(self._events)
+        at, size = self._now if born is None else born, self._size(storage)
+        life = TensorLife(size=size, born=at, part=self.part, module=module, operator=operator, kind=kind)
+        self._lives.append(life)
+        self._alive[weakref.ref(storage, self._freed)] = life
+        return life
 
     def _size(self, storage: Any) -> int:
         return int(-(-storage.nbytes() // self._block) * self._block)

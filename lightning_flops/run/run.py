@@ -20,8 +20,8 @@ import torch
 from lightning_flops.analysis.memory import MemoryPrediction
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.measure.fake_steps import failed_steps
 from lightning_flops.measure.notes import Notes
-from lightning_flops.measure.predicted_memory.failed_step import failed_steps, is_out_of_memory
 from lightning_flops.measure.timing.processor_wait import Heat, heat_counter
 from lightning_flops.measure.tokens import TokenReader
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
@@ -349,7 +349,8 @@ class Run:
 
 def _account_for(error: BaseException | None, adapter: Adapter, context: Callable[[], RunContext]) -> None:
     """If *error* is of an allocator, say and write what the step takes that it ended. It raises nothing of ours."""
-    if error is None or not is_out_of_memory(error) or adapter.facts.rank:
+    of_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    if error is None or not (of_cpu or isinstance(error, torch.OutOfMemoryError)) or adapter.facts.rank:
         return
     try:
         logger.warning("out of memory: %s", _account(error, adapter, context()))

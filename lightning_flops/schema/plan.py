@@ -69,14 +69,8 @@ class MemoryReport(codec.Json):
     notes: tuple[str, ...]  #: What is not in it.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRecord:
-    """What collectives of one kind between the same ranks moved in one step of one of these."""
-
-    kind: str  # ``all_reduce``, ``all_gather`` …
-    ranks: tuple[int, ...]  # of the whole job
-    calls: int
-    bytes: int  # of all calls, of the larger side of each
+Collective = tuple[str, tuple[int, ...]]
+"""The kind, as ``all_reduce``, and the ranks that take part, of the whole job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +82,7 @@ class PlannedRank:
     flops: FlopRecord
     params: int  # of the whole model
     local_params: int  # that the rank holds
-    collectives: tuple[CollectiveRecord, ...]
+    collectives: Mapping[Collective, tuple[int, int]]  # calls in a step, and bytes of all, of the larger side of each
     tensors: StepTensors | None  # every allocation of the step; None where not all are seen, as of FSDP's storages
 
 

@@ -100,7 +100,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         try:
             operator = self._operators.get(id(func)) or self._operator(func)
-            counts = operator.counts
+            counts = operator.counts if self._lives is None else operator.allocates
             for kind in types:
                 if unwraps_subclass(kind):
                     return NotImplemented
@@ -160,6 +160,11 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             if state.paused or (state.by_graph and operator.counted):
                 return
             module, phase = state.place(operator.counted)
+            if self._lives is not None:
+                reads = (*args, *kwargs.values()) if operator.counts else ()
+                self._lives.ran(operator.name, module, phase, tensors_in(reads), tensors_in((out,)))
+            if not operator.counts:
+                return
             if operator.sized_by_values is not None and operator.sized_by_values(args):
                 # A number may be read for anything: only one that a model reads is taken for a size.
                 self.data_dependent |= operator.short != READS_NUMBER or module != OUTSIDE
@@ -167,9 +172,6 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                 self._totals.read(module, tensors_in((*args, *kwargs.values())), tensors_in((out,)))
             if operator.moves_nothing:
                 return
-            if self._lives is not None:
-                self._lives.read(tensors_in((*args, *kwargs.values())))
-                self._lives.ran(operator.name, module, phase, tensors_in((out,)))
             stood_for = state.stands_for(module, phase)
             with self._totals.lock:
                 if operator.counted and not stood_for:

@@ -59,8 +59,12 @@ class Fakes(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, mode: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.mode = mode
+        self.answers: dict[str, Callable[..., Any]] = {"aten._grouped_mm.default": _grouped_product}
+        """By operator, what is called in its place."""
         self.held: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         """By their ids."""
+        self._of_meta: dict[int, torch.Tensor] = {}
+        """Fakes of tensors on the meta device, by the ids of these."""
 
     def __enter__(self) -> None:
         push(self)
@@ -69,13 +73,20 @@ class Fakes(DispatchMode):  # type: ignore[no-untyped-call]
         remove(self)
 
     def fake(self, real: torch.Tensor) -> torch.Tensor:
-        """A fake tensor like *real*, the same one whenever the same is asked for: tied weights stay tied."""
-        fake: torch.Tensor = self.mode.from_tensor(real)
+        """A fake tensor like *real*, the same one whenever the same is asked for: tied weights stay tied.
+
+        One on the meta device has a fake one on the CPU, whose kernels are then those of a real model.
+        """
+        if real.is_meta and id(real) not in self._of_meta:
+            like = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="cpu")
+            made: torch.Tensor = nn.Parameter(like, real.requires_grad) if isinstance(real, nn.Parameter) else like
+            self._of_meta[id(real)] = made.requires_grad_(real.requires_grad)
+        fake: torch.Tensor = self._of_meta[id(real)] if real.is_meta else self.mode.from_tensor(real)
         self.held[id(fake)] = fake
         return fake
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = _SHAPES.get(str(func), func)(*args, **(kwargs or {}))
+        out = self.answers.get(str(func), func)(*args, **(kwargs or {}))
         self.held.update((id(one), one) for one in tensors_of(out))
         return out
 
@@ -84,9 +95,6 @@ def _grouped_product(first: torch.Tensor, second: torch.Tensor, offs: Any = (), 
     """``_grouped_mm``'s result: torch's own shape function takes bfloat16 alone, its kernels take other dtypes."""
     groups = [len(offs)] if second.dim() == 2 else first.shape[:-2]
     return first.new_empty([*(groups if first.dim() == second.dim() else ()), first.shape[-2], second.shape[-1]])
-
-
-_SHAPES: dict[str, Callable[..., Any]] = {"aten._grouped_mm.default": _grouped_product}
 
 
 def put_in(fakes: Fakes, model: nn.Module) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
@@ -107,14 +115,19 @@ def _run(fakes: Fakes, counter: FlopCounter, model: nn.Module, batch: Any) -> No
         for _ in put_in(fakes, model):
             pass
         inputs = tree_map_only(torch.Tensor, fakes.fake, batch)
-        # Exactly a tuple: a named one, such as a PackedSequence, is an argument.
-        args = inputs if type(inputs) is tuple else () if isinstance(inputs, Mapping) else (inputs,)
-        kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
         with counter:
-            output = model(*args, **kwargs)
+            output = called(model, inputs)
             roots = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+
+
+def called(function: Callable[..., Any], batch: Any) -> Any:
+    """What *function* returns for *batch*: a tuple of arguments, a dict of them by name, or the one argument."""
+    if isinstance(batch, Mapping):
+        return function(**batch)
+    # Exactly a tuple: a named one, such as a PackedSequence, is an argument.
+    return function(*batch) if type(batch) is tuple else function(batch)
 
 
 def tensors_of(output: Any, depth: int = 3) -> Iterator[torch.Tensor]:

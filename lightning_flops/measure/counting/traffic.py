@@ -22,9 +22,12 @@ _OVERWRITING = frozenset(
 _UNWRITTEN = "grads"
 """What fused optimizers may write, and write only where gradients are scaled."""
 
-_NO_TRAFFIC = frozenset(
+_ALLOCATING = frozenset(
     "empty empty_like empty_strided empty_permuted empty_quantized _empty_affine_quantized new_empty "
-    "new_empty_strided _unsafe_view lift_fresh lift detach alias is_same_size size stride numel dim sym_size "
+    "new_empty_strided lift_fresh".split()
+)
+_NO_TRAFFIC = _ALLOCATING | frozenset(
+    "_unsafe_view lift detach alias is_same_size size stride numel dim sym_size "
     "sym_stride sym_numel sym_storage_offset is_contiguous is_strides_like_format set_ resize_ resize_as_ "
     "_resize_output_ _local_scalar_dense _nested_tensor_size _nested_tensor_strides _nested_get_values "
     "_nested_tensor_storage_offsets _nested_view_from_jagged _nested_get_offsets _nested_get_lengths "
@@ -71,6 +74,7 @@ class Operator:
         self.moves_nothing = entry.kind == "free" and schema is not None and (self.short in _NO_TRAFFIC or views)
         self.counts = not self.moves_nothing or self.sized_by_values is not None
         """Whether anything of a call is counted."""
+        self.allocates = self.counts or self.short in _ALLOCATING
         of_others = schema is not None and schema.name.partition("::")[0] not in TORCH_NAMESPACES
         self.looks_inside = schema is not None and (entry.kind == "unknown" or (self.counted and of_others))
 

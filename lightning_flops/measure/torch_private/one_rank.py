@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -14,13 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.measure.torch_private.needed import is_fake, modes_off, schema_of, take
+from lightning_flops.signals import Undo
 
 distributed: Any = torch_distributed  # which does not say what of it is public
 
 
-@contextmanager
-def one_rank(rank: int, world_size: int) -> Iterator[None]:
-    """Inside, this process is *rank* of a job whose collectives return at once, and meshes may be cut on fake tensors.
+def one_rank(undo: Undo, rank: int, world_size: int) -> None:
+    """From here on, this process is *rank* of a job whose collectives return at once, and all may be fake tensors.
 
     Raises:
         LightningFlopsError: the process has a process group already, or torch has no fake one.
@@ -30,50 +29,20 @@ def one_rank(rank: int, world_size: int) -> Iterator[None]:
         raise LightningFlopsError("a job is planned in torch's fake process group, which this torch does not have")
     if distributed.is_initialized():
         raise LightningFlopsError("a job is planned in a process group of its own, and this process has one already")
+    # The caches of DTensor's compiled code compare no meshes: what they hold names groups that are gone.
+    forget_meshes: Any = take("torch.distributed.tensor.debug:_clear_sharding_prop_cache", lambda: None)
+    forget_meshes()
+    undo.callback(forget_meshes)
     distributed.init_process_group("fake", rank=rank, world_size=world_size, store=store())
-    try:
-        _forget_meshes()  # of the process's own past
-        with _meshes_hold_values():
-            yield
-    finally:
-        distributed.destroy_process_group()
-        _forget_meshes()
-
-
-_forget_meshes: Any = take("torch.distributed.tensor.debug:_clear_sharding_prop_cache", lambda: None)
-"""Empties the caches of DTensor's compiled code, which compares no meshes: what it holds names groups that are gone."""
-
-
-@contextmanager
-def _meshes_hold_values() -> Iterator[None]:
-    """Inside, what a mesh computes of its own ranks is computed on real tensors, whatever mode is on.
-
-    A mesh is no other's equal then: torch would use what it has cached of one whose groups are gone.
-    """
-    before = {name: method for name, method in vars(DeviceMesh).items() if isinstance(method, FunctionType)}
-    number = object()
-    for name, method in before.items():
-        setattr(DeviceMesh, name, _without_modes(method))
-    DeviceMesh.__hash__ = lambda mesh: hash((before["__hash__"](mesh), number))  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for name, method in before.items():
-            setattr(DeviceMesh, name, method)
-
-
-def _without_modes(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with modes_off():
-            return method(*args, **kwargs)
-
-    return call
-
-
-@contextmanager
-def modules_move() -> Iterator[None]:
-    """Inside, ``Module.to`` works on fake tensors, of which torch swaps none that anything refers to weakly."""
+    undo.callback(distributed.destroy_process_group)
+    # What a mesh computes of its own ranks has values. It is no other's equal: torch would use what it has cached of
+    # one whose groups are gone.
+    number, hash_of = object(), vars(DeviceMesh)["__hash__"]
+    for name, method in [*vars(DeviceMesh).items()]:
+        if isinstance(method, FunctionType):
+            undo.replace(DeviceMesh, name, _without_modes(method))
+    undo.replace(DeviceMesh, "__hash__", lambda mesh: hash((hash_of(mesh), number)))
+    # ``Module.to`` swaps tensors, and torch refuses those that anything refers to weakly, as its fake mode does.
     swap: Any = torch.utils.swap_tensors
 
     def put(tensor: Any, other: Any) -> None:
@@ -83,11 +52,16 @@ def modules_move() -> Iterator[None]:
         else:
             swap(tensor, other)
 
-    vars(torch.utils)["swap_tensors"] = put
-    try:
-        yield
-    finally:
-        vars(torch.utils)["swap_tensors"] = swap
+    undo.replace(torch.utils, "swap_tensors", put)
+
+
+def _without_modes(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with modes_off():
+            return method(*args, **kwargs)
+
+    return call
 
 
 _group_named: Any = take("torch.distributed.distributed_c10d:_resolve_process_group", None)
