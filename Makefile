@@ -27,7 +27,7 @@ help:
 	@echo "make test-lightning LIGHTNING_SOURCE=folder  Lightning's own tests without and with the profiler, and what differs"
 	@echo "make lint      lint and type-check only"
 	@echo "make docs      build the pages of docs/ as a site, in site/"
-	@echo "make docs-profile  write docs/profile.md, docs/profile.schema.json docs/advice.md and the tables of settings in docs/deepspeed.md anew"
+	@echo "make docs-profile  write docs/profile.md, docs/profile.schema.json, docs/advice.md and the tables of docs/settings.md anew"
 	@echo "make page      build the page's script and style from web/ anew"
 	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
 	@echo "make bench-counting  what counting costs, beside the peers"
@@ -158,7 +158,7 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(VENV)/.installed-dev
 	$(RUN) -m mkdocs build --strict
 
-# Writes docs/profile.md, docs/profile.schema.json and the tables in docs/deepspeed.md anew, from the dataclasses, and
+# Writes docs/profile.md, docs/profile.schema.json and the tables in docs/settings.md anew, from the dataclasses, and
 # docs/advice.md from the table of rules.
 docs-profile: $(VENV)/.installed-dev
 	$(RUN) -m docs.write_profile_pages

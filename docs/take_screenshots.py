@@ -1,9 +1,9 @@
 """Takes pictures for docs/: the page and TensorBoard on the logs of a real run, as a browser shows them.
 
-Needs TensorBoard, and Debian's ``chromium``::
+Needs TensorBoard, and the browser of the page's tests (``make page-tools``)::
 
-    python examples/train_digits.py
-    python examples/train_digits.py --batch-size 64 --log-dir logs_of_64
+    python examples/train_digits.py --model conv --augment
+    python examples/train_digits.py --model conv --augment --batch-size 64 --log-dir logs_of_64
     python -m docs.take_screenshots logs --compared logs_of_64
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.page.install_tools import browser_environment, browser_here
 
 PAGES = {
     "tensorboard-scalars.png": ("?tagFilter=flops_#timeseries", "Settings", 1200),
@@ -126,7 +127,7 @@ def main() -> None:
     options = parser.parse_args()
     options.to.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=browser_here(), env=browser_environment(), args=FLAGS)
         try:
             take(browser, options.logs, options.to)
             take_written(browser, ["trace", os.path.relpath(TRACE)], options.to / "page-trace.png")

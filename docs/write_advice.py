@@ -23,7 +23,7 @@ _HEAD = f"""# What is advised, and when
 Each rule compares one number with one limit. Its advice is the fact, the remedy and a ceiling: following it can save at
 most so much of a typical step. Two pieces of advice may name the same time; the largest ceiling comes first. From fewer
 than {FEW_STEPS} timed steps there is no advice. The limits are the setting `advice_thresholds`
-([deepspeed.md](deepspeed.md)).
+([settings.md](settings.md)).
 
 Waiting for data has three rules: below {duration(LEAST_WAIT_SEC)} a batch no worker process helps; else as many are
 advised as would keep up, and never more than there are idle cores. Advice on modules rests on medians over the traced

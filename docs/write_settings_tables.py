@@ -1,4 +1,4 @@
-"""Writes the tables of settings in docs/deepspeed.md: what the fields of ``ProfilerConfig`` say.
+"""Writes the tables of settings in docs/settings.md: what the fields of ``ProfilerConfig`` say.
 
 ``tests/test_profile_pages.py`` fails while a table is not what this program writes.
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lightning_flops.config import OF_DEEPSPEED, SETTINGS, ProfilerConfig
 
-PAGE = Path(__file__).parent / "deepspeed.md"
+PAGE = Path(__file__).parent / "settings.md"
 
 _HEAD = "| key | default | what it does |\n|---|---|---|\n"
 _TABLE = re.compile(re.escape(_HEAD) + r"(?:\|.*\n)*")

@@ -3,6 +3,8 @@
 The images are scikit-learn's: 1797 of 8 x 8 pixels, real handwriting, shipped with the package. Try::
 
     python examples/train_digits.py
+    python examples/train_digits.py --model conv --augment
+    python examples/train_digits.py --model conv --augment --workers 1
     python examples/train_digits.py --model conv --accumulate 4 --precision bf16-mixed
 """
 
@@ -23,10 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from scipy.ndimage import rotate
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lightning_flops import FlopsProfilerCallback, render_text
 
@@ -123,14 +126,37 @@ class PrintAccuracy(pl.Callback):
         trainer.print(f"step {trainer.global_step:4d}: {self.accuracies[-1]:6.1%} of the held-out digits are right")
 
 
-def loaders(batch_size: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Batches of ``(images, labels)`` to train on, and a fifth of all images to validate on."""
+class Rotated(Dataset[tuple[Tensor, Tensor]]):
+    """The images, each turned by a few degrees whenever it is read."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
+        degrees = float(torch.empty(()).uniform_(-15, 15))
+        turned = rotate(self.images[place], degrees, axes=(1, 2), reshape=False)
+        return torch.from_numpy(turned), self.labels[place]
+
+
+def loaders(batch_size: int, *, augment: bool, workers: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Batches of ``(images, labels)`` to train on, turned a little if asked, and a fifth of all to validate on."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
     train, held_out = train_test_split(range(len(labels)), test_size=0.2, random_state=0, stratify=labels)
+    trained_on = Rotated if augment else TensorDataset
     return (
-        DataLoader(TensorDataset(images[train], labels[train]), batch_size, shuffle=True, drop_last=True),
+        DataLoader(
+            trained_on(images[train], labels[train]),
+            batch_size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        ),
         DataLoader(TensorDataset(images[held_out], labels[held_out]), 360),
     )
 
@@ -144,6 +170,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precision", default="32-true", help="as the Trainer takes it, such as bf16-mixed")
     parser.add_argument("--accumulate", type=int, default=1, help="batches in an optimizer step")
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--augment", action="store_true", help="turn each image a little when it is read")
+    parser.add_argument("--workers", type=int, default=0, help="processes that read images to train on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-dir", type=Path, default=Path("logs"))
     return parser.parse_args(arguments)
@@ -210,7 +238,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     accuracy = PrintAccuracy()
     logger = TensorBoardLogger(options.log_dir, name=f"digits-{options.model}")
-    train_loader, validation_loader = loaders(options.batch_size)
+    train_loader, validation_loader = loaders(options.batch_size, augment=options.augment, workers=options.workers)
     steps_per_epoch = math.ceil(len(train_loader) / options.accumulate)
     trainer = pl.Trainer(
         max_steps=options.max_steps,

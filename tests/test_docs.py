@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import re
 import shlex
 from pathlib import Path
@@ -31,55 +32,12 @@ from tests.report import compared, jobs, windows
 
 # ---- Python
 
-LOOP = """
-import torch
-from torch import nn
-loader = torch.utils.data.DataLoader(torch.randn(320, 8), batch_size=8)
-model = nn.Linear(8, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-"""
-BORING = """
-import warnings; warnings.simplefilter("ignore")
-import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning_flops import FlopsProfilerCallback
-model = BoringModel()
-loader = torch.utils.data.DataLoader(torch.randn(320, 32), batch_size=8)
-"""
-BEFORE = {
-    **dict.fromkeys("README.md install.md memory.md plan.md reading.md architecture.md compare.md page.md".split(), ""),
-    "lightning.md": BORING,
-    "inference.md": BORING,
-    "loops.md": LOOP,
-    "transformers.md": """
-import warnings; warnings.simplefilter("ignore")
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=8, bos_token_id=0, eos_token_id=7))
-dataset = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 320
-arguments = TrainingArguments(output_dir="out", max_steps=40, report_to=[], use_cpu=True, save_strategy="no")
-""",
-    "counting.md": """
-import torch
-from torch import nn
-from lightning_flops import count_flops, count_offline, register_flop_formula
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-    def forward(self, batch):
-        return self.encoder(batch)
-model, batch = Model(), torch.randn(2, 3, 8)
-torch.library.define("mylib::pair_product", "(Tensor a, Tensor b) -> Tensor")
-torch.library.define("mylib::rms_norm", "(Tensor a) -> Tensor")
-""",
-    "distributed.md": """
+JOB = """
 from pathlib import Path
 from lightning_flops import Profile
 profile = Profile.from_json(Path("job.json").read_text())
-""",
-    "deepspeed.md": """
+"""
+ENGINE = """
 import os, torch
 from pathlib import Path
 os.environ["LOCAL_RANK"] = "0"  # as a launcher sets it
@@ -87,16 +45,24 @@ store = f"file://{Path('store').resolve()}"
 torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
 from tests.deepspeed.engines import engine_of
 engine = engine_of({"train_micro_batch_size_per_gpu": 4})
-""",
-}
-"""What a page takes for granted before its first program: a model, data, a loop's names."""
-
+"""
+OPERATORS = """
+torch.library.define("mylib::pair_product", "(Tensor a, Tensor b) -> Tensor")
+torch.library.define("mylib::rms_norm", "(Tensor a) -> Tensor")
+"""
 IMAGES = """
 from torch import nn
 model = nn.Sequential(nn.Conv2d(3, 4, 32, stride=32), nn.Flatten(), nn.Linear(4 * 7 * 7, 2))
 """
-BETWEEN = {("counting.md", "FlopsProfiler, get_model_profile"): IMAGES}
-"""What the first program of a page with these words takes for granted besides."""
+BETWEEN = {
+    ("counting.md", "register_flop_formula"): OPERATORS,
+    ("counting.md", "FlopsProfiler, get_model_profile"): IMAGES,
+    ("distributed.md", "profile.ranks"): JOB,
+    ("deepspeed.md", "deepspeed.attach"): ENGINE,
+}
+"""What the first program of a page with these words takes for granted, where that is not the page's first block."""
+
+TUTORIAL = REPOSITORY / "docs" / "tutorial.md"
 
 ENDS = "===== the end of a program ====="
 
@@ -113,9 +79,12 @@ def files_for_programs(folder: Path) -> None:
 
 def program_of(page: Path) -> str:
     """All programs of *page* as one, in their order, since one goes on where the one before ended."""
-    parts = [BEFORE[page.name]]
+    parts, unused = list[str](), {words: text for (name, words), text in BETWEEN.items() if name == page.name}
+    first = blocks(page)[0]
     for block in blocks(page, "python"):
-        parts += [text for (name, words), text in BETWEEN.items() if name == page.name and words in block.text]
+        needed = [words for words in unused if words in block.text]
+        assert not needed or str(block) != str(first), "a page's first block runs as it is copied"
+        parts += [unused.pop(words) for words in needed]
         parts.append(f"# {block}\n{block.text}\nprint({ENDS!r}, flush=True)\n")
     return "\n".join(parts)
 
@@ -126,7 +95,7 @@ def program_of(page: Path) -> str:
         # An engine waits for operators of DeepSpeed's to be compiled.
         pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name == "deepspeed.md" else [])
         for page in PAGES
-        if page.name in BEFORE and page != README and blocks(page, "python")
+        if page not in (README, TUTORIAL) and blocks(page, "python")
     ],
 )
 def test_the_programs_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path: Path) -> None:
@@ -153,8 +122,6 @@ def test_what_a_page_shows_of_traces_and_throughput_is_in_the_golden_file(name: 
 
 
 # ---- the tutorial: its program runs, and its commands say what the page says of them, as many lines as it has
-
-TUTORIAL = REPOSITORY / "docs" / "tutorial.md"
 
 
 def printed(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -218,6 +185,10 @@ def problem_of(command: str) -> str | None:
         if variable[1] not in (entry_points.SWITCH, entry_points.SETTINGS, entry_points.LOG_DIR):
             return f"no variable of ours: {variable[1]}"
     match words:
+        case ["pip", "install", wanted]:
+            extras = re.fullmatch(r"\.\[(\w+(?:,\w+)*)\]", wanted)
+            known = importlib.metadata.metadata("lightning-flops").get_all("Provides-Extra", [])
+            return None if extras and set(extras[1].split(",")) <= set(known) else f"no such extras: {wanted}"
         case ["make", target]:
             rules = re.findall(r"^([\w.-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
             return None if target in rules else f"no target {target}"

@@ -21,7 +21,7 @@ def print_of(example: str, folder: Path, *flags: str) -> str:
 
 
 def test_the_convolutional_demo_learns_and_reports(tmp_path: Path) -> None:
-    printed = print_of("train_digits.py", tmp_path, "--model", "conv", "--max-steps", "132")
+    printed = print_of("train_digits.py", tmp_path, "--model", "conv", "--augment", "--max-steps", "132")
     accuracies = [float(value) for value in re.findall(r"step +\d+: +([\d.]+)%", printed)]
     assert accuracies[-1] > 80 > 30 > accuracies[0]
     assert "Step time breakdown" in printed and "Flops Profiler" not in printed
