@@ -13,9 +13,10 @@ from typing import NoReturn
 
 import lightning_flops
 from lightning_flops.commands import compare, formula, memory, peak, plan, report, run, show, skill, trace
-from lightning_flops.commands.terminal import COMMANDS, PROGRAM, Act, Status, complain
+from lightning_flops.commands.common import COMMANDS, Act, Status
 from lightning_flops.config import ARGUMENTS
 from lightning_flops.errors import LightningFlopsError
+from lightning_flops.sinks.console import PROGRAM, say
 from lightning_flops.units import printable
 
 _IN_ORDER = (run, show, report, trace, compare, formula, memory, plan, peak, skill)
@@ -37,11 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     act: Act = options.act
     if runs:
         options.program[1:1] = launcher
-        return act(options)
+        return act(options) or Status.DONE
     try:
-        return act(options)
+        return act(options) or Status.DONE
     except (LightningFlopsError, OSError) as error:
-        complain(str(error))
+        say(str(error))
         return Status.FAILED
     except KeyboardInterrupt:
         return Status.INTERRUPTED

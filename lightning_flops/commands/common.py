@@ -1,30 +1,103 @@
-"""What several commands share: settings as options, a device's figures, analyzed traces, the user's own example."""
+"""What the commands share: how one is made and speaks, settings as options, devices' figures, traces, the example."""
 
 from __future__ import annotations
 
 import argparse
+import enum
 import importlib.util
 import inspect
+import io
 import os
 import runpy
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.commands.terminal import Option
 from lightning_flops.config import SETTINGS, ProfilerConfig, rules
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.units import shown
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.trace_report import AnalyzedTrace
-    from lightning_flops.schema.profile import Profile
     from lightning_flops.trace import Peaks
     from lightning_flops.trace.columns import RecordedInputs, RecordedWork
 
 PATH = "a profile.json, or a folder of logs with such files below it; path or URL"
 """What ``show`` and ``report`` are given."""
+
+# ---- a command, and what it says on a terminal
+
+Act = Callable[[argparse.Namespace], Any]
+"""Does what a command's options ask for, and returns the exit status, None if that is done."""
+Option = Callable[[Any], object]
+"""Adds an option or argument, or several, to a parser or a group of one."""
+COMMANDS: dict[str, tuple[Act, tuple[Option, ...], dict[str, Any]]] = {}
+"""Every command that is imported, with its options and the other arguments of its parser."""
+
+
+class Status(enum.IntEnum):
+    """What every command ends with."""
+
+    DONE = 0
+    HOLDS = 1  # a condition of --fail-if; of ``peak``: the machine was too busy
+    FAILED = 2  # wrong usage, or something cannot be read, written or compared, and standard error says which
+    INCONCLUSIVE = 3  # a condition that a starved run leaves open
+    INTERRUPTED = 130  # Ctrl-C, as shells have it: 128 and the signal's number
+
+
+def print_whole(text: str) -> None:
+    """Print *text* as it is, as far as the other end reads."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a kernel's name must not fail for the terminal's encoding
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has closed the pipe (`| head`). At exit Python would flush into it and report the error again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None where the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def command(*options: Option, **settings: Any) -> Callable[[Act], Act]:
+    """A decorator that makes a command of a function, with its name; its docstring is the command's help."""
+
+    def add(act: Act) -> Act:
+        COMMANDS[act.__name__] = act, options, settings
+        return act
+
+    return add
+
+
+def option(*names: str, **settings: Any) -> Option:
+    """An option, or an argument."""
+    return lambda parser: parser.add_argument(*names, **settings)
+
+
+def in_forms(what: str) -> tuple[Option, Option]:
+    """The options for *what* the command prints in other forms."""
+    return (
+        option("--json", action="store_true", help=f"print {what} as JSON"),
+        option("--html", metavar="FILE", help="write it also as a page, to a path or URL"),
+    )
+
+
+def by_name(kind: Callable[[str], Any], example: str) -> Callable[[str], dict[str, Any]]:
+    """Reads numbers by name, written as in *example*."""
+
+    def read(text: str) -> dict[str, Any]:
+        try:
+            return {name: kind(value) for name, value in (part.split("=") for part in text.split(","))}
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be as {example}, got {shown(text)}") from None
+
+    return read
+
 
 # ---- settings as options: 20, true, 1,5 and active=3,repeat=2, wherever a setting is asked for
 
@@ -96,12 +169,19 @@ def _one(text: str) -> object:
 # ---- a device's own figures
 
 
-def add_peaks(parser: argparse.ArgumentParser) -> None:
-    """Add the options that give a device's own figures."""
-    dense = "dense peak of one device in FLOP/s, for all dtypes or by dtype; wins over the table of devices."
-    setting("peak_flops_per_sec", "--peak", help=dense)(parser)
-    bandwidth = "bandwidth of one device's memory in bytes/s: 2.0e12"
-    setting("memory_bytes_per_sec", "--bandwidth", help=bandwidth, metavar="BYTES")(parser)
+DEVICE_FIGURES = (
+    setting(
+        "peak_flops_per_sec",
+        "--peak",
+        help="dense peak of one device in FLOP/s, for all dtypes or by dtype; wins over the table of devices.",
+    ),
+    setting(
+        "memory_bytes_per_sec",
+        "--bandwidth",
+        help="bandwidth of one device's memory in bytes/s: 2.0e12",
+        metavar="BYTES",
+    ),
+)
 
 
 def peaks(options: argparse.Namespace) -> Peaks:
@@ -112,12 +192,15 @@ def peaks(options: argparse.Namespace) -> Peaks:
     return Peaks(flops_per_sec=given.peak_flops_per_sec, memory_bytes_per_sec=given.memory_bytes_per_sec)
 
 
-def held_against(options: argparse.Namespace, profile: Profile) -> Profile:
-    """*profile* with the figures that were given, or, if none were, with those that this machine has measured."""
+def held_against(options: argparse.Namespace, report: Any) -> Any:
+    """A profile with the figures that were given, or, if none were, with those that this machine has measured."""
     from lightning_flops.analysis.peaks import with_given_peaks, with_measured_peaks
+    from lightning_flops.schema.profile import Profile
 
     given = peaks(options)
-    return with_measured_peaks(profile) if given == type(given)() else with_given_peaks(profile, **asdict(given))
+    if not isinstance(report, Profile):
+        return report
+    return with_measured_peaks(report) if given == type(given)() else with_given_peaks(report, **asdict(given))
 
 
 # ---- traces

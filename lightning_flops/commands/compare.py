@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from lightning_flops.commands.common import add_peaks, analyzed, held_against
-from lightning_flops.commands.terminal import Status, command, complain, in_forms, option, print_whole, terminal_width
+from lightning_flops.commands.common import (
+    DEVICE_FIGURES,
+    Status,
+    analyzed,
+    command,
+    held_against,
+    in_forms,
+    option,
+    print_whole,
+    terminal_width,
+)
 from lightning_flops.errors import ComparisonError
+from lightning_flops.sinks.console import say
 
 if TYPE_CHECKING:
     from lightning_flops.schema.comparison import Comparison
@@ -30,9 +42,9 @@ _WHERE = (
         metavar="RUN",
         help="several profiled runs a side, with -- between the sides: A1 A2 A3 -- B1 B2 B3; noise is then theirs",
     ),
-    in_forms("the whole comparison"),
+    *in_forms("the whole comparison"),
     option("--quiet", action="store_true", help="print nothing but the verdicts on conditions"),
-    add_peaks,
+    *DEVICE_FIGURES,
     option(
         "--fail-if",
         action="append",
@@ -76,10 +88,10 @@ def compare(options: argparse.Namespace) -> int:
         try:
             verdict, words = judge(comparison, condition)
         except ComparisonError as error:
-            complain(f"--fail-if {error}", command="compare")
+            say(f"--fail-if {error}", command="compare")
             statuses.append(Status.FAILED)
             continue
-        complain(f"--fail-if '{condition}' {verdict}: {words}", command="compare")
+        say(f"--fail-if '{condition}' {verdict}: {words}", command="compare")
         statuses.append(ends[verdict])
     if options.html is not None:
         write_text_file(options.html, comparison.to_html())
@@ -88,39 +100,33 @@ def compare(options: argparse.Namespace) -> int:
 
 def _compared(options: argparse.Namespace) -> Comparison:
     """The comparison of two profiles or throughputs, of several a side, or of the traces of two runs."""
+    from lightning_flops.analysis.compare import compare_profiles
+    from lightning_flops.analysis.compare_unprofiled import compare_throughputs, compare_traces
+    from lightning_flops.schema.profile import Profile
     from lightning_flops.sinks.profile_files import KINDS, read_report, traces_at
 
     sides = _sides([options.a, options.b, *options.more])
     sources = [source for side in sides for source in side]
     traces = {source: files for source in sources if (files := traces_at(source)) is not None}
-    if traces and len(sources) > 2:
-        raise ComparisonError(f"{next(iter(traces))} is a trace: of traces one run a side is compared")
-    if {*sources} == traces.keys():
-        from lightning_flops.analysis.compare_unprofiled import compare_traces
-
-        first, second = (analyzed(traces[source], options, stepwise=True) for source in sources)
-        return compare_traces(first, second, sources=(sources[0], sources[1]))
-    from lightning_flops.analysis.compare import compare_profiles
-    from lightning_flops.analysis.compare_unprofiled import compare_throughputs
-    from lightning_flops.schema.throughput import ThroughputSummary
-
-    if traces:
-        trace = next(iter(traces))
-        profile = read_report(next(source for source in sources if source != trace), *KINDS)[1]
+    reports = {source: read_report(source, *KINDS) for source in sources if source not in traces}
+    if not traces:
+        compare: Callable[..., Comparison] = compare_profiles
+        if not all(isinstance(report, Profile) for report, _ in reports.values()):  # what all of them have is compared
+            compare, reports = compare_throughputs, {source: read_report(source, KINDS[1]) for source in sources}
+        (a, names_a), (b, names_b) = (zip(*map(reports.get, side), strict=True) for side in sides)
+        held = partial(held_against, options)
+        return compare(list(map(held, a)), list(map(held, b)), sources=(names_a, names_b))
+    trace = next(iter(traces))
+    if len(sources) > 2:
+        raise ComparisonError(f"{trace} is a trace: of traces one run a side is compared")
+    if reports:
+        _, profile = next(iter(reports.values()))
         raise ComparisonError(
             f"{trace} is a trace and {profile} a profile: a trace's steps ran under torch.profiler, "
             "which slows them down, and those that a profile times did not; give two traces, as trace_dir keeps them"
         )
-    found = {source: read_report(source, *KINDS) for source in sources}
-    is_timed = [isinstance(report, ThroughputSummary) for report, _ in found.values()]
-    if any(is_timed) and not all(is_timed):  # what all of them have is compared
-        found = {source: read_report(source, KINDS[1]) for source in sources}
-    names = [[found[source][1] for source in side] for side in sides]
-    a, b = ([found[source][0] for source in side] for side in sides)
-    if any(is_timed):
-        return compare_throughputs(a, b, sources=(names[0], names[1]))
-    a, b = ([held_against(options, profile) for profile in side] for side in (a, b))
-    return compare_profiles(a, b, sources=(names[0], names[1]))
+    first, second = (analyzed(traces[source], options, stepwise=True) for source in sources)
+    return compare_traces(first, second, sources=(sources[0], sources[1]))
 
 
 def _sides(runs: list[str]) -> tuple[list[str], list[str]]:

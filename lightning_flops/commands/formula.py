@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lightning_flops.commands.common import example
-from lightning_flops.commands.terminal import Status, command, option, print_whole
+from lightning_flops.commands.common import by_name, command, example, option, print_whole
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.units import shown
 
@@ -21,13 +20,6 @@ def _varying(text: str) -> tuple[str | int, dict[int, str] | list[int]]:
         raise argparse.ArgumentTypeError(f"must be a tensor, = and axes, got {shown(text)}") from None
 
 
-def _sizes(text: str) -> dict[str, int]:
-    try:
-        return {name: int(size) for name, size in (part.split("=") for part in text.split(","))}
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be as batch=8,sequence=512, got {shown(text)}") from None
-
-
 @command(
     option("example", metavar="FILE.py:FUNCTION", help="returns a model and a batch"),
     option(
@@ -38,11 +30,18 @@ def _sizes(text: str) -> dict[str, int]:
         metavar="TENSOR=AXIS,...",
         help="axes of a tensor of the batch that vary, by its name or position; AXIS:NAME names one",
     ),
-    option("--at", type=_sizes, action="append", default=[], metavar="NAME=SIZE,...", help="sizes to print FLOPs of"),
+    option(
+        "--at",
+        type=by_name(int, "batch=8,sequence=512"),
+        action="append",
+        default=[],
+        metavar="NAME=SIZE,...",
+        help="sizes to print FLOPs of",
+    ),
     option("--causal-attention", choices=("full", "half"), default="full", help="of the score matrix (default: full)"),
     option("--json", action="store_true", help="print JSON"),
 )
-def formula(options: argparse.Namespace) -> int:
+def formula(options: argparse.Namespace) -> None:
     """Say what a model's FLOPs are as a function of its batch's sizes.
 
     They are those of a forward and a backward, exact, and counted on fake tensors.
@@ -61,4 +60,3 @@ def formula(options: argparse.Namespace) -> int:
         except TypeError as error:
             raise LightningFlopsError(f"--at: {error}") from error
     print_whole(found.to_json() if options.json else render_text(found))
-    return Status.DONE

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from lightning_flops.commands.common import example
-from lightning_flops.commands.terminal import Status, command, option, print_whole
+from lightning_flops.commands.common import command, example, option, print_whole
 from lightning_flops.errors import LightningFlopsError
 
 _GIGABYTES = {
@@ -40,7 +39,7 @@ def _available(options: argparse.Namespace) -> float | None:
     option("--largest", action="store_true", help="find the largest batch that fits"),
     option("--json", action="store_true", help="print JSON"),
 )
-def memory(options: argparse.Namespace) -> int:
+def memory(options: argparse.Namespace) -> None:
     """Say what a model's training step holds at its peak, which modules keep it, and the largest batch that fits.
 
     Two eager steps run on fake tensors: no memory is taken. They are those of a GPU, but for --device cpu.
@@ -59,4 +58,3 @@ def memory(options: argparse.Namespace) -> int:
         found = found.at(batch=options.batch)
     report = found.report(available_bytes=available, largest=options.largest, checkpoints=True)
     print_whole(report.to_json() if options.json else render_text(report))
-    return Status.DONE

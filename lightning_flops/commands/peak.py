@@ -6,7 +6,8 @@ import argparse
 import json
 import platform
 
-from lightning_flops.commands.terminal import Status, command, complain, print_whole
+from lightning_flops.commands.common import Status, command, print_whole
+from lightning_flops.sinks.console import say
 from lightning_flops.units import plural, si
 
 _STARVED = 0.05
@@ -14,7 +15,7 @@ _STARVED = 0.05
 
 
 @command()
-def peak(options: argparse.Namespace) -> int:
+def peak(options: argparse.Namespace) -> Status | None:
     """Measure what this machine's devices reach, for MFU where no vendor's peak is known.
 
     That is the fastest matrix product of each dtype, and a copy, on the processor and the first GPU,
@@ -46,8 +47,8 @@ def peak(options: argparse.Namespace) -> int:
     waited = 0.0 if loss is None else loss.waited_share or 0.0
     if waited > _STARVED:
         words = f"for {waited:.0%} of the time it waited for processors, so the figures are too low, and not kept"
-        complain(f"{words}: run it again while nothing else runs.", command="peak")
+        say(f"{words}: run it again while nothing else runs.", command="peak")
         return Status.HOLDS  # against the machine: it was too busy
     write_text_file(measured_file(host), json.dumps(found, indent=2) + "\n")
     print_whole(f"Reports use this where no vendor's peak is known. It is kept in {measured_file(host)}.\n")
-    return Status.DONE
+    return None

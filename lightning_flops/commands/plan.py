@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any
 
-from lightning_flops.commands.common import add_peaks, function_named, peaks
-from lightning_flops.commands.terminal import Status, command, option, print_whole
-from lightning_flops.units import shown
-
-
-def _by_name(kind: Callable[[str], Any], example: str) -> Callable[[str], dict[str, Any]]:
-    def read(text: str) -> dict[str, Any]:
-        try:
-            return {name: kind(value) for name, value in (part.split("=") for part in text.split(","))}
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"must be as {example}, got {shown(text)}") from None
-
-    return read
-
+from lightning_flops.commands.common import DEVICE_FIGURES, by_name, command, function_named, option, peaks, print_whole
 
 _MESH, _LINKS, _AT = "dp=8,tp=8", "nvlink=450e9,net=50e9", "batch=8,sequence=4096"
 
 
 @command(
     option("example", metavar="FILE.py:FUNCTION", help="takes the device mesh; returns a model, a batch, an optimizer"),
-    option("--mesh", type=_by_name(int, _MESH), required=True, metavar="DIM=SIZE,...", help=f"of the job: {_MESH}"),
+    option("--mesh", type=by_name(int, _MESH), required=True, metavar="DIM=SIZE,...", help=f"of the job: {_MESH}"),
     option("--rank", type=int, default=0, metavar="N", help="which rank is planned (default: 0)"),
-    option("--at", type=_by_name(int, _AT), default={}, metavar="NAME=SIZE,...", help=f"of the batch instead: {_AT}"),
+    option("--at", type=by_name(int, _AT), default={}, metavar="NAME=SIZE,...", help=f"of the batch instead: {_AT}"),
     option("--microbatches", type=int, metavar="N", help="of a pipeline, whose stages are the mesh's dimension pp"),
     option("--device", metavar="NAME", help="whose peaks the floor is by: H100, A100-SXM4-80GB"),
     option(
         "--links",
-        type=_by_name(float, _LINKS),
+        type=by_name(float, _LINKS),
         default={},
         metavar="LINK=BYTES,...",
         help=f"bytes/s that a device sends within a node and beyond, or by dimension: {_LINKS}",
@@ -41,11 +26,11 @@ _MESH, _LINKS, _AT = "dp=8,tp=8", "nvlink=450e9,net=50e9", "batch=8,sequence=409
     option("--node", type=int, default=8, metavar="N", help="devices of one node (default: 8)"),
     option("--steps", type=int, metavar="N", help="of the run, for its hours"),
     option("--price", type=float, metavar="PRICE", help="of one device hour"),
-    add_peaks,
+    *DEVICE_FIGURES,
     option("--causal-attention", choices=("full", "half"), default="full", help="of the score matrix (default: full)"),
     option("--json", action="store_true", help="print JSON"),
 )
-def plan(options: argparse.Namespace) -> int:
+def plan(options: argparse.Namespace) -> None:
     """Say what one rank of a job computes, holds and sends in a step, and the floor of that step's time.
 
     The job does not run: FLOPs, parameters and collectives are counted in one process, on fake tensors. A floor is no
@@ -74,4 +59,3 @@ def plan(options: argparse.Namespace) -> int:
         causal_attention=options.causal_attention,
     )
     print_whole(found.to_json() if options.json else render_text(found))
-    return Status.DONE

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from lightning_flops.commands.common import PATH, add_peaks, held_against
-from lightning_flops.commands.terminal import Status, command, option, print_whole
+from lightning_flops.commands.common import DEVICE_FIGURES, PATH, command, held_against, option, print_whole
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.sinks.console import say
 from lightning_flops.units import printable
@@ -21,9 +20,9 @@ from lightning_flops.units import printable
         help="path or URL of the page; by default beside the profile, or profile.html in the folder; of a URL, "
         "profile.html in the working directory",
     ),
-    add_peaks,
+    *DEVICE_FIGURES,
 )
-def report(options: argparse.Namespace) -> int:
+def report(options: argparse.Namespace) -> None:
     """Write profiles as one HTML page, which opens from disk, without a network."""
     from lightning_flops.report.html_page import render_page
     from lightning_flops.sinks.file import write_text_file
@@ -38,7 +37,6 @@ def report(options: argparse.Namespace) -> int:
     for problem in problems:
         say(problem)
     print_whole(f"{printable(output)}\n")
-    return Status.DONE
 
 
 def _page_of(path: str) -> str:

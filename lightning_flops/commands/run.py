@@ -16,10 +16,10 @@ from types import ModuleType
 
 from lightning_flops import entry_points
 from lightning_flops.adapters.program import ProfiledProgram, is_first_process
-from lightning_flops.commands.common import option_name, setting
-from lightning_flops.commands.terminal import Status, command, complain, option
+from lightning_flops.commands.common import Status, command, option, option_name, setting
 from lightning_flops.config import ARGUMENTS, BLOCK, OWN_FOLDER
 from lightning_flops.errors import ConfigError
+from lightning_flops.sinks.console import say
 
 _OF_ANY_PROGRAM = ("batch_size",)  # an option that most programs have
 
@@ -49,7 +49,7 @@ def _misplaced(program: Sequence[str], *, is_module: bool) -> list[str]:
     option("program", nargs=argparse.PARSER, metavar="PROGRAM", help="a script; what follows it is its own"),
     usage="%(prog)s [-h] [--profile-step N] [--log-dir DIR] [...] [-m] PROGRAM [ARGUMENT ...]",
 )
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> Status | None:
     """Run a training program unchanged, profiled.
 
     Profiled is every Trainer of Lightning and transformers, every DeepSpeed engine whose config has an
@@ -68,14 +68,14 @@ def run(options: argparse.Namespace) -> int:
         profiled = ProfiledProgram(settings, log_dir=options.log_dir)
     except ConfigError as wrong:
         words = re.sub(rf"{BLOCK}\.(\w+)", lambda found: option_name(found[1]), str(wrong))
-        complain(f"error: {words}", command="run")
+        say(f"error: {words}", command="run")
         return Status.FAILED
     if not options.module and not os.path.exists(program[0]):
-        complain(f"can't open file {program[0]!r}: No such file or directory")
+        say(f"can't open file {program[0]!r}: No such file or directory")
         return Status.FAILED
     if is_first_process() and (behind := _misplaced(program, is_module=options.module)):
         stands = f"{', '.join(behind)} {'stands' if len(behind) == 1 else 'stand'} behind {program[0]}"
-        complain(f"{stands}, which gets what follows it: options of this command stand before it", command="run")
+        say(f"{stands}, which gets what follows it: options of this command stand before it", command="run")
     # The program and what it starts see our environment, in which a value that is there stays.
     os.environ[entry_points.SETTINGS] = json.dumps(settings)
     os.environ.setdefault(entry_points.SWITCH, "1")
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
         raise
     finally:
         profiled.end(error)
-    return Status.DONE
+    return None
 
 
 def _run(target: str, *, is_module: bool) -> None:

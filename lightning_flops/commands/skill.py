@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 
 import lightning_flops
-from lightning_flops.commands.terminal import Status, command, print_whole
+from lightning_flops.commands.common import command, print_whole
 
 
 @command()
-def skill(options: argparse.Namespace) -> int:
+def skill(options: argparse.Namespace) -> None:
     """Print the path of the instructions for coding agents."""
     print_whole(f"{Path(lightning_flops.__file__).with_name('SKILL.md')}\n")
-    return Status.DONE

@@ -6,8 +6,15 @@ import argparse
 import os
 from typing import get_args
 
-from lightning_flops.commands.common import add_peaks, analyzed
-from lightning_flops.commands.terminal import Status, command, in_forms, option, print_whole, terminal_width
+from lightning_flops.commands.common import (
+    DEVICE_FIGURES,
+    analyzed,
+    command,
+    in_forms,
+    option,
+    print_whole,
+    terminal_width,
+)
 from lightning_flops.report.document import SortKey
 
 
@@ -19,7 +26,7 @@ def _rows(text: str) -> int:
 
 @command(
     option("files", nargs="+", metavar="FILE", help="a trace, path or URL, or a folder; several: one of each rank"),
-    in_forms("every table whole"),
+    *in_forms("every table whole"),
     option("--rows", type=_rows, default=20, metavar="N", help="rows of each long table, 0 for all (default: 20)"),
     option(
         "--sort",
@@ -28,9 +35,9 @@ def _rows(text: str) -> int:
         help=f"sort every table that has such a column by {', '.join(get_args(SortKey))}; others keep their own order",
     ),
     option("--children", action="store_true", help="also list what each operator called and launched"),
-    add_peaks,
+    *DEVICE_FIGURES,
 )
-def trace(options: argparse.Namespace) -> int:
+def trace(options: argparse.Namespace) -> None:
     """Say where the time went in trace files of torch.profiler.
 
     FLOPs are worked out from the shapes in the file, where it has any and torch is installed; all else
@@ -53,4 +60,3 @@ def trace(options: argparse.Namespace) -> int:
     print_whole(report.to_json() if options.json else render_traces(report, **shown))
     if options.html is not None:
         write_text_file(options.html, render_traces_page(report))
-    return Status.DONE

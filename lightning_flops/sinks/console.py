@@ -25,7 +25,7 @@ def to_standard_output(text: str) -> None:
     sys.stdout.flush()
 
 
-def say(sentence: str) -> None:
-    """Print *sentence* on standard error, in addition to what the program itself prints."""
+def say(sentence: str, *, command: str = "") -> None:
+    """Print *sentence*, of a *command* or of none, on standard error, beside what the program itself prints."""
     with contextlib.suppress(Exception):  # standard error may be closed
-        sys.stderr.write(f"{PROGRAM}: {printable(sentence)}\n")
+        sys.stderr.write(f"{f'{PROGRAM} {command}'.rstrip()}: {printable(sentence)}\n")
