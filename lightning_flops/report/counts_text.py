@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import attrgetter
@@ -28,8 +29,7 @@ def counts_section(counts: FlopCounts) -> Section:
     counts = FlopCounts(record)  # of one moment, also while counting goes on
     total, outside = counts.total, counts.own_by_module().get(OUTSIDE, PhaseFlops())
     phases = [phase for phase in _PHASES if phase in ("forward", "backward") or getattr(total, phase)]
-    root = module_tree(build_modules(records, counts))
-    nodes = [] if root is None else list(_nodes(root))
+    root, names = module_tree(build_modules(records, counts)), sorted(counts.uncounted)
 
     def of_described(name: str) -> Callable[[ModuleNode], Any]:
         return lambda node: getattr(node.module, name) if node.module.type_name else None
@@ -40,16 +40,16 @@ def counts_section(counts: FlopCounts) -> Section:
         Column("weight shapes", of_described("extra_repr"), str, left=True),
         *(Column(_PHASES[phase], attrgetter(f"module.total.{phase}"), unit="FLOPs") for phase in phases),
     ]
-    remarks = []
-    if outside.total:
-        amounts = (f"{_PHASES[phase]} {si(getattr(outside, phase))}" for phase in phases)
-        remarks.append(f"{OUTSIDE}: {', '.join(amounts)}.")
-    if sizes := next((one.parameter_bytes for one in records if not one.name), {}):
-        remarks.append(f"Parameters: {bytes_by_dtype(sizes)}.")
-    if names := sorted(counts.uncounted):
-        bound = ": these figures are lower bounds" if counts.is_lower_bound else ""
-        remarks.append(f"Not counted: {some_of(names, most=_SHAPES_SHOWN)}{bound}.")
+    amounts = ", ".join(f"{_PHASES[phase]} {si(getattr(outside, phase))}" for phase in phases)
+    sizes = next((one.parameter_bytes for one in records if not one.name), {})
+    bound = ": these figures are lower bounds" if counts.is_lower_bound else ""
+    remarks = [
+        f"{OUTSIDE}: {amounts}." if outside.total else "",
+        f"Parameters: {bytes_by_dtype(sizes)}." if sizes else "",
+        f"Not counted: {some_of(names, most=_SHAPES_SHOWN)}{bound}." if names else "",
+    ]
     about = "Of each module with those inside it; a multiply-add is two FLOPs."
+    nodes = [] if root is None else list(_nodes(root))
     return Section("FLOPs by module", about, [Table(nodes, columns), *remarks, *record.notes])
 
 
@@ -72,37 +72,41 @@ def _nodes(node: ModuleNode) -> Iterator[ModuleNode]:
         yield from _nodes(child)
 
 
+_LOWER_BOUND = "An operator that may have FLOPs could not be counted: every figure is a lower bound."
+
+
 def formula_section(report: FormulaReport) -> Section:
     """The formula, the sizes that it holds for, and what was asked of it."""
     several = len({term.dtype for term in report.terms}) > 1
-    sums: dict[str, list[str]] = {}
+    sums = defaultdict[str, list[str]](list)
     for term in report.terms:
-        sums.setdefault(f"{term.bucket} ({term.dtype})" if several else term.bucket, []).append(_product(term))
-    items: list[Item] = [f"{bucket} = {' + '.join(terms).replace('+ -', '- ')}" for bucket, terms in sums.items()]
-    if report.reason is not None:
-        items.append(f"No formula: {report.reason}.")
-    else:
-        items.append(
-            f"A multiply-add is two FLOPs. Counted on fake tensors for {plain(report.counted)} "
-            f"{plural('batch', report.counted)} of different sizes, {plain(report.checks)} of which the others predict "
-            f"to the last FLOP. Used for {' and '.join(map(_range, report.sizes)) or 'the counted sizes'}; other sizes "
-            "are counted by themselves."
-        )
-    if report.lower_bound:
-        items.append("An operator that may have FLOPs could not be counted: every figure is a lower bound.")
-    if report.asked:
-        sizes = Column("sizes", lambda one: ", ".join(f"{name} {plain(size)}" for name, size in one.sizes.items()), str)
-        phases = all_of({phase: phase for phase in ("forward", "backward", "recompute")})
-        wholes = all_of({"model FLOPs": "model_flops", "hardware FLOPs": "hardware_flops"})
-        items.append(Table(report.asked, [sizes, *phases, *wholes, field("from", "source", str)], whole=True))
+        sums[f"{term.bucket} ({term.dtype})" if several else term.bucket].append(_product(term))
+    columns = [
+        Column("sizes", lambda one: ", ".join(f"{name} {plain(size)}" for name, size in one.sizes.items()), str),
+        *all_of({phase: phase for phase in ("forward", "backward", "recompute")}),
+        *all_of({"model FLOPs": "model_flops", "hardware FLOPs": "hardware_flops"}),
+        field("from", "source", str),
+    ]
+    found = (
+        f"A multiply-add is two FLOPs. Counted on fake tensors for {plain(report.counted)} "
+        f"{plural('batch', report.counted)} of different sizes, {plain(report.checks)} of which the others predict "
+        f"to the last FLOP. Used for {' and '.join(map(_range, report.sizes)) or 'the counted sizes'}; other sizes "
+        "are counted by themselves."
+    )
+    items: list[Item] = [
+        *(f"{bucket} = {' + '.join(terms).replace('+ -', '- ')}" for bucket, terms in sums.items()),
+        found if report.reason is None else f"No formula: {report.reason}.",
+        _LOWER_BOUND if report.lower_bound else "",
+        *([Table(report.asked, columns, whole=True)] if report.asked else []),
+    ]
     return Section("FLOPs by size", "", items)
 
 
 def _product(term: FormulaTerm) -> str:
     """A product of its factors: ``64·batch·sequence²``."""
     number = plain(term.numerator) + ("" if term.denominator == 1 else f"/{plain(term.denominator)}")
-    powers = {name: "" if power == 1 else str(power).translate(_RAISED) for name, power in term.powers.items()}
-    return "·".join([number, *(f"{name}{power}" for name, power in powers.items())])
+    powers = [name + ("" if power == 1 else str(power).translate(_RAISED)) for name, power in term.powers.items()]
+    return "·".join([number, *powers])
 
 
 def _range(size: FormulaSize) -> str:
@@ -129,7 +133,6 @@ def run_section(summary: ThroughputSummary) -> Section:
     }
     known = {label: value for label, value in figures.items() if NOT_AVAILABLE not in value}
     reasons = {"MFU": summary.unavailable.get("mfu"), useful: summary.unavailable.get("useful_mfu")}
-    known |= {label: f"{NOT_AVAILABLE} ({reason})" for label, reason in reasons.items() if reason}
     items: list[Item] = [
         f"Reader Ratio: {percent(summary.reader_ratio)}",
         f"Time Unit: s, IPS Unit: {summary.ips_unit}",
@@ -137,9 +140,9 @@ def run_section(summary: ThroughputSummary) -> Section:
         f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank. ips is this rank's, times the "
         "number of ranks that see different data, as if all were as fast. An average is a total divided by a total. "
         "Left out: batches that were counted or traced, validation, checkpoints and what lies between epochs.",
-        known,
+        known | {label: f"{NOT_AVAILABLE} ({reason})" for label, reason in reasons.items() if reason},
         *summary.notes,
-        *([] if summary.model_flops is None else [_steps(summary)]),
+        "" if summary.model_flops is None else _steps(summary),
     ]
     return Section("Throughput of the run", "", items)
 
@@ -164,16 +167,15 @@ def _steps(summary: ThroughputSummary) -> str:
         "by an exact formula of the batch's sizes": summary.steps_by_formula,
         "estimated": summary.steps_estimated,
     }
-    steps, error = sum(numbers.values()), summary.flops_error
+    steps, error, number = sum(numbers.values()), summary.flops_error, summary.checks
     shares = ", ".join(f"{percent(number / steps)} {words}" for words, number in numbers.items() if number)
-    checks = f"{plain(summary.checks)} random {plural('check', summary.checks)}"
-    differ = percent(min(1.0, 3 / max(1, summary.checks)))
+    checks = f"{plain(number)} random {plural('check', number)}"
+    checked = f"By {checks} they are within {percent(error)} of the truth, with 95% confidence."
     if error == 0.0:
-        checked = f"They are exact, and {checks} agreed." if summary.checks else "They are exact."
-    elif error is not None:
-        checked = f"By {checks} they are within {percent(error)} of the truth, with 95% confidence."
-    elif summary.checks < _LEAST_CHECKS:
+        checked = f"They are exact, and {checks} agreed." if number else "They are exact."
+    elif error is None and number < _LEAST_CHECKS:
         checked = f"Their error is not known: there were {checks}, and it takes three."
-    else:
-        checked = f"{checks} agreed to the last FLOP: at most {differ} of the steps differ, with 95% confidence."
+    elif error is None:
+        differ = f"at most {percent(min(1.0, 3 / number))} of the steps differ, with 95% confidence"
+        checked = f"{checks} agreed to the last FLOP: {differ}."
     return f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {shares}. {checked}"

@@ -117,8 +117,10 @@ def _page(title: str, runs: Sequence[_Run]) -> str:
     of_script, of_style = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (script, style)
     )
-    policy = f"default-src 'none'; script-src 'sha256-{of_script}'; style-src 'sha256-{of_style}'; "
-    policy += "base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{of_script}'; style-src 'sha256-{of_style}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
     # A name cannot end the element: a reader of JSON takes an escape for the sign itself.
     data = document(listed).replace("<", "\\u003c")
     return (
@@ -169,22 +171,22 @@ def bundled(name: str) -> str:
 
 def page_view(title: str, where: str, summary: Sequence[str], sections: Iterable[Section], **data: Any) -> View:
     """A view of *sections*, whose pictures are drawn of *data*."""
-    head = {"title": printable(title), "where": printable(where), "summary": list(map(printable, summary))}
-    empty: View = {"parts": [], "steps": None, "modules": [], "roofline": None, "curves": []}
-    return {**head, **empty, **data, "sections": list(map(as_data, sections))}
+    view: View = {"title": printable(title), "where": printable(where), "summary": list(map(printable, summary))}
+    view |= {"parts": [], "steps": None, "modules": [], "roofline": None, "curves": [], **data}
+    return view | {"sections": list(map(as_data, sections))}
 
 
 def profile_view(profile: Profile) -> View:
     """The page of one window."""
-    keys: list[str] = []
-    sections = list(short_sections(profile))
-    if profile.modules:
-        keys, modules = _all_modules(profile)
-        sections.append(modules)
-    if "ownSec" in keys and profile.bytes_total.total:
-        note = "How fast, over how many FLOPs a byte; areas are in proportion to time."
-        sections.append(Section("Roofline", note, [], "roofline"))
-    sections += detailed_sections(profile, traced=())
+    keys, modules = _all_modules(profile)
+    roofline = "ownSec" in keys and profile.bytes_total.total
+    note = "How fast, over how many FLOPs a byte; areas are in proportion to time."
+    sections = [
+        *short_sections(profile),
+        *([modules] if profile.modules else []),
+        *([Section("Roofline", note, [], "roofline")] if roofline else []),
+        *detailed_sections(profile, traced=()),
+    ]
     known = profile.peaks_flops_per_sec
     peaks = sorted(((one.dtype, known[one.dtype]) for one in profile.dtypes if one.dtype in known), key=itemgetter(1))
     return page_view(
@@ -204,11 +206,9 @@ def _steps(profile: Profile) -> Any:
     timing = profile.timing
     if timing is None or not timing.global_step.steps_sec:
         return None
-    seconds = zip(*(part.steps_sec for part in timing.parts), strict=True)
-    return {
-        "names": [part.name for part in timing.parts],
-        "items": [(f"step {index}", each) for index, each in zip(profile.timed_steps, seconds, strict=True)],
-    }
+    steps, seconds = profile.timed_steps, zip(*(part.steps_sec for part in timing.parts), strict=True)
+    items = [(f"step {index}", each) for index, each in zip(steps, seconds, strict=True)]
+    return {"names": [part.name for part in timing.parts], "items": items}
 
 
 def _all_modules(profile: Profile) -> tuple[list[str], Section]:

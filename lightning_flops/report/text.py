@@ -70,10 +70,13 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
         return draw_all(_sections(profile), WHOLE)
     if not (profile.settings.detailed if detailed is None else detailed):
         return page([*_short_lines(profile), VIEW.rule()])
-    lines = summary_lines(profile)
-    for section in (*short_sections(profile), summary_section(profile), *detailed_sections(profile)):
-        lines += draw(section)
-    return page([*lines, "", *aggregated_lines(profile), "", *detailed_lines(profile), VIEW.rule()])
+    sections = [*short_sections(profile), summary_section(profile), *detailed_sections(profile)]
+    lines = [*summary_lines(profile), *_drawn(sections), "", *aggregated_lines(profile), "", *detailed_lines(profile)]
+    return page([*lines, VIEW.rule()])
+
+
+def _drawn(sections: Iterable[Section]) -> list[str]:
+    return [line for section in sections for line in draw(section)]
 
 
 def render_logged(profile: Profile) -> str:
@@ -108,9 +111,8 @@ def _short_lines(profile: Profile) -> list[str]:
     """The short report: of many long names, fewer modules, pieces of advice and notes are shown."""
     lines: list[str] = []
     for modules, of_user, advice, notes in ((10, 5, 4, 2), (6, 5, 3, 1), (4, 5, 2, 1), (3, 4, 1, 0), (2, 2, 1, 0)):
-        lines = summary_lines(profile)
-        for section in short_sections(profile, modules=modules, lines=of_user, advice=advice, notes=notes):
-            lines += draw(section)
+        sections = short_sections(profile, modules=modules, lines=of_user, advice=advice, notes=notes)
+        lines = [*summary_lines(profile), *_drawn(sections)]
         if len(lines) <= _MOST_LINES:
             break
     return lines[:_MOST_LINES]
@@ -118,14 +120,11 @@ def _short_lines(profile: Profile) -> list[str]:
 
 def render_forwards(profile: Profile, *, detailed: bool) -> str:
     """The forwards of one model under DeepSpeed's labels, beginning with an empty line and ending in a line break."""
-    sections = [summary_section(profile, of_run=False)]
-    if profile.timing is not None and profile.timing.timed_steps > 1:
-        sections.append(times_section(profile))
-    lines = [line for section in sections for line in draw(section)]
-    lines += ["", *aggregated_lines(profile), *(["", *detailed_lines(profile)] if detailed else ())]
-    for section in (*([uncounted_section(profile)] if profile.uncounted else ()), *notes_sections(profile.notes)):
-        lines += draw(section)
-    return page([*lines, VIEW.rule()])
+    several = profile.timing is not None and profile.timing.timed_steps > 1
+    above = [summary_section(profile, of_run=False), *([times_section(profile)] if several else [])]
+    modules = ["", *aggregated_lines(profile), *(["", *detailed_lines(profile)] if detailed else ())]
+    below = [*([uncounted_section(profile)] if profile.uncounted else ()), *notes_sections(profile.notes)]
+    return page([*_drawn(above), *modules, *_drawn(below), VIEW.rule()])
 
 
 def render_aggregated(profile: Profile) -> str:
