@@ -16,6 +16,7 @@ from lightning_flops.report.document import (
     draw_all,
     field,
     points,
+    sentences,
     short,
     some_of,
 )
@@ -60,16 +61,16 @@ def render_comparison(comparison: Comparison, *, width: int | None = None) -> st
 
 def comparison_headline(comparison: Comparison) -> str:
     """The difference of the steps, and what of it is noise, in one sentence."""
-    step = comparison.step
+    step, noise = comparison.step, comparison.step.noise_ns
     share = f" ({'+' if step.difference_ns > 0 else ''}{percent(step.difference_ns / step.a_ns)})" if step.a_ns else ""
-    of_a, of_b = (duration(ns / _NS) for ns in (step.a_ns, step.b_ns))
     which = "The whole trace" if step.name == "whole trace" else f"One {step.name}"
+    of_a, of_b = (duration(ns / _NS) for ns in (step.a_ns, step.b_ns))
     words = f"{which} takes {of_b} in B and {of_a} in A: {_signed(step.difference_ns)}{share}"
     if starved := [letter for letter, side in _sides(comparison).items() if side.starved]:
         return f"{words}, which decides nothing: {' and '.join(starved)} had to wait for processors."
-    if step.noise_ns is None:
+    if noise is None:
         return f"{words}; what of it is noise is not known."
-    ends = " to ".join(_signed(step.difference_ns + one) for one in (-step.noise_ns, step.noise_ns))
+    ends = " to ".join(_signed(step.difference_ns + one) for one in (-noise, noise))
     by = f"by {comparison.a.runs} and {comparison.b.runs} runs" if comparison.has_several_runs else "by one run a side"
     return f"{words}, {_by_noise(comparison)} ({CONFIDENCE:.0%}: {ends}, {by})."
 
@@ -78,37 +79,38 @@ def _by_noise(comparison: Comparison) -> str:
     """Whether noise explains the difference of the step, and what else may."""
     if not comparison.step.beyond_noise:
         return "within noise"
-    words = "more than noise explains"
     if comparison.is_told or comparison.kind == "traces":
-        return words
-    words += f", but two starts of one program may differ by {comparison.starts_share:.0%} more"
-    others = [f"of {of} {side.others}" for of, side in _sides(comparison).items() if side.others]
-    return f"{words}: {', '.join(others)}" if others else words
+        return "more than noise explains"
+    others = ", ".join(f"of {of} {side.others}" for of, side in _sides(comparison).items() if side.others)
+    words = "more than noise explains, but two starts of one program may differ by"
+    return f"{words} {comparison.starts_share:.0%} more{f': {others}' if others else ''}"
 
 
 def comparison_sections(comparison: Comparison) -> list[Section]:
     """What differs, why, by part, and by module or kernel."""
-    of_traces, of_profiles = comparison.kind == "traces", comparison.kind == "profiles"
+    of_traces, of_profiles, settings = comparison.kind == "traces", comparison.kind == "profiles", comparison.settings
     sides = _sides(comparison)
-    items: list[Item] = [comparison_headline(comparison), *_set_up(comparison.settings), *_most_of_it(comparison)]
-    items += [f"{letter} was starved: {run.starved}" for letter, run in sides.items() if run.starved]
-    items += [f"{letter}: {run.source} ({run.about})" for letter, run in sides.items()]
-    if comparison.settings:
-        name = Column("set up differently", lambda row: row[0].removeprefix("context."), str)
-        both = field("A", "1.0", str, left=True), field("B", "1.1", str, left=True)
-        items.append(Table([*comparison.settings.items()], [name, *both], whole=True))
-    elif of_profiles:
-        items.append("Set up alike: device, ranks, batch, precision, versions, parameters and settings.")
+    names = [
+        Column("set up differently", lambda row: row[0].removeprefix("context."), str),
+        *(field("A", "1.0", str, left=True), field("B", "1.1", str, left=True)),
+    ]
+    alike = "Set up alike: device, ranks, batch, precision, versions, parameters and settings."
+    items: list[Item] = [
+        *(comparison_headline(comparison), _set_up(settings), *_most_of_it(comparison)),
+        *(f"{letter} was starved: {run.starved}" for letter, run in sides.items() if run.starved),
+        *(f"{letter}: {run.source} ({run.about})" for letter, run in sides.items()),
+        alike if of_profiles and not settings else "",
+        *([Table([*settings.items()], names, whole=True)] if settings else []),
+    ]
     verdict = Column("verdict", partial(_verdict, comparison), str, left=True)
     columns = [*_columns("mean", causes=of_profiles), *all_of({"noise": "noise_ns"}, unit="ns"), verdict]
     parts = Table((*comparison.parts, comparison.step), columns, whole=True)
-    tables = [Section("By module", "", list(_modules(comparison, verdict)))] if of_profiles else []
-    tables += [Section(_TITLES[of], "", [_table(rows, verdict)]) for of, rows in comparison.tables.items()]
     noise = _BETWEEN_RUNS if comparison.has_several_runs else f"{_WITHIN_RUNS}{'' if of_traces else _ONE_RUN}"
     return [
         Section("Two traces compared" if of_traces else "Two runs compared", "", items),
         Section(f"By part of the {'batch' if comparison.kind == 'throughput' else 'step'}", "", [parts]),
-        *tables,
+        *([Section("By module", "", _modules(comparison, verdict))] if of_profiles else []),
+        *(Section(_TITLES[of], "", [_table(rows, verdict)]) for of, rows in comparison.tables.items()),
         _figures_section(comparison.figures),
         Section("How to read it", "", points([_HOW_TO_READ[comparison.kind], noise, *comparison.notes])),
     ]
@@ -118,17 +120,15 @@ def _sides(comparison: Comparison) -> dict[str, ComparedRun]:
     return {"A": comparison.a, "B": comparison.b}
 
 
-def _set_up(settings: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+def _set_up(settings: Mapping[str, tuple[str, str]]) -> str:
     """What bears on speed and is set up differently: "AdamW: fused in A, foreach in B"."""
     named = []
-    for name, both in settings.items():
-        if name in _BEARS_ON_SPEED:
-            kinds, ways = zip(*(one.partition(", ")[::2] for one in both), strict=True)
-            of_one_kind = len(set(kinds)) == 1 and all(ways)
-            label, values = (kinds[0], ways) if of_one_kind else (name.removeprefix("context."), both)
-            named.append(f"{label.replace('_', ' ')}: {values[0]} in A, {values[1]} in B")
-    if named:
-        yield f"Set up differently: {'; '.join(named)}."
+    for name in filter(_BEARS_ON_SPEED.__contains__, settings):
+        kinds, ways = zip(*(one.partition(", ")[::2] for one in settings[name]), strict=True)
+        of_one_kind = len(set(kinds)) == 1 and all(ways)
+        label, values = (kinds[0], ways) if of_one_kind else (name.removeprefix("context."), settings[name])
+        named.append(f"{label.replace('_', ' ')}: {values[0]} in A, {values[1]} in B")
+    return f"Set up differently: {'; '.join(named)}." if named else ""
 
 
 def _signed(ns: int) -> str:
@@ -144,15 +144,15 @@ def _columns(first: str, *, causes: bool) -> list[Column]:
 
 def _most_of_it(comparison: Comparison) -> Iterator[str]:
     """The causes of a difference beyond noise, the parts and modules that it comes from, and counts that differ."""
-    named = _named(comparison) if comparison.is_told or comparison.kind == "traces" else []
-    causes = {kind: int(getattr(comparison.step, f"{kind}_ns")) for kind in _WORDS}
-    words = [f"{_WORDS[kind][ns < 0]} {_signed(ns)}" for kind, ns in causes.items() if ns]
-    if words and comparison.is_told:
-        yield f"By cause: {', '.join(words)}."
+    step, of_traces = comparison.step, comparison.kind == "traces"
+    causes = {kind: int(getattr(step, f"{kind}_ns")) for kind in _WORDS if comparison.is_told}
+    if words := ", ".join(f"{_WORDS[kind][ns < 0]} {_signed(ns)}" for kind, ns in causes.items() if ns):
+        yield f"By cause: {words}."
+    named = _named(comparison) if comparison.is_told or of_traces else []
     if named:
-        half = 2 * abs(sum(one.difference_ns for one in named)) >= abs(comparison.step.difference_ns)
-        of = "Beyond noise" if comparison.kind == "traces" else "Most of it" if half else "Part of it"
-        found = (" ".join(filter(None, (_name(one), _signed(one.difference_ns), _why(one)))) for one in named)
+        half = 2 * abs(sum(one.difference_ns for one in named)) >= abs(step.difference_ns)
+        of = "Beyond noise" if of_traces else "Most of it" if half else "Part of it"
+        found = (sentences(_name(one), _signed(one.difference_ns), _why(one)) for one in named)
         yield f"{of}: {', '.join(found)}."
     others = sorted((one for one in comparison.modules if one.other_counts), key=lambda one: -abs(one.work_ns))
     if counts := [_counts_of(one) for one in others if one not in named]:
@@ -177,16 +177,13 @@ def _is_cause(row: TimeDifference, *, of_ns: int) -> bool:
     return (abs(share) if other_counts else share) >= _LEAST_NAMED
 
 
-def _modules(comparison: Comparison, verdict: Column) -> Iterator[Item]:
+def _modules(comparison: Comparison, verdict: Column) -> list[Item]:
     if not _timed(comparison):
-        yield "No times of modules in both runs; the notes say why."
-        return
-    yield (
-        "Forward and backward of each module without those below it; the parts are means over the timed steps, their "
-        "shares from the traced steps."
-    )
+        return ["No times of modules in both runs; the notes say why."]
     rows = sorted(comparison.modules, key=lambda one: -abs(one.difference_ns))
-    yield Table([one for one in rows if one.a_ns or one.b_ns], [*_columns("own", causes=True), verdict])
+    table = Table([one for one in rows if one.a_ns or one.b_ns], [*_columns("own", causes=True), verdict])
+    about = "Forward and backward of each module without those below it; the parts are means over the timed steps, "
+    return [f"{about}their shares from the traced steps.", table]
 
 
 def _timed(comparison: Comparison) -> bool:
@@ -257,17 +254,18 @@ def _name(row: TimeDifference) -> str:
 
 
 def _figures_section(figures: Sequence[FigureDifference]) -> Section:
-    def by_noise(one: FigureDifference) -> str | None:
-        return None if one.ends is None else "exact" if one.noise_factor == 1 else "{:.4f} to {:.4f}".format(*one.ends)
-
     columns = [
         field("figure", "name", str),
         *all_of({"A": "a", "B": "b"}),
         field("B / A", "ratio", "{:.4f}".format),
-        Column("by noise", by_noise, str, left=True),
+        Column("by noise", lambda one: "exact" if one.noise_factor == 1 else one.ends, _ends, left=True),
     ]
     reasons = {one.name: one.reason for one in figures if one.reason}
     return Section("Figures of both", "", [Table(figures, columns, whole=True), *missing_rates(reasons)])
+
+
+def _ends(ends: tuple[float, float] | str) -> str:
+    return ends if isinstance(ends, str) else "{:.4f} to {:.4f}".format(*ends)
 
 
 _OF_PROFILES = (

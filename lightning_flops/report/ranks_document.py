@@ -57,37 +57,35 @@ def ranks_section(profile: Profile) -> Section | None:
     )
 
 
-def _who(ranks: RanksProfile) -> Iterator[str]:
+def _who(ranks: RanksProfile) -> list[str]:
     if not ranks.absences:
-        yield f"All {plain(ranks.world_size)} ranks answered."
-        return
-    yield f"{whose(ranks).upper()} ANSWERED, and every figure here is of those."
+        return [f"All {plain(ranks.world_size)} ranks answered."]
     found = sorted(ranks.absences.items(), key=lambda item: (-len(item[1]), item[1][0]))
-    yield from _first([f"{name_ranks(numbers).capitalize()}: {reason}." for reason, numbers in found])
+    reasons = _first([f"{name_ranks(numbers).capitalize()}: {reason}." for reason, numbers in found])
+    return [f"{whose(ranks).upper()} ANSWERED, and every figure here is of those.", *reasons]
 
 
-def _stragglers(ranks: RanksProfile) -> Iterator[str]:
+def _stragglers(ranks: RanksProfile) -> list[str]:
     """Whom the others wait for, or how far it is known that there is no such rank."""
-    timed = [one for one in ranks.ranks if one.parts_sec]
     if ranks.stragglers:
-        yield from _first([f"STRAGGLER: {straggler_evidence(straggler)}" for straggler in ranks.stragglers])
-    elif timed and all(one.traced for one in timed) and ranks.pipeline_stages == 1:
+        return _first([f"STRAGGLER: {straggler_evidence(straggler)}" for straggler in ranks.stragglers])
+    timed = [one for one in ranks.ranks if one.parts_sec]
+    if timed and all(one.traced for one in timed) and ranks.pipeline_stages == 1:
         part, chance = max(ranks.chance_sec.items(), key=itemgetter(1), default=("", 0.0))
         most = f" (± {duration(chance)} in {part}, the least steady part)" if chance else ""
-        yield f"Straggler: none beyond chance{most}."
-    elif timed and ranks.answered > 1:
-        words = "Straggler: none was found in data wait and transfer; "
-        yield f"{words}in the other parts, only ranks that do the same work and each traced a step can be compared."
+        return [f"Straggler: none beyond chance{most}."]
+    words = "Straggler: none was found in data wait and transfer; in the other parts, only ranks that do the same work "
+    return [f"{words}and each traced a step can be compared."] if timed and ranks.answered > 1 else []
 
 
 def _spreads(profile: Profile, ranks: RanksProfile) -> Table:
     """Each figure of a rank over the ranks: the least, the median and the greatest, and whose they are."""
     kind = "" if profile.memory is None else f" ({profile.memory.kind})"
     others = {"model FLOPs": "model_flops", "params on the rank": "local_params"}
-    others[f"peak memory{kind}, B"] = "peak_memory_bytes"
+    others |= {f"peak memory{kind}, B": "peak_memory_bytes"}
+    found = {label: {one.rank: getattr(one, name) for one in ranks.ranks} for label, name in others.items()}
     rows = [_spread(*one, duration, of=ranks.answered) for one in _seconds_of_ranks(profile, ranks)]
-    for label, name in others.items():
-        rows.append(_spread(label, {one.rank: getattr(one, name) for one in ranks.ranks}, si, of=ranks.answered))
+    rows += [_spread(*one, si, of=ranks.answered) for one in found.items()]
     return cells(["of each rank", "min", "", "median", "max", ""], list(filter(None, rows)), left=(0, 2, 5))
 
 
@@ -116,35 +114,37 @@ def _spread(label: str, by_rank: Mapping[int, float | None], show: Callable[[flo
 
 def _collectives(comparison: RankComparison) -> list[Table | str]:
     """Each collective over all ranks; times are of one step."""
-    by_name: defaultdict[str, list[tuple[int, RankCollectiveRow]]] = defaultdict(list)
+    by_name = defaultdict[str, list[tuple[int, RankCollectiveRow]]](list)
     for rank in comparison.ranks:
         for one in rank.collectives:
             by_name[one.name].append((rank.steps, one))
-
-    def total(figure: str) -> Callable[[tuple[str, Sequence[tuple[int, RankCollectiveRow]]]], float | None]:
-        return lambda row: sum_if_all_known(getattr(one, figure) for _, one in row[1])
-
-    def of_a_step(label: str) -> Column:
-        def typical(row: tuple[str, Sequence[tuple[int, RankCollectiveRow]]]) -> float | None:
-            found = [_per_step(one, f"{label}_us", steps) for steps, one in row[1]]
-            return median(known) if (known := [one for one in found if one is not None]) else None
-
-        return Column(label, typical, unit="s")
-
-    rows = sorted(by_name.items(), key=lambda row: (-math.fsum(one.latency_us for _, one in row[1]), row[0]))
     columns = [
         Column("collective", itemgetter(0), str, "name"),
-        Column("calls", total("calls"), sort="calls"),
-        Column("matched", total("matched_calls")),
-        Column("", total("bytes"), unit="B"),
-        *map(of_a_step, ("latency", "transfer", "wait")),
+        Column("calls", partial(_in_all, "calls"), sort="calls"),
+        Column("matched", partial(_in_all, "matched_calls")),
+        Column("", partial(_in_all, "bytes"), unit="B"),
+        *(Column(label, partial(_typical, f"{label}_us"), unit="s") for label in ("latency", "transfer", "wait")),
     ]
     words = (
         "Matched: the i-th call of each rank of a process group. Transfer: the shortest of the ranks for each call; "
         "wait: the rest, until the last rank came. Times are medians of the ranks, in one step. Bytes are n/a where "
         "the traces do not say them; gloo's do with record_shapes=True."
     )
+    rows = sorted(by_name.items(), key=lambda row: (-math.fsum(one.latency_us for _, one in row[1]), row[0]))
     return [Table(rows, columns), words] if rows else []
+
+
+_Calls = tuple[str, Sequence[tuple[int, RankCollectiveRow]]]  # of one collective, by ranks with their steps
+
+
+def _in_all(figure: str, row: _Calls) -> float | None:
+    return sum_if_all_known(getattr(one, figure) for _, one in row[1])
+
+
+def _typical(figure: str, row: _Calls) -> float | None:
+    found = [_per_step(one, figure, steps) for steps, one in row[1]]
+    known = [seconds for seconds in found if seconds is not None]
+    return median(known) if known else None
 
 
 def _per_step(row: RankRow | RankCollectiveRow, path: str, steps: int) -> float | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -28,6 +29,7 @@ from lightning_flops.report.document import (
     filled,
     named,
     points,
+    sentences,
     short,
     spread,
     us,
@@ -39,63 +41,58 @@ from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, si
 
 
-def trace_sections(report: TraceReport, *, children: bool = False) -> Iterator[Section]:
+def trace_sections(report: TraceReport, *, children: bool = False) -> list[Section]:
     """All that one trace says, in the order of a report, *children* of operators if asked for; what it lacks is not."""
-    yield _steps(report.step_times, report.kinds)
-    note = "Within the steps. Utilization: a kernel ran. SM efficiency and occupancy are estimated from launches."
-    without = f"{NOT_AVAILABLE}: GPU utilization, SM efficiency, occupancy: no device events."
-    yield from _section("Devices", note, report.device_metrics, _DEVICES, without=without)
-    if report.kernel_summary is not None:
-        yield _kernels(report.kernels or (), report.kernel_summary)
-    if report.flops is not None:
-        yield _flops(report, report.flops)
-    note = "On the host's clock, and the device work launched in them, by scopes in the trace or by operators: "
-    note += "with gradients on before a backward, and in autograd. What is in none is in others, once for each step."
-    columns = [named("phase"), CALLS, *spread("host"), *spread("device", prefix="device ")]
-    without = f"{NOT_AVAILABLE}: nothing in the trace shows phases."
-    yield from _section("Phases", note, report.phases, filled(report.phases or (), columns), without=without)
-    if report.modules is not None:
-        yield _modules(report.modules)
-    if report.overlap is not None:
-        yield _communication(report, report.collectives or ())
-    if report.operators is not None:
-        yield _operators(report.operators, report.operators_by_shape or ())
-        if children:
-            yield _children(report.operators, report.children or ())
-    yield from _memory(report)
-    note = "Copies and memsets: the calls that launched them, and they themselves."
-    columns = [named("kind"), CALLS, _BYTES, *spread("host", prefix="call "), *spread("device")]
-    yield from _section("Memory manipulation", note, report.transfers, columns)
-    note = "record_function and the like; device: work launched in them."
-    columns = [named("scope"), CALLS, *spread("host"), *spread("device", "total ratio", prefix="device ")]
-    yield from _section("User-defined scopes", note, report.user_scopes, filled(report.user_scopes or (), columns))
-    note = "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
-    note += f"begun. Kernel gap: launched in time, under {tables.KERNEL_GAP_LIMIT_US} us. Other: the rest."
-    yield from _section("Idle", note, report.idle, _IDLE)
+    operators = report.operators or ()
+    scopes = [named("scope"), CALLS, *spread("host"), *spread("device", "total ratio", prefix="device ")]
+    found = [
+        _steps(report.step_times, report.kinds),
+        _section("Devices", report.device_metrics, _DEVICES, without=_NO_DEVICES),
+        None if report.kernel_summary is None else _kernels(report.kernels or (), report.kernel_summary),
+        None if report.flops is None else _flops(report, report.flops),
+        _section("Phases", report.phases, filled(report.phases or (), _PHASES), without=_NO_PHASES),
+        None if report.modules is None else _modules(report.modules),
+        None if report.overlap is None else _communication(report, report.collectives or ()),
+        _operators(operators, report.operators_by_shape or ()) if operators else None,
+        _children(operators, report.children or ()) if children and operators else None,
+        _memory(report),
+        _section("Memory manipulation", report.transfers, _TRANSFERS),
+        _section("User-defined scopes", report.user_scopes, filled(report.user_scopes or (), scopes)),
+        _section("Idle", report.idle, _IDLE),
+    ]
+    return [section for section in found if section is not None]
 
 
-def _memory(report: TraceReport) -> Iterator[Section]:
+def _memory(report: TraceReport) -> Section | None:
     """What each operator allocated and freed, and the peaks of the curves, which a page draws."""
-    if not report.memory and not report.memory_curves:
-        return
-    note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
     peaks = {
         f"{_where(one)}: peak": f"{si(one.peak_bytes, 'B')}{'' if one.absolute else ' more than at the start'}, "
         f"{us(one.peak_us)} after the first event{f', in {one.peak_phase}' if one.peak_phase else ''}"
         for one in report.memory_curves or ()
     }
-    rows = [Table(report.memory, _SIZES)] if report.memory else []
-    yield Section("Memory", note, [peaks, *rows], "curves" if peaks else "")
+    items: list[Item] = [peaks, *([Table(report.memory, _SIZES)] if report.memory else [])]
+    note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
+    return Section("Memory", note, items, "curves" if peaks else "") if peaks or report.memory else None
 
 
-def _section(
-    title: str, note: str, rows: Sequence[Any] | None, columns: Sequence[Column], *, without: str = ""
-) -> Iterator[Section]:
+def _section(title: str, rows: Sequence[Any] | None, columns: Sequence[Column], *, without: str = "") -> Section | None:
     """The section of one table; *without* rows these words, or none. A table that can be without is short."""
     if rows:
-        yield Section(title, note, [Table(rows, columns, bool(without))])
-    elif without:
-        yield Section(title, "", [without])
+        return Section(title, _NOTES[title], [Table(rows, columns, bool(without))])
+    return Section(title, "", [without]) if without else None
+
+
+_NOTES = {
+    "Devices": "Within the steps. Utilization: a kernel ran. SM efficiency and occupancy are estimated from launches.",
+    "Phases": "On the host's clock, and the device work launched in them, by scopes in the trace or by operators: with "
+    "gradients on before a backward, and in autograd. What is in none is in others, once for each step.",
+    "Memory manipulation": "Copies and memsets: the calls that launched them, and they themselves.",
+    "User-defined scopes": "record_function and the like; device: work launched in them.",
+    "Idle": "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
+    f"begun. Kernel gap: launched in time, under {tables.KERNEL_GAP_LIMIT_US} us. Other: the rest.",
+}
+_NO_DEVICES = f"{NOT_AVAILABLE}: GPU utilization, SM efficiency, occupancy: no device events."
+_NO_PHASES = f"{NOT_AVAILABLE}: nothing in the trace shows phases."
 
 
 def _where(row: Any) -> str:
@@ -103,6 +100,8 @@ def _where(row: Any) -> str:
 
 
 _BYTES = Column("", at("bytes"), unit="B", sort="bytes")
+_PHASES = [named("phase"), CALLS, *spread("host"), *spread("device", prefix="device ")]
+_TRANSFERS = [named("kind"), CALLS, _BYTES, *spread("host", prefix="call "), *spread("device")]
 _SIZES = [
     Column("operator", lambda row: "(outside operators)" if row.name is None else row.name, str, "name", is_name=True),
     Column("where", _where, str, left=True),
@@ -140,12 +139,12 @@ _RATES = [
 
 
 def _steps(times: tables.StepTimes, kinds: Sequence[tables.KindTime]) -> Section:
-    labels, parts = zip(("wall", "wall_us"), *tables.STEP_PARTS, strict=True)
-    shown = [(_step_name(step.number), step) for step in times.steps]
-    shown = [("mean", times.mean), *shown] if len(shown) > 1 else shown
-    rows: list[Sequence[Any]] = [(name, *attrgetter(*parts)(step)) for name, step in shown]
+    parts = {"wall": "wall_us", **dict(tables.STEP_PARTS)}
+    shown = [("mean", times.mean)] if len(times.steps) > 1 else []
+    shown += [(_step_name(step.number), step) for step in times.steps]
+    rows: list[Sequence[Any]] = [(name, *attrgetter(*parts.values())(step)) for name, step in shown]
     rows.insert(1, ("share", *(percent(ratio(part=part, whole=rows[0][1])) for part in rows[0][1:])))
-    columns = [Column(label, itemgetter(place), unit="us") for place, label in enumerate(labels, 1)]
+    columns = [Column(label, itemgetter(place), unit="us") for place, label in enumerate(parts, 1)]
     return Section(
         "Step time",
         "Each moment of a step counts once: under the first name from the left that ran then. The parts add up to the "
@@ -169,12 +168,15 @@ def _kernels(rows: Sequence[tables.KernelRow], summary: tables.KernelSummary) ->
         said = "/".join("yes" if one else "no" for one in (row.tensor_cores_eligible, row.tensor_cores))
         return None if summary.tensor_core_ratio is None else said
 
-    columns = [named("kernel"), CALLS, *spread("device")]
-    columns[1:1] = (
-        [Column("of", at("operator"), str, left=True, is_name=True)] if any(row.operator for row in rows) else []
-    )
-    columns += filled(rows, [*_RATES, Column("TC", tensor_cores, str)])
-    columns += all_of({"blocks/SM": "blocks_per_sm", "occupancy, %": "occupancy_percent"})
+    launched_by = Column("of", at("operator"), str, left=True, is_name=True)
+    columns = [
+        named("kernel"),
+        *([launched_by] if any(row.operator for row in rows) else []),
+        CALLS,
+        *spread("device"),
+        *filled(rows, [*_RATES, Column("TC", tensor_cores, str)]),
+        *all_of({"blocks/SM": "blocks_per_sm", "occupancy, %": "occupancy_percent"}),
+    ]
     values = {
         "kernels": f"{plain(summary.calls)} in {us(summary.total_us)}",
         "time on tensor cores": percent(summary.tensor_core_ratio),
@@ -182,19 +184,24 @@ def _kernels(rows: Sequence[tables.KernelRow], summary: tables.KernelSummary) ->
         f"shorter than {tables.SHORT_KERNEL_LIMIT_US} us": f"{percent(summary.short_calls_ratio)} of the kernels, "
         f"{percent(summary.short_time_ratio)} of their time",
     }
-    note = "TC: whether the operator can use tensor cores / whether the kernel's name says that it did; n/a for AMD's "
-    note += "and Intel's names. Above 100% of peak: Winograd and the like multiply less than the formula says, or the "
-    note += "clock was boosted above that of the vendor's figure."
-    return Section("Kernels", note, [values, Table(rows, columns)])
+    return Section("Kernels", _OF_KERNELS, [values, Table(rows, columns)])
+
+
+_OF_KERNELS = (
+    "TC: whether the operator can use tensor cores / whether the kernel's name says that it did; n/a for AMD's and "
+    "Intel's names. Above 100% of peak: Winograd and the like multiply less than the formula says, or the clock was "
+    "boosted above that of the vendor's figure."
+)
 
 
 def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
     """FLOPs by step and operator, and what was not counted."""
+    phases = ["forward", "backward", "recompute", "optimizer"]
+    phases += ["skipped"] if any(step.skipped for step in flops.steps) else []
     steps = [
         Column("", lambda step: _step_name(step.step), str),
         Column("wall", at("wall_us"), unit="us", sort="total"),
-        *all_of({phase: phase for phase in ("forward", "backward", "recompute", "optimizer")}, unit="FLOPs"),
-        *all_of({"skipped": "skipped"} if any(step.skipped for step in flops.steps) else {}, unit="FLOPs"),
+        *all_of({phase: phase for phase in phases}, unit="FLOPs"),
         Column("", at("flops_per_sec"), unit="FLOP/s", sort="rate"),
         *all_of({"MFU": "mfu", "HFU": "hfu"}, percent),
     ]
@@ -210,17 +217,19 @@ def _flops(report: TraceReport, flops: tables.TraceFlops) -> Section:
         field("FLOP/byte", "flops_per_byte"),
         Column("attainable", at("attainable_flops_per_sec"), unit="FLOP/s", group="attainable"),
     ]
-    items: list[Item] = [_peaks(report, flops), Table(flops.steps, steps)]
-    items += [Table(flops.operators, operators)] if flops.operators else []
-    if flops.uncounted:
-        uncounted = Table(flops.uncounted, [named(""), CALLS, Column("why", at("reason"), str, left=True)])
-        items += ["Not counted, so that FLOPs, MFU and HFU are at least these:", uncounted]
+    uncounted = Table(flops.uncounted, [named(""), CALLS, Column("why", at("reason"), str, left=True)])
     return Section(
         "FLOPs",
         "From shapes in the trace, by the counter's formulas; a multiply-add is two. MFU: forward + backward over what "
         "the dense peak allows in the step's wall time; HFU and FLOP/s: what the kernels executed, with recomputation, "
         "without what masked attention skips.",
-        items,
+        [
+            _peaks(report, flops),
+            Table(flops.steps, steps),
+            *([Table(flops.operators, operators)] if flops.operators else []),
+            "Not counted, so that FLOPs, MFU and HFU are at least these:" if flops.uncounted else "",
+            *([uncounted] if flops.uncounted else []),
+        ],
         "roofline",
     )
 
@@ -229,25 +238,26 @@ def _peaks(report: TraceReport, flops: tables.TraceFlops) -> dict[str, str]:
     if flops.device is None and not flops.peaks:
         return {"peak": f"n/a ({why_no_mfu([report])})"}
     count = f"{flops.devices} x " if flops.devices > 1 else ""
-    values = {"device": f"{count}{flops.device or 'of no known name'}"}
-    values |= {f"dense peak in {dtype}": si(peak, "FLOP/s") for dtype, peak in flops.peaks.items()}
-    for dtype in sorted({row.dtype for row in flops.operators} - set(flops.peaks)):
-        values[f"dense peak in {dtype}"] = f"n/a ({why_no_peak(flops.device or '', dtype)})"
-    return {**values, "memory bandwidth": si(flops.memory_bytes_per_sec, "B/s")}
+    unknown = sorted({row.dtype for row in flops.operators} - set(flops.peaks))
+    return {
+        "device": f"{count}{flops.device or 'of no known name'}",
+        **{f"dense peak in {dtype}": si(peak, "FLOP/s") for dtype, peak in flops.peaks.items()},
+        **{f"dense peak in {dtype}": f"n/a ({why_no_peak(flops.device or '', dtype)})" for dtype in unknown},
+        "memory bandwidth": si(flops.memory_bytes_per_sec, "B/s"),
+    }
 
 
 def _modules(modules: tables.ModuleTable) -> Section:
+    backward = {"bwd self": "own_backward_us", "bwd total": "backward_us"}
+    rates = filled(modules.rows, _RATES)
     columns = [
         Column("module", lambda row: row.name or "(root)", str, "name", is_name=True),
         CALLS,
         Column("fwd self", at("own_forward_us"), unit="us", sort="self"),
         Column("fwd total", at("forward_us"), unit="us", sort="total"),
+        *all_of(backward if any(row.backward_us for row in modules.rows) else {}, unit="us"),
+        *rates,
     ]
-    if any(row.backward_us for row in modules.rows):
-        columns += all_of({"bwd self": "own_backward_us", "bwd total": "backward_us"}, unit="us")
-    rates = filled(modules.rows, _RATES)
-    of_flops = " FLOPs are with the modules inside; FLOP/s and of peak: over the total of forward and backward."
-    rows = sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us))
     wholes = {
         "forward": us(modules.forward_us),
         "  of it unattributed": us(modules.unattributed_forward_us),
@@ -257,13 +267,15 @@ def _modules(modules: tables.ModuleTable) -> Section:
         "optimizer": us(modules.optimizer_us),
     }
     of_steps = "medians of one step" if modules.steps == 1 else "all steps together"
-    return Section(
-        "Modules",
-        f"Time on the {modules.clock}, {of_steps}; self: without the modules inside. The backward includes "
-        "what it repeats of the forward. Gradient accumulation is of the whole model and has its own line."
-        + (of_flops if rates else ""),
-        [wholes, Table(rows, [*columns, *rates])],
+    note = sentences(
+        f"Time on the {modules.clock}, {of_steps}; self: without the modules inside. The backward includes what it "
+        "repeats of the forward. Gradient accumulation is of the whole model and has its own line.",
+        "FLOPs are with the modules inside; FLOP/s and of peak: over the total of forward and backward."
+        if rates
+        else "",
     )
+    rows = sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us))
+    return Section("Modules", note, [wholes, Table(rows, columns)])
 
 
 def _communication(report: TraceReport, rows: Sequence[tables.Row]) -> Section:
@@ -275,16 +287,15 @@ def _communication(report: TraceReport, rows: Sequence[tables.Row]) -> Section:
 
 def _operators(rows: Sequence[tables.OperatorRow], by_shape: Sequence[tables.OperatorRow]) -> Section:
     """Each operator: its times on the host and on the device, where it was called, and the same by input shape."""
-    columns = [named("operator"), CALLS]
     width = distinct_width([row.inputs for row in by_shape], least=_SIZES_CHARS)
     sizes = Column("sizes", at("inputs"), partial(short, chars=width), left=True)
-    of_shape = [named("by input shape"), sizes, CALLS]
+    columns, of_shape = [named("operator"), CALLS], [named("by input shape"), sizes, CALLS]
     for clock in ("host", "device"):
         columns += spread(f"{clock}_self", "total ratio", sort="self", prefix=f"{clock} self ")
         columns += spread(clock, "total mean max", prefix=f"{clock} ")
         of_shape += spread(clock, "total mean", prefix=f"{clock} ")
-    if any(row.called_from for row in rows):
-        columns.append(Column("called from", at("called_from"), str, left=True, is_name=True))
+    called_from = Column("called from", at("called_from"), str, left=True, is_name=True)
+    columns += [called_from] if any(row.called_from for row in rows) else []
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
     shapes = [Table(by_shape, filled(by_shape, [*of_shape, *_RATES]))] if by_shape else []
     return Section("Operators", note, [Table(rows, filled(rows, columns)), *shapes])
@@ -292,12 +303,15 @@ def _operators(rows: Sequence[tables.OperatorRow], by_shape: Sequence[tables.Ope
 
 def _children(operators: Sequence[tables.OperatorRow], children: Sequence[tables.ChildRow]) -> Section:
     """Under each operator what its calls called and launched."""
-    of: dict[str, list[Any]] = {}
+    of = defaultdict[str, list[Any]](list)
     for child in children:
-        of.setdefault(child.operator, []).append(replace(child, name=f"  {child.name}"))
+        of[child.operator].append(replace(child, name=f"  {child.name}"))
     rows = [row for one in operators if one.name in of for row in (one, *of[one.name])]
-    columns = [named("operator, and what it called and launched"), CALLS]
-    columns += [*spread("host", "total ratio", prefix="host "), *spread("device", "total ratio", prefix="device ")]
+    columns = [
+        *(named("operator, and what it called and launched"), CALLS),
+        *spread("host", "total ratio", prefix="host "),
+        *spread("device", "total ratio", prefix="device "),
+    ]
     note = "What an operator called or launched itself stands under it, with the share of its time that this took."
     return Section("Operators and what they called", note, [Table(rows, filled(rows, columns))])
 
@@ -314,17 +328,13 @@ def names_of(report: TracesReport) -> list[str]:
 def common_sections(report: TracesReport) -> list[Section]:
     """The ranks side by side, if there are several, and the advice."""
     ranks = [] if report.ranks is None else [rank_section(report.ranks)]
-    return [*ranks, advice_section(report.advice, nothing=_without_advice(report), of=_whole(report))]
+    nothing = _NO_KERNELS if any(map(_lacks_kernels, report.traces)) else NO_ADVICE
+    return [*ranks, advice_section(report.advice, nothing=nothing, of=_whole(report))]
 
 
 def _whole(report: TracesReport) -> str:
     """What savings are shares of."""
     return "a step" if all(trace.step_times.marked for trace in report.traces) else "the trace"
-
-
-def _without_advice(report: TracesReport) -> str:
-    """What stands for advice where there is none."""
-    return _NO_KERNELS if any(map(_lacks_kernels, report.traces)) else NO_ADVICE
 
 
 def _lacks_kernels(trace: TraceReport) -> bool:
@@ -362,16 +372,16 @@ _TRACES, _PARTS, _KERNELS = 4, 4, 3  # the most of each that it names
 def summary(report: TracesReport) -> list[str]:
     """What the traces say at first sight, and what to try first, in sentences."""
     missing = [_NO_KERNELS] if any(map(_lacks_kernels, report.traces)) else []
+    of_each = zip(report.traces, names_of(report), strict=True)
+    said = points(
+        [f"{name}: {_time(trace)} {_mfu(trace)}" for trace, name in of_each], _TRACES, mark="", others="traces"
+    )
     if len(report.traces) == 1:
         (trace,) = report.traces
         said = [_time(trace), _mfu(trace), *([_top_kernels(trace)] if trace.kernels else [])]
-    else:
-        of_each = zip(report.traces, names_of(report), strict=True)
-        said = [f"{name}: {_time(trace)} {_mfu(trace)}" for trace, name in of_each]
-        said = points(said, _TRACES, mark="", others="traces")
-    for one, first in zip(report.advice, ("Try first", "Then", "Then"), strict=False):
-        said.append(f"{first}: {one.fact} {one.remedy}{saving(one, _whole(report))}")
-    return [*missing, *said] if report.advice or missing else [*said, NO_ADVICE]
+    first = zip(report.advice, ("Try first", "Then", "Then"), strict=False)
+    advice = [f"{which}: {one.fact} {one.remedy}{saving(one, _whole(report))}" for one, which in first]
+    return [*missing, *said, *(advice or ([] if missing else [NO_ADVICE]))]
 
 
 def _mfu(trace: TraceReport) -> str:
@@ -389,8 +399,7 @@ def _top_kernels(trace: TraceReport) -> str:
 
     top_kernels = []
     for row in (trace.kernels or ())[:_KERNELS]:
-        share = at("flops.of_peak")(row)
-        of_peak = "" if share is None else f" (at {percent(share)} of the peak)"
+        of_peak = "" if (part := at("flops.of_peak")(row)) is None else f" (at {percent(part)} of the peak)"
         launched = f" of {short(row.operator)}" if row.operator else ""
         top_kernels.append(f"{short(own_name(row.name))}{launched} {percent(row.device.ratio)}{of_peak}")
     return f"Most kernel time: {', '.join(top_kernels)}."
@@ -398,11 +407,11 @@ def _top_kernels(trace: TraceReport) -> str:
 
 def _time(trace: TraceReport) -> str:
     """How long a step takes, and what filled most of it."""
-    times = trace.step_times
-    wall, many = us(times.mean.wall_us), len(times.steps) > 1
-    what = f"A step takes {wall}, the mean of {plain(len(times.steps))}" if many else f"The step takes {wall}"
-    what = what if times.marked else f"The whole trace takes {wall}"
-    known = [(name, getattr(times.mean, field) or 0.0) for name, field in tables.STEP_PARTS]
-    longest = sorted((part for part in known if part[1]), key=lambda part: -part[1])[:_PARTS]
-    parts = [f"{name} {percent(ratio(part=time_us, whole=times.mean.wall_us))}" for name, time_us in longest]
-    return f"{what}: {', '.join(parts)}." if parts else f"{what}."
+    times, mean = trace.step_times, trace.step_times.mean
+    several, wall = len(times.steps) > 1, us(mean.wall_us)
+    what = f"The step takes {wall}" if times.marked else f"The whole trace takes {wall}"
+    what = f"A step takes {wall}, the mean of {plain(len(times.steps))}" if several else what
+    known = {name: getattr(mean, field) or 0.0 for name, field in tables.STEP_PARTS}
+    longest = sorted(filter(known.get, known), key=lambda name: -known[name])[:_PARTS]
+    parts = ", ".join(f"{name} {percent(ratio(part=known[name], whole=mean.wall_us))}" for name in longest)
+    return f"{what}{f': {parts}' if parts else ''}."
