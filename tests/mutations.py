@@ -274,12 +274,12 @@ MUTATIONS = (
     Mutation("sinks/profile_files.py", "one.logs == root, not", "not", "sinks/test_profile_files.py"),
     # report, units, config, schema
     Mutation(
-        "report/headline.py",
+        "report/text.py",
         "batch if context.dp_size == 1",
         "batch if context.world_size == 1",
         "report/test_answer.py",
     ),
-    Mutation("report/headline.py", "if one.typical_sec > 0", "if one.typical_sec >= 0", "report/test_answer.py"),
+    Mutation("report/text.py", "if one.typical_sec > 0", "if one.typical_sec >= 0", "report/test_answer.py"),
     Mutation(
         "report/scalars.py", "None if samples is None else samples * dp_size", "samples", "report/test_scalars.py"
     ),

@@ -23,10 +23,9 @@ import msgspec
 
 from lightning_flops.report.compare_text import comparison_sections
 from lightning_flops.report.document import Column, Section, Table, as_data, at, field, share
-from lightning_flops.report.headline import step_parts, summary
 from lightning_flops.report.module_text import where
 from lightning_flops.report.profile_document import NOT_DESCRIBED, notes_sections, share_of_peak, short_sections
-from lightning_flops.report.text import detailed_sections
+from lightning_flops.report.text import detailed_sections, step_parts, summary
 from lightning_flops.report.trace_document import (
     common_sections,
     names_of,

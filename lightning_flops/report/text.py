@@ -1,4 +1,4 @@
-"""Reports as text: short unless details are asked for."""
+"""Reports as text: short unless details are asked for, and the summary that they begin with."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from typing import Any
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.formula import FlopsFormula
+from lightning_flops.analysis.rates import ratio
+from lightning_flops.records import REST
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections, render_comparison
 from lightning_flops.report.counts_text import counts_section, formula_section, run_section
-from lightning_flops.report.document import VIEW, WHOLE, Section, as_html, draw, draw_all
-from lightning_flops.report.headline import counted, figures, summary, summary_lines
+from lightning_flops.report.document import VIEW, WHOLE, Section, as_html, draw, draw_all, sentences, some_of
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines, summary_section
 from lightning_flops.report.predicted_document import plan_section, predicted_section
 from lightning_flops.report.profile_document import (
     advice_section,
+    devices_of,
     flops_section,
     memory_section,
     notes_sections,
     operators_section,
+    saving,
     short_sections,
     times_section,
     traced_section,
@@ -31,9 +34,202 @@ from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.plan import FormulaReport, MemoryReport, Plan
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import Advice
+from lightning_flops.schema.step import Advice, TimingProfile
 from lightning_flops.schema.throughput import ThroughputSummary
-from lightning_flops.units import page, plain, plural
+from lightning_flops.units import (
+    NOT_AVAILABLE,
+    duration,
+    page,
+    percent,
+    plain,
+    plural,
+    printable,
+    run_text,
+    runs_of,
+    si,
+)
+
+_BAR_COLUMNS = 80  # the bar is not to be broken by a narrow terminal
+_CELLS = 40  # of a step's bar, all its parts together
+
+
+def summary(profile: Profile) -> list[str]:
+    """The summary in plain words: what ran where, a step's time, what to try first, MFU, stalls, and FLOPs."""
+    return [printable(words) for said in _said(profile) for words in said if words]
+
+
+def summary_lines(profile: Profile) -> list[str]:
+    """The summary, four lines at most for each part of it, with a bar of the step's parts."""
+    above, below = (
+        [line for words in said if words for line in VIEW.paragraph(words, rest="  ", most=4)]
+        for said in _said(profile)
+    )
+    return [*above, *_bar(step_parts(profile)), *below]
+
+
+def _said(profile: Profile) -> tuple[list[str], list[str]]:
+    """What stands above the bar of the step's parts, and what stands below; empty: there is nothing to say."""
+    try_first = [f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]]
+    above = [f"{_what(profile)} {_when(profile)}", _step(profile), *try_first, _utilization(profile)]
+    return above, [_phases(profile), _stalls(profile), _flops(profile)]
+
+
+def step_parts(profile: Profile) -> list[tuple[str, float]]:
+    """Seconds of each part of a typical step that took any, the longest first; they add up to it."""
+    parts = () if profile.timing is None else profile.timing.parts
+    return sorted(((one.name, one.typical_sec) for one in parts if one.typical_sec > 0), key=lambda one: -one[1])
+
+
+def _what(profile: Profile) -> str:
+    context, micro_steps, size = profile.context, profile.micro_steps, profile.context.micro_batch_size
+    name = profile.modules[0].type_name if profile.modules else ""
+    loop = "" if context.trains else f" in a {context.loop} loop"
+    times = "" if micro_steps == 1 else f" x {plain(micro_steps)} micro-steps"
+    ranks = "" if context.dp_size == 1 else f" on each of {plain(context.dp_size)} ranks"
+    parts = [
+        f"{name or 'A model'}{loop} on {_where(profile)}",
+        f"precision {context.precision}" if context.precision else "",
+        "" if size is None else f"batch {plain(size)}{times}{ranks}",
+    ]
+    return f"{', '.join(filter(None, parts))}."
+
+
+def _where(profile: Profile) -> str:
+    context, ranks = profile.context, profile.ranks
+    device = context.device_name or "unknown device"
+    if device.lower() != context.device_type.lower():
+        device = f"{context.device_type} ({device})"
+    if context.world_size == 1 or ranks is None:
+        return device if context.world_size == 1 else f"{device}, rank {context.rank} of {plain(context.world_size)}"
+    devices = some_of(devices_of(ranks), most=2)
+    missing = f", {plain(ranks.world_size - ranks.answered)} ranks did not answer" if ranks.absences else ""
+    return f"{devices}{missing}, times of rank {plain(context.rank)}"
+
+
+def _when(profile: Profile) -> str:
+    word = profile.context.step_word
+    timed = _indexes(word, profile.timed_steps).lower() if profile.timed_steps else f"no {word}"
+    return f"{_indexes(word, profile.counted_steps) or f'No whole {word}'} counted, {timed} timed."
+
+
+def _indexes(word: str, steps: Sequence[int]) -> str:
+    """Their numbers: "Step 10", "Steps 13-32", or how many there are where they lie apart."""
+    runs = runs_of(steps)
+    if len(runs) > 2:
+        return f"{plain(len(steps))} {plural(word, 2)} of {min(steps)}-{max(steps)}"
+    return f"{plural(word, len(steps)).title()} {', '.join(map(run_text, runs))}" if runs else ""
+
+
+def _step(profile: Profile) -> str:
+    word, timing, rates = profile.context.step_word, profile.timing, profile.job_rates
+    if timing is None:
+        return f"No {word} was timed, so samples/s, MFU and HFU are {NOT_AVAILABLE}."
+    reason = profile.job_unavailable.get("samples_per_sec")
+    unknown = f"samples/s {NOT_AVAILABLE}" + (f" ({reason})" if reason else "")
+    samples = unknown if rates.samples_per_sec is None else f"{plain(rates.samples_per_sec)} samples/s"
+    tokens = "" if rates.tokens_per_sec is None else f", {plain(rates.tokens_per_sec)} tokens/s"
+    in_all = " in all" if profile.context.world_size > 1 else ""
+    few = f" (few steps: {len(profile.timed_steps)} timed)" if timing.few_steps else ""
+    left_out = _left_out(timing)
+    return sentences(
+        f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}; mean of {plain(timing.timed_steps)}: "
+        f"{duration(timing.global_step_sec)}, {samples}{tokens}{in_all} over the wall clock.",
+        f"Left out of each {word}: {left_out}." if left_out else "",
+    )
+
+
+def _left_out(timing: TimingProfile) -> str:
+    """What each step left out, in seconds a step; empty if some step left out nothing."""
+    causes = timing.excluded_sec.items() if timing.excludes_in_each else ()
+    return ", ".join(f"{cause} {duration(seconds / timing.timed_steps)}" for cause, seconds in causes)
+
+
+def _utilization(profile: Profile) -> str:
+    mfu, hfu, peaks_of = profile.job_rates.mfu, profile.job_rates.hfu, profile.peaks_flops_per_sec
+    if profile.timing is None:
+        return ""
+    if mfu is None or hfu is None:
+        reason = profile.job_unavailable.get("mfu") or profile.job_unavailable.get("hfu", "")
+        known = "MFU and HFU" if mfu is None else f"MFU {percent(mfu)}, HFU"
+        return f"{known} {NOT_AVAILABLE}: {reason}."
+    least = "at least " if profile.lower_bound else ""
+    given = {"vendor": "", "given": ", as given"}.get(profile.settings.peaks_from, ", measured")
+    peaks = [f"{si(peaks_of[one.dtype], 'FLOP/s')} ({one.dtype})" for one in profile.dtypes if one.dtype in peaks_of]
+    if profile.ranks is not None:
+        peaks = [f"{si(profile.ranks.peak_flops_per_sec, 'FLOP/s')} of all ranks"]
+    return f"MFU {least}{percent(mfu)}, HFU {least}{percent(hfu)} of {', '.join(peaks)}{given}."
+
+
+def _bar(parts: Sequence[tuple[str, float]]) -> list[str]:
+    """Each part's share, and blocks of that length."""
+    whole, lines = sum(seconds for _, seconds in parts), [""]
+    for name, seconds in parts:
+        piece = f"{name} {percent(seconds / whole)} {'█' * round(_CELLS * seconds / whole)}".rstrip()
+        if len(lines[-1]) + 2 + len(piece) > _BAR_COLUMNS:
+            lines.append("")
+        lines[-1] += f"  {piece}" if lines[-1] else piece
+    return list(filter(None, lines))
+
+
+def _phases(profile: Profile) -> str:
+    """The phases of a step that has some beside training."""
+    of = profile.peaks_flops_per_sec  # without a peak, why there is no MFU is said of the step's
+    mfu = {name: f" (MFU {percent(one.mfu)})" for name, one in profile.phases.items() if of and name != REST}
+    shown = " · ".join(f"{name} {percent(one.ratio)}{mfu.get(name, '')}" for name, one in profile.phases.items())
+    return f"Phases: {shown}." if shown and profile.timing is not None else ""
+
+
+def _stalls(profile: Profile) -> str:
+    """Steps that took much longer than a typical one."""
+    if profile.timing is None or (one := profile.timing.stalls) is None:
+        return ""
+    steps = f"{plain(one.steps)} of {plain(profile.timing.timed_steps)} {plural(profile.context.step_word, 2)}"
+    return f"Stalls: {steps} took {duration(one.seconds)} longer in all than typical ones, mostly in {one.part}."
+
+
+def _flops(profile: Profile) -> str:
+    flops, context, params = profile.flops, profile.context, profile.job_params
+    of_rank = "" if context.world_size == 1 else " on this rank"
+    least = "At least " if profile.lower_bound else ""
+    backward = f", backward {si(flops.backward)}" if profile.has_backward else ""
+    others = {"recomputed": flops.recompute, "optimizer": flops.optimizer}
+    beside = ", ".join(f"{name} {si(amount)}" for name, amount in others.items() if amount)
+    addition = f"; in addition {beside}" if beside else ""
+    full = profile.settings.causal_attention == "full"
+    other = ' (causal_attention="half" counts half of causal attention)' if full else ""
+    masked = percent(ratio(part=flops.skipped, whole=flops.total))
+    return sentences(
+        f"{least}{si(flops.model, 'FLOPs')} a {context.step_word}{of_rank}: forward {si(flops.forward)}{backward}"
+        f"{addition}.",
+        f"{masked} of all FLOPs are masked, and not executed{other}." if flops.skipped > 0 else "",
+        "" if params is None else f"{plain(params)} parameters.",
+    )
+
+
+def counted(profile: Profile) -> str:
+    """Whose FLOPs they are: "step 3", "steps 3, 16-18", "batch 2"."""
+    return _indexes(profile.context.step_word, profile.counted_steps or (profile.profile_step,)).lower()
+
+
+def figures(profile: Profile) -> str:
+    """FLOPs and time of a step, samples/s and MFU, as far as they are known, in one line."""
+    context, timing, rates = profile.context, profile.timing, profile.job_rates
+    of_rank = in_all = of_whom = ""
+    if context.world_size > 1:
+        of_rank, in_all = f" on rank {context.rank} of {context.world_size}", " in all"
+        of_whom = " of this rank" if profile.ranks is None else " of all ranks"
+    least = "at least " if profile.lower_bound else ""
+    took = "" if timing is None else f" and {duration(timing.global_step_sec)}"  # the mean, as of the rates
+    left_out = "" if timing is None else _left_out(timing)
+    known = [
+        f"{least}{si(profile.flops.model, 'FLOPs')}{took} a {context.step_word}{of_rank}",
+        f"without {left_out}" if left_out else "",
+        "" if rates.samples_per_sec is None else f"{plain(rates.samples_per_sec)} samples/s{in_all} (wall clock)",
+        "" if rates.mfu is None else f"MFU {least}{percent(rates.mfu)}{of_whom}",
+        "starved of processors" if profile.starved else "",
+    ]
+    return ", ".join(filter(None, known))
+
 
 _MOST_LINES = 59  # of the short report, above the rule that ends it
 

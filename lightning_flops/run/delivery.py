@@ -23,7 +23,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.notes import Notes
 from lightning_flops.measure.random_state import random_state_kept
 from lightning_flops.records import RunContext, WindowRecord
-from lightning_flops.report.headline import figures
+from lightning_flops.report.text import figures
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.ranks import PAUSE_SEC, NoStoreError, Ranks
 from lightning_flops.schema.profile import Profile

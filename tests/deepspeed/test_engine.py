@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_flops import Profile
-from lightning_flops.report.headline import figures
+from lightning_flops.report.text import figures
 from tests.deepspeed.launching import FORWARD, INSTALLED, ON_ONE, launch
 from tests.deepspeed.scenario import each, holds
 from tests.forks import REPOSITORY, TORCH, run_fork

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.entry_points import callbacks_factory
-from lightning_flops.report.headline import figures
+from lightning_flops.report.text import figures
 from tests.lightning.nets import FORWARD, ROOTS, MakeTrainer, loader, logger_in, new_net
 from tests.listening import listening
 from tests.results import profile_of

@@ -13,8 +13,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.report.headline import figures
-from lightning_flops.report.text import render_text
+from lightning_flops.report.text import figures, render_text
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import BACKWARD, BATCH, FORWARD, ROOT, MakeTrainer, loader, logger_in, new_net, read_back
 from tests.listening import listening

@@ -10,9 +10,8 @@ import pytest
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import ModuleRecord
-from lightning_flops.report.headline import figures, summary_lines
 from lightning_flops.report.profile_document import top_modules
-from lightning_flops.report.text import render_text
+from lightning_flops.report.text import figures, render_text, summary_lines
 from lightning_flops.schema.step import Advice
 from tests.golden_files import golden
 from tests.report import windows

@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from lightning_flops import Profile
-from lightning_flops.report.headline import figures
+from lightning_flops.report.text import figures
 from tests.results import profile_of
 from tests.transformers.tiny import BATCH, gpt2_flops, new_net_trainer, new_trainer, profiler
 
