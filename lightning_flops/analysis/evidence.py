@@ -14,9 +14,11 @@ from typing import Any
 from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.lines import Cause, causes
 from lightning_flops.analysis.rates import ratio
+from lightning_flops.analysis.timing import timed_steps
 from lightning_flops.records import ModuleRecord, OperatorCell, ProcessorLoss, RunFacts, WindowRecord
 from lightning_flops.schema.plan import MemoryReport
-from lightning_flops.schema.step import Budget, DtypeFlops, LineProfile, LinesProfile, ModuleTimes, TimingProfile
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import Budget, LineProfile, LinesProfile, ModuleTimes, TimingProfile
 from lightning_flops.schema.trace import Straggler, TracedStep, TraceReport
 
 _ALIGNMENT_16_BITS = 8
@@ -95,31 +97,20 @@ class Evidence:
         return None if share is None else max(0.0, share - (self.shares.get("waiting") or 0.0))
 
 
-def gather_evidence(
-    window: WindowRecord,
-    *,
-    timing: TimingProfile | None,
-    batches: float,
-    dtypes: Sequence[DtypeFlops],
-    times: Mapping[str, ModuleTimes],
-    traced: TracedStep | None,
-    budget: Budget | None,
-    lines: LinesProfile | None = None,
-    tensors: MemoryReport | None = None,
-    peaks: Mapping[str, float] | None = None,
-) -> Evidence:
-    """What *window*, and the figures that were made of it, know that a rule can use."""
-    evidence = _of_run(window, timing, batches=batches)
-    evidence = _of_counts(evidence, window, dtypes, peaks or {})
-    evidence = _of_lines(evidence, lines, most_operators=_most_operators(window))
-    evidence = replace(evidence, tensors=tensors)
+def gather_evidence(window: WindowRecord, profile: Profile) -> Evidence:
+    """What *window*, and the *profile* that was made of it, know that a rule can use."""
+    timed = timed_steps(window)[0]
+    evidence = _of_run(window, profile.timing, batches=sum(step.micro_steps for step in timed) / max(1, len(timed)))
+    evidence = _of_counts(evidence, window, profile)
+    evidence = _of_lines(evidence, profile.lines, most_operators=_most_operators(window))
+    traced = profile.traced
     if traced is None or traced.is_apart or evidence.step_sec is None:
         return evidence
     if traced.tables is not None:
         evidence = with_trace(evidence, traced.tables)
-    if budget is not None and traced.shows_device:  # a typical step waits less for its host than the traced one
-        evidence = _of_breakdown(evidence, budget, traced)
-    return _of_modules(evidence, window, times)
+    if profile.budget is not None and traced.shows_device:  # a typical step waits less for its host than the traced one
+        evidence = _of_breakdown(evidence, profile.budget, traced)
+    return _of_modules(evidence, window, {one.name: one.times for one in profile.modules if one.times is not None})
 
 
 def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: float) -> Evidence:
@@ -151,10 +142,9 @@ def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: floa
     )
 
 
-def _of_counts(
-    evidence: Evidence, window: WindowRecord, dtypes: Sequence[DtypeFlops], peaks: Mapping[str, float]
-) -> Evidence:
+def _of_counts(evidence: Evidence, window: WindowRecord, profile: Profile) -> Evidence:
     """What the counts of FLOPs and calls show."""
+    dtypes = profile.dtypes
     cells, whole = window.flops.cells, sum(one.model for one in dtypes)
     of_dtype = {one.dtype: ratio(part=one.model, whole=whole) for one in dtypes}
     odd_share, odd_names = _misaligned(cells, window.modules, dtypes=evidence.device.tensor_core_dtypes)
@@ -172,7 +162,8 @@ def _of_counts(
         evidence,
         shares={**evidence.shares, **shares},
         modules={**evidence.modules, "misaligned": odd_names},
-        peaks=peaks,
+        peaks=profile.peaks_flops_per_sec,
+        tensors=profile.tensors,
         reads_a_step=reads / max(1, len(window.counted_steps)),
         forwards_a_batch=None if first is None else first.signature.forwards / max(1, first.micro_steps),
     )

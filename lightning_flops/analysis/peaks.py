@@ -11,15 +11,29 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_flops.analysis.devices import device_named, why_no_peak
-from lightning_flops.analysis.rates import MOST_OF_PEAK, peak_seconds_of_step, per_second, ratio, utilization
+from lightning_flops.analysis.rates import (
+    GIVE_PEAK,
+    MOST_OF_PEAK,
+    NO_TIME,
+    UNUSUAL,
+    mean,
+    peak_seconds,
+    per_second,
+    ratio,
+    utilization,
+)
 from lightning_flops.analysis.timing import build_budget
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import ModuleProfile
 from lightning_flops.schema.trace import RanksProfile, TraceReport
 
 COPY = "copy"  # the name of the bandwidth of a copy, in bytes/s, among the FLOP/s of dtypes
+_BEYOND, _NAMED = "Left out, as they would be beyond the device's peak: FLOP/s of", 4
 NO_FLOPS = "FLOPs are n/a: "  # what a note of a trace's report begins with that says why it has none
 NO_MFU = "no MFU: "  # and what a row of ``TraceFlops.uncounted`` does
+
+ModuleFlops = dict[tuple[str, str], Mapping[str, float]]
+"""FLOPs by dtype of each module and those below it, in its ``forward`` or ``backward``, recomputation in the latter."""
 
 
 def peak_for(
@@ -81,46 +95,75 @@ def with_given_peaks(
 
     None stands for the profile's own. Shares of modules are n/a where several dtypes have FLOPs.
     """
-    bandwidth, peaks = memory_bytes_per_sec or profile.memory_bytes_per_sec, dict(profile.peaks_flops_per_sec)
-    dtypes = tuple(one.dtype for one in profile.dtypes)
-    for dtype in {*peaks, *dtypes, *(flops_per_sec if isinstance(flops_per_sec, Mapping) else ())}:
+    peaks, alone = dict(profile.peaks_flops_per_sec), [one.dtype for one in profile.dtypes]
+    for dtype in {*peaks, *alone, *(flops_per_sec if isinstance(flops_per_sec, Mapping) else ())}:
         if (peak := peak_for("", dtype, flops_per_sec)) is not None:
             peaks[dtype] = peak
-    alone = peaks.get(dtypes[0]) if len(dtypes) == 1 else None
-
-    def held(module: ModuleProfile) -> ModuleProfile:
-        if module.times is None:
-            return module
-        rates: dict[str, Any] = {}
-        for name in ("forward", "backward"):
-            rate = getattr(module.times, f"{name}_flops_per_sec")
-            share = per_second(amount=rate, seconds=alone)
-            if share is not None and share > MOST_OF_PEAK:  # time is missing in the trace, or this is not its peak
-                rate, share = None, None
-            rates |= {f"{name}_flops_per_sec": rate, f"{name}_utilization": share}
-        return replace(module, times=replace(module.times, **rates))
-
-    steps, masked = max(1, len(profile.counted_steps)), profile.flops.skipped > 0
-    peak_sec = peak_seconds_of_step(profile.dtypes, peaks, steps=steps)
-    executed_sec = peak_seconds_of_step(profile.dtypes, peaks, steps=steps, executed=True)
-    step_sec = None if profile.timing is None else profile.timing.global_step_sec
-    shares, reasons = utilization(dict(zip(("mfu", "hfu"), peak_sec, strict=True)), step_sec, masked=masked)
-    ranks = profile.ranks and _ranks_at(profile.ranks, profile, peak_sec)
-    budget = build_budget(
-        timing=profile.timing, traced=profile.traced, peak_sec=executed_sec, lower_bound=profile.lower_bound
-    )
     settings = profile.settings if flops_per_sec is None else replace(profile.settings, peaks_from="given")
+    bandwidth = memory_bytes_per_sec or profile.memory_bytes_per_sec
+    held = replace(profile, peaks_flops_per_sec=peaks, memory_bytes_per_sec=bandwidth, settings=settings)
+    dtype = alone[0] if len(alone) == 1 else "of several dtypes"
+    flops: ModuleFlops = {}
+    for module in profile.modules:
+        flops[module.name, "forward"] = {dtype: module.total.forward}
+        flops[module.name, "backward"] = {dtype: module.total.backward + module.total.recompute}
+    return at_peaks(held, flops)
+
+
+def at_peaks(profile: Profile, flops: ModuleFlops) -> Profile:
+    """*profile* with all that follows from its ``peaks_flops_per_sec``; *flops* are its modules', of all steps."""
+    peaks, timing, steps = profile.peaks_flops_per_sec, profile.timing, max(1, len(profile.counted_steps))
+    seconds = {
+        name: mean(total=peak_seconds({one.dtype: getattr(one, name) for one in profile.dtypes}, peaks), steps=steps)
+        for name in ("model", "hardware", "executed_model", "executed")
+    }
+    unknown = ", ".join(one.dtype for one in profile.dtypes if one.dtype not in peaks)
+    device = profile.context.device_name or profile.context.device_type
+    no_peak = f"no dense peak is known for {unknown} on {device}; {GIVE_PEAK}" if unknown else UNUSUAL
+    peak_sec = seconds["model"], seconds["hardware"]
+    shares, impossible = utilization(
+        dict(zip(("mfu", "hfu"), peak_sec, strict=True)),
+        None if timing is None else timing.global_step_sec,
+        masked=profile.flops.skipped > 0,
+    )
+    reasons = {name: NO_TIME if timing is None else no_peak for name, share in shares.items() if share is None}
+    others = {name: why for name, why in profile.unavailable.items() if name not in shares}
+    modules, notes = _at_peaks(profile, flops, steps)
     return replace(
         profile,
         rates=replace(profile.rates, **shares),
-        unavailable={name: why for name, why in profile.unavailable.items() if shares.get(name) is None} | reasons,
-        ranks=ranks,
-        peaks_flops_per_sec=peaks,
-        memory_bytes_per_sec=bandwidth,
-        budget=budget,
-        settings=settings,
-        modules=tuple(map(held, profile.modules)),
+        unavailable=others | reasons | impossible,
+        ranks=profile.ranks and _ranks_at(profile.ranks, profile, peak_sec),
+        budget=build_budget(
+            timing=timing,
+            traced=profile.traced,
+            peak_sec=(seconds["executed_model"], seconds["executed"]),
+            lower_bound=profile.lower_bound,
+        ),
+        modules=modules,
+        notes=(*(note for note in profile.notes if not note.startswith(_BEYOND)), *notes),
     )
+
+
+def _at_peaks(profile: Profile, flops: ModuleFlops, steps: int) -> tuple[tuple[ModuleProfile, ...], list[str]]:
+    """The modules with their FLOP/s and shares of the peak, and a sentence on those that cannot be."""
+    modules, beyond = [], []
+    for module in profile.modules:
+        rates: dict[str, Any] = {}
+        for phase in ("forward", "backward") if module.times else ():
+            spent, sec = flops.get((module.name, phase), {}), getattr(module.times, f"{phase}_sec")
+            amount = mean(total=sum(spent.values()) or None, steps=steps)
+            peak_sec = mean(total=peak_seconds(spent, profile.peaks_flops_per_sec), steps=steps)
+            share = ratio(part=peak_sec, whole=amount and sec)
+            if share is not None and share > MOST_OF_PEAK:
+                beyond.append(f"{module.name or 'the root'}'s {phase} ({share:,.1f} times)")
+                share = amount = None
+            rates[f"{phase}_flops_per_sec"] = per_second(amount=amount, seconds=sec)
+            rates[f"{phase}_utilization"] = share
+        modules.append(replace(module, times=module.times and replace(module.times, **rates)))
+    more = f" and {len(beyond) - _NAMED} more" if len(beyond) > _NAMED else ""
+    why = "Time is missing in the trace, or the peak is not the device's."
+    return tuple(modules), [f"{_BEYOND} {', '.join(beyond[:_NAMED])}{more}. {why}"] if beyond else []
 
 
 def _ranks_at(ranks: RanksProfile, profile: Profile, peak_sec: tuple[float | None, float | None]) -> RanksProfile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 
@@ -14,11 +14,11 @@ from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase, flo
 from lightning_flops.analysis.lines import build_lines
 from lightning_flops.analysis.memory import build_memory_report
 from lightning_flops.analysis.module_tree import build_modules
-from lightning_flops.analysis.names import parent_name
-from lightning_flops.analysis.peaks import COPY, measured_peaks, peak_for
+from lightning_flops.analysis.names import parent_name, with_those_above
+from lightning_flops.analysis.peaks import COPY, ModuleFlops, at_peaks, measured_peaks, peak_for
 from lightning_flops.analysis.phases import build_phases
-from lightning_flops.analysis.rates import build_rates, peak_seconds_of_step, share_of_flops
-from lightning_flops.analysis.timing import build_budget, build_timing, timed_steps
+from lightning_flops.analysis.rates import build_rates, share_of_flops
+from lightning_flops.analysis.timing import build_timing, timed_steps
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
 from lightning_flops.records import (
@@ -59,39 +59,12 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     peaks, bandwidth, peaks_from = _device_figures(context, config, dtypes)
     samples = _mean_amount([step.samples for step in timed or window.counted_steps])
     tokens = _mean_amount([step.tokens for step in timed or window.counted_steps])
-    peak_sec = peak_seconds_of_step(dtypes, peaks, steps=steps)
     rates, unavailable = build_rates(
-        flops=total,
-        counted_steps=steps,
-        peak_sec=peak_sec,
-        no_peak_of=tuple(one.dtype for one in dtypes if one.dtype not in peaks),
-        timing=timing,
-        samples=samples,
-        tokens=tokens,
-        context=context,
+        flops=total, counted_steps=steps, timing=timing, samples=samples, tokens=tokens, context=context
     )
-    times, notes = ({}, ()) if traced is None else module_times(traced, cells, peaks, counted_steps=steps)
-    executed_sec = peak_seconds_of_step(dtypes, peaks, steps=steps, executed=True)
-    budget = build_budget(timing=timing, traced=traced, peak_sec=executed_sec, lower_bound=counts.is_lower_bound)
-    lines = build_lines(window.lines, timing=timing, on_host=context.device_type == "cpu")
-    tensors = None if window.tensors is None else build_memory_report(window.tensors)
-    phases = build_phases(
-        window, timed=timed, peaks=peaks, model_flops=share_of_flops(total, of=steps).model, tokens=tokens
-    )
-    evidence = gather_evidence(
-        window,
-        tensors=tensors,
-        timing=timing,
-        batches=sum(step.micro_steps for step in timed) / max(1, len(timed)),
-        dtypes=dtypes,
-        times=times,
-        traced=traced,
-        budget=budget,
-        lines=lines,
-        peaks=peaks,
-    )
+    times = {} if traced is None else module_times(traced)
     root = next((module for module in window.modules if module.name == ""), None)
-    return Profile(
+    profile = Profile(
         profile_step=window.profile_step,
         report_step=window.profile_step,  # who shows it says when
         context=context,
@@ -117,9 +90,10 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         bytes_total=bytes_by_phase(cells),
         dtypes=dtypes,
         peaks_flops_per_sec=peaks,
-        phases=phases,
+        phases=build_phases(
+            window, timed=timed, peaks=peaks, model_flops=share_of_flops(total, of=steps).model, tokens=tokens
+        ),
         timing=timing,
-        budget=budget,
         memory_bytes_per_sec=bandwidth,
         rates=rates,
         unavailable=unavailable,
@@ -129,15 +103,30 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         operators=_operators(cells),
         uncounted=dict(window.flops.uncounted),
         memory=window.memory,
-        tensors=tensors,
+        tensors=None if window.tensors is None else build_memory_report(window.tensors),
         traced=traced,
-        lines=lines,
+        lines=build_lines(window.lines, timing=timing, on_host=context.device_type == "cpu"),
         ranks=None,
-        advice=() if timing is None or timing.few_steps else advise(evidence, config.thresholds),
-        starved=starved_words(evidence, config.thresholds),
-        unexplained=unexplained_words(evidence, config.thresholds),
-        notes=(*_notes(window, timed=len(timed), longer=longer), *notes),
+        advice=(),
+        notes=_notes(window, timed=len(timed), longer=longer),
     )
+    profile = at_peaks(profile, _module_flops(cells))
+    evidence, limits = gather_evidence(window, profile), config.thresholds
+    return replace(
+        profile,
+        advice=() if timing is None or timing.few_steps else advise(evidence, limits),
+        starved=starved_words(evidence, limits),
+        unexplained=unexplained_words(evidence, limits),
+    )
+
+
+def _module_flops(cells: Sequence[OperatorCell]) -> ModuleFlops:
+    found: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for cell in cells:
+        if cell.phase != "optimizer" and cell.module != OUTSIDE:
+            for name in with_those_above(cell.module):
+                found[name, "forward" if cell.phase == "forward" else "backward"][cell.dtype] += cell.flops
+    return dict(found)
 
 
 def build_forward_profile(

@@ -8,14 +8,14 @@ from dataclasses import asdict
 from typing import TypeVar
 
 from lightning_flops.records import BatchTokens, RunContext
-from lightning_flops.schema.step import DtypeFlops, Rates, StepFlops, TimingProfile
+from lightning_flops.schema.step import Rates, StepFlops, TimingProfile
 
 _Number = TypeVar("_Number", int, float)
 
 MOST_OF_PEAK = 2  # figures beyond so many times the peak are impossible, whatever the clocks and the shapes say
 GIVE_PEAK = "run lightning-flops peak, or set peak_flops_per_sec"  # what to do where no peak is known
 _MIXED = "the times of these phases cannot be separated"
-_UNUSUAL = "what was counted cannot be right"
+UNUSUAL, NO_TIME = "what was counted cannot be right", "no step was timed"
 
 RATES_OF_TRAINING = (
     "backward_flops_per_sec",
@@ -49,18 +49,6 @@ def peak_seconds(flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str, f
     if not all(peaks_flops_per_sec.get(dtype) for dtype in spending):
         return None
     return sum(spent / peaks_flops_per_sec[dtype] for dtype, spent in spending.items())
-
-
-def peak_seconds_of_step(
-    dtypes: Sequence[DtypeFlops], peaks: Mapping[str, float], *, steps: int, executed: bool = False
-) -> tuple[float | None, float | None]:
-    """Seconds that one step's model FLOPs, and its hardware FLOPs, take at the device's peaks; None: one is unknown.
-
-    With *executed* those of them that kernels execute.
-    """
-    names = ("executed_model", "executed") if executed else ("model", "hardware")
-    model, hardware = (peak_seconds({one.dtype: getattr(one, name) for one in dtypes}, peaks) for name in names)
-    return mean(total=model, steps=steps), mean(total=hardware, steps=steps)
 
 
 def utilization(
@@ -113,21 +101,16 @@ def build_rates(
     *,
     flops: StepFlops,
     counted_steps: int,
-    peak_sec: tuple[float | None, float | None],
-    no_peak_of: tuple[str, ...],
     timing: TimingProfile | None,
     samples: float | None,
     tokens: float | None,
     context: RunContext,
 ) -> tuple[Rates, dict[str, str]]:
-    """Every ratio, and the reason for each one that is None.
+    """Every ratio that needs no peak, and the reason for each one that is None.
 
-    *flops* are of all *counted_steps* together, *samples* and *tokens* of this rank in a timed step. *peak_sec* is what
-    the step's model FLOPs, and its hardware FLOPs, take at the device's peaks, without those *no_peak_of* dtypes.
+    *flops* are of all *counted_steps* together, *samples* and *tokens* of this rank in a timed step.
     """
     trained = flops.backward + flops.recompute
-    device, unknown = context.device_name or context.device_type, ", ".join(no_peak_of)
-    no_peak = f"no dense peak is known for {unknown} on {device}; {GIVE_PEAK}" if unknown else _UNUSUAL
     no_samples = "the batch size is not known; set batch_size"
     no_tokens = "how to count tokens was not said; set tokens_per_sample"
     spent = {
@@ -139,12 +122,10 @@ def build_rates(
     }
     # What each rate is of, over which time, and why that may not be known.
     ratios: dict[str, tuple[float | None, str, str]] = {
-        **{name: (mean(total=of, steps=counted_steps), time, _UNUSUAL) for name, (of, time) in spent.items()},
+        **{name: (mean(total=of, steps=counted_steps), time, UNUSUAL) for name, (of, time) in spent.items()},
         "samples_per_sec": (samples and samples * context.dp_size, "global_step_sec", no_samples),
         "iter_samples_per_sec": (samples and samples * context.dp_size, "iter_sec", no_samples),
         "tokens_per_sec": (tokens and tokens * context.dp_size, "global_step_sec", no_tokens),
-        "mfu": (peak_sec[0], "global_step_sec", no_peak),
-        "hfu": (peak_sec[1], "global_step_sec", no_peak),
         "data_wait_ratio": (None if timing is None else timing.data_wait_sec, "global_step_sec", _MIXED),
     }
     values, reasons = dict[str, float | None](), dict[str, str]()
@@ -152,14 +133,12 @@ def build_rates(
         seconds: float | None = None if timing is None else getattr(timing, time)
         values[name] = per_second(amount=amount, seconds=seconds)
         if values[name] is None:
-            no_time = "no step was timed" if timing is None else _MIXED if seconds is None else "its time is zero"
+            no_time = NO_TIME if timing is None else _MIXED if seconds is None else "its time is zero"
             reasons[name] = why if seconds else no_time
-    shares, impossible = utilization({name: values[name] for name in ("mfu", "hfu")}, 1.0, masked=flops.skipped > 0)
-    values, reasons = values | shares, reasons | impossible
     if not context.trains and not trained + flops.optimizer:
         values |= dict.fromkeys(RATES_OF_TRAINING)
         reasons |= dict.fromkeys(RATES_OF_TRAINING, f"a {context.run_word} has no backward and no optimizer")
-    return Rates(**values), reasons
+    return Rates(**values, mfu=None, hfu=None), reasons
 
 
 def apportioned(total_ns: int, weights: Sequence[int]) -> list[int]:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from lightning_flops.analysis.names import with_those_above, with_those_below
-from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, peak_seconds, per_second, ratio
+from lightning_flops.analysis.names import with_those_below
+from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.timing import build_timing, timed_steps
-from lightning_flops.records import OUTSIDE, OperatorCell, TracedStepRecord, WindowRecord
+from lightning_flops.records import TracedStepRecord, WindowRecord
 from lightning_flops.schema.step import ModuleTimes
 from lightning_flops.schema.tables import ModuleRow, ModuleTable
 from lightning_flops.schema.trace import PartFilling, TracedStep
@@ -138,58 +137,24 @@ _OF_A_ROW = tuple(one.name for one in fields(ModuleRow) if one.name not in ("nam
 _OF_A_TABLE = tuple(one.name for one in fields(ModuleTable) if one.name.endswith("_us"))
 
 
-def module_times(
-    traced: TracedStep, cells: Iterable[OperatorCell], peaks: Mapping[str, float], *, counted_steps: int
-) -> tuple[dict[str, ModuleTimes], tuple[str, ...]]:
-    """Times of each module in one step, by qualified name, and notes on rates that cannot be; empty without times.
-
-    *cells* are of so many *counted_steps*, and *peaks* in FLOP/s by dtype.
-    """
-    flops_of: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for cell in cells:
-        if cell.phase != "optimizer" and cell.module != OUTSIDE:
-            phase = "forward" if cell.phase == "forward" else "backward"
-            for name in with_those_above(cell.module):
-                flops_of[name, phase][cell.dtype] += cell.flops
-    times, beyond = {}, []
-    for name, seconds in _seconds(traced).items():
-        rates: dict[str, Any] = {}
-        for phase in ("forward", "backward"):
-            flops, sec = flops_of[name, phase], seconds[f"{phase}_sec"]
-            amount = mean(total=flops.total() or None, steps=counted_steps)
-            share = ratio(part=mean(total=peak_seconds(flops, peaks), steps=counted_steps), whole=amount and sec)
-            if share is not None and share > MOST_OF_PEAK:
-                beyond.append(f"{name or 'the root'}'s {phase} ({share:,.1f} times)")
-                share = amount = None
-            rates[f"{phase}_flops_per_sec"] = per_second(amount=amount, seconds=sec)
-            rates[f"{phase}_utilization"] = share
-        times[name] = ModuleTimes(**seconds, **rates)
-    if not beyond:
-        return times, ()
-    more = f" and {len(beyond) - _NAMED} more" if len(beyond) > _NAMED else ""
-    return times, (
-        f"Left out, as they would be beyond the device's peak: FLOP/s of {', '.join(beyond[:_NAMED])}{more}. Time is "
-        "missing in the trace, or the peak is not the device's.",
-    )
-
-
-def _seconds(traced: TracedStep) -> dict[str, dict[str, Any]]:
-    """The times of each module in ``ModuleTimes``, and their clock, by qualified name."""
+def module_times(traced: TracedStep) -> dict[str, ModuleTimes]:
+    """Times of each module in one step, by qualified name, without rates; empty without times."""
     own, table = traced.own_forward_sec or {}, traced.tables and traced.tables.modules
-    nothing = {"backward_sec": None, "own_backward_sec": None}
     if not table:
+        untold: dict[str, Any] = {"clock": "hooks", "backward_sec": None, "own_backward_sec": None}
         return {
-            name: {"clock": "hooks", "forward_sec": sec, "own_forward_sec": own.get(name, 0.0), **nothing}
+            name: ModuleTimes(forward_sec=sec, own_forward_sec=own.get(name, 0.0), **untold)
             for name, sec in with_those_below(own, 0.0).items()
         }
+    forward, backward = traced.forward_scale / _US_PER_SEC, traced.backward_scale / _US_PER_SEC
     return {
-        row.name: {
-            "clock": table.clock,
-            "forward_sec": row.forward_us * traced.forward_scale / _US_PER_SEC,
-            "own_forward_sec": row.own_forward_us * traced.forward_scale / _US_PER_SEC,
-            "backward_sec": row.backward_us * traced.backward_scale / _US_PER_SEC,
-            "own_backward_sec": row.own_backward_us * traced.backward_scale / _US_PER_SEC,
-            **({} if table.backward_us else nothing),  # the steps have no backward, instead of one of 0 s
-        }
+        row.name: ModuleTimes(
+            clock=table.clock,
+            forward_sec=row.forward_us * forward,
+            own_forward_sec=row.own_forward_us * forward,
+            # None: the steps have no backward, instead of one of 0 s.
+            backward_sec=row.backward_us * backward if table.backward_us else None,
+            own_backward_sec=row.own_backward_us * backward if table.backward_us else None,
+        )
         for row in table.rows
     }

@@ -101,11 +101,11 @@ class ModuleTimes:
     backward_sec: float | None
     own_backward_sec: float | None  #: Backward without the modules below it; None without a trace.
     #: Forward FLOPs of the counted step / seconds, an estimate where the traced step is not like it; None without.
-    forward_flops_per_sec: float | None
-    backward_flops_per_sec: float | None  #: Backward and recomputed FLOPs / seconds.
+    forward_flops_per_sec: float | None = None
+    backward_flops_per_sec: float | None = None  #: Backward and recomputed FLOPs / seconds.
     #: Share of the device's peak, for the dtypes it computes in; None if one of them has no known peak.
-    forward_utilization: float | None
-    backward_utilization: float | None  #: Share of the device's peak that the backward reaches.
+    forward_utilization: float | None = None
+    backward_utilization: float | None = None  #: Share of the device's peak that the backward reaches.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

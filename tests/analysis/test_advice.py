@@ -28,7 +28,9 @@ from lightning_flops.records import (
     RunFacts,
     StepTensors,
     TensorLife,
+    WindowRecord,
 )
+from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Advice, Budget, BudgetKey, DtypeFlops, LineProfile, ModuleTimes
 from lightning_flops.schema.trace import Straggler, TracedStep
 from tests.report import windows
@@ -340,25 +342,29 @@ def gathered(
     """Evidence of eight equal steps of 20 ms; *times* are the modules' own milliseconds."""
     seconds = PhaseSeconds(data_wait=0.004, forward=0.006, backward=0.008, optimizer=0.002)
     window = replace(
-        windows.mlp_window(), timed_steps=tuple(windows.step(at, seconds=seconds) for at in range(8)), **changes
+        windows.mlp_window(),
+        timed_steps=tuple(windows.step(at, micro_steps=2, seconds=seconds) for at in range(8)),
+        **changes,
     )
+    dtypes = flops_in("float32", 30), flops_in("tf32", 70)
+    profile = replace(profile_of(window), dtypes=dtypes, traced=traced, budget=budget)
+    return gather_evidence(window, with_times(profile, times or {}))
+
+
+def profile_of(window: WindowRecord) -> Profile:
+    return windows.build_profile(window, config=ProfilerConfig())
+
+
+def with_times(profile: Profile, times: dict[str, float]) -> Profile:
+    """*profile* with modules that have these own milliseconds alone."""
     of_modules = {
         name: ModuleTimes(
-            clock="host", forward_sec=own / 1e3, own_forward_sec=own / 1e3, backward_sec=0.0, own_backward_sec=0.0,
-            forward_flops_per_sec=None, backward_flops_per_sec=None, forward_utilization=None,
-            backward_utilization=None,
+            clock="host", forward_sec=own / 1e3, own_forward_sec=own / 1e3, backward_sec=0.0, own_backward_sec=0.0
         )
-        for name, own in (times or {}).items()
-    }  # fmt: skip
-    return gather_evidence(
-        window,
-        timing=build_timing(window.timed_steps, mixed_phases=()),
-        batches=2,
-        dtypes=(flops_in("float32", 30), flops_in("tf32", 70)),
-        times=of_modules,
-        traced=traced,
-        budget=budget,
-    )
+        for name, own in times.items()
+    }
+    root = profile.modules[0]
+    return replace(profile, modules=tuple(replace(root, name=name, times=one) for name, one in of_modules.items()))
 
 
 TRACED = windows.traced()
@@ -513,9 +519,7 @@ def test_lines_are_named_that_are_not_the_models_work(part: str, more: dict[str,
     window = replace(whole, timed_steps=timed, flops=flops)
     timing = build_timing(timed, mixed_phases=())
     lines = build_lines(record, timing=timing, on_host=True)
-    evidence = gather_evidence(
-        window, timing=timing, batches=1, dtypes=(), times={}, traced=None, budget=None, lines=lines
-    )
+    evidence = gather_evidence(window, replace(profile_of(window), lines=lines))
     assert [one for one in ("line", "line_in_module") if evidence.shares.get(one)] == ([] if rule is None else [rule])
 
 
@@ -555,10 +559,8 @@ def test_what_a_loop_of_lines_saves_has_the_backward_of_what_it_made() -> None:
     for operators in (63, 64):
         flops = replace(whole.flops, cells=(replace(cell("net", "forward", 0), calls=operators),))
         window = replace(whole, timed_steps=timed, flops=replace(flops, module_calls={"net": 1}))
-        found = gather_evidence(
-            window, timing=timing, batches=1, dtypes=(), times={}, traced=None, budget=None,
-            lines=build_lines(record, timing=timing, on_host=True),
-        )  # fmt: skip
+        lines = build_lines(record, timing=timing, on_host=True)
+        found = gather_evidence(window, replace(profile_of(window), lines=lines))
         shares.append(found.shares["line_in_module"])
     assert shares == [None, pytest.approx((6 + 8) / 2 / 20)]
 

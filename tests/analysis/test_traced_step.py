@@ -60,7 +60,7 @@ def test_seconds_of_a_device_are_scaled_to_the_elements_of_the_counted_steps_bat
     traced = known(build_traced_step(window))
     assert not traced.like_counted and not traced.is_apart
     assert (traced.forward_scale, traced.backward_scale) == (1.5, 1.5)
-    times = module_times(traced, window.flops.cells, {}, counted_steps=1)[0]
+    times = module_times(traced)
     assert times["fc"].forward_sec == pytest.approx(60e-6)
 
 
@@ -91,7 +91,7 @@ def test_modules_and_operators_have_medians_over_the_traced_steps_scaled_to_a_ty
     assert (traced.steps, traced.tables.modules.steps, traced.tables.modules.forward_us) == (3, 1, 40.0)
     assert (round(traced.forward_scale, 9), round(traced.backward_scale, 9)) == (1.6, 0.25)
     assert traced.is_apart  # the backward took four times as long as it does
-    times = module_times(traced, window.flops.cells, {}, counted_steps=1)[0]
+    times = module_times(traced)
     fc, root = times["fc"], times[""]
     found_us = [fc.forward_sec, known(fc.backward_sec), root.forward_sec, root.own_forward_sec]
     assert [round(1e6 * seconds, 6) for seconds in found_us] == [32, 5, 80, 48]
