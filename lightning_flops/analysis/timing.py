@@ -48,16 +48,16 @@ def timed_steps(window: WindowRecord) -> tuple[list[StepRecord], float]:
     if not steps or len(plain) < _LEAST_PLAIN:
         return steps, 1.0
     longer = _typical([step.seconds.total for step in steps if step.seconds is not None]) / _typical(plain)
-    return [replace(step, seconds=_scaled(step.seconds, 1 / longer)) for step in steps], longer
+    scaled = [{name: spent / longer for name, spent in asdict(step.seconds).items()} for step in steps if step.seconds]
+    return [replace(step, seconds=PhaseSeconds(**of)) for step, of in zip(steps, scaled, strict=True)], longer
 
 
 def _typical(times: Sequence[float]) -> float:
-    middle = middle_half(times)
-    return math.fsum(times[place] for place in middle) / len(middle)
+    return _mean([times[place] for place in middle_half(times)])
 
 
-def _scaled(seconds: PhaseSeconds | None, factor: float) -> PhaseSeconds | None:
-    return seconds and PhaseSeconds(**{name: factor * spent for name, spent in asdict(seconds).items()})
+def _mean(times: Sequence[float]) -> float:
+    return math.fsum(times) / len(times)
 
 
 def build_timing(
@@ -76,18 +76,28 @@ def build_timing(
     if not seconds:
         return None
     mixed = tuple(phase for phase in _PHASES if phase in set(mixed_phases))
-    wall = [one.total for one in seconds]
-    middle = middle_half(wall)
-    parts = tuple(_part(phases, times, middle) for phases, times in _by_part(seconds, mixed, trains=trains).items())
+    wall, middle = [one.total for one in seconds], middle_half([one.total for one in seconds])
+    rare = {(phase,) for phase in (("bubble",) if trains else _OF_TRAINING)}  # only pipelines have a bubble
+    parts = []
+    for phases in dict.fromkeys(mixed if phase in mixed else (phase,) for phase in _PHASES):
+        times = tuple(math.fsum(getattr(one, phase) for phase in phases) for one in seconds)
+        typical_sec = _mean([times[place] for place in middle])
+        if phases not in rare or any(times):
+            parts.append(PartTiming(phases=phases, mean_sec=_mean(times), typical_sec=typical_sec, steps_sec=times))
     sums = (math.fsum(part.mean_sec for part in parts), math.fsum(part.typical_sec for part in parts))
     step = PartTiming(phases=(), mean_sec=sums[0], typical_sec=sums[1], steps_sec=tuple(wall))
     measured = _NO_LOSS if processor is None else processor
+    readers = [one.reader_sec for one in steps if one.reader_sec is not None and _is_duration(one.reader_sec)]
+    is_read = len(readers) == len(steps) and "data_wait" not in mixed  # else not timed apart, and so not by the host
+    excluded: Counter[str] = Counter()
+    for one in steps:
+        excluded.update({cause: sec for cause, sec in one.excluded_sec.items() if _is_duration(sec)})
     return TimingProfile(
         stalls=_stalls(parts, step, middle),
-        parts=parts,
+        parts=tuple(parts),
         global_step=step,
-        reader_sec=None if "data_wait" in mixed else _reader_sec(steps),  # not timed apart, and so not by the host
-        excluded_sec=_excluded_sec(steps),
+        reader_sec=_mean(readers) if is_read else None,
+        excluded_sec={cause: sec for cause, sec in sorted(excluded.items()) if sec},
         excludes_in_each=all(any(one.excluded_sec.values()) for one in steps),
         processor_steps_sec=_by_step(measured.batches_sec, len(seconds)),
         starved_share=measured.waited_share,
@@ -96,45 +106,10 @@ def build_timing(
     )
 
 
-def _by_part(
-    seconds: Sequence[PhaseSeconds], mixed: tuple[TimePhase, ...], *, trains: bool
-) -> dict[tuple[TimePhase, ...], list[float]]:
-    """Each step's time of each phase, of the *mixed* ones together, without phases that such a run does not have."""
-    times = {
-        together: [math.fsum(getattr(one, phase) for phase in together) for one in seconds]
-        for together in dict.fromkeys(mixed if phase in mixed else (phase,) for phase in _PHASES)
-    }
-    rare = {(phase,) for phase in (("bubble",) if trains else _OF_TRAINING)}  # only pipelines have a bubble
-    return {together: of_steps for together, of_steps in times.items() if together not in rare or any(of_steps)}
-
-
-def _reader_sec(steps: Sequence[StepRecord]) -> float | None:
-    """Mean of what the reader took; None where one of *steps* does not know it."""
-    known = [one.reader_sec for one in steps if one.reader_sec is not None and _is_duration(one.reader_sec)]
-    return math.fsum(known) / len(known) if len(known) == len(steps) else None
-
-
-def _excluded_sec(steps: Iterable[StepRecord]) -> dict[str, float]:
-    """What was left out of all *steps* together, by cause."""
-    excluded: Counter[str] = Counter()
-    for one in steps:
-        excluded.update({cause: sec for cause, sec in one.excluded_sec.items() if _is_duration(sec)})
-    return {cause: sec for cause, sec in sorted(excluded.items()) if sec}
-
-
 def middle_half(times: Sequence[float]) -> list[int]:
     """Places of the middle half of *times*: without the shortest and the longest quarter, both rounded down."""
     ordered = sorted(range(len(times)), key=times.__getitem__)
     return sorted(ordered[len(times) // 4 : len(times) - len(times) // 4])
-
-
-def _part(phases: tuple[TimePhase, ...], times: Sequence[float], middle: Sequence[int]) -> PartTiming:
-    return PartTiming(
-        phases=phases,
-        mean_sec=math.fsum(times) / len(times),
-        typical_sec=math.fsum(times[place] for place in middle) / len(middle),
-        steps_sec=tuple(times),
-    )
 
 
 def _by_step(batches_sec: Sequence[float], steps: int) -> tuple[float, ...]:
@@ -181,13 +156,10 @@ def build_budget(
     """
     if timing is None or timing.global_step.typical_sec <= 0:
         return None
-    filling = None if traced is None else traced.filling
-    spent_ns = _spent_ns(timing.parts, filling or {}, on_device=traced is not None and traced.shows_device)
-    times_ns: dict[BudgetKey, int | None] = {**dict.fromkeys(_ROWS), **spent_ns}
-    if not _sees_data(timing.parts):
-        times_ns["data"] = None
+    fillings = None if traced is None else traced.filling
+    times_ns = _spent_ns(timing.parts, fillings or {}, on_device=traced is not None and traced.shows_device)
     notes = []
-    if filling is None:
+    if fillings is None:
         times_ns |= dict.fromkeys(_OF_TRACE)
         notes.append(
             "Other operators, communication and idle are n/a without a trace that shows what filled the phases."
@@ -211,19 +183,17 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _sees_data(parts: Iterable[PartTiming]) -> bool:
-    """Whether the wait for data is apart from what is no such wait; if not, it stands in ``other``."""
-    return any("data_wait" in part.phases and _DATA.issuperset(part.phases) for part in parts)
-
-
 def _spent_ns(
     parts: Sequence[PartTiming], fillings: Mapping[str, PartFilling], *, on_device: bool
-) -> Counter[BudgetKey]:
+) -> dict[BudgetKey, int | None]:
     """Nanoseconds of each row before any peak; what no trace divides is computing."""
-    spent, of_data = Counter[BudgetKey](dict.fromkeys(_ROWS[2:], 0)), _DATA if _sees_data(parts) else set[str]()
+    spent = Counter[BudgetKey](dict.fromkeys(_ROWS[2:], 0))
+    # If the wait for data is not apart from what is no such wait, it stands in ``other``.
+    sees_data = any("data_wait" in part.phases and _DATA.issuperset(part.phases) for part in parts)
     for part in parts:
+        typical_ns = _ns(part.typical_sec)
         if _NO_COMPUTE.issuperset(part.phases):
-            spent["data" if of_data.issuperset(part.phases) else "other"] += _ns(part.typical_sec)
+            spent["data" if sees_data and _DATA.issuperset(part.phases) else "other"] += typical_ns
             continue
         inside = [fillings[phase] for phase in part.phases if phase in fillings]
         weights: dict[BudgetKey, int] = {
@@ -232,9 +202,8 @@ def _spent_ns(
             "idle": sum(one.idle_ns + one.copies_ns for one in inside),
             "compute": sum(one.matmul_ns for one in inside),  # the last, which has all where nothing is known
         }
-        typical_ns = _ns(part.typical_sec)
         if on_device and (traced_ns := sum(weights.values())):
             weights["communication"] = weights["communication"] * typical_ns // traced_ns
             weights["idle"] = max(0, typical_ns + weights["idle"] - sum(weights.values()))
         spent.update(dict(zip(weights, apportioned(typical_ns, list(weights.values())), strict=True)))
-    return spent
+    return {name: spent[name] if name in spent and (sees_data or name != "data") else None for name in _ROWS}
