@@ -51,9 +51,9 @@ MUTATIONS = (
     Mutation("analysis/step_flops.py", "steps * shape.elements / other.elements", "steps", _STEPS),
     Mutation("analysis/step_flops.py", "_SHARE = 0.005", "_SHARE = 0.05", _STEPS),
     Mutation("analysis/step_flops.py", "real < processed", "real <= processed", _STEPS),
-    Mutation("analysis/throughput.py", "maximum=maximum * dp_size", "maximum=maximum", "analysis/test_throughput.py"),
-    Mutation("analysis/throughput.py", "minimum=minimum * dp_size", "minimum=minimum", "analysis/test_throughput.py"),
-    Mutation("analysis/throughput.py", "timed_tokens * dp_size", "timed_tokens", "analysis/test_throughput.py"),
+    Mutation("analysis/rates.py", "maximum=maximum * dp_size", "maximum=maximum", "analysis/test_throughput.py"),
+    Mutation("analysis/rates.py", "minimum=minimum * dp_size", "minimum=minimum", "analysis/test_throughput.py"),
+    Mutation("analysis/rates.py", "timed_tokens * dp_size", "timed_tokens", "analysis/test_throughput.py"),
     Mutation(
         "analysis/rates.py",
         "if share is not None and share > 1",

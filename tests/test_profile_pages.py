@@ -15,7 +15,7 @@ from mkdocs.config import load_config
 
 from docs import write_advice, write_profile_pages, write_settings_tables
 from lightning_flops import compare_profiles, render_text
-from lightning_flops.analysis.throughput import build_throughput
+from lightning_flops.analysis.rates import build_throughput
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import BatchTotals, Extremes
 from lightning_flops.schema.profile import Profile

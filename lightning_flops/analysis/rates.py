@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
-from lightning_flops.records import BatchTokens, RunContext
+from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes, RunContext, StepSums
 from lightning_flops.schema.step import Rates, StepFlops, TimingProfile
+from lightning_flops.schema.throughput import Spread, ThroughputSummary
 
 _Number = TypeVar("_Number", int, float)
 
@@ -153,3 +154,77 @@ def apportioned(total_ns: int, weights: Sequence[int]) -> list[int]:
         pieces.append(until - before)
         before = until
     return pieces
+
+
+_NO_PEAK = f"no dense peak of this device is known for every dtype of the run; {GIVE_PEAK}"
+_NO_FORMULA = "no formula gives the cost of its steps without padding"
+
+_TOO_WIDE = "{checks} steps that were counted at random differ so much that the 95% interval is wider than ±100%"
+_OF_FLOPS = "model_flops hardware_flops lower_bound steps_counted steps_by_formula steps_estimated checks".split()
+
+
+def build_throughput(
+    totals: BatchTotals,
+    *,
+    dp_size: int,
+    flops: StepSums | None = None,
+    model_flops_peak_sec: float | None = None,
+    useful_flops_peak_sec: float | None = None,
+    notes: tuple[str, ...] = (),
+    tokens: BatchTokens = UNKNOWN_TOKENS,
+    timed_tokens: int | None = None,
+) -> ThroughputSummary | None:
+    """Averages and extremes of *totals*, what the batches of this rank took; None without batches.
+
+    *flops* are of all steps of this rank; those of the unprofiled ones, and what these would have without padding, take
+    *model_flops_peak_sec* and *useful_flops_peak_sec* at the device's peaks. *tokens* are of all batches, and
+    *timed_tokens* of those in *totals*, as the user has said, or without padding. Items of *dp_size* ranks add up.
+    """
+    seconds, reader = totals.seconds, totals.reader_sec
+    if seconds is None:
+        return None
+    unit: Literal["samples/s", "batches/s"] = "batches/s"
+    amounts = ((totals.batches, seconds.total), (1, seconds.least), (1, seconds.greatest))
+    rates = [per_second(amount=number, seconds=sec) for number, sec in amounts]
+    if totals.samples is not None and totals.samples_per_sec is not None:
+        of_samples, unit = totals.samples_per_sec, "samples/s"
+        rates = [per_second(amount=totals.samples, seconds=seconds.total), of_samples.greatest, of_samples.least]
+    average, most, least = (None if rate is None else rate * dp_size for rate in rates)
+    peak_sec = {"mfu": model_flops_peak_sec, "useful_mfu": useful_flops_peak_sec}
+    shares, unavailable = utilization(peak_sec, seconds.total)
+    counts: dict[str, Any] = {}
+    if flops is not None:
+        counts = {name: getattr(flops, name) for name in _OF_FLOPS}
+        counts |= {"checks_seed": flops.seed, "flops_error": flops.error}
+        no_useful = _NO_FORMULA if flops.unprofiled.useful_by_dtype is None else _NO_PEAK
+        why = {"mfu": _NO_PEAK} | ({} if tokens.real is None else {"useful_mfu": no_useful})
+        unavailable = {name: words for name, words in why.items() if peak_sec[name] is None} | unavailable
+        if (flops.error or 0.0) > 1.0:
+            counts |= dict.fromkeys(("model_flops", "hardware_flops"))
+            shares = dict.fromkeys(shares)
+            unavailable |= dict.fromkeys(shares, _TOO_WIDE.format(checks=flops.checks))
+    return ThroughputSummary(
+        batches=totals.batches,
+        reader_ratio=None if reader is None else ratio(part=reader.total, whole=seconds.total),
+        reader_cost_sec=None if reader is None else _mean(reader),
+        batch_cost_sec=_mean(seconds),
+        ips=None
+        if average is None or most is None or least is None
+        else Spread(average=average, maximum=most, minimum=least),
+        ips_unit=unit,
+        **counts,
+        notes=notes,
+        mfu=shares["mfu"],
+        useful_mfu=shares["useful_mfu"],
+        tokens=tokens.processed,
+        real_tokens=tokens.real,
+        padding_ratio=padding_ratio(tokens),
+        tokens_per_sec=per_second(amount=timed_tokens and timed_tokens * dp_size, seconds=seconds.total),
+        unavailable=unavailable,
+        batch_stretches_sec=tuple(one for one, _ in totals.stretches_sec),
+        reader_stretches_sec=() if reader is None else tuple(wait for _, wait in totals.stretches_sec),
+    )
+
+
+def _mean(values: Extremes) -> Spread:
+    return Spread(average=values.total / values.number, maximum=values.greatest, minimum=values.least)

@@ -12,9 +12,8 @@ from typing import Any
 
 from lightning_flops import host_clock
 from lightning_flops.analysis.peaks import measured_peaks, peak_for
-from lightning_flops.analysis.rates import padding_ratio, peak_seconds
+from lightning_flops.analysis.rates import build_throughput, padding_ratio, peak_seconds
 from lightning_flops.analysis.step_flops import StepFlops, seed_of_run
-from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.batches import BatchMeter
 from lightning_flops.measure.counting.part_counter import CountedStep

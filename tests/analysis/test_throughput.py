@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_flops.analysis.throughput import build_throughput
+from lightning_flops.analysis.rates import build_throughput
 from lightning_flops.records import BatchTokens, BatchTotals, Extremes
 from lightning_flops.schema.throughput import Spread
 from tests.analysis.in_memory import known

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_flops.analysis.throughput import build_throughput
+from lightning_flops.analysis.rates import build_throughput
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import (
