@@ -105,7 +105,7 @@ def _half_width(a: Runs, b: Runs) -> float | None:
         return _t(freedom) * math.sqrt(squares / freedom * (1 / len(a) + 1 / len(b)))
     if min(map(len, (*a, *b))) < LEAST_STEPS:
         return None
-    batches = [np.concatenate([_batch_means(one) for one in side]) for side in (a, b)]
+    batches = [np.concatenate([batch_means(one) for one in side]) for side in (a, b)]
     squares_of = [float(one.var(ddof=1)) / len(one) for one in batches]
     if not sum(squares_of):
         return 0.0
@@ -117,7 +117,8 @@ def _t(freedom: int) -> float:
     return _T[min(freedom, len(_T) + 1) - 2]
 
 
-def _batch_means(steps: Floats) -> Floats:
+def batch_means(steps: Floats) -> Floats:
+    """Means of n^(1/3) neighbouring *steps*, which are alike; at least five of them, if there are as many."""
     length = max(1, min(round(math.pow(len(steps), 1 / 3)), len(steps) // 5))
     means: Floats = steps[: len(steps) // length * length].reshape(-1, length).mean(axis=1)
     return means

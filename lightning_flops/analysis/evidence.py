@@ -15,7 +15,7 @@ from lightning_flops.analysis.devices import UNKNOWN_DEVICE, DeviceAbilities, de
 from lightning_flops.analysis.lines import Cause, causes
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.timing import timed_steps
-from lightning_flops.records import ModuleRecord, OperatorCell, ProcessorLoss, RunFacts, WindowRecord
+from lightning_flops.records import ModuleRecord, OperatorCell, RunFacts, WindowRecord
 from lightning_flops.schema.plan import MemoryReport
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Budget, LineProfile, LinesProfile, ModuleTimes, TimingProfile
@@ -73,11 +73,6 @@ class Evidence:
     #: Processor time that this process had, or was ready for, while steps were timed ÷ their time.
     processor_share: float | None = None
 
-    def gain(self, dtype: str, faster: str) -> float | None:
-        """Share of its time that work in *dtype* saves by the peak of another dtype; None if one is not known."""
-        slow, fast = self.peaks.get(dtype), self.peaks.get(faster)
-        return None if not slow or not fast else max(0.0, 1.0 - slow / fast)
-
     @property
     def data_wait_share(self) -> float | None:
         """Waiting for data."""
@@ -116,13 +111,16 @@ def gather_evidence(window: WindowRecord, profile: Profile) -> Evidence:
 def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: float) -> Evidence:
     """How the run is set up, and how long the parts of its steps are."""
     context, processor, facts = window.context, window.processor, window.facts or _NO_FACTS
-    shares: dict[str, float | None] = {"starved": None if processor is None else _starved_share(processor)}
-    times: dict[str, Any] = {}
+    shares, times = dict[str, float | None](), dict[str, Any]()
+    if processor is not None and processor.waited_share is not None:
+        waited, had = processor.waited_share, ratio(part=math.fsum(processor.batches_sec), whole=processor.seconds)
+        shares["starved"] = waited if processor.seconds >= _LEAST_SEC or waited >= _CHANCE_SHARE else None
+        times["processor_share"] = None if had is None else had + waited
     if timing is not None:
         step_sec = timing.global_step.typical_sec
         parts = {part.name: ratio(part=part.typical_sec, whole=step_sec) or 0.0 for part in timing.parts}
         compute_sec = timing.seconds_of("forward", "backward", typical=True)
-        times = {"step_sec": step_sec, "data_wait_sec": timing.seconds_of("data_wait", typical=True), "parts": parts}
+        times |= {"step_sec": step_sec, "data_wait_sec": timing.seconds_of("data_wait", typical=True), "parts": parts}
         times["compute_share"] = ratio(part=compute_sec, whole=step_sec)
         shares["optimizer"] = ratio(part=timing.seconds_of("optimizer", typical=True), whole=step_sec)
         shares["heat_limited"] = timing.heat_limited_share
@@ -137,7 +135,6 @@ def _of_run(window: WindowRecord, timing: TimingProfile | None, *, batches: floa
         facts=facts,
         backend=facts.process_group_backend if on_several else None,
         idle_cores=None if processor is None else processor.idle_cores,
-        processor_share=None if processor is None else _processor_share(processor),
         **times,
     )
 
@@ -311,16 +308,6 @@ def _unused(window: WindowRecord, times: Mapping[str, ModuleTimes]) -> dict[str,
 
 def _product(share: float | None, of: float | None) -> float | None:
     return None if share is None or of is None else share * of
-
-
-def _processor_share(processor: ProcessorLoss) -> float | None:
-    had = ratio(part=math.fsum(processor.batches_sec), whole=processor.seconds)
-    return None if had is None or processor.waited_share is None else had + processor.waited_share
-
-
-def _starved_share(processor: ProcessorLoss) -> float | None:
-    share = processor.waited_share
-    return share if share is not None and (processor.seconds >= _LEAST_SEC or share >= _CHANCE_SHARE) else None
 
 
 def _misaligned(

@@ -27,6 +27,7 @@ def build_modules(
     for name in (*by_name, *(cell.module for cell in record.cells), *record.module_calls):
         for above in with_those_above(name) if name != OUTSIDE else ():
             by_name.setdefault(above, ModuleRecord(name=above, type_name=""))
+    places = {name: place for place, name in enumerate(by_name)}  # siblings keep their order
     no_flops, no_bytes = PhaseFlops(), PhaseBytes()
     total, total_bytes = with_those_below(own, no_flops), with_those_below(moved, no_bytes)
     return tuple(
@@ -42,22 +43,8 @@ def build_modules(
             alias_of=by_name[name].alias_of,
             times=times.get(name),
         )
-        for name in _in_tree_order(by_name)
+        for name in sorted(by_name, key=lambda name: [places[above] for above in with_those_above(name)][::-1])
     )
-
-
-def _in_tree_order(names: Iterable[str]) -> list[str]:
-    """Each of *names* before those below it; siblings keep their order. Every parent is among *names*."""
-    children: defaultdict[str, list[str]] = defaultdict(list)
-    for name in names:
-        children[parent_name(name)].append(name)  # the root is among its own children
-    ordered: list[str] = []
-    waiting = [""] if children else []
-    while waiting:
-        name = waiting.pop()
-        ordered.append(name)
-        waiting.extend(below for below in reversed(children[name]) if below)
-    return ordered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -244,15 +244,14 @@ def _set_up(facts: RunFacts | None) -> dict[str, str]:
     """What is known of the set-up, by name."""
     if facts is None:
         return {}
-    found = {}
-    if facts.optimizers:
-        ways = [", ".join(filter(None, (one.type_name, one.updates))) for one in facts.optimizers]
-        found["optimizer"] = "; ".join(dict.fromkeys(ways))
-    if facts.loader_workers is not None:
-        found["workers"] = str(facts.loader_workers)
-    if facts.cores is not None:
-        found["cores"] = str(facts.cores)
-    return found | ({"compiled": "seen"} if facts.compiled else {})
+    ways = [", ".join(filter(None, (one.type_name, one.updates))) for one in facts.optimizers or ()]
+    found = {
+        "optimizer": "; ".join(dict.fromkeys(ways)) or None,
+        "workers": facts.loader_workers,
+        "cores": facts.cores,
+        "compiled": "seen" if facts.compiled else None,
+    }
+    return {name: str(value) for name, value in found.items() if value is not None}
 
 
 def _mean_amount(amounts: Sequence[int | None]) -> float | None:

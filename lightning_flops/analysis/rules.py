@@ -14,10 +14,10 @@ from functools import partial
 from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.loading import kept_up_with, share_of_wait, words_of_loader
 from lightning_flops.analysis.names import pattern_of
-from lightning_flops.analysis.stragglers import straggler_action, straggler_evidence
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.step import Advice
-from lightning_flops.units import percent, plain
+from lightning_flops.schema.trace import Straggler
+from lightning_flops.units import duration, percent, plain
 
 _PROFILER, _MATCHER, _OWN = "PyTorch Profiler's recommendations", "torch.profiler's pattern matcher", "this project"
 _NAMED = 3
@@ -78,8 +78,9 @@ class Rule:
 
 def _of_products(dtype: str, faster: str, evidence: Evidence, measured: float) -> float | None:
     """What products in *dtype* save at the peak of another one."""
-    gain, share = evidence.gain(dtype, faster), evidence.matmul_share or evidence.compute_share
-    return None if gain is None or share is None else measured * share * gain
+    slow, fast, share = evidence.peaks.get(dtype), evidence.peaks.get(faster), evidence.matmul_share
+    share = share or evidence.compute_share
+    return None if not slow or not fast or share is None else measured * share * max(0.0, 1.0 - slow / fast)
 
 
 def _of_memory(evidence: Evidence) -> Mapping[str, str]:
@@ -135,6 +136,31 @@ def _of_waiting(evidence: Evidence) -> Mapping[str, str]:
 
 def _optimizers(evidence: Evidence) -> set[str]:
     return {one.type_name for one in evidence.facts.optimizers or ()}
+
+
+def straggler_evidence(straggler: Straggler) -> str:
+    """Who waits for whom, how long, and where that comes from, in a sentence."""
+    late = f"The other ranks wait {duration(straggler.late_sec)} a step ({percent(straggler.share)} of it) for "
+    late += f"rank {straggler.rank}"
+    if straggler.part is None:
+        return f"{late}: no part of its step stands out alone."
+    part = "what is in no named part of its step" if straggler.part == "other" else f"its {straggler.part}"
+    # Not by how much in the module: that is of the traced step, and the part's figure may be of all timed ones.
+    module = "" if straggler.module is None else f", mostly in {straggler.module or 'the root module'}"
+    if straggler.outside_modules:
+        module = ", outside its modules"
+    return f"{late}: {part} takes {duration(straggler.part_sec)} longer than theirs{module}."
+
+
+def straggler_action(straggler: Straggler) -> str:
+    """What to try, in a sentence."""
+    if straggler.part == "data wait":
+        return "Look at how that rank gets its data: its storage, its workers, the lengths of its samples."
+    if straggler.module is not None:
+        return f"Look at what {straggler.module or 'the root module'} is given there, and at that rank's device."
+    if straggler.outside_modules:
+        return f"Look at what that rank does around its modules in its {straggler.part}: losses, metrics, hooks."
+    return "Balance the work between ranks, and look at that rank's device."
 
 
 def _of_straggler(evidence: Evidence) -> Mapping[str, str]:

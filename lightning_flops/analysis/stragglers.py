@@ -10,17 +10,17 @@ transfers alone are compared: elsewhere work cannot be separated from waiting.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from lightning_flops.analysis.compare_figures import batch_means
 from lightning_flops.analysis.flop_counts import grouped
 from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.trace import Straggler, TracedPart
-from lightning_flops.units import duration, percent
 
 _MAIN_SHARE = 0.5  # a part, or a module, is named if it has at least this share of what a rank is late by
 _STANDARD_ERRORS = 4.0  # a difference of means that is less than so many standard errors may be by chance
@@ -52,8 +52,8 @@ def chance_sec(records: Sequence[RankRecord]) -> dict[str, float]:
     most: dict[str, float] = {}
     for peers in _peers(records):
         if len(peers) > 1:
-            names, delays = _delays(peers)
-            for name, chance in zip(names, delays.chance.max(axis=0).tolist(), strict=True):
+            names, _, chances = _delays(peers)
+            for name, chance in zip(names, chances.max(axis=0).tolist(), strict=True):
                 most[name] = max(chance, most.get(name, 0.0))
     return most
 
@@ -87,48 +87,28 @@ def _of_record(record: RankRecord, *, traced: bool) -> _Rank:
         if not traced and not _NEVER_WAITS.issuperset(part.phases):
             continue
         inside = [trace[phase] for phase in part.phases if phase in trace]
-        own_sec[part.name], means = part.mean_sec, _batch_means(part.steps_sec)
+        own_sec[part.name], means = part.mean_sec, batch_means(np.array(part.steps_sec))
         if sum(one.exposed_sec for one in inside) > _WAITS * sum(one.wall_sec for one in inside):
             # Of a traced step that was late by chance, no more than usual.
             own_sec[part.name] = min(part.mean_sec, sum(_own(inside).values()))
-            means = [math.fsum(of) for of in zip(*(one.own_steps_sec for one in inside), strict=True)] or means
+            of_steps = np.array([one.own_steps_sec for one in inside]).sum(axis=0)
+            means = of_steps if len(of_steps) else means
         errors = _FEW if len(means) < _MANY else 1.0
-        variances[part.name] = errors**2 * _variance(means) / len(means)
+        variances[part.name] = errors**2 * float(means.var(ddof=1)) / len(means) if len(means) > 1 else 0.0
     return _Rank(record.rank, profile.timing.global_step_sec, own_sec, variances, record)
 
 
-def _batch_means(steps_sec: Sequence[float]) -> list[float]:
-    """Means of n^(1/3) neighbouring steps, which are alike where other programs slow some of them."""
-    length = max(1, round(len(steps_sec) ** (1 / 3)))
-    return [fmean(steps_sec[at : at + length]) for at in range(0, len(steps_sec) - length + 1, length)]
-
-
-def _variance(values: Sequence[float]) -> float:  # in floats: exact fractions of thousands of ranks take seconds
-    mean = fmean(values)
-    return math.fsum((one - mean) ** 2 for one in values) / max(1, len(values) - 1)
-
-
-class _Delays(NamedTuple):
-    """By how much each rank (row) is later than the median of the others in each part (column), in seconds."""
-
-    late: Any
-    chance: Any  #: So much may be by chance.
-
-
-def _delays(peers: Sequence[_Rank]) -> tuple[list[str], _Delays]:
-    import numpy as np  # here, as reports are read without it
-
+def _delays(peers: Sequence[_Rank]) -> tuple[list[str], Any, Any]:
+    """By how many seconds each rank (row) is later than the median of the others in each part, and by chance."""
     names = list(dict.fromkeys(name for one in peers for name in one.own_sec))
     own = np.array([[one.own_sec.get(name, 0.0) for name in names] for one in peers])
     variances = np.array([[one.variances.get(name, 0.0) for name in names] for one in peers])
     chance = _STANDARD_ERRORS * np.sqrt(variances + _of_others(variances))
-    return names, _Delays(own - _of_others(own), chance)
+    return names, own - _of_others(own), chance
 
 
 def _of_others(table: Any) -> Any:
     """The median of all other rows, by row and column."""
-    import numpy as np
-
     # Sorted once for jobs of thousands: what stands behind a value moves up by one place.
     ordered, middle = np.sort(table, axis=0), ((len(table) - 2) // 2, (len(table) - 1) // 2)
     return sum(np.where(table <= ordered[at], ordered[at + 1], ordered[at]) for at in middle) / 2
@@ -138,31 +118,30 @@ def _of_peers(peers: Sequence[_Rank], thresholds: AdviceThresholds | None) -> li
     """The stragglers among ranks that do the same work, the latest first; none of a rank alone."""
     if len(peers) < 2:
         return []
-    import numpy as np
-
-    limits, (names, delays) = thresholds or AdviceThresholds(), _delays(peers)
+    limits, (names, delays, chance) = thresholds or AdviceThresholds(), _delays(peers)
     others_sec = _of_others(np.array([[one.step_sec] for one in peers]))[:, 0]
     least_sec = np.maximum(limits.straggler_sec, (limits.straggler - 1.0) * others_sec)
-    by_part = delays.late * (np.abs(delays.late) > delays.chance)
+    by_part = delays * (np.abs(delays) > chance)
     is_by_part = by_part.sum(axis=1) > least_sec
-    is_whole = delays.late.sum(axis=1) > np.maximum(least_sec, np.sqrt((delays.chance**2).sum(axis=1)))
-    late = np.where(is_by_part[:, None], by_part, delays.late)
+    is_whole = delays.sum(axis=1) > np.maximum(least_sec, np.sqrt((chance**2).sum(axis=1)))
+    late = np.where(is_by_part[:, None], by_part, delays)
     late_sec, found = late.sum(axis=1), []
     for place in np.argsort(-late_sec, kind="stable").tolist():
         if is_by_part[place] or is_whole[place]:
             part, part_sec = _main(names, late[place], late_sec[place])
             records = [one.record for one in (peers[place], *peers[:place], *peers[place + 1 :])]
             module, outside = (None, False) if part is None or part_sec is None else _module(part, part_sec, *records)
-            straggler = Straggler(
-                rank=peers[place].rank,
-                late_sec=float(late_sec[place]),
-                share=float(late_sec[place] / others_sec[place]),
-                part=part,
-                part_sec=part_sec,
-                module=module,
-                outside_modules=outside,
+            found.append(
+                Straggler(
+                    rank=peers[place].rank,
+                    late_sec=float(late_sec[place]),
+                    share=float(late_sec[place] / others_sec[place]),
+                    part=part,
+                    part_sec=part_sec,
+                    module=module,
+                    outside_modules=outside,
+                )
             )
-            found.append(straggler)
     return found
 
 
@@ -179,48 +158,14 @@ def _module(part: str, part_sec: float, mine: RankRecord | None, *others: RankRe
 
     Their times are as they were traced, not scaled: what scales them may be what happened outside of them.
     """
-    import numpy as np
-
-    own = None if mine is None else _own_ns(part, mine)
-    if mine is None or own is None:
+    if mine is None or not getattr(mine, f"own_{part}_ns", None):
         return None, False
-    alike = [_own_ns(part, other) for other in others if other and other.module_names == mine.module_names]
-    if not alike:
+    times = [
+        np.array(getattr(one, f"own_{part}_ns")) / getattr(one.profile.traced, f"{part}_scale")
+        for one in (mine, *others)
+        if one is not None and one.module_names == mine.module_names
+    ]
+    if len(times) < 2:
         return None, False
-    delays_sec = 1e-9 * (own - np.median(np.array(alike), axis=0))
+    delays_sec = 1e-9 * (times[0] - np.median(times[1:], axis=0))
     return _main(mine.module_names, delays_sec, part_sec)[0], bool(delays_sec.sum() < _MAIN_SHARE * part_sec)
-
-
-def _own_ns(part: str, record: RankRecord) -> Any:
-    """Traced nanoseconds of each module in *part*; None where there are none."""
-    import numpy as np
-
-    times, traced = getattr(record, f"own_{part}_ns", None), record.profile.traced
-    if not times or traced is None:
-        return None
-    return np.array(times) / getattr(traced, f"{part}_scale")
-
-
-def straggler_evidence(straggler: Straggler) -> str:
-    """Who waits for whom, how long, and where that comes from, in a sentence."""
-    late = f"The other ranks wait {duration(straggler.late_sec)} a step ({percent(straggler.share)} of it) for "
-    late += f"rank {straggler.rank}"
-    if straggler.part is None:
-        return f"{late}: no part of its step stands out alone."
-    part = "what is in no named part of its step" if straggler.part == "other" else f"its {straggler.part}"
-    # Not by how much in the module: that is of the traced step, and the part's figure may be of all timed ones.
-    module = "" if straggler.module is None else f", mostly in {straggler.module or 'the root module'}"
-    if straggler.outside_modules:
-        module = ", outside its modules"
-    return f"{late}: {part} takes {duration(straggler.part_sec)} longer than theirs{module}."
-
-
-def straggler_action(straggler: Straggler) -> str:
-    """What to try, in a sentence."""
-    if straggler.part == "data wait":
-        return "Look at how that rank gets its data: its storage, its workers, the lengths of its samples."
-    if straggler.module is not None:
-        return f"Look at what {straggler.module or 'the root module'} is given there, and at that rank's device."
-    if straggler.outside_modules:
-        return f"Look at what that rank does around its modules in its {straggler.part}: losses, metrics, hooks."
-    return "Balance the work between ranks, and look at that rank's device."

@@ -11,7 +11,7 @@ from statistics import median
 
 from lightning_flops.analysis.names import name_ranks
 from lightning_flops.analysis.rates import sum_if_all_known
-from lightning_flops.analysis.stragglers import straggler_evidence
+from lightning_flops.analysis.rules import straggler_evidence
 from lightning_flops.report.document import Column, Section, Table, all_of, at, cells, points, some_of
 from lightning_flops.report.profile_document import devices_of, missing_rates, whose
 from lightning_flops.schema.profile import Profile

@@ -18,12 +18,11 @@ from lightning_flops.analysis.rank_record import (
     unpack,
 )
 from lightning_flops.analysis.ranks import with_ranks
+from lightning_flops.analysis.rules import straggler_action, straggler_evidence
 from lightning_flops.analysis.stragglers import (
     chance_sec,
     find_stragglers,
     find_stragglers_in_traces,
-    straggler_action,
-    straggler_evidence,
 )
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
