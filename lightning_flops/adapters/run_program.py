@@ -55,7 +55,7 @@ class LoopFinder:
         self._undo.callback(register_optimizer_step_pre_hook(self._step_begins).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._step_ends).remove)
 
-    def _failed(self, where: str, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:
         failed(self.run, error)
         close_quietly(self._undo)
 

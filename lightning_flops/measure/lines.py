@@ -266,7 +266,8 @@ class LineSampler:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def step_ends(self) -> None:
-        """A step is over, and ``pause`` was called; ``over`` says whether there are enough."""
+        """A step is over; ``over`` says whether there are enough."""
+        self.pause()
         marks = self.timer.cut()
         self._step_sec.append(marks.stamps[-1] - marks.stamps[0])
         for interval, seconds, is_long, place in self._samples:

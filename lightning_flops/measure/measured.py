@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from lightning_flops.measure.batches import never_alike, shapes_text
 from lightning_flops.measure.counting.part_counter import PartCounter
-from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.measure.timing.phase_timer import PhaseTimer, StepMarks, StepTimes
 from lightning_flops.records import SCORING, ModuleRecord, Shapes, StepRecord, StepSignature
 
@@ -65,7 +64,6 @@ class Measured:
     counter: PartCounter
     counted: list[StepRecord]  #: One step; several where signatures keep changing.
     modules: tuple[ModuleRecord, ...]
-    timer: PhaseTimer | None  #: None where the device cannot be timed.
     #: The steps that ran while some were timed.
     watched: list[TimedStep] = field(default_factory=list)
     plain: list[TimedStep] = field(default_factory=list)  #: Those of which no part was timed.
@@ -87,22 +85,17 @@ class Measured:
         known = (counted.forwards, counted.backwards, counted.updates)
         return signature.batches == counted.batches and all(map(operator.contains, ((0, one) for one in known), heard))
 
-    def ran(self, step: TimedStep, clock: WallClock) -> None:
-        """A step is over. Read the times that have passed, for the clock to use their stamps again."""
-        self.unread.append(step)
-        while self.unread and clock.has_passed(self.unread[0].marks.stamps[-1]):
-            self._read(self.unread.popleft())
+    def read(self, timer: PhaseTimer) -> None:
+        """Read the times that have passed, for the clock to use their stamps again."""
+        while self.unread and timer.clock.has_passed(self.unread[0].marks.stamps[-1]):
+            step = self.unread.popleft()
+            step.times = timer.read(step.marks)
 
-    def _read(self, step: TimedStep) -> None:
-        if self.timer is not None:
-            step.times = self.timer.read(step.marks)
-
-    def timed(self, clock: WallClock | None) -> tuple[list[StepRecord], list[float]]:
+    def timed(self, timer: PhaseTimer | None) -> tuple[list[StepRecord], list[float]]:
         """The steps that can be compared with what was counted, and the seconds of those without parts."""
-        if clock is not None and self.unread:
-            clock.settle()
-            while self.unread:
-                self._read(self.unread.popleft())
+        if timer is not None and self.unread:
+            timer.clock.settle()
+            self.read(timer)
         alike = (one for one in self.watched if self.is_comparable(one.step.signature))
         steps = [replace(one.step, **one.times._asdict()) for one in alike if one.times is not None]
         plain = (one for one in self.plain if self.may_be_comparable(one.step.signature))

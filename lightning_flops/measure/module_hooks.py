@@ -6,21 +6,16 @@ import re
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from lightning_flops.measure.patches import listen
+from lightning_flops.measure.patches import Failed, guarded, listen
 from lightning_flops.measure.torch_private.needed import hide
 from lightning_flops.measure.torch_private.optional import READS_MODULE, compiler_callbacks, torchscript
 from lightning_flops.signals import Undo
-
-Failed = Callable[[str, Exception], None]
-"""Gets the place where something of ours failed, and the error; it never raises."""
-
-EnterHook = Callable[[nn.Module, Any], None]
-LeaveHook = Callable[[nn.Module, Any, Any], None]
 
 _IGNORED = re.compile(r"Using `torch.compile\(module\)` when there are global hooks")
 """What torch warns users of ``torch.compile(module)`` about hooks that are not theirs."""
@@ -28,15 +23,15 @@ _IGNORED = re.compile(r"Using `torch.compile\(module\)` when there are global ho
 
 def put_up_hooks(
     undo: Undo,
-    on_enter: EnterHook,
-    on_leave: LeaveHook,
-    on_compiled: Callable[[], None] = lambda: None,
+    on_enter: Callable[[nn.Module, Any], None],
+    on_leave: Callable[[nn.Module, Any, Any], None],
+    on_compiled: Callable[[], None] | None = None,
     *,
     failed: Failed,
 ) -> None:
     """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised.
 
-    They run in the user's step: what one of them raises goes to *failed*, with the place.
+    They run in the user's step: what one of them raises goes to *failed*.
 
     While torch compiles something the hooks are down: compiled code that had seen them would break its graph at them,
     and would be compiled again as soon as they are gone.
@@ -44,13 +39,11 @@ def put_up_hooks(
     *undo* takes them down again. *on_compiled* is called when torch has compiled something.
     """
     handles: list[Any] = []
-    enters = _quiet(on_enter, failed, "a module's forward pre-hook")
-    leaves = _quiet(on_leave, failed, "a module's forward hook")
-    compiled = _quiet(on_compiled, failed, "code that was just compiled")
 
     def put_up() -> None:
         if not handles:
-            handles.append(register_module_forward_pre_hook(enters))
+            handles.append(register_module_forward_pre_hook(partial(guarded, failed, on_enter)))
+            leaves = partial(guarded, failed, on_leave)
             handles.append(register_module_forward_hook(leaves, always_call=True))
 
     def take_down() -> None:
@@ -60,7 +53,7 @@ def put_up_hooks(
 
     def has_compiled(*reason: Any) -> None:
         put_up()
-        compiled()
+        guarded(failed, on_compiled)
 
     hide(put_up)
     hide(take_down)
@@ -68,20 +61,6 @@ def put_up_hooks(
     undo.callback(take_down)
     around_compilations(undo, lambda *reason: take_down(), has_compiled)
     put_up()
-
-
-def _quiet(ours: Callable[..., None], failed: Failed, where: str) -> Callable[..., None]:
-    def call(*args: Any) -> None:
-        try:
-            ours(*args)
-        except RecursionError:
-            # There is no room for us after a forward that found none, nor for words about it.
-            return
-        except Exception as error:
-            failed(where, error)
-
-    hide(call)
-    return call
 
 
 def around_compilations(undo: Undo, begins: Callable[..., None], ends: Callable[..., None]) -> None:

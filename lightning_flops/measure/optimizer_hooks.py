@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from lightning_flops.measure.patches import guarded
 from lightning_flops.measure.torch_private.needed import hide
 from lightning_flops.measure.torch_private.optional import leave_compiled_code
 
@@ -71,11 +72,9 @@ class OptimizerHooks:
         _running.append(handle)
         try:
             if self._is_up:
-                self._calls[place](optimizer, args, kwargs)
+                guarded(self._failed, self._calls[place], optimizer, args, kwargs)
             else:
                 remove_retired()
-        except Exception as error:
-            self._failed(error)
         finally:
             _running.remove(handle)
 

@@ -29,8 +29,3 @@ class Parts:
 
     def phase(self, name: str) -> None:
         """What runs from here on is of this phase of the step, whatever its parts; an empty *name* ends it."""
-
-    def take_entered(self) -> list[str]:
-        """The parts of the step that ends here."""
-        entered, self.entered = self.entered, []
-        return entered

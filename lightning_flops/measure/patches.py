@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from lightning_flops.measure.torch_private.needed import hide_around
+from lightning_flops.measure.torch_private.needed import hide
 from lightning_flops.signals import Undo
 
 Ends = Callable[[Any, BaseException | None], object]
@@ -14,11 +14,6 @@ Ends = Callable[[Any, BaseException | None], object]
 Begins = Callable[..., Ends | None]
 """Gets a function's arguments before it does. It may return what is to be called when the function has ended."""
 Failed = Callable[[Exception], object]
-
-
-class _Listener(NamedTuple):
-    begins: Begins
-    failed: Failed | None
 
 
 _wrapped: dict[tuple[int, Any], tuple[list[Any], Callable[[], None]]] = {}
@@ -39,7 +34,7 @@ def listen(
     raised; without it these raise nothing but what is the user's. With *around*, all listeners to the function are what
     its wrappers take, and *begins* is one of them.
     """
-    key, one = (id(owner), name), _Listener(begins, failed) if around is None else begins
+    key, one = (id(owner), name), (begins, failed) if around is None else begins
 
     def drop() -> None:
         listeners, remove = _wrapped.get(key, ([one], lambda: None))
@@ -72,30 +67,39 @@ def _wrap(owner: Any, name: Any, listeners: list[Any], around: Around) -> tuple[
     return functools.partial(put, name, wrapper), remove
 
 
-def _heard(listeners: list[_Listener], original: Callable[..., Any]) -> Callable[..., Any]:
+def _heard(listeners: list[tuple[Begins, Failed | None]], original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         hearing = []
-        for each in reversed(listeners):  # a comprehension has a frame of its own, which torch would compile
-            hearing.append((each, _ask(each.failed, each.begins, args, kwargs)))
+        for begins, failed in reversed(listeners):  # a comprehension has a frame of its own, which torch would compile
+            hearing.append((guarded(failed, begins, *args, **kwargs), failed))
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
-            for each, ends in hearing:
-                _ask(each.failed, ends, (None, error), {})
+            for ends, failed in hearing:
+                guarded(failed, ends, None, error)
             raise
-        for each, ends in hearing:
-            _ask(each.failed, ends, (result, None), {})
+        for ends, failed in hearing:
+            guarded(failed, ends, result, None)
         return result
 
-    return hide_around(call, _ask)
+    hide(call, alone=True)  # what it is around is compiled as it would be without us
+    return call
 
 
-def _ask(failed: Failed | None, ours: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
+def guarded(failed: Failed | None, ours: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> Any:
+    """What *ours* answers. It runs in the user's step: what it raises goes to *failed*, if there is one.
+
+    Where a forward that found no room has ended there is none for us, nor for words about it.
+    """
     try:
         return None if ours is None else ours(*args, **kwargs)
     except Exception as error:
         if failed is None:
             raise
-        failed(error)
+        if not isinstance(error, RecursionError):
+            failed(error)
         return None
+
+
+hide(guarded)

@@ -29,7 +29,7 @@ from lightning_flops.measure.module_scope import describe_modules
 from lightning_flops.measure.notes import Notes, notes_on_times
 from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.timing.clocks import WallClock
-from lightning_flops.measure.timing.phase_timer import PhaseTimer, StepMarks, WholeStepTimer
+from lightning_flops.measure.timing.phase_timer import PhaseTimer
 from lightning_flops.measure.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import (
     REST,
@@ -41,8 +41,6 @@ from lightning_flops.records import (
     WindowRecord,
 )
 from lightning_flops.signals import Undo
-
-_TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
 _LEAST_WATCHED = 10
 # Signatures "keep changing" when none of the steps to time, so many at least, has the counted one's, or few of twice.
@@ -112,7 +110,7 @@ class Recorder:
         may_time: Callable[[int], bool] = lambda steps_done: True,
     ) -> None:
         self._root, self._whole, self._new_counter = root, whole, new_counter
-        self._timing_steps, self._clock = timing_steps, clock
+        self._timing_steps, self._timer = timing_steps, None if clock is None else PhaseTimer(clock)
         self._notes, self._tell_counted, self._may_time = notes, counted, may_time
         self._traces = TraceCycles(None, TraceSchedule()) if tracing is None else tracing
         self._lines = LineSampler(asked=False) if lines is None else lines
@@ -126,7 +124,6 @@ class Recorder:
         self._counter: PartCounter | None = None  # counts the running step, where one is counted
         self._sampler: PartCounter | None = None
         self._measured: Measured | None = None
-        self._whole_steps: WholeStepTimer | None = None
         self._unseen: set[TimePhase] = set()
         self._scope, self._undo = Undo(), Undo()  # of the batch that runs, and of all
         self._undo.callback(self._traces.give_up)
@@ -139,19 +136,12 @@ class Recorder:
         return self.state in (Phase.COUNTING, Phase.SAMPLING)
 
     @property
-    def idle(self) -> bool:
-        """Whether steps pass by, neither counted, timed nor traced."""
-        return self.state in (Phase.WAITING, Phase.SETTLING)
-
-    @property
     def parts(self) -> Parts | None:
         """Takes the parts of the running step; None: nothing asks for them."""
         if self.counting:
             return self._counter
-        if self.state is Phase.TIMING and self._measured is not None:
-            return self._measured.timer
-        if self.state is Phase.PLAIN:
-            return self._whole_steps
+        if self.state in (Phase.TIMING, Phase.PLAIN):
+            return self._timer
         return self._traces if self.tracing else self._lines.timer if self.state is Phase.LINES else None
 
     @property
@@ -264,9 +254,8 @@ class Recorder:
             return
         step, self._step = self._step, RunningStep()
         if (parts := self.parts) is not None:
-            step.parts = parts.take_entered()
+            step.parts, parts.entered = parts.entered, []
         if self.state is Phase.LINES:
-            self._lines.pause()
             self._lines.step_ends()
             self._steps_done += 1
             self._go_on(Phase.CLOSED if self._lines.over else Phase.LINES)
@@ -275,7 +264,7 @@ class Recorder:
         elif self.state is Phase.TRACING:  # the schedule leaves it alone: it has no scope, and is over now
             self._traced_step_ends(step)
         elif self._measured is not None and isinstance(parts, PhaseTimer):
-            self._timed_step_ends(step, self._measured, parts.cut())
+            self._timed_step_ends(step, self._measured, parts)
         elif self._measured is not None and self.state is Phase.SETTLING:
             self._steps_done += 1
             self._measured.settled += 1
@@ -306,25 +295,23 @@ class Recorder:
             return
         if counter.phases.keys() - {TRAINING, REST}:
             self._plain_steps = 0  # they would show no phases
-        timer = None if self._clock is None else PhaseTimer(self._clock)
-        self._measured = measured = Measured(counter=counter, counted=[step], modules=modules, timer=timer)
-        if timer is None:
-            self._traces_or_closes(measured)
-        else:
-            self._settles_or_times(measured)
+        self._measured = Measured(counter=counter, counted=[step], modules=modules)
+        self._settles_or_times(self._measured)
 
     def _settles_or_times(self, measured: Measured) -> None:
-        if measured.settled < self._settle_steps or not self._may_time(self._steps_done):
+        if self._timer is None:
+            self._traces_or_closes(measured)
+        elif measured.settled < self._settle_steps or not self._may_time(self._steps_done):
             self._go_on(Phase.SETTLING)
-        elif measured.timer is not None:
-            measured.timer.begin()
+        else:
+            self._timer.begin()
             self._go_on(Phase.TIMING)
 
-    def _timed_step_ends(self, step: RunningStep, measured: Measured, marks: StepMarks) -> None:
-        assert self._clock is not None
-        timed = TimedStep(step.record(self._steps_done), marks)
+    def _timed_step_ends(self, step: RunningStep, measured: Measured, timer: PhaseTimer) -> None:
+        timed = TimedStep(step.record(self._steps_done), timer.cut())
         self._steps_done += 1
-        measured.ran(timed, self._clock)
+        measured.unread.append(timed)
+        measured.read(timer)
         if self.state is Phase.PLAIN:
             measured.plain.append(timed)
             measured.plain_matches += measured.may_be_comparable(timed.step.signature)
@@ -333,14 +320,14 @@ class Recorder:
         else:
             measured.watched.append(timed)
             measured.matches += measured.is_comparable(timed.step.signature)
-            self._goes_on_timing(measured, self._clock)
+            self._goes_on_timing(measured, timer)
 
-    def _goes_on_timing(self, measured: Measured, clock: WallClock) -> None:
+    def _goes_on_timing(self, measured: Measured, timer: PhaseTimer) -> None:
         """What follows depends on how many of the timed steps are like the counted one."""
         wanted, watched = self._timing_steps, len(measured.watched)
         if self._plain_steps and measured.matches >= wanted - self._plain_steps:
-            self._whole_steps = WholeStepTimer(clock)
-            self._whole_steps.begin()
+            timer.whole = True
+            timer.begin()
             self._go_on(Phase.PLAIN)
         elif measured.matches >= wanted:
             self._traces_or_closes(measured)
@@ -400,7 +387,7 @@ class Recorder:
 
     def _record(self, measured: Measured, context: RunContext) -> WindowRecord:
         mixed, traces = measured.counter.mixed, self._traces
-        timed, plain_sec = measured.timed(self._clock)
+        timed, plain_sec = measured.timed(self._timer)
         window = WindowRecord(
             profile_step=self._profile_step,
             context=context,
@@ -420,7 +407,7 @@ class Recorder:
         for sentence in notes_on_times(
             window,
             watched=len(measured.watched) + len(measured.plain),
-            clocked=measured.timer is not None,
+            clocked=self._timer is not None,
             mixed=_in_order(mixed),
             complete=measured.complete,
         ):
@@ -429,4 +416,4 @@ class Recorder:
 
 
 def _in_order(phases: set[TimePhase]) -> tuple[TimePhase, ...]:
-    return tuple(phase for phase in _TIME_PHASES if phase in phases)
+    return tuple(phase for phase in get_args(TimePhase) if phase in phases)

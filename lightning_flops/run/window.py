@@ -56,7 +56,7 @@ class Window:
     def follow(self, mark_parts: Callable[[Undo], None], *, outside: bool) -> None:
         """Have in place what the next batch needs: *mark_parts*, a scope unless it is *outside* of steps, watches."""
         recorder = self.recorder
-        self.is_idle = recorder.idle and not self.is_open
+        self.is_idle = recorder.state is Phase.WAITING and not self.is_open
         self.processors.follow(timed=recorder.state is Phase.TIMING)
         if not recorder.marking:
             self.unmark()

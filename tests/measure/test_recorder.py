@@ -7,7 +7,7 @@ from torch import nn
 
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.notes import Notes
-from lightning_flops.measure.recorder import Recorder
+from lightning_flops.measure.recorder import Phase, Recorder
 from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.measure.torch_private.needed import depth
 from tests.fake_clock import FakeNow
@@ -39,6 +39,6 @@ def test_steps_that_are_left_alone_are_no_more_than_are_timed() -> None:
         with recorder.batch_scope():
             net(torch.ones(4, 3)).sum().backward()
             recorder.end_batch(shapes=((4, 3),), samples=4, tokens=None, ends_step=True)
-        idle.append(recorder.idle)
+        idle.append(recorder.state is Phase.SETTLING)
     recorder.abandon()
     assert idle == [True, True, False, False]  # after the counted one, after each of two, and while one is timed

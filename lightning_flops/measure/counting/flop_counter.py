@@ -161,7 +161,11 @@ class FlopCounter:
         undo.callback(self._compiled.close)
         self._compiled.begin(self._mode.read_graph, self._is_counted_here)
         put_up_hooks(
-            undo, self._on_module_enter, self._on_module_leave, self._compiled.watch_graphs, failed=self._failed
+            undo,
+            self._on_module_enter,
+            self._on_module_leave,
+            self._compiled.watch_graphs,
+            failed=partial(self._failed, "a module's hook"),
         )
         optimizers = OptimizerHooks(
             self._on_optimizer_enter, self._on_optimizer_leave, failed=partial(self._failed, "an optimizer's hook")

@@ -108,7 +108,7 @@ class ModuleTimer:
         self._stamps.append((begun, None))
         self._goes_on()
 
-    def _fail(self, where: str, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         if not self._failed:
             self._failed = True
             logger.warning("modules could not be timed; their latency is n/a: %s", words_of(error), exc_info=error)

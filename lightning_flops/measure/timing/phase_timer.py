@@ -37,7 +37,8 @@ class PhaseTimer(Parts):
 
     def __init__(self, clock: WallClock) -> None:
         super().__init__()
-        self._clock = clock
+        self.clock = clock
+        self.whole = False  # steps are timed between two stamps: only what belongs to no step has boundaries
         self._stamp = clock.stamp
         self._marks: list[tuple[str, str, Any]] = []  # the part and the phase that run from each stamp on
         self._open = ["other"]  # the parts that run, each as what its time is of
@@ -51,7 +52,7 @@ class PhaseTimer(Parts):
         self._start()
 
     def _start(self) -> None:
-        self._clock.step_begins()
+        self.clock.step_begins()
         self._marks.clear()
         self._mark()
 
@@ -64,7 +65,7 @@ class PhaseTimer(Parts):
         if counts:
             self.entered.append(part)
         running = self._open[-1]
-        if running not in _PHASES:
+        if running not in _PHASES or (self.whole and part in _PHASES):
             part = running
         self._open.append(part)
         if part != running:
@@ -77,12 +78,14 @@ class PhaseTimer(Parts):
 
     def phase(self, name: str) -> None:
         """As of ``Parts``."""
-        if name != self._phase:
+        if name != self._phase and not self.whole:
             self._phase = name
             self._mark()
 
     def claim(self, part: str) -> None:
         """As of ``Parts``."""
+        if self.whole and part in _PHASES:
+            return
         running, phase, stamp = self._marks[-1]
         if running == "other":
             self._marks[-1] = part, phase, stamp
@@ -108,29 +111,11 @@ class PhaseTimer(Parts):
         reader_sec = 0.0
         for start, end, part, phase in zip(marks.stamps, marks.stamps[1:], marks.parts, marks.phases, strict=False):
             sums: dict[Any, float] = spent if part in _PHASES else excluded
-            seconds = self._clock.seconds_between(start, end)
+            seconds = self.clock.seconds_between(start, end)
             sums[part] = sums.get(part, 0.0) + seconds
             if part in _PHASES:
                 of_phases[phase_of(part, phase)] += seconds
             if part == "data_wait":
-                reader_sec += self._clock.host_seconds_between(start, end)
-        self._clock.reuse(marks.stamps[:-1])  # the last may be the first of the next step
+                reader_sec += self.clock.host_seconds_between(start, end)
+        self.clock.reuse(marks.stamps[:-1])  # the last may be the first of the next step
         return StepTimes(PhaseSeconds(**spent), reader_sec, excluded, of_phases)
-
-
-class WholeStepTimer(PhaseTimer):
-    """Times steps between two stamps: only what belongs to no step has boundaries."""
-
-    def enter(self, part: str, *, counts: bool = True) -> None:
-        """A part of a step is no boundary."""
-        super().enter("other" if part in _PHASES else part, counts=False)
-        if counts:
-            self.entered.append(part)
-
-    def phase(self, name: str) -> None:
-        """A phase is none, too."""
-
-    def claim(self, part: str) -> None:
-        """As of every timer."""
-        if part not in _PHASES:
-            super().claim(part)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from types import CodeType, FrameType
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -138,7 +138,6 @@ _mark: Any = take("torch._C._dynamo.eval_frame:set_code_exec_strategy")
 _Action: Any = take("torch._C._dynamo.eval_frame:_FrameAction")
 _Strategy: Any = take("torch._C._dynamo.eval_frame:_FrameExecStrategy")
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 
 
@@ -154,18 +153,6 @@ def hide(function: Callable[..., Any], *, alone: bool = False) -> bool:
         logger.debug("%r could not be marked as not to be compiled", function, exc_info=True)
         return False
     return True
-
-
-def hide_around(run: _Function, *ours: Callable[..., Any] | None) -> _Function:
-    """*run*, a wrapper that compiled code may call: neither it nor *ours*, which it calls, is compiled.
-
-    What it is around is compiled as it would be without us.
-    """
-    hide(run, alone=True)
-    for function in ours:
-        if function is not None:
-            hide(function)
-    return run
 
 
 # ---- dispatch modes: a thread's stack of them, and how to hide work from them. On one thread ``with mode:`` is enough.

@@ -165,7 +165,7 @@ class StepTracer:
         marks = _ModuleMarks(self._root)
         for name in optional.functions_that_set_up():
             listen(self._undo, autograd_profiler, name, self._stand_aside, failed=self._cannot_trace)
-        put_up_hooks(self._undo, marks.enter, marks.leave, failed=lambda _, error: self._cannot_trace(error))
+        put_up_hooks(self._undo, marks.enter, marks.leave, failed=self._cannot_trace)
         self._is_up = True
 
     def _prepare(self) -> None:

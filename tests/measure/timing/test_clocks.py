@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_flops.measure.timing.clocks import CudaEventClock, WallClock
 from lightning_flops.measure.timing.module_timer import ModuleTimer
-from lightning_flops.measure.timing.phase_timer import PhaseTimer, StepTimes, WholeStepTimer
+from lightning_flops.measure.timing.phase_timer import PhaseTimer, StepTimes
 from tests.fake_clock import FakeEvent, FakeNow
 
 
@@ -106,12 +106,13 @@ def test_a_part_inside_its_own_kind_and_one_of_no_step_make_no_boundary_inside()
     assert (times.seconds.optimizer, times.seconds.forward, times.seconds.other) == (1 + 2 + 32 + 64, 0, 128)
     assert times.excluded_sec == {"validation": 4.0 + 8.0 + 16.0}
     assert len(stamps) == 6  # the step's two ends, and where optimizer and validation begin and end
-    assert timer.take_entered() == ["optimizer", "optimizer", "validation", "forward"]
+    assert timer.entered == ["optimizer", "optimizer", "validation", "forward"]
 
 
 def test_a_whole_step_has_two_stamps_and_leaves_out_what_is_of_no_step() -> None:
     now = FakeNow()
-    timer = WholeStepTimer(WallClock(now))
+    timer = PhaseTimer(WallClock(now))
+    timer.whole = True
     timer.begin()
     timer.enter("forward")
     now.sleep(1.0)
@@ -124,4 +125,4 @@ def test_a_whole_step_has_two_stamps_and_leaves_out_what_is_of_no_step() -> None
     times = timer.read(timer.cut())
     assert (len(plain.stamps), timer.read(plain).seconds.total) == (2, 1.0)
     assert (times.seconds.total, times.excluded_sec) == (4.0, {"validation": 2.0})
-    assert timer.take_entered() == ["forward"]
+    assert timer.entered == ["forward"]
