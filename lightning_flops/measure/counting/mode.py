@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from lightning_flops.measure.counting.formulas.registry import counts_when_run, 
 from lightning_flops.measure.counting.graph_text import Product, lines_that_repeat, products
 from lightning_flops.measure.counting.totals import Cell, Totals
 from lightning_flops.measure.counting.traffic import READS_NUMBER, Operator, dtype_name, operands
+from lightning_flops.measure.patches import guarded
 from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private.needed import (
     DispatchMode,
@@ -73,6 +73,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self._compiled = compiled
         self._lives, self._halve_causal = lives, halve_causal
         self._failed = totals.failed
+        self._operator_failed = partial(totals.failed, "an operator")
         self._operators: dict[int, Operator] = {}
         """By the ids of the functions, which they keep alive: torch hashes an operator by code in Python."""
         self._failing: set[str] = set()
@@ -108,13 +109,13 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                     counts = False
             conjugates_lazily()
         except Exception as error:  # nothing has run yet: run the operator as without us
-            self._failed("an operator", error)
+            self._operator_failed(error)
             return func(*args, **kwargs)
         if counts and operator.looks_inside:
             return self._open(operator, types, args, kwargs)
         out = func(*args, **kwargs)
-        if counts:
-            self._add(operator, args, kwargs, out)
+        if counts:  # it has run: if counting it fails, the user's step goes on
+            guarded(self._operator_failed, self._add, operator, args, kwargs, out)
         return out
 
     def _operator(self, function: Any) -> Operator:
@@ -122,69 +123,57 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def _open(self, operator: Operator, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that may run others, which are seen, or whose kernel is written in Python."""
-        state = self._threads.state
+        state, keys = self._threads.state, None
         by_graph, state.by_graph = state.by_graph, state.by_graph and operator.counted
         try:
-            return self._run_open(operator, types, args, kwargs)
-        finally:
-            state.by_graph = by_graph
-
-    def _run_open(self, operator: Operator, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if operator.entry.composite and not any(tensor.is_nested for tensor in tensors_in(args)):
-            with pushed(self):
-                out = operator.function.decompose(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
-        keys = None
-        try:
+            if operator.entry.composite and not any(tensor.is_nested for tensor in tensors_in(args)):
+                with pushed(self):
+                    out = operator.function.decompose(*args, **kwargs)
+                if out is not NotImplemented:
+                    return out
             # If there are other modes below this one, the operator still has to go to them.
             if not (types or depth()):
-                keys = keys_of_python_kernel(operator.function, [*tensors_in((*args, *kwargs.values()))])
-        except Exception as error:
-            self._failed("an operator", error)
-        if keys is None:
-            out = operator.function(*args, **kwargs)
-        else:
-            out = run_python_kernel(operator.function, keys, args, kwargs, None if operator.counted else self)
-        self._add(operator, args, kwargs, out, moves=keys is None or operator.counted)
+                tensors = [*tensors_in((*args, *kwargs.values()))]
+                keys = guarded(self._operator_failed, keys_of_python_kernel, operator.function, tensors)
+            if keys is None:
+                out = operator.function(*args, **kwargs)
+            else:
+                out = run_python_kernel(operator.function, keys, args, kwargs, None if operator.counted else self)
+            moves = keys is None or operator.counted
+            guarded(self._operator_failed, self._add, operator, args, kwargs, out, moves)
+        finally:
+            state.by_graph = by_graph
         return out
 
     # ---- counting
 
     def _add(
-        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, moves: bool = True
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, moves: bool = True
     ) -> None:
         """Counts one call, which has run; its bytes too if it *moves* any that no operator inside it did."""
-        try:
-            state = self._threads.state
-            if state.paused or (state.by_graph and operator.counted):
-                return
-            module, phase = state.place(operator.counted)
-            if self._lives is not None:
-                reads = (*args, *kwargs.values()) if operator.counts else ()
-                self._lives.ran(operator.name, module, phase, tensors_in(reads), tensors_in((out,)))
-            if not operator.counts:
-                return
-            if operator.sized_by_values is not None and operator.sized_by_values(args):
-                # A number may be read for anything: only one that a model reads is taken for a size.
-                self.data_dependent |= operator.short != READS_NUMBER or module != OUTSIDE
-            if module in self._totals.unread:
-                self._totals.read(module, tensors_in((*args, *kwargs.values())), tensors_in((out,)))
-            if operator.moves_nothing:
-                return
-            stood_for = state.stands_for(module, phase)
-            with self._totals.lock:
-                if operator.counted and not stood_for:
-                    cell = self._count(state, module, phase, operator, args, kwargs, out)
-                else:
-                    cell = self._totals.cell(module, phase, operator.name)
-                    if operator.entry.kind == "unknown" and not stood_for:
-                        self._totals.unread.pop(module, None)
-                        self._totals.list(operator.name, module, hides_flops(operator.name, args, kwargs, out))
-                written = operator.bytes_written(args, out) if moves else 0
-                cell.moves(written, operator.bytes_read(args, kwargs, written) if moves else 0)
-        except Exception as error:  # the operator has run, so the user's step goes on
-            self._failed("an operator", error)
+        state = self._threads.state
+        if state.paused or (state.by_graph and operator.counted):
+            return
+        module, phase = state.place(operator.counted)
+        if self._lives is not None:
+            reads = (*args, *kwargs.values()) if operator.counts else ()
+            self._lives.ran(operator.name, module, phase, tensors_in(reads), tensors_in((out,)))
+        if not operator.counts:
+            return
+        if operator.sized_by_values is not None and operator.sized_by_values(args):
+            # A number may be read for anything: only one that a model reads is taken for a size.
+            self.data_dependent |= operator.short != READS_NUMBER or module != OUTSIDE
+        if module in self._totals.unread:
+            self._totals.read(module, tensors_in((*args, *kwargs.values())), tensors_in((out,)))
+        if operator.moves_nothing:
+            return
+        with self._totals.lock:
+            if operator.entry.kind == "free" or state.stands_for(module, phase):
+                cell = self._totals.cell(module, phase, operator.name)
+            else:
+                cell = self._count(state, module, phase, operator, args, kwargs, out)
+            written = operator.bytes_written(args, out) if moves else 0
+            cell.moves(written, operator.bytes_read(args, kwargs, written) if moves else 0)
 
     def _count(
         self,
@@ -196,7 +185,9 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any],
         out: Any,
     ) -> Cell:
-        """Adds the FLOPs of one call of an operator that has a formula; returns their cell."""
+        """Adds the FLOPs of one call of an operator that is not free, or lists it; returns its cell."""
+        if not operator.counted:
+            return self._spend(module, phase, operator, None, hides_flops(operator.name, args, kwargs, out))
         module = self._compiled.running_region(state, module, phase)
         try:
             cost = self._cost(operator, args, kwargs, out, any(tensor.is_cuda for tensor in tensors_in(args)))
@@ -224,12 +215,14 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         in_tf32 = on_cuda and dtype is torch.float32 and self.runs_in_tf32 is not None
         return *split, dtype_name("tf32" if in_tf32 and self.runs_in_tf32(operator.name) else dtype)  # type: ignore[misc]
 
-    def _spend(self, module: str, phase: FlopPhase, operator: Operator, cost: Cost | None) -> Cell:
+    def _spend(
+        self, module: str, phase: FlopPhase, operator: Operator, cost: Cost | None, may_have_flops: bool = True
+    ) -> Cell:
         """Adds the FLOPs of one call, or lists it if what it costs is not known; returns its cell."""
         totals = self._totals
         totals.unread.pop(module, None)
         if cost is None:
-            totals.list(operator.name, module, True)
+            totals.list(operator.name, module, may_have_flops)
             return totals.cell(module, phase, operator.name)
         flops, skipped, repeated, skipped_again, dtype = cost
         if operator.entry.estimate:
@@ -253,8 +246,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             calls = [self._graph_call(one) for one in products(text, inputs)]
         return partial(self._count_graph, calls, lines_that_repeat(text) is not None)
 
-    def _graph_call(self, one: Product) -> Callable[[str, FlopPhase], None]:
-        """Returns what counts this call for a module, in a phase."""
+    def _graph_call(self, one: Product) -> tuple[Operator, Cost | None, tuple[int, int], bool]:
+        """The operator of a call in a graph, its cost, the bytes it writes and reads, and whether it repeats."""
         operator, cost = self._operator(one.function), None
         written = operator.bytes_written(one.args, one.out)
         read = operator.bytes_read(one.args, one.kwargs, written)
@@ -267,22 +260,9 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         except Exception:
             if operator.keywords is not None:
                 raise  # it is none of higher order: the dispatcher sees it run, with all values
+        return operator, cost, (written, read), one.repeats
 
-        return partial(self._count_call, operator, cost, (written, read), one.repeats)
-
-    def _count_call(
-        self,
-        operator: Operator,
-        cost: Cost | None,
-        moved: tuple[int, int],
-        repeats: bool,
-        module: str,
-        phase: FlopPhase,
-    ) -> None:
-        its: FlopPhase = "recompute" if repeats and phase == "backward" else phase
-        self._spend(module, its, operator, cost).moves(*moved)
-
-    def _count_graph(self, calls: list[Callable[[str, FlopPhase], None]], is_split: bool) -> None:
+    def _count_graph(self, calls: list[tuple[Operator, Cost | None, tuple[int, int], bool]], is_split: bool) -> None:
         state = self._threads.state
         module, phase = state.place(True)
         if state.stands_for(module, phase):
@@ -292,40 +272,41 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             self._compiled.note_unread(module)
         with self._totals.lock:
             self._totals.unread.pop(module, None)
-            for count in calls:
-                count(module, phase)
+            for operator, cost, moved, repeats in calls:
+                its: FlopPhase = "recompute" if repeats and phase == "backward" else phase
+                self._spend(module, its, operator, cost).moves(*moved)
 
-    @contextmanager
-    def function_runs(self, entry: Entry) -> Iterator[Callable[..., None]]:
-        """Inside, a registered autograd function or kernel runs: its formula stands for all that runs there.
+    def function_runs(self, entry: Entry) -> Callable[..., None]:
+        """A registered autograd function or kernel runs: its formula stands for all that runs there.
 
-        Hands out what takes its arguments, its keyword arguments and its result, once it has returned.
+        Returns what is called when it has ended, with its arguments, its keyword arguments and its result if it has
+        returned.
         """
-        state, returned = self._threads.state, []
+        state = self._threads.state
         depth, start = len(state.functions), sequence_number()
         state.functions.append(state.place(True)[1])
-        try:
-            yield lambda *call: returned.append(call)
-        finally:
+
+        def ends(*call: Any) -> None:
             stopped = len(state.functions) <= depth  # counting has ended meanwhile
             del state.functions[depth:]
-            if returned and not (stopped or state.paused):
-                self._count_function(state, entry, start, *returned[0])
-            elif not (returned or stopped) and entry.name in backwards and current_node() is not None:
-                # A checkpoint ends a repeated forward where it has all it needs: what that cost is not known.
-                self._totals.list(entry.name, state.place(False)[0], True)
+            if not (stopped or state.paused):
+                failed = partial(self._failed, "an autograd function")
+                guarded(failed, self._function_ran, state, entry, start, *call)
 
-    def _count_function(self, state: ThreadState, entry: Entry, start: int, *call: Any) -> None:
-        try:
-            module, phase = state.place(True)
-            if is_pushed(self) and not state.stands_for(module, phase):
-                owner, call = call[-1], call[:-1]
-                with self._totals.lock:
-                    self._count(state, module, phase, Operator(None, entry), *call).calls += 1
-                if owner is not None and entry.name not in self._failing:
-                    self._watch_backward(state, entry, start, module, owner, *call)
-        except Exception as error:
-            self._failed("an autograd function", error)
+        return ends
+
+    def _function_ran(self, state: ThreadState, entry: Entry, start: int, *call: Any) -> None:
+        module, phase = state.place(bool(call))
+        if not call:
+            if entry.name in backwards and current_node() is not None:
+                # A checkpoint ends a repeated forward where it has all it needs: what that cost is not known.
+                self._totals.list(entry.name, module, True)
+        elif is_pushed(self) and not state.stands_for(module, phase):
+            *call_of, owner = call
+            with self._totals.lock:
+                self._count(state, module, phase, Operator(None, entry), *call_of).calls += 1
+            if owner is not None and entry.name not in self._failing:
+                self._watch_backward(state, entry, start, module, owner, *call_of)
 
     def _watch_backward(
         self, state: ThreadState, entry: Entry, start: int, module: str, owner: nn.Module, *call: Any
@@ -348,18 +329,15 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         tasks = set[int]()
 
         def begins(*_: Any) -> None:
-            try:
-                now = self._threads.state
-                if is_pushed(self) and not now.paused and graph_task_id() not in tasks:
-                    tasks.add(graph_task_id())
-                    its, phase = now.place(True)
-                    with self._totals.lock:
-                        self._spend(str(its), phase, operator, cost).calls += 1
-            except Exception as error:
-                self._failed("the backward of a module", error)
+            now = self._threads.state
+            if is_pushed(self) and not now.paused and graph_task_id() not in tasks:
+                tasks.add(graph_task_id())
+                its, phase = now.place(True)
+                with self._totals.lock:
+                    self._spend(str(its), phase, operator, cost).calls += 1
 
         for node in made:
-            node.register_prehook(begins)
+            node.register_prehook(partial(guarded, partial(self._failed, "the backward of a module"), begins))
         state.stand_for(start, module)
 
 

@@ -70,8 +70,8 @@ def fails(*args: Any, **kwargs: Any) -> Any:
 @pytest.mark.parametrize(
     ("owner", "name", "where"),
     [
-        (ThreadState, "push", "a module's forward pre-hook"),
-        (ThreadState, "depth_of", "a module's forward hook"),
+        (ThreadState, "push", "a module's hook"),
+        (ThreadState, "depth_of", "a module's hook"),
         (traffic, "bytes_of", "an operator"),
     ],
 )

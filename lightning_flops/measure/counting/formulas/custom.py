@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar, overload
 
 import torch
@@ -19,9 +17,10 @@ from lightning_flops.signals import Undo
 
 F = TypeVar("F", bound=Formula | int)
 
-Listener = Callable[[Entry], AbstractContextManager[Callable[..., None]]]
-"""Entered around each call of a registered autograd function or Triton kernel; what it hands out gets the arguments,
-without autograd's ``ctx``, the keyword arguments and the result of a call that has returned, then a module itself."""
+Listener = Callable[[Entry], Callable[..., None]]
+"""Called before each call of a registered autograd function, module or Triton kernel. What it returns is called after
+it, with nothing, or if the call has returned: with the arguments without autograd's ``ctx``, the keyword arguments, the
+result and the module. Neither raises anything."""
 
 _entries: dict[tuple[int, str], tuple[Any, Entry]] = {}
 """Functions and kernels, which must live on, by the id of the class or kernel and the attribute that runs them."""
@@ -30,7 +29,6 @@ backwards: dict[str, Formula | None] = {}
 """The backward formulas of registered classes of modules, by the names of their entries."""
 
 _listeners: list[Listener] = []
-_lock = threading.RLock()
 
 
 @overload
@@ -85,27 +83,30 @@ def register_flop_formula(
     """
     if formula is None:
         return lambda given: register_flop_formula(target, given, backward=backward)
-    compute = _as_formula(formula)
+    compute, its_backward = _as_formula(formula), None if backward is None else _as_formula(backward)
     is_function = isinstance(target, type) and issubclass(target, torch.autograd.Function)
     is_module = isinstance(target, type) and issubclass(target, nn.Module)
     if backward is not None and not (is_function or is_module):
         raise TypeError(f"only an autograd.Function and a module have a backward formula, got {target!r}")
-    with _lock:
-        if is_function:
-            _register_function(target, compute, None if backward is None else _as_formula(backward))
-        elif is_module:
-            name = f"{target.__module__}.{target.__qualname__}"
-            backwards[name] = None if backward is None else _as_formula(backward)
-            _watch(target, "forward", name, compute, skipped=1)
-        elif type(target).__module__.partition(".")[0] == "triton" and callable(getattr(target, "run", None)):
-            # A Triton kernel, or one in an autotuner or ``wrap_triton``
-            inner = getattr(target, "fn", target)
-            name = getattr(inner, "__name__", None) or type(target).__name__
-            heard_kernels[id(target)] = compute is not no_flops
-            _watch(target, "run", f"triton.{name}", compute, hidden=("grid", "warmup"))
-        else:
-            user_formulas[_operator_name(target)] = compute
-            forget_entries()
+    if is_function or is_module:
+        name = f"{target.__module__}.{target.__qualname__}"
+        # A forward that leaves the context to setup_context does not get it.
+        base = getattr(torch.autograd.Function, "setup_context", None)
+        skips_first = is_module or getattr(target, "setup_context", base) is base
+        _watch(target, "forward", name, compute, skipped=int(skips_first))
+        if is_module:
+            backwards[name] = its_backward
+        elif its_backward is not None:
+            _watch(target, "backward", f"{name}.backward", its_backward, skipped=1)
+    elif type(target).__module__.partition(".")[0] == "triton" and callable(getattr(target, "run", None)):
+        # A Triton kernel, or one in an autotuner or ``wrap_triton``
+        inner = getattr(target, "fn", target)
+        name = getattr(inner, "__name__", None) or type(target).__name__
+        heard_kernels[id(target)] = compute is not no_flops
+        _watch(target, "run", f"triton.{name}", compute, hidden=("grid", "warmup"))
+    else:
+        user_formulas[_operator_name(target)] = compute
+        forget_entries()
     return formula
 
 
@@ -140,16 +141,6 @@ def _operator_name(target: Any) -> str:
     )
 
 
-def _register_function(function: type, formula: Formula, backward: Formula | None) -> None:
-    name = f"{function.__module__}.{function.__qualname__}"
-    # A forward that leaves the context to setup_context does not get it.
-    base = getattr(torch.autograd.Function, "setup_context", None)
-    takes_context = getattr(function, "setup_context", base) is base
-    _watch(function, "forward", name, formula, skipped=int(takes_context))
-    if backward is not None:
-        _watch(function, "backward", f"{name}.backward", backward, skipped=1)
-
-
 def _watch(
     owner: Any, attribute: str, name: str, formula: Formula, *, skipped: int = 0, hidden: tuple[str, ...] = ()
 ) -> None:
@@ -170,13 +161,16 @@ def _watch(
         # The compiler follows the first branch alone, so what it compiles does not depend on who listens.
         if torch.compiler.is_compiling() or not _listeners:
             return original(*args, **kwargs)
-        with ExitStack() as entered:
-            returned = [entered.enter_context(listener(_entries[key][1])) for listener in list(_listeners)]
+        hearing = [listener(_entries[key][1]) for listener in list(_listeners)]
+        returned: tuple[Any, ...] = ()
+        try:
             out = original(*args, **kwargs)
             shown = {name: value for name, value in kwargs.items() if name not in hidden}
-            for take in returned:
-                take(args[skipped:], shown, out, args[0] if is_module else None)
-            return out
+            returned = args[skipped:], shown, out, args[0] if is_module else None
+        finally:
+            for ends in hearing:
+                ends(*returned)
+        return out
 
     setattr(owner, attribute, staticmethod(call) if isinstance(owner, type) and not is_module else call)
 
