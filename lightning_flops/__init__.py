@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig as ProfilerConfig
     from lightning_flops.errors import ConfigError as ConfigError, LightningFlopsError as LightningFlopsError
     from lightning_flops.lightning import FlopsProfilerCallback as FlopsProfilerCallback
-    from lightning_flops.measure.counting.formulas.custom import register_flop_formula as register_flop_formula
+    from lightning_flops.measure.counting.formulas.registry import register_flop_formula as register_flop_formula
     from lightning_flops.pytorch import (
         count_flops as count_flops,
         count_offline as count_offline,

@@ -22,8 +22,7 @@ from lightning_flops.analysis.memory import MemoryPrediction
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
 from lightning_flops.errors import ConfigError
 from lightning_flops.measure.counting.flop_counter import FlopCounter
-from lightning_flops.measure.counting.offline import count_on_fake_tensors
-from lightning_flops.measure.counting.resized import VariedBatch
+from lightning_flops.measure.counting.offline import VariedBatch, count_on_fake_tensors
 from lightning_flops.measure.fake_steps import FakeSteps
 from lightning_flops.measure.module_scope import describe_modules, require_module
 from lightning_flops.run.delivery import ProfiledRun

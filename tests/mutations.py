@@ -169,7 +169,7 @@ MUTATIONS = (
     Mutation("measure/batches.py", "found.pop() if len(found) == 1", "found.pop() if found", "measure/test_batches.py"),
     Mutation("measure/batches.py", "samples * per_sample", "per_sample", "measure/test_batches.py"),
     Mutation(
-        "measure/parameter_sizes.py",
+        "measure/module_scope.py",
         "size * expert_parallel_size(parameter)",
         "size",
         "measure/test_parameter_sizes.py",
@@ -205,7 +205,7 @@ MUTATIONS = (
         "measure/counting/test_formulas_attention.py",
     ),
     Mutation(
-        "measure/counting/formulas/convolution.py",
+        "measure/counting/formulas/products.py",
         "sum(map(bool, wanted)) * plain",
         "2 * plain",
         "measure/counting/test_formulas_by_schema.py measure/counting/test_formulas_products.py",

@@ -30,7 +30,7 @@ from lightning_flops.measure.notes import Notes, notes_on_times
 from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.measure.timing.phase_timer import PhaseTimer
-from lightning_flops.measure.tracing.trace_cycles import TraceCycles
+from lightning_flops.measure.tracing.step_tracer import TraceCycles
 from lightning_flops.records import (
     REST,
     TRAINING,

@@ -19,8 +19,7 @@ from lightning_flops.measure.recorder import Phase, Recorder
 from lightning_flops.measure.run_facts import gather_run_facts
 from lightning_flops.measure.timing.clocks import clock_for
 from lightning_flops.measure.timing.processor_wait import Heat, ProcessorWatch
-from lightning_flops.measure.tracing.step_tracer import StepTracer
-from lightning_flops.measure.tracing.trace_cycles import TraceCycles
+from lightning_flops.measure.tracing.step_tracer import StepTracer, TraceCycles
 from lightning_flops.records import RunContext, WindowRecord
 from lightning_flops.run.adapter import Adapter
 from lightning_flops.signals import Undo, words_of

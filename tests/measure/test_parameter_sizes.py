@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_flops.measure.module_scope import describe_modules
-from lightning_flops.measure.parameter_sizes import held
+from lightning_flops.measure.module_scope import describe_modules, held
 
 
 @pytest.mark.parametrize(

@@ -57,26 +57,71 @@ class Backward:
     caller: ThreadState  #: Of the thread it was called on, whose numbers its nodes have.
     create_graph: bool
     task: int = NO_GRAPH_TASK  #: Number of its graph task, once that is known.
-    #: Threads that may have made its nodes, likeliest first, each with the number that its nodes are below.
-    tables: tuple[tuple[ThreadState, int], ...] = ()
+    #: The nodes of threads that may have made its own, likeliest first, each with the number that its own are below.
+    tables: tuple[tuple[Nodes, int], ...] = ()
 
     def maker(self, number: int) -> str | None:
         """The module that made the node with this number; None: it was made while nothing was counted."""
-        makers = (
-            state.makers[bisect_right(state.starts, number) - 1] for state, limit in self.tables if number < limit
-        )
+        makers = (nodes.maker(number) for nodes, limit in self.tables if number < limit)
         return next((maker for maker in makers if maker is not None), None)
+
+
+class Nodes:
+    """The autograd nodes that one thread has made, by their numbers."""
+
+    def __init__(self) -> None:
+        self._entries = deque[int](maxlen=_KEPT)  # the numbers of the next node when counting was entered
+        self._starts = [-1]  # the module that made the nodes from starts[i] on is makers[i]
+        self._makers: list[str | None] = [None]
+        self.graphs: list[tuple[str, int, int]] = []  # of each forward call that made any, its module and their numbers
+
+    def maker(self, number: int) -> str | None:
+        """The module that made the node with this number; None: it was made while nothing was counted."""
+        return self._makers[bisect_right(self._starts, number) - 1]
+
+    def mark(self, module: str | None, start: int | None = None) -> None:
+        """From the node of number *start* on, by default the next one, *module* makes the nodes."""
+        start = sequence_number() if start is None else start
+        if start > self._starts[-1]:
+            self._starts.append(start)
+            self._makers.append(module)
+        else:
+            self._makers[-1] = module
+
+    def insert(self, number: int, module: str) -> None:
+        """The *module* made this one earlier node, whatever ran around it."""
+        place = bisect_right(self._starts, number)
+        around = self._makers[place - 1]
+        if around != module:
+            self._starts[place:place] = (number, number + 1)
+            self._makers[place:place] = (module, around)
+
+    def mark_anew(self, module: str, start: int) -> None:
+        """It was *module* that made all nodes from number *start* on."""
+        first = bisect_left(self._starts, start)
+        del self._starts[first:], self._makers[first:]
+        self.mark(module, start)
+
+    def forget(self) -> int:
+        """Counting begins: what is known of nodes of long ago has no further use; the number of the first that has."""
+        self._entries.append(sequence_number())
+        first = self._entries[0]
+        old = bisect_left(self._starts, first, lo=1)
+        del self._starts[1:old], self._makers[1:old]
+        return first
 
 
 class Threads(threading.local):
     """What the counter knows on every thread: CUDA's device threads run backwards, and number nodes of their own."""
 
     # Python calls this again on each further thread that asks for an attribute, with the same arguments.
-    def __init__(self, backwards: list[Backward], states: list[ThreadState], unknown: str) -> None:
+    def __init__(self, backwards: list[Backward], states: list[ThreadState], ran: set[int], unknown: str) -> None:
         self.backwards = backwards
         """Backwards that are running on any thread, the latest last."""
         self.states = states
         """The states of all threads."""
+        self.ran = ran
+        """The numbers of nodes whose backward has run an operator, on any thread."""
         self.unused = Counter[str]()
         """By module, the calls whose graph had not run when it was forgotten."""
         self.unknown = unknown
@@ -87,23 +132,18 @@ class Threads(threading.local):
 
     def unused_calls(self) -> dict[str, int]:
         """By module, the calls that made a graph no node of which has run; none where no backward was seen."""
-        ran = sorted(set[int]().union(*(state.ran for state in self.states)))
-        graphs = chain.from_iterable(state.graphs for state in self.states)
-        return dict(self.unused + _unused(graphs, ran)) if ran else {}
+        graphs = chain.from_iterable(state.nodes.graphs for state in self.states)
+        return dict(self.unused + _unused(graphs, sorted(self.ran))) if self.ran else {}
 
     def forget(self) -> None:
         """A thread starts to count: what it knows of nodes of long ago has no further use."""
-        state = self.state
-        state.entries.append(sequence_number())
-        first = state.entries[0]
-        old = bisect_left(state.starts, first, lo=1)
-        del state.starts[1:old], state.makers[1:old]
-        if forgotten := [graph for graph in state.graphs if graph[2] <= first]:
-            ran = sorted(set[int]().union(*(other.ran for other in self.states)))
+        nodes = self.state.nodes
+        first = nodes.forget()
+        if forgotten := [graph for graph in nodes.graphs if graph[2] <= first]:
+            ran = sorted(self.ran)
             self.unused += _unused(forgotten, ran)
-            del state.graphs[: len(forgotten)]
-            for other in self.states:
-                other.ran -= set(ran[: bisect_left(ran, first)])
+            del nodes.graphs[: len(forgotten)]
+            self.ran -= set(ran[: bisect_left(ran, first)])
 
     def backward(self, task: int, state: ThreadState) -> Backward:
         """The call that started the graph task of this number, which *state*'s thread runs.
@@ -121,7 +161,7 @@ class Threads(threading.local):
             self.backwards.append(found)
         number, found.task = sequence_number(), task
         ordered = sorted(self.states, key=lambda other: other is not found.caller)
-        found.tables = tuple((other, number if other is state else ACCUMULATES_GRADIENT) for other in ordered)
+        found.tables = tuple((other.nodes, number if other is state else ACCUMULATES_GRADIENT) for other in ordered)
         return found
 
 
@@ -136,15 +176,7 @@ class ThreadState:
         self.functions: list[FlopPhase] = []
         """The phase in which each running function was called that has a formula of its own."""
         self.stack = [Running(OUTSIDE, "forward", None, NO_GRAPH_TASK)]
-        self.entries = deque[int](maxlen=_KEPT)
-        """The numbers of the next node when counting was entered on this thread."""
-        self.starts = [-1]
-        self.makers: list[str | None] = [None]
-        """The module that made this thread's autograd nodes from ``starts[i]`` on is ``makers[i]``."""
-        self.graphs: list[tuple[str, int, int]] = []
-        """Of each forward call that made autograd nodes its module, and the numbers of these nodes."""
-        self.ran: set[int] = set()
-        """The numbers of nodes whose backward has run an operator on this thread."""
+        self.nodes = Nodes()
         self.repetitions: list[tuple[Any, int]] = []
         """What enabled grad inside a backward to repeat a part of a forward, and the backward's graph task.
 
@@ -159,29 +191,10 @@ class ThreadState:
         self._made_nodes = False
         """Whether nodes were made in the running backward."""
 
-    def mark(self, module: str | None, start: int | None = None) -> None:
-        """From the node of number *start* on, by default the next one, *module* makes the nodes."""
-        start = sequence_number() if start is None else start
-        if start > self.starts[-1]:
-            self.starts.append(start)
-            self.makers.append(module)
-        else:
-            self.makers[-1] = module
-
-    def insert(self, number: int, module: str) -> None:
-        """The *module* made this one earlier node, whatever ran around it."""
-        place = bisect_right(self.starts, number)
-        around = self.makers[place - 1]
-        if around != module:
-            self.starts[place:place] = (number, number + 1)
-            self.makers[place:place] = (module, around)
-
     def stand_for(self, start: int, module: str) -> None:
         """The nodes from number *start* on were made in a forward of *module* that has a formula of its own."""
-        first = bisect_left(self.starts, start)
-        del self.starts[first:], self.makers[first:]
-        self.mark(StoodFor(module), start)
-        self.mark(self.stack[-1].module)
+        self.nodes.mark_anew(StoodFor(module), start)
+        self.nodes.mark(self.stack[-1].module)
 
     def stands_for(self, module: str, phase: FlopPhase) -> bool:
         """Whether a formula stands for what has just run in *module*, as `place` has it."""
@@ -190,12 +203,12 @@ class ThreadState:
     def push(self, running: Running) -> None:
         """Something starts to run."""
         self.stack.append(running)
-        self.mark(running.module)
+        self.nodes.mark(running.module)
 
     def pop_to(self, depth: int) -> None:
         """What is at *depth* of the stack, and above it, has ended."""
         del self.stack[depth:]
-        self.mark(self.stack[-1].module)
+        self.nodes.mark(self.stack[-1].module)
 
     def depth_of(self, owner: Any) -> int:
         """The place on the stack where *owner* runs; 0 if it does not."""
@@ -207,7 +220,7 @@ class ThreadState:
     def stop(self) -> None:
         """Counting ends on this thread."""
         del self.stack[1:]
-        self.mark(None)
+        self.nodes.mark(None)
         self.paused, self.by_graph = 0, False
         self.functions.clear()
         self.repetitions.clear()
@@ -222,7 +235,7 @@ class ThreadState:
     def _switch_task(self, task: int) -> None:
         """Another backward runs than before, or none does any more."""
         if self._made_nodes:
-            self._own_nodes(self.stack[-1].module)
+            self.nodes.mark(self.stack[-1].module, self._known)
             self._made_nodes = False
         self._task = task
         if task == NO_GRAPH_TASK:
@@ -242,15 +255,16 @@ class ThreadState:
         Args:
             counted: whether it has a formula.
         """
-        task = graph_task_id()
-        if task != self._task:
-            self._switch_task(task)
-        top = self.stack[-1]
+        task, top = self.task(), self.stack[-1]
         if task == NO_GRAPH_TASK:
             return top.module, top.phase
         if top.task == task:
             # A module called inside this backward, even with create_graph, repeats a forward or inverts it.
             return top.module, "optimizer" if top.phase == "optimizer" else "recompute"
+        return self._in_backward(task, counted)
+
+    def _in_backward(self, task: int, counted: bool) -> tuple[str, FlopPhase]:
+        """The same where the running node says it."""
         repeating = bool(self.repetitions) and self.repetitions[-1][1] == task
         node = current_node()
         if node is None:
@@ -260,20 +274,18 @@ class ThreadState:
         if number >= ACCUMULATES_GRADIENT:
             # A leaf's gradient: products done here belong to its hooks, such as an optimizer that runs in the backward.
             return OUTSIDE, "optimizer" if counted else "backward"
-        self.ran.add(number)
+        self._threads.ran.add(number)
         maker = self._backward.maker(number)
-        maker = self._threads.unknown if maker is None else maker
+        if maker is None:
+            maker = self._threads.unknown
         if not (repeating or is_grad_enabled()):
             return maker, "backward"
         now = sequence_number()
         if now > self._known:  # nodes made in a backward belong to the module whose backward is running
-            self._own_nodes(maker)
+            self.nodes.mark(maker, self._known)
             self._known = now
             self._made_nodes = True
         return maker, "recompute" if repeating or not self._backward.create_graph else "backward"
-
-    def _own_nodes(self, module: str) -> None:
-        self.mark(module, max(self._known, self.starts[-1]))
 
 
 def _unused(graphs: Iterable[tuple[str, int, int]], ran: Sequence[int]) -> Counter[str]:

@@ -1,30 +1,41 @@
 """Code that torch.compile made: whose it is, what it multiplies, and what its backwards repeat.
 
-Inductor's kernels are seen by no dispatcher, or not all of them are: its graphs are counted from their text. Where that
-cannot be read, what the dispatcher sees counts, and kernels of templates are listed. Other backends run their graph's
-operators one by one: these are counted as they come, and the line that runs says whether it repeats the forward.
+Inductor's kernels are seen by no dispatcher, or not all of them are: its graphs are counted from their text, in which
+every value has its shape. A call of the graph gives the sizes that it leaves open. A product that depends on no
+incoming gradient is one of the forward's, computed again. Where the text cannot be read, what the dispatcher sees
+counts, and kernels of templates are listed. Other backends run their graph's operators one by one: these are counted as
+they come, and the line that runs says whether it repeats the forward.
 """
 
 from __future__ import annotations
 
 import functools
 import linecache
+import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from lightning_flops.measure.counting.attribution import Threads, ThreadState
-from lightning_flops.measure.counting.graph_text import lines_that_repeat
+from lightning_flops.measure.counting.formulas.contract import Unreadable
+from lightning_flops.measure.counting.formulas.registry import lookup
 from lightning_flops.measure.counting.totals import Totals
 from lightning_flops.measure.module_scope import ModuleNames
 from lightning_flops.measure.patches import Ends, listen
 from lightning_flops.measure.tensor_lives import TensorLives
 from lightning_flops.measure.torch_private import optional
-from lightning_flops.measure.torch_private.needed import calling_modules, current_node, sequence_number
+from lightning_flops.measure.torch_private.needed import (
+    OpOverload,
+    OpOverloadPacket,
+    calling_modules,
+    current_node,
+    schema_of,
+    sequence_number,
+)
 from lightning_flops.signals import Undo
 from lightning_flops.units import package_logger
 
@@ -116,7 +127,7 @@ class CompiledCode:
         if name is None or name == caller:
             return caller
         if not torch.is_grad_enabled():  # the region has only one autograd node, and it was made just before
-            state.insert(sequence_number() - 1, name)
+            state.nodes.insert(sequence_number() - 1, name)
         return name
 
     def repeats_forward(self, module: str) -> bool | None:
@@ -148,3 +159,180 @@ def _templates_in(source: str) -> tuple[str, ...]:
     return tuple(
         match[1] for match in _DEFINITION.finditer(source) if _TEMPLATE.search(match[1]) or _TEMPLATE.search(match[2])
     )
+
+
+_INCOMING_GRADIENT = "tangents_"
+"""Start of the names of a backward graph's inputs that are gradients."""
+
+_GRAPH = re.compile(r"^ *class (\S+)\(torch\.nn\.Module\):$", re.MULTILINE)
+_LINE = re.compile(r'^ +(\w+)(?:: "[^"]*")? = (.+?)(?:;  .*)?$', re.MULTILINE)
+_VALUE = re.compile(r'(\w+): "(?:Sym\((.*?)\)|(\w+)\[(.*?)\]\[.*?\](\w*))')
+"""A value with its size or its dtype, shape and device: ``primals_1: "Sym(s0)"``, ``mm: "f32[s0, 64][64, 1]cpu"``."""
+_CALL = re.compile(r"torch\.ops\.([\w.]+)(\(.*\))")
+_PART = re.compile(r"(\w+)\[(\d+)\]")
+_INNER = re.compile(r"self\.(\w+)")
+_NAME = re.compile(r"(?<![\w.'\"])[A-Za-z_]\w*(?!\w| = )")
+_NO_VALUES = frozenset("torch device True False None".split())
+
+_IN_SIZES: Mapping[str, Any] = {
+    **dict.fromkeys(("FloorDiv", "CleanDiv", "IntTrueDiv"), operator.floordiv),
+    **dict.fromkeys(("Mod", "PythonMod"), operator.mod),
+    **{"Max": max, "Min": min},
+}
+"""The functions of sympy and torch that stand in sizes."""
+
+
+class Product(NamedTuple):
+    """One call in a graph, of an operator that may have FLOPs."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+    repeats: bool  #: Whether it depends on none of the gradients that come into its graph.
+    on_cuda: bool
+
+
+class _Call(NamedTuple):
+    name: str
+    operator: str
+    arguments: str  #: As written, in brackets.
+    repeats: bool
+
+    def names(self) -> list[str]:
+        """What its arguments speak of."""
+        return _NAME.findall(self.arguments)
+
+
+class _Graph(NamedTuple):
+    inputs: list[tuple[str, str, str]]  #: The name of each with its size, or its shape, as written.
+    values: dict[str, list[str]]  #: By name: a size; a dtype, a shape and a device.
+    calls: list[_Call]
+    parts: dict[str, dict[int, str]]  #: The names of what an operator has put out, if there are several.
+    named: dict[str, str]  #: By name, what a module holds: graphs that operators of higher order call.
+    inner: dict[str, _Graph]
+
+
+def gradients_made(lines: Iterable[tuple[str, str]]) -> Iterator[bool]:
+    """For each line of a graph, a name and what is computed under it: whether it depends on an incoming gradient."""
+    gradients = set[str]()
+    for name, made in lines:
+        names = _NAME.findall(made)
+        depends = any(one in gradients or one.startswith(_INCOMING_GRADIENT) for one in names)
+        if depends:
+            gradients.add(name)
+            if (call := _CALL.match(made)) is not None and _writes(call[1]):
+                gradients.update(set(names) - _NO_VALUES)
+        yield depends
+
+
+@functools.lru_cache(maxsize=64)
+def lines_that_repeat(text: str) -> frozenset[str] | None:
+    """The lines of a backward graph's code that depend on no incoming gradient; None: the code has no gradient."""
+    lines = list(_LINE.finditer(text))
+    depend = gradients_made((line[1], line[2]) for line in lines)
+    repeat = frozenset(line[0] for line, depends in zip(lines, depend, strict=True) if not depends)
+    return repeat if _INCOMING_GRADIENT in text else None
+
+
+@functools.lru_cache(maxsize=512)
+def _operator(name: str) -> Any:
+    function = operator.attrgetter(name)(torch.ops)
+    return function.default if isinstance(function, OpOverloadPacket) else function
+
+
+def _writes(name: str) -> bool:
+    """Whether the operator of this name writes to what it is given."""
+    function = _operator(name)
+    if not isinstance(function, OpOverload):
+        return name.endswith("_mutation")
+    return any(one.alias_info is not None and one.alias_info.is_write for one in schema_of(function).arguments)
+
+
+@functools.lru_cache(maxsize=64)
+def _read(text: str) -> _Graph:
+    """The first graph in the text, with those that follow.
+
+    Raises:
+        Unreadable: there is none.
+    """
+    _, *named = _GRAPH.split(text)
+    if not named:
+        raise Unreadable("there is no text of the graph")
+    inner = {name: _read_one(body) for name, body in zip(named[2::2], named[3::2], strict=True)}
+    return _read_one(named[1], inner)
+
+
+def _read_one(body: str, inner: Mapping[str, _Graph] | None = None) -> _Graph:
+    signature, _, _ = body.partition("):\n")
+    lines = _LINE.findall(body)
+    has_gradients = _INCOMING_GRADIENT in signature
+    calls, parts, held = [], dict[str, dict[int, str]](), dict[str, str]()
+    for (name, made), depends in zip(lines, gradients_made(lines), strict=True):
+        if (part := _PART.fullmatch(made)) is not None:
+            parts.setdefault(part[1], {})[int(part[2])] = name
+        elif (inside := _INNER.fullmatch(made)) is not None:
+            held[name] = inside[1]
+        elif (call := _CALL.fullmatch(made)) is not None:
+            calls.append(_Call(name, call[1], call[2], has_gradients and not depends))
+    inputs = [(name, size, shape) for name, size, _, shape, _ in _VALUE.findall(signature)]
+    return _Graph(inputs, {name: rest for name, *rest in _VALUE.findall(body)}, calls, parts, held, dict(inner or {}))
+
+
+def products(text: str, inputs: Sequence[Any]) -> list[Product]:
+    """The products in a graph that is called with *inputs*; what other operators do is left out.
+
+    The values of a block mask are read from *inputs*; most other tensors hold none.
+
+    Raises:
+        Unreadable: there is no text, or values decide which products run.
+        Exception: whatever a size that is not in the inputs leads to, or the text of another version of torch.
+    """
+    graph = _read(text)
+    given, sizes = dict[str, Any](), dict[str, Any](_IN_SIZES)
+    for (name, size, shape), value in zip(graph.inputs, inputs, strict=True):
+        given[name] = value
+        sizes.update(zip(shape.split(", "), value.shape, strict=False) if shape else {size: value})
+    return list(_products(graph, given, sizes, graph.inner))
+
+
+def _products(
+    graph: _Graph, given: Mapping[str, Any], sizes: dict[str, Any], inner: Mapping[str, _Graph]
+) -> Iterator[Product]:
+    values = _Values(graph, given, sizes)
+    for call in graph.calls:
+        function = _operator(call.operator)
+        kind = lookup(function).kind
+        called = []
+        if not isinstance(function, OpOverload):
+            called = [inner[graph.named[name]] for name in call.names() if graph.named.get(name) in inner]
+        if kind == "formula" or (kind == "unknown" and not isinstance(function, OpOverload) and not called):
+            args, kwargs = eval(f"_arguments{call.arguments}", {}, values)
+            on_cuda = graph.values.get(call.name, ("",))[-1] == "cuda"
+            yield Product(function, args, kwargs, values[call.name], call.repeats, on_cuda)
+            continue
+        for one in called:
+            made = list(_products(one, {}, sizes, inner))
+            if made and not call.operator.endswith(".invoke_subgraph"):
+                raise Unreadable(f"values decide what {call.operator} runs")
+            yield from (each._replace(repeats=each.repeats or call.repeats) for each in made)
+
+
+class _Values(dict[str, Any]):
+    """The values of a graph's names: what it is given, and tensors without values of the shapes that are written."""
+
+    def __init__(self, graph: _Graph, given: Mapping[str, Any], sizes: dict[str, Any]) -> None:
+        super().__init__(given, torch=torch, device=torch.device, _arguments=lambda *args, **names: (args, names))
+        self._graph = graph
+        self._sizes = sizes
+
+    def __missing__(self, name: str) -> Any:
+        if (parts := self._graph.parts.get(name)) is not None:
+            return tuple(self[parts[at]] if at in parts else None for at in range(max(parts) + 1))
+        if name not in self._graph.values:
+            return None  # a graph, or what formulas do not ask for
+        size, dtype, shape, _ = self._graph.values[name]
+        if size:
+            return eval(size, {}, self._sizes)
+        made = torch.empty(eval(f"[{shape}]", {}, self._sizes), dtype=optional.dtype_abbreviated(dtype), device="meta")
+        return self.setdefault(name, made)

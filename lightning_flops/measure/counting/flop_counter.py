@@ -21,8 +21,7 @@ from lightning_flops.measure import patches
 from lightning_flops.measure.counting.attribution import Backward, Running, Threads, ThreadState, reaches
 from lightning_flops.measure.counting.compiled import CompiledCode
 from lightning_flops.measure.counting.formulas.contract import tensors_in
-from lightning_flops.measure.counting.formulas.custom import watch_functions
-from lightning_flops.measure.counting.formulas.registry import formulas_without_operator
+from lightning_flops.measure.counting.formulas.registry import formulas_without_operator, watch_functions
 from lightning_flops.measure.counting.mode import CountingMode
 from lightning_flops.measure.counting.totals import Totals
 from lightning_flops.measure.counting.traffic import tf32_operators
@@ -85,7 +84,7 @@ class FlopCounter:
         self._names = ModuleNames(root)
         self._totals = Totals()
         self._failed = self._totals.failed
-        self._threads = Threads([], [], OUTSIDE if root is None else "")
+        self._threads = Threads([], [], set(), OUTSIDE if root is None else "")
         self._compiled = CompiledCode(self._names, self._threads, self._totals, lives)
         self._mode = CountingMode(self._threads, self._totals, self._compiled, lives, halve_causal=halve)
         self._lock = threading.RLock()
@@ -111,7 +110,7 @@ class FlopCounter:
                     self._install(self._undo)
                 if state.entered == 1:
                     self._threads.forget()
-                    state.mark(state.stack[-1].module)
+                    state.nodes.mark(state.stack[-1].module)
                 if not is_pushed(self._mode):  # if it were on the stack twice, it would count twice
                     # A step may begin inside a mode of the user's, and end outside of it.
                     push(self._mode, under_others=True)
@@ -250,7 +249,7 @@ class FlopCounter:
             if running.module in self._totals.unread:
                 self._totals.read(running.module, tensors_in((output,)))
             if state.task() == NO_GRAPH_TASK and 0 < running.start < end and running.task == NO_GRAPH_TASK:
-                state.graphs.append((running.module, running.start, end))
+                state.nodes.graphs.append((running.module, running.start, end))
             if any(running.pushed for running in state.stack[depth:]):
                 remove(self._mode)
             state.pop_to(depth)

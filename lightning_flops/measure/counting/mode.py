@@ -10,11 +10,9 @@ import torch
 from torch import is_grad_enabled, nn
 
 from lightning_flops.measure.counting.attribution import Threads, ThreadState
-from lightning_flops.measure.counting.compiled import CompiledCode
+from lightning_flops.measure.counting.compiled import CompiledCode, Product, lines_that_repeat, products
 from lightning_flops.measure.counting.formulas.contract import Entry, Work, tensors_in, whole_flops
-from lightning_flops.measure.counting.formulas.custom import backwards
-from lightning_flops.measure.counting.formulas.registry import counts_when_run, hides_flops
-from lightning_flops.measure.counting.graph_text import Product, lines_that_repeat, products
+from lightning_flops.measure.counting.formulas.registry import backwards, counts_when_run, hides_flops
 from lightning_flops.measure.counting.totals import Cell, Totals
 from lightning_flops.measure.counting.traffic import READS_NUMBER, Operator, dtype_name, operands
 from lightning_flops.measure.patches import guarded

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.formulas import custom, registry
-from lightning_flops.measure.counting.formulas.custom import register_flop_formula
+from lightning_flops.measure.counting.formulas.registry import register_flop_formula
 from lightning_flops.pytorch import count_flops
 from lightning_flops.records import OUTSIDE, PhaseBytes, PhaseFlops
 from tests.corpus import case

@@ -14,7 +14,7 @@ from lightning_flops import count_flops
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.measure.counting.flop_counter import FlopCounter
 from lightning_flops.measure.counting.formulas import registry as formula_registry
-from lightning_flops.measure.counting.formulas.custom import register_flop_formula
+from lightning_flops.measure.counting.formulas.registry import register_flop_formula
 from lightning_flops.measure.torch_private.needed import depth
 from lightning_flops.records import PhaseFlops
 from tests.corpus.case import Parts

@@ -6,8 +6,7 @@ from unittest.mock import create_autospec
 import pytest
 
 from lightning_flops.config import TraceSchedule
-from lightning_flops.measure.tracing.step_tracer import StepTracer
-from lightning_flops.measure.tracing.trace_cycles import TraceCycles
+from lightning_flops.measure.tracing.step_tracer import StepTracer, TraceCycles
 from lightning_flops.records import StepSignature, TracedStepRecord
 
 
