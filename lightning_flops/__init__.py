@@ -51,7 +51,7 @@ _NAMES = {
     "analysis.memory": "MemoryPrediction",
     "config": "ProfilerConfig",
     "errors": "ConfigError LightningFlopsError",
-    "measure.counting.formulas.custom": "register_flop_formula",
+    "measure.counting.formulas.registry": "register_flop_formula",
     "lightning": "FlopsProfilerCallback",
     "pytorch": "count_flops count_offline flops_formula predict_memory profile_training",
     "report.module_text": (
