@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -28,26 +28,31 @@ def tensor_shapes(batch: Any) -> Shapes:
 
     ``HIDDEN_SHAPE`` for a nested tensor, and if there are none, but other things, as texts or a class of the user's.
     """
-    found: list[tuple[int, ...]] = []
-    hides, waiting = False, [(batch, _MAX_DEPTH)]
-    while waiting:
-        value, depth = waiting.pop()
-        inside: Any = None
+    found, hides = list[tuple[int, ...]](), False
+    for value in held_in(batch, _MAX_DEPTH, PackedSequence):
         if isinstance(value, torch.Tensor):
             found.append(HIDDEN_SHAPE if value.is_nested else tuple(value.shape))
         elif isinstance(value, PackedSequence):  # the row of its lengths keeps its first dimension from being samples
             found += [tuple(value.data.shape), (1, *value.batch_sizes.shape)]
-        elif depth and isinstance(value, Mapping):
-            inside = value.values()
-        elif depth and isinstance(value, (list, tuple)):
-            inside = value
-        elif depth and is_dataclass(value) and not isinstance(value, type):
-            inside = [getattr(value, field.name, None) for field in fields(value)]
         else:
             hides |= value is not None
-        if inside is not None:
-            waiting += [(one, depth - 1) for one in reversed([*inside])]
     return tuple(found) or ((HIDDEN_SHAPE,) if hides else ())
+
+
+def held_in(value: Any, depth: int, *whole: type) -> Iterator[Any]:
+    """What the dicts, sequences and dataclasses in *value* hold, so many of them deep, *whole* ones as they are."""
+    inside: Any = None
+    if depth and isinstance(value, Mapping):
+        inside = value.values()
+    elif depth and isinstance(value, (list, tuple)) and not isinstance(value, whole):
+        inside = value
+    elif depth and is_dataclass(value) and not isinstance(value, type):
+        inside = (getattr(value, field.name, None) for field in fields(value))
+    if inside is None:
+        yield value
+    else:
+        for one in inside:
+            yield from held_in(one, depth - 1, *whole)
 
 
 def shapes_text(shapes: Shapes) -> str:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +27,7 @@ import torch
 from lightning_flops import host_clock
 from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.measure.timing.phase_timer import PhaseTimer
-from lightning_flops.measure.torch_private.needed import hide
+from lightning_flops.measure.torch_private.needed import frames_outwards, hide
 from lightning_flops.records import LineRecord, LinesRecord
 
 LEAST_STEPS, LEAST_SEC, MOST_STEPS = 5, 0.3, 50
@@ -111,30 +112,23 @@ def _callee(code: CodeType | None) -> str:
 
 def place_of(innermost: FrameType | None) -> Place | None:
     """Where the code of the *innermost* frame is; None in code of ours. No frame is kept."""
-    below: CodeType | None = None
-    inner: CodeType | None = None
-    user: tuple[str, int, str] | None = None
-    function: CodeType | None = None
-    hook, in_module = "", False
-    frame = innermost
-    while frame is not None:
-        code = frame.f_code
-        owner = _owner(frame)
-        if user is None and owner == "ours" and (code.co_filename, code.co_name) != _PASSES_ON:
-            return None
-        if user is None and owner == "library":
-            below = code
-        elif owner == "user" and user is None:
-            user, function = (code.co_filename, frame.f_lineno, _callee(below)), code
-        elif function is not None and function.co_name in _INLINE and code.co_filename == function.co_filename:
-            function = code  # the function around a comprehension
-        if not hook and inner is not None and code.co_name in _CALL_HOOKS and inner.co_name.startswith(_HOOKS):
-            hook = _name(inner)
-        in_module |= user is not None and code.co_name in _CALL_MODULE and owner == "library"
-        inner, frame = code, frame.f_back
-    if user is None or function is None:
-        return Place("", 0, "", _callee(below), hook)
-    return Place(user[0], user[1], _name(function), user[2], hook, in_module)
+    stack = [(one.f_code, one.f_lineno, _owner(one)) for one in frames_outwards(innermost)]
+    at = next((place for place, (*_, owner) in enumerate(stack) if owner == "user"), len(stack))
+    if any(owner == "ours" and (code.co_filename, code.co_name) != _PASSES_ON for code, _, owner in stack[:at]):
+        return None
+    called = next((code for code, _, owner in reversed(stack[:at]) if owner == "library"), None)
+    around = ((inner[0], outer[0]) for inner, outer in pairwise(stack))
+    hooks = (one for one, by in around if by.co_name in _CALL_HOOKS and one.co_name.startswith(_HOOKS))
+    hook = next(map(_name, hooks), "")
+    if at == len(stack):
+        return Place("", 0, "", _callee(called), hook)
+    code, line, _ = stack[at]
+    function = code
+    for outer, *_ in stack[at + 1 :]:
+        if function.co_name in _INLINE and outer.co_filename == function.co_filename:
+            function = outer  # the function around a comprehension
+    in_module = any(one.co_name in _CALL_MODULE and owner == "library" for one, _, owner in stack[at:])
+    return Place(code.co_filename, line, _name(function), _callee(called), hook, in_module)
 
 
 def why_not(*, ours: bool = False) -> str:
@@ -146,10 +140,9 @@ def why_not(*, ours: bool = False) -> str:
     is_free = ours or signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     if not is_free or signal.getitimer(signal.ITIMER_REAL)[0]:
         return "the program uses SIGALRM, or its timer, itself"
-    if sys.getprofile() is not None or sys.gettrace() is not None:
-        return "a profiler, tracer or debugger is on"
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
-    if monitoring is not None and any(monitoring.get_tool(number) for number in range(6)):
+    tools = () if monitoring is None else map(monitoring.get_tool, range(6))
+    if sys.getprofile() is not None or sys.gettrace() is not None or any(tools):
         return "a profiler, tracer or debugger is on"
     return ""
 
@@ -164,10 +157,8 @@ class _LineTimer(PhaseTimer):
 
     def enter(self, part: str, *, counts: bool = True) -> None:
         """As of every timer; a line that has called the model, say, is not what takes its time."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and _owner(frame) == "ours":
-            frame = frame.f_back
-        if (place := place_of(frame)) is not None:
+        outside = next((one for one in frames_outwards(sys._getframe()) if _owner(one) != "ours"), None)
+        if (place := place_of(outside)) is not None:
             self.entries.add((*place[:2], place.callee))
             self.entered_at.add(place[:2])
         super().enter(part, counts=counts)

@@ -46,25 +46,18 @@ def listen(
 
     undo.callback(drop)  # first, so that whatever is raised from here on leaves nothing behind
     if key not in _wrapped:
-        none = list[Any]()
-        put_up, remove = _wrap(owner, name, none, around or _heard)
-        _wrapped[key] = none, remove
-        put_up()
+        table = owner if isinstance(owner, dict) else vars(owner)
+        put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
+        listeners, original = list[Any](), table[name]
+        wrapper = (around or _heard)(listeners, original)
+
+        def remove() -> None:
+            if table[name] is wrapper:  # otherwise other code has wrapped it since, and keeps it
+                put(name, original)
+
+        _wrapped[key] = listeners, remove
+        put(name, wrapper)
     _wrapped[key][0].append(one)
-
-
-def _wrap(owner: Any, name: Any, listeners: list[Any], around: Around) -> tuple[Callable[[], None], Callable[[], None]]:
-    """What puts a wrapper with *listeners* in the function's place, and what removes it."""
-    table = owner if isinstance(owner, dict) else vars(owner)
-    put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
-    original = table[name]
-    wrapper = around(listeners, original)
-
-    def remove() -> None:
-        if table[name] is wrapper:  # otherwise other code has wrapped it since, and keeps it
-            put(name, original)
-
-    return functools.partial(put, name, wrapper), remove
 
 
 def _heard(listeners: list[tuple[Begins, Failed | None]], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, get_args
 
-from torch import nn
+from torch import device, nn
 
 from lightning_flops.config import TraceSchedule
 from lightning_flops.measure.counting.flop_counter import FlopCounter
@@ -30,7 +30,7 @@ from lightning_flops.measure.notes import Notes, notes_on_times
 from lightning_flops.measure.parts import Parts
 from lightning_flops.measure.timing.clocks import WallClock
 from lightning_flops.measure.timing.phase_timer import PhaseTimer
-from lightning_flops.measure.tracing.step_tracer import TraceCycles
+from lightning_flops.measure.tracing.step_tracer import StepTracer, TraceCycles
 from lightning_flops.records import (
     REST,
     TRAINING,
@@ -112,7 +112,7 @@ class Recorder:
         self._root, self._whole, self._new_counter = root, whole, new_counter
         self._timing_steps, self._timer = timing_steps, None if clock is None else PhaseTimer(clock)
         self._notes, self._tell_counted, self._may_time = notes, counted, may_time
-        self._traces = TraceCycles(None, TraceSchedule()) if tracing is None else tracing
+        self._traces = tracing or TraceCycles(StepTracer(root, device=device("cpu")), TraceSchedule(), asked=False)
         self._lines = LineSampler(asked=False) if lines is None else lines
         self._plain_steps = timing_steps // 2 if timing_steps >= _LEAST_HALVED else 0
         self._memory = memory

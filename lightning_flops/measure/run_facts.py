@@ -75,34 +75,22 @@ def _optimizer_facts(optimizer: Any, device: torch.device) -> OptimizerFacts:
     inner = next(torchs, every[-1])
     if not isinstance(inner, torch.optim.Optimizer):
         return OptimizerFacts(type_name=type(inner).__name__)
-    updates, faster_with = _updates(inner, device), _faster_with(inner, device)
-    return OptimizerFacts(type_name=type(inner).__name__, updates=updates, faster_with=faster_with)
-
-
-def _updates(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
-    """How the optimizer updates its parameters, as torch chooses it."""
-    group = {**optimizer.defaults, **next(iter(optimizer.param_groups), {})}
-    if group.get("fused"):
-        return "fused"
-    if "foreach" not in group:
-        return ""
+    # What holds for the first group of parameters holds for the others, as far as we know.
+    group = {**inner.defaults, **next(iter(inner.param_groups), {})}
+    if group.get("fused") or "foreach" not in group:
+        return OptimizerFacts(type_name=type(inner).__name__, updates="fused" if group.get("fused") else "")
+    on_cuda, in_lists = device.type == "cuda", group["foreach"]
     # By default torch takes foreach on a GPU alone. On a CPU it updates tensor by tensor all the same.
-    is_foreach = group["foreach"] is None or group["foreach"]
-    return "foreach" if is_foreach and device.type == "cuda" and not group.get("differentiable") else "tensor by tensor"
-
-
-def _faster_with(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[str, ...]:
-    """Nothing for an optimizer that is fused, or a device of which torch's docs say nothing."""
-    defaults, groups = optimizer.defaults, optimizer.param_groups
-    if "foreach" not in defaults or defaults.get("differentiable"):
-        return ()
-    on_cuda = device.type == "cuda"
-    if any(one.get("fused") for one in groups):
-        return ()
-    # On a GPU foreach is torch's own choice. On a CPU it updates tensor by tensor all the same.
-    in_lists = any(one.get("foreach") or (on_cuda and one.get("foreach") is None) for one in groups)
-    if in_lists and not on_cuda:
-        return ()
-    fused = device.type == "cpu" or (on_cuda and not isinstance(optimizer, torch.optim.Adagrad))
-    ways = {"fused": fused, "foreach": on_cuda and not in_lists}
-    return tuple(f"{name}=True" for name, helps in ways.items() if helps and name in defaults)
+    updates_lists = on_cuda and in_lists in (None, True) and not group.get("differentiable")
+    ways = {
+        # On a device of which torch's docs say nothing, nothing is faster.
+        "fused": device.type == "cpu" or (on_cuda and not isinstance(inner, torch.optim.Adagrad)),
+        "foreach": on_cuda and not updates_lists,
+    }
+    if group.get("differentiable") or (in_lists and not on_cuda):
+        ways = {}
+    return OptimizerFacts(
+        type_name=type(inner).__name__,
+        updates="foreach" if updates_lists else "tensor by tensor",
+        faster_with=tuple(f"{name}=True" for name, helps in ways.items() if helps and name in inner.defaults),
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -155,7 +155,10 @@ class FlopCounter:
     def _install(self, undo: Undo) -> None:
         """Puts up the hooks. They are global, because hooks on modules recompile blocks and switch off fused paths."""
         self._mode.runs_in_tf32 = tf32_operators()
-        self._mode.counts_fake = _computes_on_fake_tensors(self._root)
+        # The user may run the model on fake tensors, to learn its shapes or its FLOPs without the work.
+        first = None if self._root is None else next(self._root.parameters(), None)
+        kinds: list[type] = [type(first), type(getattr(first, "data", None))]
+        self._mode.counts_fake = fake_mode() is not None or any(is_fake(kind) for kind in kinds)
         run_uncompiled(undo, CountingMode)
         undo.callback(self._compiled.close)
         self._compiled.begin(self._mode.read_graph, self._is_counted_here)
@@ -172,15 +175,16 @@ class FlopCounter:
         undo.callback(optimizers.remove)
         optimizers.put_up()
         watch_functions(undo, self._mode.function_runs)
-        at_backward = partial(self._failed, "the beginning of a backward")
-        patches.listen(undo, torch.autograd, ENGINE_ENTRY, self._backward_begins, failed=at_backward)
-        at_begin, at_end = (partial(self._failed, f"the {one} of a repeated forward") for one in ("beginning", "end"))
+        heard: list[tuple[Any, str, Any, str]] = [
+            (torch.autograd, ENGINE_ENTRY, self._backward_begins, "the beginning of a backward")
+        ]
         for manager in (torch.enable_grad, torch.set_grad_enabled):
-            patches.listen(undo, manager, "__enter__", self._repetition_begins, failed=at_begin)
-            patches.listen(undo, manager, "__exit__", self._repetition_ends, failed=at_end)
-        graph = getattr(torch.cuda, "CUDAGraph", None)
-        if graph is not None and hasattr(graph, "replay"):
-            patches.listen(undo, graph, "replay", self._replays, failed=partial(self._failed, "a replayed CUDA graph"))
+            heard += [(manager, "__enter__", self._repetition_begins, "the beginning of a repeated forward")]
+            heard += [(manager, "__exit__", self._repetition_ends, "the end of a repeated forward")]
+        if hasattr(graph := getattr(torch.cuda, "CUDAGraph", None), "replay"):
+            heard += [(graph, "replay", self._replays, "a replayed CUDA graph")]
+        for owner, name, begins, where in heard:
+            patches.listen(undo, owner, name, begins, failed=partial(self._failed, where))
 
     # ---- what the loop says
 
@@ -268,7 +272,8 @@ class FlopCounter:
     def _backward_begins(self, roots: Any, gradients: Any = None, *options: Any, **others: Any) -> patches.Ends | None:
         """A backward begins; that of another Python thread is counted if it comes to a parameter of the root."""
         pushes = not self._is_counted_here()
-        if pushes and (graph_task_id() != NO_GRAPH_TASK or not self._is_of_root(roots)):
+        parameters = () if self._root is None or not pushes else self._root.parameters()
+        if pushes and (graph_task_id() != NO_GRAPH_TASK or not reaches(roots, frozenset(map(id, parameters)))):
             return None
         call = Backward(self._threads.state, create_graph=len(options) > 1 and bool(options[1]))
         self._threads.backwards.append(call)
@@ -281,10 +286,6 @@ class FlopCounter:
                 remove(self._mode)
 
         return ends
-
-    def _is_of_root(self, roots: Iterable[Any]) -> bool:
-        parameters = () if self._root is None else self._root.parameters()
-        return reaches(roots, frozenset(map(id, parameters)))
 
     def _is_counted_here(self) -> bool:
         """Whether this thread has entered the counter, or runs something now that is counted."""
@@ -335,11 +336,3 @@ class FlopCounter:
             for name in formulas_without_operator()
         )
         return replace(record, unused_calls=self._threads.unused_calls())
-
-
-def _computes_on_fake_tensors(root: nn.Module | None) -> bool:
-    """Whether the user runs the model on fake tensors, to learn its shapes or its FLOPs without the work."""
-    if fake_mode() is not None:
-        return True
-    first = None if root is None else next(root.parameters(), None)
-    return first is not None and (is_fake(type(first)) or is_fake(type(first.data)))

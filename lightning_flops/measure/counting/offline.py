@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.errors import ConfigError, LightningFlopsError
+from lightning_flops.measure.batches import held_in
 from lightning_flops.measure.counting.flop_counter import CausalAttention, FlopCounter
 from lightning_flops.measure.torch_private.needed import DispatchMode, new_fake_mode, push, remove, tree_map_only
 from lightning_flops.measure.torch_private.optional import put_tensors
@@ -131,13 +132,9 @@ def called(function: Callable[..., Any], batch: Any) -> Any:
     return function(*batch) if type(batch) is tuple else function(batch)
 
 
-def tensors_of(output: Any, depth: int = 3) -> Iterator[torch.Tensor]:
+def tensors_of(output: Any) -> Iterator[torch.Tensor]:
     """The tensors in a module's output, a few containers deep."""
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif depth and isinstance(output, (list, tuple, Mapping)):
-        for item in output.values() if isinstance(output, Mapping) else output:
-            yield from tensors_of(item, depth - 1)
+    return (one for one in held_in(output, 3) if isinstance(one, torch.Tensor))
 
 
 @contextmanager

@@ -94,7 +94,10 @@ def _work(name: str, types: Sequence[str], inputs: RecordedInputs, function: Any
             reason="it has no formula" if unknown else "",
         )
     try:
-        args, kwargs = _arguments(schema, _last(inputs, len(schema.arguments)))
+        own = _last(inputs, len(schema.arguments))
+        values = {one.name: _value(one, place, own) for place, one in enumerate(schema.arguments)}
+        kwargs = {one.name: values.pop(one.name) for one in schema.arguments if one.kwarg_only}
+        args = tuple(values.values())
         out = _result(function, args, kwargs)
         answer = entry.compute(args, kwargs, out)
         work = answer if isinstance(answer, Work) else Work(answer)
@@ -159,37 +162,35 @@ def _may_multiply(name: str, types: Sequence[str]) -> bool:
     return name_says_flops(name.partition(".")[2]) or any(one.is_floating_point or one.is_complex for one in dtypes)
 
 
-def _arguments(schema: Any, inputs: RecordedInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call, positional and by keyword; tensors are meta tensors."""
-    values = {one.name: _value(one, place, inputs) for place, one in enumerate(schema.arguments)}
-    by_name = {one.name: values.pop(one.name) for one in schema.arguments if one.kwarg_only}
-    return tuple(values.values()), by_name
-
-
 def _value(argument: Any, place: int, inputs: RecordedInputs) -> Any:
-    declared, optional = str(argument.type), str(argument.type).startswith("Optional")
-    written = str(_at(inputs.types, place) or "").lower()
-    dims, strides = _at(inputs.dims, place), None if inputs.strides is None else _at(inputs.strides, place)
+    """The argument at a *place* of a call; a tensor is a meta tensor."""
+    declared, written = str(argument.type), str(_at(inputs.types, place) or "").lower()
     missing = _NotWritten(f"the argument {argument.name}")
-    if declared in ("Tensor", "Optional[Tensor]"):
-        return None if optional and not written else _tensor(dims, strides, _DTYPES.get(written), missing)
     if "Tensor" in declared:
-        if not isinstance(dims, Sequence) or written not in _TENSOR_LISTS:
-            return missing
-        # A list's dtype is not written. Its tensors' shapes are what formulas ask for.
-        known = next((dtype for one in inputs.types if (dtype := _DTYPES.get(str(one).lower()))), None)
-        many = strides if isinstance(strides, Sequence) and len(strides) == len(dims) else [None] * len(dims)
-        return [_tensor(one, its, known, missing) for one, its in zip(dims, many, strict=True)]
+        return _tensors(declared, written, place, inputs, missing)
     text = None if inputs.concrete is None else _at(inputs.concrete, place)
     if isinstance(text, str) and text:
         try:
             return ast.literal_eval(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return missing
-    if not written and optional:
+    if not written and declared.startswith("Optional"):
         return None
     # What a result is scaled by: no shape and no count depends on it.
     return argument.default_value if declared == "number" and argument.default_value is not None else missing
+
+
+def _tensors(declared: str, written: str, place: int, inputs: RecordedInputs, missing: _NotWritten) -> Any:
+    dims, strides = _at(inputs.dims, place), None if inputs.strides is None else _at(inputs.strides, place)
+    if declared in ("Tensor", "Optional[Tensor]"):
+        is_none = declared != "Tensor" and not written
+        return None if is_none else _tensor(dims, strides, _DTYPES.get(written), missing)
+    if not isinstance(dims, Sequence) or written not in _TENSOR_LISTS:
+        return missing
+    # A list's dtype is not written. Its tensors' shapes are what formulas ask for.
+    known = next((dtype for one in inputs.types if (dtype := _DTYPES.get(str(one).lower()))), None)
+    many = strides if isinstance(strides, Sequence) and len(strides) == len(dims) else [None] * len(dims)
+    return [_tensor(one, its, known, missing) for one, its in zip(dims, many, strict=True)]
 
 
 def _at(values: Sequence[Any], place: int) -> Any:

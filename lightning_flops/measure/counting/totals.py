@@ -37,12 +37,6 @@ class Cell:
         self.bytes_read += read
 
 
-def _matrices_of(module: nn.Module) -> Iterable[nn.Parameter]:
-    """Its own parameters of two dimensions and more, but those of a library's class, which may keep it elsewhere."""
-    own = (one for one in module.parameters(recurse=False) if type(one) is nn.Parameter)
-    return (one for one in own if one.dim() > 1 and one.numel())
-
-
 def _storage(tensor: torch.Tensor) -> int:
     try:
         return tensor.untyped_storage().data_ptr()
@@ -82,8 +76,11 @@ class Totals:
         In inference mode torch does not show every operator.
         """
         known = any(True for _ in module.children()) or name in self.calls or torch.is_inference_mode_enabled()
-        matrices = [] if known else [*map(weakref.ref, _matrices_of(module))]
-        if matrices:
+        if known:
+            return
+        # What is of a library's class may be kept elsewhere.
+        own = (one for one in module.parameters(recurse=False) if type(one) is nn.Parameter)
+        if matrices := [weakref.ref(one) for one in own if one.dim() > 1 and one.numel()]:
             self.unread[name] = type(module).__qualname__, matrices
 
     def read(self, name: str, tensors: Iterable[torch.Tensor], out: Iterable[torch.Tensor] = ()) -> None:

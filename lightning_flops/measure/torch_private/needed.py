@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
 from types import CodeType, FrameType
 from typing import Any, TypeAlias, cast
@@ -93,8 +93,8 @@ def node_sequence(node: Any) -> int:
         return ACCUMULATES_GRADIENT
 
 
-def _frames_outwards() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
+def frames_outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """*frame*, what has called it, and so on."""
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -106,7 +106,7 @@ def function_in_forward() -> Any:
     Such code runs with grad disabled although a backward will follow: custom functions, compiled regions, and the
     first pass of reentrant checkpointing.
     """
-    for frame in _frames_outwards():
+    for frame in frames_outwards(sys._getframe()):
         code = frame.f_code
         if code is _APPLY_CODE:
             return frame.f_locals.get("cls", torch.autograd.Function)
@@ -127,7 +127,7 @@ def is_custom_backward() -> bool:
 
 def calling_modules() -> Iterator[nn.Module]:
     """The modules whose calls are on this thread's stack, innermost first."""
-    for frame in _frames_outwards():
+    for frame in frames_outwards(sys._getframe()):
         if frame.f_code is _CALL_CODE and isinstance(module := frame.f_locals.get("self"), nn.Module):
             yield module
 
@@ -260,11 +260,8 @@ hide(_After._has_ended)
 
 def _is_in_compiled_call(frame: FrameType | None) -> bool:
     """Whether *frame*, or what has called it, runs inside a function that was given to ``torch.compile``."""
-    while frame is not None:
-        if frame.f_code.co_name == "compile_wrapper" and frame.f_globals.get("__name__") == _EVAL_FRAME:
-            return True
-        frame = frame.f_back
-    return False
+    wrappers = (one for one in frames_outwards(frame) if one.f_code.co_name == "compile_wrapper")
+    return any(one.f_globals.get("__name__") == _EVAL_FRAME for one in wrappers)
 
 
 _inside_which_torch_restores_its_flag = (
@@ -381,10 +378,8 @@ def overloads_named(qualified_name: str) -> list[Any]:
         return []
     found = []
     for overload in packet.overloads():
-        try:
+        with suppress(AttributeError, RuntimeError):  # one that only TorchScript knows
             found.append(getattr(packet, overload))
-        except (AttributeError, RuntimeError):  # one that only TorchScript knows
-            continue
     return found
 
 
@@ -409,13 +404,11 @@ def keys_of_python_kernel(function: Any, tensors: list[torch.Tensor]) -> Any:
         devices.discard("cpu")  # single numbers may lie there
     if len(devices) != 1 or ("cuda" in devices and torch.cuda.is_current_stream_capturing()):
         return None
-    try:
+    with suppress(AttributeError, RuntimeError):  # a device that the dispatcher has no key for
         key = _key_of_device(devices.pop())
         own = _is_in_python(function, key)
         if own or (_is_in_python(function, "CompositeExplicitAutograd") and not _has_kernel(function.name(), key)):
             return _key_set(getattr(torch._C.DispatchKey, key))
-    except (AttributeError, RuntimeError):
-        pass  # a device that the dispatcher has no key for
     return None
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.profiler import record_function
 
-from lightning_flops.measure.torch_private.needed import modes_off, take
+from lightning_flops.measure.torch_private.needed import frames_outwards, modes_off, take
 
 # ---- torch.compile: when it compiles, and what it keeps of what it has compiled
 
@@ -66,10 +66,8 @@ def is_compiled(node: Any) -> bool:
 
 def graph_frame() -> FrameType | None:
     """The innermost running frame of a graph's code, which torch.fx makes; None where none runs."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not frame.f_code.co_filename.startswith("<eval_with_key>"):
-        frame = frame.f_back
-    return frame
+    running = frames_outwards(sys._getframe())
+    return next((one for one in running if one.f_code.co_filename.startswith("<eval_with_key>")), None)
 
 
 def class_of_generated_graphs() -> Any:

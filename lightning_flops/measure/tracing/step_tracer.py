@@ -34,7 +34,7 @@ from lightning_flops.units import package_logger
 logger = package_logger(__name__)
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
-_SILENT = "6"  # at this level Kineto does not report every start and stop on stderr
+_SILENT = "6"  # at this level Kineto does not report every start and stop of ours on stderr
 
 
 class StepTracer:
@@ -176,8 +176,13 @@ class StepTracer:
         if self._device.type in ("cuda", "xpu"):
             activities.append(getattr(ProfilerActivity, self._device.type.upper()))
         profiler = optional.new_profiler(activities=activities, **self._settings)
-        with _silent_kineto():
+        is_users = _LOG_LEVEL in os.environ
+        os.environ.setdefault(_LOG_LEVEL, _SILENT)  # Kineto reads it when it is first used
+        try:
             self._by_us(profiler.prepare_trace)
+        finally:
+            if not is_users:
+                os.environ.pop(_LOG_LEVEL, None)
         self._profiler = profiler  # not before: torch crashes if it starts a trace that was not prepared
 
     def _mark_step(self, index: int) -> None:
@@ -227,18 +232,6 @@ class StepTracer:
         return path
 
 
-@contextmanager
-def _silent_kineto() -> Iterator[None]:
-    """Inside, Kineto does not report our trace on stderr. It reads its log level when it is first used."""
-    is_users = _LOG_LEVEL in os.environ
-    os.environ.setdefault(_LOG_LEVEL, _SILENT)
-    try:
-        yield
-    finally:
-        if not is_users:
-            os.environ.pop(_LOG_LEVEL, None)
-
-
 class _ModuleMarks:
     """Marks the forward of every module below the root, on every thread, and those that a backward repeats."""
 
@@ -278,26 +271,28 @@ operator leaves about ten events in a trace, and a million take torch seconds to
 
 
 class TraceCycles(Parts):
-    """Runs the cycles of a schedule, wait, warm up, record, with a *tracer*; None: nothing is traced."""
+    """Runs the cycles of a schedule, wait, warm up, record, with a *tracer*, if it is *asked* for traces."""
 
-    def __init__(self, tracer: StepTracer | None, schedule: TraceSchedule) -> None:
+    def __init__(self, tracer: StepTracer, schedule: TraceSchedule, *, asked: bool = True) -> None:
         super().__init__()
-        self._tracer = tracer
-        self._schedule = schedule
+        self._tracer, self._schedule = tracer, schedule
         self._active = schedule.active
-        self._warms_up_until = schedule.wait + schedule.warmup
+        # Whether a step of this signature can be compared with the counted one.
         self._is_alike: Callable[[StepSignature], bool] = lambda signature: True
-        """Whether a step of this signature can be compared with the counted one."""
         self._position = self._cycles = 0
         self._signatures: list[StepSignature] = []
         self._alike = False
         self.traces: list[TracedStepRecord] = []  # the traces, one of each cycle
-        self.over = tracer is None  # whether no step will be recorded any more
+        self.over = not asked  # whether no step will be recorded any more
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What could not be recorded, in sentences."""
-        return () if self._tracer is None or self._tracer.lost is None else (self._tracer.lost,)
+        return () if self._tracer.lost is None else (self._tracer.lost,)
+
+    @property
+    def _records(self) -> bool:
+        return self._position >= self._schedule.wait + self._schedule.warmup
 
     @property
     def waits(self) -> bool:
@@ -312,53 +307,44 @@ class TraceCycles(Parts):
 
     def batch_begins(self, index: int) -> None:
         """A batch begins; *index* steps of this fit came before its step."""
-        if self._tracer is None or self.over:
-            return
-        if self._position >= self._warms_up_until:
-            self._tracer.start(index)
-        elif not self.waits:
-            self._tracer.warm_up()
-        self.over = self._tracer.lost is not None
+        if not self.over:
+            if self._records:
+                self._tracer.start(index)
+            elif not self.waits:
+                self._tracer.warm_up()
+            self.over = self._tracer.lost is not None
 
     def enter(self, part: str, *, counts: bool = True) -> None:
         """*part* of the step begins."""
         super().enter(part, counts=counts)
-        if self._tracer is not None:
-            self._tracer.enter(part)
+        self._tracer.enter(part)
 
     def leave(self) -> None:
         """The part entered last ends."""
-        if self._tracer is not None:
-            self._tracer.leave()
+        self._tracer.leave()
 
     def step_ends(self, signature: StepSignature) -> None:
         """A step is over, and so is its last batch."""
-        if self.over:
-            return
+        if self._records and not self.over:
+            self._signatures.append(signature)
         self._position += 1
-        if self._position <= self._warms_up_until:
-            return
-        self._signatures.append(signature)
         if len(self._signatures) >= self._active:
             self.end_cycle()
 
     def end_cycle(self) -> None:
         """Keep the steps that were recorded to their end, if there are any, also where the run ends before others."""
-        tracer = self._tracer
-        if tracer is None or self.over or not self._signatures:
+        if self.over or not self._signatures:
             return
-        record = tracer.stop(*self._signatures)
-        if record is not None:
+        if (record := self._tracer.stop(*self._signatures)) is not None:
             self.traces.append(record)
         self._alike |= all(map(self._is_alike, self._signatures))
         self._signatures.clear()
         self._position = 0
         self._cycles += 1
         enough = self._cycles >= self._schedule.repeat and (self._alike or self._cycles >= _LEAST_TRIES)
-        self.over = enough or tracer.lost is not None
+        self.over = enough or self._tracer.lost is not None
 
     def give_up(self) -> None:
         """Stop recording for good, and remove everything from torch."""
         self.over = True
-        if self._tracer is not None:
-            self._tracer.give_up()
+        self._tracer.give_up()

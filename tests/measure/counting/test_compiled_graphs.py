@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_flops import count_flops, register_flop_formula
-from lightning_flops.measure.counting import compiled, mode
+from lightning_flops.measure.counting import compiled as compiled_code, mode
 from lightning_flops.records import PhaseFlops
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -206,12 +206,12 @@ class GraphModule(torch.nn.Module):
 
 def test_a_product_of_what_a_gradient_was_written_to_is_no_repetition() -> None:
     rows = torch.randn(6, 4)
-    first, second, third = compiled.products(TEXT, [6, rows, torch.randn(4, 4), rows])
+    first, second, third = compiled_code.products(TEXT, [6, rows, torch.randn(4, 4), rows])
     assert [one.repeats for one in (first, second, third)] == [True, False, False]
     assert first.args[0] is rows
     assert third.args[0].shape == third.out.shape == (12, 4)
     assert (second.out.dtype, second.on_cuda, first.on_cuda) == (torch.bfloat16, True, False)
-    repeating = compiled.lines_that_repeat(TEXT) or ()
+    repeating = compiled_code.lines_that_repeat(TEXT) or ()
     assert {line.split()[0] for line in repeating} == {"mul:", "view:", "mm:", "cat:"}
 
 
@@ -238,7 +238,7 @@ def test_a_kernel_whose_formula_no_graph_asks_for_is_listed(
     compiled: Any = torch.compile(nn.Linear(6, 6))
     with torch.no_grad():
         compiled(torch.ones(6))
-        monkeypatch.setattr(mode, "products", lambda *_: compiled.products(text, [torch.ones(6)]))
+        monkeypatch.setattr(mode, "products", lambda *_: compiled_code.products(text, [torch.ones(6)]))
         with count_flops(compiled) as counts:
             compiled(torch.ones(6))
     assert counts.forward == 0

@@ -177,7 +177,7 @@ def test_a_formula_for_an_operator_that_does_not_exist_is_named_until_it_does(mo
         return x.clone()
 
     assert named() == ["aten::mm.outt"]
-    registry.forget_entries()
+    registry.entries.clear()
 
 
 def test_a_counter_entered_while_it_is_entered_counts_once() -> None:

@@ -37,7 +37,7 @@ def forget_formulas() -> Iterator[None]:
     yield
     formula_registry.user_formulas.clear()
     formula_registry.user_formulas.update(before)
-    formula_registry.forget_entries()
+    formula_registry.entries.clear()
 
 
 def pair_product_flops(args: Any, kwargs: Any, out: Any) -> int:
@@ -94,7 +94,7 @@ def test_formulas_registered_with_torch_are_honoured(monkeypatch: pytest.MonkeyP
 
     registered = dict(flop_counter.flop_registry)
     monkeypatch.setattr(flop_counter, "flop_registry", registered)
-    formula_registry.forget_entries()
+    formula_registry.entries.clear()
 
     @flop_counter.register_flop_formula(torch.ops.formulatest.pair_product)
     def by_shape(a: Any, b: Any, out_shape: Any = None, **kwargs: Any) -> int:

@@ -208,14 +208,10 @@ def _entries_in_blocks(counts: Tensor, columns: Tensor, lengths: tuple[int, int]
     return host_integers(entries)[0]
 
 
-def _flex(work: Callable[[Call, int, int], Work], mask_at: int) -> Formula:
+def _flex(work: Callable[[Call, int, int], Work], mask_at: int, args: Arguments, kwargs: Keywords, out: Any) -> Work:
     """``flex_attention(query, key, value, score_mod, block_mask, …)``, or its backward, with the mask elsewhere."""
-
-    def flops(args: Arguments, kwargs: Keywords, out: Any) -> Work:
-        query, key, value = args[:3]
-        return work(_flex_call(query, key, args[mask_at]), int(query.shape[-1]), int(value.shape[-1]))
-
-    return flops
+    query, key, value = args[:3]
+    return work(_flex_call(query, key, args[mask_at]), int(query.shape[-1]), int(value.shape[-1]))
 
 
 def native_multi_head(query: Tensor, key: Tensor, value: Tensor, qkv_weight: Tensor, out_weight: Tensor) -> int:
@@ -327,6 +323,6 @@ ATTENTION_RULES: dict[str, Rule] = {
 }
 
 HIGHER_ORDER_FORMULAS: dict[str, Formula] = {
-    "flex_attention": _flex(forward_work, mask_at=4),
-    "flex_attention_backward": _flex(backward_work, mask_at=9),
+    "flex_attention": partial(_flex, forward_work, 4),
+    "flex_attention_backward": partial(_flex, backward_work, 9),
 }

@@ -57,12 +57,8 @@ _CALLS_ANOTHER = {
 }
 """Higher-order operators that call the operator they are handed, with something set up around it."""
 
-_entries: dict[Any, Entry] = {}
-
-
-def forget_entries() -> None:
-    """Forget what was looked up, because a formula was registered."""
-    _entries.clear()
+entries: dict[Any, Entry] = {}
+"""What was looked up: all is looked up again where a formula is registered."""
 
 
 def formulas_without_operator() -> Iterator[str]:
@@ -79,11 +75,9 @@ def lookup(operator: Any) -> Entry:
     A user's formula wins over ours, ours over one registered with ``torch.utils.flop_counter``, any over "free". Ours
     stand in for torch's own, which count complex numbers, sparse operands, groups and masks like everything else.
     """
-    entry = _entries.get(operator)
-    if entry is None:
-        find = _find if isinstance(operator, OpOverload) else _find_higher_order
-        entry = _entries[operator] = find(operator)
-    return entry
+    if operator not in entries:
+        entries[operator] = (_find if isinstance(operator, OpOverload) else _find_higher_order)(operator)
+    return entries[operator]
 
 
 def _stands_for(name: str) -> str:
@@ -125,11 +119,9 @@ def _find_higher_order(operator: Any) -> Entry:
     formula = user_formulas.get(f"higher_order::{short}") or HIGHER_ORDER_FORMULAS.get(short)
     if formula is None and short in _CALLS_ANOTHER:
         formula = _flops_of_called(*_CALLS_ANOTHER[short])
-    if formula is None and short.startswith("triton_kernel_wrapper"):
+    elif formula is None and short.startswith("triton_kernel_wrapper"):
         formula = _no_flops_if_heard
-    if formula is None:
-        return Entry(f"higher_order.{short}", "unknown")
-    return Entry(f"higher_order.{short}", "formula", formula)
+    return Entry(f"higher_order.{short}", "formula" if formula else "unknown", formula or no_flops)
 
 
 def _flops_of_called(place: int, start: int, result: int | None) -> Formula:
@@ -222,7 +214,11 @@ def is_free(qualified_name: str, operator: Any) -> bool:
     namespace, _, name = qualified_name.partition("::")
     if name_says_flops(name) and not (namespace in TORCH_NAMESPACES and _FREE_IN_SPITE_OF_THE_NAME.search(name)):
         return qualified_name in _LIBRARIES_FREE
-    return namespace in TORCH_NAMESPACES or qualified_name in _LIBRARIES_FREE or not _has_tensors(operator)
+    schema = schema_of(operator)
+    values = (*schema.arguments, *schema.returns)
+    # "(...)": it takes or returns anything
+    has_tensors = "(...)" in str(schema) or any("Tensor" in str(value.type) for value in values)
+    return namespace in TORCH_NAMESPACES or qualified_name in _LIBRARIES_FREE or not has_tensors
 
 
 def makes_views(operator: Any) -> bool:
@@ -231,13 +227,6 @@ def makes_views(operator: Any) -> bool:
     aliases = [value.alias_info for value in schema.returns]
     written = any(value.alias_info is not None and value.alias_info.is_write for value in schema.arguments)
     return bool(aliases) and not written and all(alias is not None and not alias.is_write for alias in aliases)
-
-
-def _has_tensors(operator: Any) -> bool:
-    schema = schema_of(operator)
-    if "(...)" in str(schema):  # it takes or returns anything
-        return True
-    return any("Tensor" in str(value.type) for value in (*schema.arguments, *schema.returns))
 
 
 F = TypeVar("F", bound=Formula | int)
@@ -331,7 +320,7 @@ def register_flop_formula(
         _watch(target, "run", f"triton.{name}", compute, hidden=("grid", "warmup"))
     else:
         user_formulas[_operator_name(target)] = compute
-        forget_entries()
+        entries.clear()
     return formula
 
 
