@@ -147,8 +147,8 @@ def run_section(summary: ThroughputSummary) -> Section:
     return Section("Throughput of the run", "", items)
 
 
+# With fewer nothing is said of the error.
 _LEAST_CHECKS = 3
-"""With fewer nothing is said of the error."""
 
 
 def estimate_text(value: float | None, error: float | None, checks: int) -> str:

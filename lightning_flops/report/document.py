@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from lightning_flops.units import NOT_AVAILABLE, duration, page, percent, plain, printable
 
+# Columns by which tables can be sorted.
 SortKey = Literal["total", "self", "mean", "max", "min", "calls", "name", "flops", "rate", "bytes"]
-"""Columns by which tables can be sorted."""
 
 
 @dataclass(frozen=True, slots=True)

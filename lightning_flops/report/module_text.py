@@ -174,8 +174,8 @@ def where(profile: Profile) -> str:
     return ", ".join(filter(None, parts))
 
 
+# What each prefix stands for, the largest first.
 _MAGNITUDES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}
-"""What each prefix stands for, the largest first."""
 
 
 def number_to_string(num: float | None, units: str | None = None, precision: int = 2, unit: str = "") -> str:
@@ -287,8 +287,8 @@ def names_of(node: ModuleNode) -> tuple[str, str]:
     return f"{name}-{node.last.short_name}", f"{int(node.last.short_name) - int(name) + 1} x {kind}"
 
 
+# What is said of a module by whether it has FLOPs, and whether something in it was not counted.
 _BOUNDS = {(True, True): "lower bound", (False, True): "no FLOPs counted", (False, False): "no FLOPs"}
-"""What is said of a module by whether it has FLOPs, and whether something in it was not counted."""
 
 
 class _Tree:

@@ -323,8 +323,8 @@ def devices_of(ranks: RanksProfile) -> list[str]:
     return [f"{plain(number)} x {name or 'unknown device'}" for name, number in ranks.devices.items()]
 
 
+# Short names of the phases that have FLOPs.
 PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed", "optimizer": "optimizer"}
-"""Short names of the phases that have FLOPs."""
 
 _FLOPS = {
     "forward": "fwd",
@@ -450,12 +450,12 @@ def memory_section(profile: Profile) -> Section | None:
     return Section(f"Memory of this rank in the counted {profile.context.step_word}", about, [values, *items])
 
 
+# What training holds by its label: where a record has it, and why it may not be known.
 _UNKNOWN_BYTES = {
     "gradients": ("gradient_bytes", "on no parameter, as under ZeRO"),
     "optimizer states": ("optimizer_bytes", "not where torch's optimizers keep them"),
     "activations and outputs that a forward keeps": ("kept_by_forward_bytes", "measured on a device alone"),
 }
-"""What training holds by its label: where a record has it, and why it may not be known."""
 
 
 def traced_section(profile: Profile) -> Section | None:

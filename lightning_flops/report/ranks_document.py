@@ -29,8 +29,8 @@ _TIMES = {
     "transfer": "transfer_us",
     "wait": "wait_us",
 }
+# What a trace has of computation and communication: both at once, communication that no computation hides, waits.
 OVERLAP = [*all_of(_TIMES, unit="us"), *all_of({"overlap / comm": "overlap.overlap_ratio"}, percent)]
-"""What a trace has of computation and communication: both at once, communication that no computation hides, waits."""
 _TRACED = "Exposed: communication that nothing hides. Neither: time without both. Transfer and wait: of collectives."
 
 _first = partial(points, most=_SHOWN, others="in profile.json")

@@ -10,12 +10,13 @@ from lightning_flops.schema.profile import Profile
 PROFILE_PREFIX = "flops_profiler"
 MONITOR_PREFIX = "flops_monitor"
 
+# Tags that a loop without training does not have; its rates of a backward are n/a.
 _OF_TRAINING = (
     *("bwd_flops", "bwd_flops_estimated", "recompute_flops", "iter_flops"),
     *("bwd_latency_sec", "step_latency_sec", "iter_latency_sec"),
 )
-"""Tags that a loop without training does not have; its rates of a backward are n/a."""
 
+# Where a profile has what is logged under each tag.
 PATHS = {
     "fwd_flops": "flops.forward",
     "bwd_flops": "flops.backward",
@@ -41,7 +42,6 @@ PATHS = {
     "heat_limited_ratio": "timing.heat_limited_share",
     "params": "job_params",
 }
-"""Where a profile has what is logged under each tag."""
 
 
 def profile_scalars(

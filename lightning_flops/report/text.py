@@ -235,6 +235,7 @@ _MOST_LINES = 59  # of the short report, above the rule that ends it
 
 Renderable = Profile | Plan | ThroughputSummary | FlopCounts | FlopsFormula | FormulaReport | Comparison | MemoryReport
 
+# The sections of the short form of each report.
 _DOCUMENTS: Mapping[type, Callable[[Any], Iterable[Section]]] = {
     Profile: lambda profile: short_sections(profile, lines=5, advice=4, notes=2),
     Comparison: comparison_sections,
@@ -245,7 +246,6 @@ _DOCUMENTS: Mapping[type, Callable[[Any], Iterable[Section]]] = {
     Plan: lambda plan: [plan_section(plan)],
     ThroughputSummary: lambda summary: [run_section(summary)],
 }
-"""The sections of the short form of each report."""
 
 
 def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
@@ -339,8 +339,8 @@ def fenced(text: str) -> str:
     return f"{fence}\n{text}{'' if text.endswith(chr(10)) else chr(10)}{fence}\n"
 
 
+# Tables of the traced step that a text has; the others are in the page, and in ``lightning-flops trace``.
 _TRACED = {"Step time", "Devices", "Modules", "Communication", "Idle", "Memory"}
-"""Tables of the traced step that a text has; the others are in the page, and in ``lightning-flops trace``."""
 
 
 def detailed_sections(profile: Profile, traced: Collection[str] = _TRACED) -> Iterator[Section]:

@@ -130,12 +130,12 @@ _KINDS = [
     Column("time", at("time_us"), unit="us"),
     field("of the steps", "ratio", percent),
 ]
+# FLOPs of a row, their rate and share of the peak.
 _RATES = [
     Column("", at("flops.total"), unit="FLOPs", sort="flops"),
     Column("", at("flops.flops_per_sec"), unit="FLOP/s", sort="rate"),
     field("of peak", "flops.of_peak", percent),
 ]
-"""FLOPs of a row, their rate and share of the peak."""
 
 
 def _steps(times: tables.StepTimes, kinds: Sequence[tables.KindTime]) -> Section:

@@ -69,8 +69,8 @@ class MemoryReport(codec.Json):
     notes: tuple[str, ...]  #: What is not in it.
 
 
+# The kind, as ``all_reduce``, and the ranks that take part, of the whole job.
 Collective = tuple[str, tuple[int, ...]]
-"""The kind, as ``all_reduce``, and the ranks that take part, of the whole job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_flops.analysis.devices import device_like, device_named
 from lightning_flops.analysis.peaks import NO_MFU, peak_for
@@ -23,7 +22,7 @@ from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.tables import Flops, ModuleTable, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.trace import intervals
 from lightning_flops.trace.columns import RecordedInputs, RecordedWork, Trace
-from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, group_by, ratio, sums_by, table
+from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, Mask, Values, group_by, ratio, sums_by, table
 from lightning_flops.trace.modules import frames_of, with_modules_above
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
 from lightning_flops.trace.steps import phases_of, steps_of
@@ -35,13 +34,13 @@ Formulas = Callable[[str, RecordedInputs], RecordedWork]  # measure.counting.rec
 PARTS = ("forward", "backward", "recompute", "optimizer")  # the buckets that an operator's FLOPs belong to, by number
 _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = range(len(PARTS))
 _CAPTURE = re.compile(r"(cuda|hip)Stream(Begin|End)Capture")
+# A library's convolution, and the halves of its backward up to torch 1.10.
 _OLD_CONVOLUTION = re.compile(r"aten::\w+_convolution(_backward_(input|weights?))?$")
-"""A library's convolution, and the halves of its backward up to torch 1.10."""
 _Sizes = tuple[int, ...]
 _NO_SHAPES = "its shapes were not recorded"
 _TOO_MANY = "its shapes give more FLOPs or bytes than a trace can have"
 _MOST = 2**58  # FLOPs of a call: five minutes of an H100
-Sums = Callable[[npt.NDArray[Any]], list[Any]]  # the sums of a column of all calls in each of some groups
+Sums = Callable[[Values], list[Any]]  # the sums of a column of all calls in each of some groups
 _KERNEL_ALONE = "a kernel that multiplies, launched by no operator that was counted"
 
 
@@ -237,8 +236,8 @@ class Work:
         self.device = _device_of(trace, self.dtypes, peaks)
         known = np.array([self.device.peak[dtype] or np.nan for dtype in self.dtypes])
         self._peak = known[self.dtype]  # of each call in its dtype; NaN where that is not known
+        # Of each call in the dtypes in which it may have run; NaN where that of one is not known.
         self._highest_peak = np.where(may_be_tf32, np.maximum(self._peak, known[0]), self._peak)
-        """Of each call in the dtypes in which it may have run; NaN where that of one is not known."""
 
     def impossible(self) -> dict[int, str]:
         """Works whose calls would have run beyond what the device can do, and why they cannot have."""
@@ -299,7 +298,7 @@ class Work:
         of_devices = [devices * wall for wall in walls]
         step = steps.of(trace.start_ns[self.rows])
 
-        def of(values: npt.NDArray[Any]) -> list[Any]:
+        def of(values: Values) -> list[Any]:
             # The first are outside of all steps.
             return sums_by(step + 1, values, len(steps) + 1)[1:].tolist()  # type: ignore[no-any-return]
 
@@ -361,7 +360,7 @@ class Work:
         lengths, groups = trace.duration_ns[events], group_by(trace.name[events])
         part = lengths / np.maximum(sums_by(call, lengths, count)[call], 1)
 
-        def of(values: npt.NDArray[Any]) -> list[Any]:
+        def of(values: Values) -> list[Any]:
             sums = groups.sums(values[call] * part)
             return sums if values.dtype.kind == "f" else [round(one) for one in sums]
 
@@ -376,7 +375,7 @@ class Work:
         owner = np.where(frame >= 0, frames.owner[frame], -1)
         owners, which = with_modules_above(owner[owner >= 0], np.flatnonzero(owner >= 0), frames.modules)
 
-        def of(values: npt.NDArray[Any]) -> list[Any]:
+        def of(values: Values) -> list[Any]:
             return sums_by(owners, values[which], len(frames.modules)).tolist()  # type: ignore[no-any-return]
 
         spent = {row.name: NS_PER_US * (row.forward_us + row.backward_us) for row in modules.rows}

@@ -15,6 +15,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Lanes = npt.NDArray[np.signedinteger]
 Mask = npt.NDArray[np.bool_]
+Values = npt.NDArray[Any]
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 

@@ -28,13 +28,13 @@ from lightning_flops.trace.structure import enclosing, links_of, nearest, nest, 
 
 _NODE = "autograd::engine::evaluate_function: "
 _CALL = "nn.Module: "  # what the event of a module's call begins with; the class and a number follow: ``Linear_0``
+# The root's number, and owners that are no module: of nothing known, of the optimizer, of adding gradients to
+# parameters; in the backward.
 _ROOT, _NO_MODULE, _OPTIMIZER, _ACCUMULATION = 0, -1, -2, -3
-"""The root's number, and owners that are no module: of nothing known, of the optimizer, of adding gradients to
-parameters; in the backward."""
 _FRAME = re.compile(r"(.+?)\((\d+)\): ")
 _OF_TORCH = re.compile(r"(^|/)torch/|/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<")
+# A module called in one of these parts runs forward all the same; in others, such as validation, it does not count.
 _INSIDE_STEP = ("data_wait", "transfer", "optimizer", "bubble", "other")
-"""A module called in one of these parts runs forward all the same; in others, such as validation, it does not count."""
 _NO_PHASE, _FORWARD, _BACKWARD = range(3)  # what a frame is part of, whoever owns it
 _BOTH = {"forward": _FORWARD, "backward": _BACKWARD}
 

@@ -34,8 +34,8 @@ _CATEGORIES = {
     "external_correlation",
     Kind.RUNTIME: " ".join(f"{api}{layer}" for api in _RUNTIMES for layer in ("runtime", "driver")),
 }
+# Lower-case category to kind; a category that is not here is not torch.profiler's, and its events are left out.
 KIND_OF_CATEGORY = {category: kind for kind, words in _CATEGORIES.items() for category in words.split()}
-"""Lower-case category to kind; a category that is not here is not torch.profiler's, and its events are left out."""
 
 _STEP = re.compile(r"ProfilerStep#([0-9]{1,18})$")
 _HOST_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):(\w+)")
@@ -55,30 +55,31 @@ _COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?(?:Kernel_?)?([A-Z][A-
 _STARTS_OR_WAITS = re.compile(r"_?c10d(_functional\w*)?::|autograd::engine::|torch::autograd::")
 _COMPILED = ("CompiledFunction", "Torch-Compiled Region")  # scopes of torch.compile, whose loops are no operators
 
+# Patterns of names that NVIDIA's and PyTorch's libraries give kernels built on tensor-core instructions.
 _TENSOR_CORE = re.compile(
     r"[hi]mma|gmma|[hi]884|[hi]1688|16816|s161616|(?<![a-z])tensorop(?![a-z])|mmatensorop|_tensor\d|xmma(?!\w*_[fd]fma)|nvjet|s1688|tf32(?!x?_?simt)"
     r"|flash_(fwd|bwd)|pytorch_flash|fmha_v2|fmha_cutlass[fb]_(f16|bf16).*_sm(7[05]|8\d|9\d|1\d\d)"
     r"|cudnn_generated_fort_native_sdpa|cutlass3x_sm(90|1\d\d)|cutlass_\d+_wmma|device_kernel.*sm(90|100)",
     re.I,
 )
-"""Patterns of names that NVIDIA's and PyTorch's libraries give kernels built on tensor-core instructions."""
 
+# Whether an operator is one of matrix products, convolutions, attention or recurrent layers.
 may_use_tensor_cores = re.compile(
     r"aten::(mm|addmm|bmm|baddbmm|addbmm|_addmm_activation|_scaled_mm|_grouped_mm|matmul|linear|einsum|addmv|mv|dot"
     r"|_?convolution\w*|conv(_transpose)?[123]d|(cudnn|miopen)_convolution\w*"
     r"|_?(scaled_dot_product|flash|efficient|cudnn)_\w*attention\w*|_(cudnn|thnn_fused)_\w*rnn\w*|_cudnn_rnn\w*)$"
 ).match
-"""Whether an operator is one of matrix products, convolutions, attention or recurrent layers."""
 
+# Kernels that run whatever their template argument names.
 _LAUNCHERS = frozenset(("Kernel", "Kernel2", "kernel", "device_kernel", "kentry", "cutlass_kernel"))
-"""Kernels that run whatever their template argument names."""
 
 _MANGLED = re.compile(r"_ZN?[KVr]*(?=\d)")
 _LENGTH = re.compile(r"\d+")
 _TEMPLATE = re.compile(r"<[^<>]*>")
+# Inductor's pointwise kernels and reductions, whose names list what they were fused from.
 _POINTWISE = re.compile(r"triton_(poi|per|red|for|split_scan)_")
-"""Inductor's pointwise kernels and reductions, whose names list what they were fused from."""
 
+# How names of kernels begin that multiply matrices, convolve or attend: libraries', and what people call theirs.
 _MULTIPLIES = re.compile(
     r"(void |_ZN\d+)?(cutlass|cublas)|nvjet_|fmha|flash_(fwd|bwd)|sm\d+_xmma|cudnn_generated_fort_native_sdpa"
     r"|(cudnn_|infer_|train_)*(maxwell|volta|turing|ampere|hopper)_\w*(gemm|cudnn|winograd)"
@@ -88,10 +89,9 @@ _MULTIPLIES = re.compile(
     r"|_?b?mm_|_?matmul_|fused_moe|chunk_(scan|state|fwd|bwd)|[Mm]arlin|triton_tem_"
     r"|Cijk_|igemm_|miopenSp3AsmConv|kernel_\w*(gemm|conv)\w*_xdl|bwd_kernel_d[kqv]"  # AMD's
 )
-"""How names of kernels begin that multiply matrices, convolve or attend: libraries', and what people call theirs."""
 
+# Whether a device, or a call into a runtime, is AMD's or Intel's, whose kernels have other names than NVIDIA's.
 is_of_another_vendor = re.compile(r"(hip|ze|ur)[A-Z]|.*(?i:AMD|Radeon|Instinct|gfx\d|Intel)").match
-"""Whether a device, or a call into a runtime, is AMD's or Intel's, whose kernels have other names than NVIDIA's."""
 
 
 def step_number(name: str) -> int | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from decimal import Decimal
-from itertools import compress
+from itertools import compress, count
 from os import PathLike, fspath
 from typing import IO, Any, cast
 
@@ -55,6 +55,8 @@ _REASONS: tuple[tuple[Any, str], ...] = (
 )
 _NULL_ARGUMENTS = re.compile(rb'"args"\s*:\s*null')
 _RAW = msgspec.Raw(b"")
+# Of an event's ``args`` those that are read, in the order of torch's files, and what stands for one that is not
+# there. Anything may stand there; of shapes, which are long and often the same, the text is kept.
 _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "external_id": ("External id", _ABSENT), "old_id": ("external id", _ABSENT),
     "sequence": ("Sequence number", _ABSENT), "forward_thread": ("Fwd thread id", _ABSENT),
@@ -70,8 +72,6 @@ _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "total_allocated": ("Total Allocated", _ABSENT), "size": ("Bytes", 0),
     "device_index": ("Device Id", _ABSENT), "device_type": ("Device Type", 0), "process": ("name", None),
 }  # fmt: skip
-"""Of an event's ``args`` those that are read, in the order of torch's files, and what stands for one that is not there.
-Anything may stand there; of shapes, which are long and often the same, the text is kept."""
 _FIELDS = [
     (name, msgspec.Raw if default is _RAW else Any, msgspec.field(name=key, default=default))
     for name, (key, default) in _ARGUMENTS.items()
@@ -106,13 +106,6 @@ _IS_OF_DEVICE = bytes(kind >= Kind.KERNEL for kind in range(256))  # for bytes.t
 _CODES = defaultdict(lambda: np.dtype(np.int64).char, blocks_per_sm="d", occupancy_percent="d", kind="b")
 _CODES |= dict.fromkeys(("name", "lane", "inputs", "collective"), "i")
 """Types of columns as ``struct`` and numpy name them."""
-
-
-def _numbers() -> defaultdict[Any, int]:
-    """A number for each different key, in order of first appearance."""
-    found: defaultdict[Any, int] = defaultdict()
-    found.default_factory = found.__len__
-    return found
 
 
 def _packed(name: str, values: Sequence[Any]) -> bytes:
@@ -151,15 +144,7 @@ def _converted(value: Any, to: Any) -> Any:
         return None
 
 
-def _of_all(given: Sequence[Any]) -> dict[str, list[Any]]:
-    """Columns of arguments that every kind of event may have."""
-    return {
-        "external_id": [one.old_id if one.external_id == _ABSENT else one.external_id for one in given],
-        "sequence": [one.sequence for one in given],
-        "forward_thread": [one.forward_thread for one in given],
-        "correlation": [one.correlation for one in given],
-        "of_collectives": [_bytes(one) for one in given if one.collective is not None],
-    }
+_Numbers = defaultdict[Any, int]
 
 
 class Columns:
@@ -167,7 +152,8 @@ class Columns:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._names, self._lanes, self._inputs, self._collectives = _numbers(), _numbers(), _numbers(), _numbers()
+        # A number for each different key, in order of first appearance.
+        self._names, self._lanes, self._inputs, self._collectives = (_Numbers(count().__next__) for _ in range(4))
         self._parts, self._memory = defaultdict[str, bytearray](bytearray), defaultdict[str, bytearray](bytearray)
         self._without_occupancy: dict[int, tuple[bytes, bytes, Any, Any]] = {}  # grid, block, registers, memory, by row
         self._foreign, self._processes, self._seen = Counter[tuple[str, Any]](), dict[Any, str](), 0
@@ -187,10 +173,13 @@ class Columns:
         given = [span.args for span in spans]
         on_device = [*compress(given, kinds.translate(_IS_OF_DEVICE))]
         of_device = {name: [getattr(one, name) for one in on_device] for name in _OF_DEVICE}
-        for name, values in {**self._named(spans), **_of_all(given), **of_device}.items():
+        of_all = {name: [getattr(one, name) for one in given] for name in ("sequence", "forward_thread", "correlation")}
+        for name, values in {**self._named(spans), **of_all, **of_device}.items():
             self._parts[name] += _packed(name, values)
-        if 0 in of_device["occupancy_percent"]:
-            self._note_occupancy(given)
+        # What the occupancy follows from is kept of events whose own is written as 0 for their much shared memory.
+        for row, one in enumerate(given if 0 in of_device["occupancy_percent"] else (), len(self._parts["kind"])):
+            if one.occupancy_percent == 0 and (shared := _number(one.shared_memory, 0)) > _MUCH_SHARED_BYTES:
+                self._without_occupancy[row] = bytes(one.grid), bytes(one.block), one.registers, int(shared)
         self._parts["kind"] += kinds
 
     def _without_foreign(self, spans: Sequence[Any]) -> tuple[list[Any], bytes]:
@@ -211,14 +200,10 @@ class Columns:
                 for one in given
                 for dims in (one.dims or one.old_dims,)
             ],
-            "collective": [_ABSENT if one.collective is None else self._collectives[_collective(one)] for one in given],
+            "external_id": [one.old_id if one.external_id == _ABSENT else one.external_id for one in given],
+            "collective": [_ABSENT if one.collective is None else self._collectives[_said(one)] for one in given],
+            "of_collectives": [_bytes(one) for one in given if one.collective is not None],
         }
-
-    def _note_occupancy(self, given: Sequence[Any]) -> None:
-        """Keep what the occupancy follows from of events whose own is 0 for their much shared memory."""
-        for row, one in enumerate(given, len(self._parts["kind"])):
-            if one.occupancy_percent == 0 and (shared := _number(one.shared_memory, 0)) > _MUCH_SHARED_BYTES:
-                self._without_occupancy[row] = bytes(one.grid), bytes(one.block), one.registers, int(shared)
 
     def _add_marks(self, marks: Sequence[Event]) -> None:
         """Append what events without a length say: names of processes, and allocations."""
@@ -258,7 +243,9 @@ class Columns:
             **columns,
             **_place_in_run(metadata),
         )
-        return _without_overlong(_without_negative(trace))
+        wrong = trace.duration_ns < 0
+        notes = [*trace.notes, f"Left out: events with a negative length: {wrong.sum():,}."]
+        return _without_overlong(trace.only(~wrong, notes=tuple(notes)) if wrong.any() else trace)
 
     def _spread(self, columns: dict[str, Any], kind: Any, lane: Any) -> None:
         """Give every event a row in those of *columns* that device events or collectives alone have."""
@@ -290,13 +277,12 @@ class Columns:
 
     def _mend_occupancy(self, columns: dict[str, Any], devices: Sequence[DeviceProperties]) -> Iterator[str]:
         """Work out occupancies that are written as 0, and say of how many kernels."""
-        by_index = {one.index: one for one in devices}
-        without = self._without_occupancy
+        by_index, without = {one.index: one for one in devices}, self._without_occupancy
         found = [_occupancy(*said, by_index.get(columns["device"][row])) for row, said in without.items()]
+        columns["occupancy_percent"][[*without]] = found
+        lost = sum(map(math.isnan, found))
+        known = f"worked out for {len(found) - lost} of them, the others are left out" if lost else "worked out"
         if found:
-            columns["occupancy_percent"][[*without]] = found
-            lost = sum(map(math.isnan, found))
-            known = f"worked out for {len(found) - lost} of them, the others are left out" if lost else "worked out"
             yield f"Occupancy is written as 0 for {len(found)} kernels with much shared memory: {known}."
 
 
@@ -315,20 +301,15 @@ def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _value(text: bytes) -> Any:
-    return msgspec.json.decode(text) if text else None
-
-
 def _recorded_inputs(texts: tuple[bytes, ...]) -> RecordedInputs:
     """What the texts of sizes, types, values and strides say; torch 1.8 has no types: what has sizes is float32."""
-    dims, types, concrete, strides = map(_value, texts)
+    dims, types, concrete, strides = (msgspec.json.decode(text) if text else None for text in texts)
     dims = dims if isinstance(dims, list) else []
-    if types == []:
-        types = ["float" if one else "" for one in dims]
+    types = ["float" if one else "" for one in dims] if types == [] else types
     return RecordedInputs(dims=dims, types=types if isinstance(types, list) else (), concrete=concrete, strides=strides)
 
 
-def _collective(arguments: Any) -> Collective:
+def _said(arguments: Any) -> Collective:
     # Groups of one name may have other members on other ranks, and groups of the same members another name.
     group = " ".join(str(part) for part in (arguments.group_name, arguments.group_ranks) if part)
     return Collective(str(arguments.collective), group or None, _converted(arguments.group_size, int))
@@ -339,13 +320,6 @@ def _bytes(arguments: Any) -> int:
     size = _ELEMENT_BYTES.get(str(arguments.dtype).lower(), 0)
     known = [count for count in (arguments.in_elements, arguments.out_elements) if type(count) is int]
     return int(_number(max(known) * size, _ABSENT)) if known and size else _ABSENT
-
-
-def _without_negative(trace: Trace) -> Trace:
-    """*trace* without events that end before they begin."""
-    wrong = trace.duration_ns < 0
-    notes = (*trace.notes, f"Left out: events with a negative length: {wrong.sum():,}.")
-    return trace.only(~wrong, notes=notes) if wrong.any() else trace
 
 
 def _without_overlong(trace: Trace) -> Trace:
@@ -371,7 +345,9 @@ def _without_overlong(trace: Trace) -> Trace:
 
 def _occupancy(grid: bytes, block: bytes, registers: Any, shared_memory: Any, device: DeviceProperties | None) -> float:
     """Percent of a multiprocessor's warps that a kernel of these arguments can fill; NaN where it is not known."""
-    blocks, threads = (math.prod(_converted(_value(one), list[int]) or [0]) for one in (grid, block))
+    blocks, threads = (
+        math.prod(_converted(one and msgspec.json.decode(one), list[int]) or [0]) for one in (grid, block)
+    )
     if device is None or threads <= 0 or not device.max_threads or not device.sm_count:
         return math.nan
     warps, most_warps = -(-threads // 32), device.max_threads // 32

@@ -16,8 +16,8 @@ from lightning_flops.trace.columns import Trace, once
 from lightning_flops.trace.intervals import Ints, Lanes, Mask, group_by, numbered, order_by, split_by
 from lightning_flops.trace.names import Kind
 
+# Nodes that autograd runs; the last are those of torch 1.8.
 _NODE = re.compile(r"autograd::engine::evaluate_function:|torch::autograd::AccumulateGrad|\w+Backward\d*$")
-"""Nodes that autograd runs; the last are those of torch 1.8."""
 _LAUNCHES = re.compile("launch|memcpy|memset", re.I)
 _ROUNDING_NS = 1000  # what begins so shortly before another one's end, and ends that much later, was not called by it
 
@@ -202,11 +202,9 @@ def by_process(trace: Trace) -> list[Trace]:
     # What a process without operators recorded, such as a monitor's, is in none of them.
     owner = np.array([home.get(one, -1) for one in range(len(names))], dtype=np.int64)
     lost = int((trace.on_device & (owner[of_row] < 0)).sum())
+    left_out = f"Left out: {lost:,} kernels, copies and memsets of which the process that launched them is unclear."
     notes = [f"The file has {len(hosts):,} processes that called operators: each stands by itself."]
-    if lost:
-        notes.append(
-            f"Left out: {lost:,} kernels, copies and memsets of which the process that launched them is unclear."
-        )
+    notes += [left_out] if lost else []
     mine, in_memory = owner[of_row], owner[process[trace.memory["lane"]]] if trace.memory else None
     return [
         trace.only(

@@ -29,8 +29,11 @@ from lightning_flops.trace.names import (
 from lightning_flops.trace.steps import launched_ns, phases_of, steps_of
 from lightning_flops.trace.structure import enclosing, launch_ns_of, links_of, nearest, nest, without_inner
 
+# Communication from one rank to another; what is above a kernel of such a name may say that it is a collective.
 _POINT_TO_POINT = ("send", "recv", "recvAnysource", "sendrecv", "coalesced")
-"""Communication from one rank to another; what is above a kernel of such a name may say that it is a collective."""
+
+
+_LONG_GROUP = 40  # characters
 
 
 def device_metrics(trace: Trace) -> tuple[schema.DeviceMetrics, ...] | None:
@@ -225,20 +228,17 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
 def children_table(trace: Trace) -> tuple[schema.ChildRow, ...] | None:
     """What each operator called and launched itself, by name; None without operators."""
     times, links = times_of(trace), links_of(trace)
-    is_call = np.isin(np.arange(len(trace)), times.rows)
-    owner = np.append(nearest(links.parent, is_call), -1)
-    callers = owner[links.parent[times.rows]]
-    called, events = times.rows[callers >= 0], trace.device_rows
-    launchers = owner[links.operator_of_launch[events]]
-    callers, launchers, events = callers[callers >= 0], launchers[launchers >= 0], events[launchers >= 0]
-    name, whole = trace.name.astype(np.int64), times.rows
-    host_ns, device_ns = (sums_by(name[whole], of[whole], len(trace.names)) for of in (times.host, times.device))
-    found = list[schema.ChildRow]()
-    for rows, above, launched in ((called, callers, False), (events, launchers, True)):
-        groups = group_by(name[above], name[rows])
+    owner = np.append(nearest(links.parent, np.isin(np.arange(len(trace)), times.rows)), -1)
+    found, whole = list[schema.ChildRow](), trace.name[times.rows].astype(np.int64)
+    host_ns, device_ns = (sums_by(whole, of[times.rows], len(trace.names)) for of in (times.host, times.device))
+    around = {False: links.parent[times.rows], True: links.operator_of_launch[trace.device_rows]}
+    for launched, rows in {False: times.rows, True: trace.device_rows}.items():
+        above = owner[around[launched]]
+        rows, above = rows[above >= 0], above[above >= 0]
+        groups = group_by(trace.name[above], trace.name[rows])
         parents, children = groups.keys
-        spent = trace.duration_ns if launched else times.device
-        host = [None] * len(parents) if launched else groups.durations(times.host[rows], whole_ns=host_ns[parents])
+        spent, nothing = trace.duration_ns if launched else times.device, [None] * len(parents)
+        host = groups.durations(times.host[rows], whole_ns=host_ns[parents])
         on_device = groups.durations(spent[rows], whole_ns=device_ns[parents])
         found += table(
             schema.ChildRow,
@@ -246,8 +246,8 @@ def children_table(trace: Trace) -> tuple[schema.ChildRow, ...] | None:
             operator=trace.texts(parents),
             launched=[launched] * len(parents),
             calls=groups.calls,
-            host=host,
-            device=on_device if trace.has_device else [None] * len(parents),
+            host=nothing if launched else host,
+            device=on_device if trace.has_device else nothing,
         )
     return tuple(sorted(found, key=intervals.longest_first("device", "host"))) or None
 
@@ -347,14 +347,14 @@ def find_collectives(trace: Trace) -> tuple[Ints, Ints, Ints, list[str]]:
 def collective_table(trace: Trace) -> tuple[Row, ...] | None:
     """Collectives by name, the longest first; None when the trace has none."""
     rows, said, number, names = find_collectives(trace)
-    groups, lengths = group_by(number), trace.duration_ns[rows]
+    groups, lengths, clock = group_by(number), trace.duration_ns[rows], "device" if trace.has_device else "host"
     found = table(
         Row,
         intervals.longest_first("device", "host"),
         name=names,
         calls=groups.calls,
         bytes=groups.sums_known(np.where(said >= 0, trace.bytes[said], -1)),
-        **{"device" if trace.has_device else "host": groups.durations(lengths, whole_ns=int(lengths.sum()))},
+        **{clock: groups.durations(lengths, whole_ns=int(lengths.sum()))},
     )
     return found or None
 
@@ -368,7 +368,9 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
     else:
         step = np.full(len(rows), -1)
     everyone = [*(trace.only_group or ())]
-    groups_of = [_named_group(one.group or str(everyone or "")) for one in trace.collectives]
+    said_of = (one.group or str(everyone or "") for one in trace.collectives)
+    # A report of thousands of ranks has thousands of these: a long text is called by its digest.
+    groups_of = [_digest(text) if len(text) > _LONG_GROUP else text or None for text in said_of]
     what = np.where(said >= 0, trace.collective[said], -1)  # the last one says nothing
     keys, place = intervals.numbered(
         (names[one], None if names[one] in _POINT_TO_POINT else groups_of[index], at)
@@ -388,11 +390,8 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
     )
 
 
-def _named_group(group: str) -> str | None:
-    """What a report calls the process group of this text: a report of thousands of ranks has thousands of these."""
-    if len(group) > 40:
-        return hashlib.blake2b(group.encode(errors="surrogatepass"), digest_size=8).hexdigest()
-    return group or None
+def _digest(group: str) -> str:
+    return hashlib.blake2b(group.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 class CounterTrack(NamedTuple):
@@ -431,10 +430,11 @@ def memory_curves(trace: Trace) -> tuple[schema.MemoryCurve, ...] | None:
 
 def _phase_spans(trace: Trace, begin_ns: int) -> tuple[tuple[str, float, float], ...]:
     """Name, begin and end of each stretch of a phase on the host, by time; in microseconds after *begin_ns*."""
-    found = list[tuple[str, float, float]]()
-    for name, (_, _, own) in phases_of(trace).items():
-        starts, ends = ((moments - begin_ns) / NS_PER_US for moments in own)
-        found += zip([name] * len(starts), starts.tolist(), ends.tolist(), strict=True)
+    found = [
+        (name, (start - begin_ns) / NS_PER_US, (end - begin_ns) / NS_PER_US)
+        for name, phase in phases_of(trace).items()
+        for start, end in zip(phase.own.starts.tolist(), phase.own.ends.tolist(), strict=True)
+    ]
     return tuple(sorted(found, key=itemgetter(1)))
 
 
