@@ -62,15 +62,10 @@ class Handle(ProfiledRun):
             adapter.finish()
         self._keep_results()
 
-    @property
-    def _is_running(self) -> bool:
-        adapter = self._kept()
-        return adapter is not None and not adapter.run.closed
-
 
 # By identity: an engine may be equal to others or have no hash.
 _handles: MutableMapping[Any, Handle] = WeakIdKeyDictionary()
-_installed: list[Undo] = []
+_installed = Undo()
 
 
 def install() -> None:
@@ -79,16 +74,14 @@ def install() -> None:
     A key that is no setting is a warning, a value that breaks its rule a warning and no profile.
     """
     if not _installed:
-        _installed.append(Undo())
-        make_without_builtin(_installed[0])
+        make_without_builtin(_installed)
         for kind in _ENGINES:
-            listen(_installed[0], kind, "__init__", functools.partial(_begins, kind))
+            listen(_installed, kind, "__init__", functools.partial(_begins, kind))
 
 
 def uninstall() -> None:
     """Give the block back to DeepSpeed; engines that are profiled already stay so until they are detached."""
-    while _installed:
-        _installed.pop().close()
+    _installed.close()
 
 
 def attach(
@@ -110,7 +103,7 @@ def attach(
     if handle is not None and not handle._detached:
         if config is None or handle.config == _settings(engine, config):
             return handle
-        if handle._is_running:
+        if (adapter := handle._kept()) is not None and not adapter.run.closed:
             raise ConfigError("this engine is profiled already with other settings: detach() its handle first")
     settings = _settings(engine, config)
     handle = Handle(settings)

@@ -158,12 +158,11 @@ def predict_memory(
         LightningFlopsError: the step cannot be run without values; the message names the operator and the module.
     """
     require_module(model)
-    if autocast is not None and not isinstance(autocast, torch.dtype):
-        raise ConfigError(f"autocast must be a torch.dtype, got {shown(autocast)}")
-    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
-        raise ConfigError(f"accumulate must be an integer >= 1, got {shown(accumulate)}")
-    if device not in (None, "cpu", "cuda"):
-        raise ConfigError(f'device must be "cpu" or "cuda", got {shown(device)}')
+    _require(
+        ("autocast must be a torch.dtype", autocast, autocast is None or isinstance(autocast, torch.dtype)),
+        ("accumulate must be an integer >= 1", accumulate, _is_integer(accumulate, 1)),
+        ('device must be "cpu" or "cuda"', device, device in (None, "cpu", "cuda")),
+    )
     on = {tensor.device.type for tensor in model.parameters()}
     return MemoryPrediction(
         FakeSteps(
@@ -176,6 +175,17 @@ def predict_memory(
             on_cuda=device == "cuda" or (device is None and not on <= {"cpu"}),
         )
     )
+
+
+def _require(*rules: tuple[str, object, bool]) -> None:
+    """Raise a ConfigError of the first of *rules* that does not hold: what must be, what was given, whether it is."""
+    for must, given, holds in rules:
+        if not holds:
+            raise ConfigError(f"{must}, got {shown(given)}")
+
+
+def _is_integer(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _described_later(model: nn.Module) -> Callable[[], tuple[ModuleRecord, ...]]:
@@ -226,11 +236,16 @@ def profile_training(
     require_module(model)
     if accelerator is not None and fabric is not None:
         raise ConfigError("accelerator and fabric cannot both drive the loop: give one of them")
-    if writer is not None and not is_writer(writer):
-        raise ConfigError(f"writer must have add_scalar, or be a function of scalars and a step, got {shown(writer)}")
-    for name, value, least in (("log_every_n_steps", log_every_n_steps, 1), ("initial_step", initial_step, 0)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise ConfigError(f"{name} must be an integer >= {least}, got {shown(value)}")
+    every, step = log_every_n_steps, initial_step
+    _require(
+        (
+            "writer must have add_scalar, or be a function of scalars and a step",
+            writer,
+            writer is None or is_writer(writer),
+        ),
+        ("log_every_n_steps must be an integer >= 1", every, every is None or _is_integer(every, 1)),
+        ("initial_step must be an integer >= 0", step, step is None or _is_integer(step, 0)),
+    )
     config = config_from(settings, owner="profile_training")
     engine = engine_in(model)  # made by the loop, by accelerate or by Fabric
     optimizers = optimizers_in(optimizer) if engine is None else ()

@@ -25,7 +25,7 @@ from lightning_flops.errors import ProfileFormatError
 from lightning_flops.report.html_page import PageRun, WindowFigures, bundled, document, profile_view
 from lightning_flops.schema import codec
 from lightning_flops.schema.profile import Profile
-from lightning_flops.sinks.tensorboard_tab import PLUGIN
+from lightning_flops.sinks.services import PLUGIN
 from lightning_flops.units import printable
 
 _FRONTEND: Final = {"index.js": "text/javascript", "page.js": "text/javascript", "style.css": "text/css"}

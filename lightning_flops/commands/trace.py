@@ -47,9 +47,11 @@ def trace(options: argparse.Namespace) -> None:
     from lightning_flops.report.html_page import render_traces_page
     from lightning_flops.report.trace_document import render_traces
     from lightning_flops.sinks.file import write_text_file
-    from lightning_flops.sinks.profile_files import traces_in
+    from lightning_flops.sinks.profile_files import Place
 
-    files = [file for path in options.files for file in (traces_in(path) if os.path.isdir(path) else (path,))]
+    files = [
+        file for path in options.files for file in (Place(path).traces(f"{path}:") if os.path.isdir(path) else (path,))
+    ]
     report = join_analyses(analyzed(files, options))
     shown = {
         "top_rows": options.rows or None,

@@ -31,8 +31,7 @@ from lightning_flops.sinks.file import (
     write_own_file,
     write_text_file,
 )
-from lightning_flops.sinks.services import Services
-from lightning_flops.sinks.tensorboard_tab import event_file_name, tab_events
+from lightning_flops.sinks.services import Services, event_file_name, tab_events
 from lightning_flops.units import package_logger
 
 logger = package_logger(__name__)

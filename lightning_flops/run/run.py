@@ -22,13 +22,13 @@ from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.measure.fake_steps import failed_steps
 from lightning_flops.measure.notes import Notes
-from lightning_flops.measure.timing.processor_wait import Heat, heat_counter
+from lightning_flops.measure.timing.processor_wait import heat_counter
 from lightning_flops.measure.tokens import TokenReader
 from lightning_flops.measure.torch_private.optional import profiler_is_recording
 from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
 from lightning_flops.report.predicted_document import headline
 from lightning_flops.report.text import render_text
-from lightning_flops.run.adapter import Adapter, Facts
+from lightning_flops.run.adapter import Adapter
 from lightning_flops.run.delivery import SEC_AFTER_ERROR, SEC_TO_FINISH, Delivery
 from lightning_flops.run.throughput import Batch, Throughput
 from lightning_flops.run.window import Window, new_window
@@ -56,7 +56,8 @@ class Run:
 
     def __init__(self, adapter: Adapter, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
         self.adapter = adapter
-        facts = adapter.facts
+        self.config = config
+        self.facts = facts = adapter.facts
         self.undo = Undo()  # removes everything of ours; an adapter adds the undo of its hooks
         self.closed = False
         self.thread = threading.get_ident()  # the training thread
@@ -69,43 +70,31 @@ class Run:
         self.between = ""  # of it, what the framework is at between two steps
         self.phases: list[str] = []  # of the running step, each inside the one before; "" is no phase of its own
 
-    @property
-    def config(self) -> ProfilerConfig:
-        """The settings in force."""
-        return self.throughput.config
-
-    @property
-    def facts(self) -> Facts:
-        """What does not change in the run."""
-        return self.adapter.facts
-
     def begin(self) -> None:
         """The run begins; the adapter's own hooks are in place."""
-        self._await_window(self.facts.profile_step, heat_counter(self.facts.device, self.undo))
+        self._heat = heat_counter(self.facts.device, self.undo)
+        self._await_window(self.facts.profile_step)
         self.throughput.monitor.go_on()
         self._step_begins()
 
-    def _await_window(self, step: int | None, heat: Heat) -> None:
-        """Prepare the window that opens before *step*; open it if that is the step that begins now."""
+    def _await_window(self, step: int | None) -> None:
+        """Prepare the window that opens before *step*."""
         self.notes.begin_window()
         self.window = new_window(
             step,
             adapter=self.adapter,
             config=self.config,
             notes=self.notes,
-            heat=heat,
+            heat=self._heat,
             counted=self.throughput.counted,
             may_time=self.delivery.may_time,
         )
-        self._open_if_due()
-
-    def _open_if_due(self) -> None:
-        if self.window.step == self.steps_done and not self.window.is_open:
-            self.window.open(steps_done=self.steps_done)
 
     def _step_begins(self) -> None:
         """A step begins here: count it if the window says so, or if it is drawn as a check of the predicted FLOPs."""
         window, throughput = self.window, self.throughput
+        if window.step == self.steps_done and not window.is_open:
+            window.open(steps_done=self.steps_done)
         may_check = throughput.counts_steps and not window.is_open and window.step != self.steps_done + 1
         if may_check and throughput.flops.schedule.draws_check() and not profiler_is_recording():
             throughput.step.random = True
@@ -251,8 +240,6 @@ class Run:
         self.steps_done += 1
         if self.window.is_open and self.window.recorder.closed:
             self._close_window()
-        elif self.window.step == self.steps_done:
-            self._open_if_due()
 
     def log(self) -> None:
         """Give the loggers what the monitor has: the run logs its own metrics now."""
@@ -279,7 +266,7 @@ class Run:
         else:
             words = f"the {context.run_word} ended in the middle of {context.step_word} {window.step}"
             delivery.warn(f"nothing was profiled: {words}")
-        self._await_window(self.config.next_profile_step(steps_done=self.steps_done), window.heat)
+        self._await_window(self.config.next_profile_step(steps_done=self.steps_done))
 
     def finish(self, *, interrupted_by: BaseException | None = None, waits: bool = True) -> None:
         """The run is over, or was *interrupted_by* something: report what was measured, and remove everything.
@@ -353,9 +340,10 @@ def _account_for(error: BaseException | None, adapter: Adapter, context: Callabl
     if error is None or not (of_cpu or isinstance(error, torch.OutOfMemoryError)) or adapter.facts.rank:
         return
     try:
-        logger.warning("out of memory: %s", _account(error, adapter, context()))
+        words = _account(error, adapter, context())
     except Exception as failed:
-        logger.warning("out of memory: the step is not accounted for: %s", words_of(failed))
+        words = f"the step is not accounted for: {words_of(failed)}"
+    logger.warning("out of memory: %s", words)
 
 
 def _account(error: BaseException, adapter: Adapter, context: RunContext) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from lightning_flops import host_clock
@@ -291,16 +292,13 @@ class Throughput:
             return tokens.real
         return samples * per_sample if samples is not None and isinstance(per_sample, int) else None
 
-    def _peak(self, dtype: str) -> float:
-        """The peak of this device in *dtype*; 0: not known."""
-        given = self.config.peak_flops_per_sec
-        return peak_for(self._context.device_name, dtype, given=given, measured=self._measured) or 0.0
-
     def _peak_sec(self, flops: UnprofiledFlops | None) -> dict[str, float | None]:
         """Seconds that model FLOPs, and the useful ones among them, take at this device's peaks; None: not known."""
         by_dtype, useful = (None, None) if flops is None else (flops.by_dtype, flops.useful_by_dtype)
-        parts = {"model_flops_peak_sec": by_dtype, "useful_flops_peak_sec": useful}
+        peak = partial(
+            peak_for, self._context.device_name, given=self.config.peak_flops_per_sec, measured=self._measured
+        )
         return {
-            name: None if part is None else peak_seconds(part, {dtype: self._peak(dtype) for dtype in part})
-            for name, part in parts.items()
+            name: None if part is None else peak_seconds(part, {dtype: peak(dtype) or 0.0 for dtype in part})
+            for name, part in (("model_flops_peak_sec", by_dtype), ("useful_flops_peak_sec", useful))
         }

@@ -33,7 +33,6 @@ class Window:
     recorder: Recorder
     memory: MemoryWatch
     processors: ProcessorWatch
-    heat: Heat
     is_open: bool = False
     micro_batch_size: int | None = None
     fetches: int = 0  # seen since the window was made
@@ -142,9 +141,8 @@ def new_window(
     may_time: Callable[[int, int], bool],
 ) -> Window:
     """A window that opens before *step*, or never; *counted* and *may_time* (after *step*) as of ``Recorder``."""
-    facts, tracing = adapter.facts, None
+    facts, device, tracing = adapter.facts, adapter.facts.device, None
     held = weakref.ref(adapter)  # what counts keeps no run alive
-    device = facts.device
     if config.trace and step is not None:
         asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
         tracing = TraceCycles(StepTracer(facts.root, device=device, **asked), config.trace_schedule)
@@ -168,4 +166,4 @@ def new_window(
         counted=counted,
         may_time=partial(may_time, step or 0),
     )
-    return Window(step, recorder, memory, ProcessorWatch(heat=heat), heat)
+    return Window(step, recorder, memory, ProcessorWatch(heat=heat))

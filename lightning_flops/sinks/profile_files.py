@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -24,9 +24,8 @@ OWN_FILE: Final = re.compile(
 )
 """``profile.json``, ``profile-2.json``, ``profile.predict.json``, ``profile.rank3-2.json``, ``throughput.json``."""
 
-Kind = Literal["profile", "throughput"]
-KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-_CLASSES: Final[Mapping[Kind, Any]] = {"profile": Profile, "throughput": ThroughputSummary}
+_CLASSES: Final[Mapping[str, Any]] = {"profile": Profile, "throughput": ThroughputSummary}
+KINDS: Final = tuple(_CLASSES)
 
 _LOOP: Final = re.compile(r"(?:\.(?:predict|test|validate))?")  # the middle of a name of rank 0
 _MOST_BYTES: Final = 4 * LONGEST_PROFILE + 1  # more would be more characters than are read
@@ -41,6 +40,7 @@ class _FoundFile(NamedTuple):
     """A file whose name is one that runs give to what they write."""
 
     file: str
+    kind: str
     logs: str  # the folder of the run's logs, which the file's own may lie in
     whose: str
     number: int
@@ -60,14 +60,21 @@ def read_runs(path: str) -> tuple[ProfiledRun, ...]:
     own_name = root.rpartition("/")[2]
     if not place.is_folder:
         return (ProfiledRun(name=own_name, windows=(place.read(place.root, "profile"),), problems=()),)
-    runs: dict[str, list[tuple[int, str]]] = {}
+    runs: dict[str, tuple[list[Profile], list[str]]] = {}
     found = place.own("profile")
     if not found:
         raise place.has_none("profile")
-    for one in found:
+    for one in sorted(found, key=lambda one: (one.number, one.file)):
         below = one.logs[len(root) :].strip("/") or own_name
-        runs.setdefault(f"{below}{one.whose.replace('.', ' ')}", []).append((one.number, one.file))
-    return tuple(_read_run(place, run, [file for _, file in sorted(files)]) for run, files in sorted(runs.items()))
+        windows, problems = runs.setdefault(f"{below}{one.whose.replace('.', ' ')}", ([], []))
+        try:
+            windows.append(place.read(one.file, "profile"))
+        except LightningFlopsError as error:
+            problems.append(str(error))
+    return tuple(
+        ProfiledRun(name=run, windows=tuple(windows), problems=tuple(problems))
+        for run, (windows, problems) in sorted(runs.items())
+    )
 
 
 def read_profile(path: str | os.PathLike[str]) -> tuple[Profile, str]:
@@ -82,12 +89,18 @@ def read_profile(path: str | os.PathLike[str]) -> tuple[Profile, str]:
     return read_report(path, "profile")
 
 
-def read_report(path: str | os.PathLike[str], *kinds: Kind) -> tuple[Any, str]:
+def read_report(path: str | os.PathLike[str], *kinds: str) -> tuple[Any, str]:
     """What *path* stands for of the first of these *kinds* that is there, as for ``read_profile``."""
     place = Place(os.fspath(path))
-    file = next(filter(None, map(place.last, kinds)), None)
-    if file is None:
-        raise place.has_none(*kinds)
+    file = place.root
+    if place.is_folder:
+        found = [one for one in place.own(*kinds) if _LOOP.fullmatch(one.whose)]
+        if not found:
+            raise place.has_none(*kinds)
+        root = place.root.rstrip("/")
+        found.sort(key=lambda one: (one.logs == root, not one.whose, one.written, one.number, one.file))
+        found.sort(key=lambda one: -kinds.index(one.kind))  # those of a kind stay in their order
+        file = found[-1].file
     return place.read(file, *kinds), place.shown(file)
 
 
@@ -106,11 +119,6 @@ def traces_at(path: str) -> tuple[str, ...] | None:
     return None if place.own(*KINDS) else place.traces(f"{place.has_none(*KINDS)}, and")
 
 
-def traces_in(folder: str) -> tuple[str, ...]:
-    """The trace files in *folder*, also where a run has profiles there; a LightningFlopsError if there are none."""
-    return Place(folder).traces(f"{folder}:")
-
-
 class Place:
     """A file or a folder of some file system; a LightningFlopsError if there is nothing, or no reader for it."""
 
@@ -124,7 +132,7 @@ class Place:
         if not there:
             raise LightningFlopsError(f"{given}: there is no such file or folder")
 
-    def has_none(self, *kinds: Kind) -> LightningFlopsError:
+    def has_none(self, *kinds: str) -> LightningFlopsError:
         """What to raise for a folder without files of these *kinds*."""
         names = " or ".join(f"{kind}.json" for kind in kinds)
         return LightningFlopsError(f"{self.given}: no {names} is in this folder or below it")
@@ -146,16 +154,7 @@ class Place:
             raise LightningFlopsError(f"{without} no trace ({', '.join(_TRACE_ENDINGS)}) is in this folder")
         return tuple(map(self.shown, found))
 
-    def last(self, kind: Kind) -> str | None:
-        """The file itself; in a folder the one of this *kind* that was written last, None without one."""
-        if not self.is_folder:
-            return str(self.root)
-        found = [one for one in self.own(kind) if _LOOP.fullmatch(one.whose)]
-        root = self.root.rstrip("/")
-        found.sort(key=lambda one: (one.logs == root, not one.whose, one.written, one.number, one.file))
-        return found[-1].file if found else None
-
-    def own(self, *kinds: Kind) -> Sequence[_FoundFile]:
+    def own(self, *kinds: str) -> Sequence[_FoundFile]:
         """The files of these *kinds* that runs have written anywhere below the folder."""
         with _errors_of(self.given):
             files = self._system.find(self.root, detail=True)
@@ -167,16 +166,16 @@ class Place:
                 continue
             if not self._is_local or os.path.isfile(file):  # a pipe would be waited for for ever
                 logs, number = folder.removesuffix(f"/{OWN_FOLDER}"), int(match["number"] or 1)
-                found.append(_FoundFile(file, logs, match["whose"], number, _written(about)))
+                found.append(_FoundFile(file, match["kind"], logs, match["whose"], number, _written(about)))
         return found
 
-    def read(self, file: str, *kinds: Kind) -> Any:
+    def read(self, file: str, *kinds: str) -> Any:
         """What a run has written into *file*, of one of these *kinds*."""
         shown = self.shown(file)
         opened = open if self._is_local else self._system.open  # fsspec's local files seek, which a pipe cannot
         with _errors_of(shown), opened(file, "rb") as stream:
             content = stream.read(_MOST_BYTES)
-        kind: Kind = "throughput" if _OF_THROUGHPUT in content[:_LOOKED_AT_BYTES] else "profile"
+        kind = "throughput" if _OF_THROUGHPUT in content[:_LOOKED_AT_BYTES] else "profile"
         if kind not in kinds:
             raise LightningFlopsError(
                 f"{shown}: this is the {kind} of a run, and its {' or '.join(kinds)} is needed here"
@@ -219,17 +218,6 @@ def _require_sense(profile: Profile) -> None:
         pass  # nothing in it was timed
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ProfileFormatError(f"its figures do not fit together: {type(error).__name__}: {error}") from error
-
-
-def _read_run(place: Place, name: str, files: Sequence[str]) -> ProfiledRun:
-    windows: list[Profile] = []
-    problems: list[str] = []
-    for file in files:
-        try:
-            windows.append(place.read(file, "profile"))
-        except LightningFlopsError as error:
-            problems.append(str(error))
-    return ProfiledRun(name=name, windows=tuple(windows), problems=tuple(problems))
 
 
 def _written(about: Any) -> float:

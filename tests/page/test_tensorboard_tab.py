@@ -25,7 +25,7 @@ from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.report.html_page import packed, profile_view, window_figures
 from lightning_flops.run.output import RunFiles
 from lightning_flops.schema.profile import Profile
-from lightning_flops.sinks.tensorboard_tab import event_file_name, tab_events
+from lightning_flops.sinks.services import event_file_name, tab_events
 from tests.page import samples
 from tests.page.browser import Watched, browser, needs_browser
 from tests.pages import REPOSITORY
